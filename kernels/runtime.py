@@ -60,13 +60,18 @@ _compiled_run = JITFunction.run
 _autotuned_run = Autotuner.run
 _triton_np_dtype = interpreter._get_np_dtype
 _one_launch_at_a_time = threading.RLock()  # the interpreter's state is one object for the whole process
+_has_gpu = torch.cuda.is_available()
 _observer = None
 
 
-@functools.cache
 def has_gpu() -> bool:
     """Whether kernels run compiled: PyTorch sees a CUDA GPU."""
-    return torch.cuda.is_available()
+    return _has_gpu
+
+
+def interprets() -> bool:
+    """Whether a launch made now is interpreted: there is no GPU, or a meter is watching."""
+    return _observer is not None or not has_gpu()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,172 @@
+"""How long a call takes: medians with their spread, on the GPU by its own clock, on the CPU by the host's.
+
+On a GPU every run starts with a cold L2 (a buffer of twice its size is written first), as a tensor fresh from another
+layer would. Work under 100 us is captured in a CUDA graph, several calls a replay, so that the gaps between launches do
+not count as the kernel's own. Functions measured together take turns, so that a clock that drifts drifts for all.
+`launches=True` asks the other question: what one call costs its caller, Python and launch included, in a row of calls.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from tqdm.auto import tqdm
+
+GRAPH_BELOW = 100e-6  # seconds
+CALLS_PER_GRAPH = 10
+CALLS_PER_ROW = 100
+CPU_CACHE = 64 * 2**20  # bytes: more than the last-level cache of common laptops
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call takes: the median of `runs` runs, and the 10th and 90th percentile."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+    def __repr__(self):
+        return f"{_readable(self.median)} ({_readable(self.low)} to {_readable(self.high)}, {self.runs} runs)"
+
+
+def _readable(seconds: float) -> str:
+    for unit, scale in (("s", 1), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def benchmark(fn: Callable, *args, runs: int = 50, cold: bool = True, launches: bool = False) -> Timing:
+    """Time `fn(*args)`; see `benchmark_together`."""
+    return benchmark_together({"it": lambda: fn(*args)}, runs=runs, cold=cold, launches=launches)["it"]
+
+
+def benchmark_together(
+    functions: dict[str, Callable], runs: int = 50, cold: bool = True, launches: bool = False
+) -> dict[str, Timing]:
+    """Time several functions of no argument, taking turns.
+
+    Args:
+        functions: name -> function. Each is called a few times first, to compile and to warm up.
+        runs: measurements of each, at least 3.
+        cold: start each run with a cold L2 (on a CPU: cold caches); with `launches` the caches stay as calls leave them.
+        launches: time rows of 100 calls by the host's clock, to the end of their work, and give the time of one.
+
+    Returns:
+        name -> Timing, in seconds. A progress bar appears when it takes more than two seconds.
+
+    Raises:
+        TypeError: something to time is not callable.
+        ValueError: fewer than 3 runs.
+    """
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(f"benchmark takes functions, got {name} of type {type(function).__name__}: pass it uncalled")
+    if runs < 3:
+        raise ValueError(f"benchmark takes at least 3 runs, got {runs}: a median of fewer says nothing")
+
+    on_gpu = torch.cuda.is_available()
+    if launches:
+        samplers = {name: _row(function) for name, function in functions.items()}
+    elif on_gpu:
+        samplers = {name: _gpu_sampler(function, cold) for name, function in functions.items()}
+    else:
+        samplers = {name: _cpu_sampler(function, cold) for name, function in functions.items()}
+
+    samples = {name: [] for name in functions}
+    for _ in tqdm(range(runs), desc="timing", unit="run", delay=2, leave=False):
+        for name, sample in samplers.items():
+            samples[name].append(sample())
+    return {name: _summary(values) for name, values in samples.items()}
+
+
+def _summary(samples: list[float]) -> Timing:
+    deciles = statistics.quantiles(samples, n=10, method="inclusive")
+    return Timing(statistics.median(samples), deciles[0], deciles[-1], len(samples))
+
+
+def _row(function: Callable) -> Callable[[], float]:
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    for _ in range(3):
+        function()
+
+    def sample() -> float:
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS_PER_ROW):
+            function()
+        synchronize()
+        return (time.perf_counter() - start) / CALLS_PER_ROW
+
+    return sample
+
+
+def _cpu_sampler(function: Callable, cold: bool) -> Callable[[], float]:
+    cache = torch.empty(CPU_CACHE if cold else 0, dtype=torch.uint8)
+    function()
+
+    def sample() -> float:
+        cache.fill_(1)
+        start = time.perf_counter()
+        function()
+        return time.perf_counter() - start
+
+    return sample
+
+
+def _between_events(work: Callable) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e-3
+
+
+def _gpu_sampler(function: Callable, cold: bool) -> Callable[[], float]:
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    buffer = torch.empty(2 * l2_bytes if cold else 0, dtype=torch.uint8, device="cuda")
+
+    def flush() -> None:
+        buffer.fill_(1)
+
+    for _ in range(5):
+        flush()
+        function()
+
+    def one_call() -> float:
+        flush()
+        return _between_events(function)
+
+    if statistics.median(one_call() for _ in range(5)) >= GRAPH_BELOW:
+        return one_call
+
+    def flush_and_call() -> None:
+        flush()
+        function()
+
+    try:
+        with_calls, without = _graph(flush_and_call), _graph(flush)
+    except RuntimeError:  # work that cannot be captured, such as a copy to the host
+        torch.cuda.synchronize()
+        return one_call
+    return lambda: (_between_events(with_calls.replay) - _between_events(without.replay)) / CALLS_PER_GRAPH
+
+
+def _graph(function: Callable) -> torch.cuda.CUDAGraph:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS_PER_GRAPH):
+            function()
+    graph.replay()
+    return graph

@@ -1,0 +1,179 @@
+"""Addition and GELU in one kernel:  y = gelu(a + b), with GELU's tanh form.
+
+    gelu(s) = s/2 (1 + tanh(u)),  u = sqrt(2/pi) (s + 0.044715 s^3)
+
+Written out in PyTorch, the sum goes to memory and comes straight back:
+
+    unfused   add: read a, read b, write s | gelu: read s, write y       20 B/element in fp32, two launches
+    fused     read a, read b, keep the sum in a register, write y        12 B/element, one launch
+
+The backward pass recomputes the sum from a and b (read anyway for nothing else) rather than store it in the forward:
+read a, b and the gradient, write one gradient that a and b share, 16 B/element.
+
+Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415; torch.nn.functional.gelu(approximate="tanh").
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.arguments import check_alike
+from kernels.fused_op import FusedOp, Work
+
+
+@triton.jit
+def gelu_sigmoid(s):
+    # 1 + tanh(u) = 2 sigmoid(2u): one exponential, no cancellation where gelu is small. 1.5957691216 = 2 sqrt(2/pi).
+    return tl.sigmoid(1.5957691216057308 * (s + 0.044715 * s * s * s))
+
+
+@triton.jit
+def add_gelu_kernel(
+    a_ptr,  # (elements,)
+    b_ptr,  # (elements,), a's dtype
+    y_ptr,  # (elements,), a's dtype
+    elements,
+    BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+):
+    # int64 before the multiplication: element offsets pass 2**31 on large tensors.
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < elements
+    a = tl.load(a_ptr + offset, mask=inside).to(COMPUTE)
+    b = tl.load(b_ptr + offset, mask=inside).to(COMPUTE)
+    s = a + b
+    tl.store(y_ptr + offset, (s * gelu_sigmoid(s)).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_gelu_backward_kernel(
+    grad_y_ptr,  # (elements,)
+    a_ptr,  # (elements,)
+    b_ptr,  # (elements,)
+    grad_ptr,  # (elements,): the gradient of the sum, which is a's and b's
+    elements,
+    BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < elements
+    grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
+    s = tl.load(a_ptr + offset, mask=inside).to(COMPUTE) + tl.load(b_ptr + offset, mask=inside).to(COMPUTE)
+    # d(s g)/ds = g + s g (1 - g) 2u',  2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 s^2)
+    gate = gelu_sigmoid(s)
+    slope = 1.5957691216057308 * (1.0 + 0.134145 * s * s)
+    # A closed gate is flat; without the choice, 0 * inf would make NaN where s^3 overflows.
+    bend = tl.where(gate * (1.0 - gate) == 0.0, 0.0, s * gate * (1.0 - gate) * slope)
+    tl.store(grad_ptr + offset, (grad_y * (gate + bend)).to(grad_ptr.dtype.element_ty), mask=inside)
+
+
+def settings(dtype: torch.dtype) -> dict:
+    """Launch settings: 16 bytes a load, and as many loads in flight as registers allow without costing occupancy."""
+    return {
+        "BLOCK": 4096 // dtype.itemsize,
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
+        "num_warps": 4,
+    }
+
+
+def _launch(kernel, *inputs: torch.Tensor) -> torch.Tensor:
+    """Run `kernel` over flat views of the inputs into a new tensor shaped like the first."""
+    inputs = [tensor.contiguous() for tensor in inputs]
+    output = torch.empty_like(inputs[0])
+    elements = output.numel()
+    if elements == 0:
+        return output
+    chosen = settings(output.dtype)
+    with torch.cuda.device_of(output):
+        kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*inputs, output, elements, **chosen)
+    return output
+
+
+@torch.library.custom_op("kernel_fusion::add_gelu", mutates_args=())
+def add_gelu_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _launch(add_gelu_kernel, a, b)
+
+
+@torch.library.custom_op("kernel_fusion::add_gelu_backward", mutates_args=())
+def add_gelu_backward_op(grad_y: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _launch(add_gelu_backward_kernel, grad_y, a, b)
+
+
+@add_gelu_op.register_fake
+def _(a, b):
+    return torch.empty_like(a, memory_format=torch.contiguous_format)
+
+
+@add_gelu_backward_op.register_fake
+def _(grad_y, a, b):
+    return torch.empty_like(grad_y, memory_format=torch.contiguous_format)
+
+
+def _keep_inputs(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx, grad_y):
+    grad = add_gelu_backward_op(grad_y, *ctx.saved_tensors)
+    return grad, grad
+
+
+add_gelu_op.register_autograd(_gradients, setup_context=_keep_inputs)
+
+
+def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """gelu(a + b), tanh form, in one launch, differentiable once.
+
+    Args:
+        a: floating-point tensor of any shape and strides; what is not contiguous is copied first.
+        b: tensor of a's shape, dtype and device.
+
+    Returns:
+        A contiguous tensor of a's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.
+
+    Raises:
+        TypeError: an argument is not a floating-point tensor, or the dtypes differ.
+        ValueError: the shapes or devices differ, or the tensors are on the CPU where kernels run on a GPU.
+    """
+    check_alike("add_gelu", a=a, b=b)
+    tracked = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    # The registered operator costs several microseconds in Python; only autograd and torch.compile need it.
+    if tracked or torch.compiler.is_compiling():
+        return add_gelu_op(a, b)
+    return _launch(add_gelu_kernel, a, b)
+
+
+def add_gelu_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    return torch.nn.functional.gelu(a + b, approximate="tanh")
+
+
+def add_gelu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes: 1 addition and GELU's 9 operations, tanh counted as one; a and b in once, y out once."""
+    elements = torch.Size(shape).numel()
+    return Work(
+        flops=10 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize
+    )
+
+
+def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(shape, **options), torch.randn(shape, **options)
+
+
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    block = torch.empty(shape, dtype=dtype)
+    return (block, block, block, block.numel()), settings(dtype)
+
+
+OP = FusedOp(
+    name="add_gelu",
+    fused=add_gelu,
+    reference=add_gelu_reference,
+    work=add_gelu_work,
+    kernel=add_gelu_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1,), (127,), (1025,), (3, 5, 7), (4, 1023)),
+    gpu_shapes=((2**20,), (10_000_000,), (100_000_000,)),
+)
