@@ -1,0 +1,286 @@
+"""The GPUs of the course, the GPU or CPU at hand, and GPUs of your own.
+
+    DEVICES["A100"].peak_flops["bf16"]      # FLOP/s
+    DEVICES.load("my_gpus.toml")            # the form of helpers/devices.toml
+    this_device().memory_bandwidth          # bytes/s
+"""
+
+import difflib
+import functools
+import platform
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+CATALOGUE_FILE = Path(__file__).with_name("devices.toml")
+
+# Dense fused multiply-adds per clock and SM, accumulated in fp32. fp32 runs on the CUDA cores, the rest on tensor cores.
+# Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture whitepapers.
+FMA_PER_CLOCK = {
+    (7, 0): {"fp32": 64, "fp16": 512},
+    (7, 5): {"fp32": 64, "fp16": 512},
+    (8, 0): {"fp32": 64, "tf32": 512, "fp16": 1024, "bf16": 1024},
+    (8, 6): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512},
+    (8, 9): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512, "fp8": 1024},
+    (9, 0): {"fp32": 128, "tf32": 1024, "fp16": 2048, "bf16": 2048, "fp8": 4096},
+    (10, 0): {"fp32": 128, "tf32": 2048, "fp16": 4096, "bf16": 4096, "fp8": 8192},
+    (12, 0): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512, "fp8": 1024},
+}
+
+
+class PeakFlops(dict):
+    """Dense peak by dtype name ("fp32", "tf32", "fp16", "bf16", "fp8"), FLOP/s. A missing dtype is an error."""
+
+    def __init__(self, device: str, peaks: dict[str, float]):
+        super().__init__(peaks)
+        self.device = device
+
+    def __missing__(self, dtype):
+        known = f"choose from {', '.join(self)}" if self else "add them from a TOML file with DEVICES.load(path)"
+        raise ValueError(f"{self.device} has no {dtype} peak: {known}")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or the CPU at hand. What a CPU does not have (SMs, clocks) or the driver does not tell is None.
+
+    `sm_clock` is the boost clock; `tensor_clock` the one the vendor rates the tensor cores at. Clocks are in Hz.
+    """
+
+    name: str
+    model: str
+    driver_name: str
+    compute_capability: tuple[int, int] | None
+    sms: int | None
+    peak_flops: PeakFlops = field(hash=False)  # FLOP/s, dense, by dtype
+    memory_bandwidth: float  # bytes/s
+    memory: int  # bytes
+    l2_cache: int | None  # bytes
+    sm_clock: float | None
+    tensor_clock: float | None
+    memory_bus_width: int | None  # bits
+    memory_clock: float | None
+    source: str
+
+    def peak_from_clock(self, dtype: str) -> float:
+        """FLOP/s that the arithmetic units make: SMs x FMA per clock and SM x 2 x clock.
+
+        GeForce tensor cores run at half rate when they accumulate in fp32.
+
+        Raises:
+            ValueError: a CPU, or a compute capability or dtype whose rate is not known.
+        """
+        rates = FMA_PER_CLOCK.get(self.compute_capability, {})
+        if dtype not in rates:
+            raise ValueError(f"{self.name} has no known {dtype} rate per clock: known are {', '.join(rates) or 'none'}")
+        halved = dtype != "fp32" and "GeForce" in self.driver_name
+        clock = self.sm_clock if dtype == "fp32" else self.tensor_clock
+        return self.sms * rates[dtype] * clock * (1 if halved else 2)
+
+    @property
+    def bandwidth_from_clock(self) -> float:
+        """Bytes/s of the memory bus: width x clock, two transfers a clock."""
+        return self.memory_bus_width / 8 * self.memory_clock * 2
+
+
+class Devices(dict):
+    """Devices by name. A name that is not there raises ValueError with the names that are, the nearest first."""
+
+    def __missing__(self, name):
+        upper = {known.upper(): known for known in self}
+        nearest = difflib.get_close_matches(str(name).upper(), upper, n=1, cutoff=0.0)
+        raise ValueError(
+            f"no device is named {name!r}: the nearest is {upper[nearest[0]]!r}; the others are "
+            + ", ".join(known for known in self if known != upper[nearest[0]])
+        )
+
+    def load(self, path: str | Path) -> None:
+        """Add the GPUs of a TOML file (the form of helpers/devices.toml); one of the same name is replaced.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not TOML, or an entry that lacks a key, has an unknown one or a value of the wrong kind.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"no device file at {path}: copy an entry of helpers/devices.toml to start one")
+        try:
+            table = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path.name} is not a TOML file: {error}") from None
+        self.update({name: _device_from(name, entry, path.name) for name, entry in table.items()})
+
+
+_NUMBERS = ("sms", "sm_clock_mhz", "bandwidth_gb_s", "memory_bus_bits", "memory_clock_mhz", "memory_gib", "l2_mib")
+_STRINGS = ("model", "driver_name", "compute_capability", "source")
+
+
+def _positive(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _device_from(name: str, entry, file: str) -> Device:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{file}: {name} is not a table: write [{name}] and its keys below it")
+    needed = {*_NUMBERS, *_STRINGS, "peak_tflops"}
+    if missing := sorted(needed - entry.keys()):
+        raise ValueError(f"{file}: {name} lacks {', '.join(missing)}: see helpers/devices.toml for the form")
+    if unknown := sorted(entry.keys() - needed - {"tensor_clock_mhz"}):
+        raise ValueError(f"{file}: {name} has unknown keys {', '.join(unknown)}: see helpers/devices.toml for the form")
+    numbers = {key: entry[key] for key in (*_NUMBERS, "tensor_clock_mhz") if key in entry}
+    for key, value in numbers.items():
+        if not _positive(value):
+            raise ValueError(f"{file}: {name}: {key} is {value!r}: a number above 0 is expected")
+    for key in _STRINGS:
+        if not isinstance(entry[key], str):
+            raise ValueError(f"{file}: {name}: {key} is {entry[key]!r}: a string is expected")
+    peaks = entry["peak_tflops"]
+    if not isinstance(peaks, dict) or not peaks or not all(_positive(value) for value in peaks.values()):
+        raise ValueError(f"{file}: {name}: peak_tflops is {peaks!r}: a table such as {{ fp32 = 19.5 }} is expected")
+    try:
+        major, minor = map(int, entry["compute_capability"].split("."))
+    except ValueError:
+        raise ValueError(
+            f'{file}: {name}: compute_capability is {entry["compute_capability"]!r}: two numbers such as "8.6" expected'
+        ) from None
+    return Device(
+        name=name,
+        model=entry["model"],
+        driver_name=entry["driver_name"],
+        compute_capability=(major, minor),
+        sms=entry["sms"],
+        peak_flops=PeakFlops(name, {dtype: tflops * 1e12 for dtype, tflops in peaks.items()}),
+        memory_bandwidth=entry["bandwidth_gb_s"] * 1e9,
+        memory=int(entry["memory_gib"] * 2**30),
+        l2_cache=int(entry["l2_mib"] * 2**20),
+        sm_clock=entry["sm_clock_mhz"] * 1e6,
+        tensor_clock=entry.get("tensor_clock_mhz", entry["sm_clock_mhz"]) * 1e6,
+        memory_bus_width=entry["memory_bus_bits"],
+        memory_clock=entry["memory_clock_mhz"] * 1e6,
+        source=entry["source"],
+    )
+
+
+DEVICES = Devices()
+DEVICES.load(CATALOGUE_FILE)
+
+
+@functools.cache
+def this_device() -> Device:
+    """The machine at hand: its GPU as the driver describes it, or else its CPU as measured (in about a second).
+
+    A GPU's peaks are the catalogue's if the driver's name and SM count are in it (vendors rate some tensor cores below
+    the boost clock that the driver tells), computed from SMs and clock if not. A CPU's bandwidth is that of a copy,
+    reads and writes counted; its fp32 peak is the rate of a matrix product. Kept for the life of the process.
+    """
+    return _this_gpu() if torch.cuda.is_available() else _this_cpu()
+
+
+def _this_gpu() -> Device:
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(index)
+    clocks = driver.active.utils.get_device_properties(index)  # kHz and bits
+    return gpu_from_driver(
+        name=properties.name,
+        compute_capability=(properties.major, properties.minor),
+        sms=properties.multi_processor_count,
+        memory=properties.total_memory,
+        l2_cache=properties.L2_cache_size,
+        sm_clock=clocks["sm_clock_rate"] * 1e3,
+        memory_bus_width=clocks["mem_bus_width"],
+        memory_clock=clocks["mem_clock_rate"] * 1e3,
+    )
+
+
+def gpu_from_driver(
+    *,
+    name: str,
+    compute_capability: tuple[int, int],
+    sms: int,
+    memory: int,
+    l2_cache: int,
+    sm_clock: float,
+    memory_bus_width: int,
+    memory_clock: float,
+) -> Device:
+    """The Device of a GPU that the driver describes so: bytes, Hz and bits."""
+    known = next((d for d in DEVICES.values() if (d.driver_name, d.sms) == (name, sms)), None)
+    rates = FMA_PER_CLOCK.get(compute_capability, {})
+    peak_source = f"peaks: {known.source}" if known else "peaks: SMs x FMA per clock x boost clock"
+    facts = dict(
+        name=known.name if known else name,
+        model=known.model if known else name,
+        driver_name=name,
+        compute_capability=compute_capability,
+        sms=sms,
+        memory_bandwidth=memory_bus_width / 8 * memory_clock * 2,
+        memory=memory,
+        l2_cache=l2_cache,
+        sm_clock=sm_clock,
+        tensor_clock=known.tensor_clock if known else sm_clock,
+        memory_bus_width=memory_bus_width,
+        memory_clock=memory_clock,
+        source=f"this machine's driver; {peak_source}",
+    )
+    if known:
+        return Device(peak_flops=known.peak_flops, **facts)
+    bare = Device(peak_flops=PeakFlops(name, {}), **facts)
+    peaks = {dtype: bare.peak_from_clock(dtype) for dtype in rates}
+    return Device(peak_flops=PeakFlops(name, peaks), **facts)
+
+
+def _this_cpu() -> Device:
+    import os
+
+    name = _cpu_name()
+    return Device(
+        name=name,
+        model=name,
+        driver_name=name,
+        compute_capability=None,
+        sms=None,
+        peak_flops=PeakFlops(name, {"fp32": _matrix_rate()}),
+        memory_bandwidth=_copy_bandwidth(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        l2_cache=None,
+        sm_clock=None,
+        tensor_clock=None,
+        memory_bus_width=None,
+        memory_clock=None,
+        source="measured on this machine: a copy and an fp32 matrix product, the best of several runs",
+    )
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{model}, {torch.get_num_threads()} threads"
+
+
+def _best_seconds(run, budget: float) -> float:
+    """The shortest of the runs that fit in `budget` seconds, after one that warms up; three runs at least."""
+    run()
+    best, runs, start = float("inf"), 0, time.perf_counter()
+    while runs < 3 or time.perf_counter() - start < budget:
+        begin = time.perf_counter()
+        run()
+        best, runs = min(best, time.perf_counter() - begin), runs + 1
+    return best
+
+
+def _copy_bandwidth() -> float:
+    source = torch.ones(2**25)  # 128 MB: past the caches of nearly every CPU
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source), budget=0.3)
+
+
+def _matrix_rate() -> float:
+    side = 1024
+    a, b = torch.ones(2, side, side)
+    return 2 * side**3 / _best_seconds(lambda: a @ b, budget=0.3)
