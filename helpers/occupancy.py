@@ -1,0 +1,345 @@
+"""Occupancy: how many blocks of a kernel fit on one SM, what stops the next one, what would let it in.
+
+    occupancy((9, 0), threads=256, registers=70)    # 3 blocks, 24 of 64 warps (38 %), limited by registers: ...
+
+The algorithm is that of NVIDIA's cuda_occupancy.h. Shared memory and registers are handed out in units, registers
+within each of an SM's four sub-partitions, so dividing totals overestimates in about one case in five.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+WARP = 32  # threads
+MAX_THREADS = 1024  # a block
+MAX_REGISTERS = 255  # a thread
+REGISTERS = 65536  # an SM, and a block
+REGISTER_UNIT = 256  # registers are allocated to a warp in this many
+SUB_PARTITIONS = 4  # of an SM: each has a quarter of the registers, and warps are dealt out to them in turn
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one SM of a compute capability has. Memory is in bytes."""
+
+    warps: int
+    blocks: int
+    shared_memory: int  # an SM
+    shared_memory_per_block: int
+    shared_memory_unit: int
+    reserved_shared_memory: int  # of each block, taken by the driver
+    carveouts: tuple[int, ...]  # the sizes that shared memory, which shares an SM's L1 cache, can be set to
+    barriers: int | None  # named barriers; None where they never limit
+
+
+def _limits(warps, blocks, shared_kb, per_block_kb, unit, reserved, carveouts_kb, barriers=None) -> Limits:
+    carveouts = tuple(kb * 1024 for kb in carveouts_kb)
+    return Limits(warps, blocks, shared_kb * 1024, per_block_kb * 1024, unit, reserved, carveouts, barriers)
+
+
+_SMALL = (0, 8, 16, 32, 64, 100)
+_AMPERE = (*_SMALL, 132, 164)
+_HOPPER = (*_AMPERE, 196, 228)
+
+# Source: CUDA C++ Programming Guide, technical specifications per compute capability; units, carve-outs and barriers
+# from cuda_occupancy.h.
+LIMITS = {
+    (7, 0): _limits(64, 32, 96, 96, 256, 0, (0, 8, 16, 32, 64, 96)),
+    (7, 5): _limits(32, 16, 64, 64, 256, 0, (32, 64)),
+    (8, 0): _limits(64, 32, 164, 163, 128, 1024, _AMPERE),
+    (8, 6): _limits(48, 16, 100, 99, 128, 1024, _SMALL),
+    (8, 9): _limits(48, 24, 100, 99, 128, 1024, _SMALL),
+    (9, 0): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
+    (10, 0): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
+    (12, 0): _limits(48, 24, 100, 99, 128, 1024, _SMALL, barriers=24),
+}
+
+
+def limits(compute_capability: tuple[int, int]) -> Limits:
+    """The Limits of a compute capability.
+
+    Raises:
+        ValueError: it is not in the table.
+    """
+    if compute_capability not in LIMITS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
+        raise ValueError(f"no occupancy limits for compute capability {compute_capability}: known are {known}")
+    return LIMITS[compute_capability]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Occupancy as one resource varies and the rest stay: `warps[i]` active warps an SM at `values[i]`.
+
+    `values` are threads a block, registers a thread, or bytes of shared memory a block.
+    """
+
+    resource: str
+    values: tuple[int, ...]
+    warps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Waves:
+    """A grid on a GPU: rounds of blocks that run at once. `tail` blocks are in the last, partly filled wave."""
+
+    blocks_per_wave: int
+    full: int
+    tail: int
+
+    @property
+    def count(self) -> int:
+        """Waves, the partly filled one included."""
+        return self.full + bool(self.tail)
+
+    @property
+    def efficiency(self) -> float:
+        """Share of block slots in use, over all waves: 1 when the last wave is full, and for an empty grid."""
+        if not self.count:
+            return 1.0
+        return (self.full * self.blocks_per_wave + self.tail) / (self.count * self.blocks_per_wave)
+
+    def __repr__(self):
+        waves = f"{self.count} wave{'s' * (self.count != 1)} of {self.blocks_per_wave} blocks"
+        tail = f", {self.tail} in the last" if self.tail else ""
+        return f"{waves}{tail}: {self.efficiency:.0%} of the slots used"
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block's demands on an SM, and how many such blocks each resource allows."""
+
+    limits: Limits
+    threads: int
+    registers: int  # a thread
+    shared_memory: int  # static, bytes
+    dynamic_shared_memory: int  # bytes
+    barriers: int
+    carveout: int | None  # percent
+
+    @property
+    def warps(self) -> int:
+        return -(-self.threads // WARP)
+
+    def by_warps(self) -> int:
+        return self.limits.warps // self.warps
+
+    def by_registers(self) -> float:
+        if not self.registers:
+            return math.inf
+        of_a_warp = -(-self.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
+        if of_a_warp * -(-self.warps // SUB_PARTITIONS) * SUB_PARTITIONS > REGISTERS:
+            return 0
+        return REGISTERS // SUB_PARTITIONS // of_a_warp * SUB_PARTITIONS // self.warps
+
+    def by_shared_memory(self) -> float:
+        static = self.shared_memory + self.limits.reserved_shared_memory
+        unit = self.limits.shared_memory_unit
+        allocated = -(-(static + self.dynamic_shared_memory) // unit) * unit
+        if allocated == 0:
+            return math.inf
+        if self.carveout is None:
+            preferred = self.limits.shared_memory
+        else:
+            preferred = self._carveout_at_least(self.carveout * self.limits.shared_memory // 100)
+        return (preferred if preferred >= allocated else self._carveout_at_least(allocated)) // allocated
+
+    def _carveout_at_least(self, size: int) -> int:
+        return next(carveout for carveout in self.limits.carveouts if carveout >= size)
+
+    def by_barriers(self) -> float:
+        if self.limits.barriers is None or not self.barriers:
+            return math.inf
+        return self.limits.barriers // self.barriers
+
+    def blocks_allowed(self) -> dict[str, float]:
+        return {
+            "warps": self.by_warps(),
+            "registers": self.by_registers(),
+            "shared memory": self.by_shared_memory(),
+            "barriers": self.by_barriers(),
+            "blocks": self.limits.blocks,
+        }
+
+    def with_less_shared_memory(self, size: int) -> "_Block":
+        dynamic = min(size, self.dynamic_shared_memory)
+        return dataclasses.replace(
+            self,
+            dynamic_shared_memory=self.dynamic_shared_memory - dynamic,
+            shared_memory=self.shared_memory - (size - dynamic),
+        )
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How a block of a kernel fills an SM.
+
+    Attributes:
+        compute_capability: the SM's, such as (9, 0).
+        blocks: active blocks an SM; 0 if the kernel cannot be launched.
+        warps: active warps an SM.
+        fraction: warps / the SM's warps, 0 to 1.
+        limiters: every resource that allows no more than `blocks`: "warps", "registers", "shared memory", "barriers",
+            "blocks".
+    """
+
+    compute_capability: tuple[int, int]
+    blocks: int
+    warps: int
+    fraction: float
+    limiters: tuple[str, ...]
+    _block: _Block
+
+    @cached_property
+    def one_more_block(self) -> dict[str, int]:
+        """The least that must go, together, for one more block to fit.
+
+        "threads" a block, "registers" a thread, "shared memory" bytes a block, "barriers" a block. Empty where the
+        SM's own number of blocks is reached, or the carve-out is too small for any other block.
+        """
+        block, wanted, less = self._block, self.blocks + 1, {}
+        if wanted > block.limits.blocks:
+            return {}
+        if block.by_warps() < wanted:
+            threads = block.limits.warps // wanted * WARP
+            less["threads"] = block.threads - threads
+            block = dataclasses.replace(block, threads=threads)
+        if block.by_registers() < wanted:
+            fewer = (dataclasses.replace(block, registers=count) for count in range(block.registers - 1, -1, -1))
+            fitting = next(candidate for candidate in fewer if candidate.by_registers() >= wanted)
+            less["registers"] = block.registers - fitting.registers
+        if block.by_barriers() < wanted:
+            less["barriers"] = block.barriers - block.limits.barriers // wanted
+        if block.by_shared_memory() < wanted:
+            size = self._shared_memory_to_free(wanted)
+            if size is None:
+                return {}
+            less["shared memory"] = size
+        return less
+
+    def _shared_memory_to_free(self, wanted: int) -> int | None:
+        # Less memory can also mean a smaller carve-out, so fewer blocks: try the largest share of each carve-out.
+        block, unit = self._block, self._block.limits.shared_memory_unit
+        used = block.shared_memory + block.dynamic_shared_memory
+        shares = (carveout // wanted // unit * unit for carveout in block.limits.carveouts)
+        sizes = (used - (share - block.limits.reserved_shared_memory) for share in shares)
+        possible = [size for size in sizes if 0 < size <= used]
+        return min((n for n in possible if block.with_less_shared_memory(n).by_shared_memory() >= wanted), default=None)
+
+    @property
+    def advice(self) -> str:
+        """`one_more_block` in words."""
+        if self.blocks == self._block.limits.blocks:
+            return f"an SM holds no more than {self.blocks} blocks"
+        less = self.one_more_block
+        if not less:
+            return "no smaller block lets one more in: the carve-out of shared memory is too small"
+        return f"one more block needs {' and '.join(_fewer(resource, count) for resource, count in less.items())}"
+
+    def sweep(self, resource: str) -> Sweep:
+        """Active warps as `resource` ("threads", "registers" or "shared memory") varies over all it can be.
+
+        Shared memory varies in steps of 1 KB of dynamic memory, on top of the kernel's static memory.
+
+        Raises:
+            ValueError: another resource.
+        """
+        block = self._block
+        if resource == "threads":
+            values = range(WARP, MAX_THREADS + 1, WARP)
+            blocks = [dataclasses.replace(block, threads=value) for value in values]
+        elif resource == "registers":
+            values = range(1, MAX_REGISTERS + 1)
+            blocks = [dataclasses.replace(block, registers=value) for value in values]
+        elif resource == "shared memory":
+            values = range(block.shared_memory, block.limits.shared_memory_per_block + 1, 1024)
+            blocks = [dataclasses.replace(block, dynamic_shared_memory=v - block.shared_memory) for v in values]
+        else:
+            raise ValueError(f"a sweep is over threads, registers or shared memory, not {resource!r}")
+        warps = tuple(int(min(each.blocks_allowed().values())) * each.warps for each in blocks)
+        return Sweep(resource, tuple(values), warps)
+
+    def waves(self, grid: int, sms: int) -> Waves:
+        """How `grid` blocks run on `sms` SMs, every block taking the same time.
+
+        Raises:
+            ValueError: a negative grid, no SM, or a kernel of which no block fits.
+        """
+        if grid < 0 or sms < 1:
+            raise ValueError(f"waves takes a grid of at least 0 blocks and 1 SM or more, got {grid} and {sms}")
+        if not self.blocks:
+            raise ValueError(f"no block fits on an SM, so none runs: {self.advice}")
+        per_wave = self.blocks * sms
+        return Waves(per_wave, *divmod(grid, per_wave))
+
+    def __repr__(self):
+        of = self._block.limits.warps
+        return (
+            f"{self.blocks} block{'s' * (self.blocks != 1)}, {self.warps} of {of} warps ({self.fraction:.0%}), "
+            f"limited by {' and '.join(self.limiters)}: {self.advice}"
+        )
+
+
+def _fewer(resource: str, count: int) -> str:
+    if resource != "shared memory":
+        return f"{count} fewer {resource if count > 1 else resource[:-1]}"
+    return f"{count / 1024:g} KB less shared memory" if count % 128 == 0 else f"{count} B less shared memory"
+
+
+def occupancy(
+    compute_capability: tuple[int, int],
+    *,
+    threads: int,
+    registers: int = 0,
+    shared_memory: int = 0,
+    dynamic_shared_memory: int = 0,
+    carveout: int | None = None,
+    barriers: int = 0,
+) -> Occupancy:
+    """The blocks of a kernel that are active on one SM at a time.
+
+    Args:
+        compute_capability: such as (9, 0); the table LIMITS has those of the catalogue.
+        threads: a block, 1 to 1024.
+        registers: a thread, 0 to 255; 0 if unknown, then they do not limit.
+        shared_memory: static, bytes a block, without what the driver reserves.
+        dynamic_shared_memory: bytes a block.
+        carveout: percent of the most shared memory that the SM should set aside; None leaves it to the driver.
+        barriers: named barriers a block (`ptxas -v` tells), at most 16; they can limit from 9.0 on.
+
+    Raises:
+        ValueError: a value outside these ranges, or more shared memory than a block can have.
+    """
+    of_sm = limits(compute_capability)
+    _check("threads a block", threads, 1, MAX_THREADS)
+    _check("registers a thread", registers, 0, MAX_REGISTERS)
+    _check("barriers a block", barriers, 0, 16)
+    if carveout is not None:
+        _check("percent of shared memory as carve-out", carveout, 0, 100)
+    for name, size in (("static", shared_memory), ("dynamic", dynamic_shared_memory)):
+        if size < 0:
+            raise ValueError(f"{name} shared memory is at least 0 bytes, got {size}")
+    used, most = shared_memory + dynamic_shared_memory, of_sm.shared_memory_per_block
+    if used > most:
+        major, minor = compute_capability
+        raise ValueError(
+            f"{used} B of shared memory is {used - most} B more than a block can have on compute capability "
+            f"{major}.{minor}: at most {most} B"
+        )
+    block = _Block(of_sm, threads, registers, shared_memory, dynamic_shared_memory, barriers, carveout)
+    allowed = block.blocks_allowed()
+    blocks = int(min(allowed.values()))
+    return Occupancy(
+        compute_capability=compute_capability,
+        blocks=blocks,
+        warps=blocks * block.warps,
+        fraction=blocks * block.warps / of_sm.warps,
+        limiters=tuple(name for name, count in allowed.items() if count == blocks),
+        _block=block,
+    )
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name}: {least} to {most} is expected, got {value}")

@@ -1,0 +1,303 @@
+"""Occupancy against NVIDIA's cuda_occupancy.h, which Triton ships, and against an H200's own answers."""
+
+import gzip
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import triton
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.occupancy import LIMITS, occupancy
+
+DATA = Path(__file__).parent / "data"
+HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+
+# Warps an SM, shared memory an SM and a block in KB, KB reserved: CUDA C++ Programming Guide, technical specifications.
+# All else that the oracle uses is in NVIDIA's header.
+CHIPS = {
+    (7, 0): (64, 96, 96, 0),
+    (7, 5): (32, 64, 64, 0),
+    (8, 0): (64, 164, 163, 1),
+    (8, 6): (48, 100, 99, 1),
+    (8, 9): (48, 100, 99, 1),
+    (9, 0): (64, 228, 227, 1),
+    (10, 0): (64, 228, 227, 1),
+    (12, 0): (48, 100, 99, 1),
+}
+
+# One case a line: major, minor, warps, shared memory of an SM, of a block, reserved, threads, registers, static, dynamic,
+# carve-out, barriers. One answer a line: status, blocks, limiter bits, then the blocks that each resource allows.
+ORACLE = r"""
+#include <stdio.h>
+#include <cuda_occupancy.h>
+int main(void) {
+    long c[12];
+    for (;;) {
+        for (int i = 0; i < 12; i++)
+            if (scanf("%ld", &c[i]) != 1) return 0;
+        cudaOccDeviceProp chip = {0};
+        chip.computeMajor = c[0]; chip.computeMinor = c[1]; chip.warpSize = 32; chip.numSms = 1;
+        chip.maxThreadsPerBlock = 1024; chip.maxThreadsPerMultiprocessor = 32 * c[2];
+        chip.regsPerBlock = chip.regsPerMultiprocessor = 65536;
+        chip.sharedMemPerBlock = 48 * 1024; chip.sharedMemPerMultiprocessor = c[3];
+        chip.sharedMemPerBlockOptin = c[4]; chip.reservedSharedMemPerBlock = c[5];
+        cudaOccFuncAttributes kernel = {0};
+        kernel.maxThreadsPerBlock = 1024; kernel.numRegs = c[7]; kernel.sharedSizeBytes = c[8];
+        kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; kernel.maxDynamicSharedSizeBytes = c[9];
+        kernel.numBlockBarriers = c[11];
+        cudaOccDeviceState state = {0};
+        state.carveoutConfig = c[10];
+        cudaOccResult r = {0};
+        int status = cudaOccMaxActiveBlocksPerMultiprocessor(&r, &chip, &kernel, &state, c[6], c[9]);
+        printf("%d %d %u %d %d %d %d %d\n", status, r.activeBlocksPerMultiprocessor, r.limitingFactors,
+               r.blockLimitWarps, r.blockLimitRegs, r.blockLimitSharedMem, r.blockLimitBarriers, r.blockLimitBlocks);
+    }
+}
+"""
+RESOURCES = ("warps", "registers", "shared memory", "barriers", "blocks")  # in the order of the oracle's answer
+BITS = {"warps": 1, "registers": 2, "shared memory": 4, "blocks": 8}
+
+
+@pytest.fixture(scope="module")
+def nvidia(tmp_path_factory):
+    """cuda_occupancy.h as a function from an array of cases to an array of answers."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C compiler: install gcc to check against NVIDIA's header")
+    folder = tmp_path_factory.mktemp("oracle")
+    (folder / "oracle.c").write_text(ORACLE)
+    command = [compiler, "-x", "c", "-O1", "-w", f"-I{HEADERS}", "-o", folder / "oracle", folder / "oracle.c"]
+    subprocess.run(command, check=True)
+
+    def answers(cases):
+        text = "\n".join(" ".join(map(str, case)) for case in cases.tolist())
+        done = subprocess.run([folder / "oracle"], input=text, capture_output=True, text=True, check=True)
+        return np.array([line.split() for line in done.stdout.splitlines()], dtype=np.int64)
+
+    return answers
+
+
+def random_cases(count, seed):
+    random = np.random.default_rng(seed)
+    chips = list(CHIPS)
+    which = random.integers(0, len(chips), count)
+    warps, per_sm, per_block, reserved = np.array([CHIPS[chip] for chip in chips])[which].T
+    # A tenth of the cases sit on or past each edge: 0 and over 1024 threads, 256 registers, too much shared memory.
+    threads = np.where(random.random(count) < 0.1, random.choice([0, 1, 1024, 1025, 2048], count), 0)
+    threads = np.where(threads, threads, random.integers(0, 1025, count))
+    registers = np.where(random.random(count) < 0.1, random.choice([0, 255, 256, 300], count), 0)
+    registers = np.where(registers, registers, random.integers(0, 256, count))
+    static = np.where(random.random(count) < 0.5, 0, random.integers(0, 49153, count))
+    top = np.where(random.random(count) < 0.5, 8192, per_block * 1024)
+    dynamic = np.where(random.random(count) < 0.3, 0, random.integers(0, top + 2048, count))
+    edge = per_block * 1024 - static + random.integers(-2, 3, count)
+    dynamic = np.where(random.random(count) < 0.05, edge, dynamic)
+    carveout = np.where(random.random(count) < 0.5, -1, random.integers(0, 101, count))
+    barriers = np.where(random.random(count) < 0.5, 0, random.integers(0, 17, count))
+    major_minor = np.array(chips)[which].T
+    columns = (*major_minor, warps, per_sm * 1024, per_block * 1024, reserved * 1024)
+    return np.stack([*columns, threads, registers, static, dynamic, carveout, barriers], axis=1)
+
+
+def ours(case):
+    major, minor, _, _, _, _, threads, registers, static, dynamic, carveout, barriers = case
+    return occupancy(
+        (major, minor),
+        threads=threads,
+        registers=registers,
+        shared_memory=static,
+        dynamic_shared_memory=dynamic,
+        carveout=None if carveout == -1 else carveout,
+        barriers=barriers,
+    )
+
+
+def test_agrees_with_nvidias_header_in_200_000_random_cases(nvidia):
+    cases = random_cases(200_000, seed=20240)
+    refused = launches_nothing = 0
+    for case, answer in zip(cases.tolist(), nvidia(cases).tolist(), strict=True):
+        status, blocks, bits, *allowed = answer
+        _, _, _, _, per_block, _, threads, registers, static, dynamic, _, _ = case
+        if not 1 <= threads <= 1024 or registers > 255 or static + dynamic > per_block:
+            refused += 1
+            # The header counts up to 256 registers; no instruction can name more than 255.
+            assert status != 0 or blocks == 0 or registers == 256, case
+            with pytest.raises(ValueError):
+                ours(case)
+            continue
+        assert status == 0, case
+        mine = ours(case)
+        assert mine.blocks == blocks, case
+        limiters = {name for name, count in zip(RESOURCES, allowed, strict=True) if count == blocks}
+        assert set(mine.limiters) == limiters, case
+        if "barriers" not in limiters:
+            assert sum(BITS[name] for name in limiters) == bits, case
+        launches_nothing += blocks == 0
+    assert refused > 10_000 and launches_nothing > 1_000
+
+
+def test_cases_reach_every_limiter_on_every_chip():
+    seen = {chip: set() for chip in CHIPS}
+    for case in random_cases(20_000, seed=7).tolist():
+        try:
+            seen[case[0], case[1]].update(ours(case).limiters)
+        except ValueError:
+            continue
+    for chip, limiters in seen.items():
+        assert limiters == set(RESOURCES) - ({"barriers"} if chip < (9, 0) else set()), chip
+
+
+def test_equals_every_recorded_answer_of_an_h200():
+    with gzip.open(DATA / "h200_occupancy.csv.gz", "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
+    assert len(rows) == 133_224
+    wrong = [
+        row
+        for row in rows.tolist()
+        if occupancy(
+            (9, 0),
+            registers=row[0],
+            threads=row[1],
+            dynamic_shared_memory=row[2],
+            carveout=None if row[3] == -1 else row[3],
+        ).blocks
+        != row[4]
+    ]
+    assert wrong == []
+
+
+def test_the_textbook_minimum_is_wrong_often():
+    # The mistake that the algorithm exists to avoid: totals divided by demands.
+    wrong = total = 0
+    for case in random_cases(4000, seed=3).tolist():
+        try:
+            mine = ours(case)
+        except ValueError:
+            continue
+        _, _, warps, per_sm, _, _, threads, registers, static, dynamic, _, _ = case
+        textbook = min(warps * 32 // threads, 65536 // max(1, registers * threads), 32)
+        textbook = min(textbook, per_sm // max(1, static + dynamic))
+        wrong += textbook != mine.blocks
+        total += 1
+    assert wrong / total > 0.15
+
+
+@given(
+    chip=st.sampled_from(sorted(CHIPS)),
+    threads=st.integers(1, 1024),
+    registers=st.integers(0, 255),
+    static=st.integers(0, 49152),
+    dynamic=st.integers(0, 51200),
+    carveout=st.none() | st.integers(0, 100),
+    barriers=st.integers(0, 16),
+)
+def test_what_frees_a_block_frees_one_and_less_does_not(chip, threads, registers, static, dynamic, carveout, barriers):
+    if static + dynamic > LIMITS[chip].shared_memory_per_block:
+        return
+
+    def with_less(less):
+        from_dynamic = min(dynamic, less.get("shared memory", 0))
+        return occupancy(
+            chip,
+            threads=threads - less.get("threads", 0),
+            registers=registers - less.get("registers", 0),
+            shared_memory=static - (less.get("shared memory", 0) - from_dynamic),
+            dynamic_shared_memory=dynamic - from_dynamic,
+            carveout=carveout,
+            barriers=barriers - less.get("barriers", 0),
+        )
+
+    now = with_less({})
+    less = now.one_more_block
+    if not less:
+        assert now.blocks == LIMITS[chip].blocks or carveout is not None
+        return
+    assert with_less(less).blocks > now.blocks
+    for resource, count in less.items():
+        assert count > 0
+        assert with_less({**less, resource: count - 1}).blocks <= now.blocks, resource
+
+
+def test_advice_names_the_change():
+    assert occupancy((9, 0), threads=256, registers=70).advice == "one more block needs 6 fewer registers"
+    # A fifth of 164 KB, in units of 128 B, less the reserved kilobyte, is 32512 B.
+    too_much = occupancy((8, 0), threads=256, dynamic_shared_memory=32512 + 2048)
+    assert too_much.blocks == 4 and too_much.advice == "one more block needs 2 KB less shared memory"
+    assert occupancy((9, 0), threads=32).advice == "an SM holds no more than 32 blocks"
+    assert occupancy((9, 0), threads=288).advice == "one more block needs 32 fewer threads"
+    assert "carve-out" in occupancy((9, 0), threads=32, carveout=0).advice
+    assert occupancy((9, 0), threads=1024, registers=255).one_more_block == {"registers": 191}
+
+
+def test_sweeps_hold_the_current_point_and_agree_with_single_answers():
+    now = occupancy((8, 6), threads=192, registers=50, shared_memory=1000, dynamic_shared_memory=3 * 1024)
+    arguments = dict(threads=192, registers=50, shared_memory=1000, dynamic_shared_memory=3 * 1024)
+    for resource, name in (("threads", "threads"), ("registers", "registers")):
+        sweep = now.sweep(resource)
+        assert sweep.warps[sweep.values.index(arguments[name])] == now.warps
+        for value, warps in zip(sweep.values, sweep.warps, strict=True):
+            assert occupancy((8, 6), **{**arguments, name: value}).warps == warps
+    sweep = now.sweep("shared memory")
+    assert sweep.warps[sweep.values.index(4072)] == now.warps
+    assert sweep.values[0] == 1000 and sweep.values[-1] > 98 * 1024
+    for value, warps in zip(sweep.values, sweep.warps, strict=True):
+        assert occupancy((8, 6), **{**arguments, "dynamic_shared_memory": value - 1000}).warps == warps
+
+
+@given(grid=st.integers(0, 10**6), sms=st.integers(1, 200), threads=st.integers(1, 1024))
+def test_waves_hold_the_grid(grid, sms, threads):
+    now = occupancy((9, 0), threads=threads, registers=40)
+    waves = now.waves(grid, sms)
+    assert waves.blocks_per_wave == now.blocks * sms
+    assert waves.full * waves.blocks_per_wave + waves.tail == grid and 0 <= waves.tail < waves.blocks_per_wave
+    assert waves.count == -(-grid // waves.blocks_per_wave)
+    assert 0 < waves.efficiency <= 1
+
+
+def test_waves_of_a_known_grid():
+    waves = occupancy((9, 0), threads=256, registers=64).waves(1057, sms=132)
+    assert (waves.blocks_per_wave, waves.count, waves.tail) == (528, 3, 1)
+    assert repr(waves) == "3 waves of 528 blocks, 1 in the last: 67% of the slots used"
+
+
+def test_repr():
+    assert repr(occupancy((9, 0), threads=256, registers=70)) == (
+        "3 blocks, 24 of 64 warps (38%), limited by registers: one more block needs 6 fewer registers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(threads=0), "threads a block: 1 to 1024 is expected, got 0"),
+        (dict(threads=1025), "threads a block: 1 to 1024 is expected, got 1025"),
+        (dict(threads=32, registers=256), "registers a thread: 0 to 255 is expected, got 256"),
+        (dict(threads=32, registers=-1), "registers a thread: 0 to 255 is expected, got -1"),
+        (
+            dict(threads=32, dynamic_shared_memory=232449),
+            "232449 B of shared memory is 1 B more than a block can have on compute capability 9.0: at most 232448 B",
+        ),
+        (dict(threads=32, shared_memory=-1), "static shared memory is at least 0 bytes, got -1"),
+        (dict(threads=32, carveout=101), "percent of shared memory as carve-out: 0 to 100 is expected, got 101"),
+        (dict(threads=32, barriers=17), "barriers a block: 0 to 16 is expected, got 17"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message):
+    with pytest.raises(ValueError) as error:
+        occupancy((9, 0), **arguments)
+    assert str(error.value) == message
+
+
+def test_other_errors_are_one_line():
+    with pytest.raises(ValueError, match="no occupancy limits for compute capability .6, 1.: known are 7.0, 7.5, 8.0"):
+        occupancy((6, 1), threads=32)
+    with pytest.raises(ValueError, match="over threads, registers or shared memory, not 'warps'"):
+        occupancy((9, 0), threads=32).sweep("warps")
+    with pytest.raises(ValueError, match="no block fits on an SM, so none runs: one more block needs 191 fewer"):
+        occupancy((9, 0), threads=1024, registers=255).waves(10, 132)
+    with pytest.raises(ValueError, match="at least 0 blocks and 1 SM or more, got -1 and 132"):
+        occupancy((9, 0), threads=32).waves(-1, 132)
