@@ -12,7 +12,7 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     tl.dot in tf32            operands lose their low 13 mantissa bits first, as Hopper's tensor cores drop them
     tl.dot with K < 16        refused, as the compiler refuses it
     tl.fma                    one rounding
-    float to int              saturates at 32 bits and NaN gives 0, as PTX's cvt does
+    float to int              saturates and NaN gives 0, as PTX's cvt does; 8-bit integers take the low byte of 16 bits
     device_assert             fires when the launch has debug=True
     a block as a condition    refused: `if` and `while` take one value
     float arguments           arrive as fp32, as in a compiled launch
@@ -102,11 +102,11 @@ def _np_dtype(dtype: tl.dtype) -> np.dtype:
 
 
 def _float_to_int(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    # PTX converts to 32 bits (or 64) with saturation; LLVM then keeps the low bits of a narrower type.
-    wide = np.dtype(("i" if dtype.kind == "i" else "u") + str(max(4, dtype.itemsize)))
+    # PTX's cvt saturates and has no 8-bit form: LLVM converts to 16 bits and keeps the low 8.
+    wide = np.dtype(dtype.kind + str(max(2, dtype.itemsize)))
     limits = np.iinfo(wide)
-    exact = np.nan_to_num(data.astype(np.float64), nan=0.0)
-    inside = (exact >= limits.min) & (exact < float(limits.max) + (wide.itemsize < 8))
+    exact = np.nan_to_num(np.trunc(data.astype(np.float64)), nan=0.0)
+    inside = (exact >= limits.min) & (exact <= limits.max) & (exact < 2.0**63 if wide.kind == "i" else exact < 2.0**64)
     saturated = np.where(exact < 0, limits.min, limits.max).astype(wide)
     return np.where(inside, np.where(inside, exact, 0).astype(wide), saturated).astype(dtype)
 
@@ -116,6 +116,14 @@ def _toward_zero(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return (data.view(np.uint32) >> 16).astype(np.uint16).view(BFLOAT16)
     nearest = data.astype(dtype)
     return np.where(np.abs(nearest.astype(data.dtype)) > np.abs(data), np.nextafter(nearest, dtype.type(0)), nearest)
+
+
+def _int_to_bfloat16(data: np.ndarray) -> np.ndarray:
+    # By way of fp32 a tie can appear that was none. Rounding to odd on the way (truncate, mark what was lost in the
+    # last bit) leaves one rounding, as cvt.rn.bf16.s32 has: Boldo and Melquiond, "When double rounding is odd", 2005.
+    exact = data.astype(np.float64)
+    truncated = _toward_zero(exact, np.dtype(np.float32))
+    return (truncated.view(np.uint32) | (truncated != exact)).view(np.float32).astype(BFLOAT16)
 
 
 class Builder(interpreter.InterpreterBuilder):
@@ -159,6 +167,8 @@ class Builder(interpreter.InterpreterBuilder):
         np_dtype = _np_dtype(dst_type)
         if src.data.dtype.kind in "fV" and np_dtype.kind in "iu":
             return interpreter.TensorHandle(_float_to_int(src.data, np_dtype), dst_type.scalar)
+        if src.data.dtype.kind in "iu" and np_dtype == BFLOAT16:
+            return interpreter.TensorHandle(_int_to_bfloat16(src.data), dst_type.scalar)
         return interpreter.TensorHandle(src.data.astype(np_dtype), dst_type.scalar)
 
     def create_fp_to_fp(self, src, dst_type, rounding_mode):
