@@ -1,0 +1,26 @@
+.PHONY: lab test notebooks bench
+
+# The lessons, in JupyterLab.
+lab:
+	@./setup.sh
+	@.venv/bin/fusion lab
+
+# Everything that must hold before a change is shared.
+test:
+	@./setup.sh dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/codespell
+	.venv/bin/python source/build.py --check
+	.venv/bin/pytest
+	.venv/bin/pytest --nbval notebooks solutions
+
+# Build the notebooks whose source has changed.
+notebooks:
+	@./setup.sh dev
+	.venv/bin/python source/build.py
+
+# Measure every kernel of the course on this machine.
+bench:
+	@./setup.sh
+	.venv/bin/fusion bench

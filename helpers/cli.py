@@ -1,0 +1,55 @@
+"""The `fusion` command. Errors are one line: what is wrong, how to mend it; the exit status is then 2."""
+
+import argparse
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line `argv` (default: the process's own) and returns its exit status."""
+    parser = argparse.ArgumentParser(prog="fusion", description="An interactive course in GPU kernel fusion.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    lab = commands.add_parser("lab", help="open the first lesson in JupyterLab")
+    lab.add_argument("--port", type=int, default=8888, help="the first port to try (default: 8888)")
+    lab.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
+
+    check = commands.add_parser("check", help="grade an exercise notebook with its public checks")
+    check.add_argument("notebook", help="for example exercises/03_fused_add_gelu.ipynb")
+
+    commands.add_parser("doctor", help="what this machine has, what is missing, how to get it")
+    commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
+
+    arguments, rest = parser.parse_known_args(argv)
+    # JupyterLab's own options, and the benchmarks', are theirs to read.
+    if rest and arguments.command not in ("lab", "bench"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return run(arguments, rest)
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
+        print(f"fusion: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    # Each command imports what it needs: `fusion check --help` should not wait for PyTorch.
+    match arguments.command:
+        case "lab":
+            from helpers.lab import open_lab
+
+            open_lab(port=arguments.port, browser=not arguments.no_browser, options=rest)
+            return 0
+        case "check":
+            from helpers.grading.check import check_notebook
+
+            return check_notebook(arguments.notebook)
+        case "doctor":
+            from helpers.doctor import report
+
+            print(report())
+            return 0
+        case "bench":
+            from benchmarks.run import main as measure
+
+            return measure(rest)

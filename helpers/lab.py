@@ -1,0 +1,80 @@
+"""JupyterLab as a learner meets it: the first lesson, its kernel chosen, no pop-ups, nothing from the network."""
+
+import os
+import secrets
+import sys
+import webbrowser
+from pathlib import Path
+
+COURSE = Path(__file__).resolve().parent.parent
+FIRST_LESSON = "notebooks/00_welcome.ipynb"
+
+
+def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None = None) -> None:
+    """Serves the course until Control-C, on `port` or the next free one, and opens the first lesson.
+
+    port: the first port to try, 1 to 65535.
+    browser: open one, if this machine has one; the address is printed either way, on a line of its own.
+    options: further options for JupyterLab; they override the course's own.
+    Raises FileNotFoundError where the lessons are not beside the package, ValueError for an impossible port.
+    """
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port {port} cannot exist: give one from 1024 to 65535")
+    if not (COURSE / FIRST_LESSON).is_file():
+        raise FileNotFoundError(
+            f"no lessons in {COURSE}: install the course from its own folder (pip install -e .), "
+            "or, if a lesson is gone, build it again (make notebooks)"
+        )
+    # The learner's own Jupyter settings, extensions, kernels and open tabs stay out of the course, and it out of them.
+    # These are read when jupyterlab is imported.
+    home = Path(sys.prefix) / "share" / "kernel-fusion-course"
+    os.environ["JUPYTER_CONFIG_DIR"] = str(home / "config")
+    os.environ["JUPYTER_DATA_DIR"] = str(home / "data")
+    os.environ["JUPYTER_RUNTIME_DIR"] = str(home / "runtime")
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
+        os.environ.pop(name, None)
+    from jupyterlab.labapp import LabApp
+
+    has_browser = browser and browser_found()
+    server = LabApp.initialize_server(
+        [
+            f"--ServerApp.root_dir={COURSE}",
+            f"--ServerApp.port={port}",
+            # Containers run as root.
+            "--ServerApp.allow_root=True",
+            f"--ServerApp.open_browser={has_browser}",
+            "--Application.log_level=WARN",
+            # Given, so that the server does not announce it in its own words.
+            f"--IdentityProvider.token={secrets.token_hex(24)}",
+            f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}",
+            f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
+            f"--LabApp.user_settings_dir={home / 'settings'}",
+            f"--LabApp.workspaces_dir={home / 'workspaces'}",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            "--LabApp.news_url=None",
+            # An extension from elsewhere is not in the tested set of versions.
+            "--LabApp.extension_manager=readonly",
+            *(options or []),
+        ]
+    )
+    if server.port != port:
+        print(f"Port {port} is busy: using {server.port}.")
+    if has_browser:
+        print("JupyterLab opens in your browser. If it does not, open this address:")
+    else:
+        print("Open this address in your browser:")
+    print(f"{server.connection_url.rstrip('/')}/lab/tree/{FIRST_LESSON}?token={server.identity_provider.token}")
+    print("Stop JupyterLab with Control-C, twice.", flush=True)
+    server.start()
+
+
+def browser_found() -> bool:
+    """Whether a browser can open a window here; one that would run inside the terminal does not count."""
+    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")):
+        return False
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return True
