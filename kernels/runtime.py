@@ -12,7 +12,7 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     tl.dot in tf32            operands lose their low 13 mantissa bits first, as Hopper's tensor cores drop them
     tl.dot with K < 16        refused, as the compiler refuses it
     tl.fma                    one rounding
-    float to int              saturates and NaN gives 0, as PTX's cvt does; 8-bit integers take the low byte of 16 bits
+    float to int              saturates, and NaN gives 0 (int64: the least), as PTX's cvt does; 8 bits are the low byte of 16
     device_assert             fires when the launch has debug=True
     a block as a condition    refused: `if` and `while` take one value
     float arguments           arrive as fp32, as in a compiled launch
@@ -105,7 +105,8 @@ def _float_to_int(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     # PTX's cvt saturates and has no 8-bit form: LLVM converts to 16 bits and keeps the low 8.
     wide = np.dtype(dtype.kind + str(max(2, dtype.itemsize)))
     limits = np.iinfo(wide)
-    exact = np.nan_to_num(np.trunc(data.astype(np.float64)), nan=0.0)
+    nan = -(2.0**63) if dtype == np.int64 else 0.0
+    exact = np.nan_to_num(np.trunc(data.astype(np.float64)), nan=nan)
     inside = (exact >= limits.min) & (exact <= limits.max) & (exact < 2.0**63 if wide.kind == "i" else exact < 2.0**64)
     saturated = np.where(exact < 0, limits.min, limits.max).astype(wide)
     return np.where(inside, np.where(inside, exact, 0).astype(wide), saturated).astype(dtype)
@@ -185,7 +186,7 @@ class Builder(interpreter.InterpreterBuilder):
         return self.binary_op(lhs, rhs, np.fmin)
 
     def create_clampf(self, arg, low, high, propagate_nans):
-        clamped = np.fmin(np.fmax(arg.data, low.data), high.data)
+        clamped = np.fmax(np.fmin(arg.data, high.data), low.data)  # in this order: NaN becomes `high`
         if propagate_nans == interpreter._ir.PROPAGATE_NAN.ALL:
             clamped = np.where(np.isnan(arg.data), arg.data, clamped)
         return interpreter.TensorHandle(clamped.astype(arg.data.dtype), arg.dtype.scalar)
