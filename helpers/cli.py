@@ -4,9 +4,14 @@ import argparse
 import sys
 
 
+class OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str):
+        self.exit(2, f"fusion: {message}; see {self.prog} --help\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's own) and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="fusion", description="An interactive course in GPU kernel fusion.")
+    parser = OneLineParser(prog="fusion", description="An interactive course in GPU kernel fusion.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
     lab = commands.add_parser("lab", help="open the first lesson in JupyterLab")
@@ -33,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace, rest: list[str]) -> int:
-    # Each command imports what it needs: `fusion check --help` should not wait for PyTorch.
+    # Each command imports what it needs, so that one whose needs are missing does not take the others with it.
     match arguments.command:
         case "lab":
             from helpers.lab import open_lab

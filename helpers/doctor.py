@@ -1,0 +1,107 @@
+"""What this machine has for the course, what it lacks, and how to get that."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+COURSE = Path(__file__).resolve().parent.parent
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `remedy` is empty where nothing is missing."""
+
+    subject: str
+    state: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.subject:<12}{self.state}" + (f"\n{'':<12}-> {self.remedy}" if self.remedy else "")
+
+
+def report() -> str:
+    """The findings on this machine, one a line, each remedy on a line below its finding."""
+    findings = [course(), python(), pytorch(), triton(), gpu(), kernels(), chromium(), bubblewrap()]
+    return "\n".join(str(finding) for finding in findings)
+
+
+def course() -> Finding:
+    if (COURSE / "notebooks").is_dir():
+        return Finding("Course", str(COURSE))
+    return Finding("Course", f"no lessons in {COURSE}", "install it from its own folder: pip install -e .")
+
+
+def python() -> Finding:
+    return Finding("Python", f"{platform.python_version()} ({sys.executable})")
+
+
+def pytorch() -> Finding:
+    import torch
+
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
+    return Finding("PyTorch", f"{torch.__version__}, the build {build}")
+
+
+def triton() -> Finding:
+    try:
+        return Finding("Triton", version("triton"))
+    except PackageNotFoundError:
+        return Finding("Triton", "missing", "it has Linux wheels only: use the dev container, or on Windows WSL2")
+
+
+def gpu() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        capability = f"{properties.major}.{properties.minor}"
+        memory = properties.total_memory / 2**30
+        return Finding("GPU", f"{properties.name}, compute capability {capability}, {memory:.0f} GiB")
+    if not (Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")):
+        return Finding("GPU", "none: there is no NVIDIA driver; the course works without")
+    if torch.version.cuda is None:
+        return Finding(
+            "GPU", "there is a driver, but PyTorch is the build for the CPU", "make lab installs the build for CUDA"
+        )
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return Finding("GPU", "hidden: CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES")
+    try:
+        torch.cuda.init()
+        reason = "the driver reports no device"
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+    return Finding("GPU", f"not usable: {reason}", "see what nvidia-smi says; PyTorch's CUDA may need a newer driver")
+
+
+def kernels() -> Finding:
+    from kernels import runtime
+
+    return Finding("Kernels", "run compiled, on the GPU" if runtime.has_gpu() else "run in Triton's interpreter")
+
+
+def chromium() -> Finding:
+    for name in CHROMIUM:
+        if path := shutil.which(name):
+            return Finding("Chromium", path)
+    return Finding("Chromium", "missing: the tests of JupyterLab are skipped", "apt-get install chromium")
+
+
+def bubblewrap() -> Finding:
+    if not shutil.which("bwrap"):
+        return Finding("bubblewrap", "missing: there is no sandbox for grading", "apt-get install bubblewrap")
+    command = "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev true".split()
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if run.returncode == 0:
+        return Finding("bubblewrap", "usable")
+    return Finding(
+        "bubblewrap",
+        f"not usable: {(run.stderr.strip() or f'exit status {run.returncode}').splitlines()[-1]}",
+        "it needs user namespaces: on Ubuntu, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; a container must "
+        "be started with --security-opt seccomp=unconfined, apparmor=unconfined and systempaths=unconfined (one each)",
+    )
