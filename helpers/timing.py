@@ -66,7 +66,9 @@ def benchmark_together(
     """
     for name, function in functions.items():
         if not callable(function):
-            raise TypeError(f"benchmark takes functions, got {name} of type {type(function).__name__}: pass it uncalled")
+            raise TypeError(
+                f"benchmark takes functions, got {name} of type {type(function).__name__}: pass it uncalled"
+            )
     if runs < 3:
         raise ValueError(f"benchmark takes at least 3 runs, got {runs}: a median of fewer says nothing")
 

@@ -42,6 +42,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
+from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
@@ -186,9 +187,13 @@ class Builder(interpreter.InterpreterBuilder):
         return self.binary_op(lhs, rhs, np.fmin)
 
     def create_clampf(self, arg, low, high, propagate_nans):
-        clamped = np.fmax(np.fmin(arg.data, high.data), low.data)  # in this order: NaN becomes `high`
+        clamped = np.fmin(np.fmax(arg.data, low.data), high.data)  # NaN becomes `low`
+        nan = np.isnan(arg.data)
         if propagate_nans == interpreter._ir.PROPAGATE_NAN.ALL:
-            clamped = np.where(np.isnan(arg.data), arg.data, clamped)
+            clamped = np.where(nan, arg.data, clamped)
+        elif arg.dtype.scalar in (tl.float32, tl.float16) and np.all(low.data == -high.data):
+            # Symmetric bounds compile to min.xorsign.abs from compute capability 8.6 on: NaN becomes +-high.
+            clamped = np.where(nan, np.copysign(high.data, arg.data), clamped)
         return interpreter.TensorHandle(clamped.astype(arg.data.dtype), arg.dtype.scalar)
 
     def create_fma(self, x, y, z):
@@ -253,7 +258,7 @@ def _interpreted_language() -> list:
     for language in (tl, tl.core):
         interpreter._patch_builtin(language, interpreter.interpreter_builder, changes)
         interpreter._patch_lang_core(language, changes)
-    for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base):
+    for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, libdevice):
         interpreter._patch_builtin(owner, interpreter.interpreter_builder, changes)
     interpreter._patch_lang_tensor(tl.tensor, changes)
     for name, member in inspect.getmembers(tl.tensor, lambda member: isinstance(member, JITFunction)):
@@ -330,11 +335,8 @@ def _where(kernel: JITFunction, error: Exception) -> str:
 
 def _checked_grid(kernel: JITFunction, grid, bound: dict) -> tuple[int, int, int]:
     grid = grid(bound) if callable(grid) else grid
-    sizes = (*grid, 1, 1)[:3] if isinstance(grid, tuple | list) and len(grid) <= 3 else ()
-    fits = all(
-        isinstance(size, int) and 0 <= size <= limit for size, limit in zip(sizes, MAX_GRID, strict=bool(sizes))
-    )
-    if not sizes or not fits:
+    sizes = (*grid, 1, 1)[:3] if isinstance(grid, tuple | list) and 1 <= len(grid) <= 3 else (None,) * 3
+    if not all(isinstance(size, int) and 0 <= size <= limit for size, limit in zip(sizes, MAX_GRID, strict=True)):
         raise ValueError(f"{kernel.fn.__name__}: a grid is 1 to 3 sizes of at most {MAX_GRID}, got {grid}")
     return sizes
 
@@ -375,9 +377,7 @@ def _interpret(kernel: JITFunction, grid: tuple[int, int, int], arguments: dict,
     with _language_interpreted():
         try:
             function = _python_function(kernel)
-            arguments = {
-                name: value if name in constants else _as_argument(value) for name, value in arguments.items()
-            }
+            arguments = {name: value if name in constants else _as_argument(value) for name, value in arguments.items()}
             for index in np.ndindex(grid[2], grid[1], grid[0]):
                 index = index[::-1]  # x fastest, the order in which a GPU hands out blocks
                 builder.set_grid_idx(*index)

@@ -22,9 +22,8 @@ from kernels.fused_op import FusedOp, Work
 
 
 @triton.jit
-def gelu_sigmoid(s):
-    # 1 + tanh(u) = 2 sigmoid(2u): one exponential, no cancellation where gelu is small. 1.5957691216 = 2 sqrt(2/pi).
-    return tl.sigmoid(1.5957691216057308 * (s + 0.044715 * s * s * s))
+def twice_u(s):
+    return 1.5957691216057308 * (s + 0.044715 * s * s * s)  # 2 sqrt(2/pi) (s + 0.044715 s^3)
 
 
 @triton.jit
@@ -42,7 +41,9 @@ def add_gelu_kernel(
     a = tl.load(a_ptr + offset, mask=inside).to(COMPUTE)
     b = tl.load(b_ptr + offset, mask=inside).to(COMPUTE)
     s = a + b
-    tl.store(y_ptr + offset, (s * gelu_sigmoid(s)).to(y_ptr.dtype.element_ty), mask=inside)
+    # (1 + tanh(u)) / 2 = sigmoid(2u): one exponential, and no cancellation where GELU is small.
+    y = s * tl.sigmoid(twice_u(s))
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -59,11 +60,14 @@ def add_gelu_backward_kernel(
     inside = offset < elements
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
     s = tl.load(a_ptr + offset, mask=inside).to(COMPUTE) + tl.load(b_ptr + offset, mask=inside).to(COMPUTE)
-    # d(s g)/ds = g + s g (1 - g) 2u',  2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 s^2)
-    gate = gelu_sigmoid(s)
-    slope = 1.5957691216057308 * (1.0 + 0.134145 * s * s)
-    # A closed gate is flat; without the choice, 0 * inf would make NaN where s^3 overflows.
-    bend = tl.where(gate * (1.0 - gate) == 0.0, 0.0, s * gate * (1.0 - gate) * slope)
+    # y = s g with the gate g = sigmoid(2u), so dy/ds = g + s g(1 - g) 2u'. From e = exp(-|2u|) both g and
+    # g(1 - g) = e / (1 + e)^2 keep all their digits where g is near 1 and 1 - g would lose them.
+    z = twice_u(s)
+    e = tl.exp(-tl.abs(z))
+    gate = tl.where(z < 0, e, 1.0) / (1.0 + e)
+    slope = 1.5957691216057308 * (1.0 + 0.134145 * s * s)  # 2u'; 0.134145 = 3 * 0.044715
+    # A gate that is shut or wide open is flat; without the choice 0 * inf would make NaN where s^2 overflows.
+    bend = tl.where(e == 0.0, 0.0, s * slope * e / ((1.0 + e) * (1.0 + e)))
     tl.store(grad_ptr + offset, (grad_y * (gate + bend)).to(grad_ptr.dtype.element_ty), mask=inside)
 
 
@@ -151,9 +155,7 @@ def add_gelu_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def add_gelu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes: 1 addition and GELU's 9 operations, tanh counted as one; a and b in once, y out once."""
     elements = torch.Size(shape).numel()
-    return Work(
-        flops=10 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize
-    )
+    return Work(flops=10 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
 
 def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from kernels import runtime
+
+
+@pytest.fixture
+def device() -> str:
+    """Where kernels run here: compiled on the GPU, or interpreted on the CPU."""
+    return "cuda" if runtime.has_gpu() else "cpu"
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Fresh floating-point memory holds NaN, so that an element never written cannot pass for a right one."""
+
+    def poison(allocate):
+        def allocate_poisoned(*args, **options):
+            tensor = allocate(*args, **options)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return allocate_poisoned
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))

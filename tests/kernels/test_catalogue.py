@@ -1,0 +1,108 @@
+"""What every kernel of the catalogue must do, whichever it is. On a GPU the same tests run compiled."""
+
+import math
+
+import pytest
+import torch
+
+import kernels
+from kernels import CATALOGUE, runtime
+
+OPS = pytest.mark.parametrize("op", CATALOGUE.values(), ids=CATALOGUE)
+
+
+def as_tuple(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def assert_as_accurate(op, inputs):
+    """Our error against float64 is at most twice PyTorch's own in that dtype, plus one rounding of the largest value.
+
+    Where the reference is not finite the result must not be either, and in the same way.
+    """
+    exact = as_tuple(op.reference(*[x.double() if x.is_floating_point() else x for x in inputs]))
+    theirs = as_tuple(op.reference(*inputs))
+    for ours, native, truth in zip(as_tuple(op.fused(*inputs)), theirs, exact, strict=True):
+        assert (ours.shape, ours.dtype, ours.device) == (native.shape, native.dtype, native.device)
+        if ours.numel() == 0:
+            continue
+        finite = truth.isfinite() & native.isfinite()
+        torch.testing.assert_close(ours[~finite], native[~finite], equal_nan=True, rtol=0, atol=0)
+        error = (ours.double() - truth)[finite].abs().amax() if finite.any() else torch.tensor(0.0)
+        allowed = (native.double() - truth)[finite].abs().amax() if finite.any() else torch.tensor(0.0)
+        largest = truth[finite].abs().amax() if finite.any() else torch.tensor(0.0)
+        assert error <= 2 * allowed + torch.finfo(ours.dtype).eps * largest, f"{error:.3g} against {allowed:.3g}"
+
+
+@OPS
+def test_values(op, device, poisoned):
+    for shape in op.interpreter_shapes:
+        for dtype in op.dtypes:
+            assert_as_accurate(op, op.inputs(*shape, dtype=dtype, device=device))
+
+
+@OPS
+def test_huge_mean(op, device, poisoned):
+    inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)
+    assert_as_accurate(op, [x + 1e4 if x.is_floating_point() else x for x in inputs])
+
+
+@OPS
+def test_nan_and_infinity_propagate_as_in_pytorch(op, device, poisoned):
+    inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)
+    inputs[0].view(-1)[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    assert_as_accurate(op, inputs)
+
+
+@OPS
+def test_strides_and_offsets(op, device, poisoned):
+    shape = op.interpreter_shapes[-1]
+    for strided in (
+        lambda x: torch.stack([x, x], dim=-1)[..., 0],  # every other element
+        lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),  # an offset that no vector load likes
+        lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),  # columns first
+    ):
+        inputs = [strided(x) for x in op.inputs(*shape, dtype=torch.float32, device=device)]
+        assert_as_accurate(op, inputs)
+
+
+@OPS
+def test_inputs_stay_as_they_were(op, device):
+    inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)
+    before = [x.clone() for x in inputs]
+    op.fused(*inputs)
+    for x, kept in zip(inputs, before, strict=True):
+        assert torch.equal(x, kept)
+
+
+@OPS
+def test_empty(op, device):
+    rank = len(op.interpreter_shapes[-1])
+    assert_as_accurate(op, op.inputs(*(0,) * rank, dtype=torch.float32, device=device))
+
+
+@OPS
+def test_the_public_function_is_the_catalogues(op):
+    assert getattr(kernels, op.name) is op.fused
+    assert op.fused.__name__ == op.name and op.fused.__doc__ and op.reference.__doc__ and op.work.__doc__
+
+
+@OPS
+def test_work_counts_least_bytes(op):
+    shape = op.interpreter_shapes[-1]
+    work = op.work(shape, torch.float32)
+    inputs = op.inputs(*shape, dtype=torch.float32)
+    assert work.bytes_read == sum(math.prod(x.shape) * x.itemsize for x in inputs)
+    if not runtime.has_gpu():
+        outputs = as_tuple(op.fused(*inputs))
+        assert work.bytes_written == sum(math.prod(x.shape) * x.itemsize for x in outputs)
+
+
+def test_a_wrong_answer_is_not_as_accurate(device):
+    """The rule can fail: a result off by a thousandth, and one with an element left unwritten, are refused."""
+    op = CATALOGUE["add_gelu"]
+    inputs = op.inputs(1025, dtype=torch.float32, device=device)
+    for spoil in (lambda y: y * 1.001, lambda y: y.index_fill(0, torch.tensor([1024], device=device), torch.nan)):
+        spoiled = type(op)(**{**vars(op), "fused": lambda *args, spoil=spoil: spoil(op.fused(*args))})
+        with pytest.raises(AssertionError):
+            assert_as_accurate(spoiled, inputs)

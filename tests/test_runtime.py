@@ -1,0 +1,232 @@
+"""The interpreter against the H200's recorded answers, what it refuses, and that the compiler works beside it."""
+
+from pathlib import Path
+
+import gpu_semantics
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.errors import InterpreterError
+from triton.runtime.jit import JITFunction
+
+from kernels import runtime
+
+pytestmark = pytest.mark.skipif(runtime.has_gpu(), reason="kernels are compiled here")
+RECORDED = np.load(Path(__file__).parent / "data" / "h200_semantics.npz")
+
+# Where the order of additions or an approximate instruction decides the last bits: largest difference allowed, in
+# units of eps(dtype) * largest exact partial result.
+INEXACT = {
+    "sum": 8,
+    "cumsum": 40,
+    "dot": 8,
+    "exp": 12,
+    "exp2": 2,
+    "log": 2,
+    "sigmoid": 8,
+    "rsqrt": 2,
+    "erf": 2,
+    "divide": 2,
+}
+EPS = {"fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    return gpu_semantics.run("cpu")
+
+
+def as_float(array, dtype):
+    tensor = torch.from_numpy(array.copy())
+    return (tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor).double().numpy()
+
+
+@pytest.mark.parametrize("case", list(gpu_semantics.cases()), ids=lambda case: case[0])
+def test_agrees_with_the_h200(case, interpreted):
+    name, _, inputs, (_, dtype), _ = case
+    theirs, ours = as_float(RECORDED[name], dtype), as_float(interpreted[name], dtype)
+    operation, precision = name.split("_")[0], name.split("_")[-1]
+    if operation not in INEXACT:
+        np.testing.assert_array_equal(ours, theirs)
+        return
+    if operation == "cumsum":
+        scale = np.abs(inputs[0].double().numpy()).cumsum()
+    elif operation == "sum":
+        scale = np.abs(inputs[0].double().numpy()).sum()
+    elif operation == "dot":
+        precision = "fp32"  # products of the operands are exact; only the fp32 accumulation differs
+        square = [np.abs(x.double().numpy().reshape(32, 32)) for x in inputs]
+        scale = (square[0] @ square[1]).ravel()
+    else:
+        scale = np.abs(theirs)
+    assert np.all(np.abs(ours - theirs) <= INEXACT[operation] * EPS[precision] * scale)
+
+
+def test_the_comparison_can_fail():
+    """Triton's own interpreter truncates on a bfloat16 store; the record tells truncation from rounding."""
+    x = gpu_semantics.awkward(11).numpy()
+    truncated = (x.view(np.uint32) >> 16).astype(np.uint16)
+    assert (truncated != RECORDED["store_bf16"]).mean() > 0.25
+
+
+def test_tf32_is_not_fp32():
+    assert np.abs(RECORDED["dot_tf32_fp32"] - RECORDED["dot_ieee_fp32"]).max() > 1e-4
+
+
+@triton.jit
+def swish(x):
+    x = x.to(tl.float32)
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def swish_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, swish(tl.load(x_ptr + i, mask=i < elements)), mask=i < elements)
+
+
+def compile_swish():
+    signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "elements": "i32", "BLOCK": "constexpr"}
+    source = ASTSource(swish_kernel, signature, {"BLOCK": 256})
+    return triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]
+
+
+def launch_swish():
+    x = torch.randn(1025)
+    y = torch.full_like(x, torch.nan)
+    swish_kernel[(5,)](x, y, 1025, BLOCK=256, num_warps=4)
+    torch.testing.assert_close(y, torch.nn.functional.silu(x))
+
+
+def test_the_compiler_works_before_and_after_a_launch():
+    before = compile_swish()
+    launch_swish()
+    triton.knobs.compilation.always_compile, kept = True, triton.knobs.compilation.always_compile
+    try:
+        assert compile_swish() == before
+    finally:
+        triton.knobs.compilation.always_compile = kept
+    launch_swish()
+
+
+def test_kernels_are_ordinary_jit_functions_and_the_language_is_put_back():
+    assert isinstance(swish_kernel, JITFunction)
+    load = tl.load
+    launch_swish()
+    assert tl.load is load
+    with pytest.raises(RuntimeError, match="Cannot call @triton.jit'd outside"):
+        swish(1)
+
+
+def test_a_kernel_that_closes_over_a_constant():
+    scale = tl.constexpr(3.0)
+
+    @triton.jit
+    def scaled(x_ptr, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(x_ptr + i, tl.load(x_ptr + i) * scale)
+
+    x = torch.ones(16)
+    scaled[(1,)](x, BLOCK=16)
+    assert x.tolist() == [3.0] * 16
+
+
+def test_debug_makes_device_assert_fire():
+    @triton.jit
+    def guarded(x_ptr):
+        tl.device_assert(tl.load(x_ptr) > 0, "x must be positive")
+
+    guarded[(1,)](-torch.ones(1))
+    with pytest.raises(InterpreterError, match="x must be positive"):
+        guarded[(1,)](-torch.ones(1), debug=True)
+
+
+def test_launch_arguments_arrive_as_on_a_gpu():
+    @triton.jit
+    def store_arguments(out_ptr, flag, number, BLOCK: tl.constexpr = 4):
+        i = tl.arange(0, BLOCK)
+        tl.store(out_ptr + i, tl.where(flag, number, -1.0) + tl.zeros([BLOCK], tl.float64))
+
+    out = torch.zeros(4, dtype=torch.float64)
+    store_arguments[lambda meta: (meta["BLOCK"] // 4,)](out, True, number=0.1)
+    assert out.tolist() == [float(np.float32(0.1))] * 4
+
+
+@triton.jit
+def refused_kernel(x_ptr, WHAT: tl.constexpr):
+    i = tl.arange(0, 16)
+    x = tl.load(x_ptr + i)
+    if WHAT == "block condition":
+        if x > 0:
+            tl.store(x_ptr + i, x)
+    elif WHAT == "short dot":
+        a = tl.reshape(x, (4, 4))
+        tl.store(x_ptr + i, tl.reshape(tl.dot(a, a), (16,)))
+    elif WHAT == "bfloat16 atomic":
+        tl.atomic_add(x_ptr + i, x)
+    elif WHAT == "float8":
+        tl.store(x_ptr + i, x.to(tl.float8e5).to(tl.float32))
+    elif WHAT == "libdevice":
+        tl.store(x_ptr + i, tl.extra.cuda.libdevice.tanh(x))
+    elif WHAT == "inline assembly":
+        tl.store(x_ptr + i, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], tl.float32, True, 1))
+
+
+@pytest.mark.parametrize(
+    ("what", "dtype", "message"),
+    [
+        ("block condition", torch.float32, r"refused_kernel, line \d+, `if x > 0:`: a block of 16 values"),
+        ("short dot", torch.float32, "K >= 16"),
+        ("bfloat16 atomic", torch.bfloat16, "accumulate in float32"),
+        ("float8", torch.float32, "fp8e5 needs a GPU"),
+        ("libdevice", torch.float32, r"libdevice \(\w+\) needs a GPU"),
+        ("inline assembly", torch.float32, "inline assembly needs a GPU"),
+    ],
+)
+def test_refused_in_one_line_that_names_the_kernels_line(what, dtype, message):
+    with pytest.raises(InterpreterError, match=message) as raised:
+        refused_kernel[(1,)](torch.ones(16, dtype=dtype), WHAT=what)
+    assert "\n" not in str(raised.value) and "refused_kernel, line" in str(raised.value)
+
+
+@pytest.mark.parametrize("grid", [(1, 65536), (-1,), (1.5,), (1, 1, 1, 1), 3, ()])
+def test_a_grid_no_gpu_takes(grid):
+    with pytest.raises(ValueError, match="a grid is 1 to 3 sizes"):
+        swish_kernel[grid](torch.ones(4), torch.ones(4), 4, BLOCK=16)
+
+
+def test_an_unknown_launch_option():
+    with pytest.raises(KeyError, match="no parameter or launch option num_warp"):
+        swish_kernel[(1,)](torch.ones(4), torch.ones(4), 4, BLOCK=16, num_warp=4)
+
+
+def test_autotune_is_refused_where_nothing_can_be_timed():
+    tuned = triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=[])(swish_kernel)
+    with pytest.raises(RuntimeError, match="there is none: keep one of them"):
+        tuned[(1,)](torch.ones(4), torch.ones(4), 4)
+    triton.autotune([triton.Config({"BLOCK": 16})], key=[])(swish_kernel)[(1,)](torch.ones(4), torch.ones(4), 4)
+
+
+def test_an_observer_sees_launches_programs_and_accesses():
+    class Seen:
+        launches, programs, accesses = [], [], []
+
+        def launch(self, kernel, grid, arguments):
+            self.launches.append((kernel, grid, list(arguments)))
+
+        def program(self, index):
+            self.programs.append(index)
+
+        def access(self, kind, addresses, mask, itemsize):
+            self.accesses.append((kind, int(mask.sum()), itemsize))
+
+    x = torch.randn(300).bfloat16()
+    with runtime.observed(Seen()) as seen:
+        swish_kernel[(2,)](x, torch.empty_like(x), 300, BLOCK=256)
+    assert seen.launches == [(swish_kernel, (2, 1, 1), ["x_ptr", "y_ptr", "elements", "BLOCK"])]
+    assert seen.programs == [(0, 0, 0), (1, 0, 0)]
+    assert seen.accesses == [("read", 256, 2), ("write", 256, 2), ("read", 44, 2), ("write", 44, 2)]
