@@ -1,0 +1,215 @@
+"""Which bytes of a storage an access touches: sets of bytes, counted exactly and kept small."""
+
+from math import gcd
+
+import numpy as np
+
+SECTOR = 32  # bytes: the unit in which an NVIDIA GPU's L1 and L2 move data (Nsight Compute: "sector")
+
+
+class Footprint:
+    """A set of distinct bytes: runs of `run` bytes, `dims` of (count, stride in bytes), from `low` on.
+
+    Runs are disjoint and ascend, so nothing is counted twice. `low` may be negative: a footprint stands relative to a
+    base that each method takes.
+    """
+
+    __slots__ = ("dims", "high", "low", "nbytes", "run")
+
+    def __init__(self, low: int, run: int, dims: tuple[tuple[int, int], ...] = ()):
+        self.low, self.run, self.dims = low, run, dims
+        self.nbytes = run
+        self.high = low + run  # one past the last byte
+        for count, stride in dims:
+            self.nbytes *= count
+            self.high += (count - 1) * stride
+
+    def __eq__(self, other):
+        return type(self) is type(other) and (self.low, self.run, self.dims) == (other.low, other.run, other.dims)
+
+    def __hash__(self):
+        return hash((self.low, self.run, self.dims))
+
+    def of(self, byte_map: np.ndarray, base: int) -> np.ndarray:
+        """The bytes of this footprint in `byte_map`, one entry per byte of the storage, as a writable view."""
+        shape = (*(count for count, _ in self.dims), self.run)
+        strides = (*(stride for _, stride in self.dims), 1)
+        return np.ndarray(shape, byte_map.dtype, byte_map, base + self.low, strides)
+
+    def mark(self, byte_map: np.ndarray, base: int) -> None:
+        self.of(byte_map, base)[...] = True
+
+    def starts(self) -> np.ndarray:
+        """Where each run starts, ascending, relative to the base."""
+        starts = np.array([self.low], dtype=np.int64)
+        for count, stride in reversed(self.dims):
+            starts = (np.arange(count, dtype=np.int64)[:, None] * stride + starts).ravel()
+        return starts
+
+    def sectors(self, base: int) -> int:
+        """How many sectors hold at least one of these bytes; the storage starts on a sector."""
+        return _sectors(base + self.low, self.run, self.dims)
+
+
+def _sectors(start: int, run: int, dims: tuple[tuple[int, int], ...]) -> int:
+    if not dims:
+        return (start + run - 1) // SECTOR - start // SECTOR + 1
+    (count, stride), inner = dims[0], dims[1:]
+    extent = run + sum((size - 1) * step for size, step in inner)
+    if stride % SECTOR == 0 and (start % SECTOR + extent - 1) // SECTOR < stride // SECTOR:
+        return count * _sectors(start, run, inner)  # every block of runs lies alike in sectors of its own
+    period = SECTOR // gcd(stride, SECTOR)
+    blocks, rest = divmod(count, period)
+    last = start % SECTOR + (period - 1) * stride + extent - 1
+    if blocks > 1 and last // SECTOR < period * stride // SECTOR:
+        whole = blocks * _sectors(start, run, ((period, stride), *inner))
+        if not rest:
+            return whole
+        return whole + _sectors(start + blocks * period * stride, run, ((rest, stride), *inner))
+    return _sectors_of_runs(Footprint(start, run, dims).starts(), run)
+
+
+def _sectors_of_runs(starts: np.ndarray, run: int) -> int:
+    """Sectors touched by disjoint runs at ascending `starts`: neighbours may share one."""
+    first, final = starts // SECTOR, (starts + run - 1) // SECTOR
+    before = np.concatenate([[-1], final[:-1]])
+    return int((final - np.maximum(first, before + 1) + 1).sum())
+
+
+class Scatter(Footprint):
+    """Distinct bytes with no pattern: disjoint runs of `run` bytes at `positions`, ascending."""
+
+    __slots__ = ("_bytes", "positions")
+
+    def __init__(self, positions: np.ndarray, run: int):
+        super().__init__(int(positions[0]), run)
+        self.positions = positions
+        self.nbytes = run * positions.size
+        self.high = int(positions[-1]) + run
+        self.dims = ((positions.size, 0),)  # not one run
+        self._bytes = (positions[:, None] + np.arange(run)).ravel()
+
+    def __eq__(self, other):
+        return self is other or (
+            isinstance(other, Scatter) and self.run == other.run and np.array_equal(self.positions, other.positions)
+        )
+
+    __hash__ = Footprint.__hash__
+
+    def of(self, byte_map, base):
+        return byte_map[self._bytes + base]
+
+    def mark(self, byte_map, base):
+        byte_map[self._bytes + base] = True
+
+    def starts(self):
+        return self.positions
+
+    def sectors(self, base):
+        return _sectors_of_runs(self.positions + base, self.run)
+
+
+def from_starts(starts: np.ndarray, itemsize: int) -> Footprint:
+    """The bytes of elements of `itemsize` bytes at `starts` (int64, any order, repeated or overlapping)."""
+    starts = np.unique(starts)
+    steps = np.diff(starts)
+    if steps.size and steps.min() < itemsize:
+        starts = np.unique(starts[:, None] + np.arange(itemsize))
+        itemsize, steps = 1, np.diff(starts)
+    breaks = np.flatnonzero(steps != itemsize)
+    runs = starts[np.concatenate([[0], breaks + 1])]
+    ends = starts[np.concatenate([breaks, [starts.size - 1]])] + itemsize
+    lengths, gaps = ends - runs, np.diff(runs)
+    if (lengths != lengths[0]).any():
+        return Scatter(starts, itemsize)
+    if not gaps.size:
+        return Footprint(int(runs[0]), int(lengths[0]))
+    if (gaps == gaps[0]).all():
+        return Footprint(int(runs[0]), int(lengths[0]), ((runs.size, int(gaps[0])),))
+    return Scatter(runs, int(lengths[0]))
+
+
+def from_strided(offset: int, shape, strides, itemsize: int) -> Footprint | None:
+    """The bytes of a strided tensor; None when it has no elements.
+
+    Args:
+        offset: of its first element, in bytes from the start of the storage.
+        shape, strides: as PyTorch has them, in elements; stride 0 (an expanded dimension) adds no bytes.
+        itemsize: bytes of an element.
+    """
+    if 0 in shape:
+        return None
+    dims = sorted(
+        (stride * itemsize, size) for size, stride in zip(shape, strides, strict=True) if size > 1 and stride != 0
+    )
+    run, outer = itemsize, []
+    reach = itemsize  # one past the furthest byte so far
+    for stride, size in dims:
+        if stride < reach:  # windows over one another: as_strided, unfold
+            starts = np.zeros(1, dtype=np.int64)
+            for step, count in dims:
+                starts = np.unique(starts[:, None] + np.arange(count) * step)
+            return from_starts(starts + offset, itemsize)
+        if stride == run and not outer:
+            run *= size
+        elif outer and stride == outer[0][0] * outer[0][1]:
+            outer[0] = (outer[0][0] * size, outer[0][1])
+        else:
+            outer.insert(0, (size, stride))
+        reach += (size - 1) * stride
+    return Footprint(offset, run, tuple(outer))
+
+
+class ByteSet:
+    """Which bytes of a storage were touched: an interval while that says it all, a map of bytes after."""
+
+    __slots__ = ("_map", "high", "low", "size")
+
+    def __init__(self, size: int):
+        self.size = size  # bytes of the storage
+        self.low = self.high = 0
+        self._map = None
+
+    def grow(self, size: int) -> None:
+        """Take note that the storage has grown to `size` bytes."""
+        if self._map is not None and size > self.size:
+            self._map = np.concatenate([self._map, np.zeros(size - self.size, dtype=bool)])
+        self.size = max(size, self.size)
+
+    def add(self, footprint: Footprint, base: int = 0) -> None:
+        low, high = base + footprint.low, base + footprint.high
+        if self._map is None:
+            if self.low <= low and high <= self.high:
+                return
+            if not footprint.dims and (self.high == 0 or (low <= self.high and high >= self.low)):
+                self.low = low if self.high == 0 else min(low, self.low)
+                self.high = max(high, self.high)
+                return
+            self._map = np.zeros(self.size, dtype=bool)
+            self._map[self.low : self.high] = True
+        footprint.mark(self._map, base)
+        self.low = low if self.high == 0 else min(low, self.low)
+        self.high = max(high, self.high)
+
+    def covers(self, footprint: Footprint, base: int = 0) -> bool:
+        """Whether every byte of `footprint` is in this set."""
+        if base + footprint.low < self.low or base + footprint.high > self.high:
+            return False
+        return self._map is None or bool(footprint.of(self._map, base).all())
+
+    def meets(self, footprint: Footprint, base: int = 0) -> bool:
+        """Whether any byte of `footprint` is in this set."""
+        if base + footprint.high <= self.low or base + footprint.low >= self.high:
+            return False
+        return bool(footprint.of(self.map(), base).any())
+
+    def map(self) -> np.ndarray:
+        """One bool per byte of the storage."""
+        if self._map is None:
+            byte_map = np.zeros(self.size, dtype=bool)
+            byte_map[self.low : self.high] = True
+            return byte_map
+        return self._map
+
+    def __len__(self) -> int:
+        return self.high - self.low if self._map is None else int(np.count_nonzero(self._map))

@@ -1,0 +1,45 @@
+"""Accesses that a GPU would not forgive, and an interpreter lets pass in silence."""
+
+import linecache
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """The first of its kind at one line of a kernel.
+
+    kind: "out-of-bounds read", "out-of-bounds store", "out-of-bounds atomic", "uninitialised read" or "race".
+    where: the tensor and the first such element; program: the program instance; elements: how many in this access.
+    """
+
+    kind: str
+    kernel: str
+    file: str
+    line: int
+    where: str
+    program: tuple[int, int, int]
+    elements: int
+
+    @property
+    def source(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self):
+        kind = "race for" if self.kind == "race" else f"{self.kind} of"
+        count = f"{self.elements} element{'s' * (self.elements != 1)}"
+        return (
+            f"{kind} {self.where}: {self.kernel}, line {self.line}, `{self.source}`, "
+            f"{count} in program instance {self.program}"
+        )
+
+
+def element(tensor: torch.Tensor, byte: int) -> str:
+    """The index of the element at `byte` of the tensor's storage, as Python writes it: "[3, 5]"."""
+    offset = byte // tensor.element_size() - tensor.storage_offset()
+    index = [0] * tensor.dim()
+    for axis in sorted(range(tensor.dim()), key=tensor.stride, reverse=True):
+        if tensor.stride(axis) and tensor.shape[axis] > 1:
+            index[axis], offset = divmod(offset, tensor.stride(axis))
+    return str(index)
