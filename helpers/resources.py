@@ -100,7 +100,8 @@ class Resources:
         """The SASS with source lines, and with loads, stores, tensor-core and spill instructions marked.
 
         Args:
-            kinds: show only these: "load", "store", "atomic" (global memory), "shared", "stack" (spills), "tensor core".
+            kinds: show only these: "load", "store" and "atomic" (global memory), "shared", "stack" (spills among it),
+                "tensor core".
 
         Raises:
             ValueError: another kind.
@@ -267,8 +268,10 @@ def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
         with contextlib.redirect_stdout(said):
             compiled = triton.compile(source, target=target, options=options.__dict__)
     finally:
-        of_kernel, log = re.fullmatch(r"(.*?)(^ptxas.*)?", said.getvalue(), re.DOTALL | re.MULTILINE).groups("")
-        print(of_kernel, end="")  # tl.static_print
+        # Before the log, or the dump of a failed assembly: what tl.static_print says.
+        output = re.compile(r"(.*?)(^ptxas.*|\n\n={64}\n.*)?", re.DOTALL | re.MULTILINE)
+        of_kernel, log = output.fullmatch(said.getvalue()).groups("")
+        print(of_kernel, end="")
     return compiled, log
 
 
@@ -300,7 +303,7 @@ def _naming(target: GPUTarget) -> Iterator[None]:
 def _complaint(error: Exception) -> str:
     """The line of Triton's or the assembler's message that matters."""
     if isinstance(error, PTXASError):
-        lines = re.findall(r"(?:error|fatal) *: *(.*)", str(error))
+        lines = re.findall(r"(?:error|fatal) +: (.*)", str(error))
         return lines[0] if lines else str(error).splitlines()[0]
     while isinstance(error.__cause__, CompilationError):  # the innermost function, not those that called it
         error = error.__cause__
