@@ -37,35 +37,42 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     from jupyterlab.labapp import LabApp
 
     has_browser = browser and browser_found()
+    settings = {
+        "ServerApp.root_dir": COURSE,
+        "ServerApp.port": port,
+        # Containers run as root.
+        "ServerApp.allow_root": True,
+        "ServerApp.open_browser": has_browser,
+        "Application.log_level": "WARN",
+        # Given, so that the server does not announce it in its own words.
+        "IdentityProvider.token": secrets.token_hex(24),
+        "LabApp.default_url": f"/lab/tree/{FIRST_LESSON}",
+        "LabApp.app_settings_dir": Path(__file__).parent / "jupyterlab",
+        "LabApp.user_settings_dir": home / "settings",
+        "LabApp.workspaces_dir": home / "workspaces",
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LabApp.news_url": None,
+        # An extension from elsewhere is not in the tested set of versions.
+        "LabApp.extension_manager": "readonly",
+    }
+    options = options or []
+    given = {option.removeprefix("--").split("=")[0] for option in options}
     server = LabApp.initialize_server(
-        [
-            f"--ServerApp.root_dir={COURSE}",
-            f"--ServerApp.port={port}",
-            # Containers run as root.
-            "--ServerApp.allow_root=True",
-            f"--ServerApp.open_browser={has_browser}",
-            "--Application.log_level=WARN",
-            # Given, so that the server does not announce it in its own words.
-            f"--IdentityProvider.token={secrets.token_hex(24)}",
-            f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}",
-            f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
-            f"--LabApp.user_settings_dir={home / 'settings'}",
-            f"--LabApp.workspaces_dir={home / 'workspaces'}",
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-            "--LabApp.news_url=None",
-            # An extension from elsewhere is not in the tested set of versions.
-            "--LabApp.extension_manager=readonly",
-            *(options or []),
-        ]
+        [f"--{name}={value}" for name, value in settings.items() if name not in given] + options
     )
-    if server.port != port:
-        print(f"Port {port} is busy: using {server.port}.")
-    if has_browser:
-        print("JupyterLab opens in your browser. If it does not, open this address:")
-    else:
-        print("Open this address in your browser:")
-    print(f"{server.connection_url.rstrip('/')}/lab/tree/{FIRST_LESSON}?token={server.identity_provider.token}")
-    print("Stop JupyterLab with Control-C, twice.", flush=True)
+
+    def announce() -> None:
+        if server.port != port:
+            print(f"Port {port} is busy: using {server.port}.")
+        if has_browser:
+            print("JupyterLab opens in your browser. If it does not, open this address:")
+        else:
+            print("Open this address in your browser:")
+        print(f"{server.connection_url.rstrip('/')}/lab/tree/{FIRST_LESSON}?token={server.identity_provider.token}")
+        print("Stop JupyterLab with Control-C, twice.", flush=True)
+
+    # In the loop, where the server comes first: by then it listens.
+    server.io_loop.add_callback(announce)
     server.start()
 
 

@@ -1,0 +1,137 @@
+"""`fusion lab` as a learner meets it, in a real browser."""
+
+import json
+import socket
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import LabServer
+
+from helpers.lab import FIRST_LESSON, open_lab
+
+SLIDER = "[role=slider]"
+
+
+def test_first_lesson_opens_runs_and_answers_the_keyboard(lesson_page):
+    page = lesson_page.page
+    lesson_page.open(lesson_page.server.url)
+    # News, updates and the choice of a kernel would come up some seconds after the page.
+    page.wait_for_timeout(3000)
+    assert page.locator(".jp-Dialog").all_text_contents() == []
+    assert page.locator(".Toastify__toast").all_text_contents() == []
+    assert page.locator(".jp-NotebookPanel:visible .jp-KernelName").inner_text() == "Python 3 (ipykernel)"
+    assert Path(FIRST_LESSON).name in page.title() or page.get_by_role("tab", name=Path(FIRST_LESSON).name).count()
+
+    lesson_page.run_all()
+    assert lesson_page.kernel_errors() == []
+    if page.locator(SLIDER).count() == 0:
+        lesson_page.open_lesson("notebooks/01_roofline.ipynb")
+        lesson_page.run_all()
+    before, after = move_slider(page)
+    for part in before:
+        assert before[part] != after[part], f"the {part} stayed as it was"
+
+    assert lesson_page.kernel_errors() == []
+    assert lesson_page.errors == []
+    assert lesson_page.requests_elsewhere() == [], "a machine without a network would lack these"
+
+
+def move_slider(page) -> tuple[dict[str, str], dict[str, str]]:
+    """What the first slider's explorer shows before and after one press of the right arrow."""
+    explorer = page.locator(".jp-OutputArea-output").filter(has=page.locator(SLIDER)).first
+    slider = explorer.locator(SLIDER).first
+    chart = explorer.locator("img, svg").first
+
+    def shown() -> dict[str, str]:
+        return {
+            "slider": slider.get_attribute("aria-valuenow"),
+            "chart": chart.evaluate("element => element.tagName === 'IMG' ? element.src : element.outerHTML"),
+            "text": explorer.inner_text(),
+        }
+
+    before = shown()
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(1000)
+    return before, shown()
+
+
+def test_kernel_is_the_courses_own_python(server, tmp_path):
+    """Whatever the learner has called python3, wherever Jupyter may find it; and nothing of the learner's changes."""
+    home = tmp_path / "home"
+    another = json.dumps({"argv": ["/bin/false"], "display_name": "another", "language": "python"})
+    for folder in (home / ".local/share/jupyter", tmp_path / "path"):
+        (folder / "kernels/python3").mkdir(parents=True)
+        (folder / "kernels/python3/kernel.json").write_text(another)
+    (home / ".jupyter").mkdir()
+    (home / ".jupyter/jupyter_server_config.py").write_text("raise SystemExit('these settings are not the course's')")
+    before = sorted(home.rglob("*jupyter*/**"))
+
+    running = server("--no-browser", HOME=str(home), JUPYTER_PATH=str(tmp_path / "path"))
+    running.post("api/kernels", {"name": "python3"})
+    deadline = time.monotonic() + 30
+    kernels = []
+    while not kernels and time.monotonic() < deadline:
+        children = psutil.Process(running.process.pid).children()
+        kernels = [child.cmdline() for child in children if "ipykernel_launcher" in child.cmdline()]
+
+    assert [command[0] for command in kernels] == [sys.executable]
+    assert sorted(home.rglob("*jupyter*/**")) == before
+
+
+def test_a_busy_port_gives_way_to_another(server):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        busy = other.getsockname()[1]
+        running = server("--no-browser", f"--port={busy}")
+        assert running.port != busy
+        assert f"Port {busy} is busy: using {running.port}." in running.lines
+        assert running.status() == 200
+
+
+def test_without_a_browser_the_address_stands_on_a_line_of_its_own(server):
+    running = server(DISPLAY="", WAYLAND_DISPLAY="", BROWSER="")
+    assert running.url.split("?")[0].endswith(f"/lab/tree/{FIRST_LESSON}")
+    assert running.status() == 200
+
+
+def test_with_a_browser_the_first_lesson_is_opened_in_it(server, tmp_path):
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" >{opened}.part && mv {opened}.part {opened}\n')
+    browser.chmod(0o755)
+    running = server(BROWSER=str(browser))
+    deadline = time.monotonic() + 30
+    while not opened.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    # A file that sends the browser on, so that the token is not in any list of processes.
+    address = opened.read_text().strip()
+    with urllib.request.urlopen(address) as page:
+        assert running.url.split("?")[0] in page.read().decode()
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_impossible_port(port):
+    with pytest.raises(ValueError, match=rf"^port {port} cannot exist: .*$"):
+        open_lab(port=port)
+
+
+def test_lessons_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr("helpers.lab.COURSE", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no lessons in .*: install the course from its own folder"):
+        open_lab()
+
+
+@pytest.fixture
+def server(request):
+    """Starts `fusion lab` with options and environment variables, stops it after the test."""
+
+    def start(*options: str, **environment: str) -> LabServer:
+        running = LabServer(*options, **environment)
+        request.addfinalizer(running.stop)
+        return running
+
+    return start
