@@ -54,7 +54,7 @@ def benchmark_together(
     Args:
         functions: name -> function. Each is called a few times first, to compile and to warm up.
         runs: measurements of each, at least 3.
-        cold: start each run with a cold L2 (on a CPU: cold caches); with `launches` the caches stay as calls leave them.
+        cold: start each run with a cold L2 (on a CPU: cold caches); with `launches` caches stay as calls leave them.
         launches: time rows of 100 calls by the host's clock, to the end of their work, and give the time of one.
 
     Returns:

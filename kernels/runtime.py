@@ -7,12 +7,12 @@ own source, program instance after program instance, on NumPy arrays.
 Triton's interpreter silently differs from the GPU in a few places. Here each is made right or refused:
 
     bfloat16                  Triton computes on the raw 16 bits; here on ml_dtypes' bfloat16, rounding to nearest even
-    sums of 16-bit floats     accumulated in fp32, rounded once (a GPU adds 16-bit values as a tree, which is close to that)
+    sums of 16-bit floats     accumulated in fp32, rounded once (a GPU adds 16-bit values as a tree: close to that)
     maximum, minimum, clamp   drop NaN, as PTX's max and min do, unless propagate_nan says otherwise
     tl.dot in tf32            operands lose their low 13 mantissa bits first, as Hopper's tensor cores drop them
     tl.dot with K < 16        refused, as the compiler refuses it
     tl.fma                    one rounding
-    float to int              saturates, and NaN gives 0 (int64: the least), as PTX's cvt does; 8 bits are the low byte of 16
+    float to int              saturates, NaN gives 0 (int64: the least), as PTX's cvt does; 8 bits are the low byte
     device_assert             fires when the launch has debug=True
     a block as a condition    refused: `if` and `while` take one value
     float arguments           arrive as fp32, as in a compiled launch

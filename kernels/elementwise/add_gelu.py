@@ -10,7 +10,8 @@ Written out in PyTorch, the sum goes to memory and comes straight back:
 The backward pass recomputes the sum from a and b (read anyway for nothing else) rather than store it in the forward:
 read a, b and the gradient, write one gradient that a and b share, 16 B/element.
 
-Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415; torch.nn.functional.gelu(approximate="tanh").
+Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415;
+torch.nn.functional.gelu(approximate="tanh").
 """
 
 import torch
@@ -72,12 +73,13 @@ def add_gelu_backward_kernel(
 
 
 def settings(dtype: torch.dtype) -> dict:
-    """Launch settings: 16 bytes a load, and as many loads in flight as registers allow without costing occupancy."""
-    return {
-        "BLOCK": 4096 // dtype.itemsize,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": 4,
-    }
+    """Launch settings: a block that gives each of 128 threads two 16-byte loads an input in fp32, one in 16 bits.
+
+    On an H200 every block from 512 to 4096 elements copies within 2 % of the best, so the smallest that still loads
+    16 bytes a thread in every dtype is taken. What costs: 8192 elements for 2 warps (20 % slower) and evict_first
+    hints (6 % slower).
+    """
+    return {"BLOCK": 1024, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 
 
 def _launch(kernel, *inputs: torch.Tensor) -> torch.Tensor:

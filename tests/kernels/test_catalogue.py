@@ -84,7 +84,10 @@ def test_empty(op, device):
 @OPS
 def test_the_public_function_is_the_catalogues(op):
     assert getattr(kernels, op.name) is op.fused
-    assert op.fused.__name__ == op.name and op.fused.__doc__ and op.reference.__doc__ and op.work.__doc__
+    assert op.fused.__name__ == op.name
+    assert op.fused.__doc__
+    assert op.reference.__doc__
+    assert op.work.__doc__
 
 
 @OPS
