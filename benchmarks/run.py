@@ -13,7 +13,9 @@ import datetime
 import json
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,12 +24,11 @@ from tqdm import tqdm
 
 from helpers.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
-from kernels.fused_op import FusedOp
+from kernels.fused_op import FusedOp, Work
 
 RESULTS = Path(__file__).parent / "results"
 CEILING_BYTES = 4 * 2**30  # far beyond any L2
 MATRIX_SIZE = 8192
-GPU_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def ceilings(device: str) -> dict[str, float]:
@@ -42,21 +43,41 @@ def ceilings(device: str) -> dict[str, float]:
     }
 
 
+def backward_pass(function, inputs: tuple) -> Callable:
+    """A call of no argument that runs the backward pass of `function` alone, its forward done once, now."""
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+    outputs = function(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    gradients = [torch.randn_like(y) for y in outputs]
+    wanted = [x for x in leaves if x.requires_grad]
+    return lambda: torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
+
+
 def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[dict]:
-    """One row a provider: fused, eager, and torch.compile on a GPU, all in one run."""
+    """One row a provider and direction: fused, eager, and torch.compile on a GPU, all in one run."""
     inputs = op.inputs(*shape, dtype=dtype, device=device)
-    providers = {"fused": lambda: op.fused(*inputs), "eager": lambda: op.reference(*inputs)}
+    functions = {"fused": op.fused, "eager": op.reference}
     if device == "cuda":
-        compiled = torch.compile(op.reference, dynamic=False)
-        providers["torch.compile"] = lambda: compiled(*inputs)
-    runs = 50 if device == "cuda" else 3
+        functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
+    forward = {provider: partial(function, *inputs) for provider, function in functions.items()}
     with torch.no_grad():
-        gpu = benchmark_together(providers, runs=runs)
-        call = benchmark_together(providers, runs=runs, launches=True) if device == "cuda" else {}
-    work = op.work(shape, dtype)
+        rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), device)
+    if op.backward_work is not None:
+        backward = {provider: backward_pass(function, inputs) for provider, function in functions.items()}
+        rows += timed_rows(f"{op.name} backward", shape, dtype, backward, op.backward_work(shape, dtype), device)
+    return rows
+
+
+def timed_rows(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, providers: dict[str, Callable], work: Work, device: str
+) -> list[dict]:
+    """The providers timed together, the GPU alone and the whole call."""
+    runs = 50 if device == "cuda" else 3
+    gpu = benchmark_together(providers, runs=runs)
+    call = benchmark_together(providers, runs=runs, launches=True) if device == "cuda" else {}
     return [
         {
-            "kernel": op.name,
+            "kernel": name,
             "shape": list(shape),
             "dtype": str(dtype).removeprefix("torch."),
             "provider": provider,
@@ -71,7 +92,7 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: 
 def table(rows: list[dict], copy_bandwidth: float | None) -> str:
     """The rows as text, one line each."""
     lines = [
-        f"{'kernel':16} {'shape':>14} {'dtype':9} {'provider':14} {'time (10 % to 90 %)':>34} {'of copy':>8}  call"
+        f"{'kernel':24} {'shape':>14} {'dtype':9} {'provider':14} {'time (10 % to 90 %)':>34} {'of copy':>8}  call"
     ]
     for row in rows:
         gpu = Timing(**row["gpu"])
@@ -79,7 +100,7 @@ def table(rows: list[dict], copy_bandwidth: float | None) -> str:
         shape = "x".join(map(str, row["shape"]))
         call = Timing(**row["call"]) if row["call"] else "not timed"
         lines.append(
-            f"{row['kernel']:16} {shape:>14} {row['dtype']:9} {row['provider']:14} {gpu!r:>34} {share}  {call}"
+            f"{row['kernel']:24} {shape:>14} {row['dtype']:9} {row['provider']:14} {gpu!r:>34} {share}  {call}"
         )
     return "\n".join(lines)
 
@@ -114,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     measured = ceilings("cuda") if gpu else {}
     plan = []
     for op in (CATALOGUE[name] for name in chosen):
-        shapes, dtypes = (op.gpu_shapes, GPU_DTYPES) if gpu else (op.interpreter_shapes[-1:], GPU_DTYPES[:1])
+        shapes, dtypes = (op.gpu_shapes, op.gpu_dtypes) if gpu else (op.interpreter_shapes[-1:], op.dtypes[:1])
         plan += [(op, shape, dtype) for shape in shapes for dtype in dtypes]
     rows = []
     for op, shape, dtype in tqdm(plan, desc="benchmark", unit="size", delay=2, disable=not sys.stderr.isatty()):

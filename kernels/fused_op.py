@@ -63,6 +63,8 @@ class FusedOp:
         interpreter_shapes: shapes small enough for the interpreter, awkward ones first.
         gpu_shapes: shapes that benchmarks measure.
         dtypes: what the operation takes.
+        gpu_dtypes: what benchmarks measure.
+        backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, where the operation has a gradient.
     """
 
     name: str
@@ -76,3 +78,5 @@ class FusedOp:
     interpreter_shapes: tuple[tuple[int, ...], ...]
     gpu_shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
+    gpu_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
+    backward_work: Callable[..., Work] | None = None

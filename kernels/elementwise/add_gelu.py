@@ -160,6 +160,12 @@ def add_gelu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     return Work(flops=10 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
 
+def add_gelu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes of the gradient: 20 operations, exp counted as one; a, b and the gradient in, one out."""
+    elements = torch.Size(shape).numel()
+    return Work(flops=20 * elements, bytes_read=3 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
+
+
 def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(shape, **options), torch.randn(shape, **options)
 
@@ -180,4 +186,6 @@ OP = FusedOp(
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1,), (127,), (1025,), (3, 5, 7), (4, 1023)),
     gpu_shapes=((2**20,), (10_000_000,), (100_000_000,)),
+    gpu_dtypes=(torch.float32, torch.bfloat16),
+    backward_work=add_gelu_backward_work,
 )
