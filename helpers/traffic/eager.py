@@ -19,6 +19,9 @@ OVERWRITES = frozenset(
 # Bookkeeping: memory is renamed, resized or wrapped, and no kernel runs.
 FREE = frozenset("set_ resize_ resize_as_ lift lift_fresh scalar_tensor record_stream".split())
 
+# How a Python scalar becomes a tensor, where an operator takes nothing else.
+WRAPS_A_SCALAR = frozenset(["lift_fresh", "scalar_tensor"])
+
 # Allocation without contents; empty_like and its kind come down to these two.
 ALLOCATES = frozenset(["empty", "empty_strided"])
 
@@ -78,48 +81,51 @@ class EagerMeter(TorchDispatchMode):
         if place is None:
             return func(*args, **kwargs)
         self._seen += 1
+        given = _arguments(func, args, kwargs)
+        body = _body(func, given)
         outer = self._name
-        self._name = (outer or func.overloadpacket.__name__) if func.namespace == "aten" else None
+        if func.namespace != "aten":
+            self._name = None
+        elif body is not _KEYS.CompositeImplicitAutograd:  # these PyTorch takes apart itself, but in inference mode
+            self._name = outer or func.overloadpacket.__name__
         try:
-            return self._run(func, args, kwargs, place)
+            return self._run(func, args, kwargs, given, body, place)
         finally:
             self._name = outer
 
-    def _run(self, func, args, kwargs, place):
+    def _run(self, func, args, kwargs, given, body, place):
         name = func.overloadpacket.__name__
-        given = _arguments(func, args, kwargs)
-        body = _body(func, given)
         if body is not None:
             before = self._seen, len(self._ledger.launches)
             with self:
                 result = func._op_dk(body, *args, **kwargs)
             if (self._seen, len(self._ledger.launches)) != before:
                 return result
-            self._enter(name, *_read_and_written(func, given), result, place)
-        elif func.is_view or name in FREE:
+            self._enter(func, given, *_read_and_changed(func, given), result, place)
+        elif _is_free(func):
             result = func(*args, **kwargs)
-            if name == "scalar_tensor":
+            if name in WRAPS_A_SCALAR and result.dim() == 0:
                 self._ledger.storage(result).free = True
         else:
-            read, written = _read_and_written(func, given)
+            read, changed = _read_and_changed(func, given)  # before it runs, for it may change its own index
             result = func(*args, **kwargs)
-            self._enter(name, read, written, result, place)
+            self._enter(func, given, read, changed, result, place)
         return result
 
-    def _enter(self, name, read, written, result, place):
-        ledger = self._ledger
-        outputs = _tensors(result)
-        known = {tensor.untyped_storage()._cdata for tensor, *_ in (*read, *written)}
-        made = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in known]
+    def _enter(self, func, given, read, changed, result, place):
+        ledger, name = self._ledger, func.overloadpacket.__name__
+        made = _tensors([given[argument.name] for argument in func._schema.arguments if argument.is_out])
+        known = {tensor.untyped_storage()._cdata for tensor in (*made, *(tensor for tensor, *_ in (*read, *changed)))}
+        made += [tensor for tensor in _tensors(result) if tensor.untyped_storage()._cdata not in known]
         if name in ALLOCATES:
             for tensor in made:
                 ledger.storage(tensor).fresh = True
             return
-        if not made and not written and name not in READS_WITHOUT_RESULT:
+        if not made and not changed and name not in READS_WITHOUT_RESULT:
             return  # a view, or a question about shapes
 
-        made = [(tensor, self._name or name, footprint_of(tensor)) for tensor in made]
-        moved = Moved(self._move(read, "read"), self._move([*written, *made], "written"))
+        written = [*changed, *((tensor, self._name or name, footprint_of(tensor)) for tensor in made)]
+        moved = Moved(self._move(read, "read"), self._move(written, "written"))
         if moved.total:
             ledger.add(moved, place)
             if name not in NOT_A_LAUNCH:
@@ -174,12 +180,17 @@ def _tensors(value) -> list[torch.Tensor]:
     return []
 
 
+def _is_free(func) -> bool:
+    return func.is_view or torch.Tag.inplace_view in func.tags or func.overloadpacket.__name__ in FREE
+
+
 def _body(func, given):
     """The dispatch key whose kernel runs `func` as other operators; None where it is one kernel of its device."""
     name = func.name()
     if _has_kernel(name, "CompositeImplicitAutograd"):
         return _KEYS.CompositeImplicitAutograd
-    if func.is_view or func.overloadpacket.__name__ in FREE | ONE_KERNEL:
+    plain_name = func.overloadpacket.__name__
+    if _is_free(func) or plain_name in ONE_KERNEL or plain_name.startswith("_foreach_"):
         return None
     device = "CUDA" if any(tensor.is_cuda for tensor in _tensors(list(given.values()))) else "CPU"
     if _has_kernel(name, device):
@@ -187,29 +198,27 @@ def _body(func, given):
     return _KEYS.CompositeExplicitAutograd if _has_kernel(name, "CompositeExplicitAutograd") else None
 
 
-def _read_and_written(func, given) -> tuple[list, list]:
-    """(tensor, name, footprint) of each argument that the operator reads, and of each that it changes."""
+def _read_and_changed(func, given) -> tuple[list, list]:
+    """(tensor, name, footprint) of each argument that the operator reads, and of each that it changes in place."""
     name = func.overloadpacket.__name__
-    indexed = None
-    if name in READS_AT or name in WRITES_AT:
-        indexed = _indexed((READS_AT.get(name) or WRITES_AT[name]), given)
-    accumulates = name in ACCUMULATES or given.get("accumulate", False)
-    read, written = [], []
+    select = READS_AT.get(name) or WRITES_AT.get(name)
+    read, changed = [], []
     for argument in func._schema.arguments:
-        if argument.name in SHAPE_ONLY.get(name, ()):
+        if argument.is_out or argument.name in SHAPE_ONLY.get(name, ()):
             continue
         mutable = argument.alias_info is not None and argument.alias_info.is_write
         # Older schemas do not say that training updates the running statistics.
         mutable |= argument.name in ("running_mean", "running_var") and bool(given.get("training"))
+        indexed = select is not None and argument.name == "self"
+        accumulates = name in ACCUMULATES or given.get("accumulate", False)
+        blind = name in OVERWRITES or (indexed and not accumulates)
         for tensor in _tensors(given[argument.name]):
-            at_index = argument.name == "self" and (name in READS_AT or name in WRITES_AT)
-            touched = tensor, argument.name, indexed if at_index else footprint_of(tensor)
-            blind = argument.is_out or name in OVERWRITES or (at_index and name in WRITES_AT and not accumulates)
+            touched = tensor, argument.name, _indexed(select, given) if indexed else footprint_of(tensor)
             if mutable:
-                written.append(touched)
+                changed.append(touched)
             if not (mutable and blind):
                 read.append(touched)
-    return read, written
+    return read, changed
 
 
 def _indexed(select, given) -> Footprint | None:

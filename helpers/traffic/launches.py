@@ -51,7 +51,7 @@ class Pattern:
 
 
 def _lanes_first(offsets: np.ndarray, itemsize: int) -> list[int]:
-    """The order of axes in which lanes follow one another: neighbours in memory last, as Triton's compiler puts them."""
+    """The order of axes in which lanes follow one another: that of neighbours in memory last, as Triton compiles it."""
     axes = list(range(offsets.ndim))
     for axis in axes:
         if offsets.shape[axis] > 1:
