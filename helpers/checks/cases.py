@@ -1,0 +1,70 @@
+"""Inputs on which a kernel that looks right turns out wrong."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels import runtime
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the answer.
+
+    Args:
+        label: what is special about the inputs, for people.
+        inputs: the arguments of the call.
+        look_at: where an answer that fails here, and on no simpler case, is likely to be wrong.
+    """
+
+    label: str
+    inputs: tuple[torch.Tensor, ...]
+    look_at: str
+
+
+def elementwise_cases(
+    count: int,
+    seed: int,
+    sizes: tuple[int, ...] = (1, 127, 1025),
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16),
+) -> list[Case]:
+    """Calls of an elementwise operation on `count` tensors alike, the simplest first.
+
+    Each of `sizes` as a vector; a matrix; a transposed, a strided and an offset view; a large mean; NaN and inf; the
+    largest size in each further dtype; no element at all. Values are normal, of deviation 2, from `seed`; the
+    tensors are on the GPU where there is one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    device = "cuda" if runtime.has_gpu() else "cpu"
+
+    def tensors(*shape: int, dtype: torch.dtype = dtypes[0], mean: float = 0.0) -> list[torch.Tensor]:
+        return [
+            (2 * torch.randn(shape, generator=generator) + mean).to(device=device, dtype=dtype) for _ in range(count)
+        ]
+
+    largest = max(sizes)
+    rows, cols = largest // 31, 31
+    formula, extent = "the formula", "the grid and the mask: how many programs run, and which of their elements exist"
+    strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
+
+    cases = [Case("", tuple(tensors(size)), formula if size == 1 else extent) for size in sorted(sizes)]
+    cases.append(Case("a matrix", tuple(tensors(rows, cols)), "the number of elements: numel(), not the first size"))
+    cases.append(Case("transposed", tuple(x.T for x in tensors(cols, rows)), strides))
+    one_transposed = (tensors(cols, rows)[0].T, *tensors(rows, cols)[1:])
+    cases.append(Case("the first transposed", one_transposed, strides))
+    cases.append(Case("every second element", tuple(x[::2] for x in tensors(2 * largest)), strides))
+    cases.append(
+        Case("views that start at element 1", tuple(x[1:] for x in tensors(largest + 1)), "where each tensor starts")
+    )
+    cases.append(Case("mean 10000", tuple(tensors(largest, mean=1e4)), "the formula where inputs are large"))
+    special = tensors(largest)
+    for position, value in enumerate((float("nan"), float("inf"), 1e30, -1e30)):
+        special[0][position * 7] = value
+    cases.append(Case("NaN, inf and huge values", tuple(special), "what becomes of NaN and inf"))
+    for dtype in dtypes[1:]:
+        name = str(dtype).removeprefix("torch.")
+        cases.append(
+            Case(name, tuple(tensors(largest, dtype=dtype)), f"{name}: load, convert to float32, compute, then store")
+        )
+    cases.append(Case("no elements", tuple(tensors(0)), "the empty tensor: return before launching on it"))
+    return cases

@@ -1,0 +1,128 @@
+"""What a check says: pass, fail, not attempted or error, with what it saw and where to look.
+
+A check cell ends with a call that returns an Outcome, which Jupyter shows as text, as HTML, and as JSON of the type
+`application/vnd.kernel-fusion.check+json`, which `fusion check` reads. The text of a pass never depends on how the
+answer was written, so that a stored pass can be compared word for word.
+"""
+
+import functools
+import html
+import linecache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+MIME = "application/vnd.kernel-fusion.check+json"
+PASS, FAIL, NOT_ATTEMPTED, ERROR = "pass", "fail", "not attempted", "error"
+
+# Okabe-Ito's green, vermilion and sky blue, and grey: distinct for colour-blind eyes, on light and dark pages alike.
+EDGE = {PASS: "#009E73", FAIL: "#D55E00", NOT_ATTEMPTED: "#888888", ERROR: "#56B4E9"}
+
+# The latest outcome of each check in this session, which `Hints` reads.
+latest: dict[str, "Outcome"] = {}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one check.
+
+    Args:
+        check: the check's name, which is its cell's grade_id.
+        state: "pass", "fail", "not attempted" or "error".
+        message: what was seen, in one or a few lines.
+        look_at: what to look at next; empty for a pass.
+    """
+
+    check: str
+    state: str
+    message: str
+    look_at: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.state}: {self.check}", *self.message.splitlines()]
+        if self.look_at:
+            lines.append(f"Look at {self.look_at}.")
+        return "\n  ".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        body = "<br>".join(html.escape(line) for line in self.message.splitlines())
+        if self.look_at:
+            body += f"<br>Look at {html.escape(self.look_at)}."
+        page = (
+            f'<div style="border-left: 4px solid {EDGE[self.state]}; padding: 0.2em 0.8em">'
+            f"<b>{self.state}</b>: {html.escape(self.check)}<br>{body}</div>"
+        )
+        data = {"check": self.check, "state": self.state, "message": self.message, "look_at": self.look_at}
+        return {"text/plain": str(self), "text/html": page, MIME: data}
+
+
+class AnswerError(Exception):
+    """Raised inside a check: the answer does not pass.
+
+    Args:
+        message: what was seen.
+        look_at: what to look at, completing "Look at ...".
+    """
+
+    def __init__(self, message: str, look_at: str):
+        super().__init__(message)
+        self.look_at = look_at
+
+
+def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
+    """Turn a function that returns the text of a pass, or raises, into one that returns an Outcome.
+
+    The first argument of `run` is the learner's answer; `name=` names the check. AnswerError gives a fail; a bare
+    NotImplementedError, which is what a stub raises, gives not attempted; any other exception gives an error.
+    """
+
+    @functools.wraps(run)
+    def check(answer, *args, name: str, **kwargs) -> Outcome:
+        try:
+            outcome = Outcome(name, PASS, run(answer, *args, **kwargs))
+        except Exception as error:
+            origins = list(causes(error))
+            failure = next((cause for cause in origins if isinstance(cause, AnswerError)), None)
+            if failure is not None:
+                outcome = Outcome(name, FAIL, str(failure), failure.look_at)
+            elif any(isinstance(cause, NotImplementedError) and not cause.args for cause in origins):
+                outcome = Outcome(name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again")
+            else:
+                outcome = Outcome(name, ERROR, *described(error, answer))
+        latest[name] = outcome
+        return outcome
+
+    return check
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those it came from: what a kernel raises is wrapped by the interpreter."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def described(error: Exception, answer: Callable) -> tuple[str, str]:
+    """An exception as its message, and the learner's line to look at."""
+    text = str(error).strip()
+    message = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    code = getattr(answer, "__code__", None)
+    line = innermost_line(error.__traceback__, code.co_filename if code else None)
+    return message, line or "the line that this names"
+
+
+def innermost_line(trace: TracebackType | None, filename: str | None) -> str:
+    """The last line of `filename` that a traceback passes through, with its text; empty where there is none."""
+    found = ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == filename:
+            found = quoted_line(filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def quoted_line(filename: str, number: int) -> str:
+    """A source line as people are told of it: "your line 7, `y = x`"."""
+    return f"your line {number}, `{linecache.getline(filename, number).strip()}`"

@@ -1,0 +1,57 @@
+"""Does the answer move only the bytes it must, in as few launches as it can?"""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from helpers.checks.outcome import AnswerError, as_check, quoted_line
+from helpers.traffic import Traffic, measure
+
+
+@as_check
+def check_traffic(answer: Callable, inputs: tuple[torch.Tensor, ...], launches: int, bytes_per_element: float) -> str:
+    """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given.
+
+    Args:
+        answer: the learner's function, returning one tensor.
+        inputs: its arguments.
+        launches: Triton kernels and PyTorch operators that do work.
+        bytes_per_element: bytes requested of memory, over the elements of the result.
+        name: the check's name.
+    """
+    traffic = measure(answer, *inputs)
+    elements = traffic.result.numel() if isinstance(traffic.result, torch.Tensor) else 0
+    if not elements:
+        raise AnswerError("the result has no elements", "what your function returns")
+    moved = f"{traffic.bytes_total / elements:.4g} B/element, {bytes_per_element:g} needed"
+    if traffic.launches != launches:
+        names = ", ".join(name for name, _ in traffic.by_launch)
+        raise AnswerError(
+            f"{traffic.launches} launches ({names}), {launches} needed; {moved}",
+            "your launcher: every PyTorch operation that does work is a launch of its own",
+        )
+    if traffic.bytes_total < bytes_per_element * elements:
+        raise AnswerError("\n".join([moved, *lines_of(traffic, elements)]), "what is never read, or never written")
+    if traffic.bytes_total > bytes_per_element * elements:
+        again = "".join(f"{name} is read {times}; " for name, times in repeats(traffic, answer, inputs))
+        raise AnswerError(
+            "\n".join([again + moved, *lines_of(traffic, elements)]),
+            "the loads and stores above: what was loaded once is at hand in its variable",
+        )
+    return f"{launches} launch{'es' * (launches != 1)}, {bytes_per_element:g} B/element."
+
+
+def repeats(traffic: Traffic, answer: Callable, inputs: tuple[torch.Tensor, ...]) -> list[tuple[str, str]]:
+    """(name, "twice" or "2.5 times") of each input that is read more than once."""
+    sizes = dict(zip(inspect.signature(answer).parameters, (x.nbytes for x in inputs), strict=False))
+    times = {name: traffic.by_tensor[name].read / size for name, size in sizes.items() if name in traffic.by_tensor}
+    return [(name, "twice" if count == 2 else f"{count:.4g} times") for name, count in times.items() if count > 1]
+
+
+def lines_of(traffic: Traffic, elements: int) -> list[str]:
+    """What each source line reads and writes, in bytes per element of the result."""
+    return [
+        f"{quoted_line(file, number)}: {line.read / elements:.4g} read, {line.written / elements:.4g} written"
+        for (file, number), line in traffic.by_line.items()
+    ]

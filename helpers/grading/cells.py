@@ -1,0 +1,182 @@
+"""Runs the code cells of a notebook with nbval and tells what became of each.
+
+nbval starts the kernel, runs the cells and compares their outputs with the stored ones. What it leaves open is closed
+here: a dead kernel is noticed at once, output is bounded while it is printed, a marker such as NBVAL_SKIP in a cell
+changes nothing, nothing beside the notebook is imported or written, and after a cell that ran out of time no other is
+started.
+"""
+
+import collections
+import contextlib
+import io
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from unittest import mock
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
+from nbval.plugin import IPyNbCell, IPyNbFile
+
+MOST_OUTPUT = 10_000_000  # characters a cell may print
+
+
+@dataclass
+class CellRun:
+    """What became of one cell.
+
+    Attributes:
+        same: it ran, and where the notebook stores outputs, showed the same.
+        outputs: what it showed, as nbformat has it.
+        problem: why it has no more to show, such as "ran for over 60 s"; empty where it ran to its end.
+    """
+
+    same: bool = False
+    outputs: list[NotebookNode] = field(default_factory=list)
+    problem: str = "was not run"
+
+
+class KernelProblemError(Exception):
+    """The kernel can run no further cell."""
+
+
+class WatchedKernel(RunningKernel):
+    """nbval's kernel, watched while a cell runs: is it alive, and how much does it print?"""
+
+    def __init__(self, *args, **kwargs):
+        self.printed = collections.deque()
+        super().__init__(*args, **kwargs)
+
+    def await_reply(self, msg_id, timeout=None):
+        deadline = time.monotonic() + timeout
+        size = 0
+        while True:
+            size += self._take_printed()
+            if size > MOST_OUTPUT:
+                raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop")
+            try:
+                return super().await_reply(msg_id, timeout=0.1)
+            except Empty:
+                if not self.is_alive():
+                    raise KernelProblemError(
+                        "ended the kernel's process: look for exit(), or too much memory"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise
+
+    def get_message(self, stream, timeout=None):
+        if stream == "iopub" and self.printed:
+            return self.printed.popleft()
+        return super().get_message(stream, timeout=timeout)
+
+    def _take_printed(self) -> int:
+        """Take over what the kernel has printed so far; its size in characters, at most a little over the bound."""
+        size = 0
+        while size <= MOST_OUTPUT:
+            try:
+                message = self.kc.get_iopub_msg(timeout=0)
+            except Empty:
+                break
+            self.printed.append(message)
+            size += len(str(message["content"]))
+        return size
+
+
+class WatchedNotebook(IPyNbFile):
+    def setup(self):
+        self.kernel = WatchedKernel(CURRENT_ENV_KERNEL_NAME, cwd=str(self.path.parent))
+
+    def teardown(self):
+        if hasattr(self.kernel, "km"):  # nbval has stopped it already where a cell ran out of time
+            self.kernel.stop()
+
+    def collect(self):
+        for item in super().collect():
+            item.options = collections.defaultdict(bool, check=bool(item.cell.outputs))
+            # What a learner prints is no part of a check's outcome.
+            item.compare_outputs = lambda test, stored, item=item: IPyNbCell.compare_outputs(
+                item, [output for output in test if output.output_type != "stream"], stored
+            )
+            yield item
+
+
+class Recorder:
+    """A pytest plugin that collects the notebook and keeps what became of its cells."""
+
+    def __init__(self, needed: set[str], cell_timeout: float):
+        self.needed = needed
+        self.cell_timeout = cell_timeout
+        self.runs: dict[str, CellRun] = {}
+        self.stopped = ""
+
+    def pytest_collect_file(self, file_path, parent):
+        return WatchedNotebook.from_parent(parent, path=file_path)
+
+    def pytest_runtest_setup(self, item):
+        if self.stopped:
+            pytest.skip(self.stopped)
+
+    def pytest_runtest_makereport(self, item, call):
+        if call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
+            return
+        if call.when == "setup" and call.excinfo is not None:
+            self.stopped = f"no kernel: {call.excinfo.value}"
+        if call.when != "call":
+            return
+        run = CellRun(same=call.excinfo is None, outputs=item.test_outputs or [], problem="")
+        raised = next((output for output in run.outputs if output.output_type == "error"), None)
+        if item.parent.timed_out:
+            run.problem = f"ran for over {self.cell_timeout:g} s: look for a loop that never ends"
+        elif raised is not None:
+            run.problem = f"stopped: {raised.ename}: {raised.evalue.strip().partition(chr(10))[0]}"
+        elif call.excinfo is not None and call.excinfo.errisinstance(KernelProblemError):
+            run.problem = str(call.excinfo.value)
+        self.runs[item.cell.id] = run
+        if run.problem and (item.cell.id in self.needed or raised is None or item.parent.timed_out):
+            self.stopped = run.problem
+
+
+def run_cells(notebook: NotebookNode, needed: set[str], cell_timeout: float) -> dict[str, CellRun]:
+    """Run a notebook's code cells in order, in a kernel of this Python and an empty folder.
+
+    Args:
+        notebook: a cell's outputs are compared with those it stores, if it stores any.
+        needed: ids of cells without which those after them cannot be run.
+        cell_timeout: seconds a cell may run.
+
+    Returns:
+        cell id -> CellRun, for every code cell.
+    """
+    recorder = Recorder(needed, cell_timeout)
+    told = io.StringIO()
+    with tempfile.TemporaryDirectory(prefix="fusion-check-") as folder:
+        path = Path(folder, "notebook.ipynb")
+        nbformat.write(notebook, path)
+        arguments = [
+            "-c",
+            os.devnull,
+            "--rootdir",
+            folder,
+            "--noconftest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "nbval.plugin",
+        ]
+        arguments += ["--capture=no", f"--nbval-cell-timeout={cell_timeout}", str(path)]
+        with (
+            mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS=""),
+            contextlib.redirect_stdout(told),
+            contextlib.redirect_stderr(told),
+        ):
+            ended = pytest.main(arguments, plugins=[recorder])
+    if ended == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"nbval could not run the notebook: {told.getvalue().strip().splitlines()[-1]}")
+    return {cell.id: recorder.runs.get(cell.id, CellRun()) for cell in notebook.cells if cell.cell_type == "code"}

@@ -1,0 +1,112 @@
+"""A learner's notebook, and what is taken from it: the source of its answer cells, and nothing else.
+
+An exercise notebook carries its own original, written by the build: its code cells, the points of each check and what
+a check shows at a pass. So a check cell that was edited, deleted or moved is run as it was given out.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The answers in a notebook, and the original to run them in.
+
+    Args:
+        exercise: the exercise's name, such as "03_fused_add_gelu".
+        original: the exercise's code cells in order, as `source/build.py` describes them.
+        answers: grade_id -> source.
+        left_out: how many code cells were added, or changed outside the answers: none of them is run.
+    """
+
+    exercise: str
+    original: list[dict]
+    answers: dict[str, str]
+    left_out: int
+
+
+def read_submission(path: Path) -> Submission:
+    """The submission in a notebook file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not a notebook, or of no exercise, or of another exercise than its name says, or an answer
+            cell is missing, doubled or no longer code. One line each, with the way to mend it.
+    """
+    notebook = read_notebook(path)
+    course = notebook["metadata"].get("kernel_fusion")
+    if not isinstance(course, dict) or not {"exercise", "original"} <= course.keys():
+        raise ValueError(f"{path} is no exercise of this course: give one of {listed(path)}")
+    exercise, original = course["exercise"], course["original"]
+    named, held = (re.match(r"\d\d[a-z]?(?=_|$)", name) for name in (path.stem, exercise))
+    if named and held and named[0] != held[0]:
+        raise ValueError(f"{path} holds exercise {exercise}, not {named[0]}: rename it, or give the right file")
+
+    sources = {}
+    for cell in notebook["cells"]:
+        if grade_id := grade_id_of(cell):
+            sources.setdefault(grade_id, []).append(cell)
+    answers = {}
+    for grade_id in [cell["id"] for cell in original if cell["answer"]]:
+        found = sources.get(grade_id, [])
+        if not found:
+            raise ValueError(f"{path} has no answer cell {grade_id!r}: start again from a fresh copy of the exercise")
+        if len(found) > 1:
+            raise ValueError(f"{path} has {len(found)} answer cells {grade_id!r}, one of them a copy: delete one")
+        if found[0]["cell_type"] != "code":
+            raise ValueError(
+                f"{path} has its answer {grade_id!r} in a {found[0]['cell_type']} cell: make it code again"
+            )
+        answers[grade_id] = text_of(found[0])
+
+    unchanged = {cell["source"].strip() for cell in original}
+    left_out = [
+        cell
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+        and grade_id_of(cell) not in answers
+        and text_of(cell).strip()
+        and text_of(cell).strip() not in unchanged
+    ]
+    return Submission(exercise, original, answers, len(left_out))
+
+
+def read_notebook(path: Path) -> dict:
+    """The JSON of a notebook file, its cells and metadata known to be there."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no notebook {path}: give one of {listed(path)}")
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path} is not a notebook, for it is not JSON: save it again from JupyterLab") from None
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or not isinstance(notebook.get("metadata"), dict) or not all(map(is_cell, cells)):
+        raise ValueError(f"{path} is JSON, but not a notebook of format 4: save it again from JupyterLab")
+    return notebook
+
+
+def is_cell(cell: object) -> bool:
+    if not isinstance(cell, dict) or not isinstance(cell.get("metadata"), dict):
+        return False
+    source = cell.get("source")
+    lines = source if isinstance(source, list) else [source]
+    return isinstance(cell.get("cell_type"), str) and all(isinstance(line, str) for line in lines)
+
+
+def grade_id_of(cell: dict) -> str | None:
+    nbgrader = cell["metadata"].get("nbgrader")
+    return nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None
+
+
+def text_of(cell: dict) -> str:
+    return cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+
+
+def listed(path: Path) -> str:
+    """The exercises a learner may have meant: those in the folder of `path`, or else in ./exercises."""
+    for folder in (path.parent, Path("exercises")):
+        if folder.name == "exercises" and (found := sorted(folder.glob("*.ipynb"))):
+            return ", ".join(map(str, found))
+    return "those in the folder exercises/"

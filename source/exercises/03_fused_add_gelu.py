@@ -1,0 +1,158 @@
+# %% [markdown]
+# # Exercise 03: add and GELU in one kernel [15 points]
+#
+# You will write your first fused kernel: two tensors in, their sum through GELU out, in **one launch** that reads
+# each input once and writes the output once. About 40 minutes. Lesson 03 has all you need.
+#
+# **The formula**, GELU in its tanh form:
+#
+# $$y = \tfrac{s}{2}\,\bigl(1 + \tanh u\bigr), \qquad s = a + b, \qquad
+# u = \sqrt{2/\pi}\,\bigl(s + 0.044715\,s^3\bigr)$$
+#
+# **The picture**, for 10 elements and blocks of 4:
+#
+# ```text
+#   a   0 1 2 3 | 4 5 6 7 | 8 9 . .
+#   b   0 1 2 3 | 4 5 6 7 | 8 9 . .      . lanes without an element: masked
+#           |         |         |
+#       program 0  program 1  program 2   s = a + b stays in a register
+#           |         |         |
+#   y   0 1 2 3 | 4 5 6 7 | 8 9 . .
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+#
+# PyTorch runs this as two kernels. The sum is written to memory by the first and read straight back by the second.
+
+
+# %%
+def reference(a, b):
+    return torch.nn.functional.gelu(a + b, approximate="tanh")
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+a, b = torch.randn(2, 8000, device=device)
+unfused = measure(reference, a, b)
+print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/element")
+
+# %% [markdown]
+# Per element of 4 bytes: read a, read b, write s; read s, write y. **How many bytes are left when s never leaves
+# its register?** Write your number down; a check below meters your kernel.
+
+# %% [markdown]
+# ## Your kernel
+#
+# `tl` has no `tanh` that runs without a GPU. Write it with a sigmoid, which it has: tanh(u) = 2 sigmoid(2u) - 1.
+# Compute in float32, whatever the inputs are.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    # About 7 lines: which elements are this program's, which of those exist; load, compute, store.
+    # BEGIN SOLUTION
+    # Neighbouring lanes take neighbouring elements, so that the compiler can merge a thread's loads into wide ones.
+    # int64, because element numbers pass 2**31 in large tensors.
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # The last block overhangs the tensors: its lanes without an element must neither load nor store.
+    exists = element < elements
+    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every operation.
+    a = tl.load(a_ptr + element, mask=exists).to(tl.float32)
+    b = tl.load(b_ptr + element, mask=exists).to(tl.float32)
+    # The point of the exercise: the sum lives in a register. In memory it would cost 4 bytes out and 4 back.
+    s = a + b
+    u = 0.7978845608028654 * (s + 0.044715 * s * s * s)
+    # With tanh(u) = 2 sigmoid(2u) - 1 the formula s/2 (1 + tanh(u)) becomes s sigmoid(2u).
+    tl.store(y_ptr + element, s * tl.sigmoid(2 * u), mask=exists)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# The two tensors have one shape and one dtype: float32, float16 or bfloat16. They may have any strides, and no
+# element at all.
+
+
+# %% grade_id="launcher"
+def add_gelu(a, b):
+    """gelu(a + b), tanh form, in one launch."""
+    # About 5 lines: make room for the result, count the programs, launch, return.
+    # BEGIN SOLUTION
+    # The kernel walks memory in order. A transposed or strided tensor does not lie in order: it is copied first.
+    a, b = a.contiguous(), b.contiguous()
+    # Not zeros: filling them would be a launch, and 4 B/element, for values that nobody reads.
+    y = torch.empty_like(a)
+    # 1024 elements are 8 for each thread of 4 warps, two loads of 16 bytes; and enough programs to fill any GPU.
+    block = 1024
+    # Rounded up: the last, partly filled block needs a program too.
+    programs = triton.cdiv(y.numel(), block)
+    add_gelu_kernel[(programs,)](a, b, y, y.numel(), BLOCK=block)
+    return y
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Start from the message: the smallest input that fails, and the first index that is wrong. NaN where a number "
+        "should be means that nothing was stored there.",
+        "Sizes that no block divides need two things: a grid that is rounded up (triton.cdiv), and one mask, "
+        "element < elements, in both loads and in the store. Tensors that do not lie in order: think of .contiguous().",
+        "If every value is a little off, compare the constants with the formula: sqrt(2/pi) = 0.7978845608, 0.044715, "
+        "and in 2 sigmoid(2u) - 1 there are two twos.",
+    ),
+    traffic=(
+        "Count your own tl.load and tl.store lines, and the PyTorch operations in your launcher: each is paid for.",
+        "One launch means no a + b outside the kernel, and torch.empty_like for the result: torch.zeros_like fills it, "
+        "which is a launch of its own. Keep what you loaded in a variable and use the variable twice.",
+    ),
+    vectorised=(
+        "A load of 16 bytes is four float32 that lie next to one another. How many elements does each thread have?",
+        "Elements a thread = BLOCK / (32 num_warps), with 4 warps unless you say otherwise. And the lanes of a program "
+        "must take neighbouring elements: tl.arange without a step.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Sizes 1, 127 and 1025, views, a large mean, NaN and inf, three dtypes.
+
+# %% grade_id="values" points=6
+check_values(add_gelu, reference, elementwise_cases(2, seed=3), name="values")
+
+# %% [markdown]
+# **Is it fused?** One launch; 12 B/element: a once, b once, y once.
+
+# %% grade_id="traffic" points=3
+check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic")
+
+# %% [markdown]
+# **What did the compiler make of it?** On an A100, each thread should move 16 bytes a step.
+
+# %% grade_id="vectorised" points=3
+check_vectorised(add_gelu, (a, b), device="A100", name="vectorised")
+
+# %% grade_id="other-values" points=3
+# Other sizes and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(add_gelu, reference, elementwise_cases(2, seed=1729, sizes=(2, 255, 4099)), name="other-values")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/03_fused_add_gelu.ipynb` grades the saved notebook.
