@@ -63,7 +63,7 @@ def gpu() -> Finding:
         capability = f"{properties.major}.{properties.minor}"
         memory = properties.total_memory / 2**30
         return Finding("GPU", f"{properties.name}, compute capability {capability}, {memory:.0f} GiB")
-    if not (Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")):
+    if not has_driver():
         return Finding("GPU", "none: there is no NVIDIA driver; the course works without")
     if torch.version.cuda is None:
         return Finding(
@@ -77,6 +77,10 @@ def gpu() -> Finding:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
     return Finding("GPU", f"not usable: {reason}", "see what nvidia-smi says; PyTorch's CUDA may need a newer driver")
+
+
+def has_driver() -> bool:
+    return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
 
 
 def kernels() -> Finding:
@@ -102,6 +106,6 @@ def bubblewrap() -> Finding:
     return Finding(
         "bubblewrap",
         f"not usable: {(run.stderr.strip() or f'exit status {run.returncode}').splitlines()[-1]}",
-        "it needs user namespaces: on Ubuntu, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; a container must "
-        "be started with --security-opt seccomp=unconfined, apparmor=unconfined and systempaths=unconfined (one each)",
+        "it needs user namespaces: on Ubuntu, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; a container "
+        "must start with --security-opt seccomp=unconfined, apparmor=unconfined, systempaths=unconfined",
     )
