@@ -9,12 +9,14 @@ import ast
 import contextlib
 import importlib
 import io
+import os
 import re
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -69,7 +71,6 @@ class Resources:
     num_warps: int
     ptx: str
     cubin: bytes
-    _file: str = field(compare=False)
 
     @property
     def spill_bytes(self) -> int:
@@ -110,7 +111,7 @@ class Resources:
         if unknown := sorted(set(kinds) - set(known)):
             raise ValueError(f"no kind of instruction is called {unknown[0]!r}: choose from {', '.join(known)}")
         shown = tuple(each for each in disassemble(self.cubin) if not kinds or each.kind in kinds)
-        return SassView(shown, self._file, spills=self.spill_bytes > 0)
+        return SassView(shown, _entry_file(self.ptx), spills=self.spill_bytes > 0)
 
     def occupancy(self, carveout: int | None = None) -> Occupancy:
         """How many blocks of the kernel fit on an SM of the device; `carveout` as in helpers.occupancy."""
@@ -171,7 +172,8 @@ def compile_for(
     device = device if isinstance(device, Device) else DEVICES[device]
     target = _target(device)
     if not isinstance(kernel, JITFunction):
-        raise TypeError(f"compile_for takes a @triton.jit kernel from a file or a notebook cell, got {kernel!r}")
+        mend = "pass its .fn" if hasattr(kernel, "fn") else "write it in a file or a notebook cell under @triton.jit"
+        raise TypeError(f"compile_for takes a @triton.jit kernel, got {_called(kernel)}: {mend}")
     name = kernel.fn.__name__
     if num_warps not in (1, 2, 4, 8, 16, 32):
         raise ValueError(f"num_warps is a power of two from 1 to 32, got {num_warps}")
@@ -201,10 +203,19 @@ def compile_for(
         num_warps=compiled.metadata.num_warps,
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
-        _file=kernel.fn.__code__.co_filename,
     )
     _check_fits(resources, compiled)
     return resources
+
+
+def _called(thing) -> str:
+    return f"{type(thing).__name__} {getattr(thing, '__name__', '')}".strip()
+
+
+def _entry_file(ptx: str) -> str:
+    """The file that the kernel came from when it was compiled: a cached notebook cell's has another path by now."""
+    entry = re.search(r"\.entry .*?\.loc\s+(\d+)", ptx, re.DOTALL)
+    return re.search(rf'\.file\s+{entry[1]}\s+"(.*)"', ptx)[1] if entry else ""
 
 
 def _target(device: Device) -> GPUTarget:
@@ -265,7 +276,7 @@ def _compile(source: ASTSource, target: GPUTarget, options) -> tuple[CompiledKer
 def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
     said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(said), _diagnosed():
             compiled = triton.compile(source, target=target, options=options.__dict__)
     finally:
         # Before the log, or the dump of a failed assembly: what tl.static_print says.
@@ -273,6 +284,33 @@ def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
         of_kernel, log = output.fullmatch(said.getvalue()).groups("")
         print(of_kernel, end="")
     return compiled, log
+
+
+@contextlib.contextmanager
+def _diagnosed() -> Iterator[None]:
+    """Puts into the exception what the C++ half of the compiler wrote to standard error, past Python's."""
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        real = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        failure = None
+        try:
+            yield
+        except RuntimeError as error:
+            failure = error
+        finally:
+            os.dup2(real, 2)
+            os.close(real)
+        file.seek(0)
+        said = file.read()
+    if failure is None:
+        os.write(2, said)
+        return
+    diagnostics = re.findall(r":(\d+):\d+: error: (.*)", said.decode(errors="replace"))
+    if not diagnostics:
+        raise failure
+    line, message = diagnostics[0]
+    raise RuntimeError(f"line {line}: {message}")
 
 
 class _DriverNaming:

@@ -1,6 +1,7 @@
 """Compiling for absent GPUs, against Triton's own launcher, NVIDIA's assembler and NVIDIA's cubin reader."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -547,6 +548,18 @@ def plain(x_ptr):
     pass
 
 
+tuned = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(scaled)
+
+
+@triton.jit
+def specialized_warps(a, b, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in tl.range(0, K, BK, warp_specialize=True):
+        total = tl.dot(a.load([row, k]), b.load([column, k]).T, total)
+    a.store([row, column], total.to(tl.float16))
+
+
 @pytest.mark.parametrize(
     ("kernel", "args", "options", "error", "message"),
     [
@@ -560,7 +573,7 @@ def plain(x_ptr):
             F32[:1],
             {},
             TypeError,
-            "takes a @triton.jit kernel from a file or a notebook cell, got <function plain",
+            "takes a @triton.jit kernel, got function plain: write it in",
         ),
         (
             scaled,
@@ -596,6 +609,29 @@ def test_bad_input_is_one_line(kernel, args, options, error, message):
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 250
+
+
+def test_what_the_compilers_cpp_half_says_is_the_message(capfd):
+    def fail(said):
+        with module._diagnosed():
+            os.write(2, said)
+            raise RuntimeError("PassManager::run failed")
+
+    with pytest.raises(RuntimeError, match=r"^line 11: types must match$"):
+        fail(b"/home/me/mine.py:11:20: error: types must match\n    c.store()\nmodule {\n")
+    with pytest.raises(RuntimeError, match=r"^PassManager::run failed$"):
+        fail(b"")
+    with module._diagnosed():
+        os.write(2, b"remark: fine\n")
+    assert capfd.readouterr().err == "remark: fine\n"
+
+
+def test_warps_that_specialisation_adds_are_counted():
+    arguments = descriptor(128), descriptor(128), 256
+    found = compile_for(specialized_warps, *arguments, device="B200", BM=128, BN=128, BK=128, num_stages=2)
+    assert found.num_warps > 4
+    assert found.instructions["USETMAXREG"] > 0
+    assert found.barriers > 1
 
 
 def test_too_much_shared_memory_says_by_how_much(gpu):
