@@ -21,6 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     check = commands.add_parser("check", help="grade an exercise notebook with its public checks")
     check.add_argument("notebook", help="for example exercises/03_fused_add_gelu.ipynb")
 
+    inspect = commands.add_parser("inspect", help="what a kernel needs of a GPU that need not be here")
+    inspect.add_argument("kernel", metavar="module:kernel", help="kernels.elementwise.add_gelu:add_gelu_kernel, say")
+    inspect.add_argument("arguments", nargs="*", metavar="argument", help='"*bf16" for a pointer, 8192, or BLOCK=1024')
+    inspect.add_argument("--device", default="H100", help="a GPU of the course's catalogue (default: H100)")
+
     commands.add_parser("doctor", help="what this machine has, what is missing, how to get it")
     commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
 
@@ -49,6 +54,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             from helpers.grading.check import check_notebook
 
             return check_notebook(arguments.notebook)
+        case "inspect":
+            from helpers.resources import inspect_kernel
+
+            print(inspect_kernel(arguments.kernel, arguments.arguments, arguments.device))
+            return 0
         case "doctor":
             from helpers.doctor import report
 

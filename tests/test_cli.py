@@ -36,3 +36,29 @@ def test_lab_passes_on_what_jupyterlab_understands(monkeypatch):
     monkeypatch.setattr("helpers.lab.open_lab", lambda **options: calls.append(options))
     assert cli.main(["lab", "--port", "9000", "--no-browser", "--ServerApp.ip=0.0.0.0"]) == 0
     assert calls == [{"port": 9000, "browser": False, "options": ["--ServerApp.ip=0.0.0.0"]}]
+
+
+def test_inspect_names_a_kernel_and_what_it_is_called_with(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(
+        "helpers.resources.inspect_kernel", lambda *arguments: calls.append(arguments) or "32 registers"
+    )
+    assert cli.main(["inspect", "mine:kernel", "*bf16", "8192", "BLOCK=1024", "--device", "A100"]) == 0
+    assert calls == [("mine:kernel", ["*bf16", "8192", "BLOCK=1024"], "A100")]
+    assert capsys.readouterr().out == "32 registers\n"
+
+
+def test_inspect_of_what_does_not_exist_is_one_line(capsys):
+    assert cli.main(["inspect", "kernels.elementwise.add_gelu:add_geul"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fusion: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["no_such.ipynb", "broken.ipynb"])
+def test_check_of_what_is_no_notebook_is_one_line(name, tmp_path, capsys):
+    (tmp_path / "broken.ipynb").write_text("not JSON")
+    assert cli.main(["check", str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fusion: ")
+    assert error.count("\n") == 1

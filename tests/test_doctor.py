@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 import torch
-from conftest import FUSION, ROOT
+from lab_browser import FUSION, ROOT
 
 from helpers import doctor
 

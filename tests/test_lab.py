@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LabServer
+from lab_browser import LabServer
 
 from helpers.lab import FIRST_LESSON, open_lab
 
