@@ -70,18 +70,16 @@ def read_source(source: Path) -> NotebookNode:
     import jupytext
 
     text = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
-    notebook = nbformat.v4.new_notebook(
-        metadata={"kernelspec": dict(KERNELSPEC), "language_info": dict(LANGUAGE_INFO)},
-        cells=[cell_of(cell, source) for cell in text.cells],
-    )
-    seen = {}
-    for cell in notebook.cells:
+    cells, seen = [cell_of(cell, source) for cell in text.cells], {}
+    for cell in cells:
         seen[cell.id] = seen.get(cell.id, 0) + 1
         if seen[cell.id] > 1 and "nbgrader" in cell.metadata:
             raise BuildError(f"{source.name}: two cells have the grade_id {cell.id!r}: rename one")
         if seen[cell.id] > 1:
             cell.id = f"{cell.id}-{seen[cell.id]}"
-    return notebook
+    return nbformat.v4.new_notebook(
+        cells=cells, metadata={"kernelspec": dict(KERNELSPEC), "language_info": dict(LANGUAGE_INFO)}
+    )
 
 
 def cell_of(cell: NotebookNode, source: Path) -> NotebookNode:
@@ -237,7 +235,7 @@ def refuse_machine_traces(cell: NotebookNode, target: Path) -> None:
     texts = [text for output in cell.outputs for text in stored_texts(output)]
     folders = {str(ROOT), str(target.parent), sys.prefix, tempfile.gettempdir(), str(Path.home())} - {"/"}
     for text in texts:
-        for folder in sorted(folders):
+        for folder in sorted(folders, key=len, reverse=True):
             if f"{folder}/" in text:
                 raise BuildError(f"{place(target, cell)} shows a path of this machine, {folder}: print something else")
         if address := re.search(r" at 0x[0-9a-f]{6,}", text):
