@@ -72,8 +72,8 @@ def _sectors(start: int, run: int, dims: tuple[tuple[int, int], ...]) -> int:
 def _sectors_of_runs(starts: np.ndarray, run: int) -> int:
     """Sectors touched by disjoint runs at ascending `starts`: neighbours may share one."""
     first, final = starts // SECTOR, (starts + run - 1) // SECTOR
-    before = np.concatenate([[-1], final[:-1]])
-    return int((final - np.maximum(first, before + 1) + 1).sum())
+    unshared = np.concatenate([first[:1], np.maximum(first[1:], final[:-1] + 1)])
+    return int((final - unshared + 1).sum())
 
 
 class Scatter(Footprint):

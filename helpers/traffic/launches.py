@@ -188,6 +188,7 @@ class TritonMeter:
         Returns:
             None, or, where lanes point outside every tensor of the launch, the mask without them.
         """
+        mask = np.asarray(mask)  # a tensor descriptor's is a memoryview in Triton's interpreter
         frame = sys._getframe(1)
         while frame.f_code not in kernel_code:
             frame = frame.f_back
