@@ -19,13 +19,13 @@ def _modules() -> dict[str, str]:
 
 def __getattr__(name: str):
     if name == "CATALOGUE":
-        catalogue = {kernel: importlib.import_module(module).OP for kernel, module in sorted(_modules().items())}
-        globals()["CATALOGUE"] = catalogue
-        return catalogue
-    module = _modules().get(name)
-    if module is None:
+        modules = {kernel: importlib.import_module(module) for kernel, module in sorted(_modules().items())}
+        globals()["CATALOGUE"] = {kernel: module.OP for kernel, module in modules.items() if hasattr(module, "OP")}
+        return globals()["CATALOGUE"]
+    module = importlib.import_module(_modules()[name]) if name in _modules() else None
+    if not hasattr(module, "OP"):
         raise AttributeError(f"module 'kernels' has no attribute {name!r}; its kernels are {', '.join(_modules())}")
-    globals()[name] = importlib.import_module(module).OP.fused
+    globals()[name] = module.OP.fused
     return globals()[name]
 
 
