@@ -1,0 +1,154 @@
+"""The sanitizer: each kind of mistake found at its line and element, and nothing found in correct kernels."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import kernels
+from helpers.traffic import measure
+
+
+@triton.jit
+def scale(x_ptr, y_ptr, n, stride, MISTAKE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    x = tl.load(x_ptr + at * stride, mask=mask | (MISTAKE == "unmasked load"))
+    if MISTAKE == "off by one":
+        tl.store(y_ptr + at + 1, x * 2, mask=mask)
+    elif MISTAKE == "overlapping blocks":
+        tl.store(y_ptr + at - tl.program_id(0) * 8, x * 2, mask=mask)
+    elif MISTAKE == "adds to the output":
+        tl.store(y_ptr + at, x * 2 + tl.load(y_ptr + at, mask=mask), mask=mask)
+    else:
+        tl.store(y_ptr + at, x * 2, mask=mask)
+
+
+def run_scale(x, mistake="", stride=1):
+    y = torch.empty(x.numel() + 256)[: x.numel()]  # room for the mistakes
+    scale[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), stride, MISTAKE=mistake, BLOCK=64)
+    return y
+
+
+def roomy(n, stride=1):
+    return torch.randn(4 * n + 256)[: n * stride : stride]
+
+
+@pytest.mark.parametrize("n", [1, 64, 127, 1025])
+def test_a_correct_kernel_is_clean(n):
+    x = roomy(n)
+    traffic = measure(run_scale, x)
+    assert traffic.hazards == ()
+    assert torch.equal(traffic.result, 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "stride", "kind", "where", "source", "program", "elements"),
+    [
+        # 127 elements, blocks of 64: lane 63 of the second instance reads element 127.
+        ("unmasked load", 1, "out-of-bounds read", "x, element 127", "x = tl.load(x_ptr + at * stride", 1, 1),
+        ("off by one", 1, "out-of-bounds store", "result, element 127", "tl.store(y_ptr + at + 1", 1, 1),
+        # stride 2 on a contiguous x: the first instance reads elements 0..126; the second 128, 130, ... 252.
+        ("", 2, "out-of-bounds read", "x, element 128", "x = tl.load(x_ptr + at * stride", 1, 63),
+        # The second instance starts 8 elements early, on the last 8 of the first.
+        ("overlapping blocks", 1, "race", "result[56], stored by (0, 0, 0)", "tl.store(y_ptr + at - tl.prog", 1, 8),
+        ("adds to the output", 1, "uninitialised read", "result[0]", "tl.load(y_ptr + at, mask=mask)", 0, 64),
+    ],
+)
+def test_a_mistake_is_found(mistake, stride, kind, where, source, program, elements):
+    traffic = measure(run_scale, roomy(127), mistake, stride)
+    (hazard,) = traffic.hazards
+    assert hazard.kind == kind
+    assert hazard.where.startswith(where)
+    assert source in hazard.source
+    assert (hazard.file, hazard.kernel) == (__file__, "scale")
+    assert (hazard.program, hazard.elements) == ((program, 0, 0), elements)
+    assert str(hazard) in str(traffic)
+    assert "\n" not in str(hazard)
+
+
+def test_elements_between_those_of_a_strided_tensor_are_not_its_own():
+    x = roomy(100, stride=2)
+    assert measure(run_scale, x, "", 2).hazards == ()
+    (hazard,) = measure(run_scale, x, "", 1).hazards
+    assert hazard.where.startswith("x, element 1 from its first")
+
+
+def test_out_of_bounds_bytes_are_counted_apart():
+    traffic = measure(run_scale, roomy(127), "unmasked load")
+    assert traffic.bytes_read == 128 * 4
+    assert (traffic.by_tensor["x"].read, traffic.by_tensor["outside"].read) == (127 * 4, 4)
+    assert traffic.unique_read == 127 * 4
+
+
+def test_an_output_that_was_filled_may_be_read():
+    def filled(x):
+        y = torch.zeros(x.numel())
+        scale[(2,)](x, y, x.numel(), 1, MISTAKE="adds to the output", BLOCK=64)
+
+    assert measure(filled, roomy(127)).hazards == ()
+
+
+def test_initial_contents_of_the_callers_tensors_are_not_known():
+    x, y = roomy(127), torch.empty(127)
+    run = scale[(2,)]
+    assert measure(lambda: run(x, y, 127, 1, MISTAKE="adds to the output", BLOCK=64)).hazards == ()
+
+
+@triton.jit
+def accumulate(total_ptr, lock_ptr, LOCK: tl.constexpr, ATOMIC: tl.constexpr):
+    if ATOMIC:
+        tl.atomic_add(total_ptr, 1.0)
+    else:
+        if LOCK:
+            while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+                pass
+        tl.store(total_ptr, tl.load(total_ptr) + 1.0)
+        if LOCK:
+            tl.atomic_xchg(lock_ptr, 0)
+
+
+def test_atomics_and_locks_do_not_race():
+    total, lock = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    assert measure(lambda: accumulate[(4,)](total, lock, LOCK=False, ATOMIC=True)).hazards == ()
+    assert measure(lambda: accumulate[(4,)](total, lock, LOCK=True, ATOMIC=False)).hazards == ()
+    (hazard,) = measure(lambda: accumulate[(4,)](total, lock, LOCK=False, ATOMIC=False)).hazards
+    assert hazard.kind == "race"
+
+
+def test_instances_of_two_launches_do_not_race():
+    x = roomy(127)
+
+    def twice():
+        y = run_scale(x)
+        scale[(2,)](x, y, 127, 1, MISTAKE="", BLOCK=64)
+
+    assert measure(twice).hazards == ()
+
+
+@triton.jit
+def tile(x_ptr, y_ptr, rows, cols, row_stride, M: tl.constexpr, N: tl.constexpr):
+    row = tl.program_id(0) * M + tl.arange(0, M)[:, None]
+    col = tl.program_id(1) * N + tl.arange(0, N)[None, :]
+    inside = (row < rows) & (col < cols)
+    tl.store(y_ptr + row * row_stride + col, tl.load(x_ptr + row * cols + col, mask=inside), mask=inside)
+
+
+def test_interleaved_tiles_do_not_race_and_a_wrong_stride_does():
+    x = torch.randn(20, 40)
+
+    def copy(row_stride):
+        y = torch.empty(20, 40)
+        tile[(3, 3)](x, y, 20, 40, row_stride, M=8, N=16)
+        return y
+
+    assert measure(copy, 40).hazards == ()
+    (hazard,) = measure(copy, 39).hazards  # rows overlap by one
+    assert (hazard.kind, hazard.where) == ("race", "result[0, 39], stored by (0, 0, 0) too")
+
+
+@pytest.mark.parametrize("name", kernels.CATALOGUE)
+def test_the_catalogue_is_clean(name):
+    op = kernels.CATALOGUE[name]
+    for shape in op.interpreter_shapes:
+        assert measure(op.fused, *op.inputs(*shape)).hazards == ()
