@@ -3,7 +3,7 @@
 import html
 from dataclasses import dataclass
 
-from helpers.checks.outcome import PASS, latest
+from helpers.outcome import PASS, latest
 
 
 @dataclass(frozen=True)

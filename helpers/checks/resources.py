@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 from triton.runtime.jit import JITFunction
 
-from helpers.checks.outcome import AnswerError, as_check
+from helpers.outcome import AnswerError, as_check
 from helpers.resources import Resources, compile_for
 
 WIDTHS = (8, 16, 32, 64, 128)  # bits of one thread's load or store

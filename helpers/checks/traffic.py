@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from helpers.checks.outcome import AnswerError, as_check, quoted_line
+from helpers.outcome import AnswerError, as_check, quoted_line
 from helpers.traffic import Traffic, measure
 
 

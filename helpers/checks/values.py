@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from helpers.checks.cases import Case
-from helpers.checks.outcome import AnswerError, as_check, quoted_line
+from helpers.outcome import AnswerError, as_check, quoted_line
 from helpers.traffic import measure
 from kernels import runtime
 

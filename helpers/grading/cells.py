@@ -49,16 +49,17 @@ class WatchedKernel(RunningKernel):
     """nbval's kernel, watched while a cell runs: is it alive, and how much does it print?"""
 
     def __init__(self, *args, **kwargs):
-        self.printed = collections.deque()
+        self.printed = collections.deque()  # messages taken from the kernel and not yet asked for
+        self.size = 0  # of what the cell has printed, in characters
         super().__init__(*args, **kwargs)
 
     def await_reply(self, msg_id, timeout=None):
         deadline = time.monotonic() + timeout
-        size = 0
+        self.size = 0
         while True:
-            size += self._take_printed()
-            if size > MOST_OUTPUT:
-                raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop")
+            with contextlib.suppress(Empty):
+                while True:
+                    self.printed.append(self._next_printed(timeout=0))
             try:
                 return super().await_reply(msg_id, timeout=0.1)
             except Empty:
@@ -70,21 +71,18 @@ class WatchedKernel(RunningKernel):
                     raise
 
     def get_message(self, stream, timeout=None):
-        if stream == "iopub" and self.printed:
-            return self.printed.popleft()
+        if stream == "iopub":
+            return self.printed.popleft() if self.printed else self._next_printed(timeout)
         return super().get_message(stream, timeout=timeout)
 
-    def _take_printed(self) -> int:
-        """Take over what the kernel has printed so far; its size in characters, at most a little over the bound."""
-        size = 0
-        while size <= MOST_OUTPUT:
-            try:
-                message = self.kc.get_iopub_msg(timeout=0)
-            except Empty:
-                break
-            self.printed.append(message)
-            size += len(str(message["content"]))
-        return size
+    def _next_printed(self, timeout):
+        # Not by way of nbval, which writes each message out for its log, wanted or not.
+        message = self.kc.get_iopub_msg(timeout=timeout)
+        content = message["content"]
+        self.size += len(content["text"] if "text" in content else str(content))
+        if self.size > MOST_OUTPUT:
+            raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop")
+        return message
 
 
 class WatchedNotebook(IPyNbFile):
@@ -130,12 +128,12 @@ class Recorder:
             return
         run = CellRun(same=call.excinfo is None, outputs=item.test_outputs or [], problem="")
         raised = next((output for output in run.outputs if output.output_type == "error"), None)
-        if item.parent.timed_out:
+        if call.excinfo is not None and call.excinfo.errisinstance(KernelProblemError):
+            run.problem = str(call.excinfo.value)
+        elif item.parent.timed_out:
             run.problem = f"ran for over {self.cell_timeout:g} s: look for a loop that never ends"
         elif raised is not None:
             run.problem = f"stopped: {raised.ename}: {raised.evalue.strip().partition(chr(10))[0]}"
-        elif call.excinfo is not None and call.excinfo.errisinstance(KernelProblemError):
-            run.problem = str(call.excinfo.value)
         self.runs[item.cell.id] = run
         if run.problem and (item.cell.id in self.needed or raised is None or item.parent.timed_out):
             self.stopped = run.problem

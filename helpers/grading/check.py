@@ -6,9 +6,9 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from helpers.checks.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 from helpers.grading.cells import CellRun, run_cells
 from helpers.grading.submission import Submission, read_submission
+from helpers.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 
 CELL_TIMEOUT = 60.0  # seconds; a check takes under five
 HIDDEN = "hidden"
