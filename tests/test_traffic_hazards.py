@@ -7,6 +7,9 @@ import triton.language as tl
 
 import kernels
 from helpers.traffic import measure
+from helpers.traffic.launches import TritonMeter
+from helpers.traffic.ledger import Ledger
+from kernels import runtime
 
 
 @triton.jit
@@ -79,6 +82,20 @@ def test_out_of_bounds_bytes_are_counted_apart():
     assert traffic.bytes_read == 128 * 4
     assert (traffic.by_tensor["x"].read, traffic.by_tensor["outside"].read) == (127 * 4, 4)
     assert traffic.unique_read == 127 * 4
+
+
+def test_the_observer_says_which_lanes_may_touch_memory():
+    kept = []
+
+    class Recorder(TritonMeter):
+        def access(self, *access):
+            kept.append(super().access(*access))
+            return kept[-1]
+
+    with runtime.observed(Recorder(Ledger())):
+        run_scale(roomy(127), "unmasked load")
+    assert [mask is None for mask in kept] == [True, True, False, True]  # load, store; load, store
+    assert kept[2].tolist() == [True] * 63 + [False]
 
 
 def test_an_output_that_was_filled_may_be_read():

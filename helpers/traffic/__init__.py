@@ -20,6 +20,7 @@ These are the bytes requested of memory: no L1 or L2 cache is modelled. Distinct
 in units of 32-byte sectors. Storages are taken to start on a sector, as a GPU's allocations do.
 
 On a machine with a GPU, Triton launches are interpreted while metered; eager operators run where their tensors are.
+What torch.compile made runs uncompiled inside `measure`, and counts as such.
 """
 
 import contextlib
@@ -49,11 +50,13 @@ def measure(fn: Callable, *args) -> Traffic:
         args: its arguments; tensors on the CPU or a GPU.
 
     Raises:
-        TypeError: fn is not callable, or a tensor is sparse or nested.
+        TypeError: fn is not callable or comes from torch.compile, or a tensor is sparse or nested.
         ValueError: a kernel was launched with no tensor.
     """
     if not callable(fn):
         raise TypeError(f"measure takes a function and its arguments, got {_kind(fn)}: wrap it, measure(lambda: ...)")
+    if hasattr(fn, "_torchdynamo_orig_callable"):
+        raise TypeError("measure cannot see into torch.compile's kernels: give it the function as it was before")
     ledger = Ledger()
     for name, tensor in _names(fn, args):
         ledger.name(tensor, name, given=True)
