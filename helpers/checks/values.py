@@ -15,9 +15,10 @@ from helpers.traffic import measure
 from kernels import runtime
 
 HAZARDS = {
-    "read": "which of its lanes have an element? Mask the others",
-    "store": "which of its lanes have an element? Mask the others",
-    "atomic": "which of its lanes have an element? Mask the others",
+    "out-of-bounds read": "which of its lanes have an element? Mask the others",
+    "out-of-bounds store": "which of its lanes have an element? Mask the others",
+    "out-of-bounds atomic": "which of its lanes have an element? Mask the others",
+    "uninitialised read": "nothing was stored there before",
     "race": "two programs store here; each element needs one owner",
 }
 
@@ -50,7 +51,7 @@ def check_case(answer: Callable, reference: Callable, case: Case) -> None:
         place = quoted_line(hazard.file, hazard.line)
         raise AnswerError(
             f"{described_case(case)}: {hazard.kind} of {hazard.where}, elements: {hazard.elements}",
-            f"{place}: {HAZARDS[hazard.kind.split()[-1]]}",
+            f"{place}: {HAZARDS[hazard.kind]}",
         )
     compare(traffic.result, inputs, reference, case)
     if runtime.has_gpu():

@@ -1,0 +1,368 @@
+"""The checks: what they accept, what each rejects, and what they say of it."""
+
+import functools
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from IPython.core.formatters import DisplayFormatter
+
+from helpers import outcome
+from helpers.checks import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
+from helpers.checks.cases import Case
+from helpers.checks.values import differs, fresh_copy, outputs_start_as_nan
+from helpers.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS, Outcome
+from kernels import runtime
+
+DEVICE = "cuda" if runtime.has_gpu() else "cpu"
+CASES = elementwise_cases(2, seed=0)
+
+values = functools.partial(check_values, reference=torch.add, cases=CASES, name="values")
+
+
+def vectors(elements: int = 4096) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(elements, device=DEVICE), torch.randn(elements, device=DEVICE)
+
+
+@triton.jit
+def add_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    y = tl.load(a_ptr + element, mask=exists).to(tl.float32) + tl.load(b_ptr + element, mask=exists).to(tl.float32)
+    tl.store(y_ptr + element, y, mask=exists)
+
+
+@triton.jit
+def unmasked_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(a_ptr + element, mask=element < elements) + tl.load(b_ptr + element)
+    tl.store(y_ptr + element, y, mask=element < elements)
+
+
+@triton.jit
+def racing_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.arange(0, BLOCK)
+    for first in range(0, elements, BLOCK):
+        exists = first + element < elements
+        y = tl.load(a_ptr + first + element, mask=exists).to(tl.float32)
+        y += tl.load(b_ptr + first + element, mask=exists).to(tl.float32)
+        tl.store(y_ptr + first + element, y, mask=exists)
+
+
+@triton.jit
+def stub_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    raise NotImplementedError
+
+
+@triton.jit
+def spilling_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.arange(0, BLOCK)
+    # All of a is alive until its sum is known: 256 registers a thread in one warp.
+    a = tl.load(a_ptr + element)
+    tl.store(y_ptr + element, a * tl.sum(a))
+
+
+def launcher(kernel, block=1024, contiguous=True, **options):
+    def add(a, b):
+        if contiguous:
+            a, b = a.contiguous(), b.contiguous()
+        y = torch.empty_like(a)
+        kernel[(triton.cdiv(y.numel(), block),)](a, b, y, y.numel(), BLOCK=block, **options)
+        return y
+
+    return add
+
+
+# Values
+
+
+def test_pytorch_itself_passes_and_a_kernel_says_the_same():
+    by_torch, by_kernel = values(torch.add), values(launcher(add_kernel))
+    assert by_torch.state == PASS
+    # A pass tells nothing of how the answer was written: fusion check compares it word for word.
+    assert str(by_torch) == str(by_kernel)
+    assert str(by_torch) == "pass: values\n  agrees with float64 on 13 inputs, to twice PyTorch's own error."
+
+
+def changes_input(a, b):
+    a += b
+    return a.clone()
+
+
+def forgets_the_tail(a, b):
+    y = torch.empty_like(a)
+    whole = y.numel() // 128 * 128
+    y.view(-1)[:whole] = (a + b).reshape(-1)[:whole]
+    return y
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "look_at"),
+    [
+        (lambda a, b: a - b, "shape (1,), float32: 1 of 1 elements wrong\nfirst wrong index 0: got", "the formula"),
+        (lambda a, b: None, "got NoneType, expected a tensor", "what your function returns"),
+        (lambda a, b: (a + b)[:, None], "the result's shape is (1, 1), expected (1,)", "how the output is allocated"),
+        (lambda a, b: (a + b).double(), "the result's dtype is torch.float64, expected torch.float32", "allocated"),
+        (lambda a, b: torch.empty_like(a), "got nan, expected", "the grid and the store: no element was written"),
+        (forgets_the_tail, "1 of 1 elements wrong", "no element was written"),
+        (changes_input, "shape (1,), float32: argument 1 was changed", "what your kernel stores to: only the output"),
+        (lambda a, b: (a.half() + b.half()).to(a.dtype), "shape (1,), float32", "the formula"),
+        (
+            lambda a, b: torch.nan_to_num(a + b),
+            "NaN, inf and huge values, shape (1025,)",
+            "what becomes of NaN and inf",
+        ),
+        (lambda a, b: a + b if a.numel() else None, "no elements, shape (0,)", "what your function returns"),
+        (launcher(add_kernel, contiguous=False), "the first transposed, shape (33, 31)", "the strides"),
+        (launcher(unmasked_kernel), "shape (1,), float32: out-of-bounds read of b, element 1 from its first", "Mask"),
+        (launcher(racing_kernel), "shape (1025,), float32: race of", "two programs store here"),
+    ],
+    ids="minus none shape dtype unwritten tail inplace half nan empty strides bounds race".split(),
+)
+def test_a_wrong_answer_is_shown_its_smallest_case(answer, message, look_at):
+    said = values(answer)
+    assert said.state == FAIL, said
+    assert message in said.message
+    assert look_at in said.look_at
+
+
+@triton.jit
+def accumulating_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    y = tl.load(y_ptr + element, mask=exists) + tl.load(a_ptr + element, mask=exists)
+    tl.store(y_ptr + element, y, mask=exists)
+
+
+def test_a_read_of_what_was_never_stored():
+    said = values(launcher(accumulating_kernel))
+    assert said.message.startswith("shape (1,), float32: uninitialised read of result[0]")
+    assert "nothing was stored there before" in said.look_at
+
+
+def test_what_is_not_written_is_told_from_where_on():
+    case = Case("", (torch.randn(1000, device=DEVICE), torch.randn(1000, device=DEVICE)), "the formula")
+    said = check_values(forgets_the_tail, torch.add, [case], name="values")
+    assert said.look_at == "the grid: nothing was written from element 896 on"
+    assert "first wrong index 896: got nan" in said.message
+
+
+def test_sixteen_bits_are_rounded_once():
+    def three(a, b, c):
+        return a * b + c
+
+    cases = elementwise_cases(3, seed=1, dtypes=(torch.float16, torch.bfloat16))
+
+    def eight_roundings(a, b, c):
+        for _ in range(4):
+            c = (c + a * b / 4).to(torch.bfloat16).to(a.dtype)
+        return c
+
+    assert check_values(three, three, cases, name="values").state == PASS
+    assert check_values(eight_roundings, three, cases, name="values").state == FAIL
+
+
+@given(st.integers(1, 300), st.floats(1e-3, 1e3), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_tolerance_lies_between_pytorchs_error_and_a_thousandth(elements, scale, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = scale * torch.randn(elements, generator=generator)
+    exact, usual = x.double().exp().log1p(), x.exp().log1p()
+    if not usual.isfinite().all():
+        return
+    assert not differs(usual, exact, usual).any()
+    far = exact + 1e-3 * exact.abs().max().clamp(min=1)
+    assert differs(far.float(), exact, usual).all()
+    assert differs(torch.full_like(usual, float("nan")), exact, usual).all()
+
+
+def test_nan_and_inf_must_stand_where_pytorch_has_them():
+    usual = torch.tensor([1.0, float("nan"), float("inf"), -float("inf")])
+    assert not differs(usual.clone(), usual.double(), usual).any()
+    other = torch.tensor([float("inf"), 1.0, -float("inf"), float("nan")])
+    assert differs(other, usual.double(), usual).all()
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 3), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_a_fresh_copy_lies_in_memory_as_the_original_does(rows, columns, step, transposed):
+    x = torch.randn(rows * step + 1, columns + 2)[1::step, 1:]
+    x = x.T if transposed else x
+    copy = fresh_copy(x)
+    assert torch.equal(copy, x)
+    assert (copy.stride(), copy.storage_offset()) == (x.stride(), x.storage_offset())
+    copy.fill_(7)
+    assert not (x == 7).any()
+
+
+def test_outputs_start_as_nan_and_the_setting_is_put_back():
+    with outputs_start_as_nan():
+        assert torch.empty(1000, device=DEVICE).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_cases_are_awkward_fresh_and_never_zero():
+    sizes = {case.inputs[0].numel() for case in CASES}
+    assert {0, 1, 127, 1025} <= sizes
+    assert any(not case.inputs[0].is_contiguous() for case in CASES)
+    assert any(case.inputs[0].storage_offset() for case in CASES)
+    assert {case.inputs[0].dtype for case in CASES} == {torch.float32, torch.float16, torch.bfloat16}
+    assert all((x != 0).all() for case in CASES for x in case.inputs)
+    other = elementwise_cases(2, seed=1)
+    assert not torch.equal(CASES[2].inputs[1], other[2].inputs[1])
+    again = elementwise_cases(2, seed=0)
+    assert torch.equal(CASES[2].inputs[1], again[2].inputs[1])
+
+
+# Traffic
+
+
+def traffic(answer, inputs=None):
+    return check_traffic(answer, inputs or vectors(), launches=1, bytes_per_element=12, name="traffic")
+
+
+@triton.jit
+def rereading_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    y = tl.load(a_ptr + element, mask=exists) + tl.load(b_ptr + element, mask=exists)
+    y += 0 * tl.load(a_ptr + element, mask=exists)
+    tl.store(y_ptr + element, y, mask=exists)
+
+
+def test_one_launch_and_twelve_bytes():
+    said = traffic(launcher(add_kernel))
+    assert str(said) == "pass: traffic\n  1 launch, 12 B/element."
+
+
+def test_a_second_read_is_told_with_its_line():
+    said = traffic(launcher(rereading_kernel))
+    assert said.state == FAIL
+    assert said.message.startswith("a is read twice; 16 B/element, 12 needed\n")
+    assert "`y += 0 * tl.load(a_ptr + element, mask=exists)`: 4 read, 0 written" in said.message
+
+
+def test_an_operator_too_many_is_named():
+    add = launcher(add_kernel)
+    said = traffic(lambda a, b: add(a * 2, b))
+    assert said.message.startswith("2 launches (mul, add_kernel), 1 needed; 20 B/element, 12 needed")
+
+
+def test_bytes_that_are_missing():
+    said = traffic(lambda a, b: a + 1)
+    assert said.message.startswith("8 B/element, 12 needed")
+    assert said.look_at == "what is never read, or never written"
+
+
+def test_nothing_returned():
+    assert traffic(lambda a, b: None).message == "the result has no elements"
+
+
+# Resources
+
+
+def vectorised(answer, inputs=None):
+    return check_vectorised(answer, inputs or vectors(), device="A100", name="vectorised")
+
+
+def test_sixteen_bytes_a_thread():
+    said = vectorised(launcher(add_kernel))
+    assert said.state == PASS, said
+    assert said.message == "every load and store is 16 bytes wide on A100 (sm_80), and no register spills."
+
+
+@pytest.mark.parametrize(("block", "width"), [(128, 4), (256, 8)])
+def test_narrow_loads_are_counted(block, width):
+    said = vectorised(launcher(add_kernel, block=block))
+    assert said.state == FAIL
+    assert said.message.startswith(f"a thread of add_kernel loads {width} bytes at a time on A100: ")
+    assert f"LDG.{8 * width}, 0 LDG.128" in said.message
+
+
+def test_launch_options_are_the_learners():
+    assert vectorised(launcher(add_kernel, block=256, num_warps=2)).state == PASS
+
+
+def test_spills_are_told():
+    said = vectorised(launcher(spilling_kernel, block=8192, num_warps=1), vectors(8192))
+    assert said.state == FAIL
+    assert re.match(r"spilling_kernel spills \d+ bytes of registers to memory on A100", said.message)
+
+
+def test_no_kernel_at_all():
+    assert vectorised(torch.add).message == "no Triton kernel was launched"
+
+
+# Outcomes
+
+
+def stub(a, b):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("answer", [stub, launcher(stub_kernel)], ids=["launcher", "kernel"])
+@pytest.mark.parametrize("run", [values, traffic, vectorised])
+def test_a_stub_is_not_attempted(run, answer):
+    assert run(answer).state == NOT_ATTEMPTED
+
+
+def test_an_error_names_the_learners_line():
+    def add(a, b):
+        return a.plus(b)
+
+    said = values(add)
+    assert said.state == ERROR
+    assert said.message == "AttributeError: 'Tensor' object has no attribute 'plus'"
+    assert said.look_at.endswith(", `return a.plus(b)`")
+
+
+def test_an_exception_with_words_is_an_error_not_a_stub():
+    def add(a, b):
+        raise NotImplementedError("no float16 yet")
+
+    assert values(add).state == ERROR
+
+
+def test_an_outcome_is_text_html_and_json():
+    shown = Outcome("values", FAIL, "got <1>\nexpected 2", "the & sign")
+    data = DisplayFormatter().format(shown)[0]
+    assert data["text/plain"] == "fail: values\n  got <1>\n  expected 2\n  Look at the & sign."
+    assert "got &lt;1&gt;<br>expected 2<br>Look at the &amp; sign." in data["text/html"]
+    assert data[MIME] == {
+        "check": "values",
+        "state": FAIL,
+        "message": "got <1>\nexpected 2",
+        "look_at": "the & sign",
+    }
+
+
+# Hints
+
+
+@pytest.fixture
+def hint(monkeypatch):
+    monkeypatch.setattr(outcome, "latest", {})
+    monkeypatch.setattr("helpers.checks.hints.latest", outcome.latest)
+    return Hints(values=("look", "look <there>"), traffic=("count",))
+
+
+def test_hints_come_one_at_a_time_for_the_first_check_that_has_not_passed(hint):
+    assert repr(hint(1)) == "values, hint 1 of 2: look"
+    assert "look &lt;there&gt;" in hint(2)._repr_html_()
+    assert repr(hint(3)) == "values: there are 2 hints, hint(1) to hint(2)."
+    values(torch.add)
+    assert repr(hint(1)) == "traffic, hint 1 of 1: count"
+    assert repr(hint(1, "values")) == "values, hint 1 of 2: look"
+    values(stub)
+    assert repr(hint(1)) == "values, hint 1 of 2: look"
+    outcome.latest.update({name: Outcome(name, PASS, "") for name in ("values", "traffic")})
+    assert repr(hint(1)) == "Every check here has passed."
+
+
+def test_a_hint_on_no_such_check(hint):
+    with pytest.raises(ValueError, match="there is no check 'speed'; there are: values, traffic"):
+        hint(1, "speed")
