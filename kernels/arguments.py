@@ -1,5 +1,7 @@
 """What every launcher asks of its tensors before it allocates anything."""
 
+from functools import reduce
+
 import torch
 
 from kernels import runtime
@@ -43,3 +45,47 @@ def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tens
             )
     if not (first.is_cuda or (first.is_cpu and runtime.interprets())):
         raise ValueError(f"{operation} runs on the GPU here, got tensors on {first.device}: move them with .cuda()")
+
+
+def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> None:
+    """Check that x has a last dimension and each vector one floating-point value for each of its columns.
+
+    Raises:
+        TypeError: a vector is not a floating-point tensor.
+        ValueError: x has no dimension, or a vector another shape or device than x's columns.
+    """
+    if x.dim() == 0:
+        raise ValueError(f"{operation} takes rows, (..., cols), got x of shape (): give it a dimension with x[None]")
+    for name, vector in vectors.items():
+        if not isinstance(vector, torch.Tensor):
+            raise TypeError(f"{operation} takes tensors, got {name} of type {type(vector).__name__}: use torch.tensor")
+        if vector.dtype not in FLOATS:
+            taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+            raise TypeError(f"{operation} takes {taken}, got {name} of {vector.dtype}: convert it with .to(dtype)")
+        if vector.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{operation} takes {name} of x's last dimension, ({x.shape[-1]},), got {tuple(vector.shape)}: "
+                f"give it one value a column"
+            )
+        if vector.device != x.device:
+            raise ValueError(
+                f"{operation} takes tensors on one device, got x on {x.device} and {name} on {vector.device}: "
+                f"move one with .to(device)"
+            )
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """x, not empty, as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast, tensors of several dtypes in the widest of them, as PyTorch's addition would take them.
+
+    There a 16-bit layer meets an fp32 residual all the time; elsewhere two dtypes are a mistake, left for the checks.
+    """
+    dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    if len(dtypes) < 2 or not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
+        return tensors
+    return tuple(tensor.to(reduce(torch.promote_types, dtypes)) for tensor in tensors)

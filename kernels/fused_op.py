@@ -65,6 +65,8 @@ class FusedOp:
         dtypes: what the operation takes.
         gpu_dtypes: what benchmarks measure.
         backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, where the operation has a gradient.
+        oracle: what `fused` must equal, where `reference` leaves that open: it draws its own random numbers, or says
+            nothing of the order of ties. `reference` itself where not given.
     """
 
     name: str
@@ -80,3 +82,8 @@ class FusedOp:
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     gpu_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     backward_work: Callable[..., Work] | None = None
+    oracle: Callable | None = None
+
+    def __post_init__(self):
+        if self.oracle is None:
+            object.__setattr__(self, "oracle", self.reference)

@@ -18,16 +18,21 @@ def as_tuple(result):
 def assert_as_accurate(op, inputs):
     """Our error against float64 is at most twice PyTorch's own in that dtype, plus one rounding of the largest value.
 
-    Where the reference is not finite the result must not be either, and in the same way.
+    Where the reference is not finite the result must not be either, and in the same way (float64's: PyTorch's fp32
+    GELU on a CPU makes NaN of inf). Integers are equal.
     """
-    exact = as_tuple(op.reference(*[x.double() if x.is_floating_point() else x for x in inputs]))
-    theirs = as_tuple(op.reference(*inputs))
+    exact = as_tuple(op.oracle(*[x.double() if x.is_floating_point() else x for x in inputs]))
+    theirs = as_tuple(op.oracle(*inputs))
     for ours, native, truth in zip(as_tuple(op.fused(*inputs)), theirs, exact, strict=True):
         assert (ours.shape, ours.dtype, ours.device) == (native.shape, native.dtype, native.device)
         if ours.numel() == 0:
             continue
+        if not ours.is_floating_point():
+            assert torch.equal(ours, truth)
+            continue
         finite = truth.isfinite() & native.isfinite()
-        torch.testing.assert_close(ours[~finite], native[~finite], equal_nan=True, rtol=0, atol=0)
+        expected = torch.where(truth.isfinite(), native, truth.to(ours.dtype))
+        torch.testing.assert_close(ours[~finite], expected[~finite], equal_nan=True, rtol=0, atol=0)
         error = (ours.double() - truth)[finite].abs().amax() if finite.any() else torch.tensor(0.0)
         allowed = (native.double() - truth)[finite].abs().amax() if finite.any() else torch.tensor(0.0)
         largest = truth[finite].abs().amax() if finite.any() else torch.tensor(0.0)

@@ -1,0 +1,70 @@
+"""Activation functions inside kernels, and the gradients through them.
+
+relu        max(s, 0)                                      Nair and Hinton, ICML 2010
+gelu        s/2 (1 + erf(s/sqrt 2))                        Hendrycks and Gimpel, arXiv:1606.08415
+gelu_tanh   s sigmoid(2u),  u = sqrt(2/pi) (s + 0.044715 s^3), which is s/2 (1 + tanh u)    the same
+silu        s sigmoid(s)                                   Elfwing et al., arXiv:1702.03118
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+# Name -> the same in PyTorch.
+ACTIVATIONS = {
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+def check_activation(operation: str, act: str) -> None:
+    """Check that ACTIVATIONS has `act`.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if act not in ACTIVATIONS:
+        raise ValueError(f"{operation} takes act of {', '.join(ACTIVATIONS)}, got {act!r}: choose one of them")
+
+
+@triton.jit
+def activate(s, ACT: tl.constexpr):
+    """act(s), in the dtype of s."""
+    if ACT == "relu":
+        y = tl.where(s < 0, 0.0, s)  # tl.maximum would turn NaN into 0
+    elif ACT == "gelu":
+        y = 0.5 * s * (1.0 + tl.erf(s * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        y = s * tl.sigmoid(1.5957691216057308 * (s + 0.044715 * s * s * s))  # 2 sqrt(2/pi)
+    else:
+        tl.static_assert(ACT == "silu", "ACT is relu, gelu, gelu_tanh or silu")
+        y = s * tl.sigmoid(s)
+    return y
+
+
+@triton.jit
+def activate_gradient(grad_y, s, ACT: tl.constexpr):
+    """The gradient of s where y = act(s) has gradient grad_y."""
+    if ACT == "relu":
+        grad = tl.where(s <= 0, 0.0, grad_y)  # a choice, not a product: an infinite grad_y times 0 is NaN
+    elif ACT == "gelu":
+        density = 0.3989422804014327 * tl.exp(-0.5 * s * s)  # 1/sqrt(2 pi)
+        grad = grad_y * (0.5 * (1.0 + tl.erf(s * 0.7071067811865476)) + s * density)
+    elif ACT == "gelu_tanh":
+        # y = s g with the gate g = sigmoid(z), so y' = g + s g(1 - g) z'. From e = exp(-|z|) both g and
+        # g(1 - g) = e / (1 + e)^2 keep all their digits where g is near 1 and 1 - g would lose them.
+        z = 1.5957691216057308 * (s + 0.044715 * s * s * s)
+        slope = 1.5957691216057308 * (1.0 + 0.134145 * s * s)
+        e = tl.exp(-tl.abs(z))
+        gate = tl.where(z < 0, e, 1.0) / (1.0 + e)
+        # A gate that is shut or wide open is flat; without the choice 0 * inf would make NaN where s^2 overflows.
+        grad = grad_y * (gate + tl.where(e == 0.0, 0.0, s * slope * e / ((1.0 + e) * (1.0 + e))))
+    else:
+        tl.static_assert(ACT == "silu", "ACT is relu, gelu, gelu_tanh or silu")
+        gate = tl.sigmoid(s)
+        grad = grad_y * gate * (1.0 + s * (1.0 - gate))
+    return grad

@@ -1,0 +1,127 @@
+"""Every kernel of the catalogue inside PyTorch: autograd, torch.compile, autocast and, on a GPU, streams and graphs."""
+
+import pytest
+import torch
+
+from kernels import CATALOGUE, runtime
+from kernels.fused_op import FusedOp
+
+OPS = pytest.mark.parametrize("op", CATALOGUE.values(), ids=CATALOGUE)
+DIFFERENTIABLE = pytest.mark.parametrize(
+    "op", [op for op in CATALOGUE.values() if op.backward_work], ids=lambda op: op.name
+)
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+
+
+def as_tuple(result) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def small_inputs(op: FusedOp, device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """Arguments of the second shape: awkward and small."""
+    return op.inputs(*op.interpreter_shapes[1], dtype=dtype, device=device)
+
+
+def tracked(inputs) -> list[torch.Tensor]:
+    return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+
+
+def gradients(function, inputs, weights=None) -> tuple[torch.Tensor, ...]:
+    """Of the weighted sum of the floating-point outputs, for every floating-point input."""
+    leaves = tracked(inputs)
+    outputs = [y for y in as_tuple(function(*leaves)) if y.is_floating_point()]
+    weights = [torch.ones_like(y) for y in outputs] if weights is None else [w.to(outputs[0].dtype) for w in weights]
+    return torch.autograd.grad(outputs, [x for x in leaves if x.requires_grad], weights)
+
+
+@DIFFERENTIABLE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_are_as_accurate_as_pytorchs(op, device, dtype, poisoned):
+    inputs = op.inputs(*op.interpreter_shapes[-1], dtype=dtype, device=device)
+    weights = [torch.randn_like(y) for y in as_tuple(op.oracle(*inputs)) if y.is_floating_point()]
+    exact = gradients(op.oracle, [x.double() if x.is_floating_point() else x for x in inputs], weights)
+    for ours, theirs, truth in zip(
+        gradients(op.fused, inputs, weights), gradients(op.oracle, inputs, weights), exact, strict=True
+    ):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        error, allowed = (ours.double() - truth).abs().amax(), (theirs.double() - truth).abs().amax()
+        assert error <= 2 * allowed + torch.finfo(dtype).eps * truth.abs().amax()
+
+
+@DIFFERENTIABLE
+def test_gradients_through_strided_inputs_and_gradients(op, device):
+    inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)
+    strided = [torch.stack([x, x], dim=-1)[..., 0] for x in inputs]
+    weights = [torch.randn((*y.shape, 2), device=device)[..., 0] for y in as_tuple(op.oracle(*inputs))]
+    weights = [w for w, y in zip(weights, as_tuple(op.oracle(*inputs)), strict=True) if y.is_floating_point()]
+    for ours, expected in zip(
+        gradients(op.fused, strided, weights), gradients(op.oracle, inputs, weights), strict=True
+    ):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@DIFFERENTIABLE
+def test_gradients_of_nothing(op, device):
+    rank = len(op.interpreter_shapes[-1])
+    inputs = op.inputs(*(0,) * rank, dtype=torch.float32, device=device)
+    for ours, expected in zip(gradients(op.fused, inputs), gradients(op.oracle, inputs), strict=True):
+        torch.testing.assert_close(ours, expected, equal_nan=True)
+
+
+@OPS
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_compile_takes_it_whole(op, device, dynamic):
+    inputs = small_inputs(op, device)
+    compiled = torch.compile(op.fused, fullgraph=True, dynamic=dynamic)
+    for ours, expected in zip(as_tuple(compiled(*inputs)), as_tuple(op.fused(*inputs)), strict=True):
+        assert torch.equal(ours, expected)
+    if op.backward_work:
+        for ours, expected in zip(gradients(compiled, inputs), gradients(op.fused, inputs), strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
+@OPS
+def test_autocast_changes_nothing_of_one_dtype(op, device):
+    inputs = small_inputs(op, device, op.dtypes[-1])
+    with torch.autocast(device, dtype=torch.bfloat16):
+        inside = as_tuple(op.fused(*inputs))
+    for ours, expected in zip(inside, as_tuple(op.fused(*inputs)), strict=True):
+        assert torch.equal(ours, expected)
+
+
+@gpu_only
+@OPS
+def test_another_stream_and_a_graph(op):
+    inputs = small_inputs(op, "cuda")
+    expected = as_tuple(op.fused(*inputs))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        on_side = as_tuple(op.fused(*inputs))
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = as_tuple(op.fused(*inputs))
+    for y in replayed:
+        y.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for y, streamed, again in zip(expected, on_side, replayed, strict=True):
+        assert torch.equal(streamed, y)
+        assert torch.equal(again, y)
+
+
+@DIFFERENTIABLE
+def test_gradcheck(op, device):
+    inputs = tracked(
+        op.inputs(*(min(size, 7) for size in op.interpreter_shapes[-1]), dtype=torch.float64, device=device)
+    )
+    floats = [i for i, x in enumerate(inputs) if x.requires_grad]
+
+    def of_floats(*values):
+        arguments = list(inputs)
+        for i, value in zip(floats, values, strict=True):
+            arguments[i] = value
+        return op.fused(*arguments)
+
+    assert torch.autograd.gradcheck(of_floats, [inputs[i] for i in floats])

@@ -1,0 +1,101 @@
+"""What is residual_act's own: its bytes, its registration, its errors, and on a GPU its largest sizes."""
+
+import pytest
+import torch
+
+from helpers.traffic import measure
+from kernels import residual_act, runtime
+from kernels.activations import ACTIVATIONS
+from kernels.elementwise.residual_act import residual_act_op, residual_act_reference
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+
+
+def pair(*shape, device, dtype=torch.float32, grad=False):
+    return tuple(torch.randn(shape, device=device, dtype=dtype).requires_grad_(grad) for _ in range(2))
+
+
+def test_the_bytes_of_the_docstring():
+    x, residual = pair(1025, device="cpu", dtype=torch.bfloat16)
+    unfused, fused = measure(residual_act_reference, x, residual), measure(residual_act, x, residual)
+    assert (unfused.launches, unfused.bytes_total) == (2, 10 * 1025)
+    assert (fused.launches, fused.bytes_total) == (1, 6 * 1025)
+    y = residual_act(x.requires_grad_(), residual.requires_grad_())
+    grad_y = torch.randn_like(y)
+    backward = measure(lambda: torch.autograd.grad(y, (x, residual), grad_y))
+    assert (backward.launches, backward.bytes_total) == (1, 8 * 1025)
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_every_activation_and_its_gradient(device, act, poisoned):
+    x, residual = pair(1025, device=device, dtype=torch.float64, grad=True)
+    y, expected = residual_act(x, residual, act), residual_act_reference(x, residual, act)
+    torch.testing.assert_close(y, expected)
+    weight = torch.randn_like(y)
+    for ours, theirs in zip(*(torch.autograd.grad(z, (x, residual), weight) for z in (y, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_gradients_stay_finite_where_powers_overflow(device, act):
+    x = torch.tensor([1e30, -1e30, 200, -200], device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(residual_act(x, torch.zeros_like(x), act).sum(), x)
+    assert gradient.tolist() == [1, 0, 1, 0]
+
+
+def test_relu_chooses_where_a_product_would_make_nan(device):
+    x = torch.tensor([-1.0, 1.0, torch.nan], device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(residual_act(x, torch.zeros_like(x)), x, torch.full_like(x, torch.inf))
+    assert gradient.tolist() == [0, torch.inf, torch.inf]
+
+
+def test_one_input_may_need_no_gradient(device):
+    x, residual = pair(5, device=device)
+    residual.requires_grad_()
+    residual_act(x, residual).sum().backward()
+    assert x.grad is None
+    torch.testing.assert_close(residual.grad, (x + residual > 0).float())
+
+
+def test_registration(device):
+    torch.library.opcheck(residual_act_op, (*pair(9, device=device, grad=True), "silu"))
+
+
+def test_under_autocast_two_dtypes_meet_in_the_wider(device):
+    x, residual = pair(9, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = residual_act(x.bfloat16(), residual)
+    torch.testing.assert_close(y, residual_act_reference(x.bfloat16().float(), residual))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda a: (a, 1.0), TypeError, "residual_act takes tensors, got residual of type float: use torch.tensor"),
+        (
+            lambda a: (a, a.half()),
+            TypeError,
+            "one dtype, got x of torch.float32 and residual of torch.float16: convert",
+        ),
+        (lambda a: (a.int(), a.int()), TypeError, r"got x of torch.int32: convert it with .to\(dtype\)"),
+        (lambda a: (a, a, "tanh"), ValueError, "act of relu, gelu, gelu_tanh, silu, got 'tanh': choose one of them"),
+        (lambda a: (a, a[:2]), ValueError, r"one shape, got x of \(3,\) and residual of \(2,\): expand"),
+        (lambda a: (a, a.to("meta")), ValueError, r"one device, got x on \w+(:\d)? and residual on meta: move"),
+        (lambda a: (a.to("meta"), a.to("meta")), ValueError, "got tensors on meta: move them with .cuda"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, arguments, error, message):
+    with pytest.raises(error, match=message) as raised:
+        residual_act(*arguments(torch.randn(3, device=device)))
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+def test_offsets_past_two_to_the_31():
+    elements = 2**31 + 1025
+    x, residual = torch.ones(2, elements, dtype=torch.bfloat16, device="cuda").unbind()
+    x[-1], residual[-1] = 3, -5
+    y = residual_act(x, residual)
+    expected = residual_act_reference(x[-2:], residual[-2:])
+    assert torch.equal(y[-2:], expected)
+    assert bool((y[:-1] == expected[0]).all())
