@@ -50,8 +50,6 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
         "LabApp.app_settings_dir": Path(__file__).parent / "jupyterlab",
         "LabApp.user_settings_dir": home / "settings",
         "LabApp.workspaces_dir": home / "workspaces",
-        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
-        "LabApp.news_url": None,
         "ServerApp.kernel_websocket_connection_class": "helpers.prompt_websocket.PromptConnection",
         # An extension from elsewhere is not in the tested set of versions.
         "LabApp.extension_manager": "readonly",

@@ -1,11 +1,13 @@
 """`fusion lab` as a learner meets it, in a real browser."""
 
+import contextlib
 import json
 import socket
 import sys
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -65,19 +67,31 @@ def test_kernel_is_the_courses_own_python(server, tmp_path):
         (folder / "kernels/python3").mkdir(parents=True)
         (folder / "kernels/python3/kernel.json").write_text(another)
     (home / ".jupyter").mkdir()
-    (home / ".jupyter/jupyter_server_config.py").write_text("raise SystemExit('these settings are not the course's')")
-    before = sorted(home.rglob("*jupyter*/**"))
+    (home / ".jupyter/jupyter_server_config.py").write_text("get_config().ServerApp.base_url = '/mine/'")
+    before = jupyter_files(home)
 
     running = server("--no-browser", HOME=str(home), JUPYTER_PATH=str(tmp_path / "path"))
     running.post("api/kernels", {"name": "python3"})
     deadline = time.monotonic() + 30
-    kernels = []
-    while not kernels and time.monotonic() < deadline:
-        children = psutil.Process(running.process.pid).children()
-        kernels = [child.cmdline() for child in children if "ipykernel_launcher" in child.cmdline()]
+    while not (pythons := kernel_pythons(running)) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
-    assert [command[0] for command in kernels] == [sys.executable]
-    assert sorted(home.rglob("*jupyter*/**")) == before
+    assert pythons == [sys.executable]
+    assert urlsplit(running.url).path.startswith("/lab/"), "the learner's own settings were read"
+    assert jupyter_files(home) == before
+
+
+def jupyter_files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if "jupyter" in str(path.relative_to(folder))}
+
+
+def kernel_pythons(server: LabServer) -> list[str]:
+    """The interpreters of its running kernels."""
+    commands = []
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # one that has just ended
+            commands.append(child.cmdline())
+    return [command[0] for command in commands if "ipykernel_launcher" in command]
 
 
 def test_a_busy_port_gives_way_to_another(server):

@@ -47,6 +47,15 @@ def test_what_is_installed_is_what_is_pinned():
     assert {name: version for name, version in installed.items() if pinned.get(name) != version} == {}
 
 
+@pytest.mark.parametrize("version", ["3.11.0", "3.12.0", "3.13.0", "3.14.0"])
+def test_pins_hold_for_each_python(version):
+    """Debian 12 has Python 3.11.2, for one: the first release of each line must do."""
+    needs = {
+        each.name: each.metadata["Requires-Python"] for each in distributions() if each.metadata["Requires-Python"]
+    }
+    assert {name: need for name, need in needs.items() if version not in SpecifierSet(need)} == {}
+
+
 def test_conda_environment_takes_its_packages_from_pyproject():
     *conda, pip = ENVIRONMENT["dependencies"]
     assert pip == {"pip": ["-e ."]}
