@@ -1,23 +1,24 @@
 """The GPUs of the course, the GPU or CPU at hand, and GPUs of your own.
 
-    DEVICES["A100"].peak_flops["bf16"]      # FLOP/s
-    DEVICES.load("my_gpus.toml")            # the form of helpers/devices.toml
-    this_device().memory_bandwidth          # bytes/s
+DEVICES["A100"].peak_flops["bf16"]      # FLOP/s
+DEVICES.load("my_gpus.toml")            # the form of helpers/devices.toml
+this_device().memory_bandwidth          # bytes/s
 """
 
 import difflib
 import functools
+import os
 import platform
 import time
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 CATALOGUE_FILE = Path(__file__).with_name("devices.toml")
 
-# Dense fused multiply-adds per clock and SM, accumulated in fp32. fp32 runs on the CUDA cores, the rest on tensor cores.
+# Dense fused multiply-adds per clock and SM, accumulated in fp32: fp32 on CUDA cores, the rest on tensor cores.
 # Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture whitepapers.
 FMA_PER_CLOCK = {
     (7, 0): {"fp32": 64, "fp16": 512},
@@ -210,14 +211,14 @@ def gpu_from_driver(
 ) -> Device:
     """The Device of a GPU that the driver describes so: bytes, Hz and bits."""
     known = next((d for d in DEVICES.values() if (d.driver_name, d.sms) == (name, sms)), None)
-    rates = FMA_PER_CLOCK.get(compute_capability, {})
-    peak_source = f"peaks: {known.source}" if known else "peaks: SMs x FMA per clock x boost clock"
-    facts = dict(
+    peak_source = known.source if known else "SMs x FMA per clock x boost clock"
+    device = Device(
         name=known.name if known else name,
         model=known.model if known else name,
         driver_name=name,
         compute_capability=compute_capability,
         sms=sms,
+        peak_flops=known.peak_flops if known else PeakFlops(name, {}),
         memory_bandwidth=memory_bus_width / 8 * memory_clock * 2,
         memory=memory,
         l2_cache=l2_cache,
@@ -225,18 +226,15 @@ def gpu_from_driver(
         tensor_clock=known.tensor_clock if known else sm_clock,
         memory_bus_width=memory_bus_width,
         memory_clock=memory_clock,
-        source=f"this machine's driver; {peak_source}",
+        source=f"this machine's driver; peaks: {peak_source}",
     )
     if known:
-        return Device(peak_flops=known.peak_flops, **facts)
-    bare = Device(peak_flops=PeakFlops(name, {}), **facts)
-    peaks = {dtype: bare.peak_from_clock(dtype) for dtype in rates}
-    return Device(peak_flops=PeakFlops(name, peaks), **facts)
+        return device
+    peaks = {dtype: device.peak_from_clock(dtype) for dtype in FMA_PER_CLOCK.get(compute_capability, {})}
+    return replace(device, peak_flops=PeakFlops(name, peaks))
 
 
 def _this_cpu() -> Device:
-    import os
-
     name = _cpu_name()
     return Device(
         name=name,

@@ -1,0 +1,220 @@
+"""Key press to paint on the roofline explorer, in the real JupyterLab in a real headless Chromium.
+
+    python benchmarks/explorer_latency.py
+
+A press counts from the keyboard event's own time stamp to the end of the first frame painted after the chart changed.
+The burst is 40 presses at 30 a second, counted from the last press to the frame that shows the last value. Needs
+Playwright for Python and Chromium.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+PRESSES = 40
+RUNS = 3  # the machine may be shared: the best run counts
+BURST_RATE = 30  # presses a second
+MEDIAN_LIMIT, P95_LIMIT, BURST_LIMIT = 30, 50, 150  # ms
+
+CELL = "from helpers.explorers import roofline_explorer\nroofline_explorer(rows=1)"
+
+# Notes each key press and the end of each frame painted after a change of the chart. Nothing polls: a page that is
+# asked at every frame whether it is done would draw all the time, and be slower than a learner's.
+WATCH = """() => {
+  const layer = document.querySelector('.fusion-moving');
+  const line = document.querySelector('.fusion-explorer [role=status]');
+  window.forget = () => { window.pressed = []; window.painted = []; window.next = new Promise(r => window.done = r); };
+  window.forget();
+  document.addEventListener('keydown', event => window.pressed.push(event.timeStamp), true);
+  new MutationObserver(() => requestAnimationFrame(() => {
+    const channel = new MessageChannel();
+    channel.port1.onmessage = () => {
+      window.painted.push([performance.now(), line.textContent]);
+      window.done();
+    };
+    channel.port2.postMessage(0);
+  })).observe(layer, {childList: true});
+}"""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one run: each press to its paint, and the last press of a burst to the last value."""
+
+    presses: list[float]
+    burst: float
+
+    @property
+    def median(self) -> float:
+        return median(self.presses)
+
+    @property
+    def p95(self) -> float:
+        return quantiles(self.presses, n=20, method="inclusive")[-1]
+
+
+@contextlib.contextmanager
+def lab(notebook: Path) -> Iterator[str]:
+    """JupyterLab serving the folder of `notebook`; gives the address that opens it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    folder = notebook.parent
+    own = {f"JUPYTER_{name}": str(folder / f".{name}") for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")}
+    options = [
+        f"--ServerApp.root_dir={folder}",
+        f"--ServerApp.port={port}",
+        f"--IdentityProvider.token={token}",
+        "--ServerApp.allow_root=True",
+        "--ServerApp.open_browser=False",
+        "--ServerApp.kernel_websocket_connection_class=helpers.prompt_websocket.PromptConnection",
+        f"--LabApp.user_settings_dir={folder / '.settings'}",
+        f"--LabApp.workspaces_dir={folder / '.workspaces'}",
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+    with (
+        open(folder / "server.log", "w") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            stdout=log,
+            stderr=log,
+            env=os.environ | own,
+        ) as server,
+    ):
+        try:
+            for _ in range(300):
+                with contextlib.suppress(urllib.error.URLError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token={token}").close()
+                    break
+                time.sleep(0.1)
+            else:
+                raise RuntimeError(f"JupyterLab did not start: {(folder / 'server.log').read_text()[-500:]}")
+            yield f"http://127.0.0.1:{port}/lab/tree/{notebook.name}?token={token}"
+        finally:
+            server.terminate()
+
+
+def write_notebook(path: Path, cell: str) -> None:
+    """A notebook of one cell, for the Python kernel."""
+    code = {
+        "cell_type": "code",
+        "id": "explorer",
+        "metadata": {},
+        "source": cell,
+        "outputs": [],
+        "execution_count": None,
+    }
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path.write_text(
+        json.dumps({"cells": [code], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+    )
+
+
+def _one_run(page, handle) -> Latency:
+    from helpers.explorers import ROWS
+
+    ends = len(ROWS) - 1
+    keys = [("ArrowRight", "ArrowLeft")[number // ends % 2] for number in range(PRESSES)]
+    last = f"({ROWS[keys.count('ArrowRight') - keys.count('ArrowLeft')]}, "
+    _rewind(page, handle)
+    presses = []
+    for number, key in enumerate(keys):
+        page.wait_for_timeout(90 + 7 * (number % 5))  # not in step with the screen
+        page.evaluate("forget()")
+        page.keyboard.press(key)
+        page.evaluate("next")
+        presses.append(page.evaluate("painted[0][0] - pressed[0]"))
+
+    _rewind(page, handle)
+    start = time.perf_counter()
+    for number, key in enumerate(keys):
+        time.sleep(max(0.0, start + number / BURST_RATE - time.perf_counter()))
+        page.keyboard.press(key)
+    page.wait_for_timeout(1000)
+    pressed, painted = page.evaluate("[pressed, painted]")
+    if last not in painted[-1][1]:
+        raise RuntimeError(f"a second after the burst the chart shows {painted[-1][1]!r}, not shape {last}...)")
+    shown = next(time for time, text in painted if time > pressed[-1] and last in text)
+    return Latency(presses, shown - pressed[-1])
+
+
+def _rewind(page, handle) -> None:
+    handle.focus()
+    handle.press("Home")
+    page.wait_for_timeout(500)
+    page.evaluate("forget()")
+
+
+def measure(runs: int = RUNS) -> list[Latency]:
+    """One Latency a run, on one page.
+
+    Raises:
+        FileNotFoundError: no Chromium on the path.
+    """
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        raise FileNotFoundError("no Chromium found: install it (apt-get install chromium)")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        notebook = Path(folder) / "explorer.ipynb"
+        write_notebook(notebook, CELL)
+        with lab(notebook) as address:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            try:
+                page = browser.new_page(viewport={"width": 1280, "height": 1000})
+                open_explorer(page, address)
+                page.evaluate(WATCH)
+                handle = page.locator(".fusion-controls .noUi-handle").first
+                return [_one_run(page, handle) for _ in range(runs)]
+            finally:
+                browser.close()
+
+
+def open_explorer(page, address: str) -> None:
+    """Opens the notebook, runs its first cell and waits for the explorer."""
+    from playwright.sync_api import TimeoutError
+
+    dialogue = page.locator(".jp-Dialog .jp-mod-accept")  # which kernel? the one it proposes
+    page.add_locator_handler(dialogue, lambda: dialogue.click())
+    page.goto(address)
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=30_000)
+    explorer = page.locator(".fusion-explorer [role=status]")
+    for _ in range(5):  # a cell run while the kernel is still connecting may be dropped without a word
+        page.locator(".jp-Notebook .jp-CodeCell .cm-content").first.click()
+        page.keyboard.press("Control+Enter")
+        with contextlib.suppress(TimeoutError):
+            explorer.wait_for(timeout=15_000)
+            break
+    explorer.wait_for(timeout=1000)
+    page.wait_for_timeout(1000)
+
+
+def main() -> None:
+    results = measure()
+    for number, run in enumerate(results, 1):
+        print(f"run {number}: median {run.median:.1f} ms, 95th percentile {run.p95:.1f} ms, burst {run.burst:.0f} ms")
+    print(
+        f"best of {len(results)}: median {min(run.median for run in results):.1f} ms (limit {MEDIAN_LIMIT}), "
+        f"95th percentile {min(run.p95 for run in results):.1f} ms (limit {P95_LIMIT}), "
+        f"last value of a burst {min(run.burst for run in results):.0f} ms after its last press (limit {BURST_LIMIT})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+// Shows the frame of the sliders' position. The kernel computed all frames beforehand, so a move needs no answer from
+// it and reaches the screen with the browser's next paint, however busy the kernel is.
+function render({ model, el }) {
+  const add = (parent, attributes) => {
+    const node = parent.appendChild(document.createElement("div"));
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    return node;
+  };
+  el.classList.add("fusion-explorer");
+  const chart = add(el, { class: "fusion-chart", role: "img" });
+  const still = add(chart, {});
+  const moving = add(chart, { class: "fusion-moving" });
+  const line = add(el, { role: "status", "aria-live": "polite" });
+  const table = add(el, {});
+
+  const show = () => {
+    const frame = model.get("frames")[model.get("row") * model.get("columns") + model.get("column")];
+    moving.innerHTML = frame.svg;
+    line.textContent = frame.text;
+    chart.setAttribute("aria-label", frame.text);
+    table.innerHTML = frame.table;
+  };
+  const redraw = () => {
+    still.innerHTML = model.get("still");
+    show();
+  };
+  model.on("change:row change:column", show);
+  model.on("change:frames", redraw);
+  redraw();
+}
+export default { render };
