@@ -22,6 +22,7 @@ import torch
 import triton
 from tqdm import tqdm
 
+from benchmarks import free_flops
 from helpers.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import FusedOp, Work
@@ -56,6 +57,7 @@ def backward_pass(function, inputs: tuple) -> Callable:
 def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[dict]:
     """One row a provider and direction: fused, eager, and torch.compile on a GPU, all in one run."""
     inputs = op.inputs(*shape, dtype=dtype, device=device)
+    torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
     functions = {"fused": op.fused, "eager": op.reference}
     if device == "cuda":
         functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
@@ -64,16 +66,23 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: 
         rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), device)
     if op.backward_work is not None:
         backward = {provider: backward_pass(function, inputs) for provider, function in functions.items()}
-        rows += timed_rows(f"{op.name} backward", shape, dtype, backward, op.backward_work(shape, dtype), device)
+        work = op.backward_work(shape, dtype)
+        rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, device, graphs=False)
     return rows
 
 
 def timed_rows(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, providers: dict[str, Callable], work: Work, device: str
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    providers: dict[str, Callable],
+    work: Work,
+    device: str,
+    graphs: bool = True,
 ) -> list[dict]:
     """The providers timed together, the GPU alone and the whole call."""
     runs = 50 if device == "cuda" else 3
-    gpu = benchmark_together(providers, runs=runs)
+    gpu = benchmark_together(providers, runs=runs, graphs=graphs)
     call = benchmark_together(providers, runs=runs, launches=True) if device == "cuda" else {}
     return [
         {
@@ -105,8 +114,8 @@ def table(rows: list[dict], copy_bandwidth: float | None) -> str:
     return "\n".join(lines)
 
 
-def record(rows: list[dict], measured: dict[str, float]) -> Path:
-    """Write the rows to results/<gpu>.json and return its path."""
+def record(rows: list[dict], measured: dict[str, float], chain: dict[int, Timing]) -> Path:
+    """Write the rows and the multiply-add chain's times to results/<gpu>.json and return its path."""
     name = torch.cuda.get_device_name()
     path = RESULTS / f"{name.lower().removeprefix('nvidia ').replace(' ', '_')}.json"
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
@@ -116,6 +125,10 @@ def record(rows: list[dict], measured: dict[str, float]) -> Path:
         "versions": versions | {"cuda": torch.version.cuda},
         "command": "python benchmarks/run.py",
         "ceilings": measured,
+        "free_flops": {
+            "elements": free_flops.ELEMENTS,
+            "steps": {steps: asdict(timing) for steps, timing in chain.items()},
+        },
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
@@ -147,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("No GPU: kernels are interpreted, sizes are small; these times say nothing about speed. Not recorded.")
     print(table(rows, measured.get("copy_bytes_per_second")))
     if gpu and len(chosen) == len(CATALOGUE):
-        print(f"recorded in {record(rows, measured).relative_to(Path.cwd())}")
+        print(f"recorded in {record(rows, measured, free_flops.measure()).name}")
     return 0
 
 

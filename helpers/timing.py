@@ -1,9 +1,10 @@
 """How long a call takes: medians with their spread, on the GPU by its own clock, on the CPU by the host's.
 
 On a GPU every run starts with a cold L2 (a buffer of twice its size is written first), as a tensor fresh from another
-layer would. Work under 100 us is captured in a CUDA graph, several calls a replay, so that the gaps between launches do
-not count as the kernel's own. Functions measured together take turns, so that a clock that drifts drifts for all.
-`launches=True` asks the other question: what one call costs its caller, Python and launch included, in a row of calls.
+layer would. Work under 100 us is captured in a CUDA graph, several calls a replay (or queued several calls at a time,
+where it cannot be captured), so that neither the gaps between launches nor the clock's own cost counts. Functions
+measured together take turns, so that a clock that drifts drifts for all. `launches=True` asks the other question:
+what one call costs its caller, Python and launch included, in a row of calls.
 """
 
 import statistics
@@ -17,7 +18,7 @@ from tqdm.auto import tqdm
 GRAPH_BELOW = 100e-6  # seconds
 CALLS_PER_GRAPH = 10
 CALLS_PER_ROW = 100
-QUEUEING_CYCLES = 1_000_000  # about half a millisecond on current GPUs
+QUEUEING_CYCLES = 1_000_000  # about half a millisecond on current GPUs: longer than one call takes to queue
 CPU_CACHE = 64 * 2**20  # bytes: more than the last-level cache of common laptops
 
 
@@ -41,13 +42,13 @@ def _readable(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def benchmark(fn: Callable, *args, runs: int = 50, cold: bool = True, launches: bool = False) -> Timing:
-    """Time `fn(*args)`; see `benchmark_together`."""
-    return benchmark_together({"it": lambda: fn(*args)}, runs=runs, cold=cold, launches=launches)["it"]
+def benchmark(fn: Callable, *args, **options) -> Timing:
+    """Time `fn(*args)`; options and errors as of `benchmark_together`."""
+    return benchmark_together({"it": lambda: fn(*args)}, **options)["it"]
 
 
 def benchmark_together(
-    functions: dict[str, Callable], runs: int = 50, cold: bool = True, launches: bool = False
+    functions: dict[str, Callable], runs: int = 50, cold: bool = True, launches: bool = False, graphs: bool = True
 ) -> dict[str, Timing]:
     """Time several functions of no argument, taking turns.
 
@@ -55,6 +56,7 @@ def benchmark_together(
         functions: name -> function. Each is called a few times first, to compile and to warm up.
         runs: measurements of each, at least 3.
         cold: start each run with a cold L2 (on a CPU: cold caches); with `launches` caches stay as calls leave them.
+        graphs: False for work on a GPU that a CUDA graph cannot capture, such as a backward pass.
         launches: time rows of 100 calls by the host's clock, to the end of their work, and give the time of one.
 
     Returns:
@@ -76,7 +78,7 @@ def benchmark_together(
     if launches:
         samplers = {name: _row(function) for name, function in functions.items()}
     elif on_gpu:
-        samplers = {name: _gpu_sampler(function, cold) for name, function in functions.items()}
+        samplers = {name: _gpu_sampler(function, cold, graphs) for name, function in functions.items()}
     else:
         samplers = {name: _cpu_sampler(function, cold) for name, function in functions.items()}
 
@@ -130,7 +132,7 @@ def _between_events(work: Callable) -> float:
     return start.elapsed_time(end) * 1e-3
 
 
-def _gpu_sampler(function: Callable, cold: bool) -> Callable[[], float]:
+def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], float]:
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     buffer = torch.empty(2 * l2_bytes if cold else 0, dtype=torch.uint8, device="cuda")
 
@@ -154,12 +156,19 @@ def _gpu_sampler(function: Callable, cold: bool) -> Callable[[], float]:
         flush()
         function()
 
-    try:
-        with_calls, without = _graph(flush_and_call), _graph(flush)
-    except RuntimeError:  # work that cannot be captured, such as a copy to the host
-        torch.cuda.synchronize()
-        return one_call
-    return lambda: (_between_events(with_calls.replay) - _between_events(without.replay)) / CALLS_PER_GRAPH
+    def several(work: Callable) -> Callable[[], float]:
+        if graphs:
+            replay = _graph(work).replay
+            return lambda: _between_events(replay)
+
+        def queued() -> float:
+            torch.cuda._sleep(CALLS_PER_GRAPH * QUEUEING_CYCLES)
+            return _between_events(lambda: [work() for _ in range(CALLS_PER_GRAPH)])
+
+        return queued
+
+    with_calls, without = several(flush_and_call), several(flush)
+    return lambda: (with_calls() - without()) / CALLS_PER_GRAPH
 
 
 def _graph(function: Callable) -> torch.cuda.CUDAGraph:

@@ -80,18 +80,22 @@ def observed(observer):
     """Interpret every launch inside this context, GPU or not, and report what it does to `observer`.
 
     Tensors on a GPU are copied to the host and back. The observer has three methods:
-    `launch(kernel, grid, arguments)` before a launch, `grid` of three ints, `arguments` name -> host value;
+    `launch(kernel, grid, on_host, given)` before a launch: `grid` of three ints, the arguments by name as host values,
+    and as the caller gave them;
     `program(index)` before each program instance, `index` of three ints;
     `access(kind, addresses, mask, itemsize)` at each load ("read"), store ("write") and atomic ("atomic"): uint64 byte
-    addresses in host memory and bools, both of the block's shape, and the size of an element in bytes.
+    addresses in host memory and bools, both of the block's shape, and the size of an element in bytes. It returns the
+    lanes that may go through, or None for all: an access outside any tensor must not reach this process's memory.
     """
     global _observer
+    # The lock is not held meanwhile: autograd launches a GPU's backward kernels from a thread of its own.
     with _one_launch_at_a_time:
         before = _observer, JITFunction.run
         _observer, JITFunction.run = observer, _interpreted_run
-        try:
-            yield observer
-        finally:
+    try:
+        yield observer
+    finally:
+        with _one_launch_at_a_time:
             _observer, JITFunction.run = before
 
 
@@ -128,6 +132,13 @@ def _int_to_bfloat16(data: np.ndarray) -> np.ndarray:
     return (truncated.view(np.uint32) | (truncated != exact)).view(np.float32).astype(BFLOAT16)
 
 
+def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarray:
+    """The lanes of an access that go through: the mask's, less what the observer withholds."""
+    mask = mask.data if isinstance(mask, interpreter.TensorHandle) else mask  # descriptors pass a bare array
+    kept = None if _observer is None else _observer.access(kind, addresses, mask, itemsize)
+    return mask if kept is None else kept
+
+
 class Builder(interpreter.InterpreterBuilder):
     """Triton's interpreter with its differences from the GPU put right, reporting memory accesses to the observer."""
 
@@ -139,29 +150,26 @@ class Builder(interpreter.InterpreterBuilder):
         dtype = ptrs.get_element_ty()
         np_dtype = _np_dtype(dtype)
         raw = np.dtype(np.uint16) if np_dtype == BFLOAT16 else np_dtype
-        if _observer is not None:
-            _observer.access("read", ptrs.data, mask.data, np_dtype.itemsize)
+        lanes = _allowed("read", ptrs.data, mask, np_dtype.itemsize)
         fill = np.zeros(ptrs.data.shape, dtype=raw) if other is None else other.data.view(raw)
         return interpreter.TensorHandle(
-            interpreter._interpreter.load(ptrs.data, mask.data, fill, raw).view(np_dtype), dtype
+            interpreter._interpreter.load(ptrs.data, lanes, fill, raw).view(np_dtype), dtype
         )
 
     def create_masked_store(self, ptrs, value, mask, cache_modifier, eviction_policy):
         data = value.data.view(np.uint16) if value.data.dtype == BFLOAT16 else value.data
-        if _observer is not None:
-            _observer.access("write", ptrs.data, mask.data, data.dtype.itemsize)
-        interpreter._interpreter.store(ptrs.data, data, mask.data)
+        interpreter._interpreter.store(ptrs.data, data, _allowed("write", ptrs.data, mask, data.dtype.itemsize))
 
     def create_atomic_rmw(self, rmwOp, ptr, val, mask, sem, scope):
         if val.data.dtype == BFLOAT16:
             raise NotImplementedError("atomics on bfloat16 need a GPU: accumulate in float32 instead")
-        if _observer is not None:
-            _observer.access("atomic", ptr.data, mask.data, val.data.dtype.itemsize)
-        return super().create_atomic_rmw(rmwOp, ptr, val, mask, sem, scope)
+        lanes = interpreter.TensorHandle(_allowed("atomic", ptr.data, mask, val.data.dtype.itemsize), tl.int1)
+        return super().create_atomic_rmw(rmwOp, ptr, val, lanes, sem, scope)
 
     def create_atomic_cas(self, ptr, cmp, val, sem, scope):
-        if _observer is not None:
-            _observer.access("atomic", ptr.data, np.ones(ptr.data.shape, dtype=bool), val.data.dtype.itemsize)
+        everywhere = np.ones(ptr.data.shape, dtype=bool)
+        if not np.all(_allowed("atomic", ptr.data, everywhere, val.data.dtype.itemsize)):
+            raise IndexError("a compare-and-swap lies outside the tensor: check its offset")
         return super().create_atomic_cas(ptr, cmp, val, sem, scope)
 
     # Conversions
@@ -363,9 +371,10 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
         on_host, _ = copies._init_args_hst(values, {})
         for hook in self.pre_run_hooks:
             hook(*on_host)
+        arguments = dict(zip(names, on_host, strict=True))
         if _observer is not None:
-            _observer.launch(self, grid, dict(zip(names, on_host, strict=True)))
-        _interpret(self, grid, dict(zip(names, on_host, strict=True)), debug=bool(kwargs.get("debug", self.debug)))
+            _observer.launch(self, grid, arguments, dict(bound.arguments))
+        _interpret(self, grid, arguments, debug=bool(kwargs.get("debug", self.debug)))
         copies._restore_args_dev(values, on_host, {}, {})
 
 

@@ -216,18 +216,22 @@ def test_an_observer_sees_launches_programs_and_accesses():
     class Seen:
         launches, programs, accesses = [], [], []
 
-        def launch(self, kernel, grid, arguments):
-            self.launches.append((kernel, grid, list(arguments)))
+        def launch(self, kernel, grid, on_host, given):
+            self.launches.append((kernel, grid, list(on_host), list(given)))
 
         def program(self, index):
             self.programs.append(index)
 
         def access(self, kind, addresses, mask, itemsize):
             self.accesses.append((kind, int(mask.sum()), itemsize))
+            return mask & (addresses < addresses.min() + 8) if kind == "write" else None
 
     x = torch.randn(300).bfloat16()
+    y = torch.full_like(x, torch.nan)
+    names = ["x_ptr", "y_ptr", "elements", "BLOCK"]
     with runtime.observed(Seen()) as seen:
-        swish_kernel[(2,)](x, torch.empty_like(x), 300, BLOCK=256)
-    assert seen.launches == [(swish_kernel, (2, 1, 1), ["x_ptr", "y_ptr", "elements", "BLOCK"])]
+        swish_kernel[(2,)](x, y, 300, BLOCK=256)
+    assert seen.launches == [(swish_kernel, (2, 1, 1), names, names)]
+    assert y.isfinite().nonzero().flatten().tolist() == [0, 1, 2, 3, 256, 257, 258, 259]  # the rest was withheld
     assert seen.programs == [(0, 0, 0), (1, 0, 0)]
     assert seen.accesses == [("read", 256, 2), ("write", 256, 2), ("read", 44, 2), ("write", 44, 2)]

@@ -7,8 +7,12 @@ Written out in PyTorch, the sum goes to memory and comes straight back:
     unfused   add: read a, read b, write s | gelu: read s, write y       20 B/element in fp32, two launches
     fused     read a, read b, keep the sum in a register, write y        12 B/element, one launch
 
-The backward pass recomputes the sum from a and b (read anyway for nothing else) rather than store it in the forward:
-read a, b and the gradient, write one gradient that a and b share, 16 B/element.
+Training keeps the sum for the backward pass, which then needs neither a nor b:
+
+    unfused   20 forward, 12 backward (read the gradient and the sum, write the gradient)      32 B/element
+    fused     16 forward (the sum is written, never read), 12 backward                         28 B/element
+
+Recomputing the sum from a and b instead would cost the same bytes and keep two tensors alive, not one.
 
 Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415;
 torch.nn.functional.gelu(approximate="tanh").
@@ -17,6 +21,7 @@ torch.nn.functional.gelu(approximate="tanh").
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
 from kernels.arguments import check_alike
 from kernels.fused_op import FusedOp, Work
@@ -32,6 +37,7 @@ def add_gelu_kernel(
     a_ptr,  # (elements,)
     b_ptr,  # (elements,), a's dtype
     y_ptr,  # (elements,), a's dtype
+    sum_ptr,  # (elements,), a's dtype, or None where no backward pass will ask for it
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
@@ -45,13 +51,14 @@ def add_gelu_kernel(
     # (1 + tanh(u)) / 2 = sigmoid(2u): one exponential, and no cancellation where GELU is small.
     y = s * tl.sigmoid(twice_u(s))
     tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if sum_ptr is not None:
+        tl.store(sum_ptr + offset, s.to(sum_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def add_gelu_backward_kernel(
     grad_y_ptr,  # (elements,)
-    a_ptr,  # (elements,)
-    b_ptr,  # (elements,)
+    sum_ptr,  # (elements,)
     grad_ptr,  # (elements,): the gradient of the sum, which is a's and b's
     elements,
     BLOCK: tl.constexpr,
@@ -60,7 +67,7 @@ def add_gelu_backward_kernel(
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < elements
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
-    s = tl.load(a_ptr + offset, mask=inside).to(COMPUTE) + tl.load(b_ptr + offset, mask=inside).to(COMPUTE)
+    s = tl.load(sum_ptr + offset, mask=inside).to(COMPUTE)
     # y = s g with the gate g = sigmoid(2u), so dy/ds = g + s g(1 - g) 2u'. From e = exp(-|2u|) both g and
     # g(1 - g) = e / (1 + e)^2 keep all their digits where g is near 1 and 1 - g would lose them.
     z = twice_u(s)
@@ -82,49 +89,73 @@ def settings(dtype: torch.dtype) -> dict:
     return {"BLOCK": 1024, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 
 
-def _launch(kernel, *inputs: torch.Tensor) -> torch.Tensor:
-    """Run `kernel` over flat views of the inputs into a new tensor shaped like the first."""
-    inputs = [tensor.contiguous() for tensor in inputs]
-    output = torch.empty_like(inputs[0])
-    elements = output.numel()
-    if elements == 0:
-        return output
-    chosen = settings(output.dtype)
-    with torch.cuda.device_of(output):
-        kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*inputs, output, elements, **chosen)
-    return output
+def _launch(kernel, template: torch.Tensor, *pointers: torch.Tensor | None) -> None:
+    elements = template.numel()
+    if elements:
+        chosen = settings(template.dtype)
+        with torch.cuda.device_of(template):
+            kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
 
-@torch.library.custom_op("kernel_fusion::add_gelu", mutates_args=())
-def add_gelu_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return _launch(add_gelu_kernel, a, b)
+def _forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a, b = a.contiguous(), b.contiguous()
+    y = torch.empty_like(a)
+    _launch(add_gelu_kernel, y, a, b, y, None)
+    return y
 
 
-@torch.library.custom_op("kernel_fusion::add_gelu_backward", mutates_args=())
-def add_gelu_backward_op(grad_y: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return _launch(add_gelu_backward_kernel, grad_y, a, b)
+def _forward_keeping_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = a.contiguous(), b.contiguous()
+    y, s = torch.empty_like(a), torch.empty_like(a)
+    _launch(add_gelu_kernel, y, a, b, y, s)
+    return y, s
 
 
-@add_gelu_op.register_fake
-def _(a, b):
-    return torch.empty_like(a, memory_format=torch.contiguous_format)
+def _backward(grad_y: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    grad = torch.empty_like(s)
+    _launch(add_gelu_backward_kernel, grad, grad_y.contiguous(), s, grad)
+    return grad
 
 
-@add_gelu_backward_op.register_fake
-def _(grad_y, a, b):
-    return torch.empty_like(grad_y, memory_format=torch.contiguous_format)
+def _keep_sum(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # no tensor of zeros for the sum, which nobody differentiates
+    ctx.save_for_backward(output[1])
 
 
-def _keep_inputs(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+class AddGelu(torch.autograd.Function):
+    """gelu(a + b) and the sum, for autograd. Calling it costs Python less than the registered operator does."""
+
+    forward = staticmethod(_forward_keeping_sum)
+    setup_context = staticmethod(_keep_sum)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_y, _):
+        grad = None if grad_y is None else _backward(grad_y, *ctx.saved_tensors)
+        return grad, grad
 
 
-def _gradients(ctx, grad_y):
-    grad = add_gelu_backward_op(grad_y, *ctx.saved_tensors)
+# The same for torch.compile, which does not look inside registered operators.
+add_gelu_op = torch.library.custom_op("kernel_fusion::add_gelu", _forward, mutates_args=())
+add_gelu_training_op = torch.library.custom_op(
+    "kernel_fusion::add_gelu_training", _forward_keeping_sum, mutates_args=()
+)
+add_gelu_backward_op = torch.library.custom_op("kernel_fusion::add_gelu_backward", _backward, mutates_args=())
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _gradients(ctx, grad_y, _):
+    grad = None if grad_y is None else add_gelu_backward_op(grad_y, *ctx.saved_tensors)
     return grad, grad
 
 
-add_gelu_op.register_autograd(_gradients, setup_context=_keep_inputs)
+add_gelu_op.register_fake(lambda a, b: _like(a))
+add_gelu_training_op.register_fake(lambda a, b: (_like(a), _like(a)))
+add_gelu_backward_op.register_fake(lambda grad_y, s: _like(s))
+add_gelu_training_op.register_autograd(_gradients, setup_context=_keep_sum)
 
 
 def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -143,10 +174,9 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     check_alike("add_gelu", a=a, b=b)
     tracked = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    # The registered operator costs several microseconds in Python; only autograd and torch.compile need it.
-    if tracked or torch.compiler.is_compiling():
-        return add_gelu_op(a, b)
-    return _launch(add_gelu_kernel, a, b)
+    if torch.compiler.is_compiling():
+        return add_gelu_training_op(a, b)[0] if tracked else add_gelu_op(a, b)
+    return AddGelu.apply(a, b)[0] if tracked else _forward(a, b)
 
 
 def add_gelu_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -161,9 +191,9 @@ def add_gelu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def add_gelu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradient: 20 operations, exp counted as one; a, b and the gradient in, one out."""
+    """FLOPs and least bytes of the gradient: 20 operations, exp counted as one; gradient and sum in, one out."""
     elements = torch.Size(shape).numel()
-    return Work(flops=20 * elements, bytes_read=3 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
+    return Work(flops=20 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
 
 def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,7 +202,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype)
-    return (block, block, block, block.numel()), settings(dtype)
+    return (block, block, block, None, block.numel()), settings(dtype)
 
 
 OP = FusedOp(

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from kernels import add_gelu, runtime
-from kernels.elementwise.add_gelu import add_gelu_op, add_gelu_reference
+from kernels.elementwise.add_gelu import (
+    add_gelu_backward_op,
+    add_gelu_op,
+    add_gelu_reference,
+    add_gelu_training_op,
+)
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
@@ -45,7 +50,9 @@ def test_one_input_may_need_no_gradient(device):
 
 
 def test_registration(device):
-    torch.library.opcheck(add_gelu_op, pair(9, device=device, grad=True))
+    torch.library.opcheck(add_gelu_op, pair(9, device=device))
+    torch.library.opcheck(add_gelu_training_op, pair(9, device=device, grad=True))
+    torch.library.opcheck(add_gelu_backward_op, pair(9, device=device))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

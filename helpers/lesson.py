@@ -1,0 +1,99 @@
+"""What a lesson asks of its reader: predictions before measurements, and answers to its self-test."""
+
+import math
+
+import ipywidgets as widgets
+
+_predictions: dict[str, "Prediction"] = {}
+
+
+class Prediction:
+    """A question with a field for the learner's guess, which `compare` sets beside the measurement."""
+
+    def __init__(self, question: str, unit: str):
+        self.question, self.unit = question, unit
+        self.measured = None
+        self._field = widgets.Text(placeholder="your guess", layout=widgets.Layout(width="10em"))
+        self._field.add_class("fusion-prediction")
+        self._box = widgets.HBox([widgets.Label(f"{question}:"), self._field, widgets.Label(unit)])
+
+    @property
+    def guess(self) -> float | None:
+        """The number in the field; None where it is empty.
+
+        Raises:
+            ValueError: something that is not a number stands in it.
+        """
+        text = self._field.value.strip().replace(",", "")
+        if not text:
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number: type one such as 12 or 0.5, without the unit") from None
+
+    def compare(self, measured: float) -> str:
+        """Keep the measurement and return one line that sets the guess beside it."""
+        self.measured = measured
+        return _Line(f"{self.question}: {_beside(self.guess, measured, self.unit)}")
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return dict(self._box._repr_mimebundle_()) | {"text/plain": f"{self.question}: [your guess] {self.unit}"}
+
+
+class _Line(str):
+    """Text that a notebook shows without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _beside(guess: float | None, measured: float, unit: str) -> str:
+    found = f"{measured:,.4g} {unit}".rstrip()
+    if guess is None:
+        return f"measured {found}; you made no guess"
+    if guess == measured or (measured and abs(guess / measured - 1) < 0.02):
+        return f"measured {found}, as you said"
+    if guess > 0 and measured > 0:
+        ratio = max(guess, measured) / min(guess, measured)
+        return f"measured {found}; you said {guess:,.4g}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
+    return f"measured {found}; you said {guess:,.4g}"
+
+
+def predict_first(question: str, unit: str) -> Prediction:
+    """Ask for a guess before an instrument answers; the last expression of a cell shows the field.
+
+    Asked again (the cell run a second time), the same question keeps its guess.
+    """
+    return _predictions.setdefault(question, Prediction(question, unit))
+
+
+def predictions() -> str:
+    """All questions of this notebook so far, as a table: guessed, measured."""
+    rows = []
+    for prediction in _predictions.values():
+        guess = "-" if prediction.guess is None else f"{prediction.guess:,.4g}"
+        measured = "-" if prediction.measured is None else f"{prediction.measured:,.4g}"
+        rows.append((prediction.question, guess, measured, prediction.unit))
+    rows.insert(0, ("question", "you said", "measured", "unit"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return _Line(
+        "\n".join(
+            f"{question:{widths[0]}}  {guess:>{widths[1]}}  {measured:>{widths[2]}}  {unit}".rstrip()
+            for question, guess, measured, unit in rows
+        )
+    )
+
+
+def self_test(answer: float | None, correct: float, hint: str, within: float = 0.01) -> str:
+    """Judge the number a learner worked out: right within `within` of it (a fraction), or the hint.
+
+    Raises:
+        TypeError: the answer is not a number.
+    """
+    if answer is None or answer is ...:
+        return _Line("not answered yet: put your number in place of the dots and run the cell")
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        raise TypeError(f"an answer is a number, got {answer!r}: write it without quotes or unit")
+    if math.isclose(answer, correct, rel_tol=within):
+        return _Line("right")
+    return _Line(f"not {answer:,.4g}: {hint}")

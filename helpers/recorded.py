@@ -1,0 +1,82 @@
+"""Measurements recorded on a GPU, with their provenance, for machines that have none.
+
+They are written by `fusion bench` to benchmarks/results/<gpu>.json.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.timing import Timing
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One GPU's recorded run: its name, the day, the versions, the ceilings and every row measured in it."""
+
+    gpu: str
+    date: str
+    versions: dict[str, str]
+    copy_bandwidth: float  # bytes/s, read and written, measured in the same run
+    matrix_rate: float  # FLOP/s, dense bf16, measured in the same run
+    rows: list[dict]
+    free_flops: dict
+
+    @property
+    def label(self) -> str:
+        """What a figure from this run must be shown with."""
+        return f"{self.gpu}, PyTorch {self.versions['torch']}, Triton {self.versions['triton']}, {self.date}"
+
+    def times(self, kernel: str, shape: tuple[int, ...], dtype: str) -> dict[str, Timing]:
+        """Provider ("fused", "eager", "torch.compile") -> the GPU's own time.
+
+        Raises:
+            ValueError: nothing was recorded for that kernel, shape and dtype.
+        """
+        wanted = {"kernel": kernel, "shape": list(shape), "dtype": dtype}
+        found = {row["provider"]: Timing(**row["gpu"]) for row in self.rows if wanted.items() <= row.items()}
+        if not found:
+            known = sorted({(row["kernel"], tuple(row["shape"]), row["dtype"]) for row in self.rows})
+            raise ValueError(f"no recorded {kernel} of {tuple(shape)} in {dtype}: there are {known}")
+        return found
+
+    def table(self, kernel: str, dtype: str) -> str:
+        """Every size recorded for a kernel, as text: times, speed-up over eager, share of the copy bandwidth."""
+        lines = [self.label, f"{'elements':>12}  {'eager':>8}  {'torch.compile':>13}  {'fused':>8}  speed-up  of copy"]
+        for row in self.rows:
+            if (row["kernel"], row["dtype"], row["provider"]) == (kernel, dtype, "fused"):
+                times = self.times(kernel, row["shape"], dtype)
+                fused, eager, compiled = (times[name].median for name in ("fused", "eager", "torch.compile"))
+                elements = 1
+                for length in row["shape"]:
+                    elements *= length
+                share = row["least_bytes"] / fused / self.copy_bandwidth
+                lines.append(
+                    f"{elements:12,}  {eager * 1e6:5.1f} us  {compiled * 1e6:10.1f} us  {fused * 1e6:5.1f} us"
+                    f"  {eager / fused:7.2f}x  {share:6.1%}"
+                )
+        return "\n".join(lines)
+
+
+def recorded(gpu: str = "h200") -> Recorded:
+    """The recorded run of a GPU, by the name of its file in benchmarks/results.
+
+    Raises:
+        ValueError: no run of that GPU is recorded.
+    """
+    path = RESULTS / f"{gpu.lower()}.json"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in RESULTS.glob("*.json"))) or "none"
+        raise ValueError(f"nothing is recorded for {gpu}: there is {known}; on a machine with one, run `fusion bench`")
+    content = json.loads(path.read_text())
+    return Recorded(
+        gpu=content["gpu"],
+        date=content["date"],
+        versions=content["versions"],
+        copy_bandwidth=content["ceilings"]["copy_bytes_per_second"],
+        matrix_rate=content["ceilings"]["bf16_matrix_flops_per_second"],
+        rows=content["rows"],
+        free_flops=content["free_flops"],
+    )

@@ -1,0 +1,273 @@
+# %% [markdown]
+# # 01 The roofline: what limits a kernel
+#
+# A ReLU does one comparison a number. An A100 can do hundreds of thousands of billions of operations a second. **What
+# share of that will a ReLU reach: half of it, a tenth, a thousandth?** And if you give it ten times the arithmetic, how
+# much longer will it take?
+#
+# After this lesson you can
+#
+# - work out the *arithmetic intensity* of an operation by counting operations and bytes;
+# - find a GPU's *ridge point* and say which operations are memory-bound and which compute-bound on it;
+# - predict the least time an operation can take, and what fusing can and cannot change;
+# - find the slip in a published intensity.
+#
+# About 30 minutes. It follows on [00 Welcome](00_welcome.ipynb).
+
+# %%
+import torch
+
+from helpers.devices import DEVICES
+from helpers.lesson import predict_first, predictions, self_test
+from helpers.operations import OPERATIONS, cost
+from helpers.roofline import Roofline, Work
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## Arithmetic intensity
+#
+# Two numbers describe an operation, whatever runs it: the floating-point operations it does (FLOP), and the bytes that
+# must cross between memory and processor. Their ratio is its **arithmetic intensity**, in FLOP per byte.
+#
+# Take a ReLU over a tensor in fp16: one operation a number, two bytes in, two bytes out.
+
+# %%
+n = 4096 * 4096
+relu = Work(flops=n, bytes_read=2 * n, bytes_written=2 * n)
+print(f"ReLU in fp16: {relu.intensity} FLOP/byte")
+
+# %% [markdown]
+# Is the count of bytes right? Ask the meter, on a smaller tensor.
+
+# %%
+x = torch.randn(1000, 1000, dtype=torch.float16)
+measure(torch.relu, x)
+
+# %% [markdown]
+# ## The ridge point
+#
+# A GPU has two limits: its memory moves so many bytes a second, its units do so many operations a second. The first
+# allows `bandwidth × intensity` FLOP/s, the second its peak. The lower one rules. Where they meet lies the **ridge
+# point**: left of it an operation is *memory-bound*, right of it *compute-bound*.
+
+# %%
+a100 = Roofline(DEVICES["A100"], "fp16")
+print(f"{a100.device.model}: {a100.device.memory_bandwidth / 1e9:,.0f} GB/s, {a100.peak / 1e12:.0f} TFLOP/s in fp16")
+print(f"ridge point {a100.ridge:.0f} FLOP/byte    (given by: {a100.device.source})")
+
+# %% [markdown]
+# Now answer the first question. **What share of its peak can an A100 reach on a ReLU, at best?**
+
+# %%
+share = predict_first("share of an A100's fp16 peak that ReLU reaches", unit="%")
+share
+
+# %%
+reached = a100.attainable(relu.intensity) / a100.peak
+share.compare(100 * reached)
+
+# %%
+import math
+
+print(f"ReLU lies {math.log10(a100.ridge / relu.intensity):.1f} orders of magnitude under the ridge")
+
+# %% [markdown]
+# Three orders of magnitude, to the nearest. The tensor cores could be a hundred times slower and a ReLU would not
+# notice. (They cannot do a ReLU at all; the ordinary cores, which can, have a lower peak, and the ReLU lies far under
+# that ridge too.)
+
+# %%
+ordinary = Roofline(DEVICES["A100"], "fp32")
+print(f"ordinary cores: ridge at {ordinary.ridge:.1f} FLOP/byte, {ordinary.ridge / relu.intensity:.0f} times ReLU's")
+
+# %% [markdown]
+# ## The picture
+#
+# Intensity along the bottom, performance upwards, both logarithmic. The slope is the memory's limit, the flat lines are
+# peaks. An operation sits on its own roof: no kernel can lift it above. **Fusing moves it to the right**, because the
+# same operations need fewer bytes.
+#
+# Move the sliders, with the mouse or with the arrow keys. Find out:
+#
+# 1. Which operations does *columns* move, and which stay?
+# 2. At how many columns does the matrix product cross the ridge? Where on a T4, where on an H100?
+# 3. Attention over few rows: on which side is it? Over many, unfused and fused?
+
+# %%
+from helpers.explorers import roofline_explorer
+
+explorer = roofline_explorer(device="A100", dtype="fp16", rows=4096, columns=4096)
+explorer
+
+# %% [markdown]
+# ## A table of the usual suspects
+#
+# **Before you look: which of these are memory-bound on an A100, at 4096 rows of 4096 columns, when fused?** Decide for
+# each, then run the cell.
+
+# %%
+print(f"{'':18}  unfused    fused   FLOP/byte in fp16, 4096 x 4096")
+for name, versions_of in OPERATIONS.items():
+    versions = versions_of(4096, 4096, 2)
+    unfused, fused = (cost(launches, a100.device, "fp16") for launches in (versions.unfused, versions.fused))
+    print(f"{name:18} {unfused.work.intensity:8.2f} {fused.work.intensity:8.2f}   {fused.bound}-bound")
+
+# %% [markdown]
+# Everything that touches each number a few times is memory-bound, by far. Only what reuses each number many times, a
+# matrix product, a convolution, attention, can be compute-bound.
+#
+# ## From small to large: the matrix product
+#
+# A product of two N × N matrices does `2 N³` operations. A number you will find quoted for its intensity is simply
+# "N FLOP per byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Test it: three
+# matrices cross the bus, two in, one out, two bytes a number.
+
+
+# %%
+def product(size: int, itemsize: int = 2) -> Work:
+    return Work(flops=2 * size**3, bytes_read=2 * size**2 * itemsize, bytes_written=size**2 * itemsize)
+
+
+true_intensity = product(1024).intensity
+print(f"intensity {true_intensity:.0f} FLOP/byte; claimed 1024, {1024 / true_intensity:.0f} times too many")
+
+# %% [markdown]
+# The claim counted numbers, not bytes, and forgot the output. Small products are memory-bound, large ones are not:
+
+# %%
+gpus = [Roofline(DEVICES[name], "fp16") for name in ("T4", "A100", "H100", "B200")]
+print("     N  FLOP/byte   " + "".join(f"{roof.device.name:>9}" for roof in gpus))
+for size in (64, 128, 256, 512, 1024, 4096, 16384):
+    bounds = "".join(f"{roof.bound(product(size)):>9}" for roof in gpus)
+    print(f"{size:6} {product(size).intensity:10.0f}   {bounds}")
+
+# %% [markdown]
+# Newer GPUs are *harder* to keep busy: their arithmetic grew faster than their memory, so the ridge moved right.
+
+# %%
+print({roof.device.name: round(roof.ridge) for roof in gpus}, "FLOP/byte")
+
+# %% [markdown]
+# ## Find the slip
+#
+# "Vector addition moves eight bytes an element in fp32" stands in more than one tutorial. **What does the meter say?**
+
+# %%
+addition = predict_first("bytes per element of c = a + b in fp32", unit="B")
+addition
+
+# %%
+a, b = torch.randn(2, 10_000)
+addition.compare(measure(torch.add, a, b).bytes_total / a.numel())
+
+# %% [markdown]
+# Two reads and one write. The result must be written, too.
+#
+# ## Arithmetic that costs nothing
+#
+# If a memory-bound kernel waits for memory, more arithmetic on numbers already at hand should be nearly free, up to the
+# ridge. Here is a kernel that does as many multiply-adds on each number as you ask, between one load and one store.
+
+# %%
+import inspect
+
+from benchmarks.free_flops import ELEMENTS, chain, chain_kernel
+
+print(inspect.getsource(chain_kernel.fn))
+
+# %% [markdown]
+# The steps change the arithmetic and not the traffic:
+
+# %%
+for steps in (1, 64):
+    traffic = measure(chain, torch.rand(5000), steps)
+    print(f"{steps:3} steps: {traffic}, {2 * steps / 8:g} FLOP/byte")
+
+# %% [markdown]
+# **How many steps can an H200 do on each number before it takes a tenth longer than with one step?** Work it out: each
+# step is two operations, each number moves eight bytes, and you know how to find a ridge.
+
+# %%
+free_steps = predict_first("multiply-adds per number that are free on an H200", unit="steps")
+free_steps
+
+# %%
+from helpers.recorded import recorded
+
+h200 = recorded("h200")
+times = {int(steps): timing["median"] for steps, timing in h200.free_flops["steps"].items()}
+print(f"{h200.label}, {ELEMENTS:,} numbers")
+for steps, seconds in times.items():
+    print(f"{steps:4} steps {seconds * 1e6:8.0f} us   {seconds / times[1]:5.2f} x")
+
+# %%
+measured_free = max(steps for steps, seconds in times.items() if seconds < 1.1 * times[1])
+free_steps.compare(measured_free)
+
+# %% [markdown]
+# The roofline's own answer, from the datasheet's peak and bandwidth:
+
+# %%
+h200_fp32 = Roofline(DEVICES["H200"], "fp32")
+print(f"ridge {h200_fp32.ridge:.1f} FLOP/byte = {h200_fp32.ridge * 8 / 2:.0f} multiply-adds per number")
+
+# %% [markdown]
+# And drawn: every point measured, on the roof or under it.
+
+# %%
+from helpers.charts import Point, roofline_chart
+
+points = [Point(f"{k}", 2 * k / 8, 2 * k * ELEMENTS / times[k]) for k in (1, 8, 64, 512)]
+gain = times[measured_free] / times[1]
+title = f"{measured_free} multiply-adds a number take {gain:.2f} times as long as one"
+roofline_chart(h200_fp32, points, title=title, text=f"{title}, on an H200, {ELEMENTS:,} numbers in fp32")
+
+# %% [markdown]
+# This is why fusing pays so often: the arithmetic of the second operation is done in time that the first one spent
+# waiting. With a GPU at hand, try it on yours:
+
+# %% tags=["nbval-ignore-output"]
+from helpers.timing import benchmark_together
+from kernels import runtime
+
+if runtime.has_gpu():
+    numbers = torch.rand(2**26, device="cuda")
+    print(benchmark_together({f"{k} steps": lambda k=k: chain(numbers, k) for k in (1, 16, 64, 256)}))
+else:
+    print(f"No GPU here. Recorded above: {h200.label}.")
+
+# %% [markdown]
+# ## What you said, what was measured
+
+# %%
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. Two operations have the same FLOPs; one moves half the bytes. Both are memory-bound. Which is faster, and by how
+#    much at best?
+# <details><summary>Answer</summary>The one with half the bytes, by a factor of two: time is bytes over
+# bandwidth.</details>
+#
+# 2. Where does fusing move a point on the roofline chart, and why not straight up?
+# <details><summary>Answer</summary>To the right, along the roof: same FLOPs, fewer bytes. Straight up would mean
+# beating the roof at the same intensity; fusing changes the intensity.</details>
+#
+# 3. An operation is compute-bound on a T4. Must it be compute-bound on an H100?
+# <details><summary>Answer</summary>No. The H100's ridge lies further right, so the same intensity can be
+# memory-bound there.</details>
+#
+# 4. You fuse a ReLU into a large matrix product. What is saved, and does it matter?
+# <details><summary>Answer</summary>A write and a read of the result, and a launch. The product itself is
+# compute-bound, so the saving is a small share of the time: see it in the explorer.</details>
+#
+# 5. LayerNorm, fused, reads each fp16 number once, writes it once, and does seven operations on it. What is its
+#    intensity, leaving out the few bytes of weights? Put your number in place of the dots.
+
+# %%
+answer = ...
+self_test(answer, 7 / 4, "seven operations a number, over two bytes in and two bytes out")
+
+# %% [markdown]
+# Next: [exercise 03, add+GELU](../exercises/03_fused_add_gelu.ipynb) asks you to write the kernel of lesson 00.
