@@ -10,6 +10,8 @@ a cell's header says what the cell is:
 
     # %% grade_id="add-gelu"            an answer cell: it holds a solution region
     # %% grade_id="values" points=6     a check cell
+    # %% tags=["nbval-ignore-output"]   its output depends on the machine: nbval runs it and compares nothing
+    # %% tags=["hide-input"]            JupyterLab shows the cell folded
 
 A notebook is built again when its source, or this file, has changed. Each remembers, in its metadata, the digest of
 what it was built from and the digest of what was built, so that the drift check runs nothing.

@@ -49,6 +49,7 @@ def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(answers, tmp_path,
     assert told, report
     assert told[1] == "fail"
     assert re.search(meant["told"], told[2]), report
+    assert not re.search(r"^  \S+ +error ", report, re.MULTILINE), report
 
 
 @pytest.mark.parametrize("answers", RIGHT, ids=names)

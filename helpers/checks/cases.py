@@ -22,6 +22,13 @@ class Case:
     look_at: str
 
 
+def described(inputs: tuple[torch.Tensor, ...], label: str = "") -> str:
+    """A call's inputs as people are told of them: "transposed, shape (33, 31), float32"."""
+    first = inputs[0]
+    kind = f"shape {tuple(first.shape)}, {str(first.dtype).removeprefix('torch.')}"
+    return f"{label}, {kind}" if label else kind
+
+
 def elementwise_cases(
     count: int,
     seed: int,

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+from helpers.checks.cases import described
+from helpers.checks.hazards import refuse_hazards
 from helpers.outcome import AnswerError, as_check, quoted_line
 from helpers.traffic import Traffic, measure
 
@@ -21,6 +23,7 @@ def check_traffic(answer: Callable, inputs: tuple[torch.Tensor, ...], launches: 
         name: the check's name.
     """
     traffic = measure(answer, *inputs)
+    refuse_hazards(traffic, described(inputs))
     elements = traffic.result.numel() if isinstance(traffic.result, torch.Tensor) else 0
     if not elements:
         raise AnswerError("the result has no elements", "what your function returns")

@@ -9,18 +9,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from helpers.checks.cases import Case
-from helpers.outcome import AnswerError, as_check, quoted_line
+from helpers.checks.cases import Case, described
+from helpers.checks.hazards import refuse_hazards
+from helpers.outcome import AnswerError, as_check
 from helpers.traffic import measure
 from kernels import runtime
-
-HAZARDS = {
-    "out-of-bounds read": "which of its lanes have an element? Mask the others",
-    "out-of-bounds store": "which of its lanes have an element? Mask the others",
-    "out-of-bounds atomic": "which of its lanes have an element? Mask the others",
-    "uninitialised read": "nothing was stored there before",
-    "race": "two programs store here; each element needs one owner",
-}
 
 
 @as_check
@@ -47,12 +40,7 @@ def check_case(answer: Callable, reference: Callable, case: Case) -> None:
     inputs = [fresh_copy(x) for x in case.inputs]
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
-    for hazard in traffic.hazards:
-        place = quoted_line(hazard.file, hazard.line)
-        raise AnswerError(
-            f"{described_case(case)}: {hazard.kind} of {hazard.where}, elements: {hazard.elements}",
-            f"{place}: {HAZARDS[hazard.kind]}",
-        )
+    refuse_hazards(traffic, described(case.inputs, case.label))
     compare(traffic.result, inputs, reference, case)
     if runtime.has_gpu():
         inputs = [fresh_copy(x) for x in case.inputs]
@@ -65,7 +53,7 @@ def compare(got: object, inputs: list[torch.Tensor], reference: Callable, case: 
     """Raise AnswerError where the result of a call, or what became of its inputs, is not as the reference has it."""
     exact = reference(*(x.double() for x in case.inputs))
     usual = reference(*case.inputs)
-    where = described_case(case)
+    where = described(case.inputs, case.label)
     if not isinstance(got, torch.Tensor):
         raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", "what your function returns")
     for what, mine, wanted in (
@@ -117,12 +105,6 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     if unwritten.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
     return case.look_at
-
-
-def described_case(case: Case) -> str:
-    first = case.inputs[0]
-    label = f"{case.label}, " if case.label else ""
-    return f"{label}shape {tuple(first.shape)}, {str(first.dtype).removeprefix('torch.')}"
 
 
 def fresh_copy(x: torch.Tensor) -> torch.Tensor:
