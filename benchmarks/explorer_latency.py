@@ -160,6 +160,11 @@ def _rewind(page, handle) -> None:
     page.evaluate("forget()")
 
 
+def chromium() -> str | None:
+    """Where Chromium is, if it is anywhere on the path."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 def measure(runs: int = RUNS) -> list[Latency]:
     """One Latency a run, on one page.
 
@@ -168,14 +173,14 @@ def measure(runs: int = RUNS) -> list[Latency]:
     """
     from playwright.sync_api import sync_playwright
 
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
+    executable = chromium()
+    if executable is None:
         raise FileNotFoundError("no Chromium found: install it (apt-get install chromium)")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         notebook = Path(folder) / "explorer.ipynb"
         write_notebook(notebook, CELL)
         with lab(notebook) as address:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
             try:
                 page = browser.new_page(viewport={"width": 1280, "height": 1000})
                 open_explorer(page, address)

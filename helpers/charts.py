@@ -27,7 +27,7 @@ MARKERS = {"unfused": ("o", UNFUSED), "fused": ("s", FUSED), "single": ("D", LIM
 
 # Sizes in points.
 MARKER_SIZE = 7
-TITLE_SIZE = 11
+TITLE_SIZE = 10
 LABEL_HEIGHT = 11
 LABEL_GAP = 8  # between a mark's middle and its label
 

@@ -13,6 +13,11 @@ function render({ model, el }) {
   const line = add(el, { role: "status", "aria-live": "polite" });
   const table = add(el, {});
 
+  const nameSliders = () => {
+    // ipywidgets' sliders have a visible name that a screen reader cannot connect with them.
+    for (const slider of el.closest(".fusion-controls")?.querySelectorAll(".widget-slider") ?? [])
+      slider.querySelector(".noUi-handle")?.setAttribute("aria-label", slider.querySelector("label").textContent);
+  };
   const show = () => {
     const frame = model.get("frames")[model.get("row") * model.get("columns") + model.get("column")];
     moving.innerHTML = frame.svg;
@@ -27,5 +32,6 @@ function render({ model, el }) {
   model.on("change:row change:column", show);
   model.on("change:frames", redraw);
   redraw();
+  setTimeout(nameSliders); // once the view stands in the page
 }
 export default { render };

@@ -82,12 +82,12 @@ def _finding(costs: dict[str, tuple[Cost, Cost]]) -> str:
     if not gains:
         return "Nothing here to fuse: each operation is one launch" if costs else "No operation is chosen"
     most, least = max(gains, key=gains.get), min(gains, key=gains.get)
-    finding = f"Fusing makes {most} {_times(gains[most])}"
-    return finding if most == least else f"{finding}, {least} {_times(gains[least])}"
+    finding = f"At best, fusing makes {most} {_times(gains[most], 'times faster')}"
+    return finding if most == least else f"{finding}, {least} {_times(gains[least], 'times')}"
 
 
-def _times(gain: float) -> str:
-    return f"{gain:.2f} times faster" if gain >= 1.005 else "no faster"
+def _times(gain: float, unit: str) -> str:
+    return f"{gain:.2f} {unit}" if gain >= 1.005 else "no faster"
 
 
 def roofline_still(device: Device, dtype: str, rows: int, columns: int, operations: Iterable[str] = SHOWN) -> Chart:

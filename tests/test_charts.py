@@ -1,0 +1,149 @@
+"""Colours that read on white and on black, labels that do not overlap, marks where the numbers say."""
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.text import Annotation, Text
+from PIL import Image
+
+from helpers import charts
+from helpers.charts import Point, plain, roofline_axes, roofline_chart, si
+from helpers.devices import DEVICES
+from helpers.roofline import Roofline
+
+PAGES = {"light": "#ffffff", "dark": "#111111"}  # JupyterLab's two themes
+POINTS = [
+    Point("softmax", 0.3, 6e11, "unfused"),
+    Point("softmax", 1.25, 2.5e12, "fused"),
+    Point("ReLU", 0.25, 5e11),
+]
+
+
+def roof(name="A100", dtype="fp16"):
+    return Roofline(DEVICES[name], dtype)
+
+
+def contrast(colour, page):
+    """WCAG 2.1's contrast ratio."""
+
+    def luminance(c):
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(c)]
+        return np.dot([0.2126, 0.7152, 0.0722], linear)
+
+    lighter, darker = sorted((luminance(colour), luminance(page)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=list(PAGES))
+def test_everything_drawn_reads_on_both_pages(page):
+    figure = roofline_chart([roof(), roof(dtype="fp32")], POINTS, "title", "text").figure
+    figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    assert len(texts) > 15
+    # 4.3:1 is what one colour can have on both: no grey reaches 4.5:1.
+    assert all(contrast(text.get_color(), page) >= 4.3 for text in texts)
+    for line in figure.axes[0].lines:
+        colour = line.get_color() if line.get_marker() in ("None", None, "") else line.get_markeredgecolor()
+        assert contrast(colour, page) >= 3
+
+
+def test_the_contrast_check_finds_colours_that_do_not_read():
+    assert contrast("black", PAGES["dark"]) < 1.2
+    assert contrast(charts.UNFUSED, PAGES["light"]) < 3  # why its marks have an edge
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    best = max(min(contrast(str(grey / 255), page) for page in PAGES.values()) for grey in range(256))
+    assert 4.3 < best < 4.5
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=list(PAGES))
+def test_the_picture_is_transparent_and_shows_both_colours(page):
+    picture = Image.open(io.BytesIO(roofline_chart(roof(), POINTS, "title", "text").png())).convert("RGBA")
+    assert picture.getpixel((2, 2))[3] == 0
+    shown = Image.new("RGBA", picture.size, page)
+    shown.alpha_composite(picture)
+    colours = {colour[:3] for _, colour in shown.getcolors(1 << 24)}
+    assert {tuple(round(255 * v) for v in to_rgb(c)) for c in (charts.UNFUSED, charts.FUSED)} <= colours
+
+
+def test_a_chart_is_a_picture_and_a_line():
+    chart = roofline_chart(roof(), POINTS, "title", "one line")
+    data, metadata = chart._repr_mimebundle_()
+    assert set(data) == {"text/plain", "image/png"}
+    assert data["text/plain"] == repr(chart) == "one line"
+    assert metadata["image/png"]["alt"] == "one line"
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_page_position_is_matplotlibs_own_transform(name):
+    figure, axes, _ = roofline_axes([roof(name)] if name == "A100" else [roof(name, "fp32")])
+    position = charts.page_position(axes)
+    for x, y in [(0.02, 1e11), (153, 3.12e14), (1e5, 7e12)]:
+        expected = axes.transData.transform((x, y))
+        assert position(x, y) == pytest.approx((expected[0], figure.bbox.height - expected[1]))
+
+
+def test_roofs_are_drawn_where_the_model_says():
+    _, axes, labels = roofline_axes([roof(), roof(dtype="fp32")])
+    slope, top, low, ridge = axes.lines[:4]
+    assert slope.get_ydata()[0] / slope.get_xdata()[0] == pytest.approx(2039e9)
+    assert set(top.get_ydata()) == {312e12}
+    assert set(low.get_ydata()) == {19.5e12}
+    assert ridge.get_xdata()[0] == pytest.approx(312e12 / 2039e9)
+    assert {"ridge, 153", "memory, 2.04 TB/s", "fp16 on tensor cores, 312 TFLOP/s"} <= {label.text for label in labels}
+
+
+def overlaps(labels):
+    boxes = [(label.left, label.y, charts.label_width(label.text)) for label in labels]
+    return [
+        (a, b)
+        for a, b in itertools.combinations(boxes, 2)
+        if a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and abs(a[1] - b[1]) < charts.LABEL_HEIGHT - 0.001
+    ]
+
+
+intensities = st.floats(0.05, 1e5)
+
+
+@given(st.lists(st.tuples(intensities, st.sampled_from(["unfused", "fused", "single"])), max_size=18))
+def test_labels_never_overlap(points):
+    _, axes, obstacles = roofline_axes([roof()])
+    marks = [Point("conv+BN+ReLU", x, roof().attainable(x), kind) for x, kind in points]
+    placed = charts.place_labels(marks, charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), obstacles)
+    assert len(placed) == len(points)
+    assert overlaps(placed + obstacles) == overlaps(obstacles)
+
+
+def test_label_widths_are_not_underestimated():
+    figure = roofline_chart([roof(), roof(dtype="fp32")], POINTS, "title", "text").figure
+    figure.draw_without_rendering()
+    for text in figure.findobj(Annotation):
+        if text.get_text():
+            assert text.get_window_extent().width <= charts.label_width(text.get_text()) * 1.05 + 2
+
+
+def test_points_off_a_logarithmic_axis_are_refused():
+    with pytest.raises(ValueError, match="one of unfused, fused, single expected"):
+        Point("x", 1, 1, "other")
+    for intensity in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite numbers above 0"):
+            Point("x", intensity, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3.35e12, "3.35 TB/s"), (2039e9, "2.04 TB/s"), (999.6e9, "1 TB/s"), (300e9, "300 GB/s"), (0, "0 B/s")],
+)
+def test_si(value, expected):
+    assert si(value, "B/s") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, "0"), (0.125, "0.125"), (1.5, "1.5"), (152.9, "153"), (12345, "12,300"), (100, "100")]
+)
+def test_plain(value, expected):
+    assert plain(value) == expected

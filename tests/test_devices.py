@@ -1,0 +1,184 @@
+"""The catalogue against arithmetic units and clocks, and what a wrong entry or name says."""
+
+import time
+
+import pytest
+import torch
+
+from helpers.devices import DEVICES, FMA_PER_CLOCK, Devices, PeakFlops, gpu_from_driver, this_device
+
+# Vendors round: 0.75 % covers all but these.
+PEAK_TOLERANCE = {("L40S", "fp16"): 0.0125, ("L40S", "bf16"): 0.0125, ("L4", "tf32"): 0.01, ("B200", "tf32"): 0.025}
+BANDWIDTH_TOLERANCE = {"H100 PCIe": 0.02}  # "2 TB/s" on the datasheet
+
+ENTRY = """
+["RTX A6000"]
+model = "RTX A6000"
+driver_name = "NVIDIA RTX A6000"
+compute_capability = "8.6"
+sms = 84
+peak_tflops = { fp32 = 38.7, tf32 = 77.4, fp16 = 154.8, bf16 = 154.8 }
+sm_clock_mhz = 1800
+bandwidth_gb_s = 768
+memory_bus_bits = 384
+memory_clock_mhz = 8001
+memory_gib = 48
+l2_mib = 6
+source = "NVIDIA RTX A6000 datasheet"
+"""
+
+
+def peaks_that_fail(device):
+    return [
+        dtype
+        for dtype, peak in device.peak_flops.items()
+        if abs(device.peak_from_clock(dtype) / peak - 1) > PEAK_TOLERANCE.get((device.name, dtype), 0.0075)
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+def test_peaks_follow_from_units_and_clock(device):
+    assert device.source
+    assert peaks_that_fail(device) == []
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+def test_bandwidth_follows_from_bus_and_clock(device):
+    assert device.bandwidth_from_clock == pytest.approx(
+        device.memory_bandwidth, rel=BANDWIDTH_TOLERANCE.get(device.name, 0.0025)
+    )
+
+
+def test_the_self_test_finds_a_sparse_peak_and_a_wrong_bandwidth(tmp_path):
+    devices = Devices()
+    file = tmp_path / "gpus.toml"
+    file.write_text(ENTRY.replace("fp16 = 154.8", "fp16 = 309.7").replace("= 768", "= 1008"))
+    devices.load(file)
+    assert peaks_that_fail(devices["RTX A6000"]) == ["fp16"]
+    assert abs(devices["RTX A6000"].bandwidth_from_clock / devices["RTX A6000"].memory_bandwidth - 1) > 0.2
+
+
+def test_every_value_of_the_h200():
+    h200 = DEVICES["H200"]
+    assert (h200.compute_capability, h200.sms, h200.memory_bandwidth) == ((9, 0), 132, 4814e9)
+    peaks = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12, "bf16": 989.4e12, "fp8": 1979e12}
+    assert h200.peak_flops == pytest.approx(peaks)
+    assert (h200.memory, h200.l2_cache) == (141 * 2**30, 60 * 2**20)
+
+
+def test_a_missing_peak_is_an_error_never_another_dtype():
+    with pytest.raises(ValueError, match="V100 has no bf16 peak: choose from fp32, fp16") as error:
+        DEVICES["V100"].peak_flops["bf16"]
+    assert "\n" not in str(error.value)
+    assert DEVICES["V100"].peak_flops.get("bf16") is None
+
+
+def test_an_unknown_device_lists_the_names_and_the_nearest():
+    with pytest.raises(ValueError, match="the nearest is 'H100 PCIe'") as error:
+        DEVICES["h100pcie"]
+    message = str(error.value)
+    assert all(name in message for name in DEVICES)
+    assert "\n" not in message
+
+
+def test_a_gpu_of_ones_own(tmp_path):
+    devices = Devices()
+    file = tmp_path / "gpus.toml"
+    file.write_text(ENTRY)
+    devices.load(file)
+    assert peaks_that_fail(devices["RTX A6000"]) == []
+    assert devices["RTX A6000"].memory_bandwidth == 768e9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "is not a TOML file"),
+        ("RTX = 1", "RTX is not a table"),
+        (ENTRY.replace("sms = 84", ""), "lacks sms"),
+        (ENTRY + "cores = 3", "unknown keys cores"),
+        (ENTRY.replace("sms = 84", "sms = -84"), "sms is -84"),
+        (ENTRY.replace("sms = 84", 'sms = "84"'), "sms is '84'"),
+        (ENTRY.replace('"8.6"', '"86"'), "compute_capability is '86'"),
+        (ENTRY.replace('"8.6"', "8.6"), "compute_capability is 8.6: a string"),
+        (ENTRY.replace("fp32 = 38.7, ", "fp32 = 0, "), "peak_tflops is"),
+    ],
+)
+def test_a_bad_device_file_is_refused_in_one_line(tmp_path, text, message):
+    file = tmp_path / "gpus.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"gpus\.toml") as error:
+        Devices().load(file)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_device_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no device file at"):
+        Devices().load(tmp_path / "none.toml")
+
+
+H200_AS_THE_DRIVER_TELLS = {
+    "name": "NVIDIA H200",
+    "compute_capability": (9, 0),
+    "sms": 132,
+    "memory": 150_000_000_000,
+    "l2_cache": 60 * 2**20,
+    "sm_clock": 1.98e9,
+    "memory_bus_width": 6016,
+    "memory_clock": 3.201e9,
+}
+
+
+def test_a_known_gpu_takes_its_peaks_from_the_catalogue_and_the_rest_from_the_driver():
+    device = gpu_from_driver(**H200_AS_THE_DRIVER_TELLS)
+    assert (device.name, device.memory) == ("H200", 150_000_000_000)
+    assert device.peak_flops["bf16"] == 989.4e12
+    assert device.memory_bandwidth == pytest.approx(4814e9, rel=1e-3)
+
+
+def test_a_slice_of_a_known_gpu_is_not_that_gpu():
+    device = gpu_from_driver(**H200_AS_THE_DRIVER_TELLS | {"name": "NVIDIA H200 MIG 1g.18gb", "sms": 16})
+    assert device.peak_flops["fp32"] == pytest.approx(16 * 128 * 2 * 1.98e9)
+
+
+def test_a_geforce_halves_its_tensor_cores_and_an_unknown_generation_has_no_peaks():
+    facts = H200_AS_THE_DRIVER_TELLS | {"name": "NVIDIA GeForce RTX 4070", "compute_capability": (8, 9), "sms": 46}
+    geforce = gpu_from_driver(**facts)
+    assert geforce.peak_flops["fp16"] == pytest.approx(46 * 256 * 2 * 1.98e9)
+    assert geforce.peak_flops["fp32"] == pytest.approx(46 * 128 * 2 * 1.98e9)
+    future = gpu_from_driver(**facts | {"compute_capability": (99, 0)})
+    with pytest.raises(ValueError, match="has no fp16 peak: add them from a TOML file"):
+        future.peak_flops["fp16"]
+
+
+def test_rates_cover_the_catalogue():
+    assert {device.compute_capability for device in DEVICES.values()} == set(FMA_PER_CLOCK)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_this_cpu_is_measured_once_and_pretends_nothing():
+    this_device.cache_clear()
+    start = time.perf_counter()
+    cpu = this_device()
+    assert time.perf_counter() - start < 10  # about 0.7 s on two free cores
+    assert this_device() is cpu
+    assert (cpu.compute_capability, cpu.sms, cpu.l2_cache) == (None, None, None)
+    assert 1e9 < cpu.memory_bandwidth < 1e13
+    assert 1e9 < cpu.peak_flops["fp32"] < 1e14
+    assert list(cpu.peak_flops) == ["fp32"]
+    with pytest.raises(ValueError, match="no known fp32 rate per clock"):
+        cpu.peak_from_clock("fp32")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_this_gpu_is_what_the_driver_says():
+    gpu = this_device()
+    assert gpu.driver_name == torch.cuda.get_device_name()
+    assert gpu.memory_bandwidth > 1e11
+    assert gpu.peak_flops["fp32"] > 1e12
+
+
+def test_peaks_of_nothing_say_how_to_add_them():
+    with pytest.raises(ValueError, match=r"DEVICES.load\(path\)"):
+        PeakFlops("new", {})["fp32"]

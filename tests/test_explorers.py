@@ -1,0 +1,144 @@
+"""What the explorer says is true of what it shows, and what it shows is there without a kernel."""
+
+import json
+import re
+
+import pytest
+from matplotlib.figure import Figure
+
+from helpers import charts, explorers
+from helpers.devices import DEVICES
+from helpers.explorers import COLUMNS, ROWS, RooflineExplorer, roofline_explorer, roofline_scene, roofline_still
+from helpers.operations import ITEMSIZE, OPERATIONS
+
+EVERY = [(name, dtype) for name, device in DEVICES.items() for dtype in device.peak_flops]
+
+
+@pytest.fixture(scope="module")
+def explorer():
+    return roofline_explorer()
+
+
+def frame(explorer):
+    return explorer._frames.frames[explorer.rows.index * len(COLUMNS) + explorer.columns.index]
+
+
+def test_the_text_by_hand(explorer):
+    # softmax: 2 * 4096^2 * 2 B fused against 8 N + 4 R elements unfused; LayerNorm: 12 N + 8 R + 2 C against 2 N + 2 C.
+    assert explorer.text == (
+        "A100, fp16, shape (4096, 4096): ridge at 153 FLOP/byte. Memory-bound: ReLU, add+GELU, LayerNorm, softmax. "
+        "Compute-bound: matmul+bias+ReLU, attention. "
+        "At best, fusing makes attention 7.08 times faster, matmul+bias+ReLU 1.15 times."
+    )
+    layer_norm = roofline_scene(DEVICES["A100"], "fp16", 4096, 4096, ["LayerNorm"])
+    n, r = 4096**2, 4096
+    gain = (12 * n + 10 * r) / (2 * n + 2 * r)
+    assert layer_norm.title == f"At best, fusing makes LayerNorm {gain:.2f} times faster"
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_titles_and_points_are_true_of_every_device(name, dtype):
+    for rows, columns in ((1, 1), (127, 1025), (65536, 16384)):
+        scene = roofline_scene(DEVICES[name], dtype, rows, columns, OPERATIONS)
+        gains = {o: unfused.time / fused.time for o, (unfused, fused) in scene.costs.items() if fused is not unfused}
+        most, least = max(gains.values()), min(gains.values())
+        assert re.search(rf"fusing makes (\S+) {most:.2f} times faster", scene.title)
+        assert (f"{least:.2f} times" if least >= 1.005 else "no faster") in scene.title
+        for point in scene.points:
+            assert point.performance <= max(r.attainable(point.intensity) for r in scene.rooflines) * (1 + 1e-9)
+
+
+def test_titles_fit_the_chart():
+    names = sorted(OPERATIONS, key=len)[-2:]
+    longest = f"At best, fusing makes {names[1]} 10.15 times faster, {names[0]} 1.15 times"
+    figure = Figure(figsize=charts.STYLE["figure.figsize"], dpi=72)
+    width = figure.text(0, 0, longest, size=charts.TITLE_SIZE, weight="bold").get_window_extent().width
+    assert width < 0.915 * figure.bbox.width
+
+
+def test_nothing_to_fuse_and_nothing_chosen_are_said():
+    scene = roofline_scene(DEVICES["A100"], "fp16", 1, 1, ["ReLU", "vector add"])
+    assert scene.title == "Nothing here to fuse: each operation is one launch"
+    assert roofline_scene(DEVICES["A100"], "fp16", 1, 1, []).title == "No operation is chosen"
+
+
+def test_every_frame_is_that_of_its_sliders(explorer):
+    assert len(explorer._frames.frames) == len(ROWS) * len(COLUMNS)
+    for rows, columns in ((1, 1), (127, 1025), (65536, 16384)):
+        explorer.rows.value, explorer.columns.value = rows, columns
+        assert frame(explorer)["text"] == explorer.text
+        assert f"shape ({rows}, {columns})" in explorer.text
+    explorer.rows.value = explorer.columns.value = 4096
+
+
+def test_marks_stand_where_the_axes_put_them(explorer):
+    scene = roofline_scene(DEVICES["A100"], "fp16", 4096, 4096, explorers.SHOWN)
+    figure, axes, _ = charts.roofline_axes(scene.rooflines)
+    circles = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', frame(explorer)["svg"])
+    unfused = [point for point in scene.points if point.kind == "unfused"]
+    assert len(circles) == len(unfused) >= 4
+    for (x, y), point in zip(circles, unfused, strict=True):
+        expected = axes.transData.transform((point.intensity, point.performance))
+        assert (float(x), figure.bbox.height - float(y)) == pytest.approx(tuple(expected), abs=0.06)
+
+
+def test_choices_redraw_and_a_missing_peak_is_said(explorer):
+    explorer.device.value, explorer.dtype.value = "H100", "fp8"
+    assert (
+        "ridge at 591 FLOP/byte" in explorer.text == frame(explorer)["text"] or frame(explorer)["text"] in explorer.text
+    )
+    explorer.operations["softmax"].value = False
+    assert "softmax" not in explorer.text
+    assert "softmax" not in frame(explorer)["svg"]
+    explorer.device.value = "V100"
+    assert explorer.text == frame(explorer)["text"] == "V100 has no fp8 peak: choose from fp32, fp16"
+    assert frame(explorer)["svg"] == explorer._frames.still == ""
+    explorer.operations["softmax"].value = True
+    explorer.dtype.value, explorer.device.value = "fp16", "A100"
+    assert "softmax" in explorer.text
+
+
+def test_the_still_part_takes_the_pages_colours_and_touches_nothing_else(explorer):
+    still = explorer._frames.still
+    assert "currentColor" in still
+    assert charts.TEXT not in still
+    assert "<style" not in still
+    assert "http" not in still.replace("http://www.w3.org", "")
+    assert roofline_explorer()._frames.still == still  # the same drawing, the same bytes
+
+
+def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
+    data, metadata = explorer._repr_mimebundle_()
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
+    assert roofline_still(DEVICES["A100"], "fp16", 4096, 4096).text == explorer.text
+
+
+def test_frames_stay_small_enough_to_send(explorer):
+    assert len(json.dumps(explorer._frames.frames)) < 1.5e6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "H1000"}, "no device is named"),
+        ({"device": "V100", "dtype": "bf16"}, "V100 has no bf16 peak"),
+        ({"operations": ["gelu"]}, "no operation is named 'gelu'"),
+        ({"rows": 5}, "the rows slider has no 5"),
+        ({"columns": 0}, "the columns slider has no 0"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        roofline_explorer(**arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_scene_of_no_rows_is_refused():
+    with pytest.raises(ValueError, match="0 rows of 4"):
+        roofline_scene(DEVICES["A100"], "fp16", 0, 4, ["ReLU"])
+
+
+def test_itemsizes_cover_the_catalogue():
+    assert {dtype for _, dtype in EVERY} == set(ITEMSIZE)
+    assert isinstance(roofline_explorer(rows=1), RooflineExplorer)
