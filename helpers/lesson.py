@@ -48,15 +48,15 @@ class _Line(str):
 
 
 def _beside(guess: float | None, measured: float, unit: str) -> str:
-    found = f"{measured:,.4g} {unit}".rstrip()
+    found = f"{measured:,.4g} {unit}".rstrip()  # what is measured, counted or computed
     if guess is None:
-        return f"measured {found}; you made no guess"
+        return f"{found}; you made no guess"
     if guess == measured or (measured and abs(guess / measured - 1) < 0.02):
-        return f"measured {found}, as you said"
+        return f"{found}, as you said"
     if guess > 0 and measured > 0:
         ratio = max(guess, measured) / min(guess, measured)
-        return f"measured {found}; you said {guess:,.4g}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
-    return f"measured {found}; you said {guess:,.4g}"
+        return f"{found}; you said {guess:,.4g}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
+    return f"{found}; you said {guess:,.4g}"
 
 
 def predict_first(question: str, unit: str) -> Prediction:
@@ -68,13 +68,13 @@ def predict_first(question: str, unit: str) -> Prediction:
 
 
 def predictions() -> str:
-    """All questions of this notebook so far, as a table: guessed, measured."""
+    """All questions of this notebook so far, as a table: guessed, found."""
     rows = []
     for prediction in _predictions.values():
         guess = "-" if prediction.guess is None else f"{prediction.guess:,.4g}"
         measured = "-" if prediction.measured is None else f"{prediction.measured:,.4g}"
         rows.append((prediction.question, guess, measured, prediction.unit))
-    rows.insert(0, ("question", "you said", "measured", "unit"))
+    rows.insert(0, ("question", "you said", "found", "unit"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return _Line(
         "\n".join(

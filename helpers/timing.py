@@ -44,6 +44,7 @@ def _readable(seconds: float) -> str:
 
 def benchmark(fn: Callable, *args, **options) -> Timing:
     """Time `fn(*args)`; options and errors as of `benchmark_together`."""
+    _check_callable(fn)
     return benchmark_together({"it": lambda: fn(*args)}, **options)["it"]
 
 
@@ -66,11 +67,8 @@ def benchmark_together(
         TypeError: something to time is not callable.
         ValueError: fewer than 3 runs.
     """
-    for name, function in functions.items():
-        if not callable(function):
-            raise TypeError(
-                f"benchmark takes functions, got {name} of type {type(function).__name__}: pass it uncalled"
-            )
+    for function in functions.values():
+        _check_callable(function)
     if runs < 3:
         raise ValueError(f"benchmark takes at least 3 runs, got {runs}: a median of fewer says nothing")
 
@@ -87,6 +85,11 @@ def benchmark_together(
         for name, sample in samplers.items():
             samples[name].append(sample())
     return {name: _summary(values) for name, values in samples.items()}
+
+
+def _check_callable(function) -> None:
+    if not callable(function):
+        raise TypeError(f"benchmark takes a function, got {type(function).__name__}: pass it without calling it")
 
 
 def _summary(samples: list[float]) -> Timing:

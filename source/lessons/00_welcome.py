@@ -72,15 +72,16 @@ fused
 
 # %%
 fewer_bytes = unfused.bytes_total / fused.bytes_total
-print(f"{fewer_bytes:.2f} times fewer bytes, {unfused.launches - fused.launches} launch fewer")
+fewer_launches = unfused.launches - fused.launches
+print(f"{fewer_bytes:.2f} times fewer bytes, {fewer_launches} launch fewer")
 
 # %% [markdown]
 # The arithmetic is the same and the result is the same, to the rounding of the last digits. Only the round trip of the
 # sum is gone.
 
 # %%
-reference = gelu(a + b, approximate="tanh")
-print("largest difference below 1e-6:", bool((add_gelu(a[:4096], b[:4096]) - reference[:4096]).abs().max() < 1e-6))
+difference = add_gelu(a[:4096], b[:4096]) - gelu(a[:4096] + b[:4096], approximate="tanh")
+print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-6))
 
 # %% [markdown]
 # This picture is the whole idea. Each bar is what crosses between memory and processor.
@@ -88,7 +89,8 @@ print("largest difference below 1e-6:", bool((add_gelu(a[:4096], b[:4096]) - ref
 # %%
 from helpers.traffic_chart import traffic_chart
 
-traffic_chart({"unfused": unfused, "fused": fused}, title=f"Fusing moves {fewer_bytes:.2f} times fewer bytes")
+title = f"Fusing moves {fewer_bytes:.2f} times fewer bytes"
+traffic_chart({"unfused": unfused, "fused": fused}, title)
 
 # %% [markdown]
 # ## Fewer bytes, less time?
@@ -128,10 +130,9 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 from helpers.timing import benchmark_together
 
 if runtime.has_gpu():
-    large = torch.randn(2, 100_000_000, device="cuda")
-    here = benchmark_together(
-        {"eager": lambda: gelu(large[0] + large[1], approximate="tanh"), "fused": lambda: add_gelu(*large)}
-    )
+    x, y = torch.randn(2, 100_000_000, device="cuda")
+    eager, one_kernel = lambda: gelu(x + y, approximate="tanh"), lambda: add_gelu(x, y)
+    here = benchmark_together({"eager": eager, "fused": one_kernel})
     print(torch.cuda.get_device_name(), here)
 else:
     print(f"No GPU here. Recorded above: {h200.label}.")
@@ -149,7 +150,8 @@ from helpers.roofline import Roofline
 
 mine = this_device()
 print(mine.name)
-print(f"memory {mine.memory_bandwidth / 1e9:.0f} GB/s, arithmetic {mine.peak_flops['fp32'] / 1e12:.2f} TFLOP/s in fp32")
+print(f"memory {mine.memory_bandwidth / 1e9:.0f} GB/s")
+print(f"arithmetic {mine.peak_flops['fp32'] / 1e12:.2f} TFLOP/s in fp32")
 print(f"ridge point {Roofline(mine, 'fp32').ridge:.0f} FLOP/byte")
 
 # %% [markdown]
@@ -171,7 +173,9 @@ ridge.compare(a100.ridge)
 from kernels import CATALOGUE
 
 work = CATALOGUE["add_gelu"].work((n,), torch.float32)
-print(f"add+GELU, fused: {work.intensity:.2f} FLOP/byte; an A100 could do {a100.ridge / work.intensity:.0f} times that")
+idle = a100.ridge / work.intensity
+print(f"add+GELU, fused: {work.intensity:.2f} FLOP/byte")
+print(f"an A100 could do {idle:.0f} times that")
 
 # %% [markdown]
 # So the processor idles, whatever we do to the arithmetic. **Moving fewer bytes is the only way to be faster**, and
@@ -190,7 +194,7 @@ print(f"add+GELU, fused: {work.intensity:.2f} FLOP/byte; an A100 could do {a100.
 # - In a terminal, `fusion check exercises/03_fused_add_gelu.ipynb` grades the notebook that you saved, and
 #   `fusion doctor` says what your machine has.
 #
-# ## What you said, what was measured
+# ## What you said, what was found
 
 # %%
 predictions()
@@ -217,7 +221,7 @@ predictions()
 
 # %%
 answer = ...
-self_test(answer, 3, "count a read and a write for each kernel; after fusing, one read and one write are left")
+self_test(answer, 3, hint="a read and a write a kernel; after fusing, one of each is left")
 
 # %% [markdown]
 # Next: [01 The roofline](01_roofline.ipynb).

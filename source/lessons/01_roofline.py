@@ -52,7 +52,9 @@ measure(torch.relu, x)
 
 # %%
 a100 = Roofline(DEVICES["A100"], "fp16")
-print(f"{a100.device.model}: {a100.device.memory_bandwidth / 1e9:,.0f} GB/s, {a100.peak / 1e12:.0f} TFLOP/s in fp16")
+bandwidth = a100.device.memory_bandwidth
+print(f"{a100.device.model}: memory {bandwidth / 1e9:,.0f} GB/s")
+print(f"arithmetic in fp16 {a100.peak / 1e12:.0f} TFLOP/s")
 print(f"ridge point {a100.ridge:.0f} FLOP/byte    (given by: {a100.device.source})")
 
 # %% [markdown]
@@ -69,7 +71,8 @@ share.compare(100 * reached)
 # %%
 import math
 
-print(f"ReLU lies {math.log10(a100.ridge / relu.intensity):.1f} orders of magnitude under the ridge")
+orders = math.log10(a100.ridge / relu.intensity)
+print(f"ReLU lies {orders:.1f} orders of magnitude under the ridge")
 
 # %% [markdown]
 # Three orders of magnitude, to the nearest. The tensor cores could be a hundred times slower and a ReLU would not
@@ -78,7 +81,8 @@ print(f"ReLU lies {math.log10(a100.ridge / relu.intensity):.1f} orders of magnit
 
 # %%
 ordinary = Roofline(DEVICES["A100"], "fp32")
-print(f"ordinary cores: ridge at {ordinary.ridge:.1f} FLOP/byte, {ordinary.ridge / relu.intensity:.0f} times ReLU's")
+print(f"ordinary cores: ridge at {ordinary.ridge:.1f} FLOP/byte,")
+print(f"{ordinary.ridge / relu.intensity:.0f} times ReLU's intensity")
 
 # %% [markdown]
 # ## The picture
@@ -109,8 +113,9 @@ explorer
 print(f"{'':18}  unfused    fused   FLOP/byte in fp16, 4096 x 4096")
 for name, versions_of in OPERATIONS.items():
     versions = versions_of(4096, 4096, 2)
-    unfused, fused = (cost(launches, a100.device, "fp16") for launches in (versions.unfused, versions.fused))
-    print(f"{name:18} {unfused.work.intensity:8.2f} {fused.work.intensity:8.2f}   {fused.bound}-bound")
+    unfused = cost(versions.unfused, a100.device, "fp16").work.intensity
+    fused = cost(versions.fused, a100.device, "fp16")
+    print(f"{name:18} {unfused:8.2f} {fused.work.intensity:8.2f}   {fused.bound}-bound")
 
 # %% [markdown]
 # Everything that touches each number a few times is memory-bound, by far. Only what reuses each number many times, a
@@ -125,11 +130,15 @@ for name, versions_of in OPERATIONS.items():
 
 # %%
 def product(size: int, itemsize: int = 2) -> Work:
-    return Work(flops=2 * size**3, bytes_read=2 * size**2 * itemsize, bytes_written=size**2 * itemsize)
+    return Work(
+        flops=2 * size**3,
+        bytes_read=2 * size**2 * itemsize,
+        bytes_written=size**2 * itemsize,
+    )
 
 
-true_intensity = product(1024).intensity
-print(f"intensity {true_intensity:.0f} FLOP/byte; claimed 1024, {1024 / true_intensity:.0f} times too many")
+found = product(1024).intensity
+print(f"intensity {found:.0f} FLOP/byte; claimed 1024, {1024 / found:.0f} times too many")
 
 # %% [markdown]
 # The claim counted numbers, not bytes, and forgot the output. Small products are memory-bound, large ones are not:
@@ -209,7 +218,8 @@ free_steps.compare(measured_free)
 
 # %%
 h200_fp32 = Roofline(DEVICES["H200"], "fp32")
-print(f"ridge {h200_fp32.ridge:.1f} FLOP/byte = {h200_fp32.ridge * 8 / 2:.0f} multiply-adds per number")
+per_number = h200_fp32.ridge * 8 / 2
+print(f"ridge {h200_fp32.ridge:.1f} FLOP/byte = {per_number:.0f} multiply-adds per number")
 
 # %% [markdown]
 # And drawn: every point measured, on the roof or under it.
@@ -220,7 +230,12 @@ from helpers.charts import Point, roofline_chart
 points = [Point(f"{k}", 2 * k / 8, 2 * k * ELEMENTS / times[k]) for k in (1, 8, 64, 512)]
 gain = times[measured_free] / times[1]
 title = f"{measured_free} multiply-adds a number take {gain:.2f} times as long as one"
-roofline_chart(h200_fp32, points, title=title, text=f"{title}, on an H200, {ELEMENTS:,} numbers in fp32")
+roofline_chart(
+    h200_fp32,
+    points,
+    title=title,
+    text=f"{title}, on an H200, {ELEMENTS:,} numbers in fp32",
+)
 
 # %% [markdown]
 # This is why fusing pays so often: the arithmetic of the second operation is done in time that the first one spent
@@ -232,12 +247,13 @@ from kernels import runtime
 
 if runtime.has_gpu():
     numbers = torch.rand(2**26, device="cuda")
-    print(benchmark_together({f"{k} steps": lambda k=k: chain(numbers, k) for k in (1, 16, 64, 256)}))
+    steps = (1, 16, 64, 256)
+    print(benchmark_together({k: lambda k=k: chain(numbers, k) for k in steps}))
 else:
     print(f"No GPU here. Recorded above: {h200.label}.")
 
 # %% [markdown]
-# ## What you said, what was measured
+# ## What you said, what was found
 
 # %%
 predictions()

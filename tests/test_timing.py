@@ -1,0 +1,46 @@
+"""The timer's arithmetic and errors; that it agrees with the GPU's own counters is recorded elsewhere."""
+
+import time
+
+import pytest
+import torch
+
+from helpers.timing import Timing, benchmark, benchmark_together
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="sleeping on the host takes no GPU time")
+def test_it_measures_a_known_time():
+    timing = benchmark(time.sleep, 0.01, runs=5)
+    assert 0.01 <= timing.low <= timing.median <= timing.high < 0.03
+    assert timing.runs == 5
+
+
+def test_functions_take_turns():
+    order = []
+    benchmark_together({name: lambda name=name: order.append(name) for name in "ab"}, runs=4, graphs=False)
+    assert order[-8:] == ["a", "b"] * 4
+
+
+def test_rows_of_calls_count_every_call():
+    calls = []
+    benchmark(lambda: calls.append(1), runs=3, launches=True)
+    assert len(calls) == 3 + 3 * 100
+
+
+@pytest.mark.parametrize(
+    ("timing", "text"),
+    [
+        (Timing(1.5, 1.0, 2.0, 7), "1.5 s (1 s to 2 s, 7 runs)"),
+        (Timing(2.8e-4, 1e-4, 3e-3, 50), "280 us (100 us to 3 ms, 50 runs)"),
+        (Timing(5e-9, 0.0, 1e-6, 3), "5 ns (0 ns to 1 us, 3 runs)"),
+    ],
+)
+def test_text(timing, text):
+    assert repr(timing) == text
+
+
+def test_bad_input():
+    with pytest.raises(TypeError, match="benchmark takes a function, got Tensor: pass it without"):
+        benchmark(torch.ones(3))
+    with pytest.raises(ValueError, match="at least 3 runs, got 2"):
+        benchmark(time.sleep, 0, runs=2)
