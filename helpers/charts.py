@@ -164,11 +164,10 @@ def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[Pla
             _draw_label(axes, label)
         for number, kind in enumerate(("unfused", "fused")):
             marker, colour = MARKERS[kind]
-            x, y = axes.bbox.x0 + 14, axes.bbox.y1 - 8 - 14 * number
-            axes.plot(
-                x, y, marker, color=colour, markersize=MARKER_SIZE, mec=TEXT, transform=None, clip_on=False, zorder=4
-            )
-            _draw_label(axes, _label("left", kind, x, figure.bbox.height - y, 8, 0))
+            x, y = 0.025, 0.97 - 0.045 * number
+            axes.plot(x, y, marker, color=colour, markersize=MARKER_SIZE, mec=TEXT, transform=axes.transAxes, zorder=4)
+            x, y = axes.transAxes.transform((x, y))
+            _draw_label(axes, _label("left", kind, x, figure.bbox.height - y, LABEL_GAP, 0))
     return figure, axes, labels
 
 

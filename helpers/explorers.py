@@ -2,7 +2,7 @@
 
 The chart's still part (axes, roofs, their labels) is drawn by matplotlib once for a device and dtype, and kept. What
 moves is a light SVG over it, its positions from the axes' own transform. All positions of the sliders are drawn
-beforehand, a third of a millisecond each, and the browser picks one: asking the kernel at each move was measured to
+beforehand, under a millisecond each, and the browser picks one: asking the kernel at each move was measured to
 take 20 to 60 ms on two busy cores.
 """
 

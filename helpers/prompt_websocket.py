@@ -2,7 +2,7 @@
 
 Jupyter's server leaves Nagle's algorithm on for its websockets: a small message waits until the browser has
 acknowledged the one before it, which it may put off for 40 ms. A widget's answer always follows a small "busy" message,
-so every second move of a slider would be late. Set as `ServerApp.kernel_websocket_connection_class`.
+so a move of a slider may come 40 ms late. Set as `ServerApp.kernel_websocket_connection_class`.
 """
 
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
