@@ -36,7 +36,7 @@ def test_a_guess_beside_what_was_found(guess, measured, line):
 
 
 def test_a_guess_that_is_no_number():
-    with pytest.raises(ValueError, match="'lots' is not a number: type one such as 12 or 0.5, without the unit"):
+    with pytest.raises(ValueError, match="'lots' is not a number: type one such as"):
         guessed("lots").compare(20)
 
 
