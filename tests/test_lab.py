@@ -48,7 +48,7 @@ def move_slider(page) -> tuple[dict[str, str], dict[str, str]]:
 
     def shown() -> dict[str, str]:
         return {
-            "chart": explorer.locator("svg[role=img]").inner_html(),
+            "chart": explorer.locator("[role=img]").inner_html(),
             "text": explorer.locator("[role=status]").inner_text(),
         }
 
@@ -76,7 +76,8 @@ def test_kernel_is_the_courses_own_python(server, tmp_path):
     while not (pythons := kernel_pythons(running)) and time.monotonic() < deadline:
         time.sleep(0.1)
 
-    assert pythons == [sys.executable]
+    # python, python3 or python3.11 of the one environment
+    assert [Path(python).parent for python in pythons] == [Path(sys.executable).parent]
     assert urlsplit(running.url).path.startswith("/lab/"), "the learner's own settings were read"
     assert jupyter_files(home) == before
 
