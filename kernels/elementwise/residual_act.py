@@ -5,8 +5,10 @@ The end of a residual block. Written out in PyTorch, the sum goes to memory and 
     unfused   add: read x, read residual, write s | act: read s, write y       10 B/element in 16 bits, two launches
     fused     read x, read residual, write y                                    6 B/element, one launch
 
-The backward pass recomputes the sum from x and residual: read both and the gradient, write one gradient that x and
-residual share, 8 B/element.
+The backward pass needs one tensor, from which it makes the one gradient that x and residual share: with ReLU y itself,
+which the next layer keeps anyway; else the sum, which the forward then writes too:
+
+    backward  read the gradient, read y or the sum, write the gradient          6 B/element, one launch
 
 Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; the activations and their sources
 stand in kernels/activations.py.
@@ -15,6 +17,7 @@ stand in kernels/activations.py.
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import check_alike, in_widest
@@ -26,6 +29,7 @@ def residual_act_kernel(
     x_ptr,  # (elements,)
     residual_ptr,  # (elements,), x's dtype
     y_ptr,  # (elements,), x's dtype
+    sum_ptr,  # (elements,), x's dtype, or None where no backward pass will ask for it
     elements,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,  # a name in ACTIVATIONS
@@ -36,14 +40,16 @@ def residual_act_kernel(
     inside = offset < elements
     x = tl.load(x_ptr + offset, mask=inside).to(COMPUTE)
     residual = tl.load(residual_ptr + offset, mask=inside).to(COMPUTE)
-    tl.store(y_ptr + offset, activate(x + residual, ACT).to(y_ptr.dtype.element_ty), mask=inside)
+    s = x + residual
+    tl.store(y_ptr + offset, activate(s, ACT).to(y_ptr.dtype.element_ty), mask=inside)
+    if sum_ptr is not None:
+        tl.store(sum_ptr + offset, s.to(sum_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def residual_act_backward_kernel(
     grad_y_ptr,  # (elements,)
-    x_ptr,  # (elements,)
-    residual_ptr,  # (elements,)
+    kept_ptr,  # (elements,): the sum, or y with ReLU
     grad_ptr,  # (elements,): the gradient of the sum, which is x's and residual's
     elements,
     BLOCK: tl.constexpr,
@@ -53,9 +59,8 @@ def residual_act_backward_kernel(
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < elements
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
-    x = tl.load(x_ptr + offset, mask=inside).to(COMPUTE)
-    residual = tl.load(residual_ptr + offset, mask=inside).to(COMPUTE)
-    grad = activate_gradient(grad_y, x + residual, ACT)
+    kept = tl.load(kept_ptr + offset, mask=inside).to(COMPUTE)
+    grad = activate_gradient(grad_y, kept, ACT)
     tl.store(grad_ptr + offset, grad.to(grad_ptr.dtype.element_ty), mask=inside)
 
 
@@ -69,50 +74,93 @@ def settings(dtype: torch.dtype, act: str = "relu") -> dict:
     }
 
 
-def _launch(kernel, *inputs: torch.Tensor, act: str) -> torch.Tensor:
-    """Run `kernel` over flat views of the inputs into a new tensor shaped like the first."""
-    inputs = [tensor.contiguous() for tensor in inputs]
-    output = torch.empty_like(inputs[0])
-    elements = output.numel()
-    if elements == 0:
-        return output
-    chosen = settings(output.dtype, act)
-    with torch.cuda.device_of(output):
-        kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*inputs, output, elements, **chosen)
-    return output
+def _launch(kernel, template: torch.Tensor, act: str, *pointers: torch.Tensor | None) -> None:
+    elements = template.numel()
+    if elements:
+        chosen = settings(template.dtype, act)
+        with torch.cuda.device_of(template):
+            kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
 
-@torch.library.custom_op("kernel_fusion::residual_act", mutates_args=())
-def residual_act_op(x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:
-    return _launch(residual_act_kernel, x, residual, act=act)
+def _forward(x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:
+    x, residual = x.contiguous(), residual.contiguous()
+    y = torch.empty_like(x)
+    _launch(residual_act_kernel, y, act, x, residual, y, None)
+    return y
 
 
-@torch.library.custom_op("kernel_fusion::residual_act_backward", mutates_args=())
-def residual_act_backward_op(grad_y: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:
-    return _launch(residual_act_backward_kernel, grad_y, x, residual, act=act)
+def _forward_keeping_sum(x: torch.Tensor, residual: torch.Tensor, act: str) -> tuple[torch.Tensor, torch.Tensor]:
+    x, residual = x.contiguous(), residual.contiguous()
+    y, s = torch.empty_like(x), torch.empty_like(x)
+    _launch(residual_act_kernel, y, act, x, residual, y, s)
+    return y, s
 
 
-@residual_act_op.register_fake
-def _(x, residual, act):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _backward(grad_y: torch.Tensor, kept: torch.Tensor, act: str) -> torch.Tensor:
+    grad = torch.empty_like(kept)
+    _launch(residual_act_backward_kernel, grad, act, grad_y.contiguous(), kept, grad)
+    return grad
 
 
-@residual_act_backward_op.register_fake
-def _(grad_y, x, residual, act):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _keep_y(ctx, inputs, output):
+    ctx.act = inputs[2]
+    ctx.save_for_backward(output)
 
 
-def _keep_inputs(ctx, inputs, output):
-    x, residual, ctx.act = inputs
-    ctx.save_for_backward(x, residual)
+def _keep_sum(ctx, inputs, output):
+    ctx.act = inputs[2]
+    ctx.set_materialize_grads(False)  # no tensor of zeros for the sum, which nobody differentiates
+    ctx.save_for_backward(output[1])
 
 
-def _gradients(ctx, grad_y):
-    grad = residual_act_backward_op(grad_y, *ctx.saved_tensors, ctx.act)
+class ResidualRelu(torch.autograd.Function):
+    """relu(x + residual) for autograd. Calling it costs Python less than the registered operator does."""
+
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_keep_y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_y):
+        grad = _backward(grad_y, *ctx.saved_tensors, ctx.act)
+        return grad, grad, None
+
+
+class ResidualAct(torch.autograd.Function):
+    """act(x + residual) and the sum, for autograd."""
+
+    forward = staticmethod(_forward_keeping_sum)
+    setup_context = staticmethod(_keep_sum)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_y, _):
+        grad = None if grad_y is None else _backward(grad_y, *ctx.saved_tensors, ctx.act)
+        return grad, grad, None
+
+
+# The same for torch.compile, which does not look inside registered operators.
+residual_act_op = torch.library.custom_op("kernel_fusion::residual_act", _forward, mutates_args=())
+residual_act_training_op = torch.library.custom_op(
+    "kernel_fusion::residual_act_training", _forward_keeping_sum, mutates_args=()
+)
+residual_act_backward_op = torch.library.custom_op("kernel_fusion::residual_act_backward", _backward, mutates_args=())
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _gradients(ctx, grad_y, _=None):
+    grad = None if grad_y is None else residual_act_backward_op(grad_y, *ctx.saved_tensors, ctx.act)
     return grad, grad, None
 
 
-residual_act_op.register_autograd(_gradients, setup_context=_keep_inputs)
+residual_act_op.register_fake(lambda x, residual, act: _like(x))
+residual_act_training_op.register_fake(lambda x, residual, act: (_like(x), _like(x)))
+residual_act_backward_op.register_fake(lambda grad_y, kept, act: _like(kept))
+residual_act_op.register_autograd(_gradients, setup_context=_keep_y)  # with ReLU, whose gradient y tells
+residual_act_training_op.register_autograd(_gradients, setup_context=_keep_sum)
 
 
 def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
@@ -136,10 +184,12 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     check_alike("residual_act", x=x, residual=residual)
     check_activation("residual_act", act)
     tracked = torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad)
-    # The registered operator costs several microseconds in Python; only autograd and torch.compile need it.
-    if tracked or torch.compiler.is_compiling():
-        return residual_act_op(x, residual, act)
-    return _launch(residual_act_kernel, x, residual, act=act)
+    keeps_sum = tracked and act != "relu"
+    if torch.compiler.is_compiling():
+        return residual_act_training_op(x, residual, act)[0] if keeps_sum else residual_act_op(x, residual, act)
+    if keeps_sum:
+        return ResidualAct.apply(x, residual, act)[0]
+    return ResidualRelu.apply(x, residual, act) if tracked else _forward(x, residual, act)
 
 
 def residual_act_reference(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
@@ -154,9 +204,9 @@ def residual_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def residual_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradient with ReLU: 1 addition, 1 comparison; three tensors in, one out."""
+    """FLOPs and least bytes of the gradient with ReLU: 1 comparison; the gradient and y in, one gradient out."""
     elements = torch.Size(shape).numel()
-    return Work(flops=2 * elements, bytes_read=3 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
+    return Work(flops=elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
 
 def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,8 +214,8 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    block = torch.empty(shape, dtype=dtype)
-    return (block, block, block, block.numel()), settings(dtype)
+    block = torch.empty(shape, dtype=dtype, device="meta")
+    return (block, block, block, None, block.numel()), settings(dtype)
 
 
 OP = FusedOp(

@@ -14,6 +14,7 @@ Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202.
 import torch
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
@@ -64,47 +65,59 @@ def settings(dtype: torch.dtype) -> dict:
     return {"BLOCK": 1024, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 
 
-def _launch(kernel, inputs: tuple[torch.Tensor, ...], outputs: int) -> tuple[torch.Tensor, ...]:
-    """Run `kernel` over flat views of the inputs into `outputs` new tensors shaped like the first."""
-    inputs = [tensor.contiguous() for tensor in inputs]
-    results = tuple(torch.empty_like(inputs[0]) for _ in range(outputs))
-    elements = inputs[0].numel()
-    if elements == 0:
-        return results
-    chosen = settings(inputs[0].dtype)
-    with torch.cuda.device_of(inputs[0]):
-        kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*inputs, *results, elements, **chosen)
-    return results
+def _launch(kernel, template: torch.Tensor, *pointers: torch.Tensor) -> None:
+    elements = template.numel()
+    if elements:
+        chosen = settings(template.dtype)
+        with torch.cuda.device_of(template):
+            kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
 
-@torch.library.custom_op("kernel_fusion::swiglu", mutates_args=())
-def swiglu_op(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return _launch(swiglu_kernel, (gate, up), outputs=1)[0]
+def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate.contiguous(), up.contiguous()
+    y = torch.empty_like(gate)
+    _launch(swiglu_kernel, y, gate, up, y)
+    return y
 
 
-@torch.library.custom_op("kernel_fusion::swiglu_backward", mutates_args=())
-def swiglu_backward_op(grad_y: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _launch(swiglu_backward_kernel, (grad_y, gate, up), outputs=2)
-
-
-@swiglu_op.register_fake
-def _(gate, up):
-    return torch.empty_like(gate, memory_format=torch.contiguous_format)
-
-
-@swiglu_backward_op.register_fake
-def _(grad_y, gate, up):
-    return tuple(torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
+def _backward(grad_y: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_y, gate, up = grad_y.contiguous(), gate.contiguous(), up.contiguous()
+    grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+    _launch(swiglu_backward_kernel, gate, grad_y, gate, up, grad_gate, grad_up)
+    return grad_gate, grad_up
 
 
 def _keep_inputs(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
 
+class SwiGLU(torch.autograd.Function):
+    """The operation for autograd. Calling it costs Python less than the registered operator does."""
+
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_keep_inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_y):
+        return _backward(grad_y, *ctx.saved_tensors)
+
+
+# The same for torch.compile, which does not look inside registered operators.
+swiglu_op = torch.library.custom_op("kernel_fusion::swiglu", _forward, mutates_args=())
+swiglu_backward_op = torch.library.custom_op("kernel_fusion::swiglu_backward", _backward, mutates_args=())
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 def _gradients(ctx, grad_y):
     return swiglu_backward_op(grad_y, *ctx.saved_tensors)
 
 
+swiglu_op.register_fake(lambda gate, up: _like(gate))
+swiglu_backward_op.register_fake(lambda grad_y, gate, up: (_like(gate), _like(up)))
 swiglu_op.register_autograd(_gradients, setup_context=_keep_inputs)
 
 
@@ -126,10 +139,9 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     gate, up = in_widest(gate, up)
     check_alike("swiglu", gate=gate, up=up)
     tracked = torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)
-    # The registered operator costs several microseconds in Python; only autograd and torch.compile need it.
-    if tracked or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return swiglu_op(gate, up)
-    return _launch(swiglu_kernel, (gate, up), outputs=1)[0]
+    return SwiGLU.apply(gate, up) if tracked else _forward(gate, up)
 
 
 def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -156,7 +168,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    block = torch.empty(shape, dtype=dtype)
+    block = torch.empty(shape, dtype=dtype, device="meta")
     return (block, block, block, block.numel()), settings(dtype)
 
 

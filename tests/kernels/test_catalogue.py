@@ -16,7 +16,8 @@ def as_tuple(result):
 
 
 def assert_as_accurate(op, inputs):
-    """Our error against float64 is at most twice PyTorch's own in that dtype, plus one rounding of the largest value.
+    """Our error against float64 is at most twice PyTorch's own in that dtype, plus one rounding of the largest value
+    and four in fp32: over a handful of values PyTorch's own may happen to be none.
 
     Where the reference is not finite the result must not be either, and in the same way (float64's: PyTorch's fp32
     GELU on a CPU makes NaN of inf). Integers are equal.
@@ -36,7 +37,8 @@ def assert_as_accurate(op, inputs):
         error = (ours.double() - truth)[finite].abs().amax() if finite.any() else torch.tensor(0.0)
         allowed = (native.double() - truth)[finite].abs().amax() if finite.any() else torch.tensor(0.0)
         largest = truth[finite].abs().amax() if finite.any() else torch.tensor(0.0)
-        assert error <= 2 * allowed + torch.finfo(ours.dtype).eps * largest, f"{error:.3g} against {allowed:.3g}"
+        roundings = torch.finfo(ours.dtype).eps + 4 * torch.finfo(torch.float32).eps
+        assert error <= 2 * allowed + roundings * largest, f"{error:.3g} against {allowed:.3g}"
 
 
 @OPS

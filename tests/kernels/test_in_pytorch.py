@@ -45,7 +45,8 @@ def test_gradients_are_as_accurate_as_pytorchs(op, device, dtype, poisoned):
     ):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         error, allowed = (ours.double() - truth).abs().amax(), (theirs.double() - truth).abs().amax()
-        assert error <= 2 * allowed + torch.finfo(dtype).eps * truth.abs().amax()
+        roundings = torch.finfo(dtype).eps + 4 * torch.finfo(torch.float32).eps
+        assert error <= 2 * allowed + roundings * truth.abs().amax()
 
 
 @DIFFERENTIABLE
