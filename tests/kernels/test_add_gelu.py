@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.traffic import measure
 from kernels import add_gelu, runtime
 from kernels.elementwise.add_gelu import (
     add_gelu_backward_op,
@@ -87,6 +88,16 @@ def test_a_cpu_and_a_gpu_tensor():
         add_gelu(torch.randn(3), torch.randn(3, device="cuda"))
     with pytest.raises(ValueError, match=r"runs on the GPU here, got tensors on cpu: move them with .cuda\(\)"):
         add_gelu(torch.randn(3), torch.randn(3))
+
+
+@gpu_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_compiled_kernel_and_its_interpreted_self_agree(dtype):
+    a, b = pair(1025, device="cuda", dtype=dtype)
+    compiled, interpreted = add_gelu(a, b), measure(add_gelu, a, b).result
+    apart = (compiled.double() - interpreted.double()).abs() > 4 * torch.finfo(dtype).eps * compiled.double().abs()
+    assert interpreted.is_cuda
+    assert not apart.any()
 
 
 @gpu_only
