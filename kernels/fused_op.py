@@ -67,6 +67,8 @@ class FusedOp:
         backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, where the operation has a gradient.
         oracle: what `fused` must equal, where `reference` leaves that open: it draws its own random numbers, or says
             nothing of the order of ties. `reference` itself where not given.
+        kernel_for: `kernel_for(*shape) -> kernel`: which kernel `compile_arguments(*shape)` are for, where wide rows
+            have one of their own. Always `kernel` where not given.
     """
 
     name: str
@@ -83,7 +85,10 @@ class FusedOp:
     gpu_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     backward_work: Callable[..., Work] | None = None
     oracle: Callable | None = None
+    kernel_for: Callable[..., JITFunction] | None = None
 
     def __post_init__(self):
         if self.oracle is None:
             object.__setattr__(self, "oracle", self.reference)
+        if self.kernel_for is None:
+            object.__setattr__(self, "kernel_for", lambda *shape: self.kernel)

@@ -1,0 +1,31 @@
+"""The softmax of a row too wide to hold, inside kernels: a maximum and a sum, right for the columns seen so far.
+
+    peak' = max(peak, max x),   total' = total exp(peak - peak') + sum exp(x - peak')
+
+Each lane keeps a peak and a total of its own, so that no lane waits for another before the row's end; a lane's EACH
+neighbouring columns share one correction of the total. Exponentials are powers of two, the only ones a GPU has.
+
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def absorb(peak, total, x):
+    """Peak and total, both (LANES,), after x, (LANES, EACH); they start as -inf and 0. Past the end x is -inf."""
+    higher = tl.maximum(peak, tl.max(x, axis=1))
+    # A lane that has seen nothing but -inf would compute -inf - -inf.
+    base = tl.where(higher == -float("inf"), 0.0, higher)
+    total *= tl.exp2((peak - base) * LOG2_E)
+    return higher, total + tl.sum(tl.exp2((x - base[:, None]) * LOG2_E), axis=1)
+
+
+@triton.jit
+def combine(peak, total):
+    """The row's maximum, and its sum of exp(x - maximum): NaN for a row of nothing but -inf."""
+    top = tl.max(peak, axis=0)
+    return top, tl.sum(total * tl.exp2((peak - top) * LOG2_E), axis=0)

@@ -1,0 +1,168 @@
+"""What is cross_entropy's own: labels, smoothing, reductions, its bytes, its errors, and on a GPU its largest sizes."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from triton.runtime.errors import InterpreterError
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import cross_entropy, runtime
+from kernels.rowwise import cross_entropy as module
+from kernels.rowwise.cross_entropy import cross_entropy_op, cross_entropy_reference, cross_entropy_training_op
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+
+
+def rows_of(rows, classes, device, dtype=torch.float64):
+    logits = torch.randn(rows, classes, dtype=dtype, device=device).requires_grad_()
+    return logits, torch.randint(classes, (rows,), device=device)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 1023, 4096, 32769, 262144])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_every_width_smoothed_or_not_and_the_gradient(device, classes, smoothing, poisoned):
+    logits, labels = rows_of(3, classes, device)
+    labels[1] = -100
+    ours = cross_entropy(logits, labels, label_smoothing=smoothing)
+    theirs = cross_entropy_reference(logits, labels, label_smoothing=smoothing)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)  # smoothing reaches a kernel in fp32
+    weight = torch.randn(3, dtype=torch.float64, device=device)
+    gradients = [torch.autograd.grad((losses * weight).sum(), logits)[0] for losses in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
+    assert not gradients[0][1].any()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_reductions_count_what_is_not_ignored(device, reduction):
+    logits, labels = rows_of(7, 11, device)
+    labels[[0, 4]] = 3
+    options = {"ignore_index": 3, "label_smoothing": 0.2, "reduction": reduction}
+    ours, theirs = cross_entropy(logits, labels, **options), cross_entropy_reference(logits, labels, **options)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    gradients = [torch.autograd.grad(loss.sum(), logits)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+
+
+def test_all_ignored_is_a_mean_of_nothing(device):
+    logits, labels = rows_of(2, 5, device)
+    assert cross_entropy(logits, labels.fill_(-100), reduction="mean").isnan()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_infinite_and_undefined_logits(device, smoothing):
+    logits = torch.randn(6, 130, device=device)
+    labels = torch.zeros(6, dtype=torch.int64, device=device)
+    logits[0] = -torch.inf
+    logits[1, 0] = -torch.inf  # the label's own: an infinite loss
+    logits[2, 5] = -torch.inf
+    logits[3, 7] = torch.nan
+    logits[4, 7] = torch.inf
+    logits[5], labels[5] = torch.nan, -100
+    ours = cross_entropy(logits, labels, label_smoothing=smoothing)
+    torch.testing.assert_close(ours, cross_entropy_reference(logits, labels, label_smoothing=smoothing), equal_nan=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_large_logits_lose_no_digits(device, smoothing):
+    logits, labels = rows_of(4, 300, device, torch.float32)
+    shifted = (logits.detach() + 1e4).requires_grad_()
+    exact = shifted.detach().double().requires_grad_()
+    ours = cross_entropy(shifted, labels, label_smoothing=smoothing)
+    truth = cross_entropy_reference(exact, labels, label_smoothing=smoothing)
+    torch.testing.assert_close(ours.double(), truth, rtol=2e-6, atol=0)
+    gradient, expected = torch.autograd.grad(ours.sum(), shifted)[0], torch.autograd.grad(truth.sum(), exact)[0]
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.skipif(runtime.has_gpu(), reason="on a GPU the process would end: the next test starts one of its own")
+@pytest.mark.parametrize("label", [-1, 5, 2**40, -101])
+def test_a_label_out_of_range_is_an_error(label):
+    labels = torch.tensor([0, label, 1])
+    with pytest.raises(InterpreterError, match="a label is neither a class nor ignore_index") as raised:
+        cross_entropy(torch.randn(3, 5), labels)
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+def test_a_label_out_of_range_stops_the_gpu():
+    program = (
+        "import torch, kernels; kernels.cross_entropy(torch.ones(3, 5).cuda(), torch.tensor([0, 5, 1]).cuda());"
+        "torch.cuda.synchronize()"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert finished.returncode != 0
+    assert "a label is neither a class nor ignore_index" in finished.stderr
+    assert "device-side assert" in finished.stderr
+
+
+def test_the_bytes_of_the_docstring():
+    logits, labels = rows_of(3, 1025, "cpu", torch.bfloat16)
+    fused = measure(cross_entropy, logits.detach(), labels)
+    assert (fused.launches, fused.by_tensor["logits"].read) == (1, 2 * logits.numel() + 2 * 3)
+    assert (fused.bytes_read - fused.by_tensor["logits"].read, fused.bytes_written) == (3 * 8, 3 * 4)
+    losses = cross_entropy(logits, labels)
+    kept = losses.grad_fn.saved_tensors[2:]
+    assert sum(tensor.nbytes for tensor in kept) == 3 * 8  # no probabilities
+    weight = torch.randn_like(losses)
+    backward = measure(lambda: torch.autograd.grad(losses, logits, weight))
+    assert backward.launches == 1
+    assert 4 * logits.numel() <= backward.bytes_total < 4 * logits.numel() + 100
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_the_backward_does_not_spill(gpu):
+    x = torch.empty(8192, 65536, dtype=torch.bfloat16, device="meta")
+    labels, values = torch.empty(8192, dtype=torch.int64, device="meta"), torch.empty(8192, device="meta")
+    chosen = module.backward_settings(x.dtype)
+    arguments = (values, x, labels, values, x, 65536, 65536, -100, 0.0, 32)
+    assert compile_for(module.cross_entropy_backward_kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
+
+
+def test_registration(device):
+    logits, labels = rows_of(3, 9, device, torch.float32)
+    torch.library.opcheck(cross_entropy_op, (logits.detach(), labels, -100, 0.1))
+    torch.library.opcheck(cross_entropy_training_op, (logits, labels, -100, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"logits": [1.0]}, TypeError, "takes tensors, got logits of type list: use torch.tensor"),
+        ({"logits": torch.ones(3, 5).int()}, TypeError, r"got logits of torch.int32: convert it with .to"),
+        ({"logits": torch.tensor(1.0)}, ValueError, r"takes rows, \(..., cols\), got x of shape \(\)"),
+        ({"labels": torch.ones(3)}, TypeError, r"labels in a tensor of torch.int64, got torch.float32: convert with"),
+        ({"labels": [0, 1, 2]}, TypeError, "labels in a tensor of torch.int64, got list: convert with"),
+        ({"labels": torch.ones(4).long()}, ValueError, r"takes a label a row, \(3,\), got \(4,\): give it logits of"),
+        ({"labels": torch.ones(3, device="meta").long()}, ValueError, "labels on meta: move one with"),
+        ({"logits": torch.ones(3, 0)}, ValueError, "takes at least 1 class, got logits of 0 columns"),
+        ({"label_smoothing": 1.5}, ValueError, "label_smoothing of 0 to 1, got 1.5"),
+        ({"label_smoothing": float("nan")}, ValueError, "label_smoothing of 0 to 1, got nan"),
+        ({"reduction": "avg"}, ValueError, "reduction of none, mean or sum, got 'avg'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, change, error, message):
+    arguments = {"logits": torch.ones(3, 5), "labels": torch.zeros(3, dtype=torch.int64), **change}
+    meta = any(isinstance(x, torch.Tensor) and x.is_meta for x in arguments.values())
+    if not meta:
+        arguments = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in arguments.items()}
+    else:
+        arguments["logits"] = arguments["logits"].to(device)
+    with pytest.raises(error, match=message) as raised:
+        cross_entropy(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+def test_offsets_past_two_to_the_31():
+    logits = torch.randn(32769, 65600, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    labels = torch.randint(65600, (32769,), device="cuda")
+    losses = cross_entropy(logits, labels)
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    some = logits[-3:].detach().double().requires_grad_()
+    exact = cross_entropy_reference(some, labels[-3:])
+    torch.testing.assert_close(losses[-3:].double(), exact, rtol=1e-5, atol=0)
+    expected = torch.autograd.grad(exact.sum(), some)[0]
+    torch.testing.assert_close(gradient[-3:].double(), expected, rtol=1e-2, atol=1e-7)

@@ -1,0 +1,116 @@
+"""What is softmax's own: rows of every width, rows of -inf, its bytes, its errors, and on a GPU its largest sizes."""
+
+import pytest
+import torch
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import runtime, softmax
+from kernels.rowwise import softmax as module
+from kernels.rowwise.softmax import softmax_op, softmax_reference, softmax_unfused
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("cols", [1, 2, 1023, 4096, 16384, 16385, 49152, 262144])
+def test_rows_of_every_width_and_their_gradients(device, cols, poisoned):
+    x = torch.randn(2, cols, dtype=torch.float64, device=device, requires_grad=True)
+    y, expected = softmax(x), softmax_reference(x)
+    torch.testing.assert_close(y, expected)
+    weight = torch.randn_like(x)
+    ours, theirs = (torch.autograd.grad((z * weight).sum(), x)[0] for z in (y, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("cols", [65, 20000])
+def test_masked_rows(device, cols):
+    x = torch.randn(5, cols, device=device)
+    x[0] = -torch.inf
+    x[1, 3:] = -torch.inf
+    x[2, cols // 2] = torch.nan
+    x[3, 7] = torch.inf
+    y = softmax(x)
+    assert y[[0, 2, 3]].isnan().all()
+    torch.testing.assert_close(y, softmax_reference(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("cols", [127, 20000])
+def test_huge_values_neither_overflow_nor_drown(device, cols):
+    x = 3e38 * (1 - torch.rand(2, cols, device=device))
+    x[:, 5] = 3e38
+    torch.testing.assert_close(softmax(x), softmax_reference(x))
+    shifted = torch.randn(2, cols, device=device) + 1e4
+    torch.testing.assert_close(softmax(shifted), softmax_reference(shifted.double()).float(), rtol=1e-5, atol=1e-9)
+
+
+def test_strided_rows_are_not_copied(device):
+    x = torch.randn(4, 300, device=device)[:, 7:263]
+    torch.testing.assert_close(softmax(x), softmax_reference(x))
+    assert measure(softmax, x).launches == 1
+
+
+def test_the_bytes_of_the_docstring():
+    x = torch.randn(3, 1025, dtype=torch.bfloat16)
+    n = x.numel()
+    unfused, fused = measure(softmax_unfused, x), measure(softmax, x)
+    per_row = 4 * 2 * 3  # the columns of maxima and sums, which the docstring's figure leaves out
+    assert (unfused.launches, unfused.bytes_total - 2 * per_row // 2) == (5, 16 * n)
+    assert (fused.launches, fused.bytes_total) == (1, 4 * n)
+    y = softmax(x.requires_grad_())
+    grad_y = torch.randn_like(y)
+    backward = measure(lambda: torch.autograd.grad(y, x, grad_y))
+    assert (backward.launches, backward.bytes_total) == (1, 6 * n)
+
+
+def test_a_wide_row_is_read_twice_from_its_end_back():
+    x = torch.randn(1, 20000, dtype=torch.bfloat16)
+    traffic = measure(softmax, x)
+    assert (traffic.launches, traffic.bytes_read, traffic.unique_read) == (1, 2 * x.nbytes, x.nbytes)
+    assert traffic.bytes_written == x.nbytes
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("cols", [1024, 4096, 8192, 16384, 32768])
+def test_the_backward_does_not_spill(gpu, cols):
+    x = torch.empty(32768, cols, dtype=torch.bfloat16, device="meta")
+    chosen = module.backward_settings(cols, x.dtype)
+    if cols <= module.WIDEST_BLOCK:
+        kernel, sizes = module.softmax_backward_kernel, (32768, cols, cols)
+    else:
+        kernel, sizes = module.softmax_backward_wide_kernel, (cols, cols)
+    assert compile_for(kernel, x, x, x, *sizes, device=gpu, **chosen).spill_bytes == 0
+
+
+def test_registration(device):
+    torch.library.opcheck(softmax_op, (torch.randn(3, 9, device=device, requires_grad=True),))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (lambda device: [1.0], TypeError, "softmax takes tensors, got x of type list: use torch.tensor"),
+        (lambda device: torch.ones(3, device=device).int(), TypeError, r"got x of torch.int32: convert it with .to"),
+        (
+            lambda device: torch.tensor(1.0, device=device),
+            ValueError,
+            r"takes rows, \(..., cols\), got x of shape \(\)",
+        ),
+        (lambda device: torch.ones(3, device="meta"), ValueError, "got tensors on meta: move them with .cuda"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, x, error, message):
+    with pytest.raises(error, match=message) as raised:
+        softmax(x(device))
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+@pytest.mark.parametrize("shape", [(175000, 12288), (65537, 32769)])
+def test_offsets_past_two_to_the_31(shape):
+    x = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    y = softmax(x)
+    for row in (0, shape[0] // 2, shape[0] - 1):
+        exact = softmax_reference(x[row].double())
+        error, allowed = (y[row] - exact).abs().amax(), (softmax_reference(x[row]) - exact).abs().amax()
+        assert error <= 2 * allowed
+    assert bool((y.sum(dim=1, dtype=torch.float32) - 1).abs().amax() < 1e-2)
