@@ -80,6 +80,11 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
+def multiprocessors(x: torch.Tensor) -> int:
+    """How many x's GPU has; 2 where kernels are interpreted, so that there too a program walks over several rows."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+
+
 def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Under autocast, tensors of several dtypes in the widest of them, as PyTorch's addition would take them.
 

@@ -1,0 +1,175 @@
+"""L2 normalisation of each row:  y = x / max(||x||, eps).
+
+Written out in PyTorch, x is read three times and its squares are written and read between:
+
+    unfused   x*x: read x, write squares | sum: read squares | x/norm: read x, write y    20 B/element in fp32
+    fused     read x once, keep the row in registers, write y once                         8 B/element in fp32
+
+The row is the unit of work: one program owns BLOCK_ROWS whole rows, so the sum never leaves its registers
+and no two programs have to agree on anything. Rows beyond 32768 elements are read twice, in chunks, the second
+time from L2: 12 B/element asked of memory, 8 of them of DRAM.
+
+Source: torch.nn.functional.normalize (p=2).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.arguments import as_rows, check_alike, check_columns
+from kernels.fused_op import FusedOp, Work
+
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+
+
+@triton.jit
+def l2_norm_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    y_ptr,  # (rows, cols), contiguous, x's dtype
+    rows,
+    cols,
+    x_row_stride,
+    eps,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+):
+    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    inside = (row < rows) & (col < cols)
+    # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
+    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+    norm = tl.sqrt(tl.sum(x * x, axis=1, keep_dims=True))
+    # tl.maximum would drop a NaN.
+    y = x / tl.where(norm < eps, eps, norm)
+    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def l2_norm_wide_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    y_ptr,  # (rows, cols), contiguous, x's dtype
+    cols,
+    x_row_stride,
+    eps,
+    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        # The row is wanted once more: it should outlive in L2 what is only written.
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+        x = x.to(COMPUTE)
+        squares += x * x
+    norm = tl.sqrt(tl.sum(squares, axis=0))
+    divisor = tl.where(norm < eps, eps, norm)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
+        y = x / divisor
+        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
+
+
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Launch settings for rows of `cols` elements."""
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    if cols > WIDEST_BLOCK:
+        return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
+    block_cols = triton.next_power_of_2(cols)
+    if block_cols <= 2048:
+        elements, warps = 2048, 2
+    else:
+        elements, warps = 16384, 16 if block_cols <= 16384 else 32
+    return {
+        "BLOCK_ROWS": max(1, elements // block_cols),
+        "BLOCK_COLS": block_cols,
+        "COMPUTE": compute,
+        "num_warps": warps,
+    }
+
+
+def _launch(x: torch.Tensor, eps: float) -> torch.Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x = as_rows(x)
+    rows, cols = x.shape
+    chosen = settings(cols, x.dtype)
+    with torch.cuda.device_of(x):
+        if cols <= WIDEST_BLOCK:
+            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            l2_norm_kernel[grid](x, y, rows, cols, x.stride(0), eps, **chosen)
+        else:
+            l2_norm_wide_kernel[(rows,)](x, y, cols, x.stride(0), eps, **chosen)
+    return y
+
+
+@torch.library.custom_op("kernel_fusion::l2_norm", mutates_args=())
+def l2_norm_op(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, eps)
+
+
+@l2_norm_op.register_fake
+def _(x, eps):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def l2_norm(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
+    """Divide each row of `x` by its Euclidean norm, in one launch. Not differentiable.
+
+    Args:
+        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        eps: the least divisor; a row of zeros stays zero, and is NaN where eps is 0.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.
+
+    Raises:
+        TypeError: x is not a floating-point tensor.
+        ValueError: x has no dimension, or is on the CPU where kernels run on a GPU.
+    """
+    check_alike("l2_norm", x=x)
+    check_columns("l2_norm", x)
+    # The registered operator costs several microseconds in Python; only autograd and torch.compile need it.
+    if (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling():
+        return l2_norm_op(x, eps)
+    return _launch(x, eps)
+
+
+def l2_norm_reference(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    norm = (x * x).sum(dim=-1, keepdim=True).sqrt()
+    return x / norm.clamp_min(eps)
+
+
+def l2_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes: multiply, add and divide per element; x in once, y out once."""
+    elements = torch.Size(shape).numel()
+    return Work(flops=3 * elements, bytes_read=elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
+
+
+def _inputs(*shape: int, **options) -> tuple[torch.Tensor]:
+    return (torch.randn(shape, **options),)
+
+
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    rows, cols = shape
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    return (x, x, rows, cols, cols, 1e-12), settings(cols, dtype)
+
+
+OP = FusedOp(
+    name="l2_norm",
+    fused=l2_norm,
+    reference=l2_norm_reference,
+    work=l2_norm_work,
+    kernel=l2_norm_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
+    gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
+)

@@ -1,0 +1,384 @@
+"""RMSNorm of each row:  y = x / rms(x) * weight,  rms(x) = sqrt(mean(x^2) + eps).
+
+Written out in PyTorch, the squares and the scaled rows go to memory and come straight back:
+
+    unfused   x*x: read x, write squares | mean: read squares | x*rstd: read x, write t | t*weight: read t, write y
+                                                            28 B/element in fp32, six launches with eps and rsqrt
+    fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
+
+Every program reads the weight anew, from L2: DRAM gives it once. Rows beyond 32768 elements are read twice, in chunks,
+the second time from L2.
+
+The backward pass recomputes rms from x, which it reads anyway, so the forward stores nothing but y.
+
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.fused_op import FusedOp, Work
+
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+WIDEST_BACKWARD_BLOCK = 16384  # the same with the gradient's row and a sum over rows beside it
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    y_ptr,  # (rows, cols), contiguous, x's dtype
+    rows,
+    cols,
+    x_row_stride,
+    eps,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+):
+    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    inside = (row < rows) & (col < cols)
+    # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
+    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+    weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / cols + eps)
+    y = x * rstd * weight
+    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rms_norm_wide_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    y_ptr,  # (rows, cols), contiguous, x's dtype
+    cols,
+    x_row_stride,
+    eps,
+    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        # The row is wanted once more: it should outlive in L2 what is only written.
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+        x = x.to(COMPUTE)
+        squares += x * x
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / cols + eps)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
+        weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+        y = x * rstd * weight
+        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
+
+
+@triton.jit
+def rms_norm_backward_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    grad_x_ptr,  # (rows, cols), contiguous, x's dtype
+    grad_weight_ptr,  # (programs, cols), in COMPUTE: each program's sum over its rows
+    rows,
+    cols: tl.constexpr,  # known to the compiler: without masks fewer values wait in registers
+    grad_y_row_stride,
+    x_row_stride,
+    eps,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
+    COMPUTE: tl.constexpr,
+):
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
+        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
+        inside = (row < rows) & (col < cols)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        # Loaded for every row: kept, its registers would be missing for the sum.
+        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        # Both sums in one reduction: the warps wait for each other once.
+        squares, product = tl.split(tl.sum(tl.join(x * x, grad_y * x * weight), axis=1))
+        rstd = tl.rsqrt(squares[:, None] / cols + eps)
+        grad_weight += grad_y * (x * rstd)
+        # d rstd / dx = -rstd^3 x / cols reaches x through every column of its row.
+        grad_x = rstd * (grad_y * weight - x * (product[:, None] / cols * rstd * rstd))
+        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+    total = tl.sum(grad_weight, axis=0, keep_dims=True)
+    tl.store(grad_weight_ptr + tl.program_id(0).to(tl.int64) * cols + col, total, mask=col < cols)
+
+
+@triton.jit
+def rms_norm_row_terms_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    terms_ptr,  # (2, rows), in COMPUTE: rstd, and rstd^2 mean(grad_y weight x)
+    rows,
+    cols,
+    grad_y_row_stride,
+    x_row_stride,
+    eps,
+    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
+    product = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
+        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        squares += x * x
+        product += grad_y * weight * x
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / cols + eps)
+    tl.store(terms_ptr + row, rstd)
+    tl.store(terms_ptr + rows + row, tl.sum(product, axis=0) / cols * rstd * rstd)
+
+
+@triton.jit
+def rms_norm_wide_backward_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    terms_ptr,  # (2, rows), as above
+    grad_x_ptr,  # (rows, cols), contiguous, x's dtype
+    grad_weight_ptr,  # (programs along the second axis of the grid, cols), in COMPUTE
+    rows,
+    cols,
+    grad_y_row_stride,
+    x_row_stride,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    # One program owns some columns of every row that it walks over, so that their sum fits in registers.
+    col = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
+    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
+    step = tl.num_programs(1) * BLOCK_ROWS
+    for first in tl.range(tl.program_id(1) * BLOCK_ROWS, rows, step, num_stages=STAGES):
+        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
+        inside = (row < rows) & (col < cols)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        rstd = tl.load(terms_ptr + row, mask=row < rows, other=0.0)
+        pull = tl.load(terms_ptr + rows + row, mask=row < rows, other=0.0)
+        grad_weight += grad_y * (x * rstd)
+        grad_x = rstd * (grad_y * weight - x * pull)
+        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+    total = tl.sum(grad_weight, axis=0, keep_dims=True)
+    tl.store(grad_weight_ptr + tl.program_id(1).to(tl.int64) * cols + col, total, mask=col < cols)
+
+
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Launch settings for rows of `cols` elements.
+
+    32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
+    others compute.
+    """
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    if cols > WIDEST_BLOCK:
+        return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
+    block_cols = triton.next_power_of_2(cols)
+    elements = max(2048 if block_cols <= 2048 else 16384, block_cols)
+    return {
+        "BLOCK_ROWS": elements // block_cols,
+        "BLOCK_COLS": block_cols,
+        "COMPUTE": compute,
+        "num_warps": elements // 1024,
+    }
+
+
+def backward_settings(cols: int, dtype: torch.dtype) -> dict:
+    """Launch settings of the backward pass for rows of `cols` elements.
+
+    BACKWARD_REASON
+    """
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    if cols > WIDEST_BACKWARD_BLOCK:
+        return {"BLOCK_ROWS": 4, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 8}
+    block_cols = triton.next_power_of_2(cols)
+    elements = max(2048, block_cols)
+    return {
+        "BLOCK_ROWS": elements // block_cols,
+        "BLOCK_COLS": block_cols,
+        "STAGES": 3 if elements <= 8192 else 1,
+        "COMPUTE": compute,
+        "num_warps": min(16, elements // 512),
+    }
+
+
+def _forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x, weight = as_rows(x), weight.contiguous()
+    rows, cols = x.shape
+    chosen = settings(cols, x.dtype)
+    with torch.cuda.device_of(x):
+        if cols <= WIDEST_BLOCK:
+            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            rms_norm_kernel[grid](x, weight, y, rows, cols, x.stride(0), eps, **chosen)
+        else:
+            rms_norm_wide_kernel[(rows,)](x, weight, y, cols, x.stride(0), eps, **chosen)
+    return y
+
+
+def _backward(
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if grad_x.numel() == 0:
+        return grad_x, torch.zeros_like(weight)
+    grad_y, x, contiguous_weight = as_rows(grad_y), as_rows(x), weight.contiguous()
+    rows, cols = x.shape
+    chosen = backward_settings(cols, x.dtype)
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    strides = grad_y.stride(0), x.stride(0)
+    with torch.cuda.device_of(x):
+        if cols <= WIDEST_BACKWARD_BLOCK:
+            per_multiprocessor = max(1, 8192 // (chosen["BLOCK_ROWS"] * chosen["BLOCK_COLS"]))
+            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), per_multiprocessor * multiprocessors(x))
+            grad_weight = torch.empty(programs, cols, dtype=sums, device=x.device)
+            rms_norm_backward_kernel[(programs,)](
+                grad_y, x, contiguous_weight, grad_x, grad_weight, rows, cols, *strides, eps, **chosen
+            )
+        else:
+            terms = torch.empty(2, rows, dtype=sums, device=x.device)
+            chunk = {"BLOCK_COLS": 8192, "COMPUTE": chosen["COMPUTE"], "num_warps": 8}
+            rms_norm_row_terms_kernel[(rows,)](grad_y, x, contiguous_weight, terms, rows, cols, *strides, eps, **chunk)
+            tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
+            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(2 * multiprocessors(x), tiles))
+            grad_weight = torch.empty(programs, cols, dtype=sums, device=x.device)
+            rms_norm_wide_backward_kernel[(tiles, programs)](
+                grad_y, x, contiguous_weight, terms, grad_x, grad_weight, rows, cols, *strides, **chosen
+            )
+    return grad_x, grad_weight.sum(0).to(weight.dtype)
+
+
+def _keep_inputs(ctx, inputs, output):
+    x, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+class RMSNormFunction(torch.autograd.Function):
+    """rms_norm for autograd. Calling it costs Python less than the registered operator does."""
+
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_keep_inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_y):
+        return *_backward(grad_y, *ctx.saved_tensors, ctx.eps), None
+
+
+# The same for torch.compile, which does not look inside registered operators.
+rms_norm_op = torch.library.custom_op("kernel_fusion::rms_norm", _forward, mutates_args=())
+rms_norm_backward_op = torch.library.custom_op("kernel_fusion::rms_norm_backward", _backward, mutates_args=())
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _gradients(ctx, grad_y):
+    return *rms_norm_backward_op(grad_y, *ctx.saved_tensors, ctx.eps), None
+
+
+rms_norm_op.register_fake(lambda x, weight, eps: _like(x))
+rms_norm_backward_op.register_fake(lambda grad_y, x, weight, eps: (_like(x), _like(weight)))
+rms_norm_op.register_autograd(_gradients, setup_context=_keep_inputs)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """Divide each row of `x` by its root mean square and scale its columns, in one launch; differentiable once.
+
+    Args:
+        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        weight: (cols,), of any floating-point dtype, on x's device.
+        eps: added to the mean square; a row of zeros stays zero, and is NaN where eps is 0.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once. The
+        gradient of weight is summed in fp32 too, in an order that depends on the GPU alone: no atomics.
+
+    Raises:
+        TypeError: an argument is not a floating-point tensor.
+        ValueError: x has no dimension, weight is not (cols,), the devices differ, or the tensors are on the CPU where
+            kernels run on a GPU.
+    """
+    check_alike("rms_norm", x=x)
+    check_columns("rms_norm", x, weight=weight)
+    if torch.compiler.is_compiling():
+        return rms_norm_op(x, weight, eps)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return RMSNormFunction.apply(x, weight, eps)
+    return _forward(x, weight, eps)
+
+
+class RMSNorm(torch.nn.Module):
+    """rms_norm with a weight that is learned, ones at first; as torch.nn.RMSNorm over the last dimension."""
+
+    def __init__(self, cols: int, eps: float = 1e-6, device=None, dtype=None):
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(cols, device=device, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """The same in PyTorch, whose own kernel is fused on a GPU; on a CPU it is written out in PyTorch."""
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes: 4 operations an element; x and weight in once, y out once."""
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
+    return Work(flops=4 * elements, bytes_read=(elements + shape[-1]) * size, bytes_written=elements * size)
+
+
+def rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes of both gradients: 12 operations an element; gradient, x and weight in, two out."""
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
+    moved = (elements + shape[-1]) * size
+    return Work(flops=12 * elements, bytes_read=elements * size + moved, bytes_written=moved)
+
+
+def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(shape, **options), torch.randn(shape[-1], **options)
+
+
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    rows, cols = shape
+    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
+    return (x, weight, x, rows, cols, cols, 1e-6), settings(cols, dtype)
+
+
+OP = FusedOp(
+    name="rms_norm",
+    fused=rms_norm,
+    reference=rms_norm_reference,
+    work=rms_norm_work,
+    kernel=rms_norm_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
+    gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
+    backward_work=rms_norm_backward_work,
+)
