@@ -1,0 +1,205 @@
+"""Residual addition and RMSNorm in one kernel:  s = x + residual,  y = s / rms(s) * weight; both are results.
+
+Every layer of a Llama begins so: y goes into the layer, s is the residual of the next one.
+
+    unfused   add: read x, read residual, write s | rms_norm: read s, write y       20 B/element in fp32, two launches
+    fused     read x, read residual, write s, normalise what is in registers        16 B/element, one launch
+              already, write y
+
+PyTorch's RMSNorm is one launch on a GPU; on a CPU it is written out and moves more. Every program reads the weight
+anew, from L2: DRAM gives it once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2.
+
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.arguments import as_rows, check_alike, check_columns, in_widest
+from kernels.fused_op import FusedOp, Work
+
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+
+
+@triton.jit
+def residual_rms_norm_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    residual_ptr,  # the same, x's dtype
+    weight_ptr,  # (cols,)
+    y_ptr,  # (rows, cols), contiguous, x's dtype
+    sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, the next layer's residual
+    rows,
+    cols,
+    x_row_stride,
+    residual_row_stride,
+    eps,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+):
+    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    inside = (row < rows) & (col < cols)
+    # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
+    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+    residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+    s = x + residual
+    tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=inside)
+    weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+    rstd = tl.rsqrt(tl.sum(s * s, axis=1, keep_dims=True) / cols + eps)
+    y = s * rstd * weight
+    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def residual_rms_norm_wide_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    residual_ptr,  # the same, x's dtype
+    weight_ptr,  # (cols,)
+    y_ptr,  # (rows, cols), contiguous, x's dtype
+    sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, the next layer's residual
+    cols,
+    x_row_stride,
+    residual_row_stride,
+    eps,
+    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
+        residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
+        s = x + residual
+        squares += s * s
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / cols + eps)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols).to(COMPUTE)
+        residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols).to(COMPUTE)
+        s = x + residual
+        tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=col < cols)
+        weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+        y = s * rstd * weight
+        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
+
+
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Launch settings for rows of `cols` elements.
+
+    32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
+    others compute.
+    """
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    if cols > WIDEST_BLOCK:
+        return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
+    block_cols = triton.next_power_of_2(cols)
+    elements = max(2048 if block_cols <= 2048 else 16384, block_cols)
+    return {
+        "BLOCK_ROWS": elements // block_cols,
+        "BLOCK_COLS": block_cols,
+        "COMPUTE": compute,
+        "num_warps": elements // 1024,
+    }
+
+
+def _forward(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y, s = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    if y.numel() == 0:
+        return y, s
+    x, residual, weight = as_rows(x), as_rows(residual), weight.contiguous()
+    rows, cols = x.shape
+    chosen = settings(cols, x.dtype)
+    strides = x.stride(0), residual.stride(0)
+    with torch.cuda.device_of(x):
+        if cols <= WIDEST_BLOCK:
+            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            residual_rms_norm_kernel[grid](x, residual, weight, y, s, rows, cols, *strides, eps, **chosen)
+        else:
+            residual_rms_norm_wide_kernel[(rows,)](x, residual, weight, y, s, cols, *strides, eps, **chosen)
+    return y, s
+
+
+# For autograd, which finds no gradient here and says so, and for torch.compile.
+residual_rms_norm_op = torch.library.custom_op("kernel_fusion::residual_rms_norm", _forward, mutates_args=())
+
+
+@residual_rms_norm_op.register_fake
+def _(x, residual, weight, eps):
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+
+
+def residual_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMSNorm of x + residual, and the sum itself for the next layer, in one launch. Not differentiable.
+
+    Args:
+        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        residual: tensor of x's shape, dtype and device. Under autocast the narrower of the two is converted.
+        weight: (cols,), of any floating-point dtype, on x's device.
+        eps: as in rms_norm.
+
+    Returns:
+        The normalised rows and the sum, contiguous tensors of x's shape and dtype. The arithmetic is fp32 (fp64 for
+        fp64 inputs); the sum is normalised before it is rounded.
+
+    Raises:
+        TypeError: an argument is not a floating-point tensor, or x and residual differ in dtype.
+        ValueError: x has no dimension, residual has another shape, weight is not (cols,), the devices differ, or
+            the tensors are on the CPU where kernels run on a GPU.
+    """
+    x, residual = in_widest(x, residual)
+    check_alike("residual_rms_norm", x=x, residual=residual)
+    check_columns("residual_rms_norm", x, weight=weight)
+    tensors = x, residual, weight
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return residual_rms_norm_op(*tensors, eps)
+    return _forward(*tensors, eps)
+
+
+def residual_rms_norm_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    s = x + residual
+    return torch.nn.functional.rms_norm(s, s.shape[-1:], weight, eps), s
+
+
+def residual_rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes: 5 operations an element; x, residual and weight in once, y and the sum out once."""
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
+    return Work(
+        flops=5 * elements,
+        bytes_read=(2 * elements + shape[-1]) * size,
+        bytes_written=2 * elements * size,
+    )
+
+
+def _inputs(*shape: int, **options) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(size, **options) for size in (shape, shape, shape[-1:]))
+
+
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    rows, cols = shape
+    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
+    return (x, x, weight, x, x, rows, cols, cols, cols, 1e-6), settings(cols, dtype)
+
+
+OP = FusedOp(
+    name="residual_rms_norm",
+    fused=residual_rms_norm,
+    reference=residual_rms_norm_reference,
+    work=residual_rms_norm_work,
+    kernel=residual_rms_norm_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
+    gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
+)
