@@ -1,0 +1,236 @@
+"""LayerNorm and int8 quantisation, one scale a row, in one kernel, as an int8 matrix product wants its input:
+
+    y = layer_norm(x),   scale = max(|y|) / 127,   q = round(y / scale);   y is about q * scale
+
+    unfused   layer_norm: read x, write y | abs: read y, write a | amax: read a | y/scale: read y, write t |
+              round: read t, write r | to int8: read r, write q              37 B/element in fp32, eight launches
+    fused     read x once, keep the row in registers, write q once            5 B/element, one launch
+
+In 16 bits it is 3 B/element. Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768
+elements are read three times, in chunks, twice from L2.
+
+Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
+torch.nn.functional.layer_norm; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+sample variances", 1979.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.arguments import as_rows, check_alike, check_columns
+from kernels.fused_op import FusedOp, Work
+
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+LEAST = tl.constexpr(1e-12)  # the scale of a row of zeros is this over 127, so that nothing divides by zero
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def largest_magnitude(y, axis: tl.constexpr):
+    # Magnitudes compare as integers as they do as floats, and NaN comes after infinity: tl.max of floats drops it.
+    bits = tl.abs(y).to(tl.int32, bitcast=True)
+    return tl.max(bits, axis=axis, keep_dims=True).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def to_nearest_int8(y):
+    # 1.5 * 2^23 + y has no bit below 1: the addition rounds y to an integer, ties to even, and leaves it in the low
+    # byte. A conversion instruction would take four times an addition's time.
+    return (y + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def layer_norm_int8_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    bias_ptr,  # (cols,)
+    q_ptr,  # (rows, cols), contiguous, int8
+    scale_ptr,  # (rows,), fp32
+    rows,
+    cols: tl.constexpr,  # known to the compiler: a mask that is always true costs nothing
+    x_row_stride,
+    eps,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+):
+    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    inside = (row < rows) & (col < cols)
+    # Lanes past the row's end hold 0, which adds nothing to the sum.
+    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=1, keep_dims=True) / cols
+    # Those lanes would now hold -mean and count in the variance.
+    centred = tl.where(col < cols, x - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / cols + eps)
+    # Loaded only now: held during the reductions, their registers would cost every second program on the SM.
+    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    y = centred * rstd * weight + bias
+    largest = tl.maximum(largest_magnitude(y, axis=1), LEAST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(scale_ptr + row, largest / 127.0, mask=row < rows)
+    tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=inside)
+
+
+@triton.jit
+def layer_norm_int8_wide_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    bias_ptr,  # (cols,)
+    q_ptr,  # (rows, cols), contiguous, int8
+    scale_ptr,  # (rows,), fp32
+    cols,
+    x_row_stride,
+    eps,
+    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+):
+    row = tl.program_id(0).to(tl.int64)
+    mean = tl.zeros((1,), dtype=tl.float32)
+    squares = tl.zeros((1,), dtype=tl.float32)  # the sum of (x - mean)^2 over what was seen
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        # The row is wanted once more: it should outlive in L2 what is only written.
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+        x = x.to(tl.float32)
+        count = tl.minimum(cols - start, BLOCK_COLS).to(tl.float32)
+        share = count / (start + count)
+        chunk_mean = tl.sum(x, axis=0, keep_dims=True) / count
+        centred = tl.where(col < cols, x - chunk_mean, 0.0)
+        moved = chunk_mean - mean
+        mean += moved * share
+        squares += tl.sum(centred * centred, axis=0, keep_dims=True) + moved * moved * share * start
+    rstd = tl.rsqrt(squares / cols + eps)
+    largest = tl.full((1,), LEAST, dtype=tl.float32)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        y = (x - mean) * rstd * weight + bias
+        largest = tl.maximum(largest, largest_magnitude(y, axis=0), propagate_nan=tl.PropagateNan.ALL)
+    tl.store(scale_ptr + row + tl.arange(0, 1), largest / 127.0)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(tl.float32)
+        weight = tl.load(weight_ptr + col, mask=col < cols).to(tl.float32)
+        bias = tl.load(bias_ptr + col, mask=col < cols).to(tl.float32)
+        y = (x - mean) * rstd * weight + bias
+        tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=col < cols)
+
+
+def settings(cols: int) -> dict:
+    """Launch settings for rows of `cols` elements.
+
+    32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
+    others compute.
+    """
+    if cols > WIDEST_BLOCK:
+        return {"BLOCK_COLS": 16384, "num_warps": 16}
+    block_cols = triton.next_power_of_2(cols)
+    elements = max(2048 if block_cols <= 2048 else 8192, block_cols)
+    return {
+        "BLOCK_ROWS": elements // block_cols,
+        "BLOCK_COLS": block_cols,
+        "num_warps": elements // 1024,
+    }
+
+
+def _forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    scale = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
+    if q.numel() == 0:
+        return q, scale
+    x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
+    rows, cols = x.shape
+    chosen = settings(cols)
+    with torch.cuda.device_of(x):
+        if cols <= WIDEST_BLOCK:
+            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            layer_norm_int8_kernel[grid](x, weight, bias, q, scale, rows, cols, x.stride(0), eps, **chosen)
+        else:
+            layer_norm_int8_wide_kernel[(rows,)](x, weight, bias, q, scale, cols, x.stride(0), eps, **chosen)
+    return q, scale
+
+
+# For autograd, which finds no gradient here and says so, and for torch.compile.
+layer_norm_int8_op = torch.library.custom_op("kernel_fusion::layer_norm_int8", _forward, mutates_args=())
+
+
+@layer_norm_int8_op.register_fake
+def _(x, weight, bias, eps):
+    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+def layer_norm_int8(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """LayerNorm of each row of `x`, quantised to int8 with a scale of its own, in one launch. Not differentiable.
+
+    Args:
+        x: fp32, fp16 or bf16 tensor of shape (..., cols), cols at least 1, any strides; columns that are not side by
+            side are copied first.
+        weight, bias: (cols,), of any floating-point dtype, on x's device.
+        eps: as in layer_norm.
+
+    Returns:
+        q: contiguous int8 tensor of x's shape, from -127 to 127, rounded to nearest, ties to even.
+        scale: fp32 tensor of shape (..., 1): q * scale approximates the normalised row. In a row with a NaN or an
+            infinity it is NaN and says so; q is then arbitrary. A row of zeros has a scale of 1e-12 / 127.
+
+    Raises:
+        TypeError: an argument is not a tensor of such a dtype.
+        ValueError: x has no dimension or no column, weight or bias is not (cols,), the devices differ, or the tensors
+            are on the CPU where kernels run on a GPU.
+    """
+    check_alike("layer_norm_int8", DTYPES, x=x)
+    check_columns("layer_norm_int8", x, weight=weight, bias=bias)
+    if x.shape[-1] == 0:
+        raise ValueError("layer_norm_int8 takes rows of at least one column, got none: an empty row has no scale")
+    tensors = x, weight, bias
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return layer_norm_int8_op(*tensors, eps)
+    return _forward(*tensors, eps)
+
+
+def layer_norm_int8_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    scale = y.abs().amax(dim=-1, keepdim=True).float().clamp_min(1e-12) / 127
+    return (y / scale).round().to(torch.int8), scale
+
+
+def layer_norm_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes: 11 operations an element; x, weight and bias in once, q and the scales out once."""
+    elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
+    bytes_read = (elements + 2 * shape[-1]) * dtype.itemsize
+    return Work(flops=11 * elements, bytes_read=bytes_read, bytes_written=elements + 4 * rows)
+
+
+def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(shape, **options), torch.randn(shape[-1], **options), torch.randn(shape[-1], **options)
+
+
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    rows, cols = shape
+    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
+    q, scale = torch.empty(shape, dtype=torch.int8, device="meta"), torch.empty(rows, device="meta")
+    return (x, weight, weight, q, scale, rows, cols, cols, 1e-5), settings(cols)
+
+
+OP = FusedOp(
+    name="layer_norm_int8",
+    fused=layer_norm_int8,
+    reference=layer_norm_int8_reference,
+    work=layer_norm_int8_work,
+    kernel=layer_norm_int8_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
+    gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
+)
