@@ -42,6 +42,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
+from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
 from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
@@ -81,7 +82,7 @@ def observed(observer):
 
     Tensors on a GPU are copied to the host and back. The observer has three methods:
     `launch(kernel, grid, on_host, given)` before a launch: `grid` of three ints, the arguments by name as host values,
-    and as the caller gave them;
+    and as the caller gave them, launch options among them. It returns the program instances to run, or None for all;
     `program(index)` before each program instance, `index` of three ints;
     `access(kind, addresses, mask, itemsize)` at each load ("read"), store ("write") and atomic ("atomic"): uint64 byte
     addresses in host memory and bools, both of the block's shape, and the size of an element in bytes. It returns the
@@ -372,13 +373,20 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
         for hook in self.pre_run_hooks:
             hook(*on_host)
         arguments = dict(zip(names, on_host, strict=True))
+        instances = None
         if _observer is not None:
-            _observer.launch(self, grid, arguments, dict(bound.arguments))
-        _interpret(self, grid, arguments, debug=bool(kwargs.get("debug", self.debug)))
+            options = {name: value for name, value in kwargs.items() if name not in given}
+            instances = _observer.launch(self, grid, arguments, {**bound.arguments, **options})
+        _interpret(self, grid, instances, arguments, debug=bool(kwargs.get("debug", self.debug)))
         copies._restore_args_dev(values, on_host, {}, {})
 
 
-def _interpret(kernel: JITFunction, grid: tuple[int, int, int], arguments: dict, debug: bool) -> None:
+def _in_order(grid: tuple[int, int, int]):
+    """Every program instance, x fastest: the order in which a GPU hands out blocks."""
+    return (index[::-1] for index in np.ndindex(grid[2], grid[1], grid[0]))
+
+
+def _interpret(kernel: JITFunction, grid: tuple[int, int, int], instances, arguments: dict, debug: bool) -> None:
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, debug=debug)
     builder.set_grid_dim(*grid)
@@ -387,8 +395,7 @@ def _interpret(kernel: JITFunction, grid: tuple[int, int, int], arguments: dict,
         try:
             function = _python_function(kernel)
             arguments = {name: value if name in constants else _as_argument(value) for name, value in arguments.items()}
-            for index in np.ndindex(grid[2], grid[1], grid[0]):
-                index = index[::-1]  # x fastest, the order in which a GPU hands out blocks
+            for index in _in_order(grid) if instances is None else instances:
                 builder.set_grid_idx(*index)
                 if _observer is not None:
                     _observer.program(index)

@@ -1,5 +1,8 @@
 """The interpreter against the H200's recorded answers, what it refuses, and that the compiler works beside it."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import gpu_semantics
@@ -89,10 +92,12 @@ def swish_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     tl.store(y_ptr + i, swish(tl.load(x_ptr + i, mask=i < elements)), mask=i < elements)
 
 
-def compile_swish():
+def compile_swish() -> str:
+    """The PTX, less the lines that name source files."""
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "elements": "i32", "BLOCK": "constexpr"}
     source = ASTSource(swish_kernel, signature, {"BLOCK": 256})
-    return triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]
+    ptx = triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]
+    return re.sub(r"^\s*\.(file|loc).*\n", "", ptx, flags=re.MULTILINE)
 
 
 def launch_swish():
@@ -111,6 +116,24 @@ def test_the_compiler_works_before_and_after_a_launch():
     finally:
         triton.knobs.compilation.always_compile = kept
     launch_swish()
+
+
+def test_the_compiler_first_met_after_a_launch_knows_the_language():
+    """Triton imports half its compiler on first use, and it keeps what tl.static_assert is at that moment."""
+    program = "import test_runtime as t; t.launch_swish(); t.compile_asserting()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert "StaticAssertionFailed" in done.stderr or "CompileTimeAssertionFailure" in done.stderr, done.stderr
+
+
+@triton.jit
+def asserting_kernel(x_ptr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK > 1000, "too small")
+    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+
+
+def compile_asserting():
+    source = ASTSource(asserting_kernel, {"x_ptr": "*fp32", "BLOCK": "constexpr"}, {"BLOCK": 16})
+    triton.compile(source, target=GPUTarget("cuda", 80, 32))
 
 
 def test_kernels_are_ordinary_jit_functions_and_the_language_is_put_back():
@@ -235,3 +258,18 @@ def test_an_observer_sees_launches_programs_and_accesses():
     assert y.isfinite().nonzero().flatten().tolist() == [0, 1, 2, 3, 256, 257, 258, 259]  # the rest was withheld
     assert seen.programs == [(0, 0, 0), (1, 0, 0)]
     assert seen.accesses == [("read", 256, 2), ("write", 256, 2), ("read", 44, 2), ("write", 44, 2)]
+
+
+def test_an_observer_chooses_the_program_instances():
+    class Some:
+        def launch(self, kernel, grid, on_host, given):
+            assert (grid, given["num_warps"]) == ((4, 1, 1), 2)
+            return [(3, 0, 0), (1, 0, 0)]
+
+        program = access = lambda *_: None
+
+    x = torch.ones(1024)
+    y = torch.full_like(x, torch.nan)
+    with runtime.observed(Some()):
+        swish_kernel[(4,)](x, y, 1024, BLOCK=256, num_warps=2)
+    assert y.view(4, 256).isfinite().all(dim=1).tolist() == [False, True, False, True]

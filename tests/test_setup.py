@@ -40,7 +40,12 @@ def test_what_is_installed_is_what_is_pinned():
         requirement = Requirement(line)
         version = str(requirement.specifier).removeprefix("==")
         assert pinned.setdefault(canonicalize_name(requirement.name), version) == version, f"{line}: two versions"
-    installed = {canonicalize_name(each.name): each.version.split("+")[0] for each in distributions()}
+    # Asked of a new process: in this one, setuptools may have put the packages inside it on the path.
+    program = "from importlib.metadata import distributions as d; [print(each.name, each.version) for each in d()]"
+    listed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    installed = {
+        canonicalize_name(name): version.split("+")[0] for name, version in map(str.split, listed.splitlines())
+    }
     # The course itself, and the installer, which comes with Python.
     for name in ("kernel-fusion-course", "pip"):
         installed.pop(name, None)
