@@ -43,7 +43,8 @@ def normal(s):
     if s.dtype == tl.float64:
         below = 0.5 * (1.0 + tl.erf(s * 0.7071067811865476))
     else:
-        t = 1.0 / (1.0 + 0.22 * tl.abs(s))
+        root = tl.rsqrt(1.0 + 0.22 * tl.abs(s))  # a division would cost more
+        t = root * root
         series = 0.6523463661 + t * (-0.6361433638 + t * (0.4859422625 + t * -0.1084949815))
         series = 0.08917925072 + t * (0.06966785641 + t * (0.1836575474 + t * (-0.2361549272 + t * series)))
         tail = t * series * e
@@ -52,7 +53,7 @@ def normal(s):
 
 
 @triton.jit
-def gate(z):
+def sigmoid_base_2(z):
     """1 / (1 + 2^-z), which is sigmoid(z ln 2).
 
     tl.sigmoid takes eleven instructions, of which a LayerNorm at memory's speed has not that many to spare: tl.exp2 is
@@ -71,10 +72,10 @@ def activate(s, ACT: tl.constexpr):
         below, _ = normal(s)
         y = s * below
     elif ACT == "gelu_tanh":
-        y = s * gate(s * (2.302208198144325 + 0.1029432395800235 * s * s))  # 2 sqrt(2/pi) log2(e) and 0.044715 of it
+        y = s * sigmoid_base_2(s * (2.302208198144325 + 0.1029432395800235 * s * s))  # log2(e) z below
     else:
         tl.static_assert(ACT == "silu", "ACT is relu, gelu, gelu_tanh or silu")
-        y = s * gate(1.4426950408889634 * s)  # log2(e)
+        y = s * sigmoid_base_2(1.4426950408889634 * s)  # log2(e)
     return y
 
 
@@ -89,14 +90,16 @@ def activate_gradient(grad_y, s, ACT: tl.constexpr):
     elif ACT == "gelu_tanh":
         # y = s g with the gate g = sigmoid(z), so y' = g + s g(1 - g) z'. From e = exp(-|z|) both g and
         # g(1 - g) = e / (1 + e)^2 keep all their digits where g is near 1 and 1 - g would lose them.
-        z = 1.5957691216057308 * (s + 0.044715 * s * s * s)
-        slope = 1.5957691216057308 * (1.0 + 0.134145 * s * s)
-        e = tl.exp(-tl.abs(z))
-        gate = tl.where(z < 0, e, 1.0) / (1.0 + e)
+        z = 1.5957691216057308 * (s + 0.044715 * s * s * s)  # 2 sqrt(2/pi)
+        slope = 1.5957691216057308 + 0.21406444881780075 * s * s
+        e = tl.exp2(-1.4426950408889634 * tl.abs(z))
+        root = tl.rsqrt(1.0 + e)
+        larger = root * root  # of g and 1 - g
+        gate = tl.where(z < 0, e * larger, larger)
         # A gate that is shut or wide open is flat; without the choice 0 * inf would make NaN where s^2 overflows.
-        grad = grad_y * (gate + tl.where(e == 0.0, 0.0, s * slope * e / ((1.0 + e) * (1.0 + e))))
+        grad = grad_y * (gate + tl.where(e == 0.0, 0.0, s * slope * (e * larger * larger)))
     else:
         tl.static_assert(ACT == "silu", "ACT is relu, gelu, gelu_tanh or silu")
-        gate = tl.sigmoid(s)
+        gate = sigmoid_base_2(1.4426950408889634 * s)
         grad = grad_y * gate * (1.0 + s * (1.0 - gate))
     return grad

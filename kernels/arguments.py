@@ -85,6 +85,11 @@ def multiprocessors(x: torch.Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
 
 
+def shared_memory(x: torch.Tensor) -> int:
+    """Bytes of it that a program on x's GPU may have; an H100's where kernels are interpreted."""
+    return torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin if x.is_cuda else 227 * 2**10
+
+
 def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Under autocast, tensors of several dtypes in the widest of them, as PyTorch's addition would take them.
 

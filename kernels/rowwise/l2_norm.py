@@ -1,6 +1,6 @@
 """L2 normalisation of each row:  y = x / max(||x||, eps).
 
-Written out in PyTorch, x is read three times and its squares are written and read between:
+Written out in PyTorch, x is read twice and its squares are written and read between:
 
     unfused   x*x: read x, write squares | sum: read squares | x/norm: read x, write y    20 B/element in fp32
     fused     read x once, keep the row in registers, write y once                         8 B/element in fp32

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
@@ -166,27 +166,29 @@ def layer_norm_row_terms_kernel(
     shift = tl.zeros((1,), dtype=COMPUTE)  # the sum of g = grad_y weight
     slope = tl.zeros((1,), dtype=COMPUTE)  # the sum of g (x - mean)
     for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
+        col = start + tl.arange(0, BLOCK_COLS)[None, :]
         x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
         grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
         g = grad_y * tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
         count = tl.minimum(cols - start, BLOCK_COLS).to(COMPUTE)
         share = count / (start + count)
-        chunk_mean = tl.sum(x, axis=0, keep_dims=True) / count
-        chunk_shift = tl.sum(g, axis=0, keep_dims=True)
-        centred = tl.where(col < cols, x - chunk_mean, 0.0)
+        # Two sums in one reduction: the warps wait for each other half as often.
+        chunk_mean, chunk_shift = tl.split(tl.sum(tl.join(x, g), axis=1))
+        chunk_mean = chunk_mean / count
+        centred = tl.where(col < cols, x - chunk_mean[:, None], 0.0)
+        chunk_squares, chunk_slope = tl.split(tl.sum(tl.join(centred * centred, g * centred), axis=1))
         moved = chunk_mean - mean
         # A sum of g (x - m) moves by the sum of g times what m moves.
-        slope += tl.sum(g * centred, axis=0, keep_dims=True) + moved * ((1 - share) * chunk_shift - share * shift)
-        squares += tl.sum(centred * centred, axis=0, keep_dims=True) + moved * moved * share * start
+        slope += chunk_slope + moved * ((1 - share) * chunk_shift - share * shift)
+        squares += chunk_squares + moved * moved * share * start
         mean += moved * share
         shift += chunk_shift
     rstd = tl.rsqrt(squares / cols + eps)
-    one = tl.arange(0, 1)
-    tl.store(terms_ptr + row + one, mean)
-    tl.store(terms_ptr + rows + row + one, rstd)
-    tl.store(terms_ptr + 2 * rows + row + one, shift / cols)
-    tl.store(terms_ptr + 3 * rows + row + one, slope / cols * rstd)
+    at = row + tl.arange(0, 1)
+    tl.store(terms_ptr + at, mean)
+    tl.store(terms_ptr + rows + at, rstd)
+    tl.store(terms_ptr + 2 * rows + at, shift / cols)
+    tl.store(terms_ptr + 3 * rows + at, slope / cols * rstd)
 
 
 @triton.jit
@@ -251,20 +253,21 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     }
 
 
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
+def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
     """Launch settings of the backward pass for rows of `cols` elements.
 
     BACKWARD_REASON
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BACKWARD_BLOCK:
-        return {"BLOCK_ROWS": 4, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 8}
+        return {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
     block_cols = triton.next_power_of_2(cols)
     elements = max(2048, block_cols)
+    in_flight = 2 * dtype.itemsize * elements  # bytes of one stage: x and the gradient
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
-        "STAGES": 3,
+        "STAGES": 3 if 2 * in_flight < shared_memory else 1,
         "COMPUTE": compute,
         "num_warps": elements // 512,
     }
@@ -294,7 +297,7 @@ def _backward(
         return grad_x, torch.zeros_like(weight), torch.zeros_like(bias)
     grad_y, x, contiguous_weight = as_rows(grad_y), as_rows(x), weight.contiguous()
     rows, cols = x.shape
-    chosen = backward_settings(cols, x.dtype)
+    chosen = backward_settings(cols, x.dtype, shared_memory(x))
     sums = torch.float64 if x.dtype == torch.float64 else torch.float32
     strides = grad_y.stride(0), x.stride(0)
     with torch.cuda.device_of(x):
@@ -312,7 +315,7 @@ def _backward(
                 grad_y, x, contiguous_weight, terms, rows, cols, *strides, eps, **chunk
             )
             tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
-            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(2 * multiprocessors(x), tiles))
+            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(4 * multiprocessors(x), tiles))
             grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
             layer_norm_wide_backward_kernel[(tiles, programs)](
                 grad_y, x, contiguous_weight, terms, grad_x, grad_weight, grad_bias, rows, cols, *strides, **chosen

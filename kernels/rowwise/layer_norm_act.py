@@ -22,7 +22,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
@@ -265,20 +265,21 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     }
 
 
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
+def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
     """Launch settings of the backward pass for rows of `cols` elements.
 
     BACKWARD_REASON
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BACKWARD_BLOCK:
-        return {"BLOCK_ROWS": 4, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 8}
+        return {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
     block_cols = triton.next_power_of_2(cols)
     elements = max(2048, block_cols)
+    in_flight = 2 * dtype.itemsize * elements  # bytes of one stage: x and the gradient
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
-        "STAGES": 3,
+        "STAGES": 3 if 2 * in_flight < shared_memory else 1,
         "COMPUTE": compute,
         "num_warps": elements // 512,
     }
@@ -309,7 +310,7 @@ def _backward(
     grad_y, x = as_rows(grad_y), as_rows(x)
     affine = weight.contiguous(), bias.contiguous()
     rows, cols = x.shape
-    chosen = {"ACT": act, **backward_settings(cols, x.dtype)}
+    chosen = {"ACT": act, **backward_settings(cols, x.dtype, shared_memory(x))}
     sums = torch.float64 if x.dtype == torch.float64 else torch.float32
     strides = grad_y.stride(0), x.stride(0)
     with torch.cuda.device_of(x):
@@ -325,7 +326,7 @@ def _backward(
             chunk = {"BLOCK_COLS": 8192, "ACT": act, "COMPUTE": chosen["COMPUTE"], "num_warps": 8}
             layer_norm_act_row_terms_kernel[(rows,)](grad_y, x, *affine, terms, rows, cols, *strides, eps, **chunk)
             tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
-            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(2 * multiprocessors(x), tiles))
+            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(4 * multiprocessors(x), tiles))
             grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
             layer_norm_act_wide_backward_kernel[(tiles, programs)](
                 grad_y, x, *affine, terms, grad_x, grad_weight, grad_bias, rows, cols, *strides, **chosen

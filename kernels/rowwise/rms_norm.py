@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
@@ -201,20 +201,21 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     }
 
 
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
+def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
     """Launch settings of the backward pass for rows of `cols` elements.
 
     BACKWARD_REASON
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BACKWARD_BLOCK:
-        return {"BLOCK_ROWS": 4, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 8}
+        return {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
     block_cols = triton.next_power_of_2(cols)
     elements = max(2048, block_cols)
+    in_flight = (2 * dtype.itemsize + 4) * elements  # bytes of one stage: x, the gradient and the weight
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
-        "STAGES": 3 if elements <= 8192 else 1,
+        "STAGES": 3 if 2 * in_flight < shared_memory else 1,
         "COMPUTE": compute,
         "num_warps": min(16, elements // 512),
     }
@@ -244,7 +245,7 @@ def _backward(
         return grad_x, torch.zeros_like(weight)
     grad_y, x, contiguous_weight = as_rows(grad_y), as_rows(x), weight.contiguous()
     rows, cols = x.shape
-    chosen = backward_settings(cols, x.dtype)
+    chosen = backward_settings(cols, x.dtype, shared_memory(x))
     sums = torch.float64 if x.dtype == torch.float64 else torch.float32
     strides = grad_y.stride(0), x.stride(0)
     with torch.cuda.device_of(x):
@@ -260,7 +261,7 @@ def _backward(
             chunk = {"BLOCK_COLS": 8192, "COMPUTE": chosen["COMPUTE"], "num_warps": 8}
             rms_norm_row_terms_kernel[(rows,)](grad_y, x, contiguous_weight, terms, rows, cols, *strides, eps, **chunk)
             tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
-            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(2 * multiprocessors(x), tiles))
+            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(4 * multiprocessors(x), tiles))
             grad_weight = torch.empty(programs, cols, dtype=sums, device=x.device)
             rms_norm_wide_backward_kernel[(tiles, programs)](
                 grad_y, x, contiguous_weight, terms, grad_x, grad_weight, rows, cols, *strides, **chosen

@@ -1,0 +1,58 @@
+"""What is layer_norm_act's own: four activations, their gradients, and its module."""
+
+import pytest
+import torch
+
+from kernels import layer_norm_act
+from kernels.activations import ACTIVATIONS
+from kernels.rowwise.layer_norm_act import LayerNormAct, layer_norm_act_reference
+
+ACTS = pytest.mark.parametrize("act", ACTIVATIONS)
+
+
+def leaves(*shape, device, dtype=torch.float32):
+    sizes = (shape, shape[-1:], shape[-1:])
+    return [torch.randn(size, device=device, dtype=dtype).requires_grad_() for size in sizes]
+
+
+@ACTS
+@pytest.mark.parametrize("cols", [127, 40000])
+def test_values(act, cols, device, poisoned):
+    inputs = [x.detach() for x in leaves(2, cols, device=device)]
+    exact = layer_norm_act_reference(*[x.double() for x in inputs], act)
+    torch.testing.assert_close(layer_norm_act(*inputs, act).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@ACTS
+def test_gradcheck(act, device):
+    inputs = leaves(3, 7, device=device, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda *inputs: layer_norm_act(*inputs, act), inputs)
+
+
+@ACTS
+@pytest.mark.parametrize("cols", [65, 9000])
+def test_gradients(act, cols, device, poisoned):
+    inputs = leaves(3, cols, device=device)
+    grad_y = torch.randn(3, cols, device=device)
+    ours = torch.autograd.grad(layer_norm_act(*inputs, act), inputs, grad_y)
+    doubles = [x.double() for x in inputs]
+    exact = torch.autograd.grad(layer_norm_act_reference(*doubles, act), inputs, grad_y.double())
+    for mine, truth in zip(ours, exact, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=1e-4, atol=1e-4)
+
+
+def test_module(device):
+    x = torch.randn(3, 33, device=device)
+    module = LayerNormAct(33, act="silu", device=device)
+    torch.testing.assert_close(module(x), torch.nn.functional.silu(torch.nn.functional.layer_norm(x, (33,))))
+    module(x).sum().backward()
+    assert module.weight.grad.isfinite().all()
+
+
+def test_another_activation(device):
+    inputs = [x.detach() for x in leaves(2, 9, device=device)]
+    message = "layer_norm_act takes act of relu, gelu, gelu_tanh, silu, got 'tanh': choose one of them"
+    with pytest.raises(ValueError, match=message):
+        layer_norm_act(*inputs, "tanh")
+    with pytest.raises(ValueError, match="LayerNormAct takes act"):
+        LayerNormAct(9, act="tanh")
