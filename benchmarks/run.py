@@ -1,16 +1,21 @@
-"""Times every kernel of the catalogue beside its unfused reference and torch.compile, and records it on a GPU.
+"""Times every kernel of the catalogue beside eager PyTorch, torch.compile and Liger, and records it on a GPU.
 
     python benchmarks/run.py [KERNEL ...]
 
 Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
-calls, Python and launch included. Per cent is of the copy bandwidth measured in the same run, on the least bytes.
-On a GPU the figures go to benchmarks/results/<gpu>.json with versions, date and ceilings; on a CPU the same command
-runs small sizes through the interpreter, which shows that it works and nothing about speed, and records nothing.
+calls, Python and launch included, for work short enough that it matters. Per cent is of the copy bandwidth measured in
+the same run, on the least bytes (of the read-only bandwidth, where almost nothing is written). Rows of ours that miss
+their target in benchmarks/targets.py come first, then those behind a peer.
+
+On a GPU the figures go to benchmarks/results/<gpu>.json with versions, date and ceilings; kernels that were not run
+keep the rows they had. On a CPU the same command runs small sizes through the interpreter, which shows that it works
+and nothing about speed, and records nothing.
 """
 
 import argparse
 import datetime
 import json
+import math
 import platform
 import sys
 from collections.abc import Callable
@@ -23,6 +28,10 @@ import triton
 from tqdm import tqdm
 
 from benchmarks import free_flops
+from benchmarks.peers import liger
+from benchmarks.targets import TARGETS
+from helpers.devices import this_device
+from helpers.resources import compile_for
 from helpers.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import FusedOp, Work
@@ -30,16 +39,21 @@ from kernels.fused_op import FusedOp, Work
 RESULTS = Path(__file__).parent / "results"
 CEILING_BYTES = 4 * 2**30  # far beyond any L2
 MATRIX_SIZE = 8192
+SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
+RUNS = 30
 
 
-def ceilings(device: str) -> dict[str, float]:
-    """Copy bandwidth in bytes/s (read and written) and dense bf16 matrix rate in FLOP/s, as measured now."""
-    source = torch.ones(CEILING_BYTES // 4, device=device)
+def ceilings() -> dict[str, float]:
+    """What this GPU does now: bytes/s of a copy (read and written), of a sum (read only), FLOP/s of a bf16 product."""
+    source = torch.ones(CEILING_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
-    left, right = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=torch.bfloat16)
-    times = benchmark_together({"copy": lambda: target.copy_(source), "matrix": lambda: left @ right}, runs=20)
+    left, right = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
+    times = benchmark_together(
+        {"copy": lambda: target.copy_(source), "read": source.sum, "matrix": lambda: left @ right}, runs=20
+    )
     return {
         "copy_bytes_per_second": 2 * CEILING_BYTES / times["copy"].median,
+        "read_bytes_per_second": CEILING_BYTES / times["read"].median,
         "bf16_matrix_flops_per_second": 2 * MATRIX_SIZE**3 / times["matrix"].median,
     }
 
@@ -54,20 +68,27 @@ def backward_pass(function, inputs: tuple) -> Callable:
     return lambda: torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
 
 
-def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[dict]:
-    """One row a provider and direction: fused, eager, and torch.compile on a GPU, all in one run."""
-    inputs = op.inputs(*shape, dtype=dtype, device=device)
-    torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
+def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: dict[str, float]) -> list[dict]:
+    """One row a provider and direction: fused and eager, and on a GPU torch.compile and Liger, all in one run."""
+    inputs = op.inputs(*shape, dtype=dtype, device="cuda" if limits else "cpu")
     functions = {"fused": op.fused, "eager": op.reference}
-    if device == "cuda":
+    compiled = {}
+    if limits:
+        torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
         functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
+        if peer := liger(op.name):
+            functions["Liger"] = peer
+        arguments, options = op.compile_arguments(*shape, dtype=dtype)
+        found = compile_for(op.kernel, *arguments, device=this_device(), **options)
+        compiled = {"registers": found.registers, "spill_bytes": found.spill_bytes}
     forward = {provider: partial(function, *inputs) for provider, function in functions.items()}
     with torch.no_grad():
-        rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), device)
+        rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), limits)
+    rows[0] |= compiled
     if op.backward_work is not None:
         backward = {provider: backward_pass(function, inputs) for provider, function in functions.items()}
         work = op.backward_work(shape, dtype)
-        rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, device, graphs=False)
+        rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, limits, graphs=False)
     return rows
 
 
@@ -77,13 +98,16 @@ def timed_rows(
     dtype: torch.dtype,
     providers: dict[str, Callable],
     work: Work,
-    device: str,
+    limits: dict[str, float],
     graphs: bool = True,
 ) -> list[dict]:
-    """The providers timed together, the GPU alone and the whole call."""
-    runs = 50 if device == "cuda" else 3
+    """The providers timed together, the GPU alone and, for short work, the whole call."""
+    runs = RUNS if limits else 3
     gpu = benchmark_together(providers, runs=runs, graphs=graphs)
-    call = benchmark_together(providers, runs=runs, launches=True) if device == "cuda" else {}
+    call = {}
+    if limits and math.prod(shape) <= SHORT:
+        call = benchmark_together(providers, runs=runs, launches=True)
+    ceiling = "read" if work.bytes_written < 0.01 * work.bytes else "copy"
     return [
         {
             "kernel": name,
@@ -91,6 +115,8 @@ def timed_rows(
             "dtype": str(dtype).removeprefix("torch."),
             "provider": provider,
             "least_bytes": work.bytes,
+            "ceiling": ceiling,
+            "ceiling_bytes_per_second": limits.get(f"{ceiling}_bytes_per_second"),
             "gpu": asdict(gpu[provider]),
             "call": asdict(call[provider]) if provider in call else None,
         }
@@ -98,38 +124,64 @@ def timed_rows(
     ]
 
 
-def table(rows: list[dict], copy_bandwidth: float | None) -> str:
+def share(row: dict) -> float:
+    """The fraction of its ceiling that a row reaches, on the least bytes."""
+    return row["least_bytes"] / row["gpu"]["median"] / row["ceiling_bytes_per_second"]
+
+
+def shortfalls(rows: list[dict]) -> list[str]:
+    """One line for each of our rows that misses its target, or is more than 3 % behind a peer in the same run."""
+    lines = []
+    for row in (row for row in rows if row["provider"] == "fused"):
+        key = ("kernel", "shape", "dtype")
+        peers = {
+            other["provider"]: other["gpu"]["median"]
+            for other in rows
+            if all(other[name] == row[name] for name in key) and other is not row
+        }
+        what = f"{row['kernel']} {'x'.join(map(str, row['shape']))} {row['dtype']}"
+        target = TARGETS.get((row["kernel"], tuple(row["shape"])))
+        if target and share(row) < target:
+            lines.append(f"under its target: {what}: {share(row):.1%}, not {target:.0%}")
+        best = min(peers, key=peers.get)
+        if row["gpu"]["median"] > 1.03 * peers[best]:
+            lines.append(f"behind {best}: {what}: {row['gpu']['median'] / peers[best]:.2f} times its time")
+    return sorted(lines, reverse=True)
+
+
+def table(rows: list[dict]) -> str:
     """The rows as text, one line each."""
-    lines = [
-        f"{'kernel':24} {'shape':>14} {'dtype':9} {'provider':14} {'time (10 % to 90 %)':>34} {'of copy':>8}  call"
-    ]
+    heading = f"{'kernel':30} {'shape':>13} {'dtype':8} {'provider':13} {'GPU time':>34}  {'GB/s':>5} {'share':>6}  "
+    lines = [heading + "registers, spills; call"]
     for row in rows:
         gpu = Timing(**row["gpu"])
-        share = f"{row['least_bytes'] / gpu.median / copy_bandwidth:8.1%}" if copy_bandwidth else " " * 8
-        shape = "x".join(map(str, row["shape"]))
-        call = Timing(**row["call"]) if row["call"] else "not timed"
-        lines.append(
-            f"{row['kernel']:24} {shape:>14} {row['dtype']:9} {row['provider']:14} {gpu!r:>34} {share}  {call}"
-        )
+        what = f"{row['kernel']:30} {'x'.join(map(str, row['shape'])):>13} {row['dtype']:8} {row['provider']:13}"
+        rate = f"{row['least_bytes'] / gpu.median / 1e9:5.0f}"
+        reached = f"{share(row):6.1%}" if row["ceiling_bytes_per_second"] else " " * 6
+        code = f"{row['registers']}, {row['spill_bytes']} B" if "registers" in row else ""
+        call = f"; {Timing(**row['call'])}" if row["call"] else ""
+        lines.append(f"{what} {gpu!r:>34}  {rate} {reached}  {code}{call}")
     return "\n".join(lines)
 
 
-def record(rows: list[dict], measured: dict[str, float], chain: dict[int, Timing]) -> Path:
+def record(rows: list[dict], limits: dict[str, float], chain: dict[int, Timing]) -> Path:
     """Write the rows and the multiply-add chain's times to results/<gpu>.json and return its path."""
     name = torch.cuda.get_device_name()
     path = RESULTS / f"{name.lower().removeprefix('nvidia ').replace(' ', '_')}.json"
+    measured = {row["kernel"] for row in rows}
+    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     content = {
         "gpu": name,
         "date": datetime.date.today().isoformat(),
         "versions": versions | {"cuda": torch.version.cuda},
         "command": "python benchmarks/run.py",
-        "ceilings": measured,
+        "ceilings": limits,
         "free_flops": {
             "elements": free_flops.ELEMENTS,
             "steps": {steps: asdict(timing) for steps, timing in chain.items()},
         },
-        "rows": rows,
+        "rows": [row for row in earlier if row["kernel"] not in measured] + rows,
     }
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
@@ -145,22 +197,23 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(f"no kernel named {', '.join(unknown)}: the catalogue has {', '.join(CATALOGUE)}")
 
     gpu = runtime.has_gpu()
-    measured = ceilings("cuda") if gpu else {}
+    limits = ceilings() if gpu else {}
     plan = []
     for op in (CATALOGUE[name] for name in chosen):
         shapes, dtypes = (op.gpu_shapes, op.gpu_dtypes) if gpu else (op.interpreter_shapes[-1:], op.dtypes[:1])
         plan += [(op, shape, dtype) for shape in shapes for dtype in dtypes]
     rows = []
     for op, shape, dtype in tqdm(plan, desc="benchmark", unit="size", delay=2, disable=not sys.stderr.isatty()):
-        rows += measure_op(op, shape, dtype, "cuda" if gpu else "cpu")
+        rows += measure_op(op, shape, dtype, limits)
 
     if gpu:
-        print(", ".join(f"{name} {value:.4g}" for name, value in measured.items()))
+        print("\n".join(shortfalls(rows)) or "every kernel reaches its target and is ahead of its peers, within 3 %")
+        print(", ".join(f"{name} {value:.4g}" for name, value in limits.items()))
     else:
         print("No GPU: kernels are interpreted, sizes are small; these times say nothing about speed. Not recorded.")
-    print(table(rows, measured.get("copy_bytes_per_second")))
-    if gpu and len(chosen) == len(CATALOGUE):
-        print(f"recorded in {record(rows, measured, free_flops.measure()).name}")
+    print(table(rows))
+    if gpu:
+        print(f"recorded in {record(rows, limits, free_flops.measure()).name}")
     return 0
 
 
