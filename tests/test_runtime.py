@@ -273,3 +273,15 @@ def test_an_observer_chooses_the_program_instances():
     with runtime.observed(Some()):
         swish_kernel[(4,)](x, y, 1024, BLOCK=256, num_warps=2)
     assert y.view(4, 256).isfinite().all(dim=1).tolist() == [False, True, False, True]
+
+
+def test_importing_the_course_costs_little():
+    """At most 0.3 s on top of torch and triton, the best of three new processes."""
+    program = (
+        "import time, torch, triton; start = time.perf_counter(); import helpers; print(time.perf_counter() - start)"
+    )
+    times = [
+        float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) <= 0.3
