@@ -1,12 +1,14 @@
-"""Key press to paint on the roofline explorer, in the real JupyterLab in a real headless Chromium.
+"""Key press to paint on the explorers, in the real JupyterLab in a real headless Chromium.
 
-    python benchmarks/explorer_latency.py
+    python benchmarks/explorer_latency.py              # all of EXPLORERS
+    python benchmarks/explorer_latency.py occupancy
 
 A press counts from the keyboard event's own time stamp to the end of the first frame painted after the chart changed.
 The burst is 40 presses at 30 a second, counted from the last press to the frame that shows the last value. Needs
 Playwright for Python and Chromium.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -19,17 +21,18 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+
+from helpers.explorers.occupancy import THREADS
+from helpers.explorers.roofline import ROWS
 
 PRESSES = 40
 RUNS = 3  # the machine may be shared: the best run counts
 BURST_RATE = 30  # presses a second
 MEDIAN_LIMIT, P95_LIMIT, BURST_LIMIT = 30, 50, 150  # ms
-
-CELL = "from helpers.explorers import roofline_explorer\nroofline_explorer(rows=1)"
 
 # Notes each key press and the end of each frame painted after a change of the chart. Nothing polls: a page that is
 # asked at every frame whether it is done would draw all the time, and be slower than a learner's.
@@ -51,6 +54,27 @@ WATCH = """() => {
 
 
 @dataclass(frozen=True)
+class Explorer:
+    """One to measure: a cell that shows it with its first slider at the left end, and where that slider can stand."""
+
+    cell: str
+    values: tuple[int, ...]
+    shown: Callable[[int], str]  # what only this value's line of text has
+
+
+EXPLORERS = {
+    "roofline": Explorer(
+        "from helpers.explorers import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
+    ),
+    "occupancy": Explorer(
+        "from helpers.explorers import occupancy_explorer\noccupancy_explorer(threads=32)",
+        THREADS,
+        " {} threads".format,
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Latency:
     """Milliseconds of one run: each press to its paint, and the last press of a burst to the last value."""
 
@@ -64,6 +88,15 @@ class Latency:
     @property
     def p95(self) -> float:
         return quantiles(self.presses, n=20, method="inclusive")[-1]
+
+
+def within_limits(runs: list[Latency]) -> bool:
+    """Whether the best of the runs is fast enough."""
+    return (
+        min(run.median for run in runs) <= MEDIAN_LIMIT
+        and min(run.p95 for run in runs) <= P95_LIMIT
+        and min(run.burst for run in runs) <= BURST_LIMIT
+    )
 
 
 @contextlib.contextmanager
@@ -125,12 +158,10 @@ def write_notebook(path: Path, cell: str) -> None:
     )
 
 
-def _one_run(page, handle) -> Latency:
-    from helpers.explorers import ROWS
-
-    ends = len(ROWS) - 1
+def _one_run(page, handle, explorer: Explorer) -> Latency:
+    ends = len(explorer.values) - 1
     keys = [("ArrowRight", "ArrowLeft")[number // ends % 2] for number in range(PRESSES)]
-    last = f"({ROWS[keys.count('ArrowRight') - keys.count('ArrowLeft')]}, "
+    last = explorer.shown(explorer.values[keys.count("ArrowRight") - keys.count("ArrowLeft")])
     _rewind(page, handle)
     presses = []
     for number, key in enumerate(keys):
@@ -148,7 +179,7 @@ def _one_run(page, handle) -> Latency:
     page.wait_for_timeout(1000)
     pressed, painted = page.evaluate("[pressed, painted]")
     if last not in painted[-1][1]:
-        raise RuntimeError(f"a second after the burst the chart shows {painted[-1][1]!r}, not shape {last}...)")
+        raise RuntimeError(f"a second after the burst the chart shows {painted[-1][1]!r}, not {last!r}")
     shown = next(time for time, text in painted if time > pressed[-1] and last in text)
     return Latency(presses, shown - pressed[-1])
 
@@ -165,8 +196,8 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def measure(runs: int = RUNS) -> list[Latency]:
-    """One Latency a run, on one page.
+def measure(name: str, runs: int = RUNS) -> Iterator[Latency]:
+    """One Latency a run, all on one page that shows the explorer of that name in EXPLORERS.
 
     Raises:
         FileNotFoundError: no Chromium on the path.
@@ -176,9 +207,10 @@ def measure(runs: int = RUNS) -> list[Latency]:
     executable = chromium()
     if executable is None:
         raise FileNotFoundError("no Chromium found: install it (apt-get install chromium)")
+    explorer = EXPLORERS[name]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         notebook = Path(folder) / "explorer.ipynb"
-        write_notebook(notebook, CELL)
+        write_notebook(notebook, explorer.cell)
         with lab(notebook) as address:
             browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
             try:
@@ -186,7 +218,8 @@ def measure(runs: int = RUNS) -> list[Latency]:
                 open_explorer(page, address)
                 page.evaluate(WATCH)
                 handle = page.locator(".fusion-controls .noUi-handle").first
-                return [_one_run(page, handle) for _ in range(runs)]
+                for _ in range(runs):
+                    yield _one_run(page, handle, explorer)
             finally:
                 browser.close()
 
@@ -211,14 +244,21 @@ def open_explorer(page, address: str) -> None:
 
 
 def main() -> None:
-    results = measure()
-    for number, run in enumerate(results, 1):
-        print(f"run {number}: median {run.median:.1f} ms, 95th percentile {run.p95:.1f} ms, burst {run.burst:.0f} ms")
-    print(
-        f"best of {len(results)}: median {min(run.median for run in results):.1f} ms (limit {MEDIAN_LIMIT}), "
-        f"95th percentile {min(run.p95 for run in results):.1f} ms (limit {P95_LIMIT}), "
-        f"last value of a burst {min(run.burst for run in results):.0f} ms after its last press (limit {BURST_LIMIT})"
-    )
+    parser = argparse.ArgumentParser(description="Key press to paint on the explorers, in JupyterLab in Chromium.")
+    parser.add_argument("explorers", nargs="*", metavar="NAME", help=f"of {', '.join(EXPLORERS)}; all by default")
+    names = parser.parse_args().explorers or list(EXPLORERS)
+    if unknown := sorted(set(names) - set(EXPLORERS)):
+        parser.error(f"no explorer is named {unknown[0]!r}: choose from {', '.join(EXPLORERS)}")
+    for name in names:
+        runs = []
+        for run in measure(name):
+            runs.append(run)
+            print(f"{name}: median {run.median:.1f} ms, 95th percentile {run.p95:.1f} ms, burst {run.burst:.0f} ms")
+        print(
+            f"{name}, best of {len(runs)}: median {min(run.median for run in runs):.1f} ms (limit {MEDIAN_LIMIT}), "
+            f"95th percentile {min(run.p95 for run in runs):.1f} ms (limit {P95_LIMIT}), "
+            f"last value of a burst {min(run.burst for run in runs):.0f} ms after its last press (limit {BURST_LIMIT})"
+        )
 
 
 if __name__ == "__main__":

@@ -72,12 +72,13 @@ def limits(compute_capability: tuple[int, int]) -> Limits:
 class Sweep:
     """Occupancy as one resource varies and the rest stay: `warps[i]` active warps an SM at `values[i]`.
 
-    `values` are threads a block, registers a thread, or bytes of shared memory a block.
+    `values` are threads a block, registers a thread, or bytes of shared memory a block; `at` is the kernel's own.
     """
 
     resource: str
     values: tuple[int, ...]
     warps: tuple[int, ...]
+    at: int
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,11 @@ class Occupancy:
         return min((n for n in possible if block.with_less_shared_memory(n).by_shared_memory() >= wanted), default=None)
 
     @property
+    def allowed(self) -> dict[str, float]:
+        """Resource -> the blocks an SM that it alone would allow; math.inf where it is not used."""
+        return self._block.blocks_allowed()
+
+    @property
     def advice(self) -> str:
         """`one_more_block` in words."""
         if self.blocks == self._block.limits.blocks:
@@ -246,19 +252,28 @@ class Occupancy:
             ValueError: another resource.
         """
         block = self._block
-        if resource == "threads":
-            values = range(WARP, MAX_THREADS + 1, WARP)
-            blocks = [dataclasses.replace(block, threads=value) for value in values]
-        elif resource == "registers":
-            values = range(1, MAX_REGISTERS + 1)
-            blocks = [dataclasses.replace(block, registers=value) for value in values]
-        elif resource == "shared memory":
-            values = range(block.shared_memory, block.limits.shared_memory_per_block + 1, 1024)
-            blocks = [dataclasses.replace(block, dynamic_shared_memory=v - block.shared_memory) for v in values]
-        else:
+        sweeps = {
+            "threads": (block.threads, range(WARP, MAX_THREADS + 1, WARP)),
+            "registers": (block.registers, range(1, MAX_REGISTERS + 1)),
+            "shared memory": (
+                block.shared_memory + block.dynamic_shared_memory,
+                range(block.shared_memory, block.limits.shared_memory_per_block + 1, 1024),
+            ),
+        }
+        if resource not in sweeps:
             raise ValueError(f"a sweep is over threads, registers or shared memory, not {resource!r}")
-        warps = tuple(int(min(each.blocks_allowed().values())) * each.warps for each in blocks)
-        return Sweep(resource, tuple(values), warps)
+        at, values = sweeps[resource]
+        return Sweep(resource, tuple(values), tuple(self.warps_at(resource, value) for value in values), at)
+
+    def warps_at(self, resource: str, value: int) -> int:
+        """Active warps an SM if the kernel had `value` of a `resource` of `sweep`, and all else stayed."""
+        block = self._block
+        if resource == "shared memory":
+            used = block.shared_memory + block.dynamic_shared_memory
+            changed = block.with_less_shared_memory(used - value)
+        else:
+            changed = dataclasses.replace(block, **{resource: value})
+        return int(min(changed.blocks_allowed().values())) * changed.warps
 
     def waves(self, grid: int, sms: int) -> Waves:
         """How `grid` blocks run on `sms` SMs, every block taking the same time.

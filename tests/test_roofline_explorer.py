@@ -6,9 +6,10 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from helpers import charts, explorers
+from helpers import charts
 from helpers.devices import DEVICES
-from helpers.explorers import COLUMNS, ROWS, RooflineExplorer, roofline_explorer, roofline_scene, roofline_still
+from helpers.explorers import roofline_explorer
+from helpers.explorers.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_scene
 from helpers.operations import ITEMSIZE, OPERATIONS
 
 EVERY = [(name, dtype) for name, device in DEVICES.items() for dtype in device.peak_flops]
@@ -20,7 +21,7 @@ def explorer():
 
 
 def frame(explorer):
-    return explorer._frames.frames[explorer.rows.index * len(COLUMNS) + explorer.columns.index]
+    return explorer._stage.data["frames"][explorer.rows.index * len(COLUMNS) + explorer.columns.index]
 
 
 def test_the_text_by_hand(explorer):
@@ -63,7 +64,7 @@ def test_nothing_to_fuse_and_nothing_chosen_are_said():
 
 
 def test_every_frame_is_that_of_its_sliders(explorer):
-    assert len(explorer._frames.frames) == len(ROWS) * len(COLUMNS)
+    assert len(explorer._stage.data["frames"]) == len(ROWS) * len(COLUMNS)
     for rows, columns in ((1, 1), (127, 1025), (65536, 16384)):
         explorer.rows.value, explorer.columns.value = rows, columns
         assert frame(explorer)["text"] == explorer.text
@@ -72,7 +73,7 @@ def test_every_frame_is_that_of_its_sliders(explorer):
 
 
 def test_marks_stand_where_the_axes_put_them(explorer):
-    scene = roofline_scene(DEVICES["A100"], "fp16", 4096, 4096, explorers.SHOWN)
+    scene = roofline_scene(DEVICES["A100"], "fp16", 4096, 4096, SHOWN)
     figure, axes, _ = charts.roofline_axes(scene.rooflines)
     circles = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', frame(explorer)["svg"])
     unfused = [point for point in scene.points if point.kind == "unfused"]
@@ -92,30 +93,30 @@ def test_choices_redraw_and_a_missing_peak_is_said(explorer):
     assert "softmax" not in frame(explorer)["svg"]
     explorer.device.value = "V100"
     assert explorer.text == frame(explorer)["text"] == "V100 has no fp8 peak: choose from fp32, fp16"
-    assert frame(explorer)["svg"] == explorer._frames.still == ""
+    assert frame(explorer)["svg"] == explorer._stage.still == ""
     explorer.operations["softmax"].value = True
     explorer.dtype.value, explorer.device.value = "fp16", "A100"
     assert "softmax" in explorer.text
 
 
 def test_the_still_part_takes_the_pages_colours_and_touches_nothing_else(explorer):
-    still = explorer._frames.still
+    still = explorer._stage.still
     assert "currentColor" in still
     assert charts.TEXT not in still
     assert "<style" not in still
     assert "http" not in still.replace("http://www.w3.org", "")
-    assert roofline_explorer()._frames.still == still  # the same drawing, the same bytes
+    assert roofline_explorer()._stage.still == still  # the same drawing, the same bytes
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
     data, metadata = explorer._repr_mimebundle_()
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
-    assert roofline_still(DEVICES["A100"], "fp16", 4096, 4096).text == explorer.text
+    assert explorer.chart().text == explorer.text
 
 
 def test_frames_stay_small_enough_to_send(explorer):
-    assert len(json.dumps(explorer._frames.frames)) < 1.5e6
+    assert len(json.dumps(explorer._stage.data["frames"])) < 1.5e6
 
 
 @pytest.mark.parametrize(

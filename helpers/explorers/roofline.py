@@ -1,26 +1,18 @@
-"""Live charts: sliders that move points on a chart, fast enough to feel.
+"""The live roofline: operations, unfused and fused, under the roofs of a GPU, as rows and columns change.
 
-The chart's still part (axes, roofs, their labels) is drawn by matplotlib once for a device and dtype, and kept. What
-moves is a light SVG over it, its positions from the axes' own transform. All positions of the sliders are drawn
-beforehand, under a millisecond each, and the browser picks one: asking the kernel at each move was measured to
-take 20 to 60 ms on two busy cores.
+All positions of the sliders are drawn beforehand, under a millisecond each, and the browser picks one.
 """
 
 import functools
-import io
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-import anywidget
 import ipywidgets as widgets
-from matplotlib import rc_context
-from traitlets import Dict, Int, List, Unicode
 
 from helpers import charts
 from helpers.charts import Chart, PlacedLabel, Point, plain, si
 from helpers.devices import DEVICES, Device
+from helpers.explorers.stage import Explorer, Stage, script, slider, still_svg, svg_opening
 from helpers.operations import ITEMSIZE, OPERATIONS, Cost, cost
 from helpers.roofline import Roofline
 
@@ -90,36 +82,21 @@ def _times(gain: float, unit: str) -> str:
     return f"{gain:.2f} {unit}" if gain >= 1.005 else "no faster"
 
 
-def roofline_still(device: Device, dtype: str, rows: int, columns: int, operations: Iterable[str] = SHOWN) -> Chart:
-    """The explorer's chart as a picture with its line of text; arguments and errors as of `roofline_scene`."""
-    scene = roofline_scene(device, dtype, rows, columns, operations)
-    return charts.roofline_chart(scene.rooflines, scene.points, scene.title, scene.text)
-
-
 @dataclass(frozen=True)
-class _Frame:
+class _Still:
     svg: str
-    view_box: str
+    opening: str  # of the SVG over it
     position: object
     edges: tuple[float, float]
     labels: list[PlacedLabel]
 
 
 @functools.cache
-def _frame(tensor: Roofline, vector: Roofline) -> _Frame:
-    """The still part as SVG whose text takes the page's own colour."""
+def _still(tensor: Roofline, vector: Roofline) -> _Still:
     figure, axes, labels = charts.roofline_axes((tensor, vector))
-    buffer = io.StringIO()
-    with rc_context(charts.STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)  # a style would reach all the page
-    svg = re.sub(r'<svg[^>]*? viewBox="', '<svg width="100%" aria-hidden="true" viewBox="', svg, count=1)
-    svg = re.sub(r" font-family: [^;]*;", "", svg).replace(charts.TEXT, "currentColor")
-    width, height = figure.bbox.size
-    view_box = f"0 0 {width:g} {height:g}"
-    return _Frame(svg, view_box, charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels)
+    return _Still(
+        still_svg(figure), svg_opening(figure), charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels
+    )
 
 
 def _mark(kind: str, x: float, y: float) -> str:
@@ -132,23 +109,23 @@ def _mark(kind: str, x: float, y: float) -> str:
     return f'<rect x="{x - half:.1f}" y="{y - half:.1f}" width="{size}" height="{size}" fill="{colour}"{turn}/>'
 
 
-def _moving_svg(scene: Scene, frame: _Frame) -> str:
+def _moving(scene: Scene, still: _Still) -> str:
     joins, marks, labels, starts = [], [], [], {}
     for point in scene.points:
-        x, y = frame.position(point.intensity, point.performance)
+        x, y = still.position(point.intensity, point.performance)
         if point.label in starts:
             x0, y0 = starts[point.label]
             joins.append(f"M{x0:.1f} {y0:.1f}L{x:.1f} {y:.1f}")
         starts[point.label] = (x, y)
         marks.append(_mark(point.kind, x, y))
     leaders = []
-    for label in charts.place_labels(scene.points, frame.position, frame.edges, frame.labels):
+    for label in charts.place_labels(scene.points, still.position, still.edges, still.labels):
         leaders.append(f"M{label.mark[0]:.1f} {label.mark[1]:.1f}L{label.x:.1f} {label.y:.1f}")
         anchor = ' text-anchor="end"' if label.align == "right" else ""
         labels.append(f'<text x="{label.x:.1f}" y="{label.y + 3:.1f}"{anchor}>{label.text}</text>')
     return (
-        f'<svg viewBox="{frame.view_box}" width="100%" aria-hidden="true" fill="currentColor" font-size="9">'
-        f'<text x="{frame.edges[0]}" y="15" font-size="{charts.TITLE_SIZE}" font-weight="bold">{scene.title}</text>'
+        f"{still.opening}"
+        f'<text x="{still.edges[0]}" y="15" font-size="{charts.TITLE_SIZE}" font-weight="bold">{scene.title}</text>'
         f'<g stroke="{charts.LIMIT}" fill="none"><path d="{"".join(joins)}" stroke-dasharray="4 2"/>'
         f'<path d="{"".join(leaders)}" stroke-width=".5"/></g>'
         f'<g stroke="{charts.TEXT}">{"".join(marks)}</g>{"".join(labels)}</svg>'
@@ -173,25 +150,11 @@ def _table(scene: Scene) -> str:
     )
 
 
-class _Frames(anywidget.AnyWidget):
-    """The chart in the browser: one frame for each row and column of the sliders."""
-
-    _esm = Path(__file__).with_name("explorers.js")
-    _css = Path(__file__).with_name("explorers.css")
-    still = Unicode().tag(sync=True)
-    frames = List(Dict()).tag(sync=True)
-    columns = Int(len(COLUMNS)).tag(sync=True)
-    row = Int().tag(sync=True)
-    column = Int().tag(sync=True)
+class _RooflineStage(Stage):
+    _esm = script("roofline.js")
 
 
-def _slider(name: str, options: tuple, value) -> widgets.SelectionSlider:
-    if value not in options:
-        raise ValueError(f"the {name} slider has no {value!r}: choose from {', '.join(map(str, options))}")
-    return widgets.SelectionSlider(options=options, value=value, description=name, layout=widgets.Layout(width="390px"))
-
-
-class RooflineExplorer:
+class RooflineExplorer(Explorer):
     """A roofline with sliders for rows and columns, and a choice of dtype, GPU and operations.
 
     Its controls are widgets: `rows`, `columns`, `dtype`, `device` (a name) and `operations` (a checkbox by name); what
@@ -201,8 +164,8 @@ class RooflineExplorer:
     def __init__(self, device: str, dtype: str, rows: int, columns: int, operations: Iterable[str]):
         operations = tuple(operations)
         roofline_scene(DEVICES[device], dtype, 1, 1, operations)  # refuses what cannot be shown
-        self.rows = _slider("rows", ROWS, rows)
-        self.columns = _slider("columns", COLUMNS, columns)
+        self.rows = slider("rows", ROWS, rows)
+        self.columns = slider("columns", COLUMNS, columns)
         self.dtype = widgets.Dropdown(options=list(ITEMSIZE), value=dtype, description="dtype")
         self.device = widgets.Dropdown(options=list(DEVICES), value=device, description="GPU")
         self.operations = {
@@ -211,19 +174,8 @@ class RooflineExplorer:
             )
             for name in OPERATIONS
         }
-        self._frames = _Frames(row=self.rows.index, column=self.columns.index)
-        widgets.jslink((self.rows, "index"), (self._frames, "row"))
-        widgets.jslink((self.columns, "index"), (self._frames, "column"))
-        for control in (self.dtype, self.device, *self.operations.values()):
-            control.observe(self._draw, "value")
-        self._draw()
-        controls = [
-            widgets.HBox([self.rows, self.columns]),
-            widgets.HBox([self.device, self.dtype]),
-            widgets.HBox(list(self.operations.values())),
-        ]
-        self._box = widgets.VBox([*controls, self._frames])
-        self._box.add_class("fusion-controls")
+        choices = [[self.device, self.dtype], list(self.operations.values())]
+        super().__init__(_RooflineStage(), [self.rows, self.columns], choices)
 
     def _scene(self, rows: int, columns: int) -> Scene:
         chosen = [name for name, box in self.operations.items() if box.value]
@@ -231,36 +183,25 @@ class RooflineExplorer:
 
     @property
     def text(self) -> str:
-        """The line under the chart."""
         try:
             return self._scene(self.rows.value, self.columns.value).text
         except ValueError as error:  # a dtype that the GPU chosen does not have
             return str(error)
 
-    def _draw(self, _change=None) -> None:
+    def chart(self) -> Chart:
+        scene = self._scene(self.rows.value, self.columns.value)
+        return charts.roofline_chart(scene.rooflines, scene.points, scene.title, scene.text)
+
+    def _still_and_data(self) -> tuple[str, dict]:
         try:
             scenes = [self._scene(rows, columns) for rows in ROWS for columns in COLUMNS]
         except ValueError:
-            still, frames = "", [{"svg": "", "text": self.text, "table": ""}] * (len(ROWS) * len(COLUMNS))
+            svg, frames = "", [{"svg": "", "text": self.text, "table": ""}] * (len(ROWS) * len(COLUMNS))
         else:
-            frame = _frame(*scenes[0].rooflines)
-            still = frame.svg
-            frames = [
-                {"svg": _moving_svg(scene, frame), "text": scene.text, "table": _table(scene)} for scene in scenes
-            ]
-        with self._frames.hold_sync():
-            self._frames.still, self._frames.frames = still, frames
-
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        view = dict(self._box._repr_mimebundle_())
-        try:
-            scene = self._scene(self.rows.value, self.columns.value)
-        except ValueError:
-            return view | {"text/plain": self.text}
-        picture, metadata = charts.roofline_chart(
-            scene.rooflines, scene.points, scene.title, scene.text
-        )._repr_mimebundle_()
-        return view | picture, metadata
+            still = _still(*scenes[0].rooflines)
+            svg = still.svg
+            frames = [{"svg": _moving(scene, still), "text": scene.text, "table": _table(scene)} for scene in scenes]
+        return svg, {"frames": frames, "columns": len(COLUMNS)}
 
 
 def roofline_explorer(

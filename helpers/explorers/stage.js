@@ -1,5 +1,5 @@
-// Shows the frame of the sliders' position. The kernel computed all frames beforehand, so a move needs no answer from
-// it and reaches the screen with the browser's next paint, however busy the kernel is.
+// Shows the frame of the sliders' position. All it needs was sent beforehand, so a move needs no answer from the kernel
+// and reaches the screen with the browser's next paint, however busy the kernel is.
 function render({ model, el }) {
   const add = (parent, attributes) => {
     const node = parent.appendChild(document.createElement("div"));
@@ -19,7 +19,7 @@ function render({ model, el }) {
       slider.querySelector(".noUi-handle")?.setAttribute("aria-label", slider.querySelector("label").textContent);
   };
   const show = () => {
-    const frame = model.get("frames")[model.get("row") * model.get("columns") + model.get("column")];
+    const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));
     moving.innerHTML = frame.svg;
     line.textContent = frame.text;
     chart.setAttribute("aria-label", frame.text);
@@ -29,8 +29,8 @@ function render({ model, el }) {
     still.innerHTML = model.get("still");
     show();
   };
-  model.on("change:row change:column", show);
-  model.on("change:frames", redraw);
+  model.on("change:first change:second change:third", show);
+  model.on("change:data", redraw);
   redraw();
   setTimeout(nameSliders); // once the view stands in the page
 }

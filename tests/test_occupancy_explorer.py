@@ -1,0 +1,161 @@
+"""The occupancy explorer: what the browser works out is what helpers.occupancy says, in words and in every sweep."""
+
+import json
+import math
+import random
+import re
+
+import pytest
+
+from helpers.devices import DEVICES
+from helpers.explorers import occupancy_explorer
+from helpers.explorers.stage import script
+from helpers.occupancy_chart import finding
+
+POSITIONS_PER_DEVICE = 150
+BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.items()}
+
+
+@pytest.fixture
+def frame_of(chromium):
+    """`frameOf` of the explorer's script, in a real browser: positions -> frames."""
+    page = chromium.new_page()
+    code = script("occupancy.js").replace("export default", "window.stage =")
+    page.evaluate(f"() => {{ {code}; window.frameOf = frameOf; }}")
+
+    def frames(explorer, positions):
+        return page.evaluate("([sm, all]) => all.map((p) => frameOf(sm, p))", [explorer._stage.data, positions])
+
+    return frames
+
+
+def random_positions(explorer, seed):
+    """Positions of the three sliders, a third of them with few threads or little memory, where steps are short."""
+    lengths = [len(slider.options) for slider in (explorer.threads, explorer.registers, explorer.shared_memory)]
+    dice = random.Random(seed)
+    return [
+        [dice.randrange(length if dice.random() < 0.67 else max(2, length // 8)) for length in lengths]
+        for _ in range(POSITIONS_PER_DEVICE)
+    ]
+
+
+def move(explorer, position):
+    for slider, index in zip((explorer.threads, explorer.registers, explorer.shared_memory), position, strict=True):
+        slider.index = index
+
+
+def test_the_browser_agrees_with_helpers_occupancy(frame_of):
+    for name in BY_CAPABILITY.values():  # one of each compute capability
+        explorer = occupancy_explorer(name, shared_memory=2177)
+        positions = random_positions(explorer, seed=name)
+        drawn = 0
+        for position, frame in zip(positions, frame_of(explorer, positions), strict=True):
+            move(explorer, position)
+            assert frame["text"] == explorer.text
+            if not frame["svg"]:
+                assert "more than a block can have" in explorer.text
+                continue
+            drawn += 1
+            found = explorer._occupancy()
+            assert f">{finding(found)}<" in frame["svg"]
+            counts = [found.allowed[resource] for resource in ("warps", "registers", "shared memory", "blocks")]
+            assert re.findall("<td>([a-z0-9 ]+)", frame["table"]) == [
+                "no limit" if count == math.inf else f"{count}" for count in counts
+            ]
+        assert drawn > POSITIONS_PER_DEVICE / 4
+
+
+def test_a_wrong_table_would_be_found(frame_of):
+    explorer = occupancy_explorer("H100")
+    explorer._stage.data["by_registers"][7][70] += 1
+    explorer.registers.value = 70
+    frame = frame_of(explorer, [[7, 69, 0]])[0]
+    explorer._stage.data["by_registers"][7][70] -= 1
+    assert frame["text"] != explorer.text
+
+
+def drawn_warps(path, panel, values):
+    """What a sweep's path shows at each value: it goes right to a step's last value, then up or down to the next."""
+    start, *steps = re.findall(r"[MHV][0-9. ]+", path)
+    heights = [float(start[1:].split()[1]), *(float(step[1:]) for step in steps if step[0] == "V")]
+    ends = [float(step[1:]) for step in steps if step[0] == "H"]
+    scale = (panel["bottom"] - panel["top"]) / panel["most"]
+    for value in values:
+        x = panel["left"] + value / panel["largest"] * (panel["right"] - panel["left"])
+        number = next(index for index, end in enumerate(ends) if end >= x - 0.051)  # drawn to a tenth of a point
+        yield (panel["bottom"] - heights[number]) / scale
+
+
+def test_the_sweeps_drawn_are_those_of_the_calculator(frame_of):
+    for name in ("V100", "RTX 4090", "H100"):
+        explorer = occupancy_explorer(name, shared_memory=2177)
+        positions = [p for p in random_positions(explorer, seed=f"{name} sweeps") if p[2] < 60][:20]
+        for position, frame in zip(positions, frame_of(explorer, positions), strict=True):
+            move(explorer, position)
+            paths = re.findall(r'<path d="([^"]+)"[^>]*data-sweep="([^"]+)"', frame["svg"])
+            assert [resource for _, resource in paths] == ["threads", "registers", "shared memory"]
+            for path, resource in paths:
+                sweep = explorer._occupancy().sweep(resource)
+                panel = explorer._stage.data["panels"][resource]
+                assert list(drawn_warps(path, panel, sweep.values)) == pytest.approx(sweep.warps, abs=0.1)
+
+
+def test_the_open_mark_stands_where_one_more_block_fits(frame_of):
+    explorer = occupancy_explorer("H100", threads=256, registers=70)
+    (frame,) = frame_of(explorer, [[7, 69, 0]])
+    assert explorer._occupancy().one_more_block == {"registers": 6}
+    assert ">64: one more block<" in frame["svg"]
+    panel = explorer._stage.data["panels"]["registers"]
+    x = panel["left"] + 64 / panel["largest"] * (panel["right"] - panel["left"])
+    y = panel["bottom"] - 32 / panel["most"] * (panel["bottom"] - panel["top"])
+    open_x, open_y = map(float, re.search(r'fill="none"[^>]*translate\(([0-9.]+) ([0-9.]+)\)', frame["svg"]).groups())
+    assert (open_x, open_y) == pytest.approx((x, y), abs=0.06)
+
+
+def test_the_text_by_hand():
+    # 70 registers are 2304 a warp; a quarter of the SM's 65536 holds 7 such warps, so 28 warps fit: 3 blocks of 8.
+    assert occupancy_explorer("H100", threads=256, registers=70, shared_memory=1024).text == (
+        "H100, 256 threads, 70 registers, 1 KB of shared memory: 3 blocks, 24 of 64 warps (38%), limited by registers: "
+        "one more block needs 6 fewer registers."
+    )
+
+
+def test_a_saved_notebook_keeps_a_picture_and_the_text():
+    explorer = occupancy_explorer()
+    data, metadata = explorer._repr_mimebundle_()
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
+
+
+def test_memory_that_a_gpu_does_not_have_is_said():
+    explorer = occupancy_explorer("H100", shared_memory=100 * 1024)
+    explorer.device.value = "T4"
+    assert explorer.text == (
+        "102400 B of shared memory is 36864 B more than a block can have on compute capability 7.5: at most 65536 B"
+    )
+    assert "image/png" not in explorer._repr_mimebundle_()
+    explorer.device.value = "A100"
+    assert explorer.text.startswith("A100, 256 threads, 64 registers, 100 KB of shared memory: 1 block,")
+
+
+def test_what_is_sent_stays_small():
+    explorer = occupancy_explorer()
+    assert len(json.dumps(explorer._stage.data)) + len(explorer._stage.still) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "H1000"}, "no device is named"),
+        ({"threads": 0}, "threads a block: 1 to 1024 is expected, got 0"),
+        ({"threads": 1025}, "threads a block: 1 to 1024 is expected, got 1025"),
+        ({"threads": 100}, "the threads slider has no 100: choose from 32, 64, ..., 1024"),
+        ({"registers": 0}, "the registers slider has no 0"),
+        ({"registers": 256}, "registers a thread: 0 to 255 is expected, got 256"),
+        ({"shared_memory": 232449}, "232449 B of shared memory is 1 B more than a block can have"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        occupancy_explorer(**arguments)
+    assert "\n" not in str(error.value)
