@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
+from helpers.explorers.launches import ELEMENTS
 from helpers.explorers.occupancy import THREADS
 from helpers.explorers.roofline import ROWS
 
@@ -70,6 +71,11 @@ EXPLORERS = {
         "from helpers.explorers import occupancy_explorer\noccupancy_explorer(threads=32)",
         THREADS,
         " {} threads".format,
+    ),
+    "launches": Explorer(
+        "from helpers.explorers import launch_explorer\nlaunch_explorer(elements=1000)",
+        ELEMENTS,
+        " {:,} numbers:".format,
     ),
 }
 
