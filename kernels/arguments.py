@@ -1,6 +1,6 @@
 """What every launcher asks of its tensors before it allocates anything."""
 
-from functools import reduce
+from functools import cache, reduce
 
 import torch
 
@@ -80,14 +80,22 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
+_properties = cache(torch.cuda.get_device_properties)
+
+
 def multiprocessors(x: torch.Tensor) -> int:
-    """How many x's GPU has; 2 where kernels are interpreted, so that there too a program walks over several rows."""
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    """How many x's GPU has; 2 where kernels are interpreted, so that there too a program walks over several rows.
+
+    An observer of launches that stands for another GPU says how many that one has, as its `multiprocessors`.
+    """
+    if x.is_cuda:
+        return _properties(x.device).multi_processor_count
+    return getattr(runtime.observer(), "multiprocessors", 2)
 
 
 def shared_memory(x: torch.Tensor) -> int:
     """Bytes of it that a program on x's GPU may have; an H100's where kernels are interpreted."""
-    return torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin if x.is_cuda else 227 * 2**10
+    return _properties(x.device).shared_memory_per_block_optin if x.is_cuda else 227 * 2**10
 
 
 def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

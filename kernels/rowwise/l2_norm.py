@@ -12,6 +12,8 @@ time from L2: 12 B/element asked of memory, 8 of them of DRAM.
 Source: torch.nn.functional.normalize (p=2).
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -73,26 +75,29 @@ def l2_norm_wide_kernel(
         tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
 
 
+@cache
 def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings for rows of `cols` elements."""
+    """Launch settings for rows of `cols` elements.
+
+    32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
+    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 92 (1024 columns), 95 (4096), 97 (8192),
+    98 (16384). What costs: one row of 4096 to a program (1), 8 warps for 16384 columns (2).
+    """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
     block_cols = triton.next_power_of_2(cols)
-    if block_cols <= 2048:
-        elements, warps = 2048, 2
-    else:
-        elements, warps = 16384, 16 if block_cols <= 16384 else 32
+    elements = max(2048 if block_cols <= 2048 else 16384, block_cols)
     return {
-        "BLOCK_ROWS": max(1, elements // block_cols),
+        "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
         "COMPUTE": compute,
-        "num_warps": warps,
+        "num_warps": elements // 1024,
     }
 
 
 def _launch(x: torch.Tensor, eps: float) -> torch.Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y
     x = as_rows(x)

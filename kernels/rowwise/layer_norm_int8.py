@@ -14,6 +14,8 @@ torch.nn.functional.layer_norm; Chan, Golub and LeVeque, "Updating formulae and 
 sample variances", 1979.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -122,6 +124,7 @@ def layer_norm_int8_wide_kernel(
         tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=col < cols)
 
 
+@cache
 def settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
     """Launch settings for rows of `cols` elements.
 
@@ -144,7 +147,7 @@ def settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) ->
 def _forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    q = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     scale = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
     if q.numel() == 0:
         return q, scale

@@ -32,14 +32,14 @@ def test_ties_go_to_even(device):
 
 
 def test_rows_without_a_scale(device):
-    x = torch.randn(4, 9, device=device)
+    x = torch.randn(4, 8, device=device)
     x[0], x[1, 3], x[2, 4] = 7.0, torch.nan, torch.inf
-    q, scale = layer_norm_int8(x, *affine(9, device))
+    q, scale = layer_norm_int8(x, *affine(8, device))
     assert (q[0] == 0).all()
     assert 0 < scale[0] < 1e-13
     assert scale[1:3].isnan().all()
     assert scale[3].isfinite()
-    weight, bias = affine(9, device)
+    weight, bias = affine(8, device)
     weight[2] = torch.nan
     assert layer_norm_int8(x, weight, bias)[1].isnan().all()
 
