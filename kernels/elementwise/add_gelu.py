@@ -80,20 +80,24 @@ def add_gelu_backward_kernel(
     tl.store(grad_ptr + offset, (grad_y * (gate + bend)).to(grad_ptr.dtype.element_ty), mask=inside)
 
 
-def settings(dtype: torch.dtype) -> dict:
-    """Launch settings: a block that gives each of 128 threads two 16-byte loads an input in fp32, one in 16 bits.
+def settings(dtype: torch.dtype, backward: bool = False) -> dict:
+    """Launch settings for 128 threads a block, proved on an H200 with 100M elements.
 
-    On an H200 every block from 512 to 4096 elements copies within 2 % of the best, so the smallest that still loads
-    16 bytes a thread in every dtype is taken. What costs: 8192 elements for 2 warps (20 % slower) and evict_first
-    hints (6 % slower).
+    Forward: 1024 elements, which every dtype loads 16 bytes at a time. Blocks up to 4096 copy within 2 % of it; what
+    costs is 8192 elements for 2 warps (20 % slower) and evict_first hints (6 % slower). Backward: two 16-byte loads a
+    thread and input, which in bf16 reaches 96 % of copy where one reaches 90 %.
     """
-    return {"BLOCK": 1024, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
+    return {
+        "BLOCK": 4096 // dtype.itemsize if backward else 1024,
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
+        "num_warps": 4,
+    }
 
 
 def _launch(kernel, template: torch.Tensor, *pointers: torch.Tensor | None) -> None:
     elements = template.numel()
     if elements:
-        chosen = settings(template.dtype)
+        chosen = settings(template.dtype, backward=kernel is add_gelu_backward_kernel)
         with torch.cuda.device_of(template):
             kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
