@@ -40,4 +40,6 @@ def test_one_launch_moves_the_least_bytes(op):
         assert traffic.bytes_written == work.bytes_written
         for name, x in zip(inspect.signature(op.fused).parameters, inputs, strict=False):
             if x.numel() == max(each.numel() for each in inputs):
-                assert traffic.by_tensor[name].read <= 1.05 * x.nbytes  # cross entropy looks up its label's logit
+                assert (
+                    traffic.by_tensor[name].read <= 1.1 * x.nbytes
+                )  # what is looked up again: a logit, the best groups

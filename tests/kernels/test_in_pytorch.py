@@ -114,7 +114,7 @@ def test_another_stream_and_a_graph(op):
 @DIFFERENTIABLE
 def test_gradcheck(op, device):
     inputs = tracked(
-        op.inputs(*(min(size, 7) for size in op.interpreter_shapes[-1]), dtype=torch.float64, device=device)
+        op.inputs(*(min(size, 9) for size in op.interpreter_shapes[-1]), dtype=torch.float64, device=device)
     )
     floats = [i for i, x in enumerate(inputs) if x.requires_grad]
 

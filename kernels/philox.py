@@ -1,0 +1,78 @@
+"""Dropout's random numbers: Philox4x32-10, ten rounds of multiplying and mixing a counter under a key.
+
+A number is a function of (seed, row, column) alone. So a mask need not be stored: whoever wants it again, as a backward
+pass does, computes it again. Four columns that lie side by side share one evaluation, which gives four numbers.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; tl.philox.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Which elements of a (ROWS, COLS) block survive dropout with probability p.
+
+    `row` is (ROWS, 1), int64; `first_col` and COLS are multiples of 4.
+    """
+    zero = tl.zeros((ROWS, COLS // 4), tl.uint32)
+    four_cols = (first_col // 4 + tl.arange(0, COLS // 4)[None, :]).to(tl.uint32) + zero
+    row_low, row_high = row.to(tl.uint32) + zero, (row >> 32).to(tl.uint32) + zero
+    r0, r1, r2, r3 = tl.philox(seed, four_cols, row_low, row_high, zero)
+    bits = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (ROWS, COLS))  # r0, r1, r2, r3, side by side
+    return bits >= (p * 4294967296.0).to(tl.uint32)  # p of all 2^32 values are below
+
+
+def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10 in PyTorch: four int64 tensors of values below 2^32, from four such counters of one shape."""
+    low_bits = 2**32 - 1
+    keys = [seed & low_bits, seed >> 32 & low_bits]
+    c0, c1, c2, c3 = counters
+    for _ in range(10):
+        even, odd = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # of the product's 64 bits int64 keeps each, whatever its sign
+        c0, c1 = (odd >> 32 & low_bits) ^ c1 ^ keys[0], odd & low_bits
+        c2, c3 = (even >> 32 & low_bits) ^ c3 ^ keys[1], even & low_bits
+        keys = [keys[0] + 0x9E3779B9 & low_bits, keys[1] + 0xBB67AE85 & low_bits]
+    return c0, c1, c2, c3
+
+
+def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Tensor:
+    """The mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and for looking at.
+
+    Args:
+        seed: int64 tensor of one value.
+        p: the probability to be dropped, 0 to 1.
+    """
+    fours = torch.arange(-(-cols // 4), device=seed.device).expand(rows, -1)
+    row = torch.arange(rows, device=seed.device)[:, None].expand_as(fours)
+    words = philox(int(seed), (fours, row & 2**32 - 1, row >> 32, torch.zeros_like(row)))
+    bits = torch.stack(words, dim=-1).flatten(1)[:, :cols]
+    return bits >= min(int(torch.tensor(p, dtype=torch.float32).double() * 2**32), 2**32 - 1)
+
+
+def new_seed(device: torch.device) -> torch.Tensor:
+    """A seed drawn from PyTorch's own generator, so that torch.manual_seed governs it and a CUDA graph redraws it."""
+    return torch.randint(2**63 - 1, (), device=device)
+
+
+def check_dropout(operation: str, x: torch.Tensor, seed: torch.Tensor | None, p: float) -> None:
+    """Check the arguments that every kernel with dropout takes.
+
+    Raises:
+        TypeError: seed is not an int64 tensor.
+        ValueError: p is not of 0 to 1, or seed is not one value on x's device.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"{operation} takes p of 0 to 1, got {p}: 0.1 is usual")
+    if seed is None:
+        return
+    if not isinstance(seed, torch.Tensor) or seed.dtype != torch.int64:
+        kind = seed.dtype if isinstance(seed, torch.Tensor) else type(seed).__name__
+        raise TypeError(f"{operation} takes seed in a tensor of torch.int64, got {kind}: use torch.tensor(seed)")
+    if seed.numel() != 1 or seed.device != x.device:
+        raise ValueError(
+            f"{operation} takes a seed of one value on {x.device}, got {tuple(seed.shape)} on {seed.device}: "
+            f"use torch.tensor(seed, device=x.device)"
+        )

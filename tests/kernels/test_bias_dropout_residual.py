@@ -1,0 +1,138 @@
+"""What is bias_dropout_residual's own: its mask and seed, its bytes, its errors, and on a GPU its largest sizes."""
+
+import pytest
+import torch
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import bias_dropout_residual, runtime
+from kernels.elementwise import bias_dropout_residual as module
+from kernels.elementwise.bias_dropout_residual import (
+    bias_dropout_residual_op,
+    bias_dropout_residual_oracle,
+    bias_dropout_residual_reference,
+)
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+
+
+def arguments(*shape, device, dtype=torch.float32, grad=False):
+    x, residual = (torch.randn(shape, device=device, dtype=dtype).requires_grad_(grad) for _ in range(2))
+    bias = torch.randn(shape[-1], device=device, dtype=dtype).requires_grad_(grad)
+    return x, bias, residual, torch.tensor(7, device=device)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.99, 1.0])
+def test_every_p_and_the_gradients(device, p, poisoned):
+    inputs = arguments(9, 130, device=device, dtype=torch.float64, grad=True)
+    ours, exact = bias_dropout_residual(*inputs, p=p), bias_dropout_residual_oracle(*inputs, p=p)
+    torch.testing.assert_close(ours, exact, rtol=1e-6, atol=1e-6)  # 1 / (1 - p) reaches a kernel in fp32
+    weight = torch.randn_like(ours)
+    for mine, true in zip(*(torch.autograd.grad(y, inputs[:3], weight) for y in (ours, exact)), strict=True):
+        torch.testing.assert_close(mine, true, rtol=1e-6, atol=1e-6)
+
+
+def test_more_rows_than_the_backwards_programs_take_at_once(device, monkeypatch):
+    monkeypatch.setattr(module, "PROGRAMS_ALONG_ROWS", 3)
+    inputs = arguments(29, 3, device=device, grad=True)
+    ours, exact = bias_dropout_residual(*inputs), bias_dropout_residual_oracle(*inputs)
+    weight = torch.randn_like(ours)
+    for mine, true in zip(*(torch.autograd.grad(y, inputs[:3], weight) for y in (ours, exact)), strict=True):
+        torch.testing.assert_close(mine, true, rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_seed_pytorchs_generator_draws_one(device):
+    x, bias, residual, _ = arguments(5, 127, device=device)
+    torch.manual_seed(1)
+    first, second = bias_dropout_residual(x, bias, residual), bias_dropout_residual(x, bias, residual)
+    torch.manual_seed(1)
+    assert torch.equal(bias_dropout_residual(x, bias, residual), first)
+    assert not torch.equal(first, second)
+
+
+def test_the_gradients_are_the_same_in_every_run(device):
+    inputs = arguments(40, 33, device=device, grad=True)
+    weight = torch.randn(40, 33, device=device)
+    runs = [torch.autograd.grad(bias_dropout_residual(*inputs), inputs[:3], weight) for _ in range(2)]
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_a_bias_of_another_dtype(device):
+    x, bias, residual, seed = arguments(3, 65, device=device, dtype=torch.bfloat16)
+    y = bias_dropout_residual(x, bias.float().requires_grad_(), residual, seed)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, bias_dropout_residual(x, bias, residual, seed))
+
+
+def test_under_autocast_two_dtypes_meet_in_the_wider(device):
+    x, bias, residual, seed = arguments(3, 65, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = bias_dropout_residual(x.bfloat16(), bias, residual, seed)
+    torch.testing.assert_close(y, bias_dropout_residual_oracle(x.bfloat16().float(), bias, residual, seed))
+
+
+def test_the_bytes_of_the_docstring():
+    x, bias, residual, seed = arguments(4, 1025, device="cpu", dtype=torch.bfloat16, grad=True)
+    n = x.numel()
+    unfused, fused = (
+        measure(lambda f=f: f(x, bias, residual, seed))
+        for f in (bias_dropout_residual_reference, bias_dropout_residual)
+    )
+    assert fused.launches == 1
+    assert fused.bytes_total == 6 * n + 2 * n + 4 * 8  # each row's program reads the bias and the seed, from L2
+    assert fused.unique_total == 6 * n + 2 * 1025 + 8
+    assert unfused.bytes_total >= 14 * n
+    y = bias_dropout_residual(x, bias, residual, seed)
+    assert [kept.nbytes for kept in y.grad_fn.saved_tensors] == [8]  # no mask
+    weight = torch.randn_like(y)
+    backward = measure(lambda: torch.autograd.grad(y, (x, bias, residual), weight))
+    assert backward.by_launch[0][1].read == 2 * n + 3 * 8
+    assert backward.by_launch[0][1].written == 2 * n + 4 * 1025
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_the_backward_does_not_spill(gpu):
+    x = torch.empty(16384, 4096, dtype=torch.bfloat16, device="meta")
+    partial, seed = torch.empty(264, 4096, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
+    kernel, chosen = module.bias_dropout_residual_backward_kernel, module.backward_settings(x.dtype)
+    compiled = compile_for(kernel, x, x, partial, seed, 16384, 4096, 4096, 0.1, 1.1, device=gpu, **chosen)
+    assert compiled.spill_bytes == 0
+
+
+def test_registration(device):
+    torch.library.opcheck(bias_dropout_residual_op, (*arguments(3, 9, device=device, grad=True), 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"bias": torch.ones(4)}, ValueError, r"takes bias of x's last dimension, \(5,\), got \(4,\)"),
+        ({"bias": torch.ones(5).int()}, TypeError, "got bias of torch.int32: convert it with"),
+        ({"residual": torch.ones(3, 5).half()}, TypeError, "one dtype, got x of torch.float32 and residual of"),
+        ({"residual": torch.ones(2, 5)}, ValueError, r"one shape, got x of \(3, 5\) and residual of \(2, 5\)"),
+        ({"x": 1.0}, TypeError, "takes tensors, got x of type float"),
+        ({"p": 1.5}, ValueError, "takes p of 0 to 1, got 1.5"),
+        ({"p": -0.1}, ValueError, "takes p of 0 to 1, got -0.1"),
+        ({"seed": 3}, TypeError, r"seed in a tensor of torch.int64, got int: use torch.tensor\(seed\)"),
+        ({"seed": torch.ones(2).long()}, ValueError, r"a seed of one value on \w+(:\d)?, got \(2,\) on"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, change, error, message):
+    x = torch.ones(3, 5)
+    given = {"x": x, "bias": torch.ones(5), "residual": x, "seed": torch.tensor(1), "p": 0.1, **change}
+    given = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    with pytest.raises(error, match=message) as raised:
+        bias_dropout_residual(**given)
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+def test_offsets_past_two_to_the_31():
+    x = torch.ones(2**20 + 1, 2049, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    bias = torch.zeros(2049, dtype=torch.bfloat16, device="cuda")
+    y = bias_dropout_residual(x, bias, torch.zeros_like(x), p=0.5)
+    y.backward(torch.ones_like(y))
+    assert torch.equal(x.grad, y)  # the same mask, to the last element
+    assert sorted(y[-2:].unique().tolist()) == [0, 2]
+    assert abs(y.float().mean().item() - 1) < 1e-3
