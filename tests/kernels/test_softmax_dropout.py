@@ -1,0 +1,110 @@
+"""What is softmax_dropout's own: its mask and seed, rows of every width, its bytes, its errors."""
+
+import pytest
+import torch
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import runtime, softmax_dropout
+from kernels.rowwise import softmax_dropout as module
+from kernels.rowwise.softmax_dropout import (
+    softmax_dropout_oracle,
+    softmax_dropout_reference,
+    softmax_dropout_training_op,
+)
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("cols", [1, 3, 130, 16384, 16385, 262144])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_rows_of_every_width_and_their_gradients(device, cols, p, poisoned):
+    x = torch.randn(2, cols, dtype=torch.float64, device=device, requires_grad=True)
+    seed = torch.tensor(11, device=device)
+    ours, exact = softmax_dropout(x, seed, p), softmax_dropout_oracle(x, seed, p)
+    torch.testing.assert_close(ours, exact, rtol=1e-6, atol=1e-9)  # 1 / (1 - p) reaches a kernel in fp32
+    weight = torch.randn_like(ours)
+    gradients = [torch.autograd.grad(y, x, weight)[0] for y in (ours, exact)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_nothing_or_all_dropped(device, p):
+    x = torch.randn(3, 65, device=device, requires_grad=True)
+    y = softmax_dropout(x, p=p)
+    torch.testing.assert_close(y, torch.softmax(x, -1) * (1 - p))
+    y.sum().backward()
+    assert x.grad.abs().amax() < 1e-6
+
+
+@pytest.mark.parametrize("cols", [65, 20000])
+def test_masked_rows_are_nan_where_dropped_too(device, cols):
+    x = torch.randn(4, cols, device=device)
+    x[0] = -torch.inf
+    x[1, 3:] = -torch.inf
+    x[2, 1], x[3, 1] = torch.nan, torch.inf
+    seed = torch.tensor(5, device=device)
+    torch.testing.assert_close(softmax_dropout(x, seed), softmax_dropout_oracle(x, seed), equal_nan=True)
+
+
+def test_without_a_seed_pytorchs_generator_draws_one(device):
+    x = torch.randn(5, 127, device=device)
+    torch.manual_seed(1)
+    first, second = softmax_dropout(x), softmax_dropout(x)
+    torch.manual_seed(1)
+    assert torch.equal(softmax_dropout(x), first)
+    assert not torch.equal(first, second)
+
+
+def test_the_bytes_of_the_docstring():
+    x = torch.randn(4, 1025, dtype=torch.bfloat16, requires_grad=True)
+    n, seed = x.numel(), torch.tensor(5)
+    unfused, fused = measure(softmax_dropout_reference, x.detach()), measure(softmax_dropout, x.detach(), seed)
+    assert (fused.launches, fused.bytes_total) == (1, 4 * n + 4 * 8)
+    assert unfused.bytes_total >= 8 * n
+    y = softmax_dropout(x, seed)
+    assert sum(kept.nbytes for kept in y.grad_fn.saved_tensors[1:]) == 4 * 8 + 8  # no probabilities, no mask
+    weight = torch.randn_like(y)
+    backward = measure(lambda: torch.autograd.grad(y, x, weight))
+    assert (backward.launches, backward.unique_total) == (1, 6 * n + 4 * 8 + 8)
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("cols", [1024, 4096, 16384])
+def test_the_backward_does_not_spill(gpu, cols):
+    x = torch.empty(16384, cols, dtype=torch.bfloat16, device="meta")
+    sums, seed = torch.empty(16384, 2, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
+    kernel, chosen = module.softmax_dropout_backward_kernel, module.backward_settings(cols, x.dtype)
+    compiled = compile_for(kernel, x, x, sums, seed, x, cols, cols, cols, 0.1, 1.1, device=gpu, **chosen)
+    assert compiled.spill_bytes == 0
+
+
+def test_registration(device):
+    x, seed = torch.randn(3, 9, device=device, requires_grad=True), torch.tensor(5, device=device)
+    torch.library.opcheck(softmax_dropout_training_op, (x, seed, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": [1.0]}, TypeError, "softmax_dropout takes tensors, got x of type list: use torch.tensor"),
+        ({"x": torch.ones(3).int()}, TypeError, "got x of torch.int32: convert it with"),
+        ({"x": torch.tensor(1.0)}, ValueError, r"takes rows, \(..., cols\), got x of shape \(\)"),
+        ({"p": 2}, ValueError, "softmax_dropout takes p of 0 to 1, got 2"),
+        ({"seed": 3.0}, TypeError, "seed in a tensor of torch.int64, got float"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, change, error, message):
+    given = {"x": torch.ones(3, 5), **change}
+    given = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    with pytest.raises(error, match=message) as raised:
+        softmax_dropout(**given)
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+def test_offsets_past_two_to_the_31():
+    x = torch.zeros(175000, 12288, dtype=torch.bfloat16, device="cuda")
+    y = softmax_dropout(x, p=0.5)
+    assert len(y[-1].unique()) == 2
+    torch.testing.assert_close(y.float().sum(dim=1).mean().item(), 1.0, rtol=1e-3, atol=0)
