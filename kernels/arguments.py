@@ -56,13 +56,14 @@ def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> N
     """
     if x.dim() == 0:
         raise ValueError(f"{operation} takes rows, (..., cols), got x of shape (): give it a dimension with x[None]")
+    columns = x.shape[-1:]
     for name, vector in vectors.items():
         if not isinstance(vector, torch.Tensor):
             raise TypeError(f"{operation} takes tensors, got {name} of type {type(vector).__name__}: use torch.tensor")
         if vector.dtype not in FLOATS:
             taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
             raise TypeError(f"{operation} takes {taken}, got {name} of {vector.dtype}: convert it with .to(dtype)")
-        if vector.shape != x.shape[-1:]:
+        if vector.shape != columns:
             raise ValueError(
                 f"{operation} takes {name} of x's last dimension, ({x.shape[-1]},), got {tuple(vector.shape)}: "
                 f"give it one value a column"

@@ -6,8 +6,8 @@ Written out in PyTorch, x is read twice and its squares are written and read bet
     fused     read x once, keep the row in registers, write y once                         8 B/element in fp32
 
 The row is the unit of work: one program owns BLOCK_ROWS whole rows, so the sum never leaves its registers
-and no two programs have to agree on anything. Rows beyond 32768 elements are read twice, in chunks, the second
-time from L2: 12 B/element asked of memory, 8 of them of DRAM.
+and no two programs have to agree on anything. Rows beyond 32768 elements are read twice, in chunks:
+12 B/element asked of memory, of which L2 serves what it still holds (measured in `settings`).
 
 Source: torch.nn.functional.normalize (p=2).
 """
@@ -81,7 +81,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
     others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 92 (1024 columns), 95 (4096), 97 (8192),
-    98 (16384). What costs: one row of 4096 to a program (1), 8 warps for 16384 columns (2).
+    98 (16384), 96 (32768). Read twice: 77 (65536), 62 (262144, where the rows at work exceed L2). What costs: one row of 4096 to a program (1), 8 warps for 16384 columns (2).
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:

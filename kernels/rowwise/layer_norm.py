@@ -9,8 +9,8 @@ Written out in PyTorch, every step goes to memory and comes straight back:
 
 The variance is the mean square of what is left after the mean is taken off. E[x^2] - E[x]^2 would need one reduction
 less, and loses every digit where the mean is large. Every program reads weight and bias anew, from L2: DRAM gives them
-once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2; the chunks' means and variances
-are merged by Chan's formula.
+once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2 while it holds them; the chunks'
+means and variances are merged by Chan's formula.
 
 The backward pass recomputes mean and variance from x, which it reads anyway, so the forward stores nothing but y: read
 the gradient and x, write x's gradient, 12 B/element in fp32. Beyond 8192 columns the two sums over rows, for weight and
@@ -264,7 +264,7 @@ def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 
 
     Two rows on their way while one is computed gain 20 points over none (`shared_memory`: bytes for them that a program
     may have). On an H200, bf16, 32768 rows, per cent of copy bandwidth, the last sums over programs included: 84 (4096
-    columns), 88 (8192); at 16384, read twice, 56. One pass there spills 600 bytes and gets 47.
+    columns), 88 (8192); at 16384, read twice, 59. One pass there spills 600 bytes and gets 47.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BACKWARD_BLOCK:

@@ -4,7 +4,7 @@
     fused     read x once, keep the row in registers, write y         8 B/element, one launch
 
 Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are read twice, in
-chunks, the second time from L2; the chunks' means and variances are merged by Chan's formula.
+chunks, the second time from L2 while it holds them; the chunks' means and variances are merged by Chan's formula.
 
 The backward pass recomputes mean, variance and what the activation saw from x, so the forward stores nothing but y:
 read the gradient and x, write x's gradient, 12 B/element in fp32, where PyTorch stores z and reads and writes it and
@@ -254,7 +254,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
     others compute; rows from 4096 on have a program each, for what computes must not wait for a second row. On an H200,
-    bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth: 88 (1024 columns), 92 (4096), 91 (8192), 79 (16384:
+    bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth: 88 (1024 columns), 92 (4096), 91 (8192), 78 (16384:
     an SM holds two programs, and while both compute nothing loads). Exact GELU gets 69, 69, 70, 64.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
@@ -276,7 +276,7 @@ def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 
 
     Two rows on their way while one is computed gain 7 points over none (`shared_memory`: bytes for them that a program
     may have). On an H200, bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth, the last sums over programs
-    included: 57 (4096 columns), 55 (8192); at 16384, read twice, 29.
+    included: 57 (4096 columns), 55 (8192); at 16384, read twice, 32.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BACKWARD_BLOCK:

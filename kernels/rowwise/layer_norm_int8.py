@@ -7,7 +7,7 @@
     fused     read x once, keep the row in registers, write q once            5 B/element, one launch
 
 In 16 bits it is 3 B/element. A few programs walk over all rows and keep weight and bias in registers. Rows beyond 16384
-elements are read three times, in chunks, twice from L2.
+elements are read three times, in chunks, twice from L2 while it holds them.
 
 Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
 torch.nn.functional.layer_norm; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
@@ -128,7 +128,7 @@ def layer_norm_int8_wide_kernel(
 def settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
     """Launch settings for rows of `cols` elements.
 
-    On an H200, bf16, 32768 rows, per cent of copy bandwidth: 80 (1024 columns), 86 (4096), 84 (8192), 77 (16384). One
+    On an H200, bf16, 32768 rows, per cent of copy bandwidth: 80 (1024 columns), 85 (4096), 83 (8192), 76 (16384). One
     program a row, weight and bias loaded for each, gives 76, 80, 80, 72; 64 elements a thread from 8192 columns on
     gains 3 over 32. `shared_memory`: bytes that a program may have; rows are fetched ahead into it where they fit.
     """

@@ -7,7 +7,7 @@ Every layer of a GPT-2 begins so: y goes into the layer, s is the residual of th
               already, write y
 
 Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are read twice, in
-chunks, the second time from L2; the chunks' means and variances are merged by Chan's formula.
+chunks, the second time from L2 while it holds them; the chunks' means and variances are merged by Chan's formula.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm;
 Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
@@ -110,7 +110,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     """Launch settings for rows of `cols` elements.
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
-    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 95 (1024 columns), 96 (4096), 96 (8192),
+    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 95 (1024 columns), 95 (4096), 96 (8192),
     96 (16384). Two rows of 4096 to a program of 8 warps cost 1.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32

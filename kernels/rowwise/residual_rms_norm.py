@@ -7,7 +7,8 @@ Every layer of a Llama begins so: y goes into the layer, s is the residual of th
               already, write y
 
 PyTorch's RMSNorm is one launch on a GPU; on a CPU it is written out and moves more. Every program reads the weight
-anew, from L2: DRAM gives it once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2.
+anew, from L2: DRAM gives it once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2
+while it holds them.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """

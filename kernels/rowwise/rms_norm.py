@@ -7,9 +7,12 @@ Written out in PyTorch, the squares and the scaled rows go to memory and come st
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
 Every program reads the weight anew, from L2: DRAM gives it once. Rows beyond 32768 elements are read twice, in chunks,
-the second time from L2.
+the second time from L2 while it holds them.
 
-The backward pass recomputes rms from x, which it reads anyway, so the forward stores nothing but y.
+The backward pass recomputes rms from x, which it reads anyway, so the forward stores nothing but y: read the gradient
+and x, write x's gradient, 12 B/element in fp32. Beyond 16384 columns the sum over rows for the weight no longer fits in
+registers beside the row: then a first kernel reduces each row to two numbers and a second one reads it again,
+20 B/element.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """

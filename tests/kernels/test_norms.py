@@ -8,9 +8,21 @@ from hypothesis import strategies as st
 from helpers.resources import compile_for
 from helpers.traffic import measure
 from kernels import CATALOGUE, runtime
-from kernels.rowwise.layer_norm import LayerNorm, layer_norm, layer_norm_backward_kernel, layer_norm_reference
+from kernels.rowwise.layer_norm import (
+    LayerNorm,
+    layer_norm,
+    layer_norm_backward_kernel,
+    layer_norm_backward_op,
+    layer_norm_reference,
+)
 from kernels.rowwise.layer_norm import backward_settings as layer_norm_backward_settings
-from kernels.rowwise.rms_norm import RMSNorm, rms_norm, rms_norm_backward_kernel, rms_norm_reference
+from kernels.rowwise.rms_norm import (
+    RMSNorm,
+    rms_norm,
+    rms_norm_backward_kernel,
+    rms_norm_backward_op,
+    rms_norm_reference,
+)
 from kernels.rowwise.rms_norm import backward_settings as rms_norm_backward_settings
 
 NAMES = "l2_norm rms_norm layer_norm residual_rms_norm residual_layer_norm layer_norm_act layer_norm_int8".split()
@@ -193,6 +205,16 @@ def test_unfused_bytes_of_the_docstrings():
         traffic = measure(function, *inputs)
         assert traffic.launches == launches
         assert traffic.bytes_total / x.numel() == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("backward", "vectors"), [(rms_norm_backward_op, 1), (layer_norm_backward_op, 2)])
+@pytest.mark.parametrize(("cols", "reads"), [(300, 1), (17000, 2)])
+def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(backward, vectors, cols, reads):
+    grad_y, x, *affine = torch.randn(2, 3, cols).unbind() + torch.randn(vectors, cols).unbind()
+    traffic = measure(lambda: backward(grad_y, x, *affine, 1e-5))
+    assert traffic.by_tensor["grad_y"].read == traffic.by_tensor["x"].read == reads * x.nbytes
+    assert traffic.by_tensor["result[0]"].written == x.nbytes
+    assert traffic.hazards == ()
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
