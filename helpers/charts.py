@@ -8,7 +8,7 @@ JupyterLab's dark #111111 (4.3:1 each; no colour reaches 4.5:1 on both), and a g
 import base64
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from matplotlib import rc_context
@@ -24,6 +24,7 @@ FUSED = "#0072B2"
 TEXT = "#797979"
 LIMIT = "#7a7a7a"
 MARKERS = {"unfused": ("o", UNFUSED), "fused": ("s", FUSED), "single": ("D", LIMIT)}
+INK = {UNFUSED: "black", FUSED: "white", LIMIT: "white"}  # text on a bar of that colour
 
 # Sizes in points.
 MARKER_SIZE = 7
@@ -123,6 +124,25 @@ def plain(value: float) -> str:
     digits = 2 - math.floor(math.log10(abs(value)))
     rounded = f"{round(value, digits):,.{max(0, digits)}f}"
     return rounded.rstrip("0").rstrip(".") if "." in rounded else rounded
+
+
+def bar_axes(names: Sequence[str], longest: float, title: str, label: str) -> tuple[Figure, Axes]:
+    """A figure for one horizontal bar a name, the first on top: bar `number` lies at y = number, from 0 rightwards.
+
+    The axis' `label` begins at the picture's left edge, where a long one has room.
+    """
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8, 0.8 + 0.55 * len(names)))
+        width, height = figure.bbox.size
+        left = 12 + label_width(max(names, key=len))
+        axes = figure.add_axes((left / width, 34 / height, 1 - (left + 12) / width, 1 - 62 / height))
+        axes.set(xlim=(0, longest * 1.3), ylim=(len(names) - 0.4, -0.6))  # room for a label beside the longest bar
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        figure.text(12 / width, 1 - 14 / height, title, size=TITLE_SIZE, weight="bold")
+        figure.text(12 / width, 6 / height, label)
+    return figure, axes
 
 
 def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[PlacedLabel]]:

@@ -78,8 +78,8 @@ const tableHtml = (allowed) => {
   const names = Object.keys(allowed);
   const cell = (count) => `<td>${count >= 65536 ? "no limit" : count}`;
   return (
-    `<table><tr><th scope=col>blocks allowed by<th scope=col>${names.join("<th scope=col>")}` +
-    `<tr><th scope=row>an SM${names.map((name) => cell(allowed[name])).join("")}</table>`
+    `<table><tr><th scope=col>resource<th scope=col>${names.join("<th scope=col>")}` +
+    `<tr><th scope=row>blocks it allows${names.map((name) => cell(allowed[name])).join("")}</table>`
   );
 };
 

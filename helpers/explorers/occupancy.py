@@ -90,7 +90,7 @@ class OccupancyExplorer(Explorer):
         labels = [amount("shared memory", size) for size in sizes]
         self.threads = slider("threads", THREADS, threads)
         self.registers = slider("registers", REGISTERS, registers)
-        self.shared_memory = slider("shared mem.", sizes, shared_memory, labels)
+        self.shared_memory = slider("shared memory", sizes, shared_memory, labels)
         self.device = widgets.Dropdown(options=list(DEVICES), value=device, description="GPU")
         self._values = {"threads": THREADS, "registers": REGISTERS, "shared memory": sizes}
         super().__init__(_OccupancyStage(), [self.threads, self.registers, self.shared_memory], [[self.device]])

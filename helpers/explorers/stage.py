@@ -96,7 +96,11 @@ def slider(name: str, options: tuple, value, labels: Iterable[str] | None = None
         raise ValueError(f"the {name} slider has no {value!r}: choose from {', '.join(map(str, ends))}")
     shown = zip(labels or map(str, options), options, strict=True)
     return widgets.SelectionSlider(
-        options=list(shown), value=value, description=name, layout=widgets.Layout(width="390px")
+        options=list(shown),
+        value=value,
+        description=name,
+        layout=widgets.Layout(width="390px"),
+        style={"description_width": "100px"},
     )
 
 

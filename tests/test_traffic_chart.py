@@ -1,0 +1,42 @@
+"""Bars as long as the bytes counted by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.traffic import measure
+from helpers.traffic_chart import READ, WRITE, traffic_chart
+
+
+@pytest.fixture(scope="module")
+def traffics():
+    x, y = torch.randn(2, 1000)
+    return {"unfused": measure(lambda: torch.relu(x + y)), "fused": measure(lambda: x + y)}
+
+
+def test_each_bar_is_as_long_as_its_tensors_bytes(traffics):
+    axes = traffic_chart(traffics).figure.axes[0]
+    bars = [(round(bar.get_y() + bar.get_height() / 2), bar.get_height(), bar.get_width()) for bar in axes.patches]
+    # x + y reads 4000 B twice and writes the sum, ReLU reads the sum and writes the result.
+    unfused = [(0, READ, 4000)] * 3 + [(0, WRITE, 4000)] * 2
+    fused = [(1, READ, 4000)] * 2 + [(1, WRITE, 4000)]
+    assert np.array(bars) == pytest.approx(np.array(unfused + fused))
+
+
+def test_the_title_is_worked_out_or_given(traffics):
+    assert traffic_chart(traffics).text.startswith("Fusing moves 1.67 times fewer bytes: unfused 2 launches")
+    other_way = {"unfused": traffics["fused"], "fused": traffics["unfused"]}
+    assert traffic_chart(other_way).text.startswith("Fusing moves 1.67 times more bytes")
+    same = {"unfused": traffics["fused"], "fused": traffics["fused"]}
+    assert traffic_chart(same).text.startswith("Fusing moves as many bytes")
+    assert traffic_chart({"fused": traffics["fused"]}).text.startswith("The fused version moves 12 kB: fused 1 launch")
+    assert traffic_chart(traffics, "A finding").text.startswith("A finding: unfused")
+
+
+def test_bad_input_is_refused_in_one_line(traffics):
+    with pytest.raises(ValueError, match="a version is named 'eager': 'unfused' or 'fused' expected"):
+        traffic_chart({"eager": traffics["unfused"]})
+    with pytest.raises(ValueError, match="the fused version moves no byte"):
+        traffic_chart({"fused": measure(lambda: None)})
+    with pytest.raises(ValueError, match="got none"):
+        traffic_chart({})
