@@ -81,7 +81,8 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
     others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 92 (1024 columns), 95 (4096), 97 (8192),
-    98 (16384), 96 (32768). Read twice: 77 (65536), 62 (262144, where the rows at work exceed L2). What costs: one row of 4096 to a program (1), 8 warps for 16384 columns (2).
+    98 (16384), 96 (32768). Read twice: 77 (65536), 62 (262144, where the rows at work exceed L2). What costs: one row
+    of 4096 to a program (1), 8 warps for 16384 columns (2).
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
