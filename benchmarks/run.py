@@ -1,14 +1,16 @@
 """Times every kernel of the catalogue beside eager PyTorch, torch.compile and Liger, and records it on a GPU.
 
-    python benchmarks/run.py [KERNEL ...]
+    python benchmarks/run.py [KERNEL ...] [--experiments]
 
 Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
 calls, Python and launch included, for work short enough that it matters. Per cent is of the copy bandwidth measured in
 the same run, on the least bytes (of the read-only bandwidth, where almost nothing is written). Rows of ours that miss
 their target in benchmarks/targets.py come first, then those behind a peer.
 
-On a GPU the figures go to benchmarks/results/<gpu>.json with versions, date and ceilings; kernels that were not run
-keep the rows they had. On a CPU the same command runs small sizes through the interpreter, which shows that it works
+The lessons' experiments (chains, occupancies) run with all of the kernels, or with --experiments alone.
+
+On a GPU the figures go to benchmarks/results/<gpu>.json with versions, date and ceilings; what was not run
+keeps the figures it had. On a CPU the same command runs small sizes through the interpreter, which shows that it works
 and nothing about speed, and records nothing.
 """
 
@@ -27,7 +29,7 @@ import torch
 import triton
 from tqdm import tqdm
 
-from benchmarks import free_flops
+from benchmarks import chains, free_flops, occupancy_sweep, over_fusion
 from benchmarks.peers import liger
 from benchmarks.targets import TARGETS
 from helpers.devices import this_device
@@ -41,6 +43,16 @@ CEILING_BYTES = 4 * 2**30  # far beyond any L2
 MATRIX_SIZE = 8192
 SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
 RUNS = 30
+
+# What lessons show where there is no GPU: name -> a function that times it, nested dicts of Timing.
+EXPERIMENTS = {
+    "free_flops": free_flops.measure,
+    "chain_lengths": chains.measure_lengths,
+    "chain_sizes": chains.measure_sizes,
+    "occupancy_sweep": occupancy_sweep.measure,
+    "over_fusion": over_fusion.measure,
+    "over_fusion_limited": over_fusion.measure_limited,
+}
 
 
 def ceilings() -> dict[str, float]:
@@ -164,12 +176,19 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def record(rows: list[dict], limits: dict[str, float], chain: dict[int, Timing]) -> Path:
-    """Write the rows and the multiply-add chain's times to results/<gpu>.json and return its path."""
+def plain(timings) -> dict:
+    """Nested dicts of Timing as JSON has them."""
+    if isinstance(timings, Timing):
+        return asdict(timings)
+    return {str(key): plain(value) for key, value in timings.items()}
+
+
+def record(rows: list[dict], limits: dict[str, float], experiments: dict[str, dict]) -> Path:
+    """Write the rows and the experiments to results/<gpu>.json and return its path."""
     name = torch.cuda.get_device_name()
     path = RESULTS / f"{name.lower().removeprefix('nvidia ').replace(' ', '_')}.json"
     measured = {row["kernel"] for row in rows}
-    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    earlier = json.loads(path.read_text()) if path.exists() else {"rows": [], "experiments": {}}
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     content = {
         "gpu": name,
@@ -177,11 +196,8 @@ def record(rows: list[dict], limits: dict[str, float], chain: dict[int, Timing])
         "versions": versions | {"cuda": torch.version.cuda},
         "command": "python benchmarks/run.py",
         "ceilings": limits,
-        "free_flops": {
-            "elements": free_flops.ELEMENTS,
-            "steps": {steps: asdict(timing) for steps, timing in chain.items()},
-        },
-        "rows": [row for row in earlier if row["kernel"] not in measured] + rows,
+        "experiments": earlier.get("experiments", {}) | {name: plain(times) for name, times in experiments.items()},
+        "rows": [row for row in earlier["rows"] if row["kernel"] not in measured] + rows,
     }
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
@@ -191,7 +207,9 @@ def record(rows: list[dict], limits: dict[str, float], chain: dict[int, Timing])
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fusion bench", description="Time the kernels of the catalogue.")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
-    chosen = parser.parse_args(arguments).kernels or list(CATALOGUE)
+    parser.add_argument("--experiments", action="store_true", help="time what the lessons show, besides the KERNELs")
+    options = parser.parse_args(arguments)
+    chosen = options.kernels or ([] if options.experiments else list(CATALOGUE))
     unknown = [name for name in chosen if name not in CATALOGUE]
     if unknown:
         raise ValueError(f"no kernel named {', '.join(unknown)}: the catalogue has {', '.join(CATALOGUE)}")
@@ -207,13 +225,15 @@ def main(arguments: list[str] | None = None) -> int:
         rows += measure_op(op, shape, dtype, limits)
 
     if gpu:
-        print("\n".join(shortfalls(rows)) or "every kernel reaches its target and is ahead of its peers, within 3 %")
+        if rows:
+            print("\n".join(shortfalls(rows)) or "every kernel reaches its target and keeps up with its peers")
         print(", ".join(f"{name} {value:.4g}" for name, value in limits.items()))
     else:
         print("No GPU: kernels are interpreted, sizes are small; these times say nothing about speed. Not recorded.")
     print(table(rows))
     if gpu:
-        print(f"recorded in {record(rows, limits, free_flops.measure()).name}")
+        wanted = EXPERIMENTS if options.experiments or len(chosen) == len(CATALOGUE) else {}
+        print(f"recorded in {record(rows, limits, {name: time() for name, time in wanted.items()}).name}")
     return 0
 
 

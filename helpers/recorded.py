@@ -22,7 +22,7 @@ class Recorded:
     copy_bandwidth: float  # bytes/s, read and written, measured in the same run
     matrix_rate: float  # FLOP/s, dense bf16, measured in the same run
     rows: list[dict]
-    free_flops: dict
+    experiments: dict[str, dict]
 
     @property
     def label(self) -> str:
@@ -42,6 +42,16 @@ class Recorded:
             raise ValueError(f"no recorded {kernel} of {tuple(shape)} in {dtype}: there are {known}")
         return found
 
+    def experiment(self, name: str) -> dict:
+        """What benchmarks/run.py's EXPERIMENTS[name] measured: dicts in dicts, at last Timing; numbers as keys are int.
+
+        Raises:
+            ValueError: no such experiment is recorded.
+        """
+        if name not in self.experiments:
+            raise ValueError(f"no experiment {name!r} is recorded: there are {', '.join(self.experiments)}")
+        return _timings(self.experiments[name])
+
     def table(self, kernel: str, dtype: str) -> str:
         """Every size recorded for a kernel, as text: times, speed-up over eager, share of the copy bandwidth."""
         lines = [self.label, f"{'elements':>12}  {'eager':>8}  {'torch.compile':>13}  {'fused':>8}  speed-up  of copy"]
@@ -58,6 +68,12 @@ class Recorded:
                     f"  {eager / fused:7.2f}x  {share:6.1%}"
                 )
         return "\n".join(lines)
+
+
+def _timings(content: dict):
+    if "median" in content:
+        return Timing(**content)
+    return {int(key) if key.isdigit() else key: _timings(value) for key, value in content.items()}
 
 
 def recorded(gpu: str = "h200") -> Recorded:
@@ -78,5 +94,5 @@ def recorded(gpu: str = "h200") -> Recorded:
         copy_bandwidth=content["ceilings"]["copy_bytes_per_second"],
         matrix_rate=content["ceilings"]["bf16_matrix_flops_per_second"],
         rows=content["rows"],
-        free_flops=content["free_flops"],
+        experiments=content["experiments"],
     )

@@ -63,6 +63,11 @@ def test_self_test():
         self_test("3", 3, hint="count")
 
 
+def test_an_experiment_reads_as_it_was_measured():
+    times = recorded("h200").experiment("chain_sizes")
+    assert times[2**20]["call"]["fused"].median > times[2**20]["gpu"]["fused"].median > 0
+
+
 def test_recorded_figures_carry_their_provenance():
     h200 = recorded("H200")
     assert h200.label.startswith("NVIDIA H200, PyTorch ")
@@ -90,6 +95,7 @@ def test_the_recorded_add_gelu_meets_its_targets():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
+        (lambda: recorded("h200").experiment("x"), "no experiment 'x' is recorded: there are free_flops, "),
         (lambda: recorded("H300"), "nothing is recorded for H300: there is h200"),
         (lambda: recorded("h200").times("add_gelu", (3,), "float32"), r"no recorded add_gelu of \(3,\) in float32"),
     ],

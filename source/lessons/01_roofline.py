@@ -204,7 +204,8 @@ free_steps
 from helpers.recorded import recorded
 
 h200 = recorded("h200")
-times = {int(steps): timing["median"] for steps, timing in h200.free_flops["steps"].items()}
+recorded_times = h200.experiment("free_flops")
+times = {steps: timing.median for steps, timing in recorded_times.items()}
 print(f"{h200.label}, {ELEMENTS:,} numbers")
 for steps, seconds in times.items():
     print(f"{steps:4} steps {seconds * 1e6:8.0f} us   {seconds / times[1]:5.2f} x")
