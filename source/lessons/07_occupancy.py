@@ -1,0 +1,591 @@
+# %% [markdown]
+# # 07 Occupancy and register pressure: when is it too much?
+#
+# So far every fusion paid: one launch fewer, one round trip through memory fewer. So why not fuse *everything*? A fused
+# kernel keeps its values in registers, and an SM has only so many. You fuse two operations, ten, twenty-four. **At
+# which one does it stop paying, and how can you know without running it once?**
+#
+# After this lesson you can
+#
+# - say what stops one more block of a kernel from running on an SM, and what would let it in;
+# - compile a kernel for a GPU that you do not have, and read its registers, its spills and the machine code behind them;
+# - find the point where a growing fusion starts to spill, say why there, and move it;
+# - choose `num_warps` and `maxnreg` knowing what each costs, and count waves and their tail.
+#
+# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb); you have seen a Triton kernel before.
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.devices import DEVICES
+from helpers.lesson import predict_first, predictions, self_test
+from helpers.occupancy import MAX_REGISTERS, REGISTERS, limits, occupancy
+from helpers.resources import compile_for
+from kernels import runtime
+
+device = "cuda" if runtime.has_gpu() else "cpu"
+
+# %% [markdown]
+# ## What an SM has to share out
+#
+# A GPU is many *streaming multiprocessors*, SMs. Each takes whole **blocks** (Triton: program instances), as many as
+# fit. A block is made of **warps** of threads that step together. While one warp waits for memory, the SM runs another:
+# that is how it hides the wait. The share of its warp slots that are filled is its **occupancy**.
+#
+# What is shared out, on an H100:
+
+# %%
+h100 = DEVICES["H100"]
+sm = limits(h100.compute_capability)
+print(f"{h100.sms} SMs; each has room for {sm.warps} warps and {sm.blocks} blocks,")
+print(f"{REGISTERS:,} registers and {sm.shared_memory // 1024} KB of shared memory")
+print(f"all {sm.warps} warps fit if a thread has {REGISTERS // (sm.warps * 32)} registers;")
+print(f"a thread can have {MAX_REGISTERS} at most")
+
+# %% [markdown]
+# With more registers a thread, fewer blocks fit:
+
+# %%
+from helpers.register_file_chart import register_file_chart
+
+title = "The more registers a thread has, the fewer blocks an SM holds"
+register_file_chart(h100.compute_capability, 128, (32, 64, 96, 168, 255), title)
+
+# %% [markdown]
+# Now you. A block has 512 threads, and each of them has 41 registers. **How many such blocks fit on one SM?** Divide,
+# and type what you get.
+
+# %%
+blocks = predict_first("blocks of 512 threads, 41 registers each, on an SM", unit="blocks")
+blocks
+
+# %%
+print(f"by division: {REGISTERS} / (512 x 41) = {REGISTERS / (512 * 41):.2f}")
+found = occupancy(h100.compute_capability, threads=512, registers=41)
+blocks.compare(found.blocks)
+
+# %%
+found
+
+# %% [markdown]
+# Division is wrong here, for two reasons. A warp gets its registers in whole units of a few hundred, so 41 a thread
+# cost as much as the next multiple of eight. And an SM is four parts, each with its own quarter of the registers; a
+# warp lives in one of them, and what is left over in two parts cannot be put together.
+
+# %%
+from helpers.occupancy import REGISTER_UNIT, SUB_PARTITIONS, WARP
+
+of_a_warp = -(-41 * WARP // REGISTER_UNIT) * REGISTER_UNIT
+in_a_part = REGISTERS // SUB_PARTITIONS // of_a_warp
+print(f"a warp takes {of_a_warp} registers, not {41 * WARP}")
+print(f"a part holds {in_a_part} warps, the SM {SUB_PARTITIONS * in_a_part}")
+print(f"a block has 16 warps: {SUB_PARTITIONS * in_a_part // 16} blocks")
+
+# %% [markdown]
+# Whoever divides plans a block that never comes. The instrument says what would bring it: one register less.
+#
+# ## Turn the knobs
+#
+# Three sweeps: each panel varies one resource and keeps the other two; the mark is where you are. Find out, with the
+# mouse or the arrow keys:
+#
+# 1. Start at full occupancy. Which register count is the last that keeps it?
+# 2. Give the block 48 KB of shared memory. Which resource limits now, and does a lower register count help?
+# 3. Take 1024 threads and one register too many for two blocks. What share of the warps is lost at one stroke?
+# 4. Change the GPU to a T4 or an RTX 4090: the same block, another limiter?
+
+# %%
+from helpers.explorers import occupancy_explorer
+
+explorer = occupancy_explorer("H100", threads=512, registers=41)
+explorer
+
+# %% [markdown]
+# ## A chain that lets go
+#
+# Let us fuse a chain of equal operations, each of them RMSNorm and SiLU on a row: `n = y / rms(y)`, `y = n sigmoid(n)`.
+# One step, as a function that kernels can call:
+
+
+# %%
+@triton.jit
+def there(y, COLUMNS: tl.constexpr):
+    scale = tl.rsqrt(tl.sum(y * y) / COLUMNS + 1e-6)
+    n = y * scale
+    return n * tl.sigmoid(n), n, scale
+
+
+@triton.jit
+def forward_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    y = tl.load(x_ptr + offset)
+    for _ in tl.static_range(STEPS):
+        y, n, scale = there(y, COLUMNS)
+    tl.store(y_ptr + offset, y)
+
+
+# %% [markdown]
+# One program holds a row of 1024 numbers in 4 warps: that is eight numbers a thread, eight registers.
+#
+# **One step needs about thirty registers a thread in all. How many do twenty-four steps need?**
+
+# %%
+forward = predict_first("registers a thread, 24 steps, forward only", unit="registers")
+forward
+
+# %% [markdown]
+# `compile_for` runs Triton's compiler and NVIDIA's assembler for the GPU you name. Nothing runs, so no GPU is needed.
+
+# %%
+row = torch.empty(1, 1024, device="meta")  # no contents: the compiler asks for none
+for steps in (1, 24):
+    chain = compile_for(forward_kernel, row, row, device="H100", COLUMNS=1024, STEPS=steps)
+    print(f"{steps:2} steps: {chain.registers} registers, {chain.occupancy()}")
+
+# %%
+forward.compare(chain.registers)
+
+# %% [markdown]
+# Hardly more. A value that the next step replaces gives its register back. **Fusing costs no registers; keeping does.**
+#
+# ## A chain that keeps
+#
+# The gradient is another matter. It walks the chain backwards, and needs what each step made on the way there. Unfused,
+# those rows lie in memory. Fused, they must stay in registers: they are *live*. For one step, with `r` the scale:
+# `grad y = r (g - n mean(g n))`, where `g = grad sigmoid(n) (1 + n (1 - sigmoid(n)))`.
+#
+# Textbooks write it with the step's input `y`, so a first version keeps `y`:
+
+
+# %%
+@triton.jit
+def back_from_y(grad, y, scale, COLUMNS: tl.constexpr):
+    n = y * scale
+    gate = tl.sigmoid(n)
+    grad *= gate * (1 + n * (1 - gate))
+    return scale * grad - y * (scale * scale * scale * tl.sum(grad * y) / COLUMNS)
+
+
+# %% [markdown]
+# Triton has tuples that grow at compile time; the row waits in one until the way back comes past.
+
+
+# %%
+@triton.jit
+def keeps_y_kernel(
+    x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr
+):
+    offset = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    y, kept = tl.load(x_ptr + offset), ()
+    for _ in tl.static_range(STEPS):
+        after, n, scale = there(y, COLUMNS)
+        kept += ((y, scale),)
+        y = after
+    grad = tl.load(grad_y_ptr + offset)
+    for step in tl.static_range(STEPS - 1, -1, -1):
+        grad = back_from_y(grad, kept[step][0], kept[step][1], COLUMNS)
+    tl.store(grad_x_ptr + offset, grad)
+
+
+# %% [markdown]
+# Each step leaves one row behind, eight numbers a thread. **By how many registers a thread does each further step make
+# the kernel larger?**
+
+# %%
+growth = predict_first("registers a thread that each further step costs", unit="registers")
+growth
+
+# %%
+tensors = (row, row, row)
+four, eight = (
+    compile_for(keeps_y_kernel, *tensors, device="H100", COLUMNS=1024, STEPS=steps)
+    for steps in (4, 8)
+)
+growth.compare((eight.registers - four.registers) / 4)
+
+# %% [markdown]
+# Far more than eight: that is our mistake, and the compiler's output says what it is. Each step computes a `sigmoid`,
+# which takes an exponential and a reciprocal, both done by the special unit (`MUFU` in the machine code), and one
+# reciprocal root. The way back asks for the sigmoid again. Does the kernel compute it twice?
+
+# %%
+numbers = 1024 // (4 * 32)
+once = eight.instructions["MUFU"] / 8
+print(f"{once:g} MUFU a step for {numbers} numbers a thread;")
+print(f"sigmoid once would be {2 * numbers + 1}, twice {4 * numbers + 1}")
+
+# %% [markdown]
+# Once. The compiler saw the same expression on the way there and on the way back, and **kept** the result in between. So
+# three rows of eight are live for each step: `y`, which we kept, and `n` and `sigmoid(n)`, which it kept; the rest are
+# scalars.
+#
+# The mistake is ours: `y` is only `n / r`. With `n` kept in its place, the third row is gone.
+
+
+# %%
+@triton.jit
+def back(grad, n, scale, COLUMNS: tl.constexpr):
+    gate = tl.sigmoid(n)
+    grad *= gate * (1 + n * (1 - gate))
+    return scale * (grad - n * (tl.sum(grad * n) / COLUMNS))
+
+
+# %%
+@triton.jit
+def keeps_n_kernel(
+    x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr
+):
+    offset = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    y, kept = tl.load(x_ptr + offset), ()
+    for _ in tl.static_range(STEPS):
+        y, n, scale = there(y, COLUMNS)
+        kept += ((n, scale),)
+    grad = tl.load(grad_y_ptr + offset)
+    for step in tl.static_range(STEPS - 1, -1, -1):
+        grad = back(grad, kept[step][0], kept[step][1], COLUMNS)
+    tl.store(grad_x_ptr + offset, grad)
+
+
+# %%
+def compiled(steps, gpu="H100", kernel=keeps_n_kernel, **options):
+    return compile_for(
+        kernel, *tensors, device=gpu, COLUMNS=1024, STEPS=steps, **options
+    )
+
+
+per_step = (compiled(8).registers - compiled(4).registers) / 4
+print(f"{per_step:g} registers a step; two live rows are {2 * numbers} numbers a thread")
+
+# %% [markdown]
+# Is it still the right gradient? PyTorch's own, in double precision, is the judge.
+
+# %%
+torch.manual_seed(0)
+x, grad_y = torch.randn(2, 3, 1024, device=device)
+grad_x = torch.empty_like(x)
+keeps_n_kernel[(3,)](x, grad_y, grad_x, COLUMNS=1024, STEPS=6)
+
+y = exact = x.double().requires_grad_()
+for _ in range(6):
+    y = torch.nn.functional.silu(torch.nn.functional.rms_norm(y, (1024,), eps=1e-6))
+(expected,) = torch.autograd.grad(y, exact, grad_y.double())
+error = (grad_x - expected).abs().max() / expected.abs().max()
+print("gradient right to one part in 100,000:", bool(error < 1e-5))
+
+# %% [markdown]
+# And its traffic? However many steps: two rows in, one out.
+
+# %%
+from benchmarks.over_fusion import chain_gradient
+from helpers.traffic import measure
+
+for steps in (1, 12):
+    print(f"{steps:2} steps: {measure(chain_gradient, x, grad_y, steps)}")
+
+# %% [markdown]
+# (`benchmarks/over_fusion.py` has the kernel above and its launcher, for timing it.)
+#
+# ## The over-fusion lab
+#
+# An instruction has eight bits to name a register, so a thread can have no more than the 255 of the first cell. What
+# does not fit **spills**: it is stored to *local memory*, which is ordinary GPU memory behind the L1 cache, and loaded
+# back. You know what each step costs, and that about thirty registers are needed for everything else. **Which number of
+# fused operations is the first to spill on an H100?**
+
+# %%
+first_spill = predict_first("the first number of operations to spill", unit="operations")
+first_spill
+
+# %% [markdown]
+# The next cell compiles the kernel twelve times, in some seconds. Then the slider is free to move. Another GPU is
+# another twelve compilations.
+#
+# 1. Which panel moves long before the first spill?
+# 2. From where on do the warps fall no further, and why?
+# 3. Compare a T4, an A100 and an RTX 4090. Does the first spill move? Does the occupancy?
+
+# %%
+from helpers.explorers.registers import registers_explorer
+
+sizes = (1, 2, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24)
+lab = registers_explorer(compiled, sizes, device="H100", operations=16)
+lab
+
+# %%
+spills = {steps: compiled(steps).spill_bytes for steps in sizes}
+first = next(steps for steps, spilled in spills.items() if spilled)
+first_spill.compare(first)
+
+# %% [markdown]
+# The arithmetic agrees: what the chain needs, less what a thread can have, is what spills. (Not to the byte: the
+# assembler also shuffles.)
+
+# %%
+print("steps  needed  over 255  spilled")
+for steps in (12, 14, 16, 20, 24):
+    needed = compiled(4).registers + per_step * (steps - 4)
+    stored = compiled(steps).spill_stores // 4
+    print(f"{steps:5}  {needed:6.0f}  {max(0, needed - 255):8.0f}  {stored:7}")
+
+# %% [markdown]
+# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). No line of your program says so:
+
+# %%
+of_stack = compiled(first).sass_view("stack").instructions
+print("\n".join(each.text for each in (*of_stack[:3], *of_stack[-3:])))
+print(f"{len(of_stack)} of {sum(compiled(first).instructions.values())} instructions")
+
+# %% [markdown]
+# ## Where does it stop paying?
+#
+# The other way is to **cut** the chain in two launches more: one that runs the first half forward and writes the row,
+# one for each half's gradient. The meter says what a cut costs.
+
+# %%
+whole = measure(chain_gradient, x, grad_y, 16, 1)
+cut = measure(chain_gradient, x, grad_y, 16, 2)
+cost_of_cut = (cut.bytes_total - whole.bytes_total) / x.numel()
+print(f"one piece {whole}")
+print(f"in two    {cut}")
+print(f"a cut costs {cost_of_cut:g} bytes an element and {cut.launches - 1} launches")
+
+# %% [markdown]
+# So a cut is worth it, by bytes, only where it saves more spill traffic than that. Spills are counted in bytes a
+# thread; with eight numbers a thread, they can be compared.
+
+# %%
+print("steps  occupancy  spilled and loaded, B/element  in two pieces")
+for steps in (8, 12, first, 16, 20, 24):
+    one, half = compiled(steps), compiled(-(-steps // 2))
+    share = f"{one.occupancy().fraction:9.1%}"
+    print(f"{steps:5}  {share}  {one.spill_bytes / numbers:29.1f}", end="")
+    print(f"  {half.spill_bytes / numbers:4.1f}, {half.occupancy().fraction:.1%}")
+
+# %% [markdown]
+# If these bytes went to memory, a cut would pay as soon as spills begin to grow. Do they? A spill goes to the L1 cache
+# first, and stays there if there is room for the stacks of all threads on the SM:
+
+# %%
+for steps in (first, 16, 20, 24):
+    one = compiled(steps)
+    stacks = one.stack * 128 * one.occupancy().blocks
+    print(f"{steps} steps: {stacks / 1024:.0f} KB of stack an SM", end=", ")
+    print(f"of {sm.shared_memory // 1024} KB for L1 and shared memory")
+
+# %% [markdown]
+# They fit. So on an H100 the bytes of these spills are not what makes us stop: each is an instruction and a wait for L1.
+# Ask the explorer above about a T4, whose SM has far less.
+#
+# Another price is due earlier, and it is the occupancy. Fewer blocks have fewer loads on their way, and memory is slow
+# to answer: to keep it busy, an SM must have asked for *latency times bandwidth* bytes at any time (**Little's law**).
+#
+# **Given: an H100's memory answers in about 600 ns under load** (a published microbenchmark, not our measurement).
+
+# %%
+latency = 600e-9  # seconds, given
+wanted = latency * h100.memory_bandwidth / h100.sms
+print(f"in flight: {wanted / 1024:.0f} KB an SM wanted; a block that starts asks for 4 KB")
+for steps in (1, 2, 4, 8, 12):
+    resident = compiled(steps).occupancy().blocks
+    print(f"{steps:3} steps: {resident:2} blocks, {4 * resident:2} KB at most")
+
+# %% [markdown]
+# %%
+mark = next(s for s in sizes if 4 * compiled(s).occupancy().blocks < wanted / 1024)
+print(f"too few loads under way from {mark} operations on; the first spill is at {first}")
+
+# %% [markdown]
+# These are the two marks to know. Up to the first, fusing one more operation saves a whole round trip and costs little.
+# Beyond it, too few loads are under way to use the memory's speed, and what fusing saves shrinks as well: the second
+# operation saved about half of all traffic, the tenth a tenth of it. Past the second mark, each operation adds stores
+# and loads of its own, and a cut in two removes them all: see the last column of the table above.
+#
+# **The rule: fuse freely up to the first mark, measure from there on, and cut where it spills.** With a GPU at hand,
+# this cell measures:
+
+# %% tags=["nbval-ignore-output"]
+from helpers.timing import benchmark_together
+
+if runtime.has_gpu():
+    big_x, big_grad = torch.randn(2, 2**17, 1024, device="cuda")
+    run = lambda steps, pieces: lambda: chain_gradient(big_x, big_grad, steps, pieces)
+    for steps in (8, 12, 16, 24):
+        times = benchmark_together({p: run(steps, p) for p in (1, 2, 3)}, runs=10)
+        print(steps, "steps:", {p: f"{t.median * 1e3:.2f} ms" for p, t in times.items()})
+else:
+    print("No GPU here: registers, spills and bytes above are real, times need one.")
+
+# %% [markdown]
+# ## Fewer registers by order: maxnreg
+#
+# Triton's launch option `maxnreg` caps a thread's registers (CUDA C++ says it with `__launch_bounds__`). The assembler
+# obeys, and spills what it must. **Twelve steps capped at 64 registers: what occupancy does that give?**
+
+# %%
+capped = predict_first("occupancy of 12 steps capped at 64 registers", unit="%")
+capped
+
+# %%
+for most in (None, 168, 128, 64):
+    each = compiled(12, maxnreg=most)
+    at = f"{each.occupancy().fraction:6.1%} occupancy"
+    print(f"{most or 'free':>4}: {each.registers:3} registers, {at}", end="")
+    print(f", {each.spill_bytes:4} B spilled")
+
+# %%
+capped.compare(100 * each.occupancy().fraction)
+
+# %% [markdown]
+# Occupancy at a price: it is there, and every thread spends it on moving its own values out and in. A cap can pay
+# where a kernel is just over a step of the staircase. Ask the instrument how far the step is, and what it costs:
+
+# %%
+print(compiled(8).occupancy())
+print(compiled(8, maxnreg=128))
+
+# %% [markdown]
+# ## The same row on more threads: num_warps
+#
+# Twenty-four steps spill in 4 warps. With 8 warps a thread holds half the numbers. **Predict the registers a thread of
+# 24 steps in 8 warps**, at two live rows a step.
+
+# %%
+on_eight = predict_first("registers a thread, 24 steps in 8 warps", unit="registers")
+on_eight
+
+# %%
+wider = compiled(24, num_warps=8)
+print(wider)
+on_eight.compare(wider.registers)
+
+# %% [markdown]
+# No spill: the row's values now have twice as many threads to lie in. But look at the blocks: the SM holds fewer of
+# them. The register file did not grow; it holds as many *rows* as before, or fewer.
+
+# %%
+for steps, warps in ((12, 4), (24, 8)):
+    each = compiled(steps, num_warps=warps)
+    kept = 2 * steps * 1024 * each.occupancy().blocks
+    print(f"{steps} steps, {warps} warps: rows at work {each.occupancy().blocks}", end="")
+    print(f", {kept:,} numbers kept, {kept / REGISTERS:.0%} of the SM's registers")
+
+# %% [markdown]
+# ## Two claims on trial
+#
+# **Claim: "below 50 % occupancy, reconsider."** Take add+GELU of lesson 00, which does nothing but move memory, at
+# several block sizes. A larger block gives each thread more loads at once, and more registers.
+
+# %%
+from kernels.elementwise.add_gelu import add_gelu_kernel, settings
+
+for block, warps in ((512, 4), (1024, 4), (2048, 4), (4096, 4), (8192, 2), (16384, 2)):
+    chosen = settings(torch.float32) | {"BLOCK": block, "num_warps": warps}
+    add = compile_for(add_gelu_kernel, *tensors, None, 2**27, device="H200", **chosen)
+    share = f"{add.occupancy().fraction:4.0%} occupancy"
+    loads = f"{add.instructions['LDG.128']:3} loads a thread"
+    print(f"{block:5} in {warps} warps: {share}, {loads}, {add.spill_bytes} B spilled")
+
+# %% [markdown]
+# What did an H200 say to these? The launch settings of the kernel state what was measured:
+
+# %%
+import inspect
+
+print(inspect.getdoc(settings))
+
+# %% [markdown]
+# So occupancy fell to half with hardly a loss: each thread has more loads in flight, and bytes in flight are what
+# counts. It is the smallest occupancy of all that was slow. And the last line is the best witness: **full occupancy,
+# and every thread drowning in spills**. As an alarm the claim is fair, as a target it is wrong. Look for spills first,
+# bytes in flight second.
+#
+# **Claim: "spilled registers are 100 times slower."** Which instructions does a spill add? Of twelve steps capped at 64
+# registers, against free ones:
+
+# %%
+free, tight = compiled(12), compiled(12, maxnreg=64)
+added = sum(tight.instructions.values()) - sum(free.instructions.values())
+local = sum(n for name, n in tight.instructions.items() if name[:3] in ("LDL", "STL"))
+longer = added / sum(free.instructions.values())
+print(f"{local} loads and stores to the stack; {longer:.0%} more instructions in all")
+print(f"{tight.spill_bytes / numbers:.0f} B/element spilled, beside 12 to and from memory")
+worst = 1 + tight.spill_bytes / numbers / 12
+print(f"{worst:.0f} times the bytes, if every spill went all the way to memory")
+
+# %% [markdown]
+# A spilled value costs a store, a load, and a wait. That one access takes a hundred times as long as a register's is
+# believable if it goes to memory. That a *kernel* becomes a hundred times slower is not: its instructions grow by little,
+# and its bytes, at the very worst, by the last line. What it comes to depends on how much the caches hold:
+
+# %%
+threads = 128 * tight.occupancy().blocks
+held = threads * tight.stack
+print(f"{held / 1024:.0f} KB of stack an SM, {sm.shared_memory // 1024} KB of L1")
+
+# %% [markdown]
+# Here it is too much for L1: a cap so tight sends spills on to L2 at least. Without the cap they would all have stayed
+# in registers, or in L1. How the claim fares in time is for a GPU to say: `measure_limited` in
+# `benchmarks/over_fusion.py` times these very kernels.
+#
+# ## Waves and the tail
+#
+# Blocks that fit at once, on all SMs, are a **wave**. A grid of more blocks takes several; the last may be nearly empty,
+# and takes as long as a full one. Twelve steps allow two blocks an SM. **On 264 rows every slot of an H100 is used.
+# What share is used on 265?**
+
+# %%
+used = predict_first("slots used by 265 blocks, two an SM, on an H100", unit="%")
+used
+
+# %%
+twelve = compiled(12).occupancy()
+for rows in (264, 265, 1000, 100_000):
+    print(f"{rows:7,} rows: {twelve.waves(rows, h100.sms)}")
+used.compare(100 * twelve.waves(265, h100.sms).efficiency)
+
+# %%
+from helpers.waves_chart import waves_chart
+
+waves_chart(twelve.waves(300, h100.sms))
+
+# %% [markdown]
+# One block too many, and the time doubles. Far to the right, with hundreds of waves, the tail is lost among them: that is why
+# large tensors forgive any grid. On small ones, choose the block so that the grid fills its waves, or let a fixed number
+# of programs walk over the rows (*persistent* programs; lesson 08 uses them).
+#
+# ## What you said, what was found
+
+# %%
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. Two kernels have the same occupancy. One waits for memory, the other does not. How can that be?
+# <details><summary>Answer</summary>What hides the wait is bytes in flight. A warp whose threads each have eight loads
+# under way does as much as eight warps with one.</details>
+#
+# 2. You fuse a tenth operation into a forward chain of nine; each needs only the result of the one before. What happens
+#    to the registers?
+# <details><summary>Answer</summary>Next to nothing. A value that is replaced gives its register back; only what is
+# needed again later stays live.</details>
+#
+# 3. The compiler reports no spills and 255 registers. What is the next operation you fuse likely to cost?
+# <details><summary>Answer</summary>Its live values spill, nearly all of them: a store and a load each. The occupancy,
+# at its least already, stays.</details>
+#
+# 4. `maxnreg=64` quadruples a kernel's occupancy and it gets slower. Where do you look first?
+# <details><summary>Answer</summary>At `spill_bytes`, or for LDL and STL in the SASS: the occupancy was bought with
+# spills.</details>
+#
+# 5. A kernel keeps six rows of 2048 fp32 numbers live, in 4 warps. How many registers a thread do they take? Put your
+#    number in place of the dots.
+
+# %%
+answer = ...
+self_test(answer, 6 * 2048 / 128, "2048 numbers over 4 x 32 threads, a register each")
+
+# %% [markdown]
+# Exercise 07 gives you kernels and two GPUs, and asks for tiles and warps that fit the register budget on both.
