@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from helpers.roofline import Roofline
+from helpers.roofline import LEVELS, Roofline
 
 # Okabe and Ito, "Color universal design" (2008).
 UNFUSED = "#E69F00"
@@ -146,19 +146,22 @@ def bar_axes(names: Sequence[str], longest: float, title: str, label: str) -> tu
 
 
 def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[PlacedLabel]]:
-    """What stays still on a roofline chart: axes, the memory's slope, a flat roof for each roofline of one device.
+    """What stays still on a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
 
-    The highest roof's ridge is marked. Also given: the labels, for others to keep clear of.
+    All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. Also given: the
+    labels, for others to keep clear of.
     """
-    by_peak = {roof.peak: roof for roof in rooflines}  # equal peaks share one line
+    rooflines = sorted(rooflines, key=lambda roof: (roof.bandwidth, -roof.peak))
+    by_peak = {roof.peak: roof for roof in reversed(rooflines)}  # equal peaks share one line
     roofs = [by_peak[peak] for peak in sorted(by_peak, reverse=True)]
-    device, top = roofs[0].device, roofs[0]
+    by_level = {roof.level: roof for roof in reversed(rooflines)}  # each level's highest roof
+    slopes = sorted(by_level.values(), key=lambda roof: roof.bandwidth)
+    device, top, fastest = slopes[0].device, slopes[0], slopes[-1].bandwidth
     left, right = 0.015, 2e5
-    bandwidth = device.memory_bandwidth
     with rc_context(STYLE):
         figure = Figure()
         axes = figure.add_axes((0.085, 0.1, 0.895, 0.83))
-        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bandwidth * left / 3, top.peak * 30))
+        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(top.bandwidth * left / 3, top.peak * 30))
         axes.set_xlabel("arithmetic intensity (FLOP/byte)")
         axes.set_ylabel("performance at best (FLOP/s)")
         axes.xaxis.set_major_locator(LogLocator(numticks=20))
@@ -166,16 +169,22 @@ def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[Pla
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.yaxis.set_major_formatter(lambda value, _: si(value))
 
-        axes.plot((left, top.ridge), (bandwidth * left, top.peak), color=LIMIT, linewidth=2)
+        for roof in slopes:
+            ends = (left, roof.ridge), (roof.bandwidth * left, roof.peak)
+            axes.plot(*ends, color=LIMIT, linewidth=2 if roof is top else 1)
         for roof in roofs:
-            axes.plot((roof.ridge, right), (roof.peak, roof.peak), color=LIMIT, linewidth=2 if roof is top else 1)
+            ends = (roof.peak / fastest, right), (roof.peak, roof.peak)
+            axes.plot(*ends, color=LIMIT, linewidth=2 if roof.peak == top.peak else 1)
         axes.axvline(top.ridge, color=LIMIT, linewidth=1, linestyle=":")
 
         position = page_position(axes)
         labels = [_label("left", f"ridge, {plain(top.ridge)}", *position(top.ridge, axes.get_ylim()[0]), 4, -8)]
-        labels.append(
-            _label("right", f"memory, {si(bandwidth, 'B/s')}", *position(top.ridge / 2, top.peak / 2), -4, -4)
-        )
+        for roof in slopes:
+            name = f"{LEVELS[roof.level]}, {si(roof.bandwidth, 'B/s')}"
+            if roof.bandwidth == fastest:
+                labels.append(_label("right", name, *position(roof.ridge / 2, roof.peak / 2), -4, -4))
+            else:  # another slope runs above it
+                labels.append(_label("left", name, *position(roof.ridge / 30, roof.peak / 30), 6, 4))
         for roof in roofs:
             units = "CUDA cores" if roof.dtype == "fp32" else "tensor cores"
             name = f"{roof.dtype} on {units}" if device.compute_capability else roof.dtype

@@ -65,6 +65,7 @@ class Device:
     memory_bus_width: int | None  # bits
     memory_clock: float | None
     source: str
+    l2_bandwidth: float | None = None  # bytes/s, where it was measured: vendors do not tell it
 
     def peak_from_clock(self, dtype: str) -> float:
         """FLOP/s that the arithmetic units make: SMs x FMA per clock and SM x 2 x clock.
@@ -117,6 +118,7 @@ class Devices(dict):
 
 _NUMBERS = ("sms", "sm_clock_mhz", "bandwidth_gb_s", "memory_bus_bits", "memory_clock_mhz", "memory_gib", "l2_mib")
 _STRINGS = ("model", "driver_name", "compute_capability", "source")
+_L2 = ("l2_bandwidth_gb_s", "l2_bandwidth_source")  # both or neither
 
 
 def _positive(value) -> bool:
@@ -129,14 +131,16 @@ def _device_from(name: str, entry, file: str) -> Device:
     needed = {*_NUMBERS, *_STRINGS, "peak_tflops"}
     if missing := sorted(needed - entry.keys()):
         raise ValueError(f"{file}: {name} lacks {', '.join(missing)}: see helpers/devices.toml for the form")
-    if unknown := sorted(entry.keys() - needed - {"tensor_clock_mhz"}):
+    if unknown := sorted(entry.keys() - needed - {"tensor_clock_mhz", *_L2}):
         raise ValueError(f"{file}: {name} has unknown keys {', '.join(unknown)}: see helpers/devices.toml for the form")
-    numbers = {key: entry[key] for key in (*_NUMBERS, "tensor_clock_mhz") if key in entry}
+    if len(missing := set(_L2) - entry.keys()) == 1:
+        raise ValueError(f"{file}: {name} lacks {missing.pop()}: an L2 bandwidth and its source go together")
+    numbers = {key: entry[key] for key in (*_NUMBERS, "tensor_clock_mhz", _L2[0]) if key in entry}
     for key, value in numbers.items():
         if not _positive(value):
             raise ValueError(f"{file}: {name}: {key} is {value!r}: a number above 0 is expected")
-    for key in _STRINGS:
-        if not isinstance(entry[key], str):
+    for key in (*_STRINGS, _L2[1]):
+        if key in entry and not isinstance(entry[key], str):
             raise ValueError(f"{file}: {name}: {key} is {entry[key]!r}: a string is expected")
     peaks = entry["peak_tflops"]
     if not isinstance(peaks, dict) or not peaks or not all(_positive(value) for value in peaks.values()):
@@ -161,7 +165,8 @@ def _device_from(name: str, entry, file: str) -> Device:
         tensor_clock=entry.get("tensor_clock_mhz", entry["sm_clock_mhz"]) * 1e6,
         memory_bus_width=entry["memory_bus_bits"],
         memory_clock=entry["memory_clock_mhz"] * 1e6,
-        source=entry["source"],
+        source=entry["source"] + (f"; L2 bandwidth: {entry[_L2[1]]}" if _L2[1] in entry else ""),
+        l2_bandwidth=entry[_L2[0]] * 1e9 if _L2[0] in entry else None,
     )
 
 
@@ -227,6 +232,7 @@ def gpu_from_driver(
         memory_bus_width=memory_bus_width,
         memory_clock=memory_clock,
         source=f"this machine's driver; peaks: {peak_source}",
+        l2_bandwidth=known.l2_bandwidth if known else None,
     )
     if known:
         return device

@@ -1,5 +1,6 @@
 """Colours that read on white and on black, labels that do not overlap, marks where the numbers say."""
 
+import dataclasses
 import io
 import itertools
 
@@ -17,7 +18,7 @@ from helpers.charts import Point, plain, roofline_axes, roofline_chart, si
 from helpers.devices import DEVICES
 from helpers.occupancy import occupancy
 from helpers.occupancy_chart import occupancy_chart
-from helpers.roofline import Roofline
+from helpers.roofline import Roofline, levels
 from helpers.timing import Timing
 from helpers.timing_chart import timing_chart
 from helpers.traffic import measure
@@ -58,8 +59,10 @@ def every_chart():
     slow = Timing(7.7e-6, 7.6e-6, 7.9e-6, 30)
     quick = Timing(5.2e-6, 5.0e-6, 5.3e-6, 30)
     where = "NVIDIA GeForce RTX 5090 Laptop GPU, PyTorch 2.13.0+cu130, Triton 3.7.1, 2026-11-21"
+    with_l2 = dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9)
     charts_drawn = [
         roofline_chart([roof(), roof(dtype="fp32")], POINTS, "title", "text"),
+        roofline_chart(levels(with_l2, "fp16").values(), POINTS, "title", "text"),
         traffic_chart({"unfused": unfused, "fused": fused}),
         traffic_chart({"fused": fused}, "title"),
         timing_chart({"eager": slow, "fused": quick, "torch.compile, max-autotune": quick}, where),
@@ -114,7 +117,7 @@ def test_every_text_lies_on_the_picture_and_none_on_another(every_chart):
 
 
 def test_every_chart_has_a_finding_and_a_line_of_text(every_chart):
-    for chart in every_chart[1:]:
+    for chart in every_chart[2:]:
         title = chart.figure.texts[0].get_text()
         assert chart.text.startswith(title)
         assert len(chart.text) > len(title)
@@ -171,6 +174,20 @@ def test_roofs_are_drawn_where_the_model_says():
     assert set(low.get_ydata()) == {19.5e12}
     assert ridge.get_xdata()[0] == pytest.approx(312e12 / 2039e9)
     assert {"ridge, 153", "memory, 2.04 TB/s", "fp16 on tensor cores, 312 TFLOP/s"} <= {label.text for label in labels}
+
+
+def test_a_hierarchical_roofline_has_a_slope_for_each_level():
+    device = dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9)  # twice its memory's: no claim about an A100
+    l2, dram = Roofline(device, "fp16", "L2"), Roofline(device, "fp16")
+    _, axes, labels = roofline_axes([l2, dram, Roofline(device, "fp32")])
+    slopes = [line for line in axes.lines if line.get_xdata()[0] == 0.015]
+    assert [line.get_ydata()[0] / 0.015 for line in slopes] == pytest.approx([2039e9, 4078e9])
+    assert [(line.get_xdata()[1], line.get_ydata()[1]) for line in slopes] == [
+        pytest.approx((dram.ridge, 312e12)),
+        pytest.approx((l2.ridge, 312e12)),
+    ]
+    assert {"memory, 2.04 TB/s", "L2, 4.08 TB/s", "ridge, 153"} <= {label.text for label in labels}
+    assert overlaps(labels) == []
 
 
 def overlaps(labels):

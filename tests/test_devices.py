@@ -90,9 +90,23 @@ def test_a_gpu_of_ones_own(tmp_path):
     assert devices["RTX A6000"].memory_bandwidth == 768e9
 
 
+def test_a_measured_l2_bandwidth_comes_with_its_source(tmp_path):
+    devices = Devices()
+    file = tmp_path / "gpus.toml"
+    file.write_text(ENTRY + 'l2_bandwidth_gb_s = 2000\nl2_bandwidth_source = "read-only loop over 3 MiB, 2026-11-21"')
+    devices.load(file)
+    assert devices["RTX A6000"].l2_bandwidth == 2000e9
+    assert devices["RTX A6000"].source.endswith("L2 bandwidth: read-only loop over 3 MiB, 2026-11-21")
+    for device in DEVICES.values():
+        assert (device.l2_bandwidth is None) == ("L2 bandwidth" not in device.source)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (ENTRY + "l2_bandwidth_gb_s = 2000", "lacks l2_bandwidth_source: an L2 bandwidth and its source go together"),
+        (ENTRY + "l2_bandwidth_gb_s = 0\nl2_bandwidth_source = 's'", "l2_bandwidth_gb_s is 0"),
+        (ENTRY + "l2_bandwidth_gb_s = 1\nl2_bandwidth_source = 1", "l2_bandwidth_source is 1: a string"),
         ("[", "is not a TOML file"),
         ("RTX = 1", "RTX is not a table"),
         (ENTRY.replace("sms = 84", ""), "lacks sms"),

@@ -1,5 +1,6 @@
 """The roofline against values worked out by hand."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.devices import DEVICES
 from helpers.operations import OPERATIONS
-from helpers.roofline import Roofline, Work, roofs
+from helpers.roofline import Roofline, Work, levels, roofs
 
 A100 = Roofline(DEVICES["A100"], "fp16")
 H100 = Roofline(DEVICES["H100"], "fp16")
@@ -48,6 +49,29 @@ def test_bounds_at_and_beside_the_ridge():
 
 def test_a_roof_for_every_dtype():
     assert {dtype: roof.peak for dtype, roof in roofs(DEVICES["T4"]).items()} == {"fp32": 8.1e12, "fp16": 65e12}
+
+
+WITH_L2 = dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9)  # twice its memory's: no claim about an A100
+
+
+def test_each_level_has_a_roof_where_its_bandwidth_is_known():
+    dram, l2 = levels(WITH_L2, "fp16").values()
+    assert (dram.ridge, l2.ridge) == (pytest.approx(153.0, abs=0.05), pytest.approx(76.5, abs=0.05))
+    assert list(levels(DEVICES["A100"], "fp16")) == ["DRAM"]
+    # A softmax that reads its input twice, the second time from L2: 2 bytes of L2 traffic for one of DRAM's.
+    at_dram, at_l2 = Work(5e9, 2e9, 2e9), Work(5e9, 6e9, 4e9)
+    assert dram.time(at_dram) == pytest.approx(4e9 / 2039e9)
+    assert l2.time(at_l2) == pytest.approx(10e9 / 4078e9)
+    assert l2.time(at_l2) > dram.time(at_dram)  # L2 decides
+    assert (dram.bound(at_dram), l2.bound(at_l2)) == ("memory", "L2")
+    assert l2.attainable(at_l2.intensity) == pytest.approx(5e9 / l2.time(at_l2))
+
+
+def test_a_level_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="no L2 bandwidth of A100 is known: measure it"):
+        Roofline(DEVICES["A100"], "fp16", "L2")
+    with pytest.raises(ValueError, match="no level of memory is called 'L1': choose from DRAM, L2"):
+        Roofline(WITH_L2, "fp16", "L1")
 
 
 sizes = st.floats(1e-3, 1e15)

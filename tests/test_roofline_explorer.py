@@ -1,5 +1,6 @@
 """What the explorer says is true of what it shows, and what it shows is there without a kernel."""
 
+import dataclasses
 import json
 import re
 
@@ -47,6 +48,13 @@ def test_titles_and_points_are_true_of_every_device(name, dtype):
         assert (f"{least:.2f} times" if least >= 1.005 else "no faster") in scene.title
         for point in scene.points:
             assert point.performance <= max(r.attainable(point.intensity) for r in scene.rooflines) * (1 + 1e-9)
+
+
+def test_a_known_l2_bandwidth_adds_its_slope(monkeypatch):
+    monkeypatch.setitem(DEVICES, "A100", dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9))
+    assert ">L2, 4.08 TB/s<" in roofline_explorer()._stage.still
+    monkeypatch.undo()
+    assert ">L2, " not in roofline_explorer()._stage.still
 
 
 def test_titles_fit_the_chart():

@@ -14,7 +14,7 @@ from helpers.charts import Chart, PlacedLabel, Point, plain, si
 from helpers.devices import DEVICES, Device
 from helpers.explorers.stage import Explorer, Stage, script, slider, still_svg, svg_opening
 from helpers.operations import ITEMSIZE, OPERATIONS, Cost, cost
-from helpers.roofline import Roofline
+from helpers.roofline import Roofline, levels
 
 # Powers of two, and sizes that are met in practice or fit no tile.
 ROWS = (1, 4, 16, 64, 127, 128, 197, 256, 512, 1000, 1024, 1025, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -66,7 +66,7 @@ def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operatio
         + "".join(f"{side[0].upper()}{side[1:]}. " for side in sides)
         + f"{title}."
     )
-    return Scene((tensor, vector), points, title, text, costs)
+    return Scene((*levels(device, dtype).values(), vector), points, title, text, costs)
 
 
 def _finding(costs: dict[str, tuple[Cost, Cost]]) -> str:
@@ -92,8 +92,8 @@ class _Still:
 
 
 @functools.cache
-def _still(tensor: Roofline, vector: Roofline) -> _Still:
-    figure, axes, labels = charts.roofline_axes((tensor, vector))
+def _still(*rooflines: Roofline) -> _Still:
+    figure, axes, labels = charts.roofline_axes(rooflines)
     return _Still(
         still_svg(figure), svg_opening(figure), charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels
     )
