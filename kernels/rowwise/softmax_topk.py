@@ -166,7 +166,7 @@ def settings(cols: int, k: int, dtype: torch.dtype) -> dict:
     On an H200 (bf16, k = 8, per cent of copy bandwidth): 1024 columns 83 with one warp, which needs no barrier in its
     2 k rounds, and 49 with two; 4096 columns 73 with 4 warps and groups of 32, 58 with groups of 8. Two reads, with a
     group a lane, win from 8192 columns on, where holding the row leaves too few rows in flight: 77 (against 58), 82
-    (50) at 16384, 76 at 65536, 65 at 131072.
+    (50) at 16384, 72 at 65536, 62 at 131072.
     """
     fits = dtype.itemsize == 2 and cols <= 2**16
     key = {"K": k, "SLOTS": triton.next_power_of_2(k), "KEY": tl.int32 if fits else tl.int64}

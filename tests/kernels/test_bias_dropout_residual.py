@@ -72,8 +72,8 @@ def test_under_autocast_two_dtypes_meet_in_the_wider(device):
     torch.testing.assert_close(y, bias_dropout_residual_oracle(x.bfloat16().float(), bias, residual, seed))
 
 
-def test_the_bytes_of_the_docstring():
-    x, bias, residual, seed = arguments(4, 1025, device="cpu", dtype=torch.bfloat16, grad=True)
+def test_the_bytes_of_the_docstring(device):
+    x, bias, residual, seed = arguments(4, 1025, device=device, dtype=torch.bfloat16, grad=True)
     n = x.numel()
     unfused, fused = (
         measure(lambda f=f: f(x, bias, residual, seed))

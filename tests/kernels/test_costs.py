@@ -27,11 +27,11 @@ def test_no_spills_at_the_benchmarks_settings(op, gpu):
 
 
 @OPS
-def test_one_launch_moves_the_least_bytes(op):
+def test_one_launch_moves_the_least_bytes(op, device):
     """Distinct bytes, as memory sees them; and the largest inputs are asked for once."""
     shape = op.interpreter_shapes[-1]
     for dtype in op.dtypes:
-        inputs = op.inputs(*shape, dtype=dtype)
+        inputs = op.inputs(*shape, dtype=dtype, device=device)
         with torch.no_grad():
             traffic = measure(op.fused, *inputs)
         work = op.work(shape, dtype)

@@ -98,8 +98,8 @@ def test_a_label_out_of_range_stops_the_gpu():
     assert "device-side assert" in finished.stderr
 
 
-def test_the_bytes_of_the_docstring():
-    logits, labels = rows_of(3, 1025, "cpu", torch.bfloat16)
+def test_the_bytes_of_the_docstring(device):
+    logits, labels = rows_of(3, 1025, device, torch.bfloat16)
     fused = measure(cross_entropy, logits.detach(), labels)
     assert (fused.launches, fused.by_tensor["logits"].read) == (1, 2 * logits.numel() + 2 * 3)
     assert (fused.bytes_read - fused.by_tensor["logits"].read, fused.bytes_written) == (3 * 8, 3 * 4)

@@ -49,8 +49,8 @@ def test_strided_rows_are_not_copied(device):
     assert measure(softmax, x).launches == 1
 
 
-def test_the_bytes_of_the_docstring():
-    x = torch.randn(3, 1025, dtype=torch.bfloat16)
+def test_the_bytes_of_the_docstring(device):
+    x = torch.randn(3, 1025, dtype=torch.bfloat16, device=device)
     n = x.numel()
     unfused, fused = measure(softmax_unfused, x), measure(softmax, x)
     per_row = 4 * 2 * 3  # the columns of maxima and sums, which the docstring's figure leaves out
@@ -63,8 +63,8 @@ def test_the_bytes_of_the_docstring():
 
 
 @pytest.mark.parametrize(("cols", "kept"), [(40000, 0), (70000, 70000 % 32768)])
-def test_a_wide_row_is_read_twice_but_for_what_is_kept(cols, kept):
-    x = torch.randn(1, cols, dtype=torch.bfloat16)
+def test_a_wide_row_is_read_twice_but_for_what_is_kept(device, cols, kept):
+    x = torch.randn(1, cols, dtype=torch.bfloat16, device=device)
     traffic = measure(softmax, x)
     assert (traffic.launches, traffic.bytes_read, traffic.unique_read) == (1, 2 * (2 * cols - kept), x.nbytes)
     assert traffic.bytes_written == x.nbytes

@@ -66,8 +66,8 @@ def test_the_values_are_the_probabilities_to_the_last_bit(device):
         assert torch.equal(y.gather(-1, indices), values)
 
 
-def test_the_bytes_of_the_docstring():
-    x = torch.randn(2, 4096, dtype=torch.bfloat16)
+def test_the_bytes_of_the_docstring(device):
+    x = torch.randn(2, 4096, dtype=torch.bfloat16, device=device)
     unfused, fused = measure(softmax_topk_reference, x), measure(softmax_topk, x)
     assert (unfused.launches, fused.launches) == (2, 1)
     again = 2 * (8 * 32 + 8) * 2  # the groups chosen, and the winners, of two rows

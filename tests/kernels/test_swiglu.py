@@ -14,8 +14,8 @@ def pair(*shape, device, dtype=torch.float32, grad=False):
     return tuple(torch.randn(shape, device=device, dtype=dtype).requires_grad_(grad) for _ in range(2))
 
 
-def test_the_bytes_of_the_docstring():
-    gate, up = pair(1025, device="cpu", dtype=torch.bfloat16)
+def test_the_bytes_of_the_docstring(device):
+    gate, up = pair(1025, device=device, dtype=torch.bfloat16)
     unfused, fused = measure(swiglu_reference, gate, up), measure(swiglu, gate, up)
     assert (unfused.launches, unfused.bytes_total) == (2, 10 * 1025)
     assert (fused.launches, fused.bytes_total) == (1, 6 * 1025)
