@@ -9,7 +9,7 @@
 #
 # - say what stops one more block of a kernel from running on an SM, and what would let it in;
 # - compile a kernel for a GPU that you do not have, and read its registers, its spills and the machine code behind them;
-# - find the point where a growing fusion starts to spill, say why there, and move it;
+# - find the point where a growing fusion starts to spill and the one where it stops paying, and say why they differ;
 # - choose `num_warps` and `maxnreg` knowing what each costs, and count waves and their tail.
 #
 # About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb); you have seen a Triton kernel before.
@@ -352,20 +352,65 @@ print(f"in two    {cut}")
 print(f"a cut costs {cost_of_cut:g} bytes an element and {cut.launches - 1} launches")
 
 # %% [markdown]
-# So a cut is worth it, by bytes, only where it saves more spill traffic than that. Spills are counted in bytes a
-# thread; with eight numbers a thread, they can be compared.
+# And this is what it saves:
 
 # %%
-print("steps  occupancy  spilled and loaded, B/element  in two pieces")
-for steps in (8, 12, first, 16, 20, 24):
+print("steps   one piece: blocks, spilled     each half: blocks, spilled")
+for steps in (4, 8, 10, 12, 16, 20, 24):
     one, half = compiled(steps), compiled(-(-steps // 2))
-    share = f"{one.occupancy().fraction:9.1%}"
-    print(f"{steps:5}  {share}  {one.spill_bytes / numbers:29.1f}", end="")
-    print(f"  {half.spill_bytes / numbers:4.1f}, {half.occupancy().fraction:.1%}")
+    text = [f"{p.occupancy().blocks:2} an SM, {p.spill_bytes:4} B" for p in (one, half)]
+    print(f"{steps:5}   {text[0]:31}{text[1]}")
 
 # %% [markdown]
-# If these bytes went to memory, a cut would pay as soon as spills begin to grow. Do they? A spill goes to the L1 cache
-# first, and stays there if there is room for the stacks of all threads on the SM:
+# A cut must pay for its bytes with blocks, or with spills avoided. **At which of these numbers does the chain in two
+# pieces first beat the chain in one, on an H200?** (It has an H100's SMs, and a faster memory.)
+
+# %%
+stops = predict_first("operations from which two pieces beat one, H200", unit="operations")
+stops
+
+# %%
+from helpers.recorded import recorded
+
+h200 = recorded("h200")
+pieces = h200.experiment("over_fusion")
+print(h200.label)
+print("steps   1 piece   2 pieces   3 pieces   4 pieces, ms")
+for steps, times in pieces.items():
+    print(f"{steps:5}", *(f"{1e3 * t.median:10.2f}" for t in times.values()))
+
+# %%
+gains = (s for s, times in pieces.items() if s > 1 and times[2].median < times[1].median)
+stops.compare(next(gains))
+
+# %% [markdown]
+# Not where it spills! Long before. What happens at that number? Set the compiler's findings beside the time for each
+# step:
+
+# %%
+print("steps  blocks  spilled  us a step")
+for steps in (4, 6, 8, 10, 12, 14, 16, 20, 24):
+    one, time = compiled(steps), pieces[steps][1].median
+    blocks_spilled = f"{one.occupancy().blocks:6}  {one.spill_bytes:5} B"
+    print(f"{steps:5}  {blocks_spilled}  {1e6 * time / steps:9.0f}")
+
+# %% [markdown]
+# The time for a step jumps where the SM **loses a block**, and hardly moves where spills begin. Both can be explained.
+#
+# **Why a block matters.** Is it memory that waits? No: moved at the speed of a copy, these bytes would take
+
+# %%
+from benchmarks.over_fusion import ROWS
+
+copied = 12 * ROWS * 1024 / h200.copy_bandwidth
+print(f"{1e3 * copied:.2f} ms; ten steps take {1e3 * pieces[10][1].median:.2f} ms")
+
+# %% [markdown]
+# Each step adds up a row, twice: every warp of the block waits until the slowest has delivered its part. Meanwhile only
+# *another block* can use the SM. With three there is one to step in more often than with two.
+#
+# **Why these spills matter so little.** A spill goes to the L1 cache first, and stays there if there is room for the
+# stacks of all threads on the SM. Is there?
 
 # %%
 for steps in (first, 16, 20, 24):
@@ -375,47 +420,23 @@ for steps in (first, 16, 20, 24):
     print(f"of {sm.shared_memory // 1024} KB for L1 and shared memory")
 
 # %% [markdown]
-# They fit. So on an H100 the bytes of these spills are not what makes us stop: each is an instruction and a wait for L1.
-# Ask the explorer above about a T4, whose SM has far less.
+# There is. So fusing stops paying **where one more operation costs a block that the SM needed**, and the compiler told
+# us which operation that is. A cut pays where its pieces hold more blocks. Check it in the first table: where each half
+# holds no more than the whole, two pieces lose, and it takes three or four to gain.
 #
-# Another price is due earlier, and it is the occupancy. Fewer blocks have fewer loads on their way, and memory is slow
-# to answer: to keep it busy, an SM must have asked for *latency times bandwidth* bytes at any time (**Little's law**).
-#
-# **Given: an H100's memory answers in about 600 ns under load** (a published microbenchmark, not our measurement).
-
-# %%
-latency = 600e-9  # seconds, given
-wanted = latency * h100.memory_bandwidth / h100.sms
-print(f"in flight: {wanted / 1024:.0f} KB an SM wanted; a block that starts asks for 4 KB")
-for steps in (1, 2, 4, 8, 12):
-    resident = compiled(steps).occupancy().blocks
-    print(f"{steps:3} steps: {resident:2} blocks, {4 * resident:2} KB at most")
-
-# %% [markdown]
-# %%
-mark = next(s for s in sizes if 4 * compiled(s).occupancy().blocks < wanted / 1024)
-print(f"too few loads under way from {mark} operations on; the first spill is at {first}")
-
-# %% [markdown]
-# These are the two marks to know. Up to the first, fusing one more operation saves a whole round trip and costs little.
-# Beyond it, too few loads are under way to use the memory's speed, and what fusing saves shrinks as well: the second
-# operation saved about half of all traffic, the tenth a tenth of it. Past the second mark, each operation adds stores
-# and loads of its own, and a cut in two removes them all: see the last column of the table above.
-#
-# **The rule: fuse freely up to the first mark, measure from there on, and cut where it spills.** With a GPU at hand,
-# this cell measures:
+# With a GPU at hand, look for the point on yours:
 
 # %% tags=["nbval-ignore-output"]
 from helpers.timing import benchmark_together
 
 if runtime.has_gpu():
-    big_x, big_grad = torch.randn(2, 2**17, 1024, device="cuda")
+    big_x, big_grad = torch.randn(2, 2**16, 1024, device="cuda")
     run = lambda steps, pieces: lambda: chain_gradient(big_x, big_grad, steps, pieces)
-    for steps in (8, 12, 16, 24):
+    for steps in (6, 8, 10, 12):
         times = benchmark_together({p: run(steps, p) for p in (1, 2, 3)}, runs=10)
         print(steps, "steps:", {p: f"{t.median * 1e3:.2f} ms" for p, t in times.items()})
 else:
-    print("No GPU here: registers, spills and bytes above are real, times need one.")
+    print(f"No GPU here. Recorded above: {h200.label}.")
 
 # %% [markdown]
 # ## Fewer registers by order: maxnreg
@@ -438,14 +459,27 @@ for most in (None, 168, 128, 64):
 capped.compare(100 * each.occupancy().fraction)
 
 # %% [markdown]
-# Occupancy at a price: it is there, and every thread spends it on moving its own values out and in. A cap can pay
-# where a kernel is just over a step of the staircase. Ask the instrument how far the step is, and what it costs:
+# Occupancy at a price: each cap buys blocks with spills. Is that a bargain? **How many times faster, or slower (less than
+# one), is the kernel capped at 128 registers than the free one?**
 
 # %%
-print(compiled(8).occupancy())
-print(compiled(8, maxnreg=128))
+faster = predict_first("speed-up of 12 steps from a cap at 128 registers", unit="times")
+faster
+
+# %%
+caps = h200.experiment("over_fusion_limited")  # 255 is no cap: the kernel wants fewer
+print(h200.label)
+for most, time in caps.items():
+    print(f"at most {most:3} registers: {1e3 * time.median:.2f} ms")
+
+# %%
+faster.compare(caps[255].median / caps[128].median)
 
 # %% [markdown]
+# Faster, with hundreds of bytes spilled by every thread: two more blocks were worth it. The tightest cap buys twice as
+# many blocks again and loses more than it gains. Between lies a best value that no rule tells; the compiler gives the
+# candidates (each cap at which one more block fits), the clock decides.
+#
 # ## The same row on more threads: num_warps
 #
 # Twenty-four steps spill in 4 warps. With 8 warps a thread holds half the numbers. **Predict the registers a thread of
@@ -480,55 +514,46 @@ for steps, warps in ((12, 4), (24, 8)):
 # %%
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
-for block, warps in ((512, 4), (1024, 4), (2048, 4), (4096, 4), (8192, 2), (16384, 2)):
+sweep = h200.experiment("occupancy_sweep")
+print(h200.label)
+for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2), (16384, 2)):
     chosen = settings(torch.float32) | {"BLOCK": block, "num_warps": warps}
     add = compile_for(add_gelu_kernel, *tensors, None, 2**27, device="H200", **chosen)
     share = f"{add.occupancy().fraction:4.0%} occupancy"
     loads = f"{add.instructions['LDG.128']:3} loads a thread"
-    print(f"{block:5} in {warps} warps: {share}, {loads}, {add.spill_bytes} B spilled")
+    time = f"{1e6 * sweep[f'{block}x{warps}'].median:5.0f} us"
+    print(f"{block:5}, {warps} warps: {share}, {loads}", end="")
+    print(f", {add.spill_bytes:5} B spilled, {time}")
 
 # %% [markdown]
-# What did an H200 say to these? The launch settings of the kernel state what was measured:
-
-# %%
-import inspect
-
-print(inspect.getdoc(settings))
-
-# %% [markdown]
-# So occupancy fell to half with hardly a loss: each thread has more loads in flight, and bytes in flight are what
-# counts. It is the smallest occupancy of all that was slow. And the last line is the best witness: **full occupancy,
-# and every thread drowning in spills**. As an alarm the claim is fair, as a target it is wrong. Look for spills first,
-# bytes in flight second.
+# From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way are
+# what memory needs (**Little's law**: bytes in flight are latency times bandwidth). Slow are the two that spill, and the
+# last is the best witness of all: **full occupancy, and the slowest of them by far**. As an alarm the claim is fair: a
+# chain that waits at every step, such as ours, did need its blocks. As a rule it is wrong.
 #
-# **Claim: "spilled registers are 100 times slower."** Which instructions does a spill add? Of twelve steps capped at 64
-# registers, against free ones:
+# **Claim: "spilled registers are 100 times slower."** Twelve steps, free and capped at 64 registers:
 
 # %%
 free, tight = compiled(12), compiled(12, maxnreg=64)
 added = sum(tight.instructions.values()) - sum(free.instructions.values())
-local = sum(n for name, n in tight.instructions.items() if name[:3] in ("LDL", "STL"))
 longer = added / sum(free.instructions.values())
-print(f"{local} loads and stores to the stack; {longer:.0%} more instructions in all")
-print(f"{tight.spill_bytes / numbers:.0f} B/element spilled, beside 12 to and from memory")
-worst = 1 + tight.spill_bytes / numbers / 12
-print(f"{worst:.0f} times the bytes, if every spill went all the way to memory")
+local = sum(n for name, n in tight.instructions.items() if name[:3] in ("LDL", "STL"))
+stacks = 128 * tight.occupancy().blocks * tight.stack
+print(f"{local} loads and stores of the stack, {longer:.0%} more instructions in all")
+print(f"{stacks / 1024:.0f} KB of stack an SM: more than its L1")
+print(f"slower by a factor of {caps[64].median / caps[255].median:.2f}, measured")
 
 # %% [markdown]
-# A spilled value costs a store, a load, and a wait. That one access takes a hundred times as long as a register's is
-# believable if it goes to memory. That a *kernel* becomes a hundred times slower is not: its instructions grow by little,
-# and its bytes, at the very worst, by the last line. What it comes to depends on how much the caches hold:
+# One access that goes all the way to memory may take a hundred times as long as one to a register. A kernel that spills
+# is not a hundred times slower, because other warps run meanwhile and caches catch most of it; the cap at 128 registers
+# spilled and gained. The one that came nearest to the claim was the block of 16384 in 2 warps above, which spilled every
+# value it had:
 
 # %%
-threads = 128 * tight.occupancy().blocks
-held = threads * tight.stack
-print(f"{held / 1024:.0f} KB of stack an SM, {sm.shared_memory // 1024} KB of L1")
+worst = sweep["16384x2"].median / min(time.median for time in sweep.values())
+print(f"{worst:.1f} times slower than the best block size")
 
 # %% [markdown]
-# Here it is too much for L1: a cap so tight sends spills on to L2 at least. Without the cap they would all have stayed
-# in registers, or in L1. How the claim fares in time is for a GPU to say: `measure_limited` in
-# `benchmarks/over_fusion.py` times these very kernels.
-#
 # ## Waves and the tail
 #
 # Blocks that fit at once, on all SMs, are a **wave**. A grid of more blocks takes several; the last may be nearly empty,
@@ -572,13 +597,14 @@ predictions()
 # <details><summary>Answer</summary>Next to nothing. A value that is replaced gives its register back; only what is
 # needed again later stays live.</details>
 #
-# 3. The compiler reports no spills and 255 registers. What is the next operation you fuse likely to cost?
-# <details><summary>Answer</summary>Its live values spill, nearly all of them: a store and a load each. The occupancy,
-# at its least already, stays.</details>
+# 3. One operation more, and the compiler reports a block less on each SM, but no spill. A colleague says: no spill, no
+#    harm. What do you answer?
+# <details><summary>Answer</summary>Time it. In our chain the lost block cost far more than the first spills did; in
+# add+GELU, which has loads enough under way, lost blocks cost nothing.</details>
 #
-# 4. `maxnreg=64` quadruples a kernel's occupancy and it gets slower. Where do you look first?
-# <details><summary>Answer</summary>At `spill_bytes`, or for LDL and STL in the SASS: the occupancy was bought with
-# spills.</details>
+# 4. A tight `maxnreg` quadruples a kernel's occupancy and it gets slower. Where do you look first?
+# <details><summary>Answer</summary>At `spill_bytes` and `stack`: the occupancy was bought with spills, and the stacks
+# of all threads together may be more than L1 holds.</details>
 #
 # 5. A kernel keeps six rows of 2048 fp32 numbers live, in 4 warps. How many registers a thread do they take? Put your
 #    number in place of the dots.
