@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
@@ -54,10 +55,11 @@ def test_the_model_holds_for_recorded_calls_it_was_not_made_from():
     run = recorded("h200")
     costs = launch_costs(run)
     for row in run.rows:
-        if (row["kernel"], row["dtype"]) == ("add_gelu", "float32") and row["provider"] != "torch.compile":
-            launches, moved, host = (2, 20, costs.operator) if row["provider"] == "eager" else (1, 12, costs.triton)
-            time = chain_time(launches, moved * row["shape"][0], run.copy_bandwidth, host, costs.start)
-            assert time.total == pytest.approx(row["call"]["median"], rel=0.06)
+        if row["kernel"] == "add_gelu" and row["provider"] in ("eager", "fused") and row["call"]:
+            launches, moved, host = (2, 5, costs.operator) if row["provider"] == "eager" else (1, 3, costs.triton)
+            nbytes = moved * row["shape"][0] * getattr(torch, row["dtype"]).itemsize
+            time = chain_time(launches, nbytes, run.copy_bandwidth, host, costs.start)
+            assert time.total == pytest.approx(row["call"]["median"], rel=0.15)
 
 
 def test_what_takes_most_is_named():

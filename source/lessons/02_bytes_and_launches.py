@@ -1,0 +1,489 @@
+# %% [markdown]
+# # 02 Bytes and launches: what fusing removes
+#
+# Eight operations, one after another, on one tensor. Fuse them and most of the traffic is gone: **how much, exactly?**
+# Now take the same eight operations on a small tensor. The traffic shrinks by the same share. **Why may the fused
+# version then be no faster at all?**
+#
+# After this lesson you can
+#
+# - count the bytes and the launches of a piece of PyTorch by reading it;
+# - derive what fusing a chain saves, and say when the rule does not hold;
+# - tell whether a call waits for memory or for launches, and from which size on;
+# - find the bytes that a published example forgot.
+#
+# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb).
+
+# %%
+import torch
+from torch.nn.functional import gelu
+
+from helpers.lesson import predict_first, predictions, self_test
+from helpers.traffic import measure
+from kernels import runtime
+
+device = "cuda" if runtime.has_gpu() else "cpu"
+x = torch.rand(1000, 1000, device=device)
+
+# %% [markdown]
+# ## Count first: three lines of PyTorch
+#
+# `x` is 1000 × 1000 in fp32; `scale` and `bias` are one row each. **How many launches, and how many MB?** Every
+# operator is one launch. It reads each of its inputs once and writes its output once.
+
+
+# %%
+def layer(x, scale, bias):
+    shifted = x * scale + bias
+    return torch.relu(shifted)
+
+
+# %%
+layer_bytes = predict_first("bytes moved by relu(x * scale + bias)", unit="MB")
+layer_bytes
+
+# %%
+scale, bias = torch.rand(2, 1000, device=device)
+eager = measure(layer, x, scale, bias)
+eager
+
+# %%
+layer_bytes.compare(eager.bytes_total / 1e6)
+
+# %% [markdown]
+# The launch table says which operator moved what. The two rows hardly count: they are broadcast, and read once each.
+
+# %%
+print(eager.launch_table())
+
+# %% [markdown]
+# ## In place, views, copies
+#
+# "Write it in place, that saves memory." It saves room. **Does it save traffic?** `relu_` overwrites its input:
+
+# %%
+print("relu: ", measure(torch.relu, x))
+print("relu_:", measure(torch.Tensor.relu_, x.clone()))
+
+# %% [markdown]
+# Not a byte. What an operator changes, it must read and write all the same. A view, on the other hand, costs nothing,
+# and making it contiguous costs a whole pass:
+
+# %%
+print("transposed:", measure(lambda: x.t()))
+print("copied:    ", measure(lambda: x.t().contiguous()))
+
+# %% [markdown]
+# ## Chains
+#
+# Take a chain of N operations that each read one tensor and write one. Call the bytes of a tensor B.
+#
+# - Unfused, each operation reads B and writes B: together 2 N B.
+# - Fused, the first input is read and the last output written: 2 B, however long the chain.
+#
+# The saving is (2 N B − 2 B) / 2 N B. **What share is that for a chain of eight?**
+
+# %%
+saving = predict_first("traffic saved by fusing a chain of 8", unit="%")
+saving
+
+
+# %%
+def chain(x, operations):
+    for _ in range(operations):
+        x = x * 0.9  # any operation that takes one tensor and gives one
+    return x
+
+
+print("  N   unfused  launches    saved   (N-1)/N")
+for n in range(1, 9):
+    unfused = measure(chain, x, n)
+    saved = 1 - 2 * x.nbytes / unfused.bytes_total
+    row = f"{n:3} {unfused.bytes_total / 1e6:6.0f} MB  {unfused.launches:8}"
+    print(f"{row}  {saved:7.1%}   {(n - 1) / n:7.1%}")
+
+# %%
+saving.compare(100 * saved)
+
+# %% [markdown]
+# The derivation and the meter agree: **fusing N operations saves (N−1)/N of the traffic.** The first fusions bring
+# most of it: two operations already save half.
+#
+# ## When the rule does not hold
+#
+# You will find (N−1)/N quoted without its condition. **Claim: fusing two elementwise operations halves the traffic.**
+# Try it on `gelu(a + b)`. The addition reads *two* tensors. What does fusing save here?
+
+# %%
+with_two = predict_first("traffic saved by fusing gelu(a + b)", unit="%")
+with_two
+
+# %%
+a, b = torch.rand(2, 100_000, device=device)
+before = measure(lambda: gelu(a + b, approximate="tanh"))
+after = 3 * a.nbytes  # read a, read b, write the result
+with_two.compare(100 * (1 - after / before.bytes_total))
+
+# %% [markdown]
+# The claim does not hold here: what comes in from outside must be read, fused or not. In general, **fusing saves a
+# write and a read of each intermediate, and nothing else.** Count the intermediates that nobody else needs; that is
+# the saving, whatever the operations are.
+#
+# ## Fusing it, and a mistake
+#
+# Here is the chain as one kernel. It is written in Triton, which is the next lesson's matter; read it as Python: load
+# some numbers, work on them, store them. Somebody moved one line too far to the right. **What will the meter say?**
+
+# %%
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def chain_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
+    offset = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    inside = offset < elements
+    y = tl.load(x_ptr + offset, mask=inside)
+    for _ in range(OPERATIONS):
+        y = y * 0.9
+        tl.store(y_ptr + offset, y, mask=inside)
+
+
+# %%
+def launch(kernel, x, operations):
+    y = torch.empty_like(x)
+    programs = triton.cdiv(x.numel(), 1024)
+    kernel[(programs,)](x, y, x.numel(), OPERATIONS=operations)
+    return y
+
+
+small = torch.rand(10_000, device=device)
+wrong = measure(launch, chain_kernel, small, 8)
+wrong
+
+# %%
+right_result = torch.allclose(launch(chain_kernel, small, 8), chain(small, 8))
+print("the result is right:", right_result)
+
+# %% [markdown]
+# One launch, and the right result: no test of values finds this. The meter does, and says in which line:
+
+# %%
+print(wrong.line_table())
+
+# %% [markdown]
+# The store stands inside the loop. It belongs after it:
+
+
+# %%
+@triton.jit
+def chain_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
+    offset = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    inside = offset < elements
+    y = tl.load(x_ptr + offset, mask=inside)
+    for _ in range(OPERATIONS):
+        y = y * 0.9
+    tl.store(y_ptr + offset, y, mask=inside)
+
+
+fused = measure(launch, chain_kernel, small, 8)
+fused
+
+# %%
+from helpers.traffic_chart import traffic_chart
+
+unfused = measure(chain, small, 4)
+fused = measure(launch, chain_kernel, small, 4)
+times_fewer = unfused.bytes_total / fused.bytes_total
+title = f"Fusing a chain of 4 moves {times_fewer:g} times fewer bytes"
+traffic_chart({"unfused": unfused, "fused": fused}, title)
+
+# %% [markdown]
+# ## For real, on your own CPU
+#
+# A CPU waits for its memory, too. `torch.compile` turns the chain into one loop in C++ and compiles it, here and now;
+# the first call takes a few seconds for that. **How many times faster will the fused chain of eight be?** If memory is
+# all that counts, the bytes tell.
+
+# %%
+on_cpu = predict_first("speed-up from fusing a chain of 8 on this CPU", unit="times")
+on_cpu
+
+# %%
+import time
+from statistics import median
+
+
+def seconds(function, runs=5):
+    """The host's clock, after a first call that compiles what there is to compile."""
+    function()
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+# %% tags=["nbval-ignore-output"]
+import shutil
+
+large = torch.rand(2**24)  # 64 MiB, more than most caches hold
+cpu_times = {n: seconds(lambda n=n: chain(large, n)) for n in (1, 2, 4, 8)}
+for n, taken in cpu_times.items():
+    print(f"eager, {n} operations: {1e3 * taken:6.1f} ms")
+if shutil.which("g++"):
+    compiled = torch.compile(chain, dynamic=False)
+    fused_time = seconds(lambda: compiled(large, 8))
+    print(f"fused, 8 operations: {1e3 * fused_time:6.1f} ms")
+    print(on_cpu.compare(cpu_times[8] / fused_time))
+else:
+    print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
+
+# %% [markdown]
+# The eager chain's time grows with each operation; the fused one's is about that of a single operation. (It may gain
+# even more than the bytes say: eager allocates a fresh tensor for each operation, and on a CPU that is not free.)
+#
+# `torch.compile` has fused this chain on its own. Lesson 13 looks at what it fuses, and what not.
+#
+# ## The launch
+#
+# So far, bytes. A launch has a price of its own: the CPU must look up the operator, allocate the output, hand the
+# kernel to the GPU. **Claim: a kernel launch costs 5 to 10 µs.** What does a call cost on this machine, when there is
+# next to nothing to compute? And at which size does the work itself begin to count?
+
+# %% tags=["nbval-ignore-output"]
+from helpers.timing import benchmark_together
+
+sizes = (1, 1_000, 10_000, 100_000)
+tensors = {n: torch.rand(n, device=device) for n in sizes}
+calls = {n: lambda n=n: torch.relu(tensors[n]) for n in sizes}
+for n, timing in benchmark_together(calls, runs=5, launches=True).items():
+    print(f"relu of {n:7,} numbers: {timing}")
+
+# %% [markdown]
+# For small tensors the size hardly matters: what you see is the price of asking. On an H200 the course has recorded
+# `gelu(a + b)` both ways: the GPU's own time, and what a caller waits per call in a long row of calls. **On a million
+# numbers, how many times faster is a call of the fused kernel?** It moves fewer bytes in half the launches, as you have
+# counted.
+
+# %%
+small_call = predict_first("speed-up of a call of add+GELU, 1M numbers", unit="times")
+small_call
+
+# %%
+from helpers.recorded import recorded
+
+h200 = recorded("h200")
+found = {
+    (row["shape"][0], row["dtype"], row["provider"]): row
+    for row in h200.rows
+    if row["kernel"] == "add_gelu" and row["call"]  # long calls wait for the GPU alone
+}
+print(f"{h200.label}\n{'numbers':>12}  {'dtype':8}  {'version':14} {'GPU':>9} {'call':>9}")
+for (n, dtype, version), row in found.items():
+    gpu, call = (1e6 * row[clock]["median"] for clock in ("gpu", "call"))
+    print(f"{n:12,}  {dtype:8}  {version:14} {gpu:6.1f} us {call:6.1f} us")
+
+# %%
+million = 2**20
+eager_call = found[million, "float32", "eager"]["call"]["median"]
+fused_call = found[million, "float32", "fused"]["call"]["median"]
+small_call.compare(eager_call / fused_call)
+
+# %% [markdown]
+# Less than one: the call of the fused kernel is *slower*. The GPU needs less time for it, but nobody waits for the
+# GPU here. All of the call is the CPU launching, and launching a Triton kernel from Python costs more than running two
+# of PyTorch's operators, which are launched from C++.
+#
+# How fares the claim?
+
+# %%
+from helpers.launches import chain_time, launch_costs
+
+costs = launch_costs(h200)
+for what, seconds in (
+    ("one PyTorch operator, on the CPU", costs.operator),
+    ("one Triton kernel, on the CPU", costs.triton),
+    ("one kernel's start, on the GPU", costs.start),
+):
+    fared = "holds" if 5e-6 <= seconds <= 10e-6 else "fails"
+    print(f"{what:34} {1e6 * seconds:5.1f} us   the claim {fared}")
+
+# %% [markdown]
+# It is right about PyTorch's operators. Launching Triton from Python costs more. The GPU by itself needs less: where
+# kernels are recorded once in a *CUDA graph* and replayed together, the CPU drops out and only the start remains.
+#
+# ## Who waits for whom
+#
+# The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. This picture is
+# drawn from a model: the launch costs above, and bytes over the bandwidth measured on that H200.
+
+# %%
+from helpers.launch_chart import timeline_chart
+
+
+def four_operations(n):
+    nbytes = 4 * 2 * 4 * n  # four operations, a read and a write each, fp32
+    return chain_time(4, nbytes, h200.copy_bandwidth, costs.operator, costs.start)
+
+
+sizes = (100_000, 10_000_000)
+timeline_chart(
+    {f"{n:,} numbers": four_operations(n) for n in sizes},
+    "On small tensors the GPU waits for the CPU, on large ones the CPU is ahead",
+)
+
+# %% [markdown]
+# So in a row of calls the slower of the two sets the pace:
+#
+# - CPU: launches × cost of a launch;
+# - GPU: launches × cost of a start + bytes ÷ bandwidth.
+#
+# Is the model any good? Its launch costs come from the calls with a million numbers in fp32; the others are a test.
+
+# %%
+print("     numbers  dtype     version   model  measured, a call on an H200")
+for (n, dtype, version), row in found.items():
+    if version in ("eager", "fused") and (n, dtype) != (million, "float32"):
+        itemsize = getattr(torch, dtype).itemsize
+        launches, moved = (2, 5) if version == "eager" else (1, 3)  # tensors moved
+        host = costs.operator if version == "eager" else costs.triton
+        nbytes = moved * itemsize * n
+        model = chain_time(launches, nbytes, h200.copy_bandwidth, host, costs.start).total
+        call = row["call"]["median"]
+        print(f"{n:12,}  {dtype:8}  {version}  {1e6 * model:5.1f} us  {1e6 * call:5.1f} us")
+
+# %% [markdown]
+# ## Move it
+#
+# The same model, for a chain as long and a tensor as large as you like. Where a line is flat, launching is what takes
+# the time; where it climbs, memory. (What a launch costs is taken from the H200's machine for every GPU; the bandwidth
+# is the data sheet's.) Find out:
+#
+# 1. At which size does the fused chain begin to climb? Why later than the unfused one?
+# 2. How short must a chain be for fusing in Triton to be slower on small tensors? And if the fused kernel is launched
+#    from C++?
+# 3. By a CUDA graph: what does fusing still save on small tensors?
+# 4. Go from an H200 to a T4. Do launches matter more or less?
+
+# %%
+from helpers.explorers import launch_explorer
+
+explorer = launch_explorer(device="H200", elements=1_000_000, operations=4)
+explorer
+
+# %% [markdown]
+# From which size on does memory take most of a single launch's time? Where the bytes take as long as the launch:
+
+
+# %%
+def break_even(host):
+    """Numbers at which one elementwise operation in fp32 takes as long as its launch."""
+    return host * h200.copy_bandwidth / (2 * 4)
+
+
+print(f"a PyTorch operator on an H200: {break_even(costs.operator):12,.0f} numbers")
+print(f"a Triton kernel on an H200:    {break_even(costs.triton):12,.0f} numbers")
+
+# %% [markdown]
+# That is millions of numbers. Below, fusing helps by saving *launches*; far above, by saving *bytes*. So the two
+# halves of this lesson are the two halves of every decision to fuse.
+#
+# ## Find the missing bytes
+#
+# A worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the linear
+# layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, x is read and z written:
+# two. **Claim: fusing halves the traffic.*** Something is missing. **What does fusing save, all bytes counted?**
+
+# %%
+linear_saving = predict_first("traffic saved by fusing Linear(4096) and GELU", unit="%")
+linear_saving
+
+# %%
+linear = torch.nn.Linear(4096, 4096, device=device)
+rows = torch.rand(1024, 4096, device=device)
+with torch.no_grad():
+    example = measure(lambda: gelu(linear(rows)))
+print(example)
+print(example.tensor_table())
+
+# %% [markdown]
+# The weights. They are read, too, and they are larger than any of the four tensors.
+
+# %%
+weights = example.by_tensor["linear['weight']"].read
+intermediate = 2 * rows.nbytes  # y, written and read back
+print(f"forgotten: {weights / 2**20:.0f} MiB of weights")
+linear_saving.compare(100 * intermediate / example.bytes_total)
+
+# %% [markdown]
+# Half of what was claimed. And does the *time* fall by that much? Lesson 01 has the answer ready: ask the roofline.
+
+# %%
+from helpers.devices import DEVICES
+from helpers.roofline import Roofline, Work
+
+flops = 2 * 1024 * 4096 * 4096
+h200_bf16 = Roofline(DEVICES["H200"], "bf16")
+in_bf16 = rows.nbytes // 2  # half the bytes of fp32
+product = Work(flops, weights // 2 + in_bf16, in_bf16)
+extra = 2 * in_bf16 / DEVICES["H200"].memory_bandwidth  # y written and read back
+print(f"the product in bf16 on an H200 is {h200_bf16.bound(product)}-bound")
+print(f"at best, the product takes {1e6 * h200_bf16.time(product):.1f} us")
+print(f"writing y and reading it back takes {1e6 * extra:.1f} us")
+
+# %% [markdown]
+# The product takes the time of its arithmetic; what fusing saves is short beside it. Lesson 08 fuses exactly
+# this, and measures it.
+#
+# With a GPU at hand, here is your own chain, over its length:
+
+# %% tags=["nbval-ignore-output"]
+from benchmarks.chains import measure_lengths
+
+if runtime.has_gpu():
+    for operations, timings in measure_lengths(2**26).items():
+        print(f"{operations} operations: {timings}")
+else:
+    print(f"No GPU here. Recorded above: {h200.label}.")
+
+# %% [markdown]
+# ## What you said, what was found
+
+# %% tags=["nbval-ignore-output"]
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. `x.mul_(2)` in place of `x = x * 2`: how many bytes of traffic does it save?
+# <details><summary>Answer</summary>None. It reads x and writes x either way. It saves the room for a second
+# tensor.</details>
+#
+# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Somebody needs `z` as well as `w`. What does fusing all
+#    three still save?
+# <details><summary>Answer</summary>The write and the read of y, and the read of z. z must be written, since somebody
+# needs it: three passes of the six remain.</details>
+#
+# 3. A kernel has the right result and runs in one launch. How could it still move many times too many bytes?
+# <details><summary>Answer</summary>By storing or loading the same thing again and again, as the store in the loop did.
+# Values do not show it, the meter's table by line does.</details>
+#
+# 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and what
+#    will not?
+# <details><summary>Answer</summary>Fewer launches: fuse, or replay them from a CUDA graph. A GPU with faster memory
+# will not help: nobody waits for it.</details>
+#
+# 5. `relu(a * b + c)` with four tensors of the same size (the three inputs and the result). What share of the traffic
+#    does fusing save, in per cent? Put your number in place of the dots.
+
+# %%
+answer = ...
+x1, x2, x3 = torch.rand(3, 1000, device=device)
+whole = measure(lambda: torch.relu(x1 * x2 + x3)).bytes_total
+correct = 100 * (1 - 4 * x1.nbytes / whole)
+self_test(answer, correct, "count every read and write; fused, four tensors cross")
+
+# %% [markdown]
+# Next: [03 Your first fused kernel](03_first_fused_kernel.ipynb).
