@@ -29,6 +29,7 @@ from statistics import median, quantiles
 from helpers.explorers.launches import ELEMENTS
 from helpers.explorers.occupancy import THREADS
 from helpers.explorers.roofline import ROWS
+from helpers.explorers.warp import STRIDES
 
 PRESSES = 40
 RUNS = 3  # the machine may be shared: the best run counts
@@ -77,6 +78,7 @@ EXPLORERS = {
         ELEMENTS,
         " {:,} numbers:".format,
     ),
+    "warp": Explorer("from helpers.explorers import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
 }
 
 
