@@ -7,8 +7,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 
-def liger(name: str) -> Callable | None:
-    """Liger's version of a catalogue operation, taking the same arguments; None where it has none or is not there."""
+def liger(name: str, inputs: tuple) -> Callable | None:
+    """Liger's version of a catalogue operation, taking the same arguments.
+
+    None where it is not installed, has no such operation, or refuses these inputs (rows of over 65536, for one).
+    """
     if find_spec("liger_kernel") is None:
         return None
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
@@ -19,7 +22,7 @@ def liger(name: str) -> Callable | None:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    return {
+    functions = {
         "cross_entropy": lambda x, labels: LigerCrossEntropyFunction.apply(
             x, labels, None, -100, 0.0, 0.0, "none", None, False
         )[0],
@@ -30,4 +33,11 @@ def liger(name: str) -> Callable | None:
         "rms_norm": lambda x, weight: LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False),
         "softmax": LigerSoftmaxFunction.apply,
         "swiglu": LigerSiLUMulFunction.apply,
-    }.get(name)
+    }
+    if name not in functions:
+        return None
+    try:
+        functions[name](*inputs)
+    except RuntimeError:
+        return None
+    return functions[name]

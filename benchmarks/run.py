@@ -88,7 +88,7 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: 
     if limits:
         torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
         functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
-        if peer := liger(op.name):
+        if peer := liger(op.name, inputs):
             functions["Liger"] = peer
         arguments, options = op.compile_arguments(*shape, dtype=dtype)
         found = compile_for(op.kernel, *arguments, device=this_device(), **options)
@@ -223,6 +223,8 @@ def main(arguments: list[str] | None = None) -> int:
     rows = []
     for op, shape, dtype in tqdm(plan, desc="benchmark", unit="size", delay=2, disable=not sys.stderr.isatty()):
         rows += measure_op(op, shape, dtype, limits)
+        if gpu and (shape, dtype) == (op.gpu_shapes[-1], op.gpu_dtypes[-1]):
+            record([row for row in rows if row["kernel"].split()[0] == op.name], limits, {})  # nothing done is lost
 
     if gpu:
         if rows:
@@ -233,7 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(rows))
     if gpu:
         wanted = EXPERIMENTS if options.experiments or len(chosen) == len(CATALOGUE) else {}
-        print(f"recorded in {record(rows, limits, {name: time() for name, time in wanted.items()}).name}")
+        print(f"recorded in {record([], limits, {name: time() for name, time in wanted.items()}).name}")
     return 0
 
 
