@@ -71,6 +71,11 @@ def has_gpu() -> bool:
     return _has_gpu
 
 
+def observer():
+    """What watches the launches made now, as `observed` was given it; None outside of it."""
+    return _observer
+
+
 def interprets() -> bool:
     """Whether a launch made now is interpreted: there is no GPU, or a meter is watching."""
     return _observer is not None or not has_gpu()
@@ -238,6 +243,27 @@ class Reduce(interpreter.ReduceOps):
         if data.dtype in (np.float16, BFLOAT16):
             data = data.astype(np.float32)
         return self.to_tensor(np.sum(data, axis=self.axis, keepdims=self.keep_dims), input.dtype)
+
+    def generic_reduce(self, input):
+        # Neighbours are combined whole blocks at a time, a tree as on a GPU; lengths are powers of two.
+        axis = -1 if self.axis is None else self.axis
+        dtypes = [part.dtype for part in input]
+        parts = [part.handle.data.ravel() if self.axis is None else part.handle.data for part in input]
+        parts = [np.moveaxis(part, axis, -1) for part in parts]
+        while parts[0].shape[-1] > 1:
+            left = [self.to_tensor(part[..., 0::2], dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+            right = [self.to_tensor(part[..., 1::2], dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+            combined = self.combine_fn.fn(*left, *right)
+            shape = (*parts[0].shape[:-1], parts[0].shape[-1] // 2)
+            combined = combined if isinstance(combined, tuple) else (combined,)
+            parts = [np.broadcast_to(each.handle.data, shape) for each in combined]
+        if not self.keep_dims:
+            parts = [part[..., 0] for part in parts]
+        elif self.axis is None:
+            parts = [part.reshape((1,) * len(input[0].shape)) for part in parts]
+        else:
+            parts = [np.moveaxis(part, -1, axis) for part in parts]
+        return [self.to_tensor(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
 
     def min_max(self, input, val_reduce_op, idx_reduce_op=None):
         quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}

@@ -285,3 +285,33 @@ def test_importing_the_course_costs_little():
         for _ in range(3)
     ]
     assert min(times) <= 0.3
+
+
+@triton.jit
+def merge(mean1, squares1, count1, mean2, squares2, count2):
+    count = count1 + count2
+    apart = mean2 - mean1
+    return mean1 + apart * count2 / count, squares1 + squares2 + apart * apart * count1 * count2 / count, count
+
+
+@triton.jit
+def left(a, b):
+    return a
+
+
+@triton.jit
+def reduces_kernel(x_ptr, variances_ptr, firsts_ptr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    row, col = tl.arange(0, ROWS), tl.arange(0, COLS)
+    x = tl.load(x_ptr + row[:, None] * COLS + col[None, :])
+    _, squares, count = tl.reduce((x, tl.zeros_like(x), tl.full((ROWS, COLS), 1.0, tl.float32)), 1, merge)
+    tl.store(variances_ptr + row, squares / count)
+    tl.store(firsts_ptr + row[:, None], tl.reduce(x, 1, left, keep_dims=True))
+    tl.store(firsts_ptr + ROWS + col, tl.reduce(x, 0, left))
+    tl.store(firsts_ptr + ROWS + COLS, tl.reduce(x, None, left))
+
+
+def test_reductions_by_a_function_of_ones_own_keep_the_order():
+    x, variances, firsts = torch.randn(8, 64), torch.empty(8), torch.empty(8 + 64 + 1)
+    reduces_kernel[(1,)](x, variances, firsts, ROWS=8, COLS=64)
+    torch.testing.assert_close(variances, x.var(dim=1, correction=0))
+    assert torch.equal(firsts, torch.cat([x[:, 0], x[0], x[0, :1]]))

@@ -82,7 +82,7 @@ class EagerMeter(TorchDispatchMode):
             return func(*args, **kwargs)
         self._seen += 1
         given = _arguments(func, args, kwargs)
-        body = _body(func, given)
+        body = self._body(func, given)
         outer = self._name
         if func.namespace != "aten":
             self._name = None
@@ -108,9 +108,15 @@ class EagerMeter(TorchDispatchMode):
                 self._ledger.storage(result).free = True
         else:
             read, changed = _read_and_changed(func, given)  # before it runs, for it may change its own index
-            result = func(*args, **kwargs)
+            result = self._compute(func, args, kwargs)
             self._enter(func, given, read, changed, result, place)
         return result
+
+    def _body(self, func, given):
+        return _body(func, given)
+
+    def _compute(self, func, args, kwargs):
+        return func(*args, **kwargs)
 
     def _enter(self, func, given, read, changed, result, place):
         ledger, name = self._ledger, func.overloadpacket.__name__
@@ -133,6 +139,13 @@ class EagerMeter(TorchDispatchMode):
 
     def _move(self, touched, way) -> int:
         """Enter each distinct footprint once; returns the bytes."""
+        distinct = self._distinct(touched, way)
+        for (_, footprint), (storage, name) in distinct.items():
+            self._ledger.move(way, storage, storage.region(footprint, name), footprint)
+        return sum(footprint.nbytes for _, footprint in distinct)
+
+    def _distinct(self, touched, way) -> dict:
+        """(storage, footprint) -> storage and name, of each footprint that costs memory traffic."""
         distinct = {}
         for tensor, name, footprint in touched:
             storage = self._ledger.storage(tensor)
@@ -141,9 +154,7 @@ class EagerMeter(TorchDispatchMode):
                 # What an operator fills, having allocated it (zeros, clone), is known by the operator.
                 filled = way == "written" and storage.fresh and self._name
                 distinct[id(storage), footprint] = storage, self._name if filled else name
-        for (_, footprint), (storage, name) in distinct.items():
-            self._ledger.move(way, storage, storage.region(footprint, name), footprint)
-        return sum(footprint.nbytes for _, footprint in distinct)
+        return distinct
 
 
 def _users_line() -> tuple[str, int] | None:

@@ -203,6 +203,11 @@ class ByteSet:
             return False
         return bool(footprint.of(self.map(), base).any())
 
+    @property
+    def scattered(self) -> bool:
+        """Whether it is more than the interval from `low` to `high`."""
+        return self._map is not None
+
     def map(self) -> np.ndarray:
         """One bool per byte of the storage."""
         if self._map is None:

@@ -155,7 +155,7 @@ class TritonMeter:
         self._operands = []
         originals = arguments if originals is None else originals
         tensors = [
-            found for name, value in arguments.items() for found in _tensors(name, value, originals.get(name, value))
+            found for name, value in arguments.items() for found in tensors_in(name, value, originals.get(name, value))
         ]
         if not tensors:
             raise ValueError(f"{self._kernel} was launched with no tensor: there is no traffic to meter")
@@ -314,7 +314,7 @@ def _distance(operand: Operand, address: int) -> int:
     return max(operand.low - address, address - operand.high, 0)
 
 
-def _tensors(name: str, value, original):
+def tensors_in(name: str, value, original):
     """(name, host tensor, original tensor) of each tensor in a kernel's argument."""
     if isinstance(value, TensorDescriptor):
         value, original = value.base, original.base
@@ -324,4 +324,4 @@ def _tensors(name: str, value, original):
         yield name, value, original
     elif isinstance(value, tuple | list):
         for place, pair in enumerate(zip(value, original, strict=True)):
-            yield from _tensors(f"{name}[{place}]", *pair)
+            yield from tensors_in(f"{name}[{place}]", *pair)

@@ -1,0 +1,310 @@
+"""Holds the instruments against a GPU: what it and its tools report, for the tests to compare with what we compute.
+
+    python benchmarks/validate.py [SECTION ...]
+
+    compiled    registers, local and shared memory of loaded kernels, active blocks by the driver's occupancy function
+    counters    DRAM bytes and sectors by Nsight Compute
+    launches    GPU kernels by torch.profiler
+    constants   times of kernels that do one thing, from which helpers/prediction.py has its constants
+    times       fused and unfused, at five sizes, for the prediction
+
+Written to benchmarks/results/<gpu>_validation.json; sections that are not named stay as they were. Needs a GPU.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import datetime
+import gc
+import itertools
+import json
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd import DeviceType
+from triton.runtime.jit import JITFunction
+
+from benchmarks import hardware_counters
+from benchmarks.example_kernels import EXAMPLES
+from benchmarks.hardware_counters import shape_of
+from benchmarks.run import backward_pass
+from helpers.devices import this_device
+from helpers.resources import compile_for
+from helpers.timing import benchmark_together
+from kernels import CATALOGUE, runtime
+from kernels.fused_op import FusedOp
+
+RESULTS = Path(__file__).parent / "results"
+SIZES = tuple(2**power for power in (16, 19, 22, 25, 28))  # bytes of the first argument
+PROFILED = 2**25  # bytes: many waves, and still quick
+# CUfunction_attribute
+STATIC_SHARED, LOCAL, REGISTERS = 1, 3, 4
+
+
+def plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def attribute(function: int, which: int) -> int:
+    """What the driver says of a loaded kernel."""
+    value = ctypes.c_int()
+    status = ctypes.CDLL("libcuda.so.1").cuFuncGetAttribute(ctypes.byref(value), which, ctypes.c_void_p(function))
+    if status:
+        raise RuntimeError(f"cuFuncGetAttribute failed with status {status}")
+    return value.value
+
+
+def active_blocks(function: int, threads: int, dynamic_shared_memory: int) -> int:
+    """Blocks an SM by cuOccupancyMaxActiveBlocksPerMultiprocessor."""
+    value = ctypes.c_int()
+    status = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(value), ctypes.c_void_p(function), threads, ctypes.c_size_t(dynamic_shared_memory)
+    )
+    if status:
+        raise RuntimeError(f"cuOccupancyMaxActiveBlocksPerMultiprocessor failed with status {status}")
+    return value.value
+
+
+@contextlib.contextmanager
+def triton_launches():
+    """Every launch made in this context: (kernel, arguments, options, the loaded kernel)."""
+    seen, run = [], JITFunction.run
+
+    def listening(self, *args, grid, warmup, **options):
+        loaded = run(self, *args, grid=grid, warmup=warmup, **options)
+        seen.append((self, args, options, loaded))
+        return loaded
+
+    JITFunction.run = listening
+    try:
+        yield seen
+    finally:
+        JITFunction.run = run
+
+
+def run_once(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    """The operation as a benchmark calls it, and its backward pass where it has one."""
+    inputs = op.inputs(*shape, dtype=dtype, device=device)
+    with torch.no_grad():
+        op.fused(*inputs)
+    if op.backward_work is not None:
+        backward_pass(op.fused, inputs)()
+
+
+def compiled() -> list[dict]:
+    """Each kernel as this GPU has it loaded, beside what compile_for says of it with the same Triton."""
+    rows = []
+    for op in CATALOGUE.values():
+        for shape, dtype in itertools.product(op.gpu_shapes, op.gpu_dtypes):
+            with triton_launches() as seen:
+                run_once(op, shape, dtype, "cuda")
+            rows += [
+                {"operation": op.name, "shape": list(shape), "dtype": plain(dtype), **compared(*launch)}
+                for launch in seen
+            ]
+            torch.cuda.empty_cache()
+    for name, (kernel, args, options) in EXAMPLES.items():
+        loaded = kernel.warmup(*args, grid=(1,), **options)
+        rows.append({"operation": name, "shape": None, "dtype": None, **compared(kernel, args, options, loaded)})
+    return rows
+
+
+def compared(kernel: JITFunction, args: tuple, options: dict, loaded) -> dict:
+    loaded._init_handles()
+    threads, shared = loaded.metadata.num_warps * 32, loaded.metadata.shared
+    ours = compile_for(kernel, *args, device=this_device(), **options)
+    return {
+        "kernel": kernel.fn.__name__,
+        "loaded": {
+            "registers": attribute(loaded.function, REGISTERS),
+            "local_memory": attribute(loaded.function, LOCAL),
+            "static_shared_memory": attribute(loaded.function, STATIC_SHARED),
+            "dynamic_shared_memory": shared,
+            "threads": threads,
+            "blocks": active_blocks(loaded.function, threads, shared),
+        },
+        "compile_for": {
+            "registers": ours.registers,
+            "stack": ours.stack,
+            "spill_stores": ours.spill_stores,
+            "spill_loads": ours.spill_loads,
+            "static_shared_memory": ours.static_shared_memory,
+            "dynamic_shared_memory": ours.dynamic_shared_memory,
+            "threads": ours.num_warps * 32,
+            "blocks": ours.occupancy().blocks,
+        },
+    }
+
+
+def launches() -> list[dict]:
+    """The GPU kernels of each version, as torch.profiler names them; copies and fills are among them."""
+    rows = []
+    with torch.no_grad():
+        for op, version, shape, function, inputs in hardware_counters.sections(PROFILED):
+            function(*inputs)
+            torch.cuda.synchronize()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                function(*inputs)
+                torch.cuda.synchronize()
+            events = [event for event in profile.events() if event.device_type == DeviceType.CUDA]
+            names = [event.name for event in sorted(events, key=lambda event: event.time_range.start)]
+            rows.append({"kernel": op.name, "version": version, "shape": list(shape), "kernels": names})
+    return rows
+
+
+@triton.jit
+def nothing_kernel(x_ptr):
+    pass
+
+
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i, i < elements), i < elements)
+
+
+def copy(x: torch.Tensor, y: torch.Tensor) -> None:
+    copy_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024, num_warps=4)
+
+
+def copies() -> dict[str, Callable]:
+    """An empty kernel, copies of many sizes, and copies whose source the launch before has written or read."""
+    x, y, z = torch.empty(3, 2**28, device="cuda")
+
+    def nothing(count):
+        for _ in range(count):
+            nothing_kernel[(132,)](x)
+
+    functions = {f"{count} empty": partial(nothing, count) for count in (1, 2, 8)}
+    for size in (2**16, 2**18, 2**20, 2**21, 2**22, 2**23, 2**24, 3 * 2**23, 2**25, 3 * 2**24, 2**26, 2**28, 2**30):
+        a, b, c = (tensor[: size // 4] for tensor in (x, y, z))
+        functions[f"copy {size}"] = partial(copy, a, b)
+        if size <= 2**26:
+            functions[f"copy {size}, copy the copy"] = lambda a=a, b=b, c=c: (copy(a, b), copy(b, c))
+            functions[f"copy {size}, copy it again"] = lambda a=a, b=b, c=c: (copy(a, b), copy(a, c))
+    return functions
+
+
+# PyTorch's kernels by the way that they are written, each on a matrix x, a row w, a column r and labels.
+OPERATORS = {
+    "neg": lambda x, w, r, labels: -x,
+    "gelu": lambda x, w, r, labels: torch.nn.functional.gelu(x),
+    "times row": lambda x, w, r, labels: x * w,
+    "times column": lambda x, w, r, labels: x * r,
+    "to float32": lambda x, w, r, labels: x.to(torch.float32),
+    "to int8": lambda x, w, r, labels: x.to(torch.int8),
+    "transposed": lambda x, w, r, labels: x.T.contiguous(),
+    "fill": lambda x, w, r, labels: torch.zeros_like(x),
+    "random": lambda x, w, r, labels: torch.rand_like(x),
+    "dropout": lambda x, w, r, labels: torch.nn.functional.dropout(x, 0.5),
+    "sum": lambda x, w, r, labels: x.sum(dim=1),
+    "amax": lambda x, w, r, labels: x.amax(dim=1),
+    "sum of columns": lambda x, w, r, labels: x.sum(dim=0),
+    "softmax": lambda x, w, r, labels: x.softmax(dim=1),
+    "log_softmax": lambda x, w, r, labels: x.log_softmax(dim=1),
+    "layer_norm": lambda x, w, r, labels: torch.nn.functional.layer_norm(x, w.shape, w, w),
+    "rms_norm": lambda x, w, r, labels: torch.nn.functional.rms_norm(x, w.shape, w),
+    "nll_loss": lambda x, w, r, labels: torch.nn.functional.nll_loss(x, labels, reduction="none"),
+    "topk": lambda x, w, r, labels: x.topk(8, dim=1),
+}
+ROWS = (2**18, 2**22, 2**25, 2**28)  # bytes of x
+COLUMNS = (1024, 8192, 65536)
+
+
+def operators() -> list[dict]:
+    rows = []
+    for dtype, columns, size in itertools.product((torch.bfloat16, torch.float32), COLUMNS, ROWS):
+        x = torch.randn(size // (columns * dtype.itemsize), columns, device="cuda").to(dtype)
+        labels = torch.zeros(len(x), dtype=torch.int64, device="cuda")
+        arguments = x, x[0].clone(), x[:, :1].clone(), labels
+        skipped = {"topk"} if size > 2**25 else set()  # a second each
+        functions = {name: partial(f, *arguments) for name, f in OPERATORS.items() if name not in skipped}
+        measured = benchmark_together(functions, runs=10)
+        rows += [
+            {"operator": name, "shape": list(x.shape), "dtype": plain(dtype), "gpu": asdict(timing)}
+            for name, timing in measured.items()
+        ]
+    return rows
+
+
+def constants() -> dict:
+    """Times of kernels that do one thing, and of PyTorch's."""
+    return {
+        "copies": {name: asdict(timing) for name, timing in benchmark_together(copies(), runs=20).items()},
+        "operators": operators(),
+    }
+
+
+def times() -> list[dict]:
+    """Both versions of every kernel at every size: the GPU's own time, cold L2, launch gaps excluded."""
+    rows = []
+    for op in CATALOGUE.values():
+        dtype = op.gpu_dtypes[-1]
+        for size in SIZES:
+            shape = shape_of(op, size)
+            inputs = op.inputs(*shape, dtype=dtype, device="cuda")
+            versions = {"fused": partial(op.fused, *inputs), "eager": partial(op.reference, *inputs)}
+            with torch.no_grad():
+                measured = benchmark_together(versions, runs=20)
+            rows += [
+                {
+                    "kernel": op.name,
+                    "version": version,
+                    "bytes": size,
+                    "shape": list(shape),
+                    "dtype": plain(dtype),
+                    "gpu": asdict(timing),
+                }
+                for version, timing in measured.items()
+            ]
+            del inputs, versions
+            gc.collect()
+            torch.cuda.empty_cache()
+    return rows
+
+
+SECTIONS = {
+    "compiled": compiled,
+    "counters": hardware_counters.read,
+    "launches": launches,
+    "constants": constants,
+    "times": times,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Record what this GPU says, to hold the instruments against.")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all by default")
+    chosen = parser.parse_args(arguments).sections or list(SECTIONS)
+    if unknown := [name for name in chosen if name not in SECTIONS]:
+        raise ValueError(f"no section named {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
+    if not runtime.has_gpu():
+        raise RuntimeError("validation needs an NVIDIA GPU: the recorded run is in benchmarks/results")
+
+    name = torch.cuda.get_device_name()
+    path = RESULTS / f"{name.lower().removeprefix('nvidia ').replace(' ', '_')}_validation.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    content |= {
+        "gpu": name,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions | {"cuda": torch.version.cuda, "ptxas": triton.knobs.nvidia.ptxas.version},
+        "command": "python benchmarks/validate.py",
+        "ncu": " ".join(hardware_counters.command("LOG")).replace(sys.executable, "python"),
+    }
+    for section in chosen:
+        content[section] = SECTIONS[section]()
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        print(f"{section}: {len(content[section])} rows", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
