@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from helpers.recorded import Recorded
 
-MILLION = (2**20,)  # the shape of the recorded calls that are short enough to be all launch
+CHAIN = 4  # operations of the recorded chains of many sizes
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,17 @@ class ChainTime:
 
 
 def launch_costs(run: Recorded) -> LaunchCosts:
-    """What launches cost on a recorded machine, from its add+GELU on 2**20 numbers in fp32.
+    """What launches cost on a recorded machine, from the smallest of its `chain_sizes`: four operations, or one kernel.
 
-    A row of calls that short keeps the CPU busy all the time, so the time of a call is the CPU's: two operators
-    unfused, one Triton launch fused. `start` is what the fused kernel's own time has over its bytes at copy speed.
+    So small a chain is all launch: a row of calls keeps the CPU busy, a CUDA graph of them only the GPU.
 
     Raises:
-        ValueError: add_gelu was not recorded at that size.
+        ValueError: that experiment was not recorded.
     """
-    calls = {row["provider"]: row["call"]["median"] for row in run.rows if _is_million(row)}
-    kernel = run.times("add_gelu", MILLION, "float32")["fused"].median
-    moved = 3 * MILLION[0] * 4
-    return LaunchCosts(calls["eager"] / 2, calls["fused"], kernel - moved / run.copy_bandwidth)
-
-
-def _is_million(row: dict) -> bool:
-    return (row["kernel"], tuple(row["shape"]), row["dtype"]) == ("add_gelu", MILLION, "float32")
+    sizes = run.experiment("chain_sizes")
+    smallest = sizes[min(sizes)]
+    call, gpu = smallest["call"], smallest["gpu"]
+    return LaunchCosts(call["eager"].median / CHAIN, call["fused"].median, gpu["fused"].median)
 
 
 def chain_time(launches: int, nbytes: int, bandwidth: float, host: float, start: float) -> ChainTime:

@@ -244,7 +244,25 @@ else:
 # The eager chain's time grows with each operation; the fused one's is about that of a single operation. (It may gain
 # even more than the bytes say: eager allocates a fresh tensor for each operation, and on a CPU that is not free.)
 #
-# `torch.compile` has fused this chain on its own. Lesson 13 looks at what it fuses, and what not.
+# On a GPU there is no such side cost. The same chain on an H200, eager and as one kernel; is the time saved the
+# traffic saved?
+
+# %%
+from helpers.recorded import recorded
+
+h200 = recorded("h200")
+print(f"{h200.label}, 2^28 numbers in fp32")
+print("  N     eager     fused    saved   (N-1)/N")
+for n, times in h200.experiment("chain_lengths").items():
+    eager_ms, fused_ms = (1e3 * times[name].median for name in ("eager", "fused"))
+    saved = round(1 - fused_ms / eager_ms, 3) + 0.0  # no "-0.0"
+    row = f"{n:3} {eager_ms:6.2f} ms {fused_ms:6.2f} ms"
+    print(f"{row}  {saved:7.1%}   {(n - 1) / n:7.1%}")
+
+# %% [markdown]
+# The two columns differ in the last digit at most. Time is traffic, where the tensors are large.
+#
+# `torch.compile` has fused your chain on its own. Lesson 13 looks at what it fuses, and what not.
 #
 # ## The launch
 #
@@ -272,9 +290,6 @@ small_call = predict_first("speed-up of a call of add+GELU, 1M numbers", unit="t
 small_call
 
 # %%
-from helpers.recorded import recorded
-
-h200 = recorded("h200")
 found = {
     (row["shape"][0], row["dtype"], row["provider"]): row
     for row in h200.rows
@@ -296,7 +311,7 @@ small_call.compare(eager_call / fused_call)
 # GPU here. All of the call is the CPU launching, and launching a Triton kernel from Python costs more than running two
 # of PyTorch's operators, which are launched from C++.
 #
-# How fares the claim?
+# What does a launch cost by itself? A chain of four on a thousand numbers is nothing but launches. How fares the claim?
 
 # %%
 from helpers.launches import chain_time, launch_costs
@@ -340,19 +355,17 @@ timeline_chart(
 # - CPU: launches × cost of a launch;
 # - GPU: launches × cost of a start + bytes ÷ bandwidth.
 #
-# Is the model any good? Its launch costs come from the calls with a million numbers in fp32; the others are a test.
+# Is the model any good? Its launch costs come from the smallest chain that was recorded; the larger ones are a test.
 
 # %%
-print("     numbers  dtype     version   model  measured, a call on an H200")
-for (n, dtype, version), row in found.items():
-    if version in ("eager", "fused") and (n, dtype) != (million, "float32"):
-        itemsize = getattr(torch, dtype).itemsize
-        launches, moved = (2, 5) if version == "eager" else (1, 3)  # tensors moved
-        host = costs.operator if version == "eager" else costs.triton
-        nbytes = moved * itemsize * n
+print("     numbers  a chain of 4   model  measured, a call on an H200")
+for n, times in list(h200.experiment("chain_sizes").items())[4:]:
+    for version in ("eager", "fused"):
+        launches, host = (4, costs.operator) if version == "eager" else (1, costs.triton)
+        nbytes = launches * 2 * 4 * n
         model = chain_time(launches, nbytes, h200.copy_bandwidth, host, costs.start).total
-        call = row["call"]["median"]
-        print(f"{n:12,}  {dtype:8}  {version}  {1e6 * model:5.1f} us  {1e6 * call:5.1f} us")
+        call = times["call"][version].median
+        print(f"{n:12,}  {version:8} {1e6 * model:8.1f} us  {1e6 * call:8.1f} us")
 
 # %% [markdown]
 # ## Move it
