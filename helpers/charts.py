@@ -43,6 +43,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,  # the grid under the bars
     "grid.alpha": 0.25,
     "grid.linewidth": 0.5,
     "xtick.minor.size": 0,

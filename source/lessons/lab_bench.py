@@ -15,7 +15,7 @@ from helpers.occupancy import occupancy
 from helpers.occupancy_chart import occupancy_chart
 from helpers.resources import compile_for
 from helpers.roofline import Roofline, Work
-from helpers.timing import benchmark_together
+from helpers.timing import benchmark, benchmark_together
 from helpers.timing_chart import timing_chart
 from helpers.traffic import measure
 from helpers.traffic_chart import traffic_chart
@@ -45,8 +45,11 @@ device = DEVICES["H100"]
 x = torch.randn(100_000, device="cuda" if runtime.has_gpu() else "cpu")
 
 # %%
+measure(fused, x)
+
+# %%
 needs = compile_for(silu_kernel, x, x, x.numel(), device="H100", BLOCK=1024)
-needs
+print(needs)
 
 # %%
 needs.sass_view("load", "store")
@@ -55,31 +58,37 @@ needs.sass_view("load", "store")
 needs.occupancy().waves(grid=10_000, sms=device.sms)
 
 # %%
-print(occupancy(device.compute_capability, threads=256, registers=70))
+occupancy(device.compute_capability, threads=256, registers=70)
 
 # %%
 roof, work = Roofline(device, "fp32"), Work(flops=5 * x.numel(), bytes_read=x.nbytes, bytes_written=x.nbytes)
 print(f"{roof.time(work) * 1e9:.0f} ns at best, {roof.bound(work)}-bound")
 
+# %% tags=["nbval-ignore-output"]
+print(this_device().name, benchmark(torch.nn.functional.silu, x))
+
+# %% [markdown]
+# The same as pictures, the last two with sliders:
+
 # %%
 traffic_chart({"unfused": measure(unfused, x), "fused": measure(fused, x)})
-
-# %%
-occupancy_chart(needs.occupancy())
-
-# %%
-waves_chart(needs.occupancy().waves(grid=10_000, sms=device.sms))
-
-# %%
-point = Point("SiLU", work.intensity, roof.attainable(work.intensity), "fused")
-roofline_chart(roof, [point], f"SiLU is {roof.bound(work)}-bound", f"SiLU does {work.intensity:.2f} FLOP/byte")
 
 # %% tags=["nbval-ignore-output"]
 times = benchmark_together({"unfused": lambda: unfused(x), "fused": lambda: torch.nn.functional.silu(x)})
 timing_chart(times, this_device().name)
 
 # %%
-occupancy_explorer("H100", needs.num_warps * 32, needs.registers, needs.shared_memory)
+waves_chart(needs.occupancy().waves(grid=10_000, sms=device.sms))
+
+# %%
+occupancy_chart(needs.occupancy())
+
+# %%
+point = Point("SiLU", work.intensity, roof.attainable(work.intensity), "fused")
+roofline_chart(roof, [point], f"SiLU is {roof.bound(work)}-bound", f"SiLU does {work.intensity:.2f} FLOP/byte")
+
+# %%
+occupancy_explorer("H100", threads=256, registers=70)
 
 # %%
 roofline_explorer("H100", "fp32")
