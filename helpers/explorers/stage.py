@@ -8,6 +8,7 @@ cores.
 
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Stage(anywidget.AnyWidget):
     third = Int().tag(sync=True)
 
 
-class Explorer:
+class Explorer(ABC):
     """Sliders and choices above a stage. A subclass says what is shown: `text`, `chart()` and `_still_and_data()`."""
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
@@ -56,20 +57,21 @@ class Explorer:
         self._box.add_class("fusion-controls")
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """The line under the chart."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chart(self) -> Chart:
         """What is shown, as a picture with its line of text.
 
         Raises:
             ValueError: what is chosen cannot be drawn; `text` says why.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _still_and_data(self) -> tuple[str, dict]:
-        raise NotImplementedError
+        """The still part as SVG, and the stage's `data`."""
 
     def _draw(self, _change=None) -> None:
         still, data = self._still_and_data()
