@@ -91,7 +91,7 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: 
         if peer := liger(op.name, inputs):
             functions["Liger"] = peer
         arguments, options = op.compile_arguments(*shape, dtype=dtype)
-        found = compile_for(op.kernel, *arguments, device=this_device(), **options)
+        found = compile_for(op.kernel_for(*shape), *arguments, device=this_device(), **options)
         compiled = {"registers": found.registers, "spill_bytes": found.spill_bytes}
     forward = {provider: partial(function, *inputs) for provider, function in functions.items()}
     with torch.no_grad():
