@@ -8,7 +8,8 @@
 # After this lesson you can
 #
 # - say what stops one more block of a kernel from running on an SM, and what would let it in;
-# - compile a kernel for a GPU that you do not have, and read its registers, its spills and the machine code behind them;
+# - compile a kernel for a GPU that you do not have, and read its registers, its spills and the machine code behind
+#   them;
 # - find the point where a growing fusion starts to spill and the one where it stops paying, and say why they differ;
 # - choose `num_warps` and `maxnreg` knowing what each costs, and count waves and their tail.
 #
@@ -217,9 +218,9 @@ print(f"{once:g} MUFU a step for {numbers} numbers a thread;")
 print(f"sigmoid once would be {2 * numbers + 1}, twice {4 * numbers + 1}")
 
 # %% [markdown]
-# Once. The compiler saw the same expression on the way there and on the way back, and **kept** the result in between. So
-# three rows of eight are live for each step: `y`, which we kept, and `n` and `sigmoid(n)`, which it kept; the rest are
-# scalars.
+# Once. The compiler saw the same expression on the way there and on the way back, and **kept** the result in between.
+# So three rows of eight are live for each step: `y`, which we kept, and `n` and `sigmoid(n)`, which it kept; the rest
+# are scalars.
 #
 # The mistake is ours: `y` is only `n / r`. With `n` kept in its place, the third row is gone.
 
@@ -459,8 +460,8 @@ for most in (None, 168, 128, 64):
 capped.compare(100 * each.occupancy().fraction)
 
 # %% [markdown]
-# Occupancy at a price: each cap buys blocks with spills. Is that a bargain? **How many times faster, or slower (less than
-# one), is the kernel capped at 128 registers than the free one?**
+# Occupancy at a price: each cap buys blocks with spills. Is that a bargain? **How many times faster, or slower (less
+# than one), is the kernel capped at 128 registers than the free one?**
 
 # %%
 faster = predict_first("speed-up of 12 steps from a cap at 128 registers", unit="times")
@@ -526,10 +527,10 @@ for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2), (1638
     print(f", {add.spill_bytes:5} B spilled, {time}")
 
 # %% [markdown]
-# From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way are
-# what memory needs (**Little's law**: bytes in flight are latency times bandwidth). Slow are the two that spill, and the
-# last is the best witness of all: **full occupancy, and the slowest of them by far**. As an alarm the claim is fair: a
-# chain that waits at every step, such as ours, did need its blocks. As a rule it is wrong.
+# From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way
+# are what memory needs (**Little's law**: bytes in flight are latency times bandwidth). Slow are the two that spill,
+# and the last is the best witness of all: **full occupancy, and the slowest of them by far**. As an alarm the claim is
+# fair: a chain that waits at every step, such as ours, did need its blocks. As a rule it is wrong.
 #
 # **Claim: "spilled registers are 100 times slower."** Twelve steps, free and capped at 64 registers:
 
@@ -546,8 +547,8 @@ print(f"slower by a factor of {caps[64].median / caps[255].median:.2f}, measured
 # %% [markdown]
 # One access that goes all the way to memory may take a hundred times as long as one to a register. A kernel that spills
 # is not a hundred times slower, because other warps run meanwhile and caches catch most of it; the cap at 128 registers
-# spilled and gained. The one that came nearest to the claim was the block of 16384 in 2 warps above, which spilled every
-# value it had:
+# spilled and gained. The one that came nearest to the claim was the block of 16384 in 2 warps above, which spilled
+# nearly all it had:
 
 # %%
 worst = sweep["16384x2"].median / min(time.median for time in sweep.values())
@@ -556,9 +557,9 @@ print(f"{worst:.1f} times slower than the best block size")
 # %% [markdown]
 # ## Waves and the tail
 #
-# Blocks that fit at once, on all SMs, are a **wave**. A grid of more blocks takes several; the last may be nearly empty,
-# and takes as long as a full one. Twelve steps allow two blocks an SM. **On 264 rows every slot of an H100 is used.
-# What share is used on 265?**
+# Blocks that fit at once, on all SMs, are a **wave**. A grid of more blocks takes several; the last may be nearly
+# empty, and takes as long as a full one. Twelve steps allow two blocks an SM. **On 264 rows every slot of an H100 is
+# used. What share is used on 265?**
 
 # %%
 used = predict_first("slots used by 265 blocks, two an SM, on an H100", unit="%")
@@ -576,9 +577,9 @@ from helpers.waves_chart import waves_chart
 waves_chart(twelve.waves(300, h100.sms))
 
 # %% [markdown]
-# One block too many, and the time doubles. Far to the right, with hundreds of waves, the tail is lost among them: that is why
-# large tensors forgive any grid. On small ones, choose the block so that the grid fills its waves, or let a fixed number
-# of programs walk over the rows (*persistent* programs; lesson 08 uses them).
+# One block past a full wave, and the time doubles. With hundreds of waves, the tail is lost among them: that
+# is why large tensors forgive any grid. On small ones, choose the block so that the grid fills its waves, or let a
+# fixed number of programs walk over the rows (*persistent* programs; lesson 08 uses them).
 #
 # ## What you said, what was found
 
