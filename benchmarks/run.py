@@ -1,6 +1,7 @@
 """Times every kernel of the catalogue beside eager PyTorch, torch.compile and Liger, and records it on a GPU.
 
     python benchmarks/run.py [KERNEL ...] [--experiments]
+    python benchmarks/run.py --recorded          the table as it was recorded on the H200
 
 Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
 calls, Python and launch included, for work short enough that it matters. Per cent is of the copy bandwidth measured in
@@ -33,6 +34,7 @@ from benchmarks import chains, free_flops, occupancy_sweep, over_fusion
 from benchmarks.peers import liger
 from benchmarks.targets import TARGETS
 from helpers.devices import this_device
+from helpers.recorded import recorded
 from helpers.resources import compile_for
 from helpers.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
@@ -208,7 +210,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fusion bench", description="Time the kernels of the catalogue.")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
     parser.add_argument("--experiments", action="store_true", help="time what the lessons show, besides the KERNELs")
+    parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     options = parser.parse_args(arguments)
+    if options.recorded:
+        run = recorded("h200")
+        print("\n".join([run.label, *shortfalls(run.rows), table(run.rows)]))
+        return 0
     chosen = options.kernels or ([] if options.experiments else list(CATALOGUE))
     unknown = [name for name in chosen if name not in CATALOGUE]
     if unknown:
