@@ -195,7 +195,7 @@ def _one_run(page, handle, explorer: Explorer) -> Latency:
 def _rewind(page, handle) -> None:
     handle.focus()
     handle.press("Home")
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(300)
     page.evaluate("forget()")
 
 
@@ -204,8 +204,9 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def measure(name: str, runs: int = RUNS) -> Iterator[Latency]:
-    """One Latency a run, all on one page that shows the explorer of that name in EXPLORERS.
+@contextlib.contextmanager
+def session() -> Iterator[Callable[[str], Iterator[Latency]]]:
+    """JupyterLab and a browser; gives a function that measures the explorer of a name in EXPLORERS, a Latency a run.
 
     Raises:
         FileNotFoundError: no Chromium on the path.
@@ -215,19 +216,23 @@ def measure(name: str, runs: int = RUNS) -> Iterator[Latency]:
     executable = chromium()
     if executable is None:
         raise FileNotFoundError("no Chromium found: install it (apt-get install chromium)")
-    explorer = EXPLORERS[name]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         notebook = Path(folder) / "explorer.ipynb"
-        write_notebook(notebook, explorer.cell)
         with lab(notebook) as address:
             browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+
+            def measure(name: str) -> Iterator[Latency]:
+                explorer = EXPLORERS[name]
+                write_notebook(notebook, explorer.cell)  # the same notebook, so the same kernel, already started
+                with browser.new_page(viewport={"width": 1280, "height": 1000}) as page:
+                    open_explorer(page, address)
+                    page.evaluate(WATCH)
+                    handle = page.locator(".fusion-controls .noUi-handle").first
+                    for _ in range(RUNS):
+                        yield _one_run(page, handle, explorer)
+
             try:
-                page = browser.new_page(viewport={"width": 1280, "height": 1000})
-                open_explorer(page, address)
-                page.evaluate(WATCH)
-                handle = page.locator(".fusion-controls .noUi-handle").first
-                for _ in range(runs):
-                    yield _one_run(page, handle, explorer)
+                yield measure
             finally:
                 browser.close()
 
@@ -257,16 +262,17 @@ def main() -> None:
     names = parser.parse_args().explorers or list(EXPLORERS)
     if unknown := sorted(set(names) - set(EXPLORERS)):
         parser.error(f"no explorer is named {unknown[0]!r}: choose from {', '.join(EXPLORERS)}")
-    for name in names:
-        runs = []
-        for run in measure(name):
-            runs.append(run)
-            print(f"{name}: median {run.median:.1f} ms, 95th percentile {run.p95:.1f} ms, burst {run.burst:.0f} ms")
-        print(
-            f"{name}, best of {len(runs)}: median {min(run.median for run in runs):.1f} ms (limit {MEDIAN_LIMIT}), "
-            f"95th percentile {min(run.p95 for run in runs):.1f} ms (limit {P95_LIMIT}), "
-            f"last value of a burst {min(run.burst for run in runs):.0f} ms after its last press (limit {BURST_LIMIT})"
-        )
+    with session() as measure:
+        for name in names:
+            runs = []
+            for run in measure(name):
+                runs.append(run)
+                print(f"{name}: median {run.median:.1f} ms, 95th percentile {run.p95:.1f} ms, burst {run.burst:.0f} ms")
+            print(
+                f"{name}, best of {RUNS}: median {min(run.median for run in runs):.1f} ms (limit {MEDIAN_LIMIT}), 95th "
+                f"percentile {min(run.p95 for run in runs):.1f} ms (limit {P95_LIMIT}), last value of a burst "
+                f"{min(run.burst for run in runs):.0f} ms after its last press (limit {BURST_LIMIT})"
+            )
 
 
 if __name__ == "__main__":

@@ -7,12 +7,19 @@ import pytest
 from benchmarks import explorer_latency
 
 
-@pytest.mark.skipif(explorer_latency.chromium() is None, reason="needs Chromium: apt-get install chromium")
-@pytest.mark.parametrize("name", explorer_latency.EXPLORERS)
-def test_the_chart_follows_the_keys(name):
+@pytest.fixture(scope="module")
+def measure():
+    if explorer_latency.chromium() is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
     pytest.importorskip("playwright", reason="needs Playwright: pip install playwright")
+    with explorer_latency.session() as measure:
+        yield measure
+
+
+@pytest.mark.parametrize("name", explorer_latency.EXPLORERS)
+def test_the_chart_follows_the_keys(measure, name):
     runs = []
-    for run in explorer_latency.measure(name):
+    for run in measure(name):
         assert len(run.presses) == 40
         assert min(run.presses) > 0
         runs.append(run)
@@ -30,5 +37,5 @@ def test_a_slow_explorer_would_be_found():
 
 def test_no_chromium_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(FileNotFoundError, match="no Chromium found: install it"):
-        next(explorer_latency.measure("roofline"))
+    with pytest.raises(FileNotFoundError, match="no Chromium found: install it"), explorer_latency.session():
+        pass
