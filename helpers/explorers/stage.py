@@ -102,7 +102,7 @@ def slider(name: str, options: tuple, value, labels: Iterable[str] | None = None
         value=value,
         description=name,
         layout=widgets.Layout(width="390px"),
-        style={"description_width": "100px"},
+        style={"description_width": "112px"},
     )
 
 

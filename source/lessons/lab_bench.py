@@ -13,6 +13,7 @@ from helpers.devices import DEVICES, this_device
 from helpers.explorers import occupancy_explorer, roofline_explorer
 from helpers.occupancy import occupancy
 from helpers.occupancy_chart import occupancy_chart
+from helpers.prediction import predict
 from helpers.resources import compile_for
 from helpers.roofline import Roofline, Work
 from helpers.timing import benchmark, benchmark_together
@@ -63,6 +64,9 @@ occupancy(device.compute_capability, threads=256, registers=70)
 # %%
 roof, work = Roofline(device, "fp32"), Work(flops=5 * x.numel(), bytes_read=x.nbytes, bytes_written=x.nbytes)
 print(f"{roof.time(work) * 1e9:.0f} ns at best, {roof.bound(work)}-bound")
+
+# %%
+predict(fused, x, device="H100")
 
 # %% tags=["nbval-ignore-output"]
 print(this_device().name, benchmark(torch.nn.functional.silu, x))
