@@ -23,8 +23,8 @@ reuse distance (bytes moved since) is below a quarter of L2 all hit, and none be
 that were only read, which both halves of the L2 keep); between, linearly.
 
 Every constant was measured on an H200 by `python benchmarks/validate.py constants`; other devices are taken to reach
-the same share of their bandwidth and the same rate per SM and clock. `python -m helpers.prediction` prints how far the
-predictions are from the recorded times.
+the same share of their bandwidth and the same rate per SM and clock. `python benchmarks/predictions.py` prints how far
+the predictions are from the recorded times.
 """
 
 import math

@@ -7,6 +7,7 @@ The traffic rules are those of helpers.traffic, on a GPU: an operator that PyTor
 """
 
 import inspect
+import mmap
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from helpers.traffic.ledger import Ledger
 from kernels import runtime
 from kernels.runtime import kernel_code
 
+MAP_NORESERVE = 0x4000  # mmap(2) on Linux: Python's mmap does not name it in 3.11
 SAMPLED = 4  # program instances of a launch that are interpreted
 
 
@@ -114,12 +116,15 @@ def rehearse(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | Tr
 
 
 def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor of zeros, of whose memory the system has not yet made any."""
+    """A CPU tensor of zeros, of whose memory the system has made none yet, and promised none."""
     nbytes = 0
     if 0 not in size:
         nbytes = (sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1) * dtype.itemsize
-    memory = torch.from_numpy(np.zeros(nbytes, np.uint8)).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(memory, 0, size, stride)
+    if not nbytes:
+        return torch.empty_strided(size, stride, dtype=dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:

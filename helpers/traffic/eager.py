@@ -237,9 +237,12 @@ def _indexed(select, given) -> Footprint | None:
     tensor = given["self"]
     if not tensor.numel():
         return None
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    ids = torch.arange(reach, device=tensor.device).as_strided(tensor.shape, tensor.stride())
-    elements = select(ids, given).flatten().cpu().numpy()
+    # An element's place is a sum over the dimensions: each is selected for itself, expanded, which costs no memory.
+    elements = 0
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        along = (torch.arange(size, device=tensor.device) * stride).view(-1, *[1] * (tensor.dim() - dim - 1))
+        elements = elements + select(along.expand(tensor.shape), given)
+    elements = elements.flatten().cpu().numpy()
     itemsize = tensor.element_size()
     return from_starts((elements + tensor.storage_offset()) * itemsize, itemsize) if elements.size else None
 
@@ -248,4 +251,4 @@ def _picked_by_target(ids, target, ignore_index):
     rows = ids.reshape(-1, ids.shape[-1])
     target = target.reshape(-1)
     kept = target != ignore_index
-    return rows[kept].gather(1, target[kept][:, None])
+    return rows.gather(1, target.where(kept, 0)[:, None])[kept]

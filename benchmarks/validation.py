@@ -1,0 +1,40 @@
+"""What a GPU and its tools said of the instruments' subjects, as `python benchmarks/validate.py` recorded it."""
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One recorded run: sections as benchmarks/validate.py describes them."""
+
+    gpu: str
+    date: str
+    versions: dict[str, str]
+    command: str
+    ncu: str
+    compiled: list[dict]
+    counters: list[dict]
+    launches: list[dict]
+    constants: dict
+    times: list[dict]
+
+    @property
+    def device(self) -> str:
+        """The GPU's name in DEVICES."""
+        return self.gpu.removeprefix("NVIDIA ")
+
+    @property
+    def label(self) -> str:
+        """What a figure from this run must be shown with."""
+        return f"{self.gpu}, PyTorch {self.versions['torch']}, Triton {self.versions['triton']}, {self.date}"
+
+
+@functools.cache
+def recorded_validation(gpu: str = "h200") -> Record:
+    """The recorded run of a GPU."""
+    return Record(**json.loads((RESULTS / f"{gpu}_validation.json").read_text()))

@@ -1,0 +1,201 @@
+"""Predicted times against an H200's, and the parts of the model against cases worked by hand."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.predictions import EXPLAINED, FAR, rows, summary, table
+from benchmarks.validation import recorded_validation
+from helpers import prediction
+from helpers.devices import DEVICES
+from helpers.prediction import predict
+from helpers.rehearsal import EagerLaunch, rehearse
+from helpers.traffic import measure
+
+H200 = DEVICES["H200"]
+
+
+@triton.jit
+def scale_kernel(x_ptr, w_ptr, y_ptr, elements, BLOCK: tl.constexpr, LANES: tl.constexpr):
+    """Each instance multiplies BLOCK elements, LANES at a time, by the same row of weights."""
+    for start in range(0, BLOCK, LANES):
+        lane = start + tl.arange(0, LANES)
+        i = tl.program_id(0).to(tl.int64) * BLOCK + lane
+        tl.store(y_ptr + i, tl.load(x_ptr + i, i < elements) * tl.load(w_ptr + lane), i < elements)
+
+
+def scale(x, w, block=4096, lanes=1024):
+    y = torch.empty_like(x)
+    scale_kernel[(triton.cdiv(x.numel(), block),)](x, w, y, x.numel(), BLOCK=block, LANES=lanes)
+    return y
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# Against the recorded times
+
+
+def test_errors_are_within_the_targets():
+    median, most = summary([row.error for row in rows()])
+    assert median <= 0.15
+    assert most <= 0.30
+
+
+def test_errors_that_are_far_off_are_explained_and_no_others():
+    assert {(row.kernel, row.version, row.bytes) for row in rows() if abs(row.error) > FAR} == set(EXPLAINED)
+    assert "not explained" not in table()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda terms: terms["DRAM"],  # the roofline alone
+        lambda terms: terms["launch"] + terms["ramp"],  # launches alone
+        lambda terms: sum(terms.values()) * 1.4,
+    ],
+)
+def test_a_wrong_model_is_outside_the_targets(wrong):
+    median, most = summary([wrong(row.prediction.terms) / row.measured - 1 for row in rows()])
+    assert median > 0.15 or most > 0.30
+
+
+def test_constants_are_those_recorded():
+    copies = {name: timing["median"] for name, timing in recorded_validation().constants["copies"].items()}
+    assert copies["1 empty"] == pytest.approx(prediction.LAUNCH, rel=0.1)
+    share = 2 * 2**30 / copies[f"copy {2**30}"] / H200.memory_bandwidth
+    assert share == pytest.approx(prediction.BANDWIDTH_SHARE, rel=0.02)
+    size = 2**23  # the copy of a copy: its source lies in L2
+    second = copies[f"copy {size}, copy the copy"] - copies[f"copy {size}"]
+    least = 2 * size / (prediction.L2_BYTES * H200.sms * H200.sm_clock)
+    assert prediction.LAUNCH + prediction.FIRST_ACCESS_L2 + least <= 1.15 * second
+    for pace, operator, dtype in (
+        ("converting or broadcasting", "times column", "bfloat16"),
+        ("converting or broadcasting", "to int8", "float32"),
+        ("gelu", "gelu", "bfloat16"),
+        ("random", "random", "float32"),
+    ):
+        row = next(
+            row
+            for row in recorded_validation().constants["operators"]
+            if (row["operator"], row["dtype"]) == (operator, dtype) and row["gpu"]["median"] > 100e-6
+        )
+        elements = row["shape"][0] * row["shape"][1]
+        reached = elements / row["gpu"]["median"] / H200.sms / H200.sm_clock
+        assert reached == pytest.approx(prediction.PACES[pace].results, rel=0.15)
+
+
+# The rehearsal against the meter, which sees every program instance
+
+
+@pytest.mark.parametrize("elements", [1, 4096, 5 * 4096, 37 * 4096 + 100])
+def test_sampled_instances_stand_for_all(elements):
+    x, w = torch.randn(elements), torch.randn(4096)
+    exact = measure(scale, x, w)
+    (launch,) = rehearse(scale, x, w, multiprocessors=132)
+    assert (launch.bytes_read, launch.bytes_written) == (exact.bytes_read, exact.bytes_written)
+    assert (launch.sectors_read, launch.sectors_written) == (exact.sectors_read, exact.sectors_written)
+    read = sum(operand.read for operand in launch.operands.values())
+    written = sum(operand.written for operand in launch.operands.values())
+    assert (read, written) == (exact.unique_read, exact.unique_written)
+    assert launch.sampled == min(4, -(-elements // 4096))
+    assert launch.rounds == 4
+
+
+def test_eager_operators_count_as_metered():
+    def chain(x, w):
+        y = torch.nn.functional.layer_norm(x, w.shape, w, w)
+        return (y / y.abs().amax(dim=-1, keepdim=True)).to(torch.int8), y[:, ::2].contiguous()
+
+    x, w = torch.randn(64, 256), torch.randn(256)
+    exact = measure(chain, x, w)
+    launches = rehearse(chain, x, w, multiprocessors=132)
+    assert [launch.name for launch in launches] == [name for name, _ in exact.by_launch]
+    ours = [sum(each.read + each.written for each in launch.operands.values()) for launch in launches]
+    assert ours == [moved.total for _, moved in exact.by_launch]
+
+
+def test_a_rehearsal_computes_nothing_and_takes_no_memory():
+    x, labels = torch.ones(4096), torch.arange(3)
+    seen = []
+    rehearse(lambda x, labels: (x.add_(1), seen.append(labels.tolist())), x, labels, multiprocessors=132)
+    assert x.eq(1).all()
+    assert seen == [[0, 1, 2]]
+    huge = rehearse(lambda x: torch.relu(x) + 1, meta(2**38), multiprocessors=132)  # a terabyte
+    assert [sum(each.read for each in launch.operands.values()) for launch in huge] == [2**40, 2**40]
+
+
+def test_rmsnorm_and_dropout_are_one_kernel_as_on_a_gpu():
+    x, w = meta(8, 64), meta(64)
+    for call in (
+        lambda: torch.nn.functional.rms_norm(x, (64,), w),
+        lambda: torch.nn.functional.dropout(x, 0.5),
+    ):
+        (launch,) = rehearse(lambda x, w, call=call: call(), x, w, multiprocessors=132)
+        assert isinstance(launch, EagerLaunch)
+
+
+# Terms
+
+
+def test_a_large_copy_takes_its_bytes_over_the_bandwidth():
+    found = predict(torch.neg, meta(2**28))
+    assert found.bound == "DRAM"
+    assert found.time == pytest.approx(2 * 2**30 / (0.88 * H200.memory_bandwidth), rel=0.02)
+
+
+def test_what_the_launch_before_left_in_l2_is_not_read_again():
+    def twice(x):
+        return torch.neg(torch.neg(x))
+
+    small, large = predict(twice, meta(2**20)), predict(twice, meta(2**28))
+    assert small.launches[1].terms["DRAM"] == pytest.approx(small.launches[0].terms["DRAM"] / 2)
+    assert large.launches[1].terms["DRAM"] == large.launches[0].terms["DRAM"]
+
+
+def test_loops_count_as_often_as_they_run():
+    once = predict(scale, meta(2**20), meta(4096), device="H200")
+    often = predict(lambda x, w: scale(x, w, block=32768), meta(2**20), meta(32768))
+    assert often.terms["latency"] > 7 * once.terms["latency"] > 0
+
+
+def test_a_slower_device_takes_longer():
+    x = meta(2**26)
+    times = [predict(torch.neg, x, device=name).time for name in ("H200", "A100", "T4")]
+    assert times == sorted(times)
+
+
+def test_matrix_products_are_bound_by_arithmetic():
+    a = meta(8192, 8192, dtype=torch.bfloat16)
+    found = predict(torch.matmul, a, a)
+    assert found.bound == "arithmetic"
+    assert found.time == pytest.approx(2 * 8192**3 / 804e12, rel=0.05)  # 804 TFLOP/s in benchmarks/results/h200.json
+
+
+def test_repr_is_the_same_each_time_and_says_what_was_sampled():
+    found = predict(scale, meta(2**20), meta(4096))
+    assert repr(found) == repr(predict(scale, meta(2**20), meta(4096)))
+    first, launch = repr(found).splitlines()
+    assert "on H200, bound by" in first
+    assert all(f"{name} " in first for name in found.terms)
+    assert "scale_kernel" in launch
+    assert "4 of 256 program instances metered, the others taken to be like them" in launch
+
+
+def test_nothing_takes_no_time():
+    assert predict(lambda x: x.view(-1), meta(8, 8)).time == 0
+    assert predict(scale, meta(0), meta(4096)).time == 0
+
+
+# Bad input
+
+
+def test_bad_input_is_one_line():
+    with pytest.raises(TypeError, match="a function and its arguments are expected, got Tensor"):
+        predict(meta(4))
+    with pytest.raises(ValueError, match="no device is named 'H2000'"):
+        predict(torch.neg, meta(4), device="H2000")
+    with pytest.raises(ValueError, match=r"aten\.nonzero\.default cannot run without data"):
+        predict(torch.nonzero, meta(4))

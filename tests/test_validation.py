@@ -1,0 +1,248 @@
+"""The instruments against what an H200 and its tools said: benchmarks/results/h200_validation.json.
+
+Each comparison is a function of its own, so that a test can also hand it a wrong answer.
+"""
+
+import copy
+
+import pytest
+import torch
+import triton
+
+from benchmarks.example_kernels import EXAMPLES
+from benchmarks.hardware_counters import METRICS, parse
+from benchmarks.run import backward_pass
+from benchmarks.validation import recorded_validation
+from helpers.occupancy import occupancy
+from helpers.rehearsal import EagerLaunch, TritonLaunch, rehearse
+from helpers.resources import compile_for
+from kernels import CATALOGUE
+
+RECORD = recorded_validation()
+DRAM, SECTORS = 0.05, 0.02  # of what the meter counts
+
+# What the hardware counts otherwise than the meter, and why. (operation, version) -> DRAM bytes and sectors read, as
+# shares of what the meter counts, and the reason.
+OTHERWISE = {
+    ("layer_norm_int8", "fused"): (
+        0.99,
+        2.00,
+        "rows arrive by LDGSTS, whose sectors this counter has twice; DRAM agrees",
+    ),
+    ("softmax_dropout", "fused"): (0.99, 1.03, "each of 8 warps loads the seed; the meter has it once an instance"),
+    ("softmax_topk", "fused"): (
+        1.07,
+        1.05,
+        "a seventh of the rows' second reads miss L2; where the candidates lie depends on the data, here zeros",
+    ),
+    ("cross_entropy", "eager"): (1.45, None, "PyTorch's log-softmax reads a row of 128 KB again for the results"),
+    ("softmax_topk", "eager"): (
+        1.71,
+        None,
+        "PyTorch's top-k is a radix select that reads the probabilities three times",
+    ),
+}
+# Kernels that PyTorch launches on a GPU beyond the meter's one an operator, and why.
+MORE_LAUNCHES = {
+    ("cross_entropy", "eager"): (1, "nll_loss clears its result first"),
+    ("softmax_topk", "eager"): (15, "the radix select of top-k goes digit by digit, with scans and a sort between"),
+}
+
+
+def rehearsed(name, version, shape, dtype):
+    op = CATALOGUE[name]
+    function = op.fused if version == "fused" else op.reference
+    inputs = op.inputs(*shape, dtype=getattr(torch, dtype), device="meta")
+    with torch.no_grad():
+        return rehearse(function, *inputs, multiprocessors=132)
+
+
+def recorded(rows):
+    return [pytest.param(row, id=f"{row['kernel']}-{row['version']}") for row in rows if row["kernel"] in CATALOGUE]
+
+
+def test_every_kernel_of_the_catalogue_is_recorded():
+    for section in (RECORD.counters, RECORD.launches, RECORD.times):
+        missing = CATALOGUE.keys() - {row["kernel"] for row in section}
+        if missing:
+            pytest.skip(f"run python benchmarks/validate.py on a GPU for {', '.join(sorted(missing))}")
+    assert CATALOGUE.keys() <= {row["operation"] for row in RECORD.compiled}
+    assert len(EXAMPLES) >= 6
+
+
+# Occupancy
+
+
+def as_the_driver_counts(row):
+    loaded = row["loaded"]
+    ours = occupancy(
+        (9, 0),
+        threads=loaded["threads"],
+        registers=loaded["registers"],
+        shared_memory=loaded["static_shared_memory"],
+        dynamic_shared_memory=loaded["dynamic_shared_memory"],
+    )
+    return ours.blocks == loaded["blocks"] == row["compile_for"]["blocks"]
+
+
+def test_occupancy_is_the_drivers():
+    assert [row for row in RECORD.compiled if not as_the_driver_counts(row)] == []
+
+
+def test_one_block_more_is_not_the_drivers():
+    wrong = copy.deepcopy(RECORD.compiled)
+    for row in wrong:
+        row["loaded"]["blocks"] += 1
+    assert not any(map(as_the_driver_counts, wrong))
+
+
+# Resources, by the same Triton there
+
+
+def as_loaded(row):
+    loaded, ours = row["loaded"], row["compile_for"]
+    same = ("registers", "static_shared_memory", "dynamic_shared_memory", "threads")
+    return all(loaded[name] == ours[name] for name in same) and loaded["local_memory"] == ours["stack"]
+
+
+def test_resources_are_those_of_the_loaded_kernel():
+    assert [row for row in RECORD.compiled if not as_loaded(row)] == []
+    assert any(row["compile_for"]["spill_stores"] for row in RECORD.compiled)
+
+
+@pytest.mark.parametrize("name", ["registers", "dynamic_shared_memory", "local_memory"])
+def test_other_resources_are_not(name):
+    wrong = copy.deepcopy(RECORD.compiled)
+    for row in wrong:
+        row["loaded"][name] += 1
+    assert not any(map(as_loaded, wrong))
+
+
+# Resources, by the Triton here
+
+
+def compiled_here(operation):
+    """(kernel's name, Resources) of each launch of an operation at its middle benchmark, backward pass included."""
+    op = CATALOGUE[operation]
+    shape = op.gpu_shapes[len(op.gpu_shapes) // 2]
+
+    def run(*inputs):
+        with torch.no_grad():
+            op.fused(*inputs)
+        if op.backward_work is not None:
+            backward_pass(op.fused, inputs)()
+
+    inputs = op.inputs(*shape, dtype=op.gpu_dtypes[-1], device="meta")
+    launches = [each for each in rehearse(run, *inputs, multiprocessors=132) if isinstance(each, TritonLaunch)]
+    return shape, [(each.name, compile_for(each.kernel, device="H200", **each.given)) for each in launches]
+
+
+def differences(there, here):
+    """Figure -> what was loaded there and what is compiled here, where they differ."""
+    ours = {
+        "registers": here.registers,
+        "local_memory": here.stack,
+        "static_shared_memory": here.static_shared_memory,
+        "dynamic_shared_memory": here.dynamic_shared_memory,
+        "threads": here.num_warps * 32,
+    }
+    loaded = there["loaded"]
+    return {name: (loaded[name], figure) for name, figure in ours.items() if loaded[name] != figure}
+
+
+def allowed(differing):
+    """Another Triton allocates a few registers more or less. No other figure may differ."""
+    there, here = differing.get("registers", (0, 0))
+    return differing.keys() <= {"registers"} and abs(there - here) <= 8
+
+
+@pytest.mark.parametrize("operation", CATALOGUE)
+def test_catalogue_compiles_here_to_what_was_loaded_there(operation):
+    shape, here = compiled_here(operation)
+    dtype = str(CATALOGUE[operation].gpu_dtypes[-1]).removeprefix("torch.")
+    wanted = {"operation": operation, "shape": list(shape), "dtype": dtype}
+    there = [row for row in RECORD.compiled if wanted.items() <= row.items()]
+    if not there:
+        pytest.skip("not recorded yet: run python benchmarks/validate.py on a GPU")
+    assert [row["kernel"] for row in there] == [name for name, _ in here]
+    for row, (name, resources) in zip(there, here, strict=True):
+        differing = differences(row, resources)
+        print(f"{name}: Triton {RECORD.versions['triton']} there, {triton.__version__} here: {differing or 'the same'}")
+        assert allowed(differing)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_compile_here_to_what_was_loaded_there(name):
+    kernel, args, options = EXAMPLES[name]
+    (row,) = (row for row in RECORD.compiled if row["operation"] == name)
+    assert differences(row, compile_for(kernel, *args, device="H200", **options)) == {}
+
+
+def test_another_kernel_is_another():
+    kernel, args, options = EXAMPLES["tensor cores"]
+    (row,) = (row for row in RECORD.compiled if row["operation"] == "spilling")
+    assert not allowed(differences(row, compile_for(kernel, *args, device="H200", **options)))
+
+
+# Traffic
+
+
+def dram_error(row, launches):
+    counted = sum(each.read + each.written for launch in launches for each in launch.operands.values())
+    return sum(kernel["dram_read"] + kernel["dram_written"] for kernel in row["kernels"]) / counted - 1
+
+
+def sector_errors(row, launches):
+    for way in ("read", "written"):
+        there = sum(kernel[f"sectors_{way}"] for kernel in row["kernels"])
+        here = sum(getattr(launch, f"sectors_{way}") for launch in launches)
+        yield there / here - 1
+
+
+@pytest.mark.parametrize("row", recorded(RECORD.counters))
+def test_traffic_is_what_nsight_compute_counts(row):
+    launches = rehearsed(row["kernel"], row["version"], row["shape"], row["dtype"])
+    dram, sectors, _ = OTHERWISE.get((row["kernel"], row["version"]), (1, 1, ""))
+    assert dram_error(row, launches) + 1 == pytest.approx(dram, abs=DRAM)
+    if row["version"] == "fused":
+        read, written = sector_errors(row, launches)
+        assert read + 1 == pytest.approx(sectors, abs=SECTORS)
+        assert abs(written) <= SECTORS
+
+
+def test_traffic_counted_otherwise_is_not():
+    row = next(row for row in RECORD.counters if (row["kernel"], row["version"]) == ("add_gelu", "fused"))
+    launches = rehearsed("add_gelu", "eager", row["shape"], row["dtype"])
+    assert abs(dram_error(row, launches)) > DRAM
+    launches = rehearsed("add_gelu", "fused", [row["shape"][0] * 15 // 16], row["dtype"])
+    assert abs(dram_error(row, launches)) > DRAM
+    assert any(abs(each) > SECTORS for each in sector_errors(row, launches))
+
+
+@pytest.mark.parametrize("row", recorded(RECORD.launches))
+def test_launches_are_those_that_torch_profiler_counts(row):
+    launches = rehearsed(row["kernel"], row["version"], row["shape"], "bfloat16")
+    more, _ = MORE_LAUNCHES.get((row["kernel"], row["version"]), (0, ""))
+    assert len(row["kernels"]) == len(launches) + more, row["kernels"]
+    if row["version"] == "fused":
+        assert all(isinstance(launch, TritonLaunch) for launch in launches)
+    else:
+        assert all(isinstance(launch, EagerLaunch) for launch in launches)
+
+
+# The profiler's table
+
+
+TABLE = f"""==PROF== Connected to process 1
+"ID","Kernel Name",{",".join(f'"{metric}"' for metric in METRICS)}
+"","","byte","byte","sector","sector"
+"0","spin_kernel(long)","32","0","1","0"
+"1","add","1,024","512.000000","32","16"
+"2","spin_kernel(long)","32","0","1","0"
+"""
+
+
+def test_parse_cuts_at_the_markers():
+    first, second = parse(TABLE)
+    assert first == [{"name": "add", "dram_read": 1024, "dram_written": 512, "sectors_read": 32, "sectors_written": 16}]
+    assert second == []
