@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -20,6 +21,15 @@ def main(argv: list[str] | None = None) -> int:
 
     check = commands.add_parser("check", help="grade an exercise notebook with its public checks")
     check.add_argument("notebook", help="for example exercises/03_fused_add_gelu.ipynb")
+
+    grade = commands.add_parser("grade", help="grade a class, each notebook in a sandbox")
+    grade.add_argument("submissions", help="a folder or a zip of notebooks")
+    grade.add_argument("--out", required=True, metavar="FOLDER", help="where the report goes")
+    grade.add_argument("--jobs", type=int, metavar="N", help="notebooks at once (default: one for each processor)")
+    grade.add_argument("--only", default="", metavar="NN", help="only exercises whose name starts so, such as 03")
+    grade.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    grade.add_argument("--seed", type=int, metavar="S", help="of all inputs; that of a run is kept in its run.json")
+    grade.add_argument("--student", metavar="PATTERN", help="finds the student in a path: (?P<student>...)")
 
     inspect = commands.add_parser("inspect", help="what a kernel needs of a GPU that need not be here")
     inspect.add_argument("kernel", metavar="module:kernel", help="kernels.elementwise.add_gelu:add_gelu_kernel, say")
@@ -54,6 +64,18 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             from helpers.grading.check import check_notebook
 
             return check_notebook(arguments.notebook)
+        case "grade":
+            from helpers.grading.run import grade_class
+
+            return grade_class(
+                Path(arguments.submissions),
+                Path(arguments.out),
+                jobs=arguments.jobs,
+                only=arguments.only,
+                resume=arguments.resume,
+                seed=arguments.seed,
+                student=arguments.student,
+            )
         case "inspect":
             from helpers.resources import inspect_kernel
 

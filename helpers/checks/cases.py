@@ -6,6 +6,9 @@ import torch
 
 from kernels import runtime
 
+# Which of the possible random inputs are drawn: 0 for learners; the grading sets a number that nobody has seen.
+draw = 0
+
 
 @dataclass(frozen=True)
 class Case:
@@ -41,7 +44,7 @@ def elementwise_cases(
     largest size in each further dtype; no element at all. Values are normal, of deviation 2, from `seed`; the
     tensors are on the GPU where there is one.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
 
     def tensors(*shape: int, dtype: torch.dtype = dtypes[0], mean: float = 0.0) -> list[torch.Tensor]:

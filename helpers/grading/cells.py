@@ -12,6 +12,7 @@ import io
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
@@ -87,7 +88,7 @@ class WatchedKernel(RunningKernel):
 
 class WatchedNotebook(IPyNbFile):
     def setup(self):
-        self.kernel = WatchedKernel(CURRENT_ENV_KERNEL_NAME, cwd=str(self.path.parent))
+        self.kernel = WatchedKernel(self.recorder.kernel_name, cwd=str(self.path.parent))
 
     def teardown(self):
         if hasattr(self.kernel, "km"):  # nbval has stopped it already where a cell ran out of time
@@ -97,7 +98,7 @@ class WatchedNotebook(IPyNbFile):
         for item in super().collect():
             item.options = collections.defaultdict(bool, check=bool(item.cell.outputs))
             # What a learner prints is no part of a check's outcome.
-            item.compare_outputs = lambda test, stored, item=item: IPyNbCell.compare_outputs(
+            item.compare_outputs = lambda test, stored, item=item: self.recorder.compare(
                 item, [output for output in test if output.output_type != "stream"], stored
             )
             yield item
@@ -106,14 +107,19 @@ class WatchedNotebook(IPyNbFile):
 class Recorder:
     """A pytest plugin that collects the notebook and keeps what became of its cells."""
 
-    def __init__(self, needed: set[str], cell_timeout: float):
+    def __init__(self, needed: set[str], cell_timeout: float, kernel_name: str, compare: Callable[..., bool]):
         self.needed = needed
         self.cell_timeout = cell_timeout
+        self.kernel_name = kernel_name
+        self.compare = compare
         self.runs: dict[str, CellRun] = {}
         self.stopped = ""
+        self.no_kernel = ""
 
     def pytest_collect_file(self, file_path, parent):
-        return WatchedNotebook.from_parent(parent, path=file_path)
+        notebook = WatchedNotebook.from_parent(parent, path=file_path)
+        notebook.recorder = self
+        return notebook
 
     def pytest_runtest_setup(self, item):
         if self.stopped:
@@ -123,7 +129,7 @@ class Recorder:
         if call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
             return
         if call.when == "setup" and call.excinfo is not None:
-            self.stopped = f"no kernel: {call.excinfo.value}"
+            self.stopped = self.no_kernel = f"no kernel: {call.excinfo.value}"
         if call.when != "call":
             return
         run = CellRun(same=call.excinfo is None, outputs=item.test_outputs or [], problem="")
@@ -139,18 +145,31 @@ class Recorder:
             self.stopped = run.problem
 
 
-def run_cells(notebook: NotebookNode, needed: set[str], cell_timeout: float) -> dict[str, CellRun]:
+def run_cells(
+    notebook: NotebookNode,
+    needed: set[str],
+    cell_timeout: float,
+    kernel_name: str = CURRENT_ENV_KERNEL_NAME,
+    compare: Callable[..., bool] = IPyNbCell.compare_outputs,
+    junit: Path | None = None,
+) -> dict[str, CellRun]:
     """Run a notebook's code cells in order, in a kernel of this Python and an empty folder.
 
     Args:
         notebook: a cell's outputs are compared with those it stores, if it stores any.
         needed: ids of cells without which those after them cannot be run.
         cell_timeout: seconds a cell may run.
+        kernel_name: the kernel's name among the installed kernelspecs; this Python unless given.
+        compare: (nbval's item, outputs, stored outputs) -> whether they are the same; nbval's own unless given.
+        junit: where pytest writes its JUnit XML, if anywhere.
 
     Returns:
         cell id -> CellRun, for every code cell.
+
+    Raises:
+        RuntimeError: there is no kernel, or nbval came to no end; one line.
     """
-    recorder = Recorder(needed, cell_timeout)
+    recorder = Recorder(needed, cell_timeout, kernel_name, compare)
     told = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="fusion-check-") as folder:
         path = Path(folder, "notebook.ipynb")
@@ -166,7 +185,9 @@ def run_cells(notebook: NotebookNode, needed: set[str], cell_timeout: float) -> 
             "-p",
             "nbval.plugin",
         ]
-        arguments += ["--capture=no", f"--nbval-cell-timeout={cell_timeout}", str(path)]
+        arguments += ["--capture=no", "--color=no", f"--nbval-cell-timeout={cell_timeout}", str(path)]
+        if junit is not None:
+            arguments.append(f"--junitxml={junit}")
         with (
             mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS=""),
             contextlib.redirect_stdout(told),
@@ -176,5 +197,8 @@ def run_cells(notebook: NotebookNode, needed: set[str], cell_timeout: float) -> 
     if ended == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise RuntimeError(f"nbval could not run the notebook: {told.getvalue().strip().splitlines()[-1]}")
+        lines = told.getvalue().strip().splitlines()
+        raise RuntimeError(f"nbval could not run the notebook: {lines[-1] if lines else f'exit status {ended}'}")
+    if recorder.no_kernel:
+        raise RuntimeError(f"{recorder.no_kernel}; nothing was run")
     return {cell.id: recorder.runs.get(cell.id, CellRun()) for cell in notebook.cells if cell.cell_type == "code"}

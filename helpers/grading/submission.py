@@ -44,12 +44,18 @@ def read_submission(path: Path) -> Submission:
     if named and held and named[0] != held[0]:
         raise ValueError(f"{path} holds exercise {exercise}, not {named[0]}: rename it, or give the right file")
 
+    answers = answers_in(notebook, [cell["id"] for cell in original if cell["answer"]], path)
+    return Submission(exercise, original, answers, left_out_of(notebook, answers, original))
+
+
+def answers_in(notebook: dict, asked: list[str], path: Path | str) -> dict[str, str]:
+    """grade_id -> source of each answer cell asked for, or ValueError where one is missing, doubled or no code."""
     sources = {}
     for cell in notebook["cells"]:
         if grade_id := grade_id_of(cell):
             sources.setdefault(grade_id, []).append(cell)
     answers = {}
-    for grade_id in [cell["id"] for cell in original if cell["answer"]]:
+    for grade_id in asked:
         found = sources.get(grade_id, [])
         if not found:
             raise ValueError(f"{path} has no answer cell {grade_id!r}: start again from a fresh copy of the exercise")
@@ -60,25 +66,32 @@ def read_submission(path: Path) -> Submission:
                 f"{path} has its answer {grade_id!r} in a {found[0]['cell_type']} cell: make it code again"
             )
         answers[grade_id] = text_of(found[0])
+    return answers
 
+
+def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -> int:
+    """How many code cells were added, or changed outside the answers."""
     unchanged = {cell["source"].strip() for cell in original}
-    left_out = [
-        cell
-        for cell in notebook["cells"]
-        if cell["cell_type"] == "code"
+    return sum(
+        cell["cell_type"] == "code"
         and grade_id_of(cell) not in answers
-        and text_of(cell).strip()
+        and bool(text_of(cell).strip())
         and text_of(cell).strip() not in unchanged
-    ]
-    return Submission(exercise, original, answers, len(left_out))
+        for cell in notebook["cells"]
+    )
 
 
 def read_notebook(path: Path) -> dict:
     """The JSON of a notebook file, its cells and metadata known to be there."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no notebook {path}: give one of {listed(path)}")
+    return parsed_notebook(path.read_bytes(), path)
+
+
+def parsed_notebook(content: bytes, path: Path | str) -> dict:
+    """The JSON of a notebook, its cells and metadata known to be there; ValueError where it is none."""
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        notebook = json.loads(content.decode())
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not a notebook, for it is not JSON: save it again from JupyterLab") from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
@@ -97,7 +110,8 @@ def is_cell(cell: object) -> bool:
 
 def grade_id_of(cell: dict) -> str | None:
     nbgrader = cell["metadata"].get("nbgrader")
-    return nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None
+    grade_id = nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None
+    return grade_id if isinstance(grade_id, str) else None
 
 
 def text_of(cell: dict) -> str:

@@ -1,0 +1,76 @@
+"""An exercise as the grading has it: the solution's own cells, its checks and their points."""
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+COURSE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """The pristine side of an exercise.
+
+    Args:
+        name: such as "03_fused_add_gelu".
+        cells: the solution's code cells, as `source/build.py` describes them, model answers included.
+        digest: of what the solution was built from.
+    """
+
+    name: str
+    cells: list[dict]
+    digest: str
+
+    @property
+    def asked(self) -> list[str]:
+        """grade_ids of the answer cells."""
+        return [cell["id"] for cell in self.cells if cell["answer"]]
+
+    @property
+    def checks(self) -> dict[str, float]:
+        """grade_id -> points of each check."""
+        return {cell["id"]: cell["points"] for cell in self.cells if "points" in cell}
+
+    @property
+    def hidden(self) -> set[str]:
+        """grade_ids of the checks that learners do not see."""
+        return {cell["id"] for cell in self.cells if "points" in cell and "BEGIN HIDDEN TESTS" in cell["source"]}
+
+    @property
+    def kept(self) -> set[str]:
+        """Functions and imports of the exercise, which an answer may not give another meaning."""
+        names = set()
+        for cell in self.cells:
+            if cell["answer"]:
+                continue
+            for node in ast.parse(cell["source"]).body:
+                if isinstance(node, ast.FunctionDef):
+                    names.add(node.name)
+                elif isinstance(node, ast.Import | ast.ImportFrom):
+                    names |= {alias.asname or alias.name for alias in node.names}
+        return names
+
+
+def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[str, Exercise]:
+    """name -> exercise, for each solution whose name starts with `only`.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.ipynb")):
+        if path.stem.startswith(only):
+            course = json.loads(path.read_text(encoding="utf-8"))["metadata"]["kernel_fusion"]
+            found[path.stem] = Exercise(course["exercise"], course["original"], course["built"])
+    if not found:
+        known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"
+        raise FileNotFoundError(f"no solution in {folder} starts with {only!r}: there are {known}")
+    return found
+
+
+def number_of(name: str) -> str:
+    """The exercise's number somewhere in a file name, "03" in "smith_12_03_fused_add_gelu.ipynb"; empty if none."""
+    found = re.search(r"(?<![0-9a-z])(\d\d[a-z]?)_[a-z]", name)
+    return found[1] if found else ""

@@ -1,0 +1,20 @@
+"""Files that are whole or absent."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and move it there: a run that is stopped leaves it whole or absent."""
+    beside = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be written: {error.strerror}; make room or give another folder, then use --resume"
+        ) from None

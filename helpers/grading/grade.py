@@ -1,0 +1,171 @@
+"""One submission of one exercise, graded: taken, screened, assembled, run in the sandbox, judged outside it."""
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from helpers.grading.cells import CellRun, run_cells
+from helpers.grading.exercise import Exercise
+from helpers.grading.judge import Judge
+from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
+from helpers.grading.submission import answers_in, left_out_of, parsed_notebook
+from helpers.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
+from helpers.replay.policy import screen
+
+INVALID, REFUSED = "invalid", "refused"
+STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR, INVALID, REFUSED)
+CELL_TIMEOUT = 30.0  # seconds
+MOST_BYTES = 5_000_000  # of a notebook
+MOST_SAID = 2000  # characters of a message
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a submission: its state (one of STATES), what it is worth and what it earned."""
+
+    check: str
+    state: str
+    points: float
+    earned: float
+    hidden: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a submission earned, and why.
+
+    Args:
+        left_out: code cells added or changed outside the answers, none of them run.
+        flags: what an instructor may want to look at.
+        seconds: how long the grading took.
+    """
+
+    exercise: str
+    checks: tuple[Check, ...]
+    left_out: int
+    flags: tuple[str, ...]
+    seconds: float
+
+    @property
+    def earned(self) -> float:
+        return sum(check.earned for check in self.checks)
+
+    @property
+    def points(self) -> float:
+        return sum(check.points for check in self.checks)
+
+    def as_json(self) -> dict:
+        return {**asdict(self), "earned": self.earned, "points": self.points}
+
+
+def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) -> Result:
+    """Grade one notebook.
+
+    Args:
+        content: the file's bytes.
+        name: the file's name, for messages.
+        judge: of the exercise that it answers.
+        junit: where nbval's JUnit XML goes, if anywhere; nothing is written where the notebook was not run.
+    """
+    started = time.monotonic()
+    exercise = judge.exercise
+
+    def result(checks: list[Check], left_out: int = 0, flags: tuple[str, ...] = ()) -> Result:
+        return Result(exercise.name, tuple(checks), left_out, flags, round(time.monotonic() - started, 2))
+
+    try:
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"{name} has {len(content):,} bytes, at most {MOST_BYTES:,} are graded: clear its outputs")
+        notebook = parsed_notebook(content, name)
+        answers = answers_in(notebook, exercise.asked, name)
+    except ValueError as error:
+        return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
+    left_out = left_out_of(notebook, answers, exercise.cells)
+    if refusals := screen(answers, exercise.kept):
+        why = "\n".join(map(str, refusals))
+        return result(all_alike(exercise, REFUSED, why), left_out, flags=(REFUSED,))
+    verdicts, runs = run(answers, judge, junit)
+    checks = [
+        checked(exercise, check, *(verdicts.get(check) or without_verdict(runs, check))) for check in exercise.checks
+    ]
+    flags = tuple(sorted({ERROR for check in checks if check.state == ERROR}))
+    return result(checks, left_out, flags)
+
+
+def run(answers: dict[str, str], judge: Judge, junit: Path | None) -> tuple[dict, dict[str, CellRun]]:
+    """Run the exercise with these answers in the sandbox; the verdicts on the checks that came to an end."""
+    judge.start()
+    verdicts = {}
+
+    def compare(item, outputs, stored) -> bool:
+        check = item.cell.id
+        verdicts[check] = judge.verdict(check, outputs, answers)
+        return verdicts[check][0] == PASS
+
+    needed = {cell["id"] for cell in judge.exercise.cells if "points" not in cell}
+    with tempfile.TemporaryDirectory(prefix="fusion-spec-") as folder, kernelspecs(Path(folder), judge.calls_file):
+        runs = run_cells(
+            assembled(judge.exercise, answers, judge.calls_file), needed, CELL_TIMEOUT, KERNEL_NAME, compare, junit
+        )
+    return verdicts, runs
+
+
+def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> NotebookNode:
+    """The solution's notebook with these answers in it; a check's cell calls them, and shows what they gave."""
+    cells = []
+    for cell in exercise.cells:
+        if "points" in cell:
+            source = f"from helpers.replay.record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
+            new = nbformat.v4.new_code_cell(source, id=cell["id"])
+            # nbval compares nothing where no output is stored. What is compared with is the judge's.
+            new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]
+        else:
+            new = nbformat.v4.new_code_cell(answers.get(cell["id"], cell["source"]), id=cell["id"])
+        cells.append(new)
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def without_verdict(runs: dict[str, CellRun], check: str) -> tuple[str, str]:
+    """The state and message of a check whose cell came to no end."""
+    if runs[check].problem != CellRun().problem:
+        return ERROR, f"it {runs[check].problem}"
+    broken = next((f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem), "an earlier cell")
+    return ERROR, f"not run: {broken}"
+
+
+def checked(exercise: Exercise, check: str, state: str, message: str) -> Check:
+    state = state if state in STATES else ERROR
+    points = exercise.checks[check]
+    return Check(check, state, points, points if state == PASS else 0, check in exercise.hidden, clean(message))
+
+
+def all_alike(exercise: Exercise, state: str, message: str) -> list[Check]:
+    return [checked(exercise, check, state, message) for check in exercise.checks]
+
+
+def clean(text: str) -> str:
+    """A message without control characters, which a terminal would obey, and no longer than people read."""
+    kept = "".join(c for c in text if c == "\n" or c.isprintable())
+    return kept if len(kept) <= MOST_SAID else kept[:MOST_SAID] + " ..."
+
+
+def for_student(result: Result) -> Result:
+    """The result as its student may see it: of a hidden check, whether it passed and what it is worth."""
+    checks = tuple(
+        replace(check, message="kept for the grading: other sizes and numbers than the public checks")
+        if check.hidden and check.state in (FAIL, ERROR, NOT_ATTEMPTED)
+        else check
+        for check in result.checks
+    )
+    return replace(result, checks=checks)
+
+
+def result_from_json(written: dict) -> Result:
+    """The Result that `as_json` wrote; KeyError, TypeError or ValueError where it is none."""
+    checks = tuple(Check(**check) for check in written["checks"])
+    return Result(written["exercise"], checks, written["left_out"], tuple(written["flags"]), written["seconds"])

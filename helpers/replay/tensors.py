@@ -1,0 +1,99 @@
+"""Tensors written as JSON: the bytes of storages, and views of them.
+
+A view is `{"storage": number, "dtype": "float32", "shape": [..], "stride": [..], "offset": elements}`. Storages are
+numbered in the order in which they are first met, so that two processes with the same call number them alike.
+"""
+
+import base64
+
+import torch
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+MOST_BYTES = 1 << 28  # of one storage that a record asks for
+
+
+class Storages:
+    """The storages met so far, each kept alive, so that none is taken for another that followed at its address."""
+
+    def __init__(self):
+        self.tensors: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage, which is new or known."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._numbers:
+            self._numbers[key] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self._numbers[key]
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._numbers
+
+    def view_of(self, tensor: torch.Tensor) -> dict:
+        """A tensor as a view of its storage, which is added where it is new."""
+        return {
+            "storage": self.add(tensor),
+            "dtype": name_of(tensor.dtype),
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+            "offset": tensor.storage_offset(),
+        }
+
+    def tensor_of(self, view: dict) -> torch.Tensor:
+        """The tensor that a view describes.
+
+        Raises:
+            ValueError: it lies outside its storage, or has another dtype than what the storage was made with.
+        """
+        number, dtype = view["storage"], DTYPES[view["dtype"]]
+        if not (isinstance(number, int) and 0 <= number < len(self.tensors)):
+            raise ValueError("a tensor that nobody made")
+        base = self.tensors[number]
+        if base.dtype.itemsize != dtype.itemsize:
+            raise ValueError(f"a view of {name_of(base.dtype)} as {name_of(dtype)} is not graded")
+        try:
+            return torch.as_strided(base.view(dtype), view["shape"], view["stride"], view["offset"])
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"a view outside its tensor: {str(error).splitlines()[0]}") from None
+
+
+def name_of(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"tensors of {name} are not graded")
+    return name
+
+
+def inputs_as_json(inputs: tuple[torch.Tensor, ...]) -> dict:
+    """`{"storages": [bytes in base64], "inputs": [views]}`, strides, offsets and shared storages included."""
+    storages = Storages()
+    views = [storages.view_of(x) for x in inputs]
+    raw = [torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).numpy().tobytes() for x in storages.tensors]
+    return {"storages": [base64.b64encode(each).decode() for each in raw], "inputs": views}
+
+
+def inputs_from_json(written: dict) -> tuple[torch.Tensor, ...]:
+    raw = [bytearray(base64.b64decode(each)) for each in written["storages"]]
+    whole = [torch.frombuffer(each, dtype=torch.uint8) if each else torch.empty(0, dtype=torch.uint8) for each in raw]
+    # From a buffer an input may start at any byte; a fresh storage is aligned, as PyTorch's own are.
+    storages = [each.clone().untyped_storage() for each in whole]
+    return tuple(
+        torch.empty(0, dtype=DTYPES[view["dtype"]]).set_(
+            storages[view["storage"]], view["offset"], view["shape"], view["stride"]
+        )
+        for view in written["inputs"]
+    )
+
+
+def values_as_json(tensor: torch.Tensor) -> dict:
+    """`{"dtype", "shape", "values"}`: elements in order, in base64, little-endian float64 or int64."""
+    wide = torch.float64 if tensor.dtype.is_floating_point else torch.int64
+    raw = tensor.detach().to(wide).contiguous().numpy().tobytes()
+    return {"dtype": name_of(tensor.dtype), "shape": list(tensor.shape), "values": base64.b64encode(raw).decode()}

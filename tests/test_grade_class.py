@@ -1,0 +1,384 @@
+"""`fusion grade` on a class: what is found, what is kept, what is reported, and what survives a run that stops."""
+
+import csv
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import attacks
+import pytest
+
+from helpers.cli import main
+from helpers.doctor import Finding, bubblewrap
+from helpers.grading import class_folder, files, grade, report, run, sandbox
+from helpers.grading.exercise import exercises_in
+
+NAME = attacks.NAME
+NOTEBOOK = f"{NAME}.ipynb"
+needs_sandbox = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+
+
+def put(folder: Path, path: str, content: dict | bytes | None = None) -> Path:
+    place = folder / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    content = attacks.notebook() if content is None else content
+    place.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return place
+
+
+def found_in(root: Path, **options) -> dict[str, str]:
+    """path -> student"""
+    return {each.path: each.student for each in class_folder.class_in(root, exercises_in(), **options).found}
+
+
+# Finding
+
+
+@pytest.mark.parametrize(
+    ("path", "student"),
+    [
+        (f"smith/{NOTEBOOK}", "smith"),
+        (f"smith/{NAME}/{NOTEBOOK}", "smith"),
+        (f"Ann Smith_123_assignsubmission_file_/{NOTEBOOK}", "Ann Smith"),
+        (f"Ann Smith_123_assignsubmission_file_{NOTEBOOK}", "Ann Smith"),
+        (f"smithann_123_456_{NOTEBOOK}", "smithann"),
+        (f"smithann_LATE_123_456_{NAME}-1.ipynb", "smithann"),
+        (f"smith_{NOTEBOOK}", "smith"),
+        (f"{NAME}_smith.ipynb", "smith"),
+        ("smith/my homework.ipynb", "smith"),
+        ("smith/03_mine.ipynb", "smith"),
+    ],
+)
+def test_students_are_read_from_the_path(tmp_path, path, student):
+    put(tmp_path, path)
+    put(tmp_path, f"other/{NOTEBOOK}")
+    assert found_in(tmp_path)[path] == student
+
+
+def test_a_pattern_of_ones_own(tmp_path):
+    put(tmp_path, f"group-7/s123-{NOTEBOOK}")
+    assert set(found_in(tmp_path, student=r"s(?P<student>\d+)-").values()) == {"123"}
+    with pytest.raises(ValueError, match="has no group called student"):
+        found_in(tmp_path, student=r"\d+")
+
+
+def test_the_last_of_several_attempts_is_graded(tmp_path):
+    for attempt in ("", "-2", "-10"):
+        put(tmp_path, f"smith_1_2_{NAME}{attempt}.ipynb")
+    students = class_folder.class_in(tmp_path, exercises_in())
+    assert [each.path for each in students.found] == [f"smith_1_2_{NAME}-10.ipynb"]
+    assert all("a later one is graded" in why for _, why in students.left)
+    assert len(students.left) == 2
+
+
+def test_links_and_foreign_files_are_left(tmp_path):
+    real = put(tmp_path / "elsewhere", NOTEBOOK)
+    root = tmp_path / "submissions"
+    put(root, f"smith/{NOTEBOOK}")
+    (root / "jones").mkdir()
+    (root / "jones" / NOTEBOOK).symlink_to(real)
+    (root / "folder").symlink_to(real.parent)
+    os.mkfifo(root / "smith" / "05_pipe.ipynb")
+    for name in ("conftest.py", "torch.py", "sitecustomize.py"):
+        (root / "smith" / name).write_text("raise SystemExit('read')")
+    students = class_folder.class_in(root, exercises_in())
+    assert [each.path for each in students.found] == [f"smith/{NOTEBOOK}"]
+    assert sorted(path for path, _ in students.left) == [f"jones/{NOTEBOOK}", "smith/05_pipe.ipynb"]
+
+
+def test_a_zip_is_read_where_it_lies(tmp_path):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        archive.writestr(f"class/smith/{NOTEBOOK}", json.dumps(attacks.notebook()))
+        archive.writestr(f"class/jones/{NOTEBOOK}", "{")
+        archive.writestr(f"../../evil/{NOTEBOOK}", "{}")
+        archive.writestr(f"/evil/{NOTEBOOK}", "{}")
+        link = zipfile.ZipInfo(f"class/link/{NOTEBOOK}")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+    students = class_folder.class_in(tmp_path / "class.zip", exercises_in())
+    assert {each.path: each.student for each in students.found} == {
+        f"class/smith/{NOTEBOOK}": "smith",
+        f"class/jones/{NOTEBOOK}": "jones",
+    }
+    assert [why for _, why in students.left] == ["a path that leads out of the zip"] * 2 + ["a link: not followed"]
+    assert sorted(os.listdir(tmp_path)) == ["class.zip"]
+
+
+def test_a_zip_bomb_is_read_no_further_than_is_graded(tmp_path):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"smith/{NOTEBOOK}", b" " * 200_000_000)
+    students = class_folder.class_in(tmp_path / "class.zip", exercises_in())
+    assert len(students.read(students.found[0].path)) == grade.MOST_BYTES + 1
+
+
+@pytest.mark.parametrize("name", ["none", "text.zip"])
+def test_no_submissions_are_told_in_one_line(tmp_path, capsys, name, monkeypatch):
+    monkeypatch.setattr(run, "require_sandbox", lambda: None)
+    (tmp_path / "text.zip").write_text("text")
+    assert main(["grade", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
+    assert re.fullmatch(r"fusion: .*(there is no folder or zip|is no zip).*\n", capsys.readouterr().err)
+
+
+# Taking: nothing of these is run
+
+
+class NoJudge:
+    exercise = exercises_in(only=NAME)[NAME]
+
+    def __getattr__(self, name):
+        raise AssertionError("something was run")
+
+
+def changed(change) -> bytes:
+    content = attacks.notebook()
+    by_id = {cell["metadata"].get("nbgrader", {}).get("grade_id"): cell for cell in content["cells"]}
+    change(content, by_id)
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[" * 200_000, "is not JSON"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "is not JSON"),
+        (b" " * 6_000_000, "at most 5,000,000 are graded"),
+        (b"[]", "not a notebook of format 4"),
+        (b'{"cells": [1], "metadata": {}}', "not a notebook of format 4"),
+        (b'{"cells": [{"cell_type": "code", "metadata": {}, "source": [1]}], "metadata": {}}', "not a notebook"),
+        (changed(lambda content, by_id: content["cells"].remove(by_id["kernel"])), "no answer cell 'kernel'"),
+        (changed(lambda content, by_id: content["cells"].append(by_id["kernel"])), "2 answer cells 'kernel'"),
+        (changed(lambda content, by_id: by_id["kernel"].update(cell_type="markdown")), "in a markdown cell"),
+        (changed(lambda content, by_id: by_id["kernel"]["metadata"].update(nbgrader=[1])), "no answer cell 'kernel'"),
+        (
+            changed(lambda content, by_id: by_id["kernel"]["metadata"]["nbgrader"].update(grade_id=[1])),
+            "no answer cell",
+        ),
+    ],
+    ids="empty cut bytes deep deeper huge list numbers lines missing doubled retyped metadata id".split(),
+)
+def test_a_notebook_that_cannot_be_taken_is_invalid_and_says_why(content, told):
+    result = grade.grade(content, NOTEBOOK, NoJudge())
+    assert result.earned == 0
+    assert result.points == 15
+    assert {check.state for check in result.checks} == {"invalid"}
+    assert told in result.checks[0].message
+
+
+def test_what_the_policy_refuses_is_not_run():
+    content = changed(lambda content, by_id: by_id["launcher"].update(source="import os\n" + attacks.LAUNCHER))
+    result = grade.grade(content, NOTEBOOK, NoJudge())
+    assert result.earned == 0
+    assert {check.state for check in result.checks} == {"refused"}
+    assert result.checks[0].message.startswith("answer 'launcher', line 1: importing os is not graded")
+
+
+# A run
+
+
+def forged_stub() -> dict:
+    """Nothing is answered; all else says that it was."""
+    content = attacks.notebook(launcher="# NBVAL_SKIP\n" + attacks.STUB)
+    solution = json.loads((attacks.ROOT / "solutions" / NOTEBOOK).read_text())
+    solved = {cell["id"]: cell for cell in solution["cells"]}
+    for cell in content["cells"]:
+        cell["metadata"].setdefault("tags", []).extend(["nbval-skip", "raises-exception"])
+        if cell["cell_type"] == "code":
+            cell.update(outputs=solved[cell["id"]]["outputs"], execution_count=None)
+        if cell["metadata"].get("nbgrader", {}).get("grade"):
+            cell["metadata"]["nbgrader"]["points"] = 1000
+            cell["source"] = "assert True"
+    content["cells"].append({"cell_type": "code", "metadata": {}, "source": "import os\nos._exit(0)", "outputs": []})
+    for entry in content["metadata"]["kernel_fusion"]["original"]:
+        entry["source"], entry["points"] = "pass", 1000
+    content["metadata"]["kernelspec"] = {"name": "evil", "display_name": "evil", "language": "bash"}
+    return content
+
+
+FORMULA = "=HYPERLINK(1)"
+
+
+@pytest.fixture(scope="module")
+def graded_class(tmp_path_factory):
+    """Six submissions graded by the command, which was killed at its first result and told to go on: folder, report."""
+    root = tmp_path_factory.mktemp("class")
+    submissions, out = root / "submissions", root / "report"
+    put(submissions, f"right/{NOTEBOOK}")
+    put(submissions, f"forged/{NOTEBOOK}", forged_stub())
+    put(submissions, f"broken/{NOTEBOOK}", b"{")
+    put(submissions, f"{FORMULA}/{NOTEBOOK}", b"{")
+    put(submissions, f"<script>alert(1)<script>/{NOTEBOOK}", attacks.notebook(launcher="import os"))
+    loud = attacks.notebook(launcher="def add_gelu(a, b):\n    raise ValueError('<script>' + chr(27) + '[2J]]>')\n")
+    put(submissions, f"loud/{NOTEBOOK}", loud)
+    for name in ("conftest.py", "torch.py", "sitecustomize.py"):
+        (submissions / "right" / name).write_text("raise SystemExit('read')")
+    arguments = ["grade", str(submissions), "--out", str(out), "--seed", "5", "--jobs", "2"]
+    first = subprocess.Popen([sys.executable, "-c", f"from helpers.cli import main; main({arguments})"])
+    deadline = time.monotonic() + 100
+    while not list(out.glob("results/*/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    assert main([*arguments, "--resume"]) == 0
+    return submissions, out
+
+
+def results(out: Path) -> dict[str, dict]:
+    kept = [json.loads(path.read_text()) for path in sorted(out.glob(f"results/*/{NAME}.json"))]
+    return {each["student"]: each["result"] for each in kept}
+
+
+@needs_sandbox
+def test_a_class_gets_what_is_due(graded_class):
+    earned = {student: (result["earned"], result["points"]) for student, result in results(graded_class[1]).items()}
+    assert earned == {
+        "right": (15, 15),
+        "forged": (0, 15),
+        "broken": (0, 15),
+        FORMULA: (0, 15),
+        "<script>alert(1)<script>": (0, 15),
+        "loud": (0, 15),
+    }
+    forged = results(graded_class[1])["forged"]
+    assert {check["state"] for check in forged["checks"]} == {"not attempted"}
+    assert forged["left_out"] > 0
+
+
+@needs_sandbox
+def test_no_report_runs_what_a_submission_wrote(graded_class):
+    _, out = graded_class
+    pages = [out / "report.html", *out.glob("results/*/report.html")]
+    assert len(pages) == 7
+    for path in pages:
+        text = path.read_text()
+        assert "<script" not in text
+        assert "Content-Security-Policy" in text
+        assert "\x1b" not in text
+    assert "\x1b" not in (out / "junit.xml").read_text()
+    rows = list(csv.reader((out / "grades.csv").read_text().splitlines()))
+    assert rows[0] == ["student", "exercise", "earned", "points", "flags"]
+    assert f"'{FORMULA}" in [row[0] for row in rows]
+    assert not [cell for row in rows for cell in row if cell[:1] in tuple("=+-@\t\r")]
+
+
+@needs_sandbox
+def test_students_do_not_see_hidden_checks(graded_class):
+    _, out = graded_class
+    for name in ("report.html", "results.json"):
+        text = (out / "results" / "loud" / name).read_text()
+        assert "other-values" in text
+        # Twice for each public check, in its message and in the line to look at; not for the hidden one.
+        assert text.count("ValueError") == 6
+        assert "kept for the grading" in text
+    scores = json.loads((out / "results" / "right" / "results.json").read_text())
+    assert scores["score"] == 15
+    assert [test["max_score"] for test in scores["tests"]] == [6, 3, 3, 3]
+    assert [test["visibility"] for test in scores["tests"]] == ["visible"] * 3 + ["after_published"]
+
+
+@needs_sandbox
+def test_junit_is_nbvals(graded_class):
+    suites = ElementTree.parse(graded_class[1] / "junit.xml").getroot().findall("testsuite")
+    counts = {suite.get("name"): (suite.get("tests"), suite.get("failures")) for suite in suites}
+    assert counts[f"right/{NAME}"] == ("9", "0")
+    assert counts[f"forged/{NAME}"] == ("9", "4")
+    assert set(counts) == {f"{student}/{NAME}" for student in ("right", "forged", "loud")}
+
+
+@needs_sandbox
+def test_a_run_that_was_stopped_goes_on(graded_class, tmp_path, capsys):
+    submissions, out = graded_class
+    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    assert main(["grade", str(submissions), "--out", str(out)]) == 2
+    assert "add --resume to go on with it" in capsys.readouterr().err
+    # What a kill leaves: one result absent, one half written beside its place, one that is not JSON.
+    (out / "results" / "right" / f"{NAME}.json").unlink()
+    (out / "results" / "loud" / f".{NAME}.json.writing").write_text("{")
+    (out / "results" / "broken" / f"{NAME}.json").write_text("{")
+    assert main(["grade", str(submissions), "--out", str(out), "--resume"]) == 0
+    assert json.loads((out / "run.json").read_text()) == {"seed": 5}
+
+    def without_times(content: bytes) -> str:
+        text = re.sub(r'"seconds": [\d.]+|time="[\d.]+"|timestamp="[^"]+"|<td>\d+\.\d</td>', "", content.decode())
+        return re.sub(r"<h2>Slowest.*", "", text, flags=re.DOTALL)
+
+    for path, content in before.items():
+        assert without_times(path.read_bytes()) == without_times(content), path
+
+
+# What must not happen
+
+
+def test_without_a_sandbox_nothing_is_graded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda: Finding("bubblewrap", "missing", "apt-get install bubblewrap"))
+    sandbox.require_sandbox.cache_clear()
+    put(tmp_path, f"submissions/smith/{NOTEBOOK}")
+    assert main(["grade", str(tmp_path / "submissions"), "--out", str(tmp_path / "out")]) == 2
+    sandbox.require_sandbox.cache_clear()
+    told = capsys.readouterr().err
+    assert told == "fusion: nothing is graded without a sandbox; bubblewrap is missing: apt-get install bubblewrap\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "require_sandbox", lambda: None)
+    put(tmp_path, f"submissions/smith/{NOTEBOOK}")
+    (tmp_path / "out").write_text("a file")
+    assert main(["grade", str(tmp_path / "submissions"), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"fusion: .*run.json cannot be written: (Not a directory|File exists); make room.*\n", told), (
+        told
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    files.write_whole(path, "old")
+    (tmp_path / ".result.json.writing").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device; make room"):
+        files.write_whole(path, "new")
+    assert path.read_text() == "old"
+
+
+def die(*_):
+    os.kill(os.getpid(), 9)
+
+
+def answer_or_die(content, path, exercise, seed):
+    if "killer" in path:
+        die()
+    return {"path": path}, ""
+
+
+def test_a_notebook_that_ends_the_grader_harms_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "work", answer_or_die)
+    for student in ("a", "b", "killer", "c", "d"):
+        put(tmp_path, f"{student}/{NOTEBOOK}")
+    students = class_folder.class_in(tmp_path, exercises_in())
+    done = dict(run.graded(list(students.found), students, exercises_in(), 1, jobs=2))
+    ended = {each.student: outcome for each, outcome in done.items()}
+    assert ended.pop("killer") == "the grader's process ended, twice: look at this notebook by hand"
+    assert ended == {student: ({"path": f"{student}/{NOTEBOOK}"}, "") for student in "abcd"}
+
+
+@pytest.mark.parametrize("name", ["smith", "../../etc", "..", "", "a/b", "x" * 300, "Ann Smith", "=1", "\x1b[2J", "é"])
+def test_a_students_folder_is_in_the_report(tmp_path, name):
+    folder = report.folder_of(tmp_path, name)
+    assert folder.parent == tmp_path / "results"
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,80}", folder.name)
+    assert folder.name not in (".", "..")
+
+
+def test_names_made_plain_stay_apart(tmp_path):
+    names = ["a b", "a  b", "a-b", "a_b", "A b", "a b "]
+    assert len({report.folder_of(tmp_path, name) for name in names}) == len(names)
