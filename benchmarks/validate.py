@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
         "date": datetime.date.today().isoformat(),
         "versions": versions | {"cuda": torch.version.cuda, "ptxas": triton.knobs.nvidia.ptxas.version},
         "command": "python benchmarks/validate.py",
-        "ncu": " ".join(hardware_counters.command("LOG")).replace(sys.executable, "python"),
+        "ncu": " ".join(["ncu", *hardware_counters.command("LOG")[1:]]).replace(sys.executable, "python"),
     }
     for section in chosen:
         content[section] = SECTIONS[section]()

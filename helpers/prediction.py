@@ -13,7 +13,8 @@ launch then takes
     arithmetic   instructions of the busiest SM (so an uneven last wave counts) / its pipelines' rates; for matrix
                  products of PyTorch, FLOPs / peak
 
-    time = launch + ramp + the largest of the last four + what is not hidden of the second largest
+    time = launch + ramp + the largest of the last four + the second largest / (2 x blocks on an SM), for half of one
+           block's share finds no other block to hide behind
 
 For Triton kernels the instructions are those of the SASS compiled for the device, loops weighed by how often the
 rehearsal ran their loads. What PyTorch's kernels reach is a table of what they were measured to reach.
@@ -22,9 +23,10 @@ L2 starts cold, as helpers.timing measures. A later launch finds in L2 what the 
 reuse distance (bytes moved since) is below a quarter of L2 all hit, and none beyond five quarters (three for bytes
 that were only read, which both halves of the L2 keep); between, linearly.
 
-Every constant was measured on an H200 by `python benchmarks/validate.py constants`; other devices are taken to reach
-the same share of their bandwidth and the same rate per SM and clock. `python benchmarks/predictions.py` prints how far
-the predictions are from the recorded times.
+The constants were measured on an H200 by `python benchmarks/validate.py constants`. Four have no kernel of their own
+and were fitted to times of ten kernels of the catalogue, recorded first: CYCLES, EXTRA_CYCLES, ROUND and the 2 above.
+Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
+`python benchmarks/predictions.py` prints how far the predictions are from the recorded times.
 """
 
 import math
@@ -47,13 +49,13 @@ FIRST_ACCESS = 0.6e-6  # s: a copy of 64 KB, less an empty kernel and its own in
 FIRST_ACCESS_L2 = 0.2e-6  # s: the same for a copy of the copy
 BANDWIDTH_SHARE = 0.88  # of the datasheet's: a copy of 1 GB
 L2_BYTES = 39  # a clock and SM: a copy of 8 MB that lie in L2
-MATRIX_SHARE = 0.81  # of the datasheet's peak: a bf16 product of 8192^3
+MATRIX_SHARE = 0.81  # of the datasheet's peak: a bf16 product of 8192^3 (benchmarks/run.py)
 HITS_FROM = 0.25  # of L2's size: reuse distance up to which all bytes hit
 HITS_TO = {"written": 1.25, "read": 0.75}  # and beyond which none does
 
 # Latency of one warp's instructions, in cycles: on average, and what a step of a reduction across lanes or warps adds.
 CYCLES = 4.7
-EXTRA_CYCLES = {"SHFL": 20, "BAR": 60, "LDS": 20, "MUFU": 0}
+EXTRA_CYCLES = {"SHFL": 20, "BAR": 60, "LDS": 20}
 ROUND = 0.45e-6  # s: a load in a loop that is not the first
 
 # Cycles of a warp's instruction on its pipeline, 32 / (results per clock and sub-partition). Source: throughput table
@@ -100,7 +102,7 @@ PACES = {
     "RMS norm": Pace(latency=0.4e-6, by_column=1.4e-9, bandwidth=0.62),
     "softmax": Pace(latency=1.9e-6, by_column=0.17e-9, bandwidth=0.45),
     "top-k": Pace(latency=40e-6, bandwidth=0.045),
-    "matrix product": Pace(latency=3e-6),
+    "matrix product": Pace(),
 }
 KINDS = {
     "fill": "fill_ zero_ full full_like zeros ones",

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 
+from benchmarks import validate
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import METRICS, parse
 from benchmarks.run import backward_pass
@@ -16,7 +17,7 @@ from benchmarks.validation import recorded_validation
 from helpers.occupancy import occupancy
 from helpers.rehearsal import EagerLaunch, TritonLaunch, rehearse
 from helpers.resources import compile_for
-from kernels import CATALOGUE
+from kernels import CATALOGUE, runtime
 
 RECORD = recorded_validation()
 DRAM, SECTORS = 0.05, 0.02  # of what the meter counts
@@ -246,3 +247,11 @@ def test_parse_cuts_at_the_markers():
     first, second = parse(TABLE)
     assert first == [{"name": "add", "dram_read": 1024, "dram_written": 512, "sectors_read": 32, "sectors_written": 16}]
     assert second == []
+
+
+def test_recording_needs_a_gpu_and_a_section_that_exists():
+    with pytest.raises(ValueError, match="no section named traffic: choose from compiled, counters"):
+        validate.main(["traffic"])
+    if not runtime.has_gpu():
+        with pytest.raises(RuntimeError, match="validation needs an NVIDIA GPU"):
+            validate.main(["times"])
