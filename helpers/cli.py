@@ -31,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     grade.add_argument("--seed", type=int, metavar="S", help="of all inputs; that of a run is kept in its run.json")
     grade.add_argument("--student", metavar="PATTERN", help="finds the student in a path: (?P<student>...)")
 
+    release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
+    release.add_argument("folder", help="a new folder, such as student/")
+
     inspect = commands.add_parser("inspect", help="what a kernel needs of a GPU that need not be here")
     inspect.add_argument("kernel", metavar="module:kernel", help="kernels.elementwise.add_gelu:add_gelu_kernel, say")
     inspect.add_argument("arguments", nargs="*", metavar="argument", help='"*bf16" for a pointer, 8192, or BLOCK=1024')
@@ -76,6 +79,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 seed=arguments.seed,
                 student=arguments.student,
             )
+        case "release":
+            from helpers.release import release
+
+            print("\n".join(map(str, release(Path(arguments.folder)))))
+            return 0
         case "inspect":
             from helpers.resources import inspect_kernel
 

@@ -1,0 +1,87 @@
+"""`fusion release`: what a class gets works on its own and gives nothing away."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import release as released
+from helpers.cli import main
+from helpers.grading.submission import read_submission
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    out = tmp_path_factory.mktemp("release") / "student"
+    assert main(["release", str(out)]) == 0
+    return out
+
+
+def test_nothing_is_given_away(tree):
+    assert not {"solutions", "source", "tests", ".git"} & set(os.listdir(tree))
+    answers = [cell for path in sorted((ROOT / "solutions").glob("*.ipynb")) for cell in answers_and_hidden(path)]
+    assert len(answers) >= 3
+    for path in tree.rglob("*"):
+        if path.suffix in (".ipynb", ".py", ".md", ".json"):
+            text = path.read_text(encoding="utf-8")
+            held = json.dumps(json.loads(text)) if path.suffix == ".ipynb" else text
+            assert not [line for line in answers if line in held], path
+    assert not [path for path in tree.rglob("*") if path.name == "__pycache__" or path.is_symlink()]
+
+
+def answers_and_hidden(solution: Path) -> list[str]:
+    """A telling line of each answer and hidden check."""
+    told = []
+    for cell in json.loads(solution.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if region := re.search(r"BEGIN (?:SOLUTION|HIDDEN TESTS)\n(.*?)\n *# END", source, re.DOTALL):
+            told.append(max(region[1].splitlines(), key=len).strip())
+    return told
+
+
+def test_the_makefile_opens_the_lab(tree):
+    told = subprocess.run(["make", "-n", "lab", "bench"], cwd=tree, capture_output=True, text=True, timeout=30)
+    assert told.returncode == 0, told.stderr
+    assert "fusion lab" in told.stdout
+    assert subprocess.run(["make", "-n", "test"], cwd=tree, capture_output=True, timeout=30).returncode
+    assert os.access(tree / "setup.sh", os.X_OK)
+
+
+def test_the_readme_speaks_of_what_is_there(tree):
+    text = (tree / "README.md").read_text()
+    for path in re.findall(r"\]\(([^)]+)\)|`([a-z]+/[^` ]*)`", text):
+        for each in filter(None, path):
+            assert (tree / each).exists(), each
+    assert "make test" not in text
+    assert "make lab" in text
+
+
+def test_its_own_command_runs(tree):
+    code = "import helpers; from helpers.cli import main; print(helpers.__file__); main(['check', 'none.ipynb'])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, timeout=100)
+    assert run.stdout.strip() == str(tree / "helpers/__init__.py")
+    assert "there is no notebook none.ipynb: give one of exercises/" in run.stderr
+    for path in sorted((tree / "exercises").glob("*.ipynb")):
+        assert read_submission(path).left_out == 0
+
+
+def test_an_exercise_that_holds_an_answer_is_not_released(tmp_path, monkeypatch, capsys):
+    (tmp_path / "course/exercises").mkdir(parents=True)
+    (tmp_path / "course/exercises/03_x.ipynb").write_text("# BEGIN HIDDEN TESTS")
+    monkeypatch.setattr(released, "COURSE", tmp_path / "course")
+    assert main(["release", str(tmp_path / "out")]) == 2
+    assert "holds an answer or a hidden check: run `make notebooks`" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine").write_text("mine")
+    assert main(["release", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"fusion: {tmp_path} is not empty: give a new folder\n"
+    assert os.listdir(tmp_path) == ["mine"]
