@@ -26,10 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
+from benchmarks.over_fusion import STEPS
+from helpers.charts import plain
 from helpers.explorers.launches import ELEMENTS
 from helpers.explorers.occupancy import THREADS
 from helpers.explorers.roofline import ROWS
 from helpers.explorers.warp import STRIDES
+from helpers.variance_chart import MEANS
 
 PRESSES = 40
 RUNS = 3  # the machine may be shared: the best run counts
@@ -60,10 +63,20 @@ class Explorer:
     """One to measure: a cell that shows it with its first slider at the left end, and where that slider can stand."""
 
     cell: str
-    values: tuple[int, ...]
-    shown: Callable[[int], str]  # what only this value's line of text has
+    values: tuple[float, ...]
+    shown: Callable[[float], str]  # what only this value's line of text has
 
 
+_REGISTERS = """import torch
+from benchmarks.over_fusion import COLUMNS, STEPS, chain_gradient_kernel
+from helpers.explorers.registers import registers_explorer
+from helpers.resources import compile_for
+
+row = torch.empty(1, COLUMNS, device="meta")
+def compiled(steps, gpu):
+    return compile_for(chain_gradient_kernel, row, row, row, device=gpu, COLUMNS=COLUMNS, STEPS=steps)
+registers_explorer(compiled, STEPS)
+"""
 EXPLORERS = {
     "roofline": Explorer(
         "from helpers.explorers import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
@@ -78,6 +91,12 @@ EXPLORERS = {
         ELEMENTS,
         " {:,} numbers:".format,
     ),
+    "variance": Explorer(
+        "from helpers.explorers.variance import variance_explorer\nvariance_explorer(mean=1.0)",
+        MEANS,
+        lambda mean: f"mean of {plain(mean)},",
+    ),
+    "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
     "warp": Explorer("from helpers.explorers import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
 }
 

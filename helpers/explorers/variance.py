@@ -2,7 +2,7 @@
 
 import ipywidgets as widgets
 
-from helpers.charts import LIMIT, MARKER_SIZE, TEXT, TITLE_SIZE, Chart, page_position
+from helpers.charts import LIMIT, MARKER_SIZE, TEXT, TITLE_SIZE, Chart, page_position, plain
 from helpers.explorers.stage import Explorer, Stage, script, slider, still_svg, svg_opening
 from helpers.variance import ARITHMETIC
 from helpers.variance_chart import (
@@ -38,7 +38,7 @@ class VarianceExplorer(Explorer):
     """
 
     def __init__(self, mean: float, columns: int, arithmetic: str):
-        self.mean = slider("mean", MEANS, mean, [f"{each:,.4g}" for each in MEANS])
+        self.mean = slider("mean", MEANS, mean, [plain(each) for each in MEANS])
         self.columns = slider("columns", COLUMNS, columns)
         if arithmetic not in ARITHMETIC:
             raise ValueError(f"no arithmetic is named {arithmetic!r}: choose from {', '.join(ARITHMETIC)}")
