@@ -30,7 +30,7 @@ import torch
 import triton
 from tqdm import tqdm
 
-from benchmarks import chains, free_flops, occupancy_sweep, over_fusion
+from benchmarks import chains, free_flops, load_widths, occupancy_sweep, over_fusion
 from benchmarks.peers import liger
 from benchmarks.targets import TARGETS
 from helpers.devices import this_device
@@ -54,6 +54,7 @@ EXPERIMENTS = {
     "occupancy_sweep": occupancy_sweep.measure,
     "over_fusion": over_fusion.measure,
     "over_fusion_limited": over_fusion.measure_limited,
+    "load_widths": load_widths.measure,
 }
 
 

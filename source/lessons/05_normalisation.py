@@ -290,9 +290,7 @@ print(f"F.layer_norm, then relu: {library.launches} launches, {ratio:.1f} times 
 from helpers.traffic_chart import traffic_chart
 
 times = unfused.bytes_total / fused.bytes_total
-traffic_chart(
-    {"unfused": unfused, "fused": fused}, f"Fusing moves {times:.1f} times fewer bytes"
-)
+traffic_chart({"unfused": unfused, "fused": fused}, f"Fusing moves {times:.1f} times fewer bytes")
 
 # %% [markdown]
 # To the letter. But who writes LayerNorm out? PyTorch's own `F.layer_norm` is a fused kernel already, and against that

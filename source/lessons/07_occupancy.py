@@ -175,9 +175,7 @@ def back_from_y(grad, y, scale, COLUMNS: tl.constexpr):
 
 # %%
 @triton.jit
-def keeps_y_kernel(
-    x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr
-):
+def keeps_y_kernel(x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
     offset = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     y, kept = tl.load(x_ptr + offset), ()
     for _ in tl.static_range(STEPS):
@@ -200,10 +198,7 @@ growth
 
 # %%
 tensors = (row, row, row)
-four, eight = (
-    compile_for(keeps_y_kernel, *tensors, device="H100", COLUMNS=1024, STEPS=steps)
-    for steps in (4, 8)
-)
+four, eight = (compile_for(keeps_y_kernel, *tensors, device="H100", COLUMNS=1024, STEPS=steps) for steps in (4, 8))
 growth.compare((eight.registers - four.registers) / 4)
 
 # %% [markdown]
@@ -235,9 +230,7 @@ def back(grad, n, scale, COLUMNS: tl.constexpr):
 
 # %%
 @triton.jit
-def keeps_n_kernel(
-    x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr
-):
+def keeps_n_kernel(x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
     offset = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     y, kept = tl.load(x_ptr + offset), ()
     for _ in tl.static_range(STEPS):
@@ -251,9 +244,7 @@ def keeps_n_kernel(
 
 # %%
 def compiled(steps, gpu="H100", kernel=keeps_n_kernel, **options):
-    return compile_for(
-        kernel, *tensors, device=gpu, COLUMNS=1024, STEPS=steps, **options
-    )
+    return compile_for(kernel, *tensors, device=gpu, COLUMNS=1024, STEPS=steps, **options)
 
 
 per_step = (compiled(8).registers - compiled(4).registers) / 4
