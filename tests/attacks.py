@@ -112,6 +112,11 @@ def add_gelu(a, b):
     "infinity": Attack(
         launcher="def add_gelu(a, b):\n    return torch.full_like(a, float('inf'))\n", state="fail", told="first wrong"
     ),
+    "another kernel by a launch option": Attack(
+        launcher=LAUNCHER.replace("BLOCK=1024)", "BLOCK=1024, ir_override='/tmp/x.ptx')"),
+        state="fail",
+        told="the launch option ir_override is not graded",
+    ),
     "never written": Attack(
         launcher="def add_gelu(a, b):\n    return torch.empty_like(a)\n", state="fail", told="got nan"
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import attacks
+import psutil
 import pytest
 
 from helpers.cli import main
@@ -226,8 +227,12 @@ def graded_class(tmp_path_factory):
     deadline = time.monotonic() + 100
     while not list(out.glob("results/*/*.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
+    workers = psutil.Process(first.pid).children(recursive=True)
     first.kill()
     first.wait()
+    outliving = psutil.wait_procs(workers, timeout=20)[1]
+    alive = [each for each in outliving if each.status() != psutil.STATUS_ZOMBIE]
+    assert not alive, "a worker or a sandbox outlives the grader"
     assert main([*arguments, "--resume"]) == 0
     return submissions, out
 

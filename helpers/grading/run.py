@@ -1,9 +1,11 @@
 """`fusion grade`: a class, graded. Results are kept as they come; a run that was stopped goes on where it was."""
 
+import ctypes
 import hashlib
 import json
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
@@ -107,7 +109,14 @@ def graded(
 
 def pool(jobs: int) -> ProcessPoolExecutor:
     # Spawned: a fork of this process would share its progress bar's threads and locks.
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with, initargs=(os.getpid(),))
+
+
+def end_with(parent: int) -> None:
+    """Let Linux end this worker when the grader ends, killed or not; the worker's sandboxes end with it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it ended before it could be watched
+        os._exit(1)
 
 
 def submit(executor: Executor, each: Found, students: Class, exercises: dict[str, Exercise], seed: int):

@@ -21,6 +21,9 @@ COPY = "clone copy_ _to_copy fill_ zero_ _unsafe_view _reshape_alias"
 ADD = "add add_ sum"
 ALLOWED = frozenset(f"{ALLOCATE} {COPY} {ADD}".split())
 
+# Others, such as ir_override and ptx_options, would have the compiler compile something else than the kernel.
+LAUNCH_OPTIONS = frozenset("num_warps num_stages num_ctas maxnreg".split())
+
 
 class Stopped(AnswerError):  # noqa: N818
     """The recorded call did not end: it failed in the sandbox already."""
@@ -92,6 +95,8 @@ class Again:
     def _launch(self, step: dict, storages: Storages) -> None:
         kernel = self._kernel(step["kernel"])
         args, kwargs = self._read(step["args"], storages), self._read(step["kwargs"], storages)
+        if refused := sorted(kwargs.keys() - LAUNCH_OPTIONS - set(kernel.arg_names)):
+            raise AnswerError(f"the launch option {refused[0]} is not graded", "how you launch your kernel")
         kernel[tuple(step["grid"])](*args, **kwargs)
 
     def _kernel(self, name: str) -> JITFunction:
