@@ -95,9 +95,13 @@ def test_a_cpu_and_a_gpu_tensor():
 def test_the_compiled_kernel_and_its_interpreted_self_agree(dtype):
     a, b = pair(1025, device="cuda", dtype=dtype)
     compiled, interpreted = add_gelu(a, b), measure(add_gelu, a, b).result
-    apart = (compiled.double() - interpreted.double()).abs() > 4 * torch.finfo(dtype).eps * compiled.double().abs()
+    # The GPU's approximate exponential errs by some roundings of its argument 2u: that many of the result.
+    s = a.double() + b.double()
+    roundings = 4 * (1 + (1.5957691216 * (s + 0.044715 * s**3)).abs())
     assert interpreted.is_cuda
-    assert not apart.any()
+    assert (
+        (compiled.double() - interpreted.double()).abs() <= roundings * torch.finfo(dtype).eps * compiled.abs()
+    ).all()
 
 
 @gpu_only
