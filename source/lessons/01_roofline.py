@@ -287,4 +287,4 @@ answer = ...
 self_test(answer, 7 / 4, "seven operations a number, over two bytes in and two bytes out")
 
 # %% [markdown]
-# Next: [exercise 03, add+GELU](../exercises/03_fused_add_gelu.ipynb) asks you to write the kernel of lesson 00.
+# Next: [02 Bytes and launches](02_bytes_and_launches.ipynb).

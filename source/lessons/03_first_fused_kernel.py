@@ -526,5 +526,5 @@ self_test(answer, correct, "three inputs and one output cross; two bytes a numbe
 #
 # You have built the kernel for one dtype, contiguous tensors and the exact GELU.
 # [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for the whole: GELU's tanh form, 16-bit inputs, any strides,
-# no elements at all, and loads as wide as they can be. Then go on to lesson 04, where a kernel recomputes what it could
-# have stored.
+# no elements at all, and loads as wide as they can be. Next: [05 Normalisation](05_normalisation.ipynb), where a
+# program owns a whole row.

@@ -516,5 +516,4 @@ answer = ...
 self_test(answer, 7 / 4, "add 3 trips, norm 2, silu 2; the one kernel has 2 in and 2 out")
 
 # %% [markdown]
-# Exercise 05 asks you for LayerNorm in one kernel, any width, with weight and bias. Next: lesson 06, softmax, where the
-# merge of two parts of a row returns.
+# Next: [07 Occupancy](07_occupancy.ipynb), where rows wide enough run out of registers.

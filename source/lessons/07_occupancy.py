@@ -570,7 +570,7 @@ waves_chart(twelve.waves(300, h100.sms))
 # %% [markdown]
 # One block past a full wave, and the time doubles. With hundreds of waves, the tail is lost among them: that
 # is why large tensors forgive any grid. On small ones, choose the block so that the grid fills its waves, or let a
-# fixed number of programs walk over the rows (*persistent* programs; lesson 08 uses them).
+# fixed number of programs walk over the rows (*persistent* programs).
 #
 # ## What you said, what was found
 
@@ -606,4 +606,4 @@ answer = ...
 self_test(answer, 6 * 2048 / 128, "2048 numbers over 4 x 32 threads, a register each")
 
 # %% [markdown]
-# Exercise 07 gives you kernels and two GPUs, and asks for tiles and warps that fit the register budget on both.
+# Next: the [lab bench](lab_bench.ipynb), every instrument of the course in one line each.

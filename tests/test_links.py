@@ -1,0 +1,29 @@
+"""Every relative link in a notebook leads to a file of the course."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("notebooks", "exercises", "solutions")
+NOTEBOOKS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.ipynb"))
+CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+
+
+def broken(text: str, folder: Path) -> list[str]:
+    links = [link.split("#")[0] for link in LINK.findall(CODE.sub("", text)) if "://" not in link]
+    return [link for link in links if link and not (folder / link).exists()]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_links_resolve(path):
+    cells = nbformat.read(path, as_version=4).cells
+    assert [link for cell in cells if cell.cell_type == "markdown" for link in broken(cell.source, path.parent)] == []
+
+
+def test_a_broken_link_is_found():
+    text = "[here](00_welcome.ipynb), [gone](99_gone.ipynb#top), [out](https://example.org), `kernel[grid](x)`"
+    assert broken(text, ROOT / "notebooks") == ["99_gone.ipynb"]
