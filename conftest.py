@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-# Triton's cache knows a kernel by its text, not by its file: another checkout's would answer with that one's lines.
-os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "triton"))
+# Caches of this checkout alone. Triton's knows a kernel by its text, not by its file: another checkout's would answer
+# with that one's lines. PyTorch's knows a registered operator by its name, whatever its gradient has become since.
+CACHES = Path(__file__).parent / ".pytest_cache"
+os.environ.setdefault("TRITON_CACHE_DIR", str(CACHES / "triton"))
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHES / "inductor"))
 
 LEAST_COMPARED = 0.5  # of the code cells
 

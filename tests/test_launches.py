@@ -57,7 +57,9 @@ def test_the_model_holds_for_recorded_calls_it_was_not_made_from():
     for elements, found in sizes.items():
         for version, launches, host in (("eager", 4, costs.operator), ("fused", 1, costs.triton)):
             time = chain_time(launches, launches * 8 * elements, run.copy_bandwidth, host, costs.start)
-            assert time.total == pytest.approx(found["call"][version].median, rel=0.1)
+            # Within a tenth of what nine runs in ten took: the CPU's share of a call varies by more than that.
+            call = found["call"][version]
+            assert 0.9 * call.low <= time.total <= 1.1 * call.high
 
 
 def test_what_takes_most_is_named():

@@ -4,6 +4,12 @@ import torch
 from kernels import runtime
 
 
+@pytest.fixture(autouse=True)
+def same_numbers_each_time():
+    """Random, but the same in every run, so that a failure can be looked at."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def device() -> str:
     """Where kernels run here: compiled on the GPU, or interpreted on the CPU."""
