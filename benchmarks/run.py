@@ -1,11 +1,12 @@
-"""Times every kernel of the catalogue beside eager PyTorch, torch.compile and Liger, and records it on a GPU.
+"""Times every kernel of the catalogue beside eager PyTorch, torch.compile and its peers, and records it on a GPU.
 
     python benchmarks/run.py [KERNEL ...] [--experiments]
     python benchmarks/run.py --recorded          the table as it was recorded on the H200
 
 Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
-calls, Python and launch included, for work short enough that it matters. Per cent is of the copy bandwidth measured in
-the same run, on the least bytes (of the read-only bandwidth, where almost nothing is written). Rows of ours that miss
+calls, Python and launch included, for work short enough that it matters. Per cent is of the ceiling measured in the
+same run: the copy bandwidth on the least bytes, the read-only or write-only bandwidth where almost all is read or
+written, and the rate of cuBLAS's bf16 product where arithmetic takes longer than the bytes do. Rows of ours that miss
 their target in benchmarks/targets.py come first, then those behind a peer.
 
 The lessons' experiments (chains, occupancies) run with all of the kernels, or with --experiments alone.
@@ -18,7 +19,6 @@ and nothing about speed, and records nothing.
 import argparse
 import datetime
 import json
-import math
 import platform
 import sys
 from collections.abc import Callable
@@ -31,8 +31,8 @@ import triton
 from tqdm import tqdm
 
 from benchmarks import chains, free_flops, load_widths, occupancy_sweep, over_fusion
-from benchmarks.peers import liger
-from benchmarks.targets import TARGETS
+from benchmarks.peers import peers
+from benchmarks.targets import TARGETS, Target
 from helpers.devices import this_device
 from helpers.recorded import recorded
 from helpers.resources import compile_for
@@ -59,18 +59,38 @@ EXPERIMENTS = {
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU does now: bytes/s of a copy (read and written), of a sum (read only), FLOP/s of a bf16 product."""
+    """What this GPU does now: bytes/s of a copy (read and written), a sum (read), a fill (written); FLOP/s of a bf16
+    product."""
     source = torch.ones(CEILING_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
     left, right = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
     times = benchmark_together(
-        {"copy": lambda: target.copy_(source), "read": source.sum, "matrix": lambda: left @ right}, runs=20
+        {
+            "copy": lambda: target.copy_(source),
+            "read": source.sum,
+            "write": lambda: target.fill_(1.0),
+            "matrix": lambda: left @ right,
+        },
+        runs=20,
     )
     return {
         "copy_bytes_per_second": 2 * CEILING_BYTES / times["copy"].median,
         "read_bytes_per_second": CEILING_BYTES / times["read"].median,
+        "write_bytes_per_second": CEILING_BYTES / times["write"].median,
         "bf16_matrix_flops_per_second": 2 * MATRIX_SIZE**3 / times["matrix"].median,
     }
+
+
+def least_time(work: Work, limits: dict[str, float]) -> tuple[str, float]:
+    """The ceiling that bounds this work and the seconds it allows: "copy", "read", "write" or "matrix"."""
+    kind = "copy"
+    if work.bytes_written < 0.01 * work.bytes:
+        kind = "read"
+    elif work.bytes_read < 0.05 * work.bytes:
+        kind = "write"
+    memory = work.bytes / limits[f"{kind}_bytes_per_second"]
+    arithmetic = work.flops / limits["bf16_matrix_flops_per_second"]
+    return ("matrix", arithmetic) if arithmetic > memory else (kind, memory)
 
 
 def backward_pass(function, inputs: tuple) -> Callable:
@@ -84,26 +104,26 @@ def backward_pass(function, inputs: tuple) -> Callable:
 
 
 def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: dict[str, float]) -> list[dict]:
-    """One row a provider and direction: fused and eager, and on a GPU torch.compile and Liger, all in one run."""
+    """One row a provider and direction: fused and eager, and on a GPU torch.compile and peers, all in one run."""
     inputs = op.inputs(*shape, dtype=dtype, device="cuda" if limits else "cpu")
     functions = {"fused": op.fused, "eager": op.reference}
     compiled = {}
     if limits:
         torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
         functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
-        if peer := liger(op.name, inputs):
-            functions["Liger"] = peer
+        functions |= peers(op.name, inputs)
         arguments, options = op.compile_arguments(*shape, dtype=dtype)
         found = compile_for(op.kernel_for(*shape), *arguments, device=this_device(), **options)
         compiled = {"registers": found.registers, "spill_bytes": found.spill_bytes}
     forward = {provider: partial(function, *inputs) for provider, function in functions.items()}
     with torch.no_grad():
-        rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), limits)
+        short = inputs[0].numel() <= SHORT
+        rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), limits, short)
     rows[0] |= compiled
     if op.backward_work is not None:
         backward = {provider: backward_pass(function, inputs) for provider, function in functions.items()}
         work = op.backward_work(shape, dtype)
-        rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, limits, graphs=False)
+        rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, limits, short, graphs=False)
     return rows
 
 
@@ -114,15 +134,16 @@ def timed_rows(
     providers: dict[str, Callable],
     work: Work,
     limits: dict[str, float],
+    short: bool,
     graphs: bool = True,
 ) -> list[dict]:
-    """The providers timed together, the GPU alone and, for short work, the whole call."""
+    """The providers timed together, the GPU alone and, for `short` work, the whole call."""
     runs = RUNS if limits else 3
     gpu = benchmark_together(providers, runs=runs, graphs=graphs)
     call = {}
-    if limits and math.prod(shape) <= SHORT:
+    if limits and short:
         call = benchmark_together(providers, runs=runs, launches=True)
-    ceiling = "read" if work.bytes_written < 0.01 * work.bytes else "copy"
+    ceiling, least_seconds = least_time(work, limits) if limits else (None, None)
     return [
         {
             "kernel": name,
@@ -130,8 +151,9 @@ def timed_rows(
             "dtype": str(dtype).removeprefix("torch."),
             "provider": provider,
             "least_bytes": work.bytes,
+            "flops": work.flops,
             "ceiling": ceiling,
-            "ceiling_bytes_per_second": limits.get(f"{ceiling}_bytes_per_second"),
+            "least_seconds": least_seconds,
             "gpu": asdict(gpu[provider]),
             "call": asdict(call[provider]) if provider in call else None,
         }
@@ -140,8 +162,8 @@ def timed_rows(
 
 
 def share(row: dict) -> float:
-    """The fraction of its ceiling that a row reaches, on the least bytes."""
-    return row["least_bytes"] / row["gpu"]["median"] / row["ceiling_bytes_per_second"]
+    """The fraction of its ceiling that a row reaches."""
+    return row["least_seconds"] / row["gpu"]["median"]
 
 
 def shortfalls(rows: list[dict]) -> list[str]:
@@ -155,24 +177,32 @@ def shortfalls(rows: list[dict]) -> list[str]:
             if all(other[name] == row[name] for name in key) and other is not row
         }
         what = f"{row['kernel']} {'x'.join(map(str, row['shape']))} {row['dtype']}"
-        target = TARGETS.get((row["kernel"], tuple(row["shape"])))
-        if target and share(row) < target:
-            lines.append(f"under its target: {what}: {share(row):.1%}, not {target:.0%}")
-        best = min(peers, key=peers.get)
-        if row["gpu"]["median"] > 1.03 * peers[best]:
-            lines.append(f"behind {best}: {what}: {row['gpu']['median'] / peers[best]:.2f} times its time")
+        median = row["gpu"]["median"]
+        target = TARGETS.get((row["kernel"], tuple(row["shape"])), Target())
+        if share(row) < target.share:
+            lines.append(f"under its target: {what}: {share(row):.1%}, not {target.share:.0%}")
+        if row["flops"] / median < target.flops_per_second:
+            reached, wanted = row["flops"] / median / 1e12, target.flops_per_second / 1e12
+            lines.append(f"under its target: {what}: {reached:.0f} TFLOP/s, not {wanted:.0f}")
+        for provider, ratio in target.ahead.items():
+            if peers[provider] < ratio * median:
+                lines.append(f"under its target: {what}: {peers[provider] / median:.2f} x {provider}, not {ratio}")
+        rivals = {provider: time for provider, time in peers.items() if provider not in target.ahead}
+        best = min(rivals, key=rivals.get)
+        if median > 1.03 * rivals[best]:
+            lines.append(f"behind {best}: {what}: {median / rivals[best]:.2f} times its time")
     return sorted(lines, reverse=True)
 
 
 def table(rows: list[dict]) -> str:
     """The rows as text, one line each."""
-    heading = f"{'kernel':30} {'shape':>13} {'dtype':8} {'provider':13} {'GPU time':>34}  {'GB/s':>5} {'share':>6}  "
-    lines = [heading + "registers, spills; call"]
+    heading = f"{'kernel':30} {'shape':>18} {'dtype':8} {'provider':24} {'GPU time':>34}  {'GB/s':>5} {'TFLOP/s':>7} "
+    lines = [heading + f"{'share':>6} of      registers, spills; call"]
     for row in rows:
         gpu = Timing(**row["gpu"])
-        what = f"{row['kernel']:30} {'x'.join(map(str, row['shape'])):>13} {row['dtype']:8} {row['provider']:13}"
-        rate = f"{row['least_bytes'] / gpu.median / 1e9:5.0f}"
-        reached = f"{share(row):6.1%}" if row["ceiling_bytes_per_second"] else " " * 6
+        what = f"{row['kernel']:30} {'x'.join(map(str, row['shape'])):>18} {row['dtype']:8} {row['provider']:24}"
+        rate = f"{row['least_bytes'] / gpu.median / 1e9:5.0f} {row['flops'] / gpu.median / 1e12:7.1f}"
+        reached = f"{share(row):6.1%} {row['ceiling']:6}" if row["least_seconds"] else " " * 13
         code = f"{row['registers']}, {row['spill_bytes']} B" if "registers" in row else ""
         call = f"; {Timing(**row['call'])}" if row["call"] else ""
         lines.append(f"{what} {gpu!r:>34}  {rate} {reached}  {code}{call}")

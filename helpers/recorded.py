@@ -62,7 +62,7 @@ class Recorded:
                 elements = 1
                 for length in row["shape"]:
                     elements *= length
-                share = row["least_bytes"] / fused / row["ceiling_bytes_per_second"]
+                share = row["least_seconds"] / fused
                 lines.append(
                     f"{elements:12,}  {eager * 1e6:5.1f} us  {compiled * 1e6:10.1f} us  {fused * 1e6:5.1f} us"
                     f"  {eager / fused:7.2f}x  {share:6.1%}"

@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks import run
-from benchmarks.targets import TARGETS
+from benchmarks.targets import TARGETS, Target
 from kernels import CATALOGUE, runtime
+from kernels.fused_op import Work
 
 
 def row(kernel: str, shape: tuple[int, ...], provider: str, microseconds: float) -> dict:
@@ -15,8 +16,9 @@ def row(kernel: str, shape: tuple[int, ...], provider: str, microseconds: float)
         "dtype": "bfloat16",
         "provider": provider,
         "least_bytes": 1e6,
+        "flops": 1e9,
         "ceiling": "copy",
-        "ceiling_bytes_per_second": 1e12,  # so that a microsecond is the best
+        "least_seconds": 1e-6,
         "gpu": {"median": median, "low": median, "high": median, "runs": 3},
         "call": None,
     }
@@ -24,7 +26,7 @@ def row(kernel: str, shape: tuple[int, ...], provider: str, microseconds: float)
 
 def test_rows_under_target_come_first_then_those_behind_a_peer():
     shape = (32768, 1024)
-    assert TARGETS["softmax", shape] == 0.86
+    assert TARGETS["softmax", shape] == Target(share=0.86)
     rows = [row("softmax", shape, "fused", 1.2), row("softmax", shape, "eager", 1.0)]
     rows += [row("l2_norm", shape, "fused", 1.1), row("l2_norm", shape, "eager", 1.08)]
     assert run.shortfalls(rows) == [
@@ -32,6 +34,27 @@ def test_rows_under_target_come_first_then_those_behind_a_peer():
         "behind eager: softmax 32768x1024 bfloat16: 1.20 times its time",
     ]
     assert run.shortfalls(rows[2:]) == []
+
+
+def test_targets_in_flops_and_against_a_peer(monkeypatch):
+    shape = (8192, 8192)
+    monkeypatch.setitem(TARGETS, ("softmax", shape), Target(flops_per_second=1.2e15, ahead={"cuBLAS": 0.9}))
+    rows = [row("softmax", shape, "fused", 1.0), row("softmax", shape, "eager", 2.0)]
+    assert run.shortfalls([*rows, row("softmax", shape, "cuBLAS", 0.89)]) == [
+        "under its target: softmax 8192x8192 bfloat16: 1000 TFLOP/s, not 1200",
+        "under its target: softmax 8192x8192 bfloat16: 0.89 x cuBLAS, not 0.9",
+    ]
+    monkeypatch.setitem(TARGETS, ("softmax", shape), Target(flops_per_second=1e15, ahead={"cuBLAS": 0.9}))
+    assert run.shortfalls([*rows, row("softmax", shape, "cuBLAS", 0.91)]) == []
+
+
+def test_the_ceiling_is_what_bounds_the_work():
+    limits = {"copy_bytes_per_second": 4e12, "read_bytes_per_second": 5e12, "write_bytes_per_second": 6e12}
+    limits["bf16_matrix_flops_per_second"] = 700e12
+    assert run.least_time(Work(1, 2e12, 2e12), limits) == ("copy", 1.0)
+    assert run.least_time(Work(1, 5e12, 0), limits) == ("read", 1.0)
+    assert run.least_time(Work(1, 0, 6e12), limits) == ("write", 1.0)
+    assert run.least_time(Work(1400e12, 2e12, 2e12), limits) == ("matrix", 2.0)
 
 
 def test_every_target_is_of_a_kernel_and_a_shape_that_is_measured():

@@ -1,4 +1,4 @@
-"""The same operations in Liger-Kernel, where that is installed: a provider that benchmarks time beside ours.
+"""The same operations in Liger-Kernel, where that is installed.
 
 It is no dependency of the course: `pip install liger-kernel` adds the column.
 """
@@ -7,13 +7,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 
-def liger(name: str, inputs: tuple) -> Callable | None:
-    """Liger's version of a catalogue operation, taking the same arguments.
-
-    None where it is not installed, has no such operation, or refuses these inputs (rows of over 65536, for one).
-    """
+def peers(name: str, inputs: tuple) -> dict[str, Callable]:
+    """Liger's version; none for rows of over 65536, which it refuses."""
     if find_spec("liger_kernel") is None:
-        return None
+        return {}
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.geglu import LigerGELUMulFunction
@@ -35,9 +32,9 @@ def liger(name: str, inputs: tuple) -> Callable | None:
         "swiglu": LigerSiLUMulFunction.apply,
     }
     if name not in functions:
-        return None
+        return {}
     try:
         functions[name](*inputs)
     except RuntimeError:
-        return None
-    return functions[name]
+        return {}
+    return {"Liger": functions[name]}
