@@ -150,6 +150,14 @@ def test_a_naive_meter_fails_these(x):
     assert {"views", "copy", "broadcast bias", "expanded input", "gather", "fill", "scatter_"} <= set(wrong)
 
 
+def test_a_backward_operator_with_a_kernel_of_its_own_is_one_launch():
+    x = torch.randn(1000, requires_grad=True)
+    y, grad = functional.silu(x), torch.ones(1000)
+    traffic = measure(lambda: torch.autograd.grad(y, x, grad))
+    assert [name for name, _ in traffic.by_launch] == ["silu_backward"]  # its form made of others has eight
+    assert (traffic.bytes_read, traffic.bytes_written) == (8000, 4000)
+
+
 def test_backward_pass():
     x = torch.randn(N, requires_grad=True)
     # forward: exp reads x, writes y; sum reads y, writes 4 B. backward: the seed gradient of 4 B; expanded it is read

@@ -198,12 +198,13 @@ def _is_free(func) -> bool:
 def _body(func, given):
     """The dispatch key whose kernel runs `func` as other operators; None where it is one kernel of its device."""
     name = func.name()
-    if _has_kernel(name, "CompositeImplicitAutograd"):
+    device = "CUDA" if any(tensor.is_cuda for tensor in _tensors(list(given.values()))) else "CPU"
+    # silu_backward and a few more have a form made of others, and a kernel, which PyTorch prefers.
+    if _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, device):
         return _KEYS.CompositeImplicitAutograd
     plain_name = func.overloadpacket.__name__
     if _is_free(func) or plain_name in ONE_KERNEL or plain_name.startswith("_foreach_"):
         return None
-    device = "CUDA" if any(tensor.is_cuda for tensor in _tensors(list(given.values()))) else "CPU"
     if _has_kernel(name, device):
         return None if func.namespace == "aten" else getattr(_KEYS, device)
     return _KEYS.CompositeExplicitAutograd if _has_kernel(name, "CompositeExplicitAutograd") else None
