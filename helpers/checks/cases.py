@@ -16,16 +16,18 @@ class Case:
 
     Args:
         label: what is special about the inputs, for people.
-        inputs: the arguments of the call.
+        inputs: the arguments of the call, a tensor first.
         look_at: where an answer that fails here, and on no simpler case, is likely to be wrong.
+        input_error: the result hangs on the inputs' last digits: what these lack is forgiven.
     """
 
     label: str
-    inputs: tuple[torch.Tensor, ...]
+    inputs: tuple
     look_at: str
+    input_error: bool = False
 
 
-def described(inputs: tuple[torch.Tensor, ...], label: str = "") -> str:
+def described(inputs: tuple, label: str = "") -> str:
     """A call's inputs as people are told of them: "transposed, shape (33, 31), float32"."""
     first = inputs[0]
     kind = f"shape {tuple(first.shape)}, {str(first.dtype).removeprefix('torch.')}"

@@ -12,7 +12,7 @@ from helpers.traffic import Traffic, measure
 
 
 @as_check
-def check_traffic(answer: Callable, inputs: tuple[torch.Tensor, ...], launches: int, bytes_per_element: float) -> str:
+def check_traffic(answer: Callable, inputs: tuple, launches: int, bytes_per_element: float) -> str:
     """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given.
 
     Args:
@@ -45,9 +45,10 @@ def check_traffic(answer: Callable, inputs: tuple[torch.Tensor, ...], launches: 
     return f"{launches} launch{'es' * (launches != 1)}, {bytes_per_element:g} B/element."
 
 
-def repeats(traffic: Traffic, answer: Callable, inputs: tuple[torch.Tensor, ...]) -> list[tuple[str, str]]:
+def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str, str]]:
     """(name, "twice" or "2.5 times") of each input that is read more than once."""
-    sizes = dict(zip(inspect.signature(answer).parameters, (x.nbytes for x in inputs), strict=False))
+    given = zip(inspect.signature(answer).parameters, inputs, strict=False)
+    sizes = {name: x.nbytes for name, x in given if isinstance(x, torch.Tensor)}
     times = {name: traffic.by_tensor[name].read / size for name, size in sizes.items() if name in traffic.by_tensor}
     return [(name, "twice" if count == 2 else f"{count:.4g} times") for name, count in times.items() if count > 1]
 

@@ -2,6 +2,8 @@
 
 The reference runs twice: in float64, which is taken for exact, and in the inputs' own dtype, which shows the error
 that PyTorch itself makes. An answer may make twice that error, plus one unit in the last place of the largest value.
+Where the result hangs on digits that the inputs no longer have, as a norm's at mean 10^4, a case says so
+(`input_error`): then it may also make the error that one unit in the last place of the inputs makes.
 """
 
 import contextlib
@@ -24,7 +26,7 @@ def check_values(answer: Callable, reference: Callable, cases: Iterable[Case]) -
     the meter, which sees accesses outside their tensors and races, and then compiled where there is a GPU.
 
     Args:
-        answer: the learner's function of tensors, returning one tensor.
+        answer: the learner's function of tensors, and of numbers where the cases have some, returning a tensor or a tuple of them.
         reference: the same in PyTorch.
         cases: calls, the simplest first.
         name: the check's name.
@@ -37,52 +39,94 @@ def check_values(answer: Callable, reference: Callable, cases: Iterable[Case]) -
 
 def check_case(answer: Callable, reference: Callable, case: Case) -> None:
     """Raise AnswerError where `answer` differs from `reference` on one case."""
-    inputs = [fresh_copy(x) for x in case.inputs]
+    inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
     refuse_hazards(traffic, described(case.inputs, case.label))
     compare(traffic.result, inputs, reference, case)
     if runtime.has_gpu():
-        inputs = [fresh_copy(x) for x in case.inputs]
+        inputs = of_tensors(fresh_copy, case.inputs)
         with outputs_start_as_nan():
             result = answer(*inputs)
         compare(result, inputs, reference, case)
 
 
-def compare(got: object, inputs: list[torch.Tensor], reference: Callable, case: Case) -> None:
+def compare(got: object, inputs: list, reference: Callable, case: Case) -> None:
     """Raise AnswerError where the result of a call, or what became of its inputs, is not as the reference has it."""
-    exact = reference(*(x.double() for x in case.inputs))
+    exact = as_tuple(reference(*of_tensors(in_float64, case.inputs)))
     usual = reference(*case.inputs)
     where = described(case.inputs, case.label)
-    if not isinstance(got, torch.Tensor):
-        raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", "what your function returns")
-    for what, mine, wanted in (
-        ("shape", tuple(got.shape), tuple(usual.shape)),
-        ("dtype", got.dtype, usual.dtype),
-        ("device", got.device.type, usual.device.type),
-    ):
-        if mine != wanted:
+    if isinstance(usual, tuple):
+        kinds = [type(each).__name__ for each in as_tuple(got)]
+        if not isinstance(got, tuple) or len(got) != len(usual) or not all(isinstance(x, torch.Tensor) for x in got):
+            said = f"a tuple of {', '.join(kinds)}" if isinstance(got, tuple) else kinds[0]
             raise AnswerError(
-                f"{where}: the result's {what} is {mine}, expected {wanted}", "how the output is allocated"
+                f"{where}: got {said}, expected a tuple of {len(usual)} tensors", "what your function returns"
             )
+    elif not isinstance(got, torch.Tensor):
+        raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", "what your function returns")
+    results = list(zip(as_tuple(got), exact, as_tuple(usual), strict=True))
+    names = [f"result {number} of {len(results)}" for number in range(1, len(results) + 1)]
+    for name, (mine, _, wanted) in zip(names, results, strict=True):
+        for what, has, expected in (
+            ("shape", tuple(mine.shape), tuple(wanted.shape)),
+            ("dtype", mine.dtype, wanted.dtype),
+            ("device", mine.device.type, wanted.device.type),
+        ):
+            if has != expected:
+                which = name if len(results) > 1 else "the result"
+                raise AnswerError(
+                    f"{where}: {which}'s {what} is {has}, expected {expected}", "how the output is allocated"
+                )
     for number, (before, after) in enumerate(zip(case.inputs, inputs, strict=True), start=1):
-        if not torch.equal(bits(before), bits(after)):
+        if isinstance(before, torch.Tensor) and not torch.equal(bits(before), bits(after)):
             raise AnswerError(f"{where}: argument {number} was changed", "what your kernel stores to: only the output")
-    wrong = differs(got, exact, usual)
-    if wrong.any():
-        raise AnswerError(f"{where}: {described_difference(got, usual, wrong)}", likely_place(got, usual, wrong, case))
+    moved = as_tuple(reference(*of_tensors(moved_by_one_ulp, case.inputs))) if case.input_error else exact
+    for name, (mine, truth, wanted), near in zip(names, results, moved, strict=True):
+        wrong = differs(mine, truth, wanted, near)
+        if wrong.any():
+            which = f"{name}: " if len(results) > 1 else ""
+            raise AnswerError(
+                f"{where}: {which}{described_difference(mine, wanted, wrong)}", likely_place(mine, wanted, wrong, case)
+            )
 
 
-def differs(got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
-    """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them."""
+def differs(
+    got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
+
+    `near`, where it is given, is exact for inputs that are an ulp off: the tolerance is wider by how far it lies off.
+    Integers must be equal.
+    """
+    if not usual.is_floating_point():
+        return got != usual
     finite = exact.to(usual.dtype).isfinite() & usual.isfinite()
     own_error = (usual.double() - exact).abs()[finite].max() if finite.any() else exact.new_zeros(())
     largest = exact.abs()[finite].max().clamp(min=1.0) if finite.any() else exact.new_ones(())
     tolerance = 2 * own_error + torch.finfo(usual.dtype).eps * largest
+    if near is not None and finite.any():
+        tolerance = tolerance + (near - exact).abs()[finite].max()
     error = (got.double() - exact).abs()
     same = (got == usual) | (got.isnan() & usual.isnan())
     # An error that is NaN is no error within the tolerance.
     return torch.where(finite, ~(error <= tolerance), ~same)
+
+
+def as_tuple(result: object) -> tuple:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def in_float64(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def moved_by_one_ulp(x: torch.Tensor) -> torch.Tensor:
+    """In float64, every other element moved up by one unit in the last place that it has in x's dtype, the rest down."""
+    if not x.is_floating_point():
+        return x
+    sign = 1 - 2 * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2)
+    return x.double() * (1 + sign * torch.finfo(x.dtype).eps)
 
 
 def described_difference(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor) -> str:
@@ -105,6 +149,11 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     if unwritten.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
     return case.look_at
+
+
+def of_tensors(function: Callable, inputs: tuple) -> list:
+    """The inputs of a call, its tensors through `function`, its numbers as they are."""
+    return [function(x) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
 def fresh_copy(x: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,14 @@
 
 import inspect
 import math
+from collections.abc import Iterator
 
 import torch
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from helpers.outcome import PASS, AnswerError
-from helpers.replay.tensors import DTYPES, MOST_BYTES, Storages
+from helpers.replay.tensors import DTYPES, MOST_BYTES, MOST_RESULTS, Storages
 
 MOST_STEPS = 64  # operators and launches of one call
 
@@ -35,21 +36,29 @@ class Again:
     Args:
         name: the answer's name.
         parameters: the names of its parameters, as the submission has them.
-        calls: the records, in the order of the calls.
+        calls: the records, in the order of the calls, shared with the other answers of the exercise.
         kernels: name -> kernel, those of the submission.
+        results: where what each call gives is put, in the order of the calls.
     """
 
-    def __init__(self, name: str, parameters: list[str], calls: list[dict], kernels: dict[str, JITFunction]):
+    def __init__(
+        self,
+        name: str,
+        parameters: list[str],
+        calls: Iterator[dict],
+        kernels: dict[str, JITFunction],
+        results: list[object],
+    ):
         self.__name__ = name
         self.__signature__ = inspect.Signature(
             [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in parameters]
         )
-        self._calls = iter(calls)
+        self._calls = calls
         self._kernels = kernels
         self.stopped: dict | None = None  # what the sandbox said where a call did not end
-        self.results: list[torch.Tensor] = []
+        self._results = results
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *inputs):
         call = next(self._calls, None)
         if call is None:
             raise AnswerError("the notebook did not make this call", "what your function does before this check")
@@ -58,19 +67,23 @@ class Again:
             if self.stopped["state"] == PASS:
                 raise ValueError("a call that stopped cannot have passed")
             raise Stopped(self.stopped["message"], self.stopped["look_at"])
+        if "plain" in call:
+            self._results.append(call["plain"])
+            return call["plain"]
         if len(call["steps"]) > MOST_STEPS:
             raise AnswerError(f"over {MOST_STEPS} operations in one call", "your launcher: it should launch, no more")
         storages = Storages()
         for x in inputs:
-            storages.add(x)
+            if isinstance(x, torch.Tensor):
+                storages.add(x)
         try:
             for step in call["steps"]:
                 if "kernel" in step:
                     self._launch(step, storages)
                 else:
                     self._operate(step, storages)
-            self.results.append(storages.tensor_of(call["result"]))
-            return self.results[-1]
+            self._results.append(result_of(call["result"], storages))
+            return self._results[-1]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             said = str(error).strip() or type(error).__name__
             raise AnswerError(f"cannot be done again: {said.splitlines()[0]}", "your launcher") from error
@@ -122,6 +135,15 @@ class Again:
             case list():
                 return [self._read(item, storages) for item in value]
         return value
+
+
+def result_of(view: dict | list[dict], storages: Storages) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """What a call returned: a tensor, or a tuple of some."""
+    if isinstance(view, dict):
+        return storages.tensor_of(view)
+    if len(view) > MOST_RESULTS:
+        raise ValueError(f"over {MOST_RESULTS} tensors are returned")
+    return tuple(storages.tensor_of(each) for each in view)
 
 
 def torch_value(name: str):

@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from helpers.checks.values import outputs_start_as_nan
 from helpers.outcome import PASS, AnswerError, as_check
-from helpers.replay.tensors import Storages, inputs_from_json, values_as_json
+from helpers.replay.tensors import Storages, inputs_from_json, is_plain, values_as_json
 from helpers.traffic import measure
 
 MIME = "application/vnd.kernel-fusion.calls"
@@ -43,7 +43,7 @@ def emit(check: str, calls: str) -> None:
 
 
 @as_check
-def _call(answer, inputs: tuple[torch.Tensor, ...], entry: dict) -> str:
+def _call(answer, inputs: tuple, entry: dict) -> str:
     record = Record(inputs)
 
     def recorded(*inputs):
@@ -53,21 +53,29 @@ def _call(answer, inputs: tuple[torch.Tensor, ...], entry: dict) -> str:
     # Metered, so that a kernel without its mask cannot write over this process's memory.
     with outputs_start_as_nan():
         result = measure(recorded, *inputs).result
-    if not isinstance(result, torch.Tensor):
-        raise AnswerError(f"got {type(result).__name__}, expected a tensor", "what your function returns")
-    entry |= {"values": values_as_json(result), "steps": record.steps, "result": record.storages.view_of(result)}
+    if is_plain(result):
+        entry |= {"values": values_as_json(result), "plain": result}
+        return ""
+    several = isinstance(result, tuple) and bool(result)
+    for tensor in result if several else [result]:
+        if not isinstance(tensor, torch.Tensor):
+            kind = type(tensor).__name__ + (" in a tuple" if several else "")
+            raise AnswerError(f"got {kind}, expected a tensor", "what your function returns")
+    view_of = record.storages.view_of
+    views = [view_of(tensor) for tensor in result] if several else view_of(result)
+    entry |= {"values": values_as_json(result), "steps": record.steps, "result": views}
     return ""
 
 
 class Record(TorchDispatchMode):
     """What happens inside it: operators that make or change tensors, and launches, in `steps`."""
 
-    def __init__(self, inputs: tuple[torch.Tensor, ...]):
+    def __init__(self, inputs: tuple):
         super().__init__()
         self.storages = Storages()
         self.steps: list[dict] = []
         self._launching = False
-        for x in inputs:
+        for x in tensors_in(inputs):
             self.storages.add(x)
 
     def __enter__(self):

@@ -8,7 +8,8 @@ It reads one JSON object a line on standard input and answers each with one line
 `cells` are the solution's code cells as `source/build.py` describes them, with the model answers. The reply says what
 each check calls, on inputs for submissions to see, and what the model answer gives for these; and what it gives for
 the inputs that no submission sees. Every later line is one check of one submission, judged on the latter, in a process
-of its own, forked from this one:
+of its own, forked from this one. Where a check asks for plain values, such as numbers, there is nothing to replay: they
+are judged as the submission gave them, for the inputs that it saw:
 
     {"check": id, "answers": {grade_id: source}, "calls": [records]}   ->  {"state", "message", "look_at", "values"}
 """
@@ -34,7 +35,7 @@ from helpers.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
 from helpers.replay.again import Again
 from helpers.replay.kernels import kernels_of
 from helpers.replay.policy import RefusedError, is_kernel, parsed
-from helpers.replay.tensors import inputs_as_json, values_as_json
+from helpers.replay.tensors import PLAIN, inputs_as_json, values_as_json
 
 TIME = 30.0  # seconds that one check may take
 MEMORY = 4 << 30  # bytes of data that its process may have
@@ -52,6 +53,7 @@ class Exercise:
 
     def __init__(self, cells: list[dict], seed: int, folder: Path):
         self.cells = cells
+        self.seed = seed
         self.checks = {cell["id"]: cell["source"] for cell in cells if "points" in cell}
         cases.draw = seed
         torch.manual_seed(seed)
@@ -77,6 +79,7 @@ class Exercise:
 
     def run_check(self, check: str, answers: dict[str, Callable], folder: Path) -> Outcome:
         """The outcome of a check's cell with other functions in place of the model answers."""
+        cases.draw = self.seed
         self.namespace |= answers
         return self._run(self.checks[check], folder / f"{check}.py")
 
@@ -117,14 +120,14 @@ def judged(exercise: Exercise, request: dict, folder: Path) -> dict:
     except RefusedError as error:
         return verdict(ERROR, f"line {error.line}: {error}", "the answer's text")
     parameters = parameters_of(answers)
-    replays = {name: Again(name, parameters.get(name, []), request["calls"], kernels) for name in exercise.functions}
+    calls, results = iter(request["calls"]), []
+    replays = {name: Again(name, parameters.get(name, []), calls, kernels, results) for name in exercise.functions}
     outcome = exercise.run_check(request["check"], replays, folder)
     stopped = next((each.stopped for each in replays.values() if each.stopped), None)
     if outcome.state != PASS and stopped:
         state = stopped["state"] if stopped["state"] in (FAIL, NOT_ATTEMPTED) else ERROR
         return verdict(state, stopped["message"] or "the answer came to no end", stopped["look_at"])
-    results = [values_as_json(result) for each in replays.values() for result in each.results]
-    return verdict(outcome.state, outcome.message, outcome.look_at) | {"values": results}
+    return verdict(outcome.state, outcome.message, outcome.look_at) | {"values": list(map(values_as_json, results))}
 
 
 def verdict(state: str, message: str, look_at: str = "") -> dict:
@@ -189,13 +192,15 @@ def main() -> None:
         first = json.loads(sys.stdin.readline())
         shown = Exercise(first["cells"], drawn(first["seed"], "shown to submissions"), folder)
         calls = {"shown": shown.calls(folder)}
+        plain = {check for check, seen in calls["shown"].items() if any(call["values"] == PLAIN for call in seen)}
         exercise = Exercise(first["cells"], drawn(first["seed"], "for the checks alone"), folder)
         calls["kept"] = {check: [call["values"] for call in kept] for check, kept in exercise.calls(folder).items()}
         print(json.dumps(calls), file=talk, flush=True)
         for line in sys.stdin:
             request = json.loads(line)
             with tempfile.TemporaryDirectory() as own:
-                reply = in_a_fork(lambda request=request, own=own: judged(exercise, request, Path(own)))
+                on = shown if request["check"] in plain else exercise
+                reply = in_a_fork(lambda on=on, request=request, own=own: judged(on, request, Path(own)))
             print(json.dumps(reply), file=talk, flush=True)
 
 

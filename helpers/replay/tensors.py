@@ -1,7 +1,8 @@
-"""Tensors written as JSON: the bytes of storages, and views of them.
+"""Arguments and results written as JSON: the bytes of storages, and views of them; plain values as they are.
 
-A view is `{"storage": number, "dtype": "float32", "shape": [..], "stride": [..], "offset": elements}`. Storages are
-numbered in the order in which they are first met, so that two processes with the same call number them alike.
+A plain value is what JSON has: a number, a string, a list or a dictionary of such. A view is
+`{"storage": number, "dtype": "float32", "shape": [..], "stride": [..], "offset": elements}`. Storages are numbered in
+the order in which they are first met, so that two processes with the same call number them alike.
 """
 
 import base64
@@ -16,6 +17,7 @@ DTYPES = {
     )
 }
 MOST_BYTES = 1 << 28  # of one storage that a record asks for
+MOST_RESULTS = 8  # tensors that one call returns
 
 
 class Storages:
@@ -71,29 +73,53 @@ def name_of(dtype: torch.dtype) -> str:
     return name
 
 
-def inputs_as_json(inputs: tuple[torch.Tensor, ...]) -> dict:
-    """`{"storages": [bytes in base64], "inputs": [views]}`, strides, offsets and shared storages included."""
+def inputs_as_json(inputs: tuple) -> dict:
+    """`{"storages": [bytes in base64], "inputs": [views]}`, strides, offsets and shared storages included.
+
+    An input that is no tensor stands as `{"plain": value}`.
+    """
     storages = Storages()
-    views = [storages.view_of(x) for x in inputs]
+    views = [storages.view_of(x) if isinstance(x, torch.Tensor) else {"plain": x} for x in inputs]
     raw = [torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).numpy().tobytes() for x in storages.tensors]
     return {"storages": [base64.b64encode(each).decode() for each in raw], "inputs": views}
 
 
-def inputs_from_json(written: dict) -> tuple[torch.Tensor, ...]:
+def inputs_from_json(written: dict) -> tuple:
     raw = [bytearray(base64.b64decode(each)) for each in written["storages"]]
     whole = [torch.frombuffer(each, dtype=torch.uint8) if each else torch.empty(0, dtype=torch.uint8) for each in raw]
     # From a buffer an input may start at any byte; a fresh storage is aligned, as PyTorch's own are.
     storages = [each.clone().untyped_storage() for each in whole]
     return tuple(
-        torch.empty(0, dtype=DTYPES[view["dtype"]]).set_(
+        view["plain"]
+        if "plain" in view
+        else torch.empty(0, dtype=DTYPES[view["dtype"]]).set_(
             storages[view["storage"]], view["offset"], view["shape"], view["stride"]
         )
         for view in written["inputs"]
     )
 
 
-def values_as_json(tensor: torch.Tensor) -> dict:
-    """`{"dtype", "shape", "values"}`: elements in order, in base64, little-endian float64 or int64."""
+def is_plain(value: object) -> bool:
+    """Whether JSON has this result as it is: no tensor, and not nothing."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    return all(map(is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, int | float | str)
+
+
+# A plain result's entry among values: the check judges it, for more than one may be right.
+PLAIN = {"dtype": "plain", "shape": [], "values": ""}
+
+
+def values_as_json(result: object) -> dict | list[dict]:
+    """`{"dtype", "shape", "values"}`: elements in order, in base64, little-endian float64 or int64; or PLAIN.
+
+    Of a tuple of tensors, a list of these.
+    """
+    if isinstance(result, tuple) and any(isinstance(tensor, torch.Tensor) for tensor in result):
+        return [values_as_json(tensor) for tensor in result]
+    if not isinstance(result, torch.Tensor):
+        return PLAIN
+    tensor = result
     wide = torch.float64 if tensor.dtype.is_floating_point else torch.int64
     raw = tensor.detach().to(wide).contiguous().numpy().tobytes()
     return {"dtype": name_of(tensor.dtype), "shape": list(tensor.shape), "values": base64.b64encode(raw).decode()}
