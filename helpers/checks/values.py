@@ -26,7 +26,8 @@ def check_values(answer: Callable, reference: Callable, cases: Iterable[Case]) -
     the meter, which sees accesses outside their tensors and races, and then compiled where there is a GPU.
 
     Args:
-        answer: the learner's function of tensors, and of numbers where the cases have some, returning a tensor or a tuple of them.
+        answer: the learner's function of tensors, and of numbers where the cases have some, returning a tensor or a
+            tuple of tensors.
         reference: the same in PyTorch.
         cases: calls, the simplest first.
         name: the check's name.
@@ -122,7 +123,7 @@ def in_float64(x: torch.Tensor) -> torch.Tensor:
 
 
 def moved_by_one_ulp(x: torch.Tensor) -> torch.Tensor:
-    """In float64, every other element moved up by one unit in the last place that it has in x's dtype, the rest down."""
+    """In float64, every other element an ulp of x's dtype up, the rest an ulp down."""
     if not x.is_floating_point():
         return x
     sign = 1 - 2 * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2)

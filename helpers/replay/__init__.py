@@ -3,6 +3,7 @@
     policy     which Python a submitted answer may be written in, read from its text; runs nothing
     record     in the submission's sandbox: calls the answer, writes down what it allocated, copied and launched
     kernels    the submitted kernels, taken from the text of the answer and not from the process that ran it
+    expected   what the model answer gives, and how closely it must be met
     again      calls that do what was written down: same launches, same tensors, on values the submission has not seen
     server     a process that runs an exercise's own checks on such calls
 

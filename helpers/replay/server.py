@@ -33,6 +33,7 @@ import torch
 from helpers.checks import cases
 from helpers.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
 from helpers.replay.again import Again
+from helpers.replay.expected import expected_as_json
 from helpers.replay.kernels import kernels_of
 from helpers.replay.policy import RefusedError, is_kernel, parsed
 from helpers.replay.tensors import PLAIN, inputs_as_json, values_as_json
@@ -93,7 +94,7 @@ class Exercise:
             if outcome.state != PASS:
                 raise ValueError(f"the model answer does not pass {check!r}: {outcome}")
             found[check] = [
-                {"function": name, **inputs_as_json(inputs), "values": values_as_json(result)}
+                {"function": name, **inputs_as_json(inputs), "values": expected_as_json(model[name], inputs, result)}
                 for name, inputs, result in calls
             ]
         self.namespace |= model
