@@ -39,6 +39,11 @@ class Exercise:
         return {cell["id"] for cell in self.cells if "points" in cell and "BEGIN HIDDEN TESTS" in cell["source"]}
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it asks for numbers or settings, and for no kernel."""
+        return not any("@triton.jit" in cell["source"] for cell in self.cells if cell["answer"])
+
+    @property
     def kept(self) -> set[str]:
         """Functions and imports of the exercise, which an answer may not give another meaning."""
         names = set()

@@ -14,6 +14,7 @@ from helpers.grading.judge import Judge
 from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
 from helpers.grading.submission import answers_in, left_out_of, parsed_notebook
 from helpers.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
+from helpers.replay.plain import screen_plain
 from helpers.replay.policy import screen
 
 INVALID, REFUSED = "invalid", "refused"
@@ -86,7 +87,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
     except ValueError as error:
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
     left_out = left_out_of(notebook, answers, exercise.cells)
-    if refusals := screen(answers, exercise.kept):
+    if refusals := screen(answers, exercise.kept) or (screen_plain(answers) if exercise.is_plain else []):
         why = "\n".join(map(str, refusals))
         return result(all_alike(exercise, REFUSED, why), left_out, flags=(REFUSED,))
     verdicts, runs = run(answers, judge, junit)
