@@ -9,7 +9,14 @@ from pathlib import Path
 import jupytext
 import pytest
 
+from helpers.checks import cases
 from helpers.grading import check
+from helpers.grading.exercise import Exercise, exercises_in
+from helpers.grading.judge import all_same
+from helpers.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
+from helpers.replay import server
+from helpers.replay.record import record_call
+from helpers.replay.tensors import inputs_from_json
 
 ROOT = Path(__file__).parents[1]
 ANSWERS = sorted((ROOT / "source/exercises/answers").glob("*/*.py"))
@@ -17,45 +24,59 @@ WRONG = [path for path in ANSWERS if path.stem.startswith("wrong_")]
 RIGHT = [path for path in ANSWERS if path.stem.startswith("right_")]
 
 
-def answered(answers: Path, folder: Path, built: str) -> Path:
-    """A learner's copy of an exercise, or of its solution, with the cells of an answers file in it."""
-    exercise = f"{answers.parent.name}.ipynb"
-    notebook = json.loads((ROOT / built / exercise).read_text())
-    cells = {
-        cell.metadata["grade_id"]: cell.source
-        for cell in jupytext.read(answers, fmt="py:percent").cells
-        if "grade_id" in cell.metadata
-    }
-    for cell in notebook["cells"]:
-        grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id")
-        cell["source"] = cells.pop(grade_id, cell["source"])
-    assert not cells, f"{answers} answers {', '.join(cells)}, which {exercise} does not ask"
-    path = folder / exercise
-    path.write_text(json.dumps(notebook))
-    return path
+@pytest.fixture(autouse=True)
+def inputs_of_learners(monkeypatch):
+    monkeypatch.setattr(cases, "draw", 0)
+
+
+def answers_in(path: Path) -> dict[str, str]:
+    """grade_id -> source, of an answers file."""
+    cells = jupytext.read(path, fmt="py:percent").cells
+    return {cell.metadata["grade_id"]: cell.source for cell in cells if "grade_id" in cell.metadata}
+
+
+def answered(path: Path, folder: Path) -> server.Exercise:
+    """The solution's cells, run in this process with the answers of a file in them: a kernel would take seconds."""
+    exercise, answers = exercise_of(path), answers_in(path)
+    assert answers.keys() <= set(exercise.asked), f"{path} answers what {exercise.name} does not ask"
+    cells = [cell | {"source": answers.get(cell["id"], cell["source"])} for cell in exercise.cells]
+    folder.mkdir(exist_ok=True)
+    return server.Exercise(cells, 0, folder)
+
+
+def exercise_of(answers: Path) -> Exercise:
+    return exercises_in(only=answers.parent.name)[answers.parent.name]
 
 
 def names(path: Path) -> str:
     return f"{path.parent.name}-{path.stem}"
 
 
-@pytest.mark.parametrize("answers", WRONG, ids=names)
-def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(answers, tmp_path, capsys):
-    meant = dict(re.findall(r"^# (rejected by|told): (.+)$", answers.read_text(), re.MULTILINE))
-    assert check.check_notebook(answered(answers, tmp_path, "exercises")) == 1
-    report = capsys.readouterr().out
-    # What is said of one check: its line, and the lines under it.
-    told = re.search(rf"^  {meant['rejected by']} +(fail|error) .*\n((?:      .*\n)*)", report, re.MULTILINE)
-    assert told, report
-    assert told[1] == "fail"
-    assert re.search(meant["told"], told[2]), report
-    assert not re.search(r"^  \S+ +error ", report, re.MULTILINE), report
+@pytest.mark.parametrize("path", WRONG, ids=names)
+def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(path, tmp_path):
+    meant = dict(re.findall(r"^# (rejected by|told): (.+)$", path.read_text(), re.MULTILINE))
+    exercise = answered(path, tmp_path)
+    outcomes = {name: exercise.run_check(name, {}, tmp_path) for name in exercise.checks}
+    assert outcomes[meant["rejected by"]].state == FAIL, outcomes
+    assert re.search(meant["told"], str(outcomes[meant["rejected by"]])), outcomes
+    assert ERROR not in [outcome.state for outcome in outcomes.values()], outcomes
 
 
-@pytest.mark.parametrize("answers", RIGHT, ids=names)
-def test_a_right_answer_passes_hidden_checks_too(answers, tmp_path, capsys):
-    assert check.check_notebook(answered(answers, tmp_path, "solutions")) == 0
-    assert "kept for the grading" not in capsys.readouterr().out
+@pytest.mark.parametrize("path", RIGHT, ids=names)
+def test_a_right_answer_passes_as_it_is_and_as_it_is_replayed(path, tmp_path):
+    exercise = answered(path, tmp_path / "own")
+    for name in exercise.checks:
+        outcome = exercise.run_check(name, {}, tmp_path / "own")
+        assert outcome.state == PASS, outcome
+    model = server.Exercise(exercise_of(path).cells, 0, tmp_path)
+    for name, calls in model.calls(tmp_path).items():
+        records = []
+        for call in calls:
+            records.append({})
+            record_call(exercise.namespace[call["function"]], inputs_from_json(call), records[-1], name=name)
+        reply = server.judged(model, {"check": name, "answers": answers_in(path), "calls": records}, tmp_path)
+        assert reply["state"] == PASS, reply
+        assert all_same(reply["values"], [call["values"] for call in calls])
 
 
 @pytest.mark.parametrize("source", sorted((ROOT / "source/exercises").glob("*.py")), ids=lambda path: path.stem)
@@ -67,21 +88,33 @@ def test_an_exercise_is_whole(source):
     assert kinds.count("wrong") >= 3
     assert kinds.count("right") >= 2
     checks = re.findall(r'^# %% grade_id="(.+)" points', text, re.MULTILINE)
-    rejecting = set(re.findall(r"^# rejected by: (.+)$", "".join(map(Path.read_text, WRONG)), re.MULTILINE))
+    wrong = [path.read_text() for path in WRONG if path.parent.name == source.stem]
+    rejecting = set(re.findall(r"^# rejected by: (.+)$", "".join(wrong), re.MULTILINE))
     hidden = set(re.findall(r'^# %% grade_id="(.+)" points=\d+\n# .*\n# BEGIN HIDDEN', text, re.MULTILINE))
     assert set(checks) - hidden <= rejecting, "a check that rejects no wrong answer"
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted((ROOT / "solutions").glob("*.ipynb"))])
-def test_a_solution_earns_all_its_points_and_the_stub_none(name, capsys):
+def test_a_solution_shows_passes_and_the_stub_what_was_not_attempted(name):
+    """As they are stored: that they still show this, nbval says, here of the stubs and in `make test` of the rest."""
+    for folder, expected in (("solutions", PASS), ("exercises", NOT_ATTEMPTED)):
+        shown = [
+            output["data"][MIME]["state"]
+            for cell in json.loads((ROOT / folder / name).read_text())["cells"]
+            for output in cell.get("outputs", [])
+            if MIME in output.get("data", {})
+        ]
+        assert shown
+        assert set(shown) == {expected}
+
+
+def test_the_command_gives_a_solution_all_its_points_and_the_stub_none(capsys):
+    name = "03_fused_add_gelu.ipynb"
     assert check.check_notebook(ROOT / "solutions" / name) == 0
-    solved = capsys.readouterr().out
-    assert re.search(r"^  (\d+) of \1 points$", solved, re.MULTILINE), solved
+    assert "\n  15 of 15 points" in capsys.readouterr().out
     assert check.check_notebook(ROOT / "exercises" / name) == 1
     stub = capsys.readouterr().out
-    states = re.findall(r"^  \S+ +(pass|fail|error|not attempted) ", stub, re.MULTILINE)
-    assert states
-    assert set(states) == {"not attempted"}
+    assert set(re.findall(r"^  \S+ +(pass|fail|error|not attempted) ", stub, re.MULTILINE)) == {NOT_ATTEMPTED}
 
 
 def test_nbval_runs_every_stub_and_says_how_much_is_compared():
@@ -93,7 +126,7 @@ def test_nbval_runs_every_stub_and_says_how_much_is_compared():
         timeout=250,
     )
     assert run.returncode == 0, run.stdout
-    assert re.search(r"\d+ of \d+ code cells are compared, not just run \(\d+%; at least 50% must be\)", run.stdout)
+    assert re.search(r"\d+ of \d+ code cells are compared, not just run \(\d+%; at least 60% must be\)", run.stdout)
 
 
 def test_too_little_compared_fails(tmp_path):
@@ -104,5 +137,5 @@ def test_too_little_compared_fails(tmp_path):
     (tmp_path / "some.ipynb").write_text(json.dumps(notebook))
     command = [sys.executable, "-m", "pytest", "--nbval", ".", "-q", "-p", "no:cacheprovider"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert "0 of 2 code cells are compared, not just run (0%; at least 50% must be)" in run.stdout
+    assert "0 of 2 code cells are compared, not just run (0%; at least 60% must be)" in run.stdout
     assert run.returncode == 1

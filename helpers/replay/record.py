@@ -33,7 +33,7 @@ def emit(check: str, calls: str) -> None:
     shown = []
     for call in json.loads(Path(calls).read_text())[check]:
         entry: dict = {}
-        outcome = _call(answers[call["function"]], inputs_from_json(call), entry, name=check)
+        outcome = record_call(answers[call["function"]], inputs_from_json(call), entry, name=check)
         if outcome.state != PASS:
             entry = {"stopped": {"state": outcome.state, "message": outcome.message, "look_at": outcome.look_at}}
         shown.append(entry)
@@ -43,7 +43,8 @@ def emit(check: str, calls: str) -> None:
 
 
 @as_check
-def _call(answer, inputs: tuple, entry: dict) -> str:
+def record_call(answer, inputs: tuple, entry: dict) -> str:
+    """Call the answer; what it returned and what it did are put into `entry`."""
     record = Record(inputs)
 
     def recorded(*inputs):
