@@ -57,7 +57,7 @@ def test_huge_mean(op, device, poisoned):
 @OPS
 def test_nan_and_infinity_propagate_as_in_pytorch(op, device, poisoned):
     inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)
-    inputs[0].view(-1)[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    inputs[0].put_(torch.arange(3, device=device), torch.tensor([torch.nan, torch.inf, -torch.inf], device=device))
     assert_as_accurate(op, inputs)
 
 

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers.resources import compile_for
 from helpers.traffic import measure
@@ -27,6 +28,8 @@ def test_no_spills_at_the_benchmarks_settings(op, gpu):
             with torch.device("meta"):
                 arguments, options = op.compile_arguments(*shape, dtype=dtype)
             kernel = op.kernel_for(*shape)
+            if gpu == "A100" and any(isinstance(argument, TensorDescriptor) for argument in arguments):
+                continue  # launched from compute capability 9.0 on only, where a copy engine takes descriptors
             if (key := (kernel, dtype, str(options))) not in compiled:
                 compiled.add(key)
                 assert compile_for(kernel, *arguments, device=gpu, **options).spill_bytes == 0, (shape, options)

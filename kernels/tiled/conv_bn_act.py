@@ -1,0 +1,472 @@
+"""A convolution, the batch norm after it and the activation in one kernel, for inference:
+
+    y = act(conv(x, weight) * scale + shift),   scale = gamma / sqrt(var + eps),   shift = beta - mean * scale
+
+    unfused   conv: read x and weight, write s | batch norm: read s, write b | activation: read b, write y
+    fused     read x and weight, write y; the sum of products never leaves the registers in between
+
+In bf16, 64 images of 56 x 56 pixels, 128 to 256 channels: 51 + 5 x 103 MB unfused, 51 + 103 MB fused. Scale and shift
+are one value a channel, found by each program in its epilogue. Folding the scale into the weights, as is often done
+once beforehand, saves no memory traffic over that, and rounds the weights a second time.
+
+A convolution is a matmul in which x is read through the filter's windows (an implicit GEMM: no matrix of windows is
+ever written): a row is an output pixel, a column an output channel, and the sum runs over the filter's taps and the
+input's channels. In memory channels come last, so that a pixel's channels are side by side.
+
+Two kernels compute the same. `conv_bn_act_plain_kernel` decodes image, pixel, tap and channel for every element and
+masks what lies outside the picture: any sizes. In `conv_bn_act_kernel` a block of the result is a box of pixels, and
+what one tap sees of x is the same box, shifted. So one tensor descriptor of x is all it takes: the copy engine (TMA)
+fetches the shifted box, and gives the zeros of the padding where it sticks out. A stride of two splits the picture in
+2 x 2 phases, the even and odd rows and columns; each tap reads boxes of one phase. It needs what descriptors need:
+channels in multiples of 16 bytes, sizes that are multiples of the stride, a GPU of compute capability 9.0 or later.
+
+Source: Ioffe and Szegedy, arXiv:1502.03167 (batch norm); Chetlur et al., arXiv:1410.0759 (implicit GEMM);
+torch.nn.functional.conv2d, batch_norm.
+"""
+
+from functools import cache
+from itertools import product
+from math import prod
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.activations import ACTIVATIONS, activate, check_activation
+from kernels.arguments import FLOATS, check_alike, multiprocessors, shared_memory
+from kernels.fused_op import FusedOp, Work
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TILES_IN_SHARED_MEMORY = 227 * 2**10  # bytes that conv_bn_act_kernel's tiles may take
+
+
+@triton.jit
+def finish(acc, gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, k, out_channels, ACT: tl.constexpr):
+    """The epilogue: batch norm and activation of the fp32 sums of products, channels k side by side."""
+    inside = k < out_channels
+    scale = tl.load(gamma_ptr + k, mask=inside, other=0.0).to(tl.float32)
+    scale *= tl.rsqrt(tl.load(var_ptr + k, mask=inside, other=1.0).to(tl.float32) + eps)
+    mean = tl.load(mean_ptr + k, mask=inside, other=0.0).to(tl.float32)
+    beta = tl.load(beta_ptr + k, mask=inside, other=0.0).to(tl.float32)
+    # The mean comes off first: mean * scale would cancel against acc * scale where both are large.
+    return activate((acc - mean[None, :]) * scale[None, :] + beta[None, :], ACT)
+
+
+@triton.jit
+def conv_bn_act_plain_kernel(
+    x_ptr,  # (images, height, width, channels), contiguous
+    weight_ptr,  # (out_channels, TAPS_H, TAPS_W, channels), contiguous
+    gamma_ptr,  # (out_channels,), as the next three
+    beta_ptr,
+    mean_ptr,
+    var_ptr,
+    y_ptr,  # (images, out_height, out_width, out_channels), contiguous
+    eps,
+    height,
+    width,
+    channels,
+    pixels,  # images * out_height * out_width
+    out_height,
+    out_width,
+    out_channels,
+    TAPS_H: tl.constexpr,
+    TAPS_W: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING_H: tl.constexpr,
+    PADDING_W: tl.constexpr,
+    ACT: tl.constexpr,
+    BLOCK_PIXELS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,  # output channels
+    BLOCK_IN: tl.constexpr,  # taps and input channels
+):
+    tiles_out = tl.cdiv(out_channels, BLOCK_OUT)
+    # int64 before the multiplications: offsets pass 2**31 on large tensors.
+    pixel = (tl.program_id(0) // tiles_out).to(tl.int64) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
+    image = pixel // (out_height * out_width)
+    top = pixel // out_width % out_height * STRIDE - PADDING_H
+    left = pixel % out_width * STRIDE - PADDING_W
+    k = tl.program_id(0) % tiles_out * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    depth = TAPS_H * TAPS_W * channels
+    acc = tl.zeros((BLOCK_PIXELS, BLOCK_OUT), tl.float32)
+    for start in range(0, depth, BLOCK_IN):
+        at = start + tl.arange(0, BLOCK_IN)[None, :]
+        tap = at // channels
+        row, col = top + tap // TAPS_W, left + tap % TAPS_W
+        seen = (pixel < pixels) & (at < depth) & (row >= 0) & (row < height) & (col >= 0) & (col < width)
+        x = tl.load(x_ptr + ((image * height + row) * width + col) * channels + at % channels, mask=seen, other=0.0)
+        offset = k[:, None].to(tl.int64) * depth + at
+        weight = tl.load(weight_ptr + offset, mask=(k[:, None] < out_channels) & (at < depth), other=0.0)
+        acc = tl.dot(x, weight.T, acc, input_precision="ieee")
+    y = finish(acc, gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, k, out_channels, ACT)
+    inside = (pixel < pixels) & (k[None, :] < out_channels)
+    tl.store(y_ptr + pixel * out_channels + k[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def conv_bn_act_kernel(
+    # (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * CHANNELS) in (BOX_N, BOX_H, 1, BOX_W, BLOCK_IN)
+    x_desc,
+    weight_desc,  # (out_channels, TAPS_H * TAPS_W, CHANNELS) in (BLOCK_OUT, 1, BLOCK_IN)
+    y_desc,  # (images, out_height, out_width, out_channels) in (BOX_N, BOX_H, BOX_W, BLOCK_OUT)
+    gamma_ptr,  # (out_channels,), as the next three
+    beta_ptr,
+    mean_ptr,
+    var_ptr,
+    eps,
+    images,
+    out_height,
+    out_width,
+    out_channels,
+    CHANNELS: tl.constexpr,
+    TAPS_H: tl.constexpr,
+    TAPS_W: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING_H: tl.constexpr,
+    PADDING_W: tl.constexpr,
+    ACT: tl.constexpr,
+    BOX_N: tl.constexpr,
+    BOX_H: tl.constexpr,
+    BOX_W: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,  # output channels
+    BLOCK_IN: tl.constexpr,  # input channels
+):
+    PIXELS: tl.constexpr = BOX_N * BOX_H * BOX_W
+    STEPS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN  # a tap
+    tiles_out = tl.cdiv(out_channels, BLOCK_OUT)
+    tiles_w = tl.cdiv(out_width, BOX_W)
+    tiles_h = tl.cdiv(out_height, BOX_H)
+    tiles = tiles_out * tiles_w * tiles_h * tl.cdiv(images, BOX_N)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        # Tiles of the same pixels come one after another: they run together, and L2 gives them x once.
+        k = tile % tiles_out * BLOCK_OUT
+        w = tile // tiles_out % tiles_w * BOX_W
+        h = tile // (tiles_out * tiles_w) % tiles_h * BOX_H
+        n = tile // (tiles_out * tiles_w * tiles_h) * BOX_N
+        acc = tl.zeros((PIXELS, BLOCK_OUT), tl.float32)
+        for step in range(TAPS_H * TAPS_W * STEPS):
+            tap, c = step // STEPS, step % STEPS * BLOCK_IN
+            # Where tap 0, 0 would be at padding 0, plus STRIDE times the padding, so that division rounds down.
+            down = tap // TAPS_W + (STRIDE - 1) * PADDING_H
+            right = tap % TAPS_W + (STRIDE - 1) * PADDING_W
+            x = x_desc.load(
+                [
+                    n,
+                    h + down // STRIDE - PADDING_H,
+                    down % STRIDE,
+                    w + right // STRIDE - PADDING_W,
+                    right % STRIDE * CHANNELS + c,
+                ]
+            )
+            weight = weight_desc.load([k, tap, c])
+            acc = tl.dot(x.reshape(PIXELS, BLOCK_IN), weight.reshape(BLOCK_OUT, BLOCK_IN).T, acc)
+        channel = k + tl.arange(0, BLOCK_OUT)
+        y = finish(acc, gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels, ACT)
+        y_desc.store([n, h, w, k], y.to(y_desc.dtype).reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
+
+
+def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[int, int, int]:
+    """The box of `pixels` pixels, a power of two in each dimension, of which the fewest cover images of this size."""
+
+    def boxes(box: tuple[int, int, int]) -> int:
+        return prod(triton.cdiv(size, side) for size, side in zip((images, height, width), box, strict=True))
+
+    powers = [2**i for i in range(pixels.bit_length())]
+    candidates = [box for box in product(powers, repeat=3) if prod(box) == pixels]
+    return min(candidates, key=lambda box: (boxes(box), box))  # of equals the widest, whose rows are side by side
+
+
+def _block_in(channels: int) -> int:
+    # 64 channels are the 128 bytes that the copy engine's widest swizzle takes; tensor cores take no fewer than 16.
+    return min(64, max(16, triton.next_power_of_2(channels)))
+
+
+@cache
+def settings(images: int, height: int, width: int, channels: int, out_channels: int) -> dict:
+    """Launch settings of conv_bn_act_kernel for an output of this size, 16 bits."""
+    box_n, box_h, box_w = box_of_pixels(128, images, height, width)
+    return {
+        "BOX_N": box_n,
+        "BOX_H": box_h,
+        "BOX_W": box_w,
+        "BLOCK_OUT": 64 if out_channels <= 64 else 128,
+        "BLOCK_IN": _block_in(channels),
+        "num_warps": 8,
+        "num_stages": 4,
+    }
+
+
+def plain_settings(dtype: torch.dtype) -> dict:
+    """Launch settings of conv_bn_act_plain_kernel. In fp32 the products are not for tensor cores, and tiles small."""
+    if dtype == torch.float32:
+        return {"BLOCK_PIXELS": 64, "BLOCK_OUT": 64, "BLOCK_IN": 16, "num_warps": 8, "num_stages": 2}
+    return {"BLOCK_PIXELS": 128, "BLOCK_OUT": 128, "BLOCK_IN": 32, "num_warps": 8, "num_stages": 3}
+
+
+def _paddings(weight: torch.Tensor, padding: int | None) -> tuple[int, int]:
+    taps_h, taps_w = weight.shape[2:]
+    return (taps_h // 2, taps_w // 2) if padding is None else (padding, padding)
+
+
+def _out_shape(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int | None) -> list[int]:
+    """(images, out_channels, out_height, out_width), a size below 1 where the filter does not fit."""
+    sizes = zip(x.shape[2:], weight.shape[2:], _paddings(weight, padding), strict=True)
+    return [x.shape[0], weight.shape[0], *((size + 2 * pad - taps) // stride + 1 for size, taps, pad in sizes)]
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    """(a, b, c, d) with b the last in memory as (a, c, d, b), contiguous; a copy where it is not so in memory."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _takes_descriptors(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bool:
+    """Whether conv_bn_act_kernel can: x and weight with channels last."""
+    _, height, width, channels = x.shape
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight))
+    aligned = aligned and channels % 8 == 0 and weight.shape[0] % 8 == 0  # 16 bytes
+    # A block of channels that ran over into the next phase would multiply what it finds there by the zeros beyond
+    # weight's last channel, and infinity times zero is NaN.
+    phases = stride == 1 or (height % stride == 0 and width % stride == 0 and channels % _block_in(channels) == 0)
+    return x.dtype != torch.float32 and aligned and phases and shared_memory(x) >= TILES_IN_SHARED_MEMORY
+
+
+def _described(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, padding: tuple[int, int]):
+    """conv_bn_act_kernel's arguments but for the vectors: the descriptors, the sizes, and the constexprs."""
+    images, height, width, channels = x.shape
+    out_channels, taps_h, taps_w, _ = weight.shape
+    if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no neighbours are seen: all pixels are one row
+        x, y = x.view(1, 1, -1, channels), y.view(1, 1, -1, out_channels)
+        images, height, width = x.shape[:3]
+    chosen = settings(*y.shape[:3], channels, out_channels)
+    box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
+    block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
+    phases = x.view(images, height // stride, stride, width // stride, stride * channels)
+    taps = weight.view(out_channels, taps_h * taps_w, channels)
+    descriptors = (
+        _descriptor(phases, [box[0], box[1], 1, box[2], block_in]),
+        _descriptor(taps, [block_out, 1, block_in]),
+        _descriptor(y, [*box, block_out]),
+    )
+    constants = {"CHANNELS": channels, "TAPS_H": taps_h, "TAPS_W": taps_w, "STRIDE": stride}
+    constants |= {"PADDING_H": padding[0], "PADDING_W": padding[1]}
+    return descriptors, (*y.shape[:3], out_channels), constants | chosen
+
+
+def _descriptor(x: torch.Tensor, block: list[int]) -> TensorDescriptor:
+    """Of a contiguous tensor; PyTorch leaves the stride of a dimension of size 1 open, the copy engine does not."""
+    strides = [prod(x.shape[i + 1 :]) for i in range(x.dim())]
+    return TensorDescriptor(x, list(x.shape), strides, block)
+
+
+def _forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    act: str,
+    stride: int,
+    padding: int | None,
+    eps: float,
+) -> torch.Tensor:
+    images, out_channels, out_height, out_width = _out_shape(x, weight, stride, padding)
+    y = torch.empty(images, out_height, out_width, out_channels, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y.permute(0, 3, 1, 2)
+    pads = _paddings(weight, padding)
+    x, weight = _channels_last(x), _channels_last(weight)
+    vectors = [vector.contiguous() for vector in (gamma, beta, mean, var)]
+    with torch.cuda.device_of(x):
+        if _takes_descriptors(x, weight, stride):
+            descriptors, sizes, options = _described(x, weight, y, stride, pads)
+            tiles = triton.cdiv(out_channels, options["BLOCK_OUT"])
+            for size, side in zip(sizes, ("BOX_N", "BOX_H", "BOX_W"), strict=False):
+                tiles *= triton.cdiv(size, options[side])
+            grid = (min(tiles, multiprocessors(x)),)
+            conv_bn_act_kernel[grid](*descriptors, *vectors, eps, *sizes, ACT=act, **options)
+        else:
+            _launch_plain(x, weight, vectors, y, act, stride, pads, eps)
+    return y.permute(0, 3, 1, 2)
+
+
+def _launch_plain(x, weight, vectors, y, act, stride, padding, eps) -> None:
+    pixels, out_channels = y.numel() // y.shape[3], y.shape[3]
+    chosen = plain_settings(x.dtype)
+    grid = (triton.cdiv(pixels, chosen["BLOCK_PIXELS"]) * triton.cdiv(out_channels, chosen["BLOCK_OUT"]),)
+    conv_bn_act_plain_kernel[grid](
+        x,
+        weight,
+        *vectors,
+        y,
+        eps,
+        *x.shape[1:],
+        pixels,
+        *y.shape[1:],
+        TAPS_H=weight.shape[1],
+        TAPS_W=weight.shape[2],
+        STRIDE=stride,
+        PADDING_H=padding[0],
+        PADDING_W=padding[1],
+        ACT=act,
+        **chosen,
+    )
+
+
+# For autograd, which finds no gradient here and says so, and for torch.compile.
+conv_bn_act_op = torch.library.custom_op("kernel_fusion::conv_bn_act", _forward, mutates_args=())
+
+
+@conv_bn_act_op.register_fake
+def _(x, weight, gamma, beta, mean, var, act, stride, padding, eps):
+    images, out_channels, height, width = _out_shape(x, weight, stride, padding)
+    return x.new_empty(images, height, width, out_channels).permute(0, 3, 1, 2)
+
+
+def conv_bn_act(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    act: str = "relu",
+    stride: int = 1,
+    padding: int | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """act(batch_norm(conv2d(x, weight))) with running statistics, in one launch. Not differentiable.
+
+    Args:
+        x: fp32, fp16 or bf16 tensor (images, channels, height, width). In memory channels come last, as
+            x.to(memory_format=torch.channels_last) has them; other strides are copied to that first.
+        weight: (out_channels, channels, taps_h, taps_w), x's dtype; the same about memory.
+        gamma, beta: (out_channels,), batch norm's weight and bias, of any floating-point dtype.
+        mean, var: (out_channels,), its running statistics, the same. A bias of the convolution's own comes off mean.
+        act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
+        stride: of the filter in both directions, at least 1.
+        padding: zeros around x on every side; None is half the filter, which at stride 1 and odd filters keeps the
+            size.
+        eps: added to var.
+
+    Returns:
+        (images, out_channels, out_height, out_width) of x's dtype, channels last in memory. Products are summed in
+        fp32 (fp32 products in fp32, not tf32) and rounded once.
+
+    Raises:
+        TypeError: an argument is not a tensor of such a dtype, or x and weight have two.
+        ValueError: shapes that do not fit each other, a filter wider than the padded x, another `act`, a stride below
+            1, a negative padding, two devices, or tensors on the CPU where kernels run on a GPU.
+    """
+    _check(x, weight, {"gamma": gamma, "beta": beta, "mean": mean, "var": var}, act, stride, padding)
+    tensors = x, weight, gamma, beta, mean, var
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return conv_bn_act_op(*tensors, act, stride, padding, eps)
+    return _forward(*tensors, act, stride, padding, eps)
+
+
+def _check(x, weight, vectors: dict[str, torch.Tensor], act: str, stride: int, padding: int | None) -> None:
+    check_activation("conv_bn_act", act)
+    check_alike("conv_bn_act", DTYPES, x=x)
+    check_alike("conv_bn_act", DTYPES, weight=weight)
+    if x.dtype != weight.dtype or x.device != weight.device:
+        raise (TypeError if x.dtype != weight.dtype else ValueError)(
+            f"conv_bn_act takes x and weight of one dtype and device, got {x.dtype} on {x.device} and {weight.dtype} "
+            f"on {weight.device}: move one with .to(other)"
+        )
+    if x.dim() != 4 or weight.dim() != 4 or x.shape[1] != weight.shape[1] or 0 in weight.shape:
+        raise ValueError(
+            f"conv_bn_act takes x (images, channels, height, width) and weight (out_channels, channels, taps_h, "
+            f"taps_w), got {tuple(x.shape)} and {tuple(weight.shape)}: give both the same channels, at least one"
+        )
+    for name, vector in vectors.items():
+        if not isinstance(vector, torch.Tensor) or vector.dtype not in FLOATS:
+            kind = vector.dtype if isinstance(vector, torch.Tensor) else type(vector).__name__
+            raise TypeError(
+                f"conv_bn_act takes {name} as a floating-point tensor, got {kind}: convert it with .to(dtype)"
+            )
+        if vector.shape != weight.shape[:1] or vector.device != x.device:
+            raise ValueError(
+                f"conv_bn_act takes {name} of shape ({weight.shape[0]},) on {x.device}, got {tuple(vector.shape)} on "
+                f"{vector.device}: give it one value an output channel"
+            )
+    if stride < 1 or (padding or 0) < 0:
+        raise ValueError(
+            f"conv_bn_act takes a stride of at least 1 and a padding of at least 0, got {stride}, {padding}"
+        )
+    if min(_out_shape(x, weight, stride, padding)[2:]) < 1:
+        raise ValueError(
+            f"conv_bn_act takes a filter no larger than the padded x, got taps {tuple(weight.shape[2:])} over "
+            f"{tuple(x.shape[2:])} with padding {padding}: pad more"
+        )
+
+
+def conv_bn_act_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    act: str = "relu",
+    stride: int = 1,
+    padding: int | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    s = torch.nn.functional.conv2d(x, weight, stride=stride, padding=_paddings(weight, padding))
+    return ACTIVATIONS[act](torch.nn.functional.batch_norm(s, mean, var, gamma, beta, eps=eps))
+
+
+def conv_bn_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes at stride 1, padding None: a multiply-add a tap, channel and output, and three operations
+    an output for the epilogue; x, weight and four vectors in once, y out once.
+    """
+    images, channels, height, width, out_channels, taps = shape
+    outputs = images * out_channels * (height + taps // 2 * 2 - taps + 1) * (width + taps // 2 * 2 - taps + 1)
+    read = images * channels * height * width + out_channels * (channels * taps**2 + 4)
+    return Work((2 * channels * taps**2 + 3) * outputs, read * dtype.itemsize, outputs * dtype.itemsize)
+
+
+def _inputs(*shape: int, **options) -> tuple[torch.Tensor, ...]:
+    images, channels, height, width, out_channels, taps = shape
+    x = torch.randn(images, height, width, channels, **options).permute(0, 3, 1, 2)
+    weight = torch.randn(out_channels, taps, taps, channels, **options).permute(0, 3, 1, 2)
+    weight = weight / max(1, channels * taps**2) ** 0.5  # so that sums of products are of order 1
+    gamma, beta, mean = torch.randn(3, out_channels, **options)
+    return x, weight, gamma, beta, mean, torch.rand(out_channels, **options) + 0.5
+
+
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    images, channels, height, width, out_channels, taps = shape
+    x = torch.empty(images, height, width, channels, dtype=dtype, device="meta")
+    weight = torch.empty(out_channels, taps, taps, channels, dtype=dtype, device="meta")
+    y = torch.empty(images, height, width, out_channels, dtype=dtype, device="meta")
+    vector = torch.empty(out_channels, dtype=dtype, device="meta")
+    descriptors, sizes, options = _described(x, weight, y, 1, (taps // 2, taps // 2))
+    return (*descriptors, *4 * (vector,), 1e-5, *sizes), options | {"ACT": "relu"}
+
+
+OP = FusedOp(
+    name="conv_bn_act",
+    fused=conv_bn_act,
+    reference=conv_bn_act_reference,
+    work=conv_bn_act_work,
+    kernel=conv_bn_act_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=(
+        (1, 1, 1, 1, 1, 1),
+        (2, 3, 5, 7, 9, 3),
+        (1, 16, 6, 5, 8, 3),
+        (3, 40, 3, 3, 24, 1),
+        (2, 5, 4, 6, 7, 3),
+    ),
+    gpu_shapes=(
+        (32, 256, 28, 28, 256, 3),
+        (64, 128, 56, 56, 256, 3),
+        (32, 64, 56, 56, 64, 3),
+        (32, 512, 14, 14, 2048, 1),
+    ),
+)
