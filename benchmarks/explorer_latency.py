@@ -30,6 +30,7 @@ from benchmarks.over_fusion import STEPS
 from helpers.charts import plain
 from helpers.explorers.launches import ELEMENTS
 from helpers.explorers.occupancy import THREADS
+from helpers.explorers.recomputation import ROWS as TOKENS
 from helpers.explorers.roofline import ROWS
 from helpers.explorers.warp import STRIDES
 from helpers.variance_chart import MEANS
@@ -95,6 +96,11 @@ EXPLORERS = {
         "from helpers.explorers.variance import variance_explorer\nvariance_explorer(mean=1.0)",
         MEANS,
         lambda mean: f"mean of {plain(mean)},",
+    ),
+    "recomputation": Explorer(
+        "from helpers.explorers.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
+        TOKENS,
+        ", {:,} x 4,096:".format,
     ),
     "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
     "warp": Explorer("from helpers.explorers import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
