@@ -9,8 +9,8 @@ from kernels import runtime
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tensors: torch.Tensor) -> None:
-    """Check that the tensors share one shape, one of `dtypes` and one device that kernels run on.
+def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tensors: torch.Tensor) -> None:
+    """Check that the tensors share one of `dtypes` and one device that kernels run on, whatever their shapes.
 
     Args:
         operation: the public function's name, for the message.
@@ -19,7 +19,7 @@ def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tens
 
     Raises:
         TypeError: not a tensor, a dtype not taken, or two dtypes.
-        ValueError: two shapes, two devices, or a CPU tensor where kernels run on a GPU.
+        ValueError: two devices, or a CPU tensor where kernels run on a GPU.
     """
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
@@ -33,11 +33,6 @@ def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tens
                 f"{operation} takes one dtype, got {first_name} of {first.dtype} and {name} of {tensor.dtype}: "
                 f"convert one with .to(dtype)"
             )
-        if tensor.shape != first.shape:
-            raise ValueError(
-                f"{operation} takes one shape, got {first_name} of {tuple(first.shape)} and {name} of "
-                f"{tuple(tensor.shape)}: expand one to the other's shape"
-            )
         if tensor.device != first.device:
             raise ValueError(
                 f"{operation} takes tensors on one device, got {first_name} on {first.device} and {name} on "
@@ -45,6 +40,23 @@ def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tens
             )
     if not (first.is_cuda or (first.is_cpu and runtime.interprets())):
         raise ValueError(f"{operation} runs on the GPU here, got tensors on {first.device}: move them with .cuda()")
+
+
+def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tensors: torch.Tensor) -> None:
+    """Check what check_together does, and that the tensors share one shape.
+
+    Raises:
+        TypeError: as check_together.
+        ValueError: as check_together, or two shapes.
+    """
+    check_together(operation, dtypes, **tensors)
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.shape != first.shape:
+            raise ValueError(
+                f"{operation} takes one shape, got {first_name} of {tuple(first.shape)} and {name} of "
+                f"{tuple(tensor.shape)}: expand one to the other's shape"
+            )
 
 
 def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> None:
