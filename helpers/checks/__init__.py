@@ -1,7 +1,18 @@
 """What the check cells of an exercise call, each giving an Outcome. Every check takes the answer first and `name=`."""
 
+from helpers.checks.budget import check_budget as check_budget
 from helpers.checks.cases import elementwise_cases as elementwise_cases
+from helpers.checks.dropout import check_drop_rate as check_drop_rate
+from helpers.checks.dropout import check_same_mask as check_same_mask
+from helpers.checks.dropout import dropout_cases as dropout_cases
+from helpers.checks.dropout import kept_elements as kept_elements
 from helpers.checks.hints import Hints as Hints
+from helpers.checks.numbers import check_counts as check_counts
+from helpers.checks.numbers import check_numbers as check_numbers
+from helpers.checks.numbers import fresh as fresh
+from helpers.checks.passes import check_passes as check_passes
 from helpers.checks.resources import check_vectorised as check_vectorised
+from helpers.checks.row_cases import large_mean_cases as large_mean_cases
+from helpers.checks.row_cases import norm_cases as norm_cases
 from helpers.checks.traffic import check_traffic as check_traffic
 from helpers.checks.values import check_values as check_values

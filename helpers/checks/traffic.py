@@ -12,7 +12,9 @@ from helpers.traffic import Traffic, measure
 
 
 @as_check
-def check_traffic(answer: Callable, inputs: tuple, launches: int, bytes_per_element: float) -> str:
+def check_traffic(
+    answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, cached: tuple[int, ...] = ()
+) -> str:
     """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given.
 
     Args:
@@ -20,6 +22,7 @@ def check_traffic(answer: Callable, inputs: tuple, launches: int, bytes_per_elem
         inputs: its arguments.
         launches: Triton kernels and PyTorch operators that do work.
         bytes_per_element: bytes requested of memory, over the elements of the result.
+        cached: places among the inputs of what is so small that every program may read it: a cache serves it.
         name: the check's name.
     """
     traffic = measure(answer, *inputs)
@@ -27,17 +30,22 @@ def check_traffic(answer: Callable, inputs: tuple, launches: int, bytes_per_elem
     elements = traffic.result.numel() if isinstance(traffic.result, torch.Tensor) else 0
     if not elements:
         raise AnswerError("the result has no elements", "what your function returns")
-    moved = f"{traffic.bytes_total / elements:.4g} B/element, {bytes_per_element:g} needed"
+    names = list(inspect.signature(answer).parameters)
+    small = {names[place] for place in cached}
+    counted = traffic.bytes_total - sum(traffic.by_tensor[name].read for name in small & traffic.by_tensor.keys())
+    moved = f"{counted / elements:.4g} B/element, {bytes_per_element:g} needed"
     if traffic.launches != launches:
-        names = ", ".join(name for name, _ in traffic.by_launch)
+        kernels = ", ".join(name for name, _ in traffic.by_launch)
         raise AnswerError(
-            f"{traffic.launches} launches ({names}), {launches} needed; {moved}",
+            f"{traffic.launches} launches ({kernels}), {launches} needed; {moved}",
             "your launcher: every PyTorch operation that does work is a launch of its own",
         )
-    if traffic.bytes_total < bytes_per_element * elements:
+    if counted < bytes_per_element * elements:
         raise AnswerError("\n".join([moved, *lines_of(traffic, elements)]), "what is never read, or never written")
-    if traffic.bytes_total > bytes_per_element * elements:
-        again = "".join(f"{name} is read {times}; " for name, times in repeats(traffic, answer, inputs))
+    if counted > bytes_per_element * elements:
+        again = "".join(
+            f"{name} is read {times}; " for name, times in repeats(traffic, answer, inputs) if name not in small
+        )
         raise AnswerError(
             "\n".join([again + moved, *lines_of(traffic, elements)]),
             "the loads and stores above: what was loaded once is at hand in its variable",
