@@ -12,8 +12,9 @@ test:
 	.venv/bin/ruff format --check .
 	.venv/bin/codespell
 	.venv/bin/python source/build.py --check
-	.venv/bin/pytest
-	.venv/bin/pytest --nbval notebooks solutions
+	.venv/bin/pytest -n 2 --dist loadfile -m "not alone"
+	.venv/bin/pytest -m alone
+	.venv/bin/pytest -n 2 --dist loadfile --nbval notebooks solutions
 
 # Build the notebooks whose source has changed.
 notebooks:

@@ -1,7 +1,11 @@
-"""How `pytest --nbval` runs the course's notebooks: in this Python, and telling how many cells are really compared."""
+"""How tests share a machine, and how `pytest --nbval` runs the notebooks: it tells how many cells are compared."""
 
 import os
 from pathlib import Path
+
+# One of several workers: each has a core, and must not start a thread for every core. Before torch counts them.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
@@ -11,7 +15,7 @@ CACHES = Path(__file__).parent / ".pytest_cache"
 os.environ.setdefault("TRITON_CACHE_DIR", str(CACHES / "triton"))
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHES / "inductor"))
 
-LEAST_COMPARED = 0.5  # of the code cells
+LEAST_COMPARED = 0.6  # of the code cells
 
 
 def pytest_configure(config):
@@ -25,15 +29,32 @@ def is_compared(item) -> bool:
     return bool(item.options["check"]) and not item.options["skip"] and item.cell.execution_count is not None
 
 
-def pytest_sessionfinish(session):
+COMPARED = pytest.StashKey[tuple[int, int, int]]()  # cells, of them compared, of those showing something
+
+
+def pytest_collection_finish(session):
     cells = [item for item in session.items if hasattr(item, "cell")]
-    if not cells:
-        return
     compared = [item for item in cells if is_compared(item)]
-    showing = sum(bool(item.cell.outputs) for item in compared)
-    share = len(compared) / len(cells)
+    counts = len(cells), len(compared), sum(bool(item.cell.outputs) for item in compared)
+    session.config.stash[COMPARED] = counts
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["compared"] = counts
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Every worker collects all of the cells."""
+    if hasattr(node, "workeroutput"):
+        node.config.stash[COMPARED] = node.workeroutput["compared"]
+
+
+def pytest_sessionfinish(session):
+    cells, compared, showing = session.config.stash.get(COMPARED, (0, 0, 0))
+    if not cells or hasattr(session.config, "workeroutput"):
+        return
+    share = compared / cells
     session.config.get_terminal_writer().line(
-        f"\n{len(compared)} of {len(cells)} code cells are compared, not just run ({share:.0%}; at least "
+        f"\n{compared} of {cells} code cells are compared, not just run ({share:.0%}; at least "
         f"{LEAST_COMPARED:.0%} must be); {showing} of them show something"
     )
     if share < LEAST_COMPARED:

@@ -16,6 +16,7 @@ def measure():
         yield measure
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", explorer_latency.EXPLORERS)
 def test_the_chart_follows_the_keys(measure, name):
     runs = []

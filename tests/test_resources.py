@@ -422,6 +422,7 @@ def test_a_kernel_that_asks_for_its_target_is_told_the_right_one():
         assert re.search(rf"mov.*, {constant};", compile_for(asks_its_target, *I32[:1], device=device).ptx), device
 
 
+@pytest.mark.alone
 def test_a_warm_call_is_quick_and_a_cold_one_compiles_once(tmp_path, monkeypatch):
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     hits = []

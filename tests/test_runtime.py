@@ -275,6 +275,7 @@ def test_an_observer_chooses_the_program_instances():
     assert y.view(4, 256).isfinite().all(dim=1).tolist() == [False, True, False, True]
 
 
+@pytest.mark.alone
 def test_importing_the_course_costs_little():
     """At most 0.3 s on top of torch and triton, the best of three new processes."""
     program = (

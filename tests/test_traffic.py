@@ -209,6 +209,7 @@ def test_kernels_of_notebook_cells():
     assert shown[3] == "('half', 1 launch: 512 B read + 256 B written = 768 B, 12 B/element)"
 
 
+@pytest.mark.alone
 @interpreted_here
 @pytest.mark.parametrize(
     ("fn", "arguments"),
