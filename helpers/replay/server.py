@@ -102,11 +102,15 @@ class Exercise:
 
 
 def _noted(answer: Callable, calls: list[tuple]) -> Callable:
-    """A function that does as `answer` and keeps its name, its inputs and its result in `calls`."""
+    """A function that does as `answer` and keeps its name, its inputs and its result in `calls`.
+
+    A call made by another answer is that one's own affair, and is not kept.
+    """
 
     def noted(*inputs):
+        before = len(calls)
         result = answer(*inputs)
-        calls.append((answer.__name__, inputs, result))
+        calls[before:] = [(answer.__name__, inputs, result)]
         return result
 
     noted.__signature__ = inspect.signature(answer)
