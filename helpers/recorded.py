@@ -54,20 +54,20 @@ class Recorded:
 
     def table(self, kernel: str, dtype: str) -> str:
         """Every size recorded for a kernel, as text: times, speed-up over eager, share of the copy bandwidth."""
-        lines = [self.label, f"{'elements':>12}  {'eager':>8}  {'torch.compile':>13}  {'fused':>8}  speed-up  of copy"]
+        lines = []
         for row in self.rows:
             if (row["kernel"], row["dtype"], row["provider"]) == (kernel, dtype, "fused"):
                 times = self.times(kernel, row["shape"], dtype)
-                fused, eager, compiled = (times[name].median for name in ("fused", "eager", "torch.compile"))
-                elements = 1
-                for length in row["shape"]:
-                    elements *= length
-                share = row["least_seconds"] / fused
-                lines.append(
-                    f"{elements:12,}  {eager * 1e6:5.1f} us  {compiled * 1e6:10.1f} us  {fused * 1e6:5.1f} us"
-                    f"  {eager / fused:7.2f}x  {share:6.1%}"
-                )
-        return "\n".join(lines)
+                seconds = [times[name].median for name in ("eager", "torch.compile", "fused")]
+                speed_up, share = seconds[0] / seconds[-1], row["least_seconds"] / seconds[-1]
+                shape = " x ".join(map(str, row["shape"])) if len(row["shape"]) > 1 else f"{row['shape'][0]:,}"
+                micro = (f"{each * 1e6:.1f} us" for each in seconds)
+                lines.append((f"{shape:>12}", *micro, f"{speed_up:.2f}x", f"{share:6.1%}"))
+        name = "shape" if any(" x " in line[0] for line in lines) else "elements"
+        lines.insert(0, (name, "eager", "torch.compile", "fused", "speed-up", "of copy"))
+        widths = [max(map(len, column)) for column in list(zip(*lines, strict=True))[:-1]]
+        padded = ("  ".join((*map(str.rjust, line, widths), line[-1])) for line in lines)
+        return "\n".join([self.label, *padded])
 
 
 def _timings(content: dict):

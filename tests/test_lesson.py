@@ -73,6 +73,8 @@ def test_recorded_figures_carry_their_provenance():
     assert h200.label.startswith("NVIDIA H200, PyTorch ")
     assert h200.label in h200.table("add_gelu", "float32")
     assert 4e12 < h200.copy_bandwidth < 4.8e12
+    assert "\n 100,000,000 " in h200.table("add_gelu", "float32")
+    assert " 32768 x 4096 " in h200.table("softmax", "bfloat16")
     fused = h200.times("add_gelu", (100_000_000,), "float32")["fused"]
     assert fused.low <= fused.median <= fused.high
 
