@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -11,10 +11,10 @@ from helpers.outcome import AnswerError, as_check
 from helpers.traffic import measure
 
 
-def fresh(seed: int, count: int, *choices: Iterable) -> list[tuple]:
+def fresh(seed: int, count: int, *choices: Sequence) -> list[tuple]:
     """`count` questions, each with one of every `choices`, drawn from `seed` and from the grading's own draw."""
     draw = random.Random(seed + (cases.draw << 16))
-    return [tuple(draw.choice(list(each)) for each in choices) for _ in range(count)]
+    return [tuple(draw.choice(each) for each in choices) for _ in range(count)]
 
 
 @as_check
@@ -73,7 +73,7 @@ def launches_of(seen) -> list[str]:
 
 
 def called(answer: Callable, question: tuple) -> str:
-    return f"{answer.__name__}({', '.join(map(repr, question))})"
+    return f"{answer.__name__}({', '.join(map(shown, question))})"
 
 
 def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], within: float) -> None:

@@ -1,4 +1,4 @@
-"""What operations cost and what limits them, as the exercise on rooflines asks it: plain values in, plain values out."""
+"""What operations cost and what limits them, as the exercise on rooflines asks it: plain values in and out."""
 
 import random
 from collections.abc import Callable

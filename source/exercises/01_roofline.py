@@ -1,0 +1,303 @@
+# %% [markdown]
+# # Exercise 01: the roofline by hand [10 points]
+#
+# Count what an operation does and what it moves, find a GPU's ridge, and say what limits the operation there. You
+# write functions of plain numbers; the checks ask them about sizes that you have not seen. About 30 minutes.
+# Lesson 01 has all you need.
+#
+# **The formulas**
+#
+# $$\text{intensity} = \frac{\text{FLOP}}{\text{bytes}}, \qquad
+# \text{ridge} = \frac{\text{peak}}{\text{bandwidth}}, \qquad
+# \text{performance at best} = \min(\text{peak},\ \text{bandwidth} \times \text{intensity})$$
+#
+# **The picture**
+#
+# ```text
+#   FLOP/s |          ridge
+#     peak |           .________________
+#          |         ./:
+#          |       ./  :
+#          |     ./    :     left of the ridge:  memory-bound
+#          |   ./      :     from the ridge on:  compute-bound
+#          | ./        :
+#          +-----------:-----------------  FLOP/byte
+# ```
+
+# %%
+from helpers.checks import Hints, check_numbers, fresh, roofline
+
+# %% [markdown]
+# ## How to count
+#
+# The rules of lesson 01: each of +, −, ×, ÷, max and exp on one number is one FLOP. Every launch reads each of its
+# inputs once and writes each of its outputs once. `itemsize` is the bytes of one number: 4 in fp32, 2 in fp16.
+#
+# A ReLU as an example: one max a number; one number in, one out.
+
+
+# %%
+def relu(rows, columns, itemsize):
+    numbers = rows * columns
+    return numbers, 2 * numbers * itemsize
+
+
+flops, nbytes = relu(4096, 4096, 2)
+print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
+
+# %% [markdown]
+# In your answers use the functions' arguments, plain Python and `math`, and nothing else of this notebook: then they
+# can be graded. (Outside the answer cells, do what you like.)
+#
+# ## An addition
+#
+# `c = a + b`, three tensors of `rows` × `columns`.
+
+
+# %% grade_id="vector-add-answer"
+def vector_add(rows, columns, itemsize):
+    """FLOP, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    numbers = rows * columns
+    # One addition a number. a and b come in, and c must go out as well: it is the read that everybody counts and the
+    # write that is forgotten.
+    return numbers, 3 * numbers * itemsize
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## A softmax, unfused and fused
+#
+# Over each row, written out in five launches:
+#
+# | launch | in | out |
+# |---|---|---|
+# | `m = max(x)` of each row | x | one number a row |
+# | `d = x - m` | x, m | d |
+# | `e = exp(d)` | d | e |
+# | `s = sum(e)` of each row | e | one number a row |
+# | `y = e / s` | e, s | y |
+#
+# A maximum or a sum over a row of C numbers counts C FLOP. Fused, it is one launch that computes the same.
+
+
+# %% grade_id="softmax-answer"
+def softmax(rows, columns, itemsize, fused):
+    """FLOP, bytes; `fused` is True or False."""
+    # About 5 lines.
+    # BEGIN SOLUTION
+    numbers = rows * columns
+    # max, -, exp, sum, /: one FLOP a number each. Fusing changes where intermediates live, not what is computed.
+    flops = 5 * numbers
+    if fused:
+        # x in, y out. All in between stays on the chip.
+        return flops, 2 * numbers * itemsize
+    # Five launches read x or what became of it (5), three of them write as much (3). m and s are written once and
+    # read once, a number a row each: next to nothing, but it is counted.
+    return flops, (8 * numbers + 4 * rows) * itemsize
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## A matrix product
+#
+# `y = x @ w`, with x of `rows` × `inner` and w of `inner` × `columns`. Each number of y is a sum of `inner` products; a
+# multiply-add counts two FLOP.
+
+
+# %% grade_id="product-answer"
+def product(rows, inner, columns, itemsize):
+    """FLOP, bytes."""
+    # About 3 lines.
+    # BEGIN SOLUTION
+    flops = 2 * rows * inner * columns
+    # Each matrix once: x, w and y. This is the least; it takes a kernel that keeps what it reuses on the chip.
+    numbers = rows * inner + inner * columns + rows * columns
+    return flops, numbers * itemsize
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Which limit?
+#
+# A GPU's `peak` is in FLOP/s, its `bandwidth` in bytes/s. `bound` gives `"memory"` or `"compute"`.
+
+
+# %% grade_id="bound-answer"
+def ridge(peak, bandwidth):
+    """FLOP/byte."""
+    # About 1 line.
+    # BEGIN SOLUTION
+    # The slope, bandwidth x intensity, meets the flat line, peak, where intensity is their quotient.
+    return peak / bandwidth
+    # END SOLUTION
+
+
+def bound(flops, nbytes, peak, bandwidth):
+    """ "memory" or "compute"."""
+    # About 1 line.
+    # BEGIN SOLUTION
+    # Left of the ridge memory cannot deliver as fast as the units compute. On the ridge both are busy: from there on
+    # more bandwidth changes nothing, so it counts as compute-bound.
+    return "memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Which GPU?
+#
+# `gpus` is a dictionary, name → `[peak, bandwidth]`. Give the names of those on which an operation is compute-bound.
+# The catalogue, in fp16:
+
+# %%
+for name, (peak, bandwidth) in roofline.fp16_gpus().items():
+    print(f"{name:10} {peak / 1e12:6.0f} TFLOP/s {bandwidth / 1e9:6.0f} GB/s")
+
+
+# %% grade_id="gpus-answer"
+def compute_bound_on(flops, nbytes, gpus):
+    """A list of names, in any order."""
+    # About 3 lines.
+    # BEGIN SOLUTION
+    # Not the fastest GPUs, but those whose memory keeps up with their arithmetic: a low ridge, not a high peak.
+    return [name for name, (peak, bandwidth) in gpus.items() if bound(flops, nbytes, peak, bandwidth) == "compute"]
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    **{
+        "vector-add": (
+            "Draw the tensors. Which arrows point in, which point out?",
+            "Three tensors cross the bus, each with rows x columns numbers of itemsize bytes.",
+        ),
+        "softmax": (
+            "Add up the table's two columns: how many tensors of the size of x, and how many of one number a row?",
+            "FLOP are the same fused and unfused. Fused, only the first input and the last output are left.",
+            "Unfused: the five launches read x, x, d, e, e, and m and s; they write m, d, e, s, y.",
+        ),
+        "product": (
+            "How many numbers has y, and what does one of them cost?",
+            "Bytes, not numbers: and the output is a matrix, too.",
+        ),
+        "ridge": (
+            "Where do the two lines of the picture meet?",
+            "There bandwidth x intensity = peak. Which intensity is that?",
+        ),
+        "bound": (
+            "Left of the ridge, from the ridge on: what must you compare with it?",
+            "The operation's intensity is flops / nbytes. Compare it with the ridge.",
+        ),
+        "gpus": (
+            "Your own bound() answers the question for one GPU. Ask it for each.",
+            "Walk over gpus.items(): each value is a list of the peak and the bandwidth.",
+        ),
+    }
+)
+hint
+
+# %% [markdown]
+# **The addition.**
+
+# %% grade_id="vector-add" points=1
+check_numbers(
+    vector_add,
+    roofline.work_of("vector add"),
+    [(1, 1, 4), (2, 3, 2), *fresh(1, 3, range(1, 5000), range(1, 5000), (1, 2, 4))],
+    parts=("FLOP", "bytes"),
+    name="vector-add",
+)
+
+# %% [markdown]
+# **The softmax**, fused and unfused.
+
+# %% grade_id="softmax" points=2
+check_numbers(
+    softmax,
+    roofline.work_of("softmax"),
+    [(1, 4, 4, True), (1, 4, 4, False), *fresh(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False))],
+    parts=("FLOP", "bytes"),
+    name="softmax",
+)
+
+# %% [markdown]
+# **The product.**
+
+# %% grade_id="product" points=1
+check_numbers(
+    product,
+    roofline.product_work,
+    [(1, 1, 1, 4), (2, 3, 5, 2), *fresh(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4))],
+    parts=("FLOP", "bytes"),
+    name="product",
+)
+
+# %% [markdown]
+# **The ridge** of the catalogue's GPUs, and of others.
+
+# %% grade_id="ridge" points=1
+check_numbers(
+    ridge,
+    roofline.ridge,
+    [(2e12, 1e12), *roofline.fp16_gpus().values(), *fresh(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13))],
+    name="ridge",
+)
+
+# %% [markdown]
+# **Memory or compute?** An addition and products, on GPUs of the catalogue and others.
+
+# %% grade_id="bound" points=1
+check_numbers(
+    bound,
+    roofline.bound,
+    [
+        (flops, nbytes, *gpu)
+        for flops, nbytes in (
+            roofline.work_of("vector add")(4096, 4096, 2),
+            *(roofline.product_work(n, n, n, 2) for n in (64, 512, 4096)),
+        )
+        for gpu in roofline.fp16_gpus().values()
+    ]
+    + [(flops, nbytes, *gpu) for flops, nbytes, gpus in roofline.products_and_gpus(5, 5) for gpu in gpus.values()],
+    name="bound",
+)
+
+# %% [markdown]
+# **On which GPUs?** The catalogue first, then GPUs that nobody has built.
+
+# %% grade_id="gpus" points=2
+check_numbers(
+    compute_bound_on,
+    roofline.compute_bound_on,
+    [(*roofline.product_work(n, n, n, 2), roofline.fp16_gpus()) for n in (64, 512, 4096)]
+    + roofline.products_and_gpus(4, 5),
+    name="gpus",
+)
+
+# %% grade_id="other-work" points=1
+# Other sizes are asked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_numbers(
+    softmax,
+    roofline.work_of("softmax"),
+    fresh(1729, 12, range(1, 9000), range(1, 9), (1, 2, 4, 8), (True, False)),
+    parts=("FLOP", "bytes"),
+    name="other-work",
+)
+# END HIDDEN TESTS
+
+# %% grade_id="other-gpus" points=1
+# Other operations and GPUs are asked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_numbers(compute_bound_on, roofline.compute_bound_on, roofline.products_and_gpus(1729, 20), name="other-gpus")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/01_roofline.ipynb` grades the saved notebook.
