@@ -1,0 +1,166 @@
+# %% [markdown]
+# # Exercise 05: LayerNorm in one kernel [20 points]
+#
+# You will write LayerNorm with its weight and bias: **one launch** that reads each row once, keeps it in registers
+# while its mean and variance are found, and writes it once. About 50 minutes. Lesson 05 has all you need.
+#
+# **The formula**, for each row $x$ of $n$ elements:
+#
+# $$y = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \cdot w + b, \qquad
+# \mu = \tfrac1n \sum x, \qquad \sigma^2 = \tfrac1n \sum (x - \mu)^2$$
+#
+# **The picture**, for rows of 5 elements and a block of 8 lanes:
+#
+# ```text
+#   x   row 0   0 1 2 3 4 . . .   program 0     . lanes past the row's end
+#       row 1   0 1 2 3 4 . . .   program 1
+#                    |
+#             mean, then variance: two sums over the row, in registers
+#                    |
+#   y   row 0   0 1 2 3 4
+#       row 1   0 1 2 3 4
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import Hints, check_passes, check_values, large_mean_cases, norm_cases
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+#
+# Written out, every step goes to memory and comes straight back.
+
+
+# %%
+def reference(x, weight, bias, eps):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    variance = (centred * centred).mean(dim=-1, keepdim=True)
+    return centred * (variance + eps).rsqrt() * weight + bias
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x = torch.randn(8, 1000, device=device)
+weight, bias = torch.randn(2, 1000, device=device)
+unfused = measure(reference, x, weight, bias, 1e-5)
+print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
+
+# %% [markdown]
+# **How many bytes an element are left when the row never leaves its registers?** Write your number down. Weight and
+# bias do not count: every program reads them, but from the L2 cache, where they stay.
+
+# %% [markdown]
+# ## Your kernel
+#
+# One program for each row. Compute in float32, whatever x is. The block is a power of two, the row need not be.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.constexpr):
+    # About 12 lines: load the row; its mean; its variance; weight and bias; store.
+    # BEGIN SOLUTION
+    # int64 before the multiplication: row * cols passes 2**31 in large tensors.
+    start = tl.program_id(0).to(tl.int64) * cols
+    col = tl.arange(0, BLOCK)
+    exists = col < cols
+    # Lanes past the row's end hold 0, which adds nothing to the sum.
+    x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=0) / cols
+    # Those lanes would now hold -mean, and each would add its square to the variance.
+    centred = tl.where(exists, x - mean, 0.0)
+    # The mean is taken off before squaring. E[x^2] - E[x]^2 needs no second sum, and at mean 10^4 has no digit right.
+    variance = tl.sum(centred * centred, axis=0) / cols
+    # x is not loaded again: the second sum and the result use the copy in registers. That is the whole saving.
+    weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
+    bias = tl.load(bias_ptr + col, mask=exists).to(tl.float32)
+    y = centred * tl.rsqrt(variance + eps) * weight + bias
+    tl.store(y_ptr + start + col, y, mask=exists)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# x has any number of dimensions and any strides, in float32, float16 or bfloat16; the last dimension is normalised,
+# and may be as wide as you like. Weight and bias are vectors of that width.
+
+
+# %% grade_id="launcher"
+def layer_norm(x, weight, bias, eps):
+    """LayerNorm over the last dimension, in one launch."""
+    # About 6 lines: lay x out in rows, make room, choose the block, launch.
+    # BEGIN SOLUTION
+    cols = x.shape[-1]
+    # The kernel finds row r at r * cols. A tensor that does not lie so is copied first.
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    # The block holds the whole row, whatever its width: that is what lets x be read once.
+    block = triton.next_power_of_2(cols)
+    # 16 elements a thread where the row is wide: with 4 warps, a row of 32768 would be 256 registers a thread.
+    warps = min(32, max(4, block // 512))
+    # x.numel() // cols counts the rows in all other dimensions, and is 0 where there is none.
+    layer_norm_kernel[(x.numel() // cols,)](x, weight, bias, y, cols, eps, BLOCK=block, num_warps=warps)
+    return y
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Start from the message: the smallest input that fails. If rows of 64 are right and rows of 127 are not, your "
+        "padding lanes count somewhere.",
+        "A lane past the row's end holds what `other=` says after the load, and minus the mean after x - mean. Which "
+        "lanes may go into the second sum? tl.where(exists, ..., 0.0) decides.",
+        "Wide rows: the block is triton.next_power_of_2(cols), not a constant. Rows in many dimensions: there are "
+        "x.numel() // cols of them. eps is added to the variance, before the square root.",
+    ),
+    mean=(
+        "At mean 10^4 the squares are near 10^8, and float32 has seven digits. What is left of a variance of 4?",
+        "Take the mean off first and square what is left: two sums over the row, one after the other. The row is in "
+        "registers, so the second sum costs no memory.",
+    ),
+    traffic=(
+        "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
+        "Weight and bias are applied in the kernel: outside, each would be a launch that reads and writes all of y.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Odd widths, views, a constant row, NaN, three dtypes, one wide row.
+
+# %% grade_id="values" points=8
+check_values(layer_norm, reference, norm_cases(1, 2, seed=5), name="values")
+
+# %% [markdown]
+# **Does it survive a large mean?** Mean 10,000, deviation 2.
+
+# %% grade_id="mean" points=4
+check_values(layer_norm, reference, large_mean_cases(2, seed=5), name="mean")
+
+# %% [markdown]
+# **Is it fused?** One launch; x read once, y written once; weight and bias at most once a row.
+
+# %% grade_id="traffic" points=5
+check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), name="traffic")
+
+# %% grade_id="other-values" points=3
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(
+    layer_norm, reference, norm_cases(1, 2, seed=1729, widths=(2, 255, 2049), widest=5001), name="other-values"
+)
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/05_layer_norm.ipynb` grades the saved notebook.
