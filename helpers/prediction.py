@@ -187,6 +187,15 @@ def predict(fn: Callable, *args, device: str | Device = "H200") -> Prediction:
     return Prediction(device.name, sum(launch.time for launch in launches), bound, terms, tuple(launches))
 
 
+def still_in_l2(distance: float, size: int, way: str) -> float:
+    """How likely bytes are still in an L2 of `size` bytes when `distance` bytes have moved since they were touched.
+
+    `way` is "read" or "written".
+    """
+    least, most = HITS_FROM * size, HITS_TO[way] * size
+    return min(1.0, max(0.0, (most - distance) / (most - least)))
+
+
 class _L2:
     """What earlier launches left in L2."""
 
@@ -218,12 +227,7 @@ class _L2:
         way, touched, before, after = self._last[storage]
         places = [(step + 0.5) / 32 for step in range(32)]
         distances = ((1 - place) * (after - before) + self._moved - after + place * total for place in places)
-        return min(1.0, touched / nbytes) * sum(self.hit(distance, way) for distance in distances) / 32
-
-    def hit(self, distance: float, way: str) -> float:
-        """How likely bytes are still there when `distance` bytes have moved since they were read or written."""
-        least, most = HITS_FROM * self._size, HITS_TO[way] * self._size
-        return min(1.0, max(0.0, (most - distance) / (most - least)))
+        return min(1.0, touched / nbytes) * sum(still_in_l2(distance, self._size, way) for distance in distances) / 32
 
 
 def _made_of(name: str, terms: dict[str, float], note: str, exposed: float = 0.0) -> LaunchPrediction:
@@ -241,7 +245,7 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     issue = busy * resources.num_warps / SUB_PARTITIONS  # of one block
     ramp = _first_access(missing, launch) + max(once, issue - again)
     # What an instance reads again comes from L2, if it is still there when all resident instances have moved theirs.
-    kept = _L2(device.l2_cache).hit(launch.working_set * resident * device.sms, "read")
+    kept = still_in_l2(launch.working_set * resident * device.sms, device.l2_cache, "read")
     missing += launch.repeated * (1 - kept)
     waves = math.ceil(on_one_sm / fitting)
     terms = {

@@ -1,2 +1,3 @@
-// Every frame of the roofline was drawn beforehand: pick the one of the sliders' position.
-const frameOf = ({ frames, columns }, [row, column]) => frames[row * columns + column];
+// Every frame was drawn beforehand: pick the one of the sliders' positions. `layers`: positions of a third slider.
+const frameOf = ({ frames, columns, layers = 1 }, [row, column, layer]) =>
+  frames[(row * columns + column) * layers + layer];
