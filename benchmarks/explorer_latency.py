@@ -33,6 +33,7 @@ from helpers.explorers.occupancy import THREADS
 from helpers.explorers.recomputation import ROWS as TOKENS
 from helpers.explorers.roofline import ROWS
 from helpers.explorers.warp import STRIDES
+from helpers.explorers.wide_rows import COLUMNS
 from helpers.variance_chart import MEANS
 
 PRESSES = 40
@@ -104,6 +105,11 @@ EXPLORERS = {
     ),
     "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
     "warp": Explorer("from helpers.explorers import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
+    "wide rows": Explorer(
+        "from helpers.explorers.wide_rows import wide_rows_explorer\nwide_rows_explorer(columns=1024)",
+        COLUMNS,
+        "A row of {:,} ".format,
+    ),
 }
 
 
