@@ -1,0 +1,142 @@
+# %% [markdown]
+# # Exercise 05b: residual addition and RMSNorm in one kernel [10 points]
+#
+# Every layer of a Llama begins so: add the layer's input to the residual stream, normalise the sum. The sum is wanted
+# twice, by the norm and by the next layer, so your kernel has **two results**. About 25 minutes, after exercise 05.
+#
+# **The formula**, for each row of $n$ elements:
+#
+# $$s = x + r, \qquad y = \frac{s}{\sqrt{\tfrac1n \sum s^2 + \varepsilon}} \cdot w$$
+#
+# **The picture**:
+#
+# ```text
+#   x  ----\
+#           + --> s --+-----------------> s   the next layer's residual
+#   r  ----/          |
+#                     +--> / rms, * w --> y   what this layer works on
+#
+#          s stays in registers between the two
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import Hints, check_passes, check_values, norm_cases
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+#
+# The addition writes s, and the norm reads it back.
+
+
+# %%
+def reference(x, residual, weight, eps):
+    s = x + residual
+    return s * (s.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight, s
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x, residual = torch.randn(2, 8, 1000, device=device)
+weight = torch.randn(1000, device=device)
+unfused = measure(reference, x, residual, weight, 1e-6)
+print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
+
+# %% [markdown]
+# **How many bytes an element must be moved?** Two tensors in, two out. Write your number down.
+
+# %% [markdown]
+# ## Your kernel
+
+
+# %% grade_id="kernel"
+@triton.jit
+def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, cols, eps, BLOCK: tl.constexpr):
+    # About 11 lines: load both rows, add, store the sum; its mean square; weight; store y.
+    # BEGIN SOLUTION
+    # int64 before the multiplication: row * cols passes 2**31 in large tensors.
+    start = tl.program_id(0).to(tl.int64) * cols
+    col = tl.arange(0, BLOCK)
+    exists = col < cols
+    # Lanes past the row's end hold 0, and 0 adds nothing to a sum of squares: no tl.where is needed here, for unlike
+    # LayerNorm nothing is taken off these lanes.
+    x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
+    s = x + residual
+    # A copy goes to memory, for the next layer. The norm goes on with the registers, which were not rounded.
+    tl.store(sum_ptr + start + col, s, mask=exists)
+    mean_square = tl.sum(s * s, axis=0) / cols
+    weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
+    tl.store(y_ptr + start + col, s * tl.rsqrt(mean_square + eps) * weight, mask=exists)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# x and the residual have one shape and one dtype, any number of dimensions and any strides.
+
+
+# %% grade_id="launcher"
+def residual_rms_norm(x, residual, weight, eps):
+    """(y, s): RMSNorm of x + residual over the last dimension, and the sum itself, in one launch."""
+    # About 6 lines: lay both out in rows, make room for two results, choose the block, launch.
+    # BEGIN SOLUTION
+    cols = x.shape[-1]
+    # One of the two may lie in order and the other not: each is looked after.
+    x, residual = x.contiguous(), residual.contiguous()
+    # Two tensors, not the residual overwritten: whoever called may still need it, for a gradient say.
+    y, s = torch.empty_like(x), torch.empty_like(x)
+    block = triton.next_power_of_2(cols)
+    warps = min(32, max(4, block // 512))
+    residual_rms_norm_kernel[(x.numel() // cols,)](x, residual, weight, y, s, cols, eps, BLOCK=block, num_warps=warps)
+    return y, s
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Which of the two results is wrong? The message says: result 1 is y, result 2 is s.",
+        "The mean square divides by the row's elements, cols, not by the block's lanes. And no mean is taken off: that "
+        "would be LayerNorm.",
+        "If an argument was changed, you store the sum over the residual: make room for it with torch.empty_like.",
+    ),
+    traffic=(
+        "Count your loads and stores: x, residual and weight in; s and y out; each on one line.",
+        "The sum is at hand when the norm begins: do not load back what you have just stored.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Both results; odd widths, views, NaN, three dtypes, one wide row.
+
+# %% grade_id="values" points=4
+check_values(residual_rms_norm, reference, norm_cases(2, 1, seed=6), name="values")
+
+# %% [markdown]
+# **Is it fused?** One launch; x and the residual read once, both results written once.
+
+# %% grade_id="traffic" points=4
+check_passes(residual_rms_norm, (x, residual, weight, 1e-6), reads=(1, 1, 8), name="traffic")
+
+# %% grade_id="other-values" points=2
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(
+    residual_rms_norm, reference, norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001), name="other-values"
+)
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/05b_residual_rms_norm.ipynb` grades the saved notebook.
