@@ -1,0 +1,361 @@
+# %% [markdown]
+# # Exercise 02: count the bytes [10 points]
+#
+# Six snippets of PyTorch. For each, say how many kernels it launches and how many bytes they move, **before** the meter
+# says it; then mend a worked example that forgot some. You write functions of `rows` and `columns`; the checks meter
+# the snippets on shapes that you have not seen. About 30 minutes. Lesson 02 has all you need.
+#
+# **The formula**
+#
+# $$\text{bytes} = \sum_{\text{launches}} \Bigl( \sum_{\text{inputs}} \text{numbers} \times \text{itemsize} +
+# \sum_{\text{outputs}} \text{numbers} \times \text{itemsize} \Bigr)$$
+#
+# **The picture**, for `y = x * scale + bias`, rows R, columns C:
+#
+# ```text
+#       x  R*C        t  R*C                  t  R*C        y  R*C
+#          \         ^                           \         ^
+#           [ launch ]                            [ launch ]
+#          /                                     /
+#   scale  C   (each number once)          bias  C
+# ```
+
+# %%
+import torch
+from torch.nn.functional import gelu, linear
+
+from helpers.checks import Hints, check_counts, check_numbers, fresh
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The rules
+#
+# - An operator that does work is one launch. It reads each of its inputs once and writes its output once.
+# - A number that is broadcast is read once. Python's numbers, such as the 2 in `x * 2`, cost nothing.
+# - In place is no cheaper: what changes is read, and written.
+# - A view (`x.t()`, `x[None]`) moves nothing and launches nothing.
+# - A number has 4 bytes in float32, 2 in float16; a bool has 1. `x` is float32 of `rows` × `columns` everywhere.
+#
+# An example, worked out and metered:
+
+
+# %%
+def scaled_sum(x, y):
+    return (x + y) * 0.5
+
+
+def count_scaled_sum(rows, columns):
+    """Launches, bytes."""
+    n = rows * columns
+    return 2, 4 * (3 * n + 2 * n)  # x, y in, sum out; sum in, result out
+
+
+print(count_scaled_sum(100, 50))
+print(measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table())
+
+# %% [markdown]
+# In your answers use the functions' arguments, plain Python and `math`, and nothing else of this notebook: then they
+# can be graded. Each gives two numbers: **launches, bytes**.
+#
+# ## 1. Scale and shift
+#
+# `scale` and `bias` have `columns` numbers each.
+
+
+# %%
+def affine(x, scale, bias):
+    return x * scale + bias
+
+
+# %% grade_id="count-affine"
+def count_affine(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # Two launches. Each reads a whole tensor and one row of numbers, and writes a whole tensor: broadcasting reads a
+    # small tensor once, not once a row.
+    return 2, 4 * (2 * (n + columns) + 2 * n)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## 2. In place
+
+
+# %%
+def in_place(x):
+    return x.mul_(2).add_(1)
+
+
+# %% grade_id="count-in-place"
+def count_in_place(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # x is read and written by each. In place saves the room for a second tensor, and no traffic.
+    return 2, 4 * 4 * n
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## 3. Turned around
+
+
+# %%
+def turned(x):
+    return x.t().contiguous().view(-1)
+
+
+# %% grade_id="count-turned"
+def count_turned(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    # t() and view(-1) only say in another way where the numbers lie. contiguous() moves them all.
+    return 1, 4 * 2 * rows * columns
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## 4. Less the mean of each row
+
+
+# %%
+def centred(x):
+    return x - x.mean(dim=1, keepdim=True)
+
+
+# %% grade_id="count-centred"
+def count_centred(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # The mean reads x and writes a number a row. The subtraction reads x again, and those.
+    return 2, 4 * ((n + rows) + (n + rows + n))
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## 5. Chosen by a mask
+#
+# `mask` is a bool tensor of x's shape, `y` a float32 tensor of x's shape.
+
+
+# %%
+def chosen(mask, x, y):
+    return torch.where(mask, x, y)
+
+
+# %% grade_id="count-chosen"
+def count_chosen(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    # Every number of both is read, wanted or not. A bool takes a byte, not a bit.
+    return 1, rows * columns * (1 + 4 + 4 + 4)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## 6. In half precision
+
+
+# %%
+def halved(x):
+    return x.half() * 2
+
+
+# %% grade_id="count-halved"
+def count_halved(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    # The conversion reads 4 bytes a number and writes 2; from then on numbers have 2 bytes.
+    return 2, rows * columns * ((4 + 2) + (2 + 2))
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## The worked example
+#
+# It gets passed around: *a linear layer and GELU, both of `features` columns, on `rows` rows, in float32. Unfused, the
+# layer reads x and writes y, GELU reads y and writes z. Fused, x is read and z is written: half the traffic.*
+
+
+# %%
+def claimed(rows, features):
+    unfused = 4 * 4 * rows * features
+    fused = 4 * 2 * rows * features
+    return unfused, fused
+
+
+unfused, fused = claimed(1024, 4096)
+print(f"claimed: {unfused:,} and {fused:,} bytes, {1 - fused / unfused:.0%} saved")
+
+# %% [markdown]
+# Something else must be read to compute `gelu(linear(x, weight, bias))`, where weight is `features` × `features` and
+# bias has `features` numbers. Count all of it, unfused (two launches) and fused (one launch that keeps y on the chip).
+
+
+# %% grade_id="count-linear-gelu"
+def linear_gelu(rows, features):
+    """Bytes unfused, bytes fused."""
+    # About 4 lines.
+    # BEGIN SOLUTION
+    activations, parameters = rows * features, features * features + features
+    # x, weight, bias in, y out; y in, z out. Every row needs all the weights; they cross the bus once.
+    unfused = 4 * (4 * activations + parameters)
+    # Fusing spares y's way out and back. It cannot spare the weights.
+    return unfused, unfused - 4 * 2 * activations
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    affine=(
+        "Write down one line for each launch: what comes in, what goes out.",
+        "scale and bias are read once each: columns numbers, however many rows there are.",
+    ),
+    **{"in-place": ("Does x.mul_(2) know x without reading it?", "Two launches, each reads x and writes x.")},
+    turned=(
+        "Which of the three calls moves numbers in memory, and which only say where they lie?",
+        "One launch: it reads every number and writes it to its new place.",
+    ),
+    centred=(
+        "How many numbers has the mean, and who reads it?",
+        "x is read twice, by the mean and by the subtraction: nothing is kept between two launches.",
+    ),
+    chosen=("Three tensors come in. Are all their numbers of one size?", "The mask has one byte a number."),
+    halved=(
+        "Two launches. How large is a number before the first, between them, and after?",
+        "The first reads 4 bytes a number and writes 2.",
+    ),
+    **{
+        "worked-example": (
+            "What does a linear layer have beside its input and its output?",
+            "weight and bias are read unfused and fused. What fusing saves is y, out and back.",
+        )
+    },
+)
+hint
+
+
+# %%
+def fp32(rows, columns):
+    return torch.rand(rows, columns)
+
+
+shapes = [(1, 1), (2, 3), *fresh(2, 3, range(1, 300), range(1, 300))]
+parts = ("launches", "bytes")
+
+# %% [markdown]
+# **Scale and shift.**
+
+# %% grade_id="affine" points=1
+check_counts(
+    count_affine,
+    affine,
+    lambda rows, columns: (fp32(rows, columns), fp32(1, columns)[0], fp32(1, columns)[0]),
+    shapes,
+    parts,
+    name="affine",
+)
+
+# %% [markdown]
+# **In place.**
+
+# %% grade_id="in-place" points=1
+check_counts(count_in_place, in_place, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="in-place")
+
+# %% [markdown]
+# **Turned around.**
+
+# %% grade_id="turned" points=1
+tall = [(2, 3), *fresh(3, 3, range(2, 300), range(2, 300))]  # a single row lies as its column does
+check_counts(count_turned, turned, lambda rows, columns: (fp32(rows, columns),), tall, parts, name="turned")
+
+# %% [markdown]
+# **Less the mean.**
+
+# %% grade_id="centred" points=1
+check_counts(count_centred, centred, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="centred")
+
+# %% [markdown]
+# **Chosen by a mask.**
+
+# %% grade_id="chosen" points=1
+check_counts(
+    count_chosen,
+    chosen,
+    lambda rows, columns: (fp32(rows, columns) < 0.5, fp32(rows, columns), fp32(rows, columns)),
+    shapes,
+    parts,
+    name="chosen",
+)
+
+# %% [markdown]
+# **In half precision.**
+
+# %% grade_id="halved" points=1
+check_counts(count_halved, halved, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="halved")
+
+
+# %% [markdown]
+# **The worked example**, to the byte. A linear layer by itself moves what the fused kernel must.
+
+
+# %%
+def metered(rows, features):
+    x, weight, bias = fp32(rows, features), fp32(features, features), fp32(1, features)[0]
+    layer = measure(linear, x, weight, bias)
+    both = measure(lambda: gelu(linear(x, weight, bias)))
+    return both.bytes_total, layer.bytes_total
+
+
+# %% grade_id="worked-example" points=2
+check_numbers(
+    linear_gelu,
+    metered,
+    [(1, 1), (2, 3), *fresh(4, 3, range(1, 100), range(1, 100))],
+    parts=("bytes unfused", "bytes fused"),
+    within=0.0,
+    name="worked-example",
+)
+
+# %% grade_id="other-shapes" points=1
+# Other shapes are metered here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_counts(
+    count_centred,
+    centred,
+    lambda rows, columns: (fp32(rows, columns),),
+    fresh(1729, 12, range(1, 2000), range(1, 50)),
+    parts,
+    name="other-shapes",
+)
+# END HIDDEN TESTS
+
+# %% grade_id="other-layers" points=1
+# Other layers are metered here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_numbers(
+    linear_gelu,
+    metered,
+    fresh(1729, 12, range(1, 300), range(1, 60)),
+    parts=("bytes unfused", "bytes fused"),
+    within=0.0,
+    name="other-layers",
+)
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/02_count_the_bytes.ipynb` grades the saved notebook.
