@@ -14,5 +14,6 @@ from helpers.checks.passes import check_passes as check_passes
 from helpers.checks.resources import check_vectorised as check_vectorised
 from helpers.checks.row_cases import large_mean_cases as large_mean_cases
 from helpers.checks.row_cases import norm_cases as norm_cases
+from helpers.checks.row_cases import topk_cases as topk_cases
 from helpers.checks.traffic import check_traffic as check_traffic
 from helpers.checks.values import check_values as check_values

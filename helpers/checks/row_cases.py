@@ -79,3 +79,38 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
         )
         for cols in sorted(widths)
     ]
+
+
+def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
+    """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
+
+    Each of `widths`, with k from 1 to 16; rows of equal elements; as many winners as there are columns; -inf; more
+    dimensions; strided and transposed tensors; a mean of 1000; 16 bits; a wide row; no row at all.
+    """
+    draw = normal(seed)
+
+    def call(label: str, look_at: str, k: int, *shape: int, view=lambda x: x, **kind) -> Case:
+        return Case(f"{label}{', ' * bool(label)}k = {k}", (view((draw(*shape, **kind) * 16).round() / 16), k), look_at)
+
+    ties = "ties: of equal elements the lower index comes first, and none comes twice"
+    found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
+    equal = call("equal elements", ties, 3, 2, 10)
+    equal.inputs[0][:] = 1.0
+    pairs = call("every element twice", ties, 6, 2, 16)
+    pairs.inputs[0][:, 8:] = pairs.inputs[0][:, :8]
+    masked = call("only three finite", "elements of -inf: their probability is 0, and yet each can win once", 5, 2, 12)
+    masked.inputs[0][:, 3:] = -torch.inf
+    found += [equal, pairs, masked]
+    found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
+    found.append(call("", "k of 16", 16, 2, 100))
+    found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
+    found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
+    found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
+    found.append(call("transposed", STRIDES, 4, 65, 3, view=lambda x: x.T))
+    found.append(call("mean 1000", "the exponential: take the row's maximum off first", 4, 2, 65, mean=1e3))
+    for dtype in LOW_PRECISION:
+        name = str(dtype).removeprefix("torch.")
+        found.append(call(name, f"{name}: load, convert to float32, compute, then store", 4, 2, 127, dtype=dtype))
+    found.append(call("a wide row", "the block: it must hold any row (triton.next_power_of_2)", 2, 1, widest))
+    found.append(call("no rows", "the empty tensor", 4, 0, 65))
+    return found

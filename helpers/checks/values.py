@@ -145,7 +145,7 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
         return case.look_at
     # Outputs started as NaN, so these were never stored, or came of reading what was never stored.
     if unwritten.all():
-        return "the grid and the store: no element was written"
+        return f"the grid and the store: no element was written, or else NaN was, and then {case.look_at}"
     first = int(unwritten.flatten().nonzero()[0])
     if unwritten.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"

@@ -1,0 +1,157 @@
+# %% [markdown]
+# # Exercise 06: softmax and the k largest in one kernel [20 points]
+#
+# A sampler's shortlist, a mixture of experts' gate: both want the probabilities over the vocabulary and the k largest
+# of them. Your kernel finds both in **one launch** that reads each row once. About 60 minutes. Lesson 06 has the
+# softmax; the rest is yours.
+#
+# **The formula**, for each row $x$, with $m$ its maximum:
+#
+# $$p_i = \frac{e^{x_i - m}}{\sum_j e^{x_j - m}}, \qquad
+# \text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p, \text{ and their indices}$$
+#
+# Of equal probabilities, the one with the **lower index** comes first.
+#
+# **The picture**, for one row and k = 2:
+#
+# ```text
+#   x        2   7   1   7   3   .   .   .      . lanes past the row's end
+#   p      .00 .49 .00 .49 .01
+#   left   .00 .49 .00 .49 .01  -1  -1  -1      round 1: 1 wins
+#   left   .00  -1 .00 .49 .01  -1  -1  -1      round 2: 3 wins
+#   values .49 .49    indices 1 3
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import Hints, check_passes, check_values, topk_cases
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+#
+# torch.topk leaves the order of equal elements open, so the reference sorts.
+
+
+# %%
+def reference(x, k):
+    p = torch.softmax(x, dim=-1)
+    indices = x.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    return p, p.gather(-1, indices), indices
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x = torch.randn(4, 1000, device=device)
+unfused = measure(lambda: torch.softmax(x, dim=-1).topk(8))
+print(f"softmax, then topk: {unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
+
+# %% [markdown]
+# That count is generous: on a GPU, topk reads its input several times. **What is the least, with k = 8 of 1000?**
+# Write it down: x in, p out, and a little more.
+
+# %% [markdown]
+# ## Your kernel
+#
+# One program for each row. `tl.argmax` gives the lower of equal indices. k is known when the kernel is compiled, so a
+# loop over `tl.static_range(K)` is unrolled.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def softmax_topk_kernel(x_ptr, p_ptr, values_ptr, indices_ptr, cols, K: tl.constexpr, BLOCK: tl.constexpr):
+    # About 15 lines: load the row; its softmax; then K rounds, each of which finds a winner and takes it out.
+    # BEGIN SOLUTION
+    # int64 before the multiplication: row * cols passes 2**31 in large tensors.
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    exists = col < cols
+    # Lanes past the row's end hold -inf: they cannot be the maximum, and e^-inf adds nothing to the sum.
+    x = tl.load(x_ptr + row * cols + col, mask=exists, other=-float("inf")).to(tl.float32)
+    # The maximum taken off: no exponential is over 1, so none overflows, and at least one is 1.
+    e = tl.exp(x - tl.max(x, axis=0))
+    p = e / tl.sum(e, axis=0)
+    tl.store(p_ptr + row * cols + col, p, mask=exists)
+    # What has won, and what does not exist, holds -1: less than any probability. With -inf and x instead of -1 and p,
+    # a column that has won could not be told from one that was -inf to begin with, and would win again.
+    left = tl.where(exists, p, -1.0)
+    for place in tl.static_range(K):
+        # Chosen by its index, not by its value: of equal elements only one may leave.
+        winner = tl.argmax(left, axis=0)
+        tl.store(values_ptr + row * K + place, tl.max(left, axis=0))
+        tl.store(indices_ptr + row * K + place, winner)
+        left = tl.where(col == winner, -1.0, left)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# x is a matrix (batch, vocabulary), or has more dimensions, with any strides, in float32, float16 or bfloat16. k is 1
+# to 16, and at most the number of columns. The indices are int64, as PyTorch's are.
+
+
+# %% grade_id="launcher"
+def softmax_topk(x, k):
+    """(probabilities, values, indices) of the softmax over the last dimension, in one launch."""
+    # About 8 lines: lay x out in rows, make room for three results, choose the block, launch.
+    # BEGIN SOLUTION
+    cols = x.shape[-1]
+    # The kernel finds row r at r * cols. A tensor that does not lie so is copied first.
+    x = x.contiguous()
+    p = torch.empty_like(x)
+    values = torch.empty((*x.shape[:-1], k), dtype=x.dtype, device=x.device)
+    indices = torch.empty(values.shape, dtype=torch.int64, device=x.device)
+    block = triton.next_power_of_2(cols)
+    warps = min(32, max(4, block // 512))
+    softmax_topk_kernel[(x.numel() // cols,)](x, p, values, indices, cols, K=k, BLOCK=block, num_warps=warps)
+    return p, values, indices
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: the maximum comes off before the "
+        "exponential, and lanes past the row's end must be neither the maximum nor part of the sum.",
+        "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take out the winner by its "
+        "index, for `left == value` takes out all that are equal to it.",
+        "What do you put in the winner's place? It must be less than everything that can still win, and a probability "
+        "can be 0.",
+    ),
+    traffic=(
+        "x, once. The winners' values are in registers: neither x nor p is loaded to get them.",
+        "One launch: torch.topk, a copy or a conversion of the results would be more. Make the results with the dtype "
+        "that they are to have; tl.store converts.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** k from 1 to 16, ties, -inf, odd widths, views, three dtypes, one wide row.
+
+# %% grade_id="values" points=9
+check_values(softmax_topk, reference, topk_cases(seed=7), name="values")
+
+# %% [markdown]
+# **Is it fused?** One launch; x read once; probabilities, values and indices written once.
+
+# %% grade_id="traffic" points=6
+check_passes(softmax_topk, (x, 8), reads=(1,), name="traffic")
+
+# %% grade_id="other-values" points=5
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(softmax_topk, reference, topk_cases(seed=1729, widths=(2, 255, 2049), widest=4097), name="other-values")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/06_softmax_topk.ipynb` grades the saved notebook.
