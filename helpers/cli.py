@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     grade.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     grade.add_argument("--seed", type=int, metavar="S", help="of all inputs; that of a run is kept in its run.json")
     grade.add_argument("--student", metavar="PATTERN", help="finds the student in a path: (?P<student>...)")
+    grade.add_argument("--cluster", metavar="ADDRESS", help="grade on a dask.distributed cluster: tcp://host:8786")
 
     release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
     release.add_argument("folder", help="a new folder, such as student/")
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 resume=arguments.resume,
                 seed=arguments.seed,
                 student=arguments.student,
+                cluster=arguments.cluster,
             )
         case "release":
             from helpers.release import release

@@ -366,10 +366,12 @@ def graded(attack: Attack, seed: int) -> dict:
     """The result of one attack, graded in this process, which keeps its judge for the next."""
     from unittest import mock
 
-    from helpers.grading import grade, run
+    from helpers.grading import grade
+    from helpers.grading.class_folder import Found
     from helpers.grading.exercise import exercises_in
+    from helpers.grading.workers import Task, work
 
     content = json.dumps(notebook(attack.kernel, attack.launcher)).encode()
     screen = grade.screen if attack.screened else (lambda *_: [])
     with mock.patch.multiple(grade, CELL_TIMEOUT=attack.timeout, screen=screen):
-        return run.work(content, f"{NAME}.ipynb", exercises_in(only=NAME)[NAME], seed)[0]
+        return work(Task(Found("", NAME, f"{NAME}.ipynb"), content, exercises_in(only=NAME)[NAME], seed))[0]

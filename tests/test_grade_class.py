@@ -18,7 +18,7 @@ import pytest
 
 from helpers.cli import main
 from helpers.doctor import Finding, bubblewrap
-from helpers.grading import class_folder, files, grade, report, run, sandbox
+from helpers.grading import class_folder, files, grade, report, run, sandbox, workers
 from helpers.grading.exercise import exercises_in
 
 NAME = attacks.NAME
@@ -359,19 +359,19 @@ def die(*_):
     os.kill(os.getpid(), 9)
 
 
-def answer_or_die(content, path, exercise, seed):
-    if "killer" in path:
+def answer_or_die(task):
+    if task.found.student == "killer":
         die()
-    return {"path": path}, ""
+    return {"path": task.found.path}, ""
 
 
 def test_a_notebook_that_ends_the_grader_harms_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "work", answer_or_die)
+    monkeypatch.setattr(workers, "work", answer_or_die)
     for student in ("a", "b", "killer", "c", "d"):
         put(tmp_path, f"{student}/{NOTEBOOK}")
     students = class_folder.class_in(tmp_path, exercises_in())
-    done = dict(run.graded(list(students.found), students, exercises_in(), 1, jobs=2))
-    ended = {each.student: outcome for each, outcome in done.items()}
+    tasks = run.tasks_of(list(students.found), students, exercises_in(), 1, {})
+    ended = {task.found.student: done for task, done in workers.graded_here(tasks, jobs=2)}
     assert ended.pop("killer") == "the grader's process ended, twice: look at this notebook by hand"
     assert ended == {student: ({"path": f"{student}/{NOTEBOOK}"}, "") for student in "abcd"}
 

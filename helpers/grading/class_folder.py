@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +49,17 @@ class Class:
     left: tuple[tuple[str, str], ...]
 
     def read(self, path: str) -> bytes:
-        """A notebook's bytes, a little more than are graded at most."""
+        """A notebook's bytes, a little more than are graded at most; OSError where it cannot be read."""
         if self.root.is_dir():
             # A link that was put there since is not followed either.
             descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as file:
                 return file.read(MOST_BYTES + 1)
-        with zipfile.ZipFile(self.root) as archive, archive.open(path) as file:
-            return file.read(MOST_BYTES + 1)
+        try:
+            with zipfile.ZipFile(self.root) as archive, archive.open(path) as file:
+                return file.read(MOST_BYTES + 1)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise OSError(f"the zip is damaged there, or of a kind that Python cannot read: {error}") from None
 
 
 def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = None) -> Class:
@@ -169,7 +173,7 @@ def exercise_of(path: str, where: Class, exercises: dict[str, Exercise]) -> str:
         return next((name for name in exercises if name.startswith(f"{number}_")), "")
     try:
         claimed = json.loads(where.read(path))["metadata"]["kernel_fusion"]["exercise"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         claimed = None
     if isinstance(claimed, str) and claimed in exercises:
         return claimed

@@ -1,16 +1,11 @@
 """`fusion grade`: a class, graded. Results are kept as they come; a run that was stopped goes on where it was."""
 
-import ctypes
 import hashlib
 import json
 import os
 import secrets
-import signal
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
@@ -20,11 +15,9 @@ from helpers.grading import report
 from helpers.grading.class_folder import Class, Found, class_in
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.files import write_whole
-from helpers.grading.grade import grade, result_from_json
-from helpers.grading.judge import Judge
+from helpers.grading.grade import result_from_json
 from helpers.grading.sandbox import require_sandbox
-
-_judges: dict[tuple[str, int], Judge] = {}  # in a worker's process, one for each exercise
+from helpers.grading.workers import Task, graded_here, graded_on
 
 
 def grade_class(
@@ -35,6 +28,7 @@ def grade_class(
     resume: bool = False,
     seed: int | None = None,
     student: str | None = None,
+    cluster: str | None = None,
 ) -> int:
     """Grade every notebook in a folder or zip, and write the report.
 
@@ -46,18 +40,23 @@ def grade_class(
         resume: keep the results in `out` that are of the same notebooks, exercises and seed.
         seed: decides all inputs; drawn and kept in out/run.json unless given.
         student: a regular expression that finds the student in a path, in its group `student`.
+        cluster: address of the scheduler of a dask.distributed cluster; on this machine unless given.
 
     Returns:
         0, or 1 where the grader could not grade a submission.
 
     Raises:
-        RuntimeError: there is no sandbox. OSError, ValueError: input or output that is not there; one line each.
+        RuntimeError: there is no sandbox, or no cluster; one line.
+        OSError, ValueError: input or output that is not there; one line.
     """
-    require_sandbox()
+    if not cluster:
+        require_sandbox()
     exercises = exercises_in(only=only)
     students = class_in(submissions, exercises, student)
     seed = prepared(out, resume, seed)
     pending = [each for each in students.found if not (resume and is_graded(out, students, each, exercises, seed))]
+    # Exercise by exercise: a worker has one judge at a time.
+    pending.sort(key=lambda each: each.exercise)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(pending)))
     ungraded = {}
     with (
@@ -66,85 +65,29 @@ def grade_class(
         mock.patch.dict(os.environ, TMPDIR=folder),
         tqdm(total=len(students.found), initial=len(students.found) - len(pending), unit=" notebooks") as bar,
     ):
-        for each, done in graded(pending, students, exercises, seed, jobs):
+        tasks = tasks_of(pending, students, exercises, seed, ungraded)
+        for task, done in graded_on(cluster, tasks) if cluster else graded_here(tasks, jobs):
             if isinstance(done, str):
-                ungraded[each.path] = done
+                ungraded[task.found.path] = done
             else:
-                keep(out, students, each, exercises, seed, *done)
+                keep(out, task, *done)
             bar.update()
     report.write(out, students, exercises, ungraded)
     print(report.table(out, students, ungraded))
     return 1 if ungraded else 0
 
 
-# Running
-
-
-def graded(
-    pending: list[Found], students: Class, exercises: dict[str, Exercise], seed: int, jobs: int
-) -> Iterator[tuple[Found, tuple[dict, str] | str]]:
-    """Each submission with its result and JUnit XML, or with why there is none, in the order in which they end."""
-    suspects = []
-    while pending:
-        with pool(jobs) as executor:
-            running = {}
-            try:
-                while pending or running:
-                    while pending and len(running) < jobs:
-                        each = pending.pop(0)
-                        running[submit(executor, each, students, exercises, seed)] = each
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        done = outcome(future)
-                        yield running.pop(future), done
-            except BrokenProcessPool:
-                suspects += running.values()
-    # One of those that ran when a worker died ended it. Each is tried once more, in a process of its own.
-    for each in suspects:
-        with pool(1) as executor:
-            try:
-                yield each, outcome(submit(executor, each, students, exercises, seed))
-            except BrokenProcessPool:
-                yield each, "the grader's process ended, twice: look at this notebook by hand"
-
-
-def pool(jobs: int) -> ProcessPoolExecutor:
-    # Spawned: a fork of this process would share its progress bar's threads and locks.
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with, initargs=(os.getpid(),))
-
-
-def end_with(parent: int) -> None:
-    """Let Linux end this worker when the grader ends, killed or not; the worker's sandboxes end with it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it ended before it could be watched
-        os._exit(1)
-
-
-def submit(executor: Executor, each: Found, students: Class, exercises: dict[str, Exercise], seed: int):
-    return executor.submit(work, students.read(each.path), each.path, exercises[each.exercise], seed)
-
-
-def outcome(future) -> tuple[dict, str] | str:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise
-    except Exception as error:
-        return f"the grader failed: {type(error).__name__}: {error}"
-
-
-def work(content: bytes, path: str, exercise: Exercise, seed: int) -> tuple[dict, str]:
-    """Grade one submission in this process: the result as JSON, and nbval's JUnit XML, empty where it was not run."""
-    key = exercise.digest, seed
-    if key not in _judges:
-        _judges[key] = Judge(exercise, seed)
-    with tempfile.TemporaryDirectory(prefix="fusion-junit-") as folder:
-        junit = Path(folder, "junit.xml")
+def tasks_of(
+    pending: list[Found], students: Class, exercises: dict[str, Exercise], seed: int, unread: dict[str, str]
+) -> Iterator[Task]:
+    """The submissions, read one by one; what cannot be read is put into `unread`, path -> reason."""
+    for each in pending:
         try:
-            result = grade(content, Path(path).name, _judges[key], junit)
-        except RuntimeError:
-            _judges.pop(key).close()  # the next submission has a fresh one
-            raise
-        return result.as_json(), junit.read_text(encoding="utf-8") if junit.exists() else ""
+            content = students.read(each.path)
+        except OSError as error:
+            unread[each.path] = f"cannot be read: {error.strerror or error}"
+            continue
+        yield Task(each, content, exercises[each.exercise], seed)
 
 
 # Keeping
@@ -181,14 +124,14 @@ def is_graded(out: Path, students: Class, each: Found, exercises: dict[str, Exer
         return False
 
 
-def keep(out: Path, students: Class, each: Found, exercises: dict[str, Exercise], seed: int, result: dict, junit: str):
+def keep(out: Path, task: Task, result: dict, junit: str) -> None:
     """Write one result, the JUnit XML first: where the result is there, all of it is."""
-    place = place_of(out, each)
+    place = place_of(out, task.found)
     write_whole(place.with_suffix(".xml"), junit)
     kept = {
-        "student": each.student,
-        "notebook": each.path,
-        "stamp": stamp(students.read(each.path), exercises[each.exercise], seed),
+        "student": task.found.student,
+        "notebook": task.found.path,
+        "stamp": stamp(task.content, task.exercise, task.seed),
         "result": result,
     }
     write_whole(place, json.dumps(kept, indent=1) + "\n")

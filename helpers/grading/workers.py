@@ -1,0 +1,178 @@
+"""Where submissions are graded: in processes of this machine, or on the workers of a cluster.
+
+Both are an executor of `concurrent.futures`, and every submission is graded by the same function, `work`.
+"""
+
+import ctypes
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from helpers.grading.class_folder import Found
+from helpers.grading.exercise import Exercise
+from helpers.grading.grade import grade
+from helpers.grading.judge import Judge
+from helpers.grading.sandbox import require_sandbox
+
+CONNECT_TIME = 15.0  # seconds
+
+
+@dataclass(frozen=True)
+class Task:
+    """A submission to be graded: whose and what it is, its bytes, the exercise that it answers, the run's seed."""
+
+    found: Found
+    content: bytes
+    exercise: Exercise
+    seed: int
+
+
+Done = tuple[dict, str] | str  # the result as JSON with nbval's JUnit XML, or why there is none
+
+
+class WorkerDiedError(Exception):
+    """A worker has died, one of those that graded the submissions in `under_way`."""
+
+    def __init__(self, under_way: list[Task]):
+        super().__init__("a worker has died")
+        self.under_way = under_way
+
+
+_judge: Judge | None = None  # in a worker's process, of the exercise that is graded now
+_one_at_a_time = threading.Lock()
+
+
+def work(task: Task) -> tuple[dict, str]:
+    """Grade one submission in this process: the result as JSON, and nbval's JUnit XML, empty where it was not run."""
+    require_sandbox()
+    # nbval and pytest set what is the whole process's; a worker of a cluster may have several threads.
+    with _one_at_a_time, tempfile.TemporaryDirectory(prefix="fusion-junit-") as folder:
+        junit = Path(folder, "junit.xml")
+        try:
+            result = grade(task.content, Path(task.found.path).name, judge_of(task.exercise, task.seed), junit)
+        except RuntimeError:
+            close_judge()  # the next submission has a fresh one
+            raise
+        return result.as_json(), junit.read_text(encoding="utf-8") if junit.exists() else ""
+
+
+def judge_of(exercise: Exercise, seed: int) -> Judge:
+    """This process's judge, one at a time: each holds some hundred megabytes."""
+    global _judge
+    if _judge is None or (_judge.exercise.digest, _judge.seed) != (exercise.digest, seed):
+        close_judge()
+        _judge = Judge(exercise, seed)
+    return _judge
+
+
+def close_judge() -> None:
+    global _judge
+    if _judge is not None:
+        _judge.close()
+    _judge = None
+
+
+def graded_by(executor: Executor, tasks: Iterator[Task], most: int) -> Iterator[tuple[Task, Done]]:
+    """Each submission with what came of it, in the order in which they end; `most` are under way at once.
+
+    Raises:
+        WorkerDiedError: of a pool of processes.
+    """
+    running: dict[Future, Task] = {}
+    while True:
+        while len(running) < most and (task := next(tasks, None)) is not None:
+            try:
+                running[executor.submit(work, task)] = task
+            except BrokenProcessPool:
+                raise WorkerDiedError([*running.values(), task]) from None
+        if not running:
+            return
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            try:
+                done = outcome(future)
+            except BrokenProcessPool:
+                raise WorkerDiedError(list(running.values())) from None
+            yield running.pop(future), done
+
+
+def outcome(future: Future) -> Done:
+    try:
+        return future.result()
+    except (BrokenProcessPool, CancelledError):
+        raise
+    except Exception as error:
+        return f"the grader failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+# On this machine
+
+
+def graded_here(tasks: Iterator[Task], jobs: int) -> Iterator[tuple[Task, Done]]:
+    """Submissions graded by so many processes of this machine, as `graded_by` gives them."""
+    suspects, going = [], True
+    while going:
+        going = False
+        try:
+            with pool(jobs) as executor:
+                yield from graded_by(executor, tasks, jobs)
+        except WorkerDiedError as died:
+            suspects += died.under_way
+            going = True
+    # One of those that ran when a worker died ended it. Each is tried once more, in a process of its own.
+    for task in suspects:
+        try:
+            with pool(1) as executor:
+                yield from graded_by(executor, iter([task]), 1)
+        except WorkerDiedError:
+            yield task, "the grader's process ended, twice: look at this notebook by hand"
+
+
+def pool(jobs: int) -> ProcessPoolExecutor:
+    # Spawned: a fork of this process would share its progress bar's threads and locks.
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with, initargs=(os.getpid(),))
+
+
+def end_with(parent: int) -> None:
+    """Let Linux end this worker when the grader ends, killed or not; the worker's sandboxes end with it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it ended before it could be watched
+        os._exit(1)
+
+
+# On a cluster
+
+
+def graded_on(address: str, tasks: Iterator[Task]) -> Iterator[tuple[Task, Done]]:
+    """Submissions graded by the workers of a dask.distributed cluster, as `graded_by` gives them.
+
+    A submission whose worker was lost is given to another; one that loses three is not graded.
+
+    Args:
+        address: the scheduler's, such as "tcp://192.0.2.1:8786".
+
+    Raises:
+        RuntimeError: there is no such package, cluster or worker; one line.
+    """
+    try:
+        from distributed import Client
+    except ModuleNotFoundError:
+        raise RuntimeError("--cluster needs dask.distributed: pip install -e '.[cluster]'") from None
+    try:
+        client = Client(address, timeout=CONNECT_TIME, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"no cluster at {address}: {error}: start one with `dask scheduler`") from None
+    with client:
+        if not (threads := sum(client.nthreads().values())):
+            raise RuntimeError(f"the cluster at {address} has no worker: start some with `dask worker {address}`")
+        try:
+            # One waits at each worker while one is graded there.
+            yield from graded_by(client.get_executor(), tasks, 2 * threads)
+        except CancelledError:
+            raise RuntimeError(f"the cluster at {address} is gone: start it and use --resume") from None
