@@ -25,7 +25,9 @@ def kept_elements(seed: int, elements: int, p: float, device: torch.device | str
     return signed * 4.6566127342e-10 >= torch.tensor(p, dtype=torch.float32, device=device)
 
 
-def dropout_cases(seed: int, tensors: Callable, shapes: tuple[tuple[int, int], ...], rates: tuple[float, ...]):
+def dropout_cases(
+    seed: int, tensors: Callable, shapes: tuple[tuple[int, int], ...], rates: tuple[float, ...]
+) -> list[Case]:
     """Calls of a function of tensors, then p and a seed, the simplest first.
 
     Args:
@@ -51,10 +53,12 @@ def dropout_cases(seed: int, tensors: Callable, shapes: tuple[tuple[int, int], .
     formula = "the formula: what is dropped, what is scaled, what is added after"
     extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
     for shape in shapes:
-        add("", tensors(*shape, draw), formula if shape == (1, 1) else extent)
+        add("", tensors(*shape, draw), formula if math.prod(shape) <= 8 else extent)
     rows, cols = shapes[-1]
-    turned = [x.t().contiguous().t() if x.dim() == 2 else x for x in tensors(rows, cols, draw)]
-    add("transposed", turned, "the strides: the kernel walks memory in order, and these tensors do not lie in order")
+    turned = [
+        x.t().contiguous().t() if x.dim() == 2 else torch.stack([x, -x], dim=1)[:, 0] for x in tensors(rows, cols, draw)
+    ]
+    add("strided", turned, "the strides: the kernel walks memory in order, and these tensors do not lie in order")
     shifted = [torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape) for x in tensors(rows, cols, draw)]
     add("views that start at element 1", shifted, "where each tensor starts")
     for dtype in (torch.float16, torch.bfloat16):

@@ -1,0 +1,277 @@
+# %% [markdown]
+# # Exercise 04: bias, dropout, residual, and no mask in memory [15 points]
+#
+# The end of a transformer's sublayer in **one launch**, forward and backward. PyTorch's dropout stores its mask for the
+# backward pass. You will not: your backward kernel makes the same mask again. About 60 minutes. Lesson 04 has all you
+# need.
+#
+# **The formula**, for element $e$, counted row by row from 0:
+#
+# $$y = r + k_e \, \frac{x + b}{1 - p}, \qquad
+# \frac{\partial L}{\partial x} = k_e \, \frac{1}{1 - p} \, \frac{\partial L}{\partial y}, \qquad
+# k_e = \begin{cases} 1 & u_e \ge p \\ 0 & \text{else} \end{cases}$$
+#
+# with $u_e$ = `tl.rand(seed, e)`, a number from 0 to 1 that depends on the seed and on $e$, and on nothing else.
+#
+# **The picture**, a row of 10 elements, blocks of 4:
+#
+# ```text
+#   e     20 21 22 23 | 24 25 26 27 | 28 29  .  .     . lanes without an element: masked
+#   b      0  1  2  3 |  4  5  6  7 |  8  9  .  .     one bias a column
+#   u     .9 .4 .1 .6 | .3 .8 .2 .7 | .5 .0           made from the seed, in registers
+#   keep   1  1  0  1 |  1  1  0  1 |  1  0           p = 0.25: kept where u >= p
+#
+#   forward   x, b, r in, y out          backward   dL/dy in, dL/dx out
+#             u made here                           u made here again: no mask in memory
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import (
+    Hints,
+    check_drop_rate,
+    check_same_mask,
+    check_traffic,
+    check_values,
+    dropout_cases,
+    kept_elements,
+)
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+#
+# PyTorch's own, as it is usually written, with what the meter says. `x` and `residual` are `rows` × `columns`, `bias`
+# has a number a column.
+
+
+# %%
+def usual(x, bias, residual):
+    return residual + torch.nn.functional.dropout(x + bias, 0.3)
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x, residual, grad_y = torch.randn(3, 8, 1000, device=device)
+bias = torch.randn(1000, device=device)
+print(measure(usual, x, bias, residual).launch_table())
+
+# %% [markdown]
+# It drops at random. To compare, this reference drops what `tl.rand` says (`kept_elements` works its numbers out in
+# PyTorch), and this is its gradient with respect to x:
+
+
+# %%
+def reference(x, bias, residual, p, seed):
+    kept = kept_elements(seed, x.numel(), p, x.device).view(x.shape)
+    return residual + torch.where(kept, (x + bias) / (1 - p), 0)
+
+
+def reference_backward(grad_y, p, seed):
+    kept = kept_elements(seed, grad_y.numel(), p, grad_y.device).view(grad_y.shape)
+    return torch.where(kept, grad_y / (1 - p), 0)
+
+
+# %% [markdown]
+# The other two gradients need no kernel: residual's is `grad_y` itself, and bias's is the sum of x's over the rows.
+#
+# ## Forward
+#
+# All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, and no element at all. `p` is a
+# float, 0 ≤ p < 1; `seed` an int. Compute in float32, whatever the inputs are.
+
+
+# %% grade_id="forward-kernel"
+@triton.jit
+def forward_kernel(x_ptr, bias_ptr, residual_ptr, y_ptr, columns, p, scale, seed, BLOCK: tl.constexpr):
+    # About 9 lines: which row and columns are this program's, which of those exist; load, draw, compute, store.
+    # BEGIN SOLUTION
+    # A program has one row, or a part of it, so that an element's column, whose bias it needs, takes no division.
+    # int64, because element numbers pass 2**31 in large tensors.
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = column < columns
+    element = row * columns + column
+    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every operation.
+    x = tl.load(x_ptr + element, mask=exists).to(tl.float32)
+    # Every row reads the bias anew, but it is small: a cache serves it.
+    bias = tl.load(bias_ptr + column, mask=exists).to(tl.float32)
+    residual = tl.load(residual_ptr + element, mask=exists).to(tl.float32)
+    # The mask is a function of the seed and the element's number, so nobody has to store it.
+    kept = tl.rand(seed, element) >= p
+    tl.store(y_ptr + element, residual + tl.where(kept, (x + bias) * scale, 0.0), mask=exists)
+    # END SOLUTION
+
+
+# %% grade_id="forward"
+def forward(x, bias, residual, p, seed):
+    """residual + dropout(x + bias), in one launch."""
+    # About 6 lines: make room for the result, count the programs, launch, return.
+    # BEGIN SOLUTION
+    # The kernel walks memory in order. What does not lie in order is copied first.
+    x, bias, residual = x.contiguous(), bias.contiguous(), residual.contiguous()
+    y = torch.empty_like(x)
+    rows, columns = x.shape
+    # 1024 elements are 8 for each thread of 4 warps, two loads of 16 bytes in float32.
+    block = 1024
+    # 1 / (1 - p) is one number for all: the CPU divides once, instead of every thread.
+    forward_kernel[(rows, triton.cdiv(columns, block))](
+        x, bias, residual, y, columns, p, 1 / (1 - p), seed, BLOCK=block
+    )
+    return y
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Backward
+#
+# It is given the gradient of the result, and the same p and seed. **Nothing else**: whatever it needs to know about the
+# forward pass it makes again.
+
+
+# %% grade_id="backward-kernel"
+@triton.jit
+def backward_kernel(grad_y_ptr, grad_x_ptr, elements, p, scale, seed, BLOCK: tl.constexpr):
+    # About 6 lines.
+    # BEGIN SOLUTION
+    # No bias here, so rows and columns do not matter: one walk over all elements. Their numbers are those of the
+    # forward pass, for a contiguous tensor counts row by row as well; that is all it takes to get the same mask.
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    grad_y = tl.load(grad_y_ptr + element, mask=exists).to(tl.float32)
+    kept = tl.rand(seed, element) >= p
+    # What was dropped did not move the result: its gradient is 0. What was kept was scaled, and so is its gradient.
+    tl.store(grad_x_ptr + element, tl.where(kept, grad_y * scale, 0.0), mask=exists)
+    # END SOLUTION
+
+
+# %% grade_id="backward"
+def backward(grad_y, p, seed):
+    """The gradient with respect to x, in one launch."""
+    # About 5 lines.
+    # BEGIN SOLUTION
+    # Gradients often arrive with strides of their own: that of a sum is expanded, that of a transpose transposed.
+    grad_y = grad_y.contiguous()
+    grad_x = torch.empty_like(grad_y)
+    block = 1024
+    programs = triton.cdiv(grad_y.numel(), block)
+    backward_kernel[(programs,)](grad_y, grad_x, grad_y.numel(), p, 1 / (1 - p), seed, BLOCK=block)
+    return grad_x
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    **{
+        "drop-rate": (
+            "Which elements are dropped: those whose number is below p, or those above?",
+            "kept = tl.rand(seed, element) >= p, and what is kept is divided by 1 - p.",
+        ),
+        "values": (
+            "Start from the message: the smallest input that fails, and the first index that is wrong. Is it wrong by "
+            "a factor, by a bias, or is it dropped where it should not be?",
+            "The element's number is row * columns + column, whatever block it is in; the bias goes by the column. "
+            "Bias before dropout, residual after.",
+        ),
+        "gradient": (
+            "Differentiate y by x for an element that is kept, then for one that is dropped.",
+            "The same scale, the same mask; neither bias nor residual. Strides: think of .contiguous().",
+        ),
+        "same-mask": (
+            "tl.rand gives the same number for the same two arguments. Are they the same in both kernels?",
+            "Not the lane, not the column: the element's number in the whole tensor, in both.",
+        ),
+        "traffic": (
+            "Count your tl.load and tl.store lines, and the PyTorch operations in your launcher: each is paid for.",
+            "x, residual in, y out: 12 B/element. The bias is left out of the count. No x + bias outside the kernel.",
+        ),
+        "no-stored-mask": (
+            "What does your backward read beside the gradient?",
+            "The gradient in, the gradient out: 8 B/element. The mask comes from tl.rand, not from memory.",
+        ),
+    }
+)
+hint
+
+# %% [markdown]
+# **How much is dropped?** On ones, at p = 0.3, and what becomes of the rest.
+
+# %% grade_id="drop-rate" points=2
+check_drop_rate(forward, p=0.3, seed=5, name="drop-rate")
+
+# %% [markdown]
+# **Does the forward compute the right thing?** One element to 3 rows of 1025; views; three dtypes; no element.
+
+
+# %%
+def of_forward(rows, columns, draw):
+    return [draw(rows, columns), draw(columns), draw(rows, columns)]
+
+
+shapes, rates = ((1, 1), (1, 8), (2, 127), (3, 1025)), (0.3, 0.5, 0.3, 0.1, 0.0)
+
+# %% grade_id="values" points=4
+check_values(forward, reference, dropout_cases(4, of_forward, shapes, rates), name="values")
+
+# %% [markdown]
+# **And the backward?** On gradients of the same shapes.
+
+
+# %%
+def of_backward(rows, columns, draw):
+    return [draw(rows, columns)]
+
+
+# %% grade_id="gradient" points=3
+check_values(backward, reference_backward, dropout_cases(5, of_backward, shapes, rates), name="gradient")
+
+# %% [markdown]
+# **Is it the same mask?** Both on ones.
+
+# %% grade_id="same-mask" points=1
+check_same_mask(forward, backward, p=0.5, seed=11, name="same-mask")
+
+# %% [markdown]
+# **Is the forward fused?** One launch; 12 B/element: x and residual once, y once, and no mask.
+
+# %% grade_id="traffic" points=2
+check_traffic(forward, (x, bias, residual, 0.3, 7), launches=1, bytes_per_element=12, cached=(1,), name="traffic")
+
+# %% [markdown]
+# **Is nothing stored?** The backward, too, in one launch; 8 B/element: one gradient in, the other out.
+
+# %% grade_id="no-stored-mask" points=1
+check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
+
+# %% grade_id="other-values" points=1
+# Other shapes, rates and numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(
+    forward,
+    reference,
+    dropout_cases(1729, of_forward, ((2, 2), (5, 255), (2, 2049)), rates=(0.45, 0.6, 0.05)),
+    name="other-values",
+)
+# END HIDDEN TESTS
+
+# %% grade_id="other-gradients" points=1
+# Other shapes, rates and numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(
+    backward,
+    reference_backward,
+    dropout_cases(1730, of_backward, ((2, 2), (5, 255), (2, 2049)), rates=(0.45, 0.6, 0.05)),
+    name="other-gradients",
+)
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/04_bias_dropout_residual.ipynb` grades the saved notebook.
