@@ -1,0 +1,649 @@
+# %% [markdown]
+# # 06 Softmax: a maximum that is not known yet
+#
+# Softmax turns a row of scores into probabilities: `exp(x)` over the sum of all `exp(x)`. To keep the exponentials from
+# overflowing, every program first takes the row's maximum off. So the maximum must be known before the first
+# exponential is taken, and a row too long to keep must be read once for it and then again for the sum. **Yet one read
+# is enough for both. What becomes of the exponentials that were taken with the wrong maximum?**
+#
+# After this lesson you can
+#
+# - write softmax as one kernel that no score overflows and no padding lane enters;
+# - derive online softmax, and spot a running sum that was not rescaled where a test with a tolerance does not;
+# - decide for a width whether to hold a row or to read it twice, and say what the second read costs;
+# - fuse what comes after: dropout, top-k, cross entropy;
+# - tell how much of a published speed-up is fusion.
+#
+# About 45 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row.
+
+# %%
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional as F
+
+from helpers.lesson import predict_first, predictions, self_test
+from helpers.traffic import measure
+from kernels import runtime
+
+device = "cuda" if runtime.has_gpu() else "cpu"
+torch.manual_seed(0)
+x = torch.randn(64, 1000, device=device)
+
+# %% [markdown]
+# ## What it costs written out
+
+
+# %%
+def written_out(x):
+    shifted = x - x.amax(-1, keepdim=True)
+    e = torch.exp(shifted)
+    return e / e.sum(-1, keepdim=True)
+
+
+# %% [markdown]
+# **How many bytes an element does it move, in fp32?** Go through it operator by operator: what is as large as `x`
+# counts four bytes whenever it is read or written; maxima and sums are too small to matter.
+
+# %%
+unfused_bytes = predict_first("bytes an element, softmax written out", unit="B")
+unfused_bytes
+
+# %%
+unfused = measure(written_out, x)
+print(unfused.launch_table())
+unfused_bytes.compare(unfused.bytes_total / x.numel())
+
+# %% [markdown]
+# ## Why take off the maximum?
+#
+# Leave it out, and the row is read once less. `exp(x) / sum(exp(x))` is the same formula. But the largest number that
+# fp16 has is 65504. **Which is the largest whole score whose exponential still fits?**
+
+# %%
+largest = predict_first("largest whole score whose exponential fits in fp16", unit="")
+largest
+
+# %%
+scores = torch.arange(1.0, 100.0).half()
+fits = torch.isfinite(scores.exp())
+largest.compare(int(scores[fits].max()))
+
+# %% [markdown]
+# Scores of attention or of a vocabulary go past that. fp32 helps for a while only:
+
+# %%
+for dtype in (torch.float16, torch.float32, torch.float64):
+    most = torch.log(torch.tensor(torch.finfo(dtype).max, dtype=torch.float64))
+    print(f"{dtype}: exponentials up to exp({most:.0f})")
+
+e = torch.exp(torch.tensor([1.0, 2.0, 100.0]))
+print(e / e.sum())
+
+# %% [markdown]
+# Infinity over infinity is not a number. The cure costs nothing in accuracy: take the same number $c$ off all scores.
+#
+# $$\frac{e^{x_i - c}}{\sum_j e^{x_j - c}} = \frac{e^{x_i}\, e^{-c}}{\sum_j e^{x_j}\, e^{-c}}
+# = \frac{e^{x_i}}{\sum_j e^{x_j}}$$
+#
+# Any $c$ gives the same probabilities. With the maximum for $c$ the largest exponential is exactly 1, so the sum lies
+# between 1 and the number of columns. Small exponentials may underflow to 0: they were too small to count. This is
+# **safe softmax**.
+#
+# ## One row, one program
+#
+# As in lesson 05: the next power of two of lanes, padding lanes masked, and loaded as 0.
+
+
+# %%
+@triton.jit
+def first_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < columns
+    x = tl.load(x_ptr + offset, mask=inside, other=0.0)
+    e = tl.exp(x - tl.max(x))
+    tl.store(y_ptr + offset, e / tl.sum(e), mask=inside)
+
+
+# %%
+def softmax(kernel, x):
+    y = torch.empty_like(x)
+    columns = x.shape[1]
+    kernel[(len(x),)](x, y, columns, BLOCK=triton.next_power_of_2(columns))
+    return y
+
+
+measure(softmax, first_kernel, x)
+
+# %% [markdown]
+# One launch, one read, one write, nothing out of bounds. Is it right? Probabilities have a test of their own, which
+# needs no reference: **a row adds up to 1.** A row of 1000 scores, all of them -5, has 1000 equal probabilities. **What
+# do those of the first kernel add up to?** Think of what the other lanes of the block hold.
+
+# %%
+padded_sum = predict_first("sum of a row of 1000 scores of -5, first kernel", unit="")
+padded_sum
+
+# %%
+fives = torch.full((1, 1000), -5.0, device=device)
+padded_sum.compare(softmax(first_kernel, fives).sum().item())
+
+# %% [markdown]
+# The padding lanes hold 0: larger than any score, so they set the maximum, and each puts a 1 into the sum. 0 is neutral
+# for a sum of `x`, as in lesson 05. What is neutral for a maximum *and* for a sum of exponentials? Minus infinity.
+
+
+# %%
+@triton.jit
+def held_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < columns
+    x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))
+    e = tl.exp(x - tl.max(x))
+    tl.store(y_ptr + offset, e / tl.sum(e), mask=inside)
+
+
+# %%
+def rows_add_up(y):
+    return bool(((y.sum(-1) - 1).abs() < 1e-5).all())
+
+
+for rows in (fives, x, 100 * x):
+    y = softmax(held_kernel, rows)
+    right = torch.allclose(y, F.softmax(rows, -1), rtol=1e-4, atol=1e-30)
+    print("rows add up to 1:", rows_add_up(y), " equal to PyTorch's:", right)
+
+# %%
+from helpers.traffic_chart import traffic_chart
+
+fused = measure(softmax, held_kernel, x)
+traffic_chart({"unfused": unfused, "fused": fused})
+
+# %% [markdown]
+# And `F.softmax`? It is a fused kernel already: one launch, as many bytes as ours. Below, on an H200, `eager` is
+# `F.softmax` and `fused` the catalogue's `softmax`, the kernel above with several short rows in a program. **Do the
+# same bytes take the same time?**
+
+# %%
+from helpers.recorded import recorded
+
+print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
+h200 = recorded("h200")
+print(h200.table("softmax", "bfloat16"))
+
+# %%
+read_and_write = 2 * 2 * 32768 * 8192  # bytes, in bf16
+for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
+    share = read_and_write / time.median / h200.copy_bandwidth
+    print(f"{name:13} {share:4.0%} of the speed of a copy")
+
+# %% [markdown]
+# (Liger is a published collection of fused Triton kernels.) The bytes are the same, the speed at which they move is
+# not. **Fusing decides how many bytes a kernel moves; how it is made decides how fast.** Keep that in mind for every
+# speed-up below.
+#
+# ## What comes after: dropout
+#
+# Attention drops some of its probabilities in training. On a GPU, PyTorch does that in a second kernel, which also
+# stores what it dropped, one byte an element, for the backward pass. In our kernel it is two lines: `tl.rand` makes a
+# random number from a seed and the element's place, so nothing need be stored, and the backward pass can make it again.
+
+
+# %%
+@triton.jit
+def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < columns
+    x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))
+    e = tl.exp(x - tl.max(x))
+    kept = tl.rand(seed, offset) >= rate
+    y = tl.where(kept, e / (tl.sum(e) * (1 - rate)), 0.0)
+    tl.store(y_ptr + offset, y, mask=inside)
+
+
+# %% [markdown]
+# **How many times fewer bytes does it move than the two kernels, in fp32?**
+
+# %%
+dropout_bytes = predict_first("times fewer bytes, dropout(softmax) fused", unit="times")
+dropout_bytes
+
+
+# %%
+def fused_dropout(x, rate):
+    y = torch.empty_like(x)
+    dropout_kernel[(len(x),)](x, y, 7, rate, x.shape[1], BLOCK=1024)
+    return y
+
+
+apart = measure(lambda: torch.native_dropout(F.softmax(x, -1), 0.1, train=True)[0])
+print(apart.launch_table())
+together = measure(fused_dropout, x, 0.1)
+share = (together.result == 0).float().mean().item()
+print(f"dropped: {share:.1%}")
+dropout_bytes.compare(apart.bytes_total / together.bytes_total)
+
+# %%
+print(h200.table("softmax_dropout", "bfloat16"))
+
+# %% [markdown]
+# As many bytes as softmax alone, but the last column has fallen. What does the kernel wait for now? `predict` compiles
+# both for an H200, counts instructions and bytes, and says which of them takes longer:
+
+# %%
+from helpers.prediction import predict
+
+many = torch.empty(32768, 1024, device=device)
+print("softmax:", predict(softmax, held_kernel, many, device="H200").bound)
+print("softmax and dropout:", predict(fused_dropout, many, 0.1, device="H200").bound)
+
+# %% [markdown]
+# Random numbers are made by rounds and rounds of multiplying, and memory is done before they are. Arithmetic added to a
+# kernel that waits for memory is free **until it no longer waits**.
+#
+# ## A row too wide to hold
+#
+# A row of 65,536 fp32 numbers takes every register of an SM; lesson 05 saw that spill. A wider row must be read in
+# blocks. Safe softmax then reads it three times: for the maximum, for the sum, and to write. The last read first:
+
+
+# %%
+@triton.jit
+def write(x_ptr, y_ptr, columns, peak, total, BLOCK: tl.constexpr):
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns)
+        tl.store(y_ptr + col, tl.exp(x - peak) / total, mask=col < columns)
+
+
+# %%
+@triton.jit
+def safe_wide_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    x_ptr += tl.program_id(0).to(tl.int64) * columns
+    y_ptr += tl.program_id(0).to(tl.int64) * columns
+    peak, total = -float("inf"), 0.0
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf"))
+        peak = tl.maximum(peak, tl.max(x))
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf"))
+        total += tl.sum(tl.exp(x - peak))
+    write(x_ptr, y_ptr, columns, peak, total, BLOCK)
+
+
+# %% [markdown]
+# Can the first two loops be one? Then the sum must begin before the maximum is known, with the largest score **so
+# far**. What takes in a block is a function of its own, and the kernel gets it as a constant, so that we can exchange
+# it later:
+
+
+# %%
+@triton.jit
+def take_in(peak, total, x):
+    higher = tl.maximum(peak, tl.max(x))
+    return higher, total + tl.sum(tl.exp(x - higher))
+
+
+# %%
+@triton.jit
+def online_kernel(x_ptr, y_ptr, columns, TAKE_IN: tl.constexpr, BLOCK: tl.constexpr):
+    x_ptr += tl.program_id(0).to(tl.int64) * columns
+    y_ptr += tl.program_id(0).to(tl.int64) * columns
+    peak, total = -float("inf"), 0.0
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf"))
+        peak, total = TAKE_IN(peak, total, x)
+    write(x_ptr, y_ptr, columns, peak, total, BLOCK)
+
+
+# %%
+def online_softmax(take_in, x):
+    y = torch.empty_like(x)
+    online_kernel[(len(x),)](x, y, x.shape[1], TAKE_IN=take_in, BLOCK=1024)
+    return y
+
+
+wide = torch.randn(4, 10_000, device=device)
+y = online_softmax(take_in, wide)
+off = (y - F.softmax(wide, -1)).abs().max().item()
+print("every probability within 0.01 of PyTorch's:", off < 0.01)
+
+# %% [markdown]
+# A test that many would write, and it passes. But in rows as wide as these most probabilities are far below that, so it
+# would pass for zeros. Take the other test. A row has 1024 scores of 0 and then 1024 scores of 3, a block each. **What
+# do its probabilities add up to?** (`exp(-3)` is about 0.05.)
+
+# %%
+stale_sum = predict_first("sum of a row of 1024 zeros, then 1024 threes", unit="")
+stale_sum
+
+# %%
+steps = torch.tensor([0.0, 3.0], device=device).repeat_interleave(1024)[None]
+stale_sum.compare(online_softmax(take_in, steps).sum().item())
+
+# %%
+backwards = online_softmax(take_in, steps.flip(1))
+print(f"the same row, backwards: {backwards.sum().item():.4g}")
+print("the random rows:", *(f"{total:.2f}" for total in y.sum(1).tolist()))
+
+# %% [markdown]
+# Wrong forwards, right backwards. The order matters, and what differs is **when the maximum moves**. In the first block
+# it was 0, so each score was summed as `exp(0)`, a 1. Then it rose to 3, and each of those ones should have been
+# `exp(-3)`.
+#
+# Here is what becomes of the exponentials that were taken with the wrong maximum: all of them are too large by the
+# *same* factor, so one multiplication puts their **sum** right. With $m$ the old maximum and $M$ the new one,
+#
+# $$\sum_j e^{x_j - M} = \sum_j e^{x_j - m}\, e^{m - M} = e^{m - M} \cdot \text{old sum}$$
+
+# %%
+import numpy as np
+
+from helpers.online_softmax_chart import online_softmax_chart
+
+levels = np.repeat([0, 0.5, 2, 1, 3, 1.5], 8)
+row = levels + np.random.default_rng(0).normal(0, 0.6, 48)
+online_softmax_chart(row, 8, "When the maximum moves, what was summed before must shrink")
+
+# %% [markdown]
+# Look at the third and the fifth block. The maximum jumps, and the part carried over shrinks to what it is worth under
+# the new one. Where the maximum stays, it is carried over whole. Put right, it is one factor more:
+
+
+# %%
+@triton.jit
+def absorb(peak, total, x):
+    higher = tl.maximum(peak, tl.max(x))
+    return higher, total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))
+
+
+# %%
+y = online_softmax(absorb, wide)
+print("rows add up to 1:", rows_add_up(y))
+print("equal to PyTorch's:", torch.allclose(y, F.softmax(wide, -1), rtol=1e-4, atol=0))
+print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6))
+
+# %% [markdown]
+# This is **online softmax** (Milakov and Gimelshein, [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). At the
+# start the old maximum is minus infinity: its factor is `exp(-inf)`, which is 0, times a sum of 0. Only a first block
+# of nothing but minus infinity, as a causal mask makes them, would compute `-inf - -inf`, which is not a number; the
+# catalogue's `absorb` in `kernels/online_softmax.py` takes care of that.
+#
+# The paper's **claim: "softmax accelerates by up to 1.3 times"**, against safe softmax. **How many times fewer bytes
+# does one loop for maximum and sum request than two?** The loop that writes is in both.
+
+# %%
+paper = predict_first("times fewer bytes, online against safe, wide rows", unit="times")
+paper
+
+
+# %%
+def safe_softmax(x):
+    y = torch.empty_like(x)
+    safe_wide_kernel[(len(x),)](x, y, x.shape[1], BLOCK=1024)
+    return y
+
+
+safe, online = measure(safe_softmax, wide), measure(online_softmax, absorb, wide)
+print(f"safe    {safe}")
+print(f"online  {online}")
+paper.compare(safe.bytes_total / online.bytes_total)
+
+# %% [markdown]
+# The claim is the ratio of the bytes, rounded: **fair**, if every read comes from memory. Does it?
+#
+# ## Rows too wide, live
+#
+# A second read comes soon after the first. If L2 can keep all rows that are at work meanwhile, DRAM does not see it.
+# Move the sliders, with the mouse or the arrow keys. (Whether a row fits follows from counting registers; what L2 keeps
+# is a model fitted to an H200.)
+#
+# 1. From which width on does no choice of warps hold the row? (A block's lanes are a power of two.)
+# 2. Back at 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps a row. Why does the *larger* block save bytes?
+# 3. At 4 warps, go down with the rows. From where on is the second read free, and why?
+# 4. At 32 warps and 8,192 rows, choose an RTX 4090, then a T4. On which of them may you read three times unpunished?
+
+# %%
+from helpers.explorers.wide_rows import wide_rows_explorer
+
+explorer = wide_rows_explorer("H100", dtype="bf16", rows=8192, columns=50257, warps=8)
+explorer
+
+# %% [markdown]
+# With small blocks many rows are at work at once, more than L2 can keep until each program comes back to the start of
+# its row. With large ones there are few. The catalogue's `softmax` takes large blocks for wide rows, and does one thing
+# more: its second loop runs **backwards**, from the row's end, which was read last and is nearest. What it reaches on
+# an H200, in bf16:
+
+# %%
+from kernels.rowwise.softmax import WIDEST_BLOCK
+
+print(h200.label)
+for row in h200.rows:
+    if (row["kernel"], row["provider"]) == ("softmax", "fused") and row["shape"][0] > 128:
+        columns = row["shape"][1]
+        share = row["least_seconds"] / row["gpu"]["median"]
+        how = "held" if columns <= WIDEST_BLOCK else "read twice"
+        print(f"{columns:7,} columns, {how:10}  {share:4.0%} of the speed of a copy")
+
+# %% [markdown]
+# (The share counts one read and one write, also where it reads twice.) So up to 65,536 columns a second read is nearly
+# free, and at twice that it begins to cost.
+#
+# ## One read and no second: cross entropy
+#
+# Softmax comes back because it has a row to write. A loss has one number to write. Of a row's probabilities, cross
+# entropy wants the label's alone, as a logarithm:
+#
+# $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
+#
+# Maximum and sum: one loop, and **any** width. PyTorch computes the logarithms of all probabilities, writes them, and
+# picks one a row. **How many times fewer bytes does the one loop move?**
+
+# %%
+loss_bytes = predict_first("times fewer bytes, cross entropy fused", unit="times")
+loss_bytes
+
+
+# %%
+@triton.jit
+def loss_kernel(x_ptr, labels_ptr, losses_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * columns
+    peak, total = -float("inf"), 0.0
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf"))
+        peak, total = absorb(peak, total, x)
+    at_label = tl.load(x_ptr + tl.load(labels_ptr + row))
+    tl.store(losses_ptr + row, peak + tl.log(total) - at_label)
+
+
+# %%
+def loss(x, labels):
+    losses = torch.empty(len(x), device=x.device)
+    loss_kernel[(len(x),)](x, labels, losses, x.shape[1], BLOCK=4096)
+    return losses
+
+
+labels = torch.randint(10_000, (4,), device=device)
+expected = F.cross_entropy(wide, labels, reduction="none")
+print("right:", torch.allclose(loss(wide, labels), expected))
+apart = measure(lambda: F.cross_entropy(wide, labels, reduction="none"))
+print(apart.launch_table())
+loss_bytes.compare(apart.bytes_total / measure(loss, wide, labels).bytes_total)
+
+# %%
+print(h200.table("cross_entropy", "bfloat16"))
+
+# %% [markdown]
+# On large tensors the speed-up is more than the ratio of the bytes, for the reason that you know: PyTorch's kernels do
+# not move them at the speed of a copy. The first line is another story. It has few rows, so few programs, less than one
+# for each SM, and each walks alone along its row: too few loads are under way to keep the memory busy, and the fused
+# kernel is the *slower* one. **One row, one program needs many rows.**
+#
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** A backward pass needs what the forward keeps for it.
+# What stays, then, is the logits themselves, what was saved, and the gradient. Is it true of cross entropy?
+
+# %%
+from kernels import cross_entropy
+
+
+def kept(loss, x):
+    """Bytes of x, and of what the forward pass of `loss` saves for the backward."""
+    sizes = {x.data_ptr(): x.nbytes}
+
+    def keep(tensor):
+        sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        loss(x, labels)
+    return sum(sizes.values())
+
+
+# %%
+logits = wide.clone().requires_grad_()
+gradient = logits.nbytes
+unfused_kept, fused_kept = kept(F.cross_entropy, logits), kept(cross_entropy, logits)
+for name, nbytes in (("unfused", unfused_kept), ("fused", fused_kept)):
+    print(f"{name:8} {nbytes / logits.nbytes:.2f} times the logits kept, and a gradient")
+less = 1 - (fused_kept + gradient) / (unfused_kept + gradient)
+print(f"{less:.0%} less memory")
+
+# %% [markdown]
+# Within the range: **fair**, and it depends. The fused kernel saves the logits, which are there anyway, and two numbers
+# a row; the probabilities are computed again on the way back. Unfused, the logarithms are saved *beside* the logits. If
+# nothing else holds on to the logits, they are freed after the forward pass, and the gain is gone:
+
+# %%
+freed = unfused_kept - logits.nbytes
+less = 1 - (fused_kept + gradient) / (freed + gradient)
+print(f"{round(100 * less)}% less if nobody keeps the logits")
+
+# %% [markdown]
+# ## Softmax and top-k in one pass
+#
+# A sampler wants the few most likely words of a vocabulary, a mixture of experts the few best experts. Written out,
+# that is `topk(softmax(x), k)`. Which are the largest, the scores tell as well as the probabilities: the exponential
+# keeps their order. So the probabilities of all the others need never exist. The kernel takes the best, strikes it out,
+# and does so `K` times:
+
+
+# %%
+@triton.jit
+def shortlist_kernel(x_ptr, p_ptr, i_ptr, columns, K: tl.constexpr, BLOCK: tl.constexpr):
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    offset = row * columns + lane
+    x = tl.load(x_ptr + offset, mask=lane < columns, other=-float("inf"))
+    peak = tl.max(x)
+    total = tl.sum(tl.exp(x - peak))
+    for place in range(K):
+        best, index = tl.max(x, 0, return_indices=True)
+        tl.store(p_ptr + row * K + place, tl.exp(best - peak) / total)
+        tl.store(i_ptr + row * K + place, index)
+        x = tl.where(lane == index, -float("inf"), x)
+
+
+# %%
+def shortlist(x, k):
+    p = torch.empty(len(x), k, device=x.device)
+    i = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
+    block = triton.next_power_of_2(x.shape[1])
+    shortlist_kernel[(len(x),)](x, p, i, x.shape[1], K=k, BLOCK=block)
+    return p, i
+
+
+apart = measure(lambda: torch.topk(F.softmax(x, -1), 4))
+together = measure(shortlist, x, 4)
+(p, i), (right_p, right_i) = together.result, apart.result
+print("right:", torch.allclose(p, right_p), torch.equal(i, right_i))
+print(f"{apart.bytes_total / together.bytes_total:.2f} times fewer bytes")
+
+# %% [markdown]
+# (Why strike out by *place* and not by value, `x == best`? Think of two equal scores.)
+#
+# The same paper's **claim: "softmax and top-k combined and fused: up to 5 times faster"**, on a V100. The catalogue's
+# `softmax_topk` returns all probabilities as well, so it saves only the read of `topk`, one trip of three. **How many
+# times faster is it than `F.softmax`, then `topk`, on an H200, on 32768 rows of 4096?**
+
+# %%
+topk_speed_up = predict_first("speed-up, softmax and top-8 fused, H200", unit="times")
+topk_speed_up
+
+# %%
+print(h200.table("softmax_topk", "bfloat16"))
+topk = h200.times("softmax_topk", (32768, 4096), "bfloat16")
+topk_speed_up.compare(topk["eager"].median / topk["fused"].median)
+
+# %% [markdown]
+# More than claimed, on every size. Is that fusion?
+
+# %%
+alone = h200.times("softmax", (32768, 4096), "bfloat16")
+read = 32768 * 4096 * 2 / h200.copy_bandwidth
+unfused, good = 1e6 * alone["eager"].median, 1e6 * alone["fused"].median
+print(f"eager: softmax {unfused:.0f} us, topk {1e6 * topk['eager'].median - unfused:.0f} us")
+print(f"two kernels, well made: softmax {good:.0f} us, one read {1e6 * read:.0f} us")
+print(f"fused: {1e6 * topk['fused'].median:.0f} us")
+
+# %% [markdown]
+# Hardly. `torch.topk` takes many times as long as reading its input: it is made for any `k` and any length. The fused
+# kernel wins because it knows that `k` is small. Two kernels at the speed of a copy, not fused, would come close to it.
+# The figure is **true, and credited to the wrong cause**.
+#
+# With a GPU at hand, see for yourself what the second and the third read cost:
+
+# %% tags=["nbval-ignore-output"]
+from helpers.timing import benchmark_together
+
+if runtime.has_gpu():
+    big = torch.randn(4096, 131072, device="cuda")
+    ways = {
+        "three reads": lambda: safe_softmax(big),
+        "online": lambda: online_softmax(absorb, big),
+        "F.softmax": lambda: F.softmax(big, -1),
+    }
+    print(benchmark_together(ways))
+else:
+    print(f"No GPU here. Recorded above: {h200.label}.")
+
+# %% [markdown]
+# ## What you said, what was found
+
+# %%
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. What must a padding lane hold that takes part in a maximum and then in a sum of exponentials, and why not 0?
+# <details><summary>Answer</summary>Minus infinity: no maximum is changed by it, and its exponential is 0. A 0 wins the
+# maximum of a row of negative scores, and adds an exponential of its own to every row's sum.</details>
+#
+# 2. Online softmax without the rescaling is right on some rows. On which?
+# <details><summary>Answer</summary>Where the first block holds the row's maximum: it never moves, and every factor
+# would be 1.</details>
+#
+# 3. Why does cross entropy read its logits once, however wide, and softmax a wide row twice?
+# <details><summary>Answer</summary>Softmax must write a number for each column, and can only when the sum is known. The
+# loss is one number, made from maximum, sum and the label's logit.</details>
+#
+# 4. Your softmax of wide rows reads everything twice, and takes hardly longer than a copy. How can that be, and what
+#    change to the launch could spoil it?
+# <details><summary>Answer</summary>The second read comes from a cache. With more, smaller blocks, more rows are at work
+# at once, and a row is gone from the cache before its second read.</details>
+#
+# 5. Two programs share a row. The first found maximum 2 and sum 10 on its half, the second maximum 4 and sum 3. What is
+#    the sum of `exp(x - 4)` over the whole row? Put your number in place of the dots.
+
+# %%
+answer = ...
+correct = 10 * np.exp(2 - 4) + 3
+self_test(answer, correct, "rescale the first sum to the maximum 4, then add")
+
+# %% [markdown]
+# Next: [07 Occupancy](07_occupancy.ipynb), on what more registers, more warps and more blocks each cost.
