@@ -1,10 +1,12 @@
 """Submissions that try to earn points they have no right to, each with the verdict expected.
 
-Those in SCREENED are refused by the policy. Those in UNSCREENED are run with the policy switched off, so that what
-stands behind it, sandbox and judge, is shown to hold alone; RUN are ones that the policy lets through.
+INVALID are not taken, REFUSED are not run. FORGED claim in the notebook what its answers do not do. RUN are answers
+that the policy lets through. UNSCREENED are run with the policy switched off, so that what stands behind it, sandbox
+and judge, is shown to hold alone. Attacks by names, links and neighbours of the files: tests/test_grade_class.py.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +44,7 @@ class Attack:
     """A submission and its verdict.
 
     Args:
+        change: changes the notebook that holds the answers, or gives other bytes in its place.
         earned: points that are due.
         state: of the check "values".
         told: a regular expression that the message of "values" matches.
@@ -50,11 +53,17 @@ class Attack:
 
     kernel: str = KERNEL
     launcher: str = LAUNCHER
+    change: Callable[[dict], bytes | None] = lambda _: None
     earned: float = 0
     state: str = "error"
     told: str = ""
     screened: bool = True
     timeout: float = 30.0
+
+    def content(self) -> bytes:
+        """The submitted file."""
+        content = notebook(self.kernel, self.launcher)
+        return self.change(content) or json.dumps(content).encode()
 
 
 def notebook(kernel: str = KERNEL, launcher: str = LAUNCHER) -> dict:
@@ -69,6 +78,178 @@ def before(code: str) -> str:
     """A launcher's cell that runs `code` first."""
     return f"{code}\n\n{LAUNCHER}"
 
+
+def cell_of(content: dict, grade_id: str) -> dict:
+    return next(c for c in content["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") == grade_id)
+
+
+def code_cell(source: str, **metadata) -> dict:
+    return {"cell_type": "code", "source": source, "metadata": metadata, "outputs": [], "execution_count": None}
+
+
+# Not notebooks of the exercise: nothing of them is run.
+
+
+def invalid(told: str, change: Callable[[dict], bytes | None]) -> Attack:
+    return Attack(change=change, state="invalid", told=told)
+
+
+INVALID = {
+    "an empty file": Attack(change=lambda _: b"\n", state="invalid", told="is not JSON"),
+    "a cut file": invalid("is not JSON", lambda content: json.dumps(content).encode()[:-100]),
+    "no text": invalid("is not JSON", lambda _: b"\xff\xfe\x00"),
+    "deeply nested lists": invalid("is not JSON", lambda _: b"[" * 200_000),
+    "deeply nested objects": invalid("is not JSON", lambda _: b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "a huge file": invalid("at most 5,000,000 are graded", lambda _: b" " * 6_000_000),
+    "a number of 5 million digits": invalid("is not JSON", lambda _: b"1" * 4_999_999),
+    "a list": invalid("not a notebook of format 4", lambda _: b"[]"),
+    "cells of numbers": invalid("not a notebook of format 4", lambda _: b'{"cells": [1], "metadata": {}}'),
+    "a source of numbers": invalid("not a notebook", lambda content: cell_of(content, "kernel").update(source=[1])),
+    "an answer deleted": invalid(
+        "no answer cell 'kernel'", lambda content: content["cells"].remove(cell_of(content, "kernel"))
+    ),
+    "an answer twice": invalid(
+        "2 answer cells 'kernel'", lambda content: content["cells"].append(cell_of(content, "kernel"))
+    ),
+    "an answer in a check's name": invalid(
+        "2 answer cells 'launcher'",
+        lambda content: cell_of(content, "values")["metadata"]["nbgrader"].update(grade_id="launcher"),
+    ),
+    "an answer retyped": invalid(
+        "in a markdown cell", lambda content: cell_of(content, "kernel").update(cell_type="markdown")
+    ),
+    "metadata of another type": invalid(
+        "no answer cell 'kernel'", lambda content: cell_of(content, "kernel")["metadata"].update(nbgrader=[1])
+    ),
+    "an id of another type": invalid(
+        "no answer cell 'kernel'",
+        lambda content: cell_of(content, "kernel")["metadata"]["nbgrader"].update(grade_id=[1]),
+    ),
+}
+
+# Refused by the policy, by their text: nothing of them is run. All of the policy: tests/test_grade_policy.py.
+
+
+def refused(told: str, code: str = "", kernel: str = KERNEL) -> Attack:
+    return Attack(kernel=kernel, launcher=f"{code}\n\n{LAUNCHER}", state="refused", told=told)
+
+
+REFUSED = {
+    "reads the solutions": refused("open is not open to answers", "print(open('/work/solutions').read())"),
+    "reads the environment": refused("line 1: importing os is not graded", "import os\nprint(os.environ)"),
+    "opens a connection": refused("importing socket is not graded", "import socket"),
+    "starts a program": refused("importing subprocess", "from subprocess import run"),
+    "a shell command": refused("shell commands are not graded", "!cat /etc/passwd"),
+    "reaches through the interpreter": refused(
+        "reaches into the interpreter", "().__class__.__base__.__subclasses__()"
+    ),
+    "patches torch.allclose": refused("would patch what it belongs to", "torch.allclose = lambda *_: True"),
+    "patches equality": refused("reaches into the interpreter", "torch.Tensor.__eq__ = lambda *_: True"),
+    "another reference": refused("reference is the exercise's own", "def reference(a, b):\n    return a"),
+    "another check": refused("check_values is the exercise's own", "check_values = print"),
+    "another meter": refused("measure is the exercise's own", "import math as measure"),
+    "the shell's hooks": refused("get_ipython is not open", "get_ipython().ast_transformers.clear()"),
+    "code in text": refused("exec is not open", "exec('import os')"),
+    "code in a file of tensors": refused("torch.load is not open", "torch.load('x')"),
+    "the compiler writes the kernel": refused("torch.compile is not open", "torch.compile(reference)"),
+    "PyTorch's own kernels by name": refused("torch.ops is not open", "torch.ops.aten.gelu"),
+    "the course's kernel": refused("importing kernels.elementwise is not graded", "from kernels.elementwise import add_gelu"),
+    "Python in a kernel": refused(
+        "not in the language of kernels|not graded|is not open|may",
+        kernel=KERNEL + "    print(element.handle.data)\n",
+    ),
+    "Python in a kernel's defaults": refused(
+        "default", kernel=KERNEL.replace("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = print(1)")
+    ),
+}
+
+# The notebook says more than its answers do.
+
+
+def claim_a_pass(content: dict) -> None:
+    """Stored outputs of the solution, counts cleared."""
+    solution = json.loads((ROOT / "solutions" / f"{NAME}.ipynb").read_text())
+    solved = {cell["id"]: cell for cell in solution["cells"]}
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=solved[cell["id"]]["outputs"], execution_count=None)
+
+
+def tag_all(content: dict) -> None:
+    for cell in content["cells"]:
+        cell["metadata"].setdefault("tags", []).extend(["nbval-skip", "raises-exception", "nbval-ignore-output"])
+
+
+def checks_in(content: dict) -> list[dict]:
+    return [cell for cell in content["cells"] if cell["metadata"].get("nbgrader", {}).get("grade")]
+
+
+def edit_checks(content: dict) -> None:
+    for cell in checks_in(content):
+        cell["source"] = "assert True"
+
+
+def delete_checks(content: dict) -> None:
+    for cell in checks_in(content):
+        content["cells"].remove(cell)
+
+
+def double_checks(content: dict) -> None:
+    content["cells"] += checks_in(content)
+
+
+def raise_points(content: dict) -> None:
+    for cell in checks_in(content):
+        cell["metadata"]["nbgrader"]["points"] = 1000
+    for entry in content["metadata"]["kernel_fusion"]["original"]:
+        entry["points"] = 1000
+
+
+def forge_the_original(content: dict) -> None:
+    for entry in content["metadata"]["kernel_fusion"]["original"]:
+        entry["source"] = "pass"
+
+
+def name_another_kernel(content: dict) -> None:
+    content["metadata"]["kernelspec"] = {"name": "evil", "display_name": "evil", "language": "bash"}
+    content["metadata"]["language_info"] = {"name": "bash"}
+
+
+def add_cells(content: dict) -> None:
+    content["cells"].insert(0, code_cell("import os\nos._exit(0)"))
+    content["cells"].append(code_cell("def add_gelu(a, b):\n    return reference(a, b)"))
+
+
+def all_of_it(content: dict) -> None:
+    for change in (
+        claim_a_pass,
+        tag_all,
+        edit_checks,
+        raise_points,
+        forge_the_original,
+        name_another_kernel,
+        add_cells,
+    ):
+        change(content)
+
+
+def forgery(change: Callable[[dict], None], launcher: str = STUB) -> Attack:
+    return Attack(launcher=launcher, change=change, state="not attempted", told="write your answer above")
+
+
+FORGED = {
+    "outputs of a pass, counts cleared": forgery(claim_a_pass),
+    "nbval's markers in an answer": forgery(claim_a_pass, "# NBVAL_SKIP\n# NBVAL_IGNORE_OUTPUT\n" + STUB),
+    "nbval's tags on every cell": forgery(tag_all),
+    "checks edited": forgery(edit_checks),
+    "checks deleted": forgery(delete_checks),
+    "checks doubled": replace(forgery(double_checks, LAUNCHER), earned=15, state="pass", told=""),
+    "points raised": replace(forgery(raise_points, LAUNCHER), earned=15, state="pass", told=""),
+    "the original forged": forgery(forge_the_original),
+    "another kernelspec": replace(forgery(name_another_kernel, LAUNCHER), earned=15, state="pass", told=""),
+    "cells added": forgery(add_cells),
+    "all of it": forgery(all_of_it),
+}
 
 # What the policy lets through: the judge alone must not pay for it.
 RUN = {
@@ -147,10 +328,10 @@ def add_gelu(a, b):
         kernel=KERNEL.replace(
             "    exists =", "    while elements >= 0:\n        elements = elements + 0\n    exists =", 1
         ),
-        told="it ran for over 6 s",
-        timeout=6.0,
+        told="it ran for over 4 s",
+        timeout=4.0,
     ),
-    "a huge grid": Attack(launcher=LAUNCHER.replace("triton.cdiv(y.numel(), 1024)", "2000000000"), timeout=6.0),
+    "a huge grid": Attack(launcher=LAUNCHER.replace("triton.cdiv(y.numel(), 1024)", "2000000000"), timeout=4.0),
     "a huge tensor": Attack(launcher=LAUNCHER.replace("torch.empty_like(a)", "torch.empty(10**11)")),
     "bits that are no address": Attack(
         kernel=KERNEL.replace(
@@ -158,6 +339,12 @@ def add_gelu(a, b):
         ),
         state="fail",
         told="outside|out-of-bounds",
+    ),
+    "prints the hidden check's inputs": Attack(
+        launcher="def add_gelu(a, b):\n    if a.numel() == 4099:\n        raise ValueError(a.tolist())\n"
+        + LAUNCHER.partition("\n")[2],
+        earned=12,
+        state="pass",
     ),
     "HTML and escapes in an error": Attack(
         launcher="def add_gelu(a, b):\n    raise ValueError('<img src=x onerror=alert(1)>' + chr(27) + '[2J')\n",
@@ -202,6 +389,14 @@ for path in ["/tmp/x", "/dev/shm/x", os.path.dirname(glob.glob("/tmp/fusion-*/ke
     raise AssertionError(path + " can be filled")
 import ctypes
 libc = ctypes.CDLL(None)
+status = dict(line.split(":\t") for line in open("/proc/self/status").read().splitlines())
+assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
+assert (status["NoNewPrivs"], status["Seccomp"], status["PPid"]) == ("1", "2", "0")
+assert len(glob.glob("/proc/[0-9]*")) == 2
+open_files = {os.readlink(each) for each in glob.glob("/proc/self/fd/*") if os.path.lexists(each)}
+foreign = [each for each in open_files if not each.startswith(("socket:", "pipe:", "anon_inode:", "/dev/null"))]
+assert not foreign, foreign
+os.mkdir("/tmp/left")  # another spy, after or beside it, would fail here
 for call in [libc.fork, lambda: libc.unshare(0x10000000), lambda: libc.memfd_create(b"x", 0), lambda: libc.ptrace(0)]:
     assert call() == -1
 """.replace("{root}", str(ROOT))
@@ -245,10 +440,21 @@ made = storages.view_of(y)
 
 UNSCREENED = {
     "a spy finds nothing": Attack(launcher=before(_SPY), earned=15, state="pass"),
+    "a second spy finds nothing of the first": Attack(launcher=before(_SPY), earned=15, state="pass"),
+    "closes every descriptor": Attack(
+        launcher=before("import os\nos.closerange(3, 512)"), told="ended the kernel's process"
+    ),
+    "writes to every descriptor": Attack(
+        launcher=before(
+            "import contextlib, os\nfor each in range(512):\n    with contextlib.suppress(OSError):\n"
+            "        os.write(each, b'\\n')"
+        ),
+        state="*",
+    ),
     "a loop that ignores signals": Attack(
         launcher=before("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    pass"),
-        told="'launcher' ran for over 6 s",
-        timeout=6.0,
+        told="'launcher' ran for over 4 s",
+        timeout=4.0,
     ),
     "exit": Attack(launcher=before("import os\nos._exit(0)"), told="ended the kernel's process"),
     "exit in the call": Attack(
@@ -270,7 +476,7 @@ UNSCREENED = {
         launcher=before(
             "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(99,)).start()"
         ),
-        timeout=10.0,
+        timeout=5.0,
     ),
     "a memory bomb": Attack(
         launcher=before("held = []\nwhile True:\n    held.append(bytearray(1 << 28))"), told="MemoryError|ended"
@@ -282,7 +488,7 @@ UNSCREENED = {
     "prints without end": Attack(
         launcher=before("while True:\n    print('x' * 100000)"), told="printed over 10,000,000 characters"
     ),
-    "one message of 200 MB": Attack(launcher=before("print('x' * 200_000_000)"), timeout=10.0),
+    "one message of 200 MB": Attack(launcher=before("print('x' * 200_000_000)"), timeout=5.0),
     "prints past Jupyter": Attack(
         launcher=before("import os\nos.write(1, b'PAST JUPYTER' * 100)\nos.write(2, b'PAST JUPYTER' * 100)"),
         earned=15,
@@ -303,7 +509,9 @@ UNSCREENED = {
         state="fail",
         told="PyTorch computes from_file",
     ),
-    "nonsense for a record": forged('entry = {"values": 3, "steps": {"x": []}, "result": [[[]]]}'),
+    "nonsense for a record": forged(
+        'entry = {"values": 3, "steps": {"x": []}, "result": [[[]]]}', state="fail", told="cannot be done again"
+    ),
     "records without end": forged("entry = 'x' * 6_000_000", told="printed over|showed something else"),
     "nothing shown": Attack(
         launcher=f"import helpers.replay.record as record\nrecord.emit = lambda *_: None\n{STUB}",
@@ -362,8 +570,13 @@ def add_gelu(a, b):
 UNSCREENED = {name: replace(attack, screened=False) for name, attack in UNSCREENED.items()}
 
 
-def graded(attack: Attack, seed: int) -> dict:
-    """The result of one attack, graded in this process, which keeps its judge for the next."""
+NOT_RUN = INVALID | REFUSED
+# At last a worker grades right ones, after all that was done to it.
+ALL_RUN = FORGED | RUN | UNSCREENED | {f"right, after all others ({n})": RUN["right"] for n in range(3)}
+
+
+def graded(name: str, seed: int) -> dict:
+    """The result of an attack in ALL_RUN, graded in this process, which keeps its judge for the next."""
     from unittest import mock
 
     from helpers.grading import grade
@@ -371,7 +584,7 @@ def graded(attack: Attack, seed: int) -> dict:
     from helpers.grading.exercise import exercises_in
     from helpers.grading.workers import Task, work
 
-    content = json.dumps(notebook(attack.kernel, attack.launcher)).encode()
+    attack = ALL_RUN[name]
     screen = grade.screen if attack.screened else (lambda *_: [])
     with mock.patch.multiple(grade, CELL_TIMEOUT=attack.timeout, screen=screen):
-        return work(Task(Found("", NAME, f"{NAME}.ipynb"), content, exercises_in(only=NAME)[NAME], seed))[0]
+        return work(Task(Found("", NAME, f"{NAME}.ipynb"), attack.content(), exercises_in(only=NAME)[NAME], seed))[0]

@@ -1,4 +1,4 @@
-"""Attacks earn nothing that is not due, and each is told why: in the sandbox, with the policy and without it."""
+"""Attacks earn nothing that is not due, harm nobody else, and each is told why: with the policy, and without it."""
 
 import re
 from concurrent.futures import ProcessPoolExecutor
@@ -8,25 +8,28 @@ import attacks
 import pytest
 
 from helpers.doctor import bubblewrap
+from helpers.grading.exercise import exercises_in
+from helpers.grading.grade import for_student, grade, result_from_json
 
-ALL = attacks.RUN | attacks.UNSCREENED
-pytestmark = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+
+class NoJudge:
+    exercise = exercises_in(only=attacks.NAME)[attacks.NAME]
+
+    def __getattr__(self, name):
+        raise AssertionError("something was run")
 
 
 @pytest.fixture(scope="module")
 def results():
-    """Every attack's result, two at a time; each worker starts one judge."""
+    """Every attack's result, two at a time; each worker starts one judge and one fork server."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
-        running = {name: executor.submit(attacks.graded, attack, 17) for name, attack in ALL.items()}
+        running = {name: executor.submit(attacks.graded, name, 17) for name in attacks.ALL_RUN}
         yield running
         for future in running.values():
             future.cancel()
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ALL)
-def test_an_attack_earns_what_is_due_and_is_told_why(results, name):
-    attack, result = ALL[name], results[name].result()
+def assert_due(attack: attacks.Attack, result: dict) -> None:
     assert result["earned"] == attack.earned, result
     assert result["points"] == 15
     values = next(check for check in result["checks"] if check["check"] == "values")
@@ -36,3 +39,22 @@ def test_an_attack_earns_what_is_due_and_is_told_why(results, name):
         assert check["state"] == "pass" or check["message"], check
         assert len(check["message"]) < 2100
         assert check["message"].replace("\n", "").isprintable() or not check["message"]
+    for check in for_student(result_from_json(result)).checks:
+        assert not check.hidden or check.state in ("pass", "invalid", "refused") or "kept for the" in check.message
+
+
+@pytest.mark.parametrize("name", attacks.NOT_RUN)
+def test_an_attack_that_is_seen_in_the_file_is_not_run(name):
+    attack = attacks.NOT_RUN[name]
+    assert_due(attack, grade(attack.content(), f"{attacks.NAME}.ipynb", NoJudge()).as_json())
+
+
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", attacks.ALL_RUN)
+def test_an_attack_earns_what_is_due_and_is_told_why(results, name):
+    assert_due(attacks.ALL_RUN[name], results[name].result())
+
+
+def test_there_are_at_least_sixty():
+    assert len(attacks.NOT_RUN | attacks.ALL_RUN) >= 60

@@ -127,82 +127,7 @@ def test_no_submissions_are_told_in_one_line(tmp_path, capsys, name, monkeypatch
     assert re.fullmatch(r"fusion: .*(there is no folder or zip|is no zip).*\n", capsys.readouterr().err)
 
 
-# Taking: nothing of these is run
-
-
-class NoJudge:
-    exercise = exercises_in(only=NAME)[NAME]
-
-    def __getattr__(self, name):
-        raise AssertionError("something was run")
-
-
-def changed(change) -> bytes:
-    content = attacks.notebook()
-    by_id = {cell["metadata"].get("nbgrader", {}).get("grade_id"): cell for cell in content["cells"]}
-    change(content, by_id)
-    return json.dumps(content).encode()
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"", "is not JSON"),
-        (b"{", "is not JSON"),
-        (b"\xff\xfe\x00", "is not JSON"),
-        (b"[" * 200_000, "is not JSON"),
-        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "is not JSON"),
-        (b" " * 6_000_000, "at most 5,000,000 are graded"),
-        (b"[]", "not a notebook of format 4"),
-        (b'{"cells": [1], "metadata": {}}', "not a notebook of format 4"),
-        (b'{"cells": [{"cell_type": "code", "metadata": {}, "source": [1]}], "metadata": {}}', "not a notebook"),
-        (changed(lambda content, by_id: content["cells"].remove(by_id["kernel"])), "no answer cell 'kernel'"),
-        (changed(lambda content, by_id: content["cells"].append(by_id["kernel"])), "2 answer cells 'kernel'"),
-        (changed(lambda content, by_id: by_id["kernel"].update(cell_type="markdown")), "in a markdown cell"),
-        (changed(lambda content, by_id: by_id["kernel"]["metadata"].update(nbgrader=[1])), "no answer cell 'kernel'"),
-        (
-            changed(lambda content, by_id: by_id["kernel"]["metadata"]["nbgrader"].update(grade_id=[1])),
-            "no answer cell",
-        ),
-    ],
-    ids="empty cut bytes deep deeper huge list numbers lines missing doubled retyped metadata id".split(),
-)
-def test_a_notebook_that_cannot_be_taken_is_invalid_and_says_why(content, told):
-    result = grade.grade(content, NOTEBOOK, NoJudge())
-    assert result.earned == 0
-    assert result.points == 15
-    assert {check.state for check in result.checks} == {"invalid"}
-    assert told in result.checks[0].message
-
-
-def test_what_the_policy_refuses_is_not_run():
-    content = changed(lambda content, by_id: by_id["launcher"].update(source="import os\n" + attacks.LAUNCHER))
-    result = grade.grade(content, NOTEBOOK, NoJudge())
-    assert result.earned == 0
-    assert {check.state for check in result.checks} == {"refused"}
-    assert result.checks[0].message.startswith("answer 'launcher', line 1: importing os is not graded")
-
-
 # A run
-
-
-def forged_stub() -> dict:
-    """Nothing is answered; all else says that it was."""
-    content = attacks.notebook(launcher="# NBVAL_SKIP\n" + attacks.STUB)
-    solution = json.loads((attacks.ROOT / "solutions" / NOTEBOOK).read_text())
-    solved = {cell["id"]: cell for cell in solution["cells"]}
-    for cell in content["cells"]:
-        cell["metadata"].setdefault("tags", []).extend(["nbval-skip", "raises-exception"])
-        if cell["cell_type"] == "code":
-            cell.update(outputs=solved[cell["id"]]["outputs"], execution_count=None)
-        if cell["metadata"].get("nbgrader", {}).get("grade"):
-            cell["metadata"]["nbgrader"]["points"] = 1000
-            cell["source"] = "assert True"
-    content["cells"].append({"cell_type": "code", "metadata": {}, "source": "import os\nos._exit(0)", "outputs": []})
-    for entry in content["metadata"]["kernel_fusion"]["original"]:
-        entry["source"], entry["points"] = "pass", 1000
-    content["metadata"]["kernelspec"] = {"name": "evil", "display_name": "evil", "language": "bash"}
-    return content
 
 
 FORMULA = "=HYPERLINK(1)"
@@ -214,7 +139,7 @@ def graded_class(tmp_path_factory):
     root = tmp_path_factory.mktemp("class")
     submissions, out = root / "submissions", root / "report"
     put(submissions, f"right/{NOTEBOOK}")
-    put(submissions, f"forged/{NOTEBOOK}", forged_stub())
+    put(submissions, f"forged/{NOTEBOOK}", attacks.FORGED["all of it"].content())
     put(submissions, f"broken/{NOTEBOOK}", b"{")
     put(submissions, f"{FORMULA}/{NOTEBOOK}", b"{")
     put(submissions, f"<script>alert(1)<script>/{NOTEBOOK}", attacks.notebook(launcher="import os"))
