@@ -56,10 +56,14 @@ def names(path: Path) -> str:
 def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(path, tmp_path):
     meant = dict(re.findall(r"^# (rejected by|told): (.+)$", path.read_text(), re.MULTILINE))
     exercise = answered(path, tmp_path)
-    outcomes = {name: exercise.run_check(name, {}, tmp_path) for name in exercise.checks}
-    assert outcomes[meant["rejected by"]].state == FAIL, outcomes
-    assert re.search(meant["told"], str(outcomes[meant["rejected by"]])), outcomes
-    assert ERROR not in [outcome.state for outcome in outcomes.values()], outcomes
+    # The checks after the one that is meant would say nothing new, and some compile.
+    for name in exercise.checks:
+        outcome = exercise.run_check(name, {}, tmp_path)
+        assert outcome.state != ERROR, outcome
+        if name == meant["rejected by"]:
+            break
+    assert outcome.state == FAIL, outcome
+    assert re.search(meant["told"], str(outcome)), outcome
 
 
 @pytest.mark.parametrize("path", RIGHT, ids=names)

@@ -1,0 +1,211 @@
+# %% [markdown]
+# # Exercise 08: matmul, bias and activation in one kernel [20 points]
+#
+# You will write a tiled matrix product for tensor cores, and give it an epilogue: bias and activation work on the sum
+# while it is still in registers, for nothing, and with a single rounding. About 90 minutes. Lesson 08 has tiling.
+#
+# **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as `torch.nn.Linear` keeps it, and $b$ of $N$:
+#
+# $$y = \text{act}(x W^T + b), \qquad \text{act} \in \{\text{relu}, \text{gelu}, \text{silu}\}$$
+#
+# gelu(s) = s/2 (1 + erf(s / sqrt 2)); silu(s) = s sigmoid(s). All tensors are float16, the sum is float32.
+#
+# **The picture**: one program makes one tile of y. It walks along K, a slice of x and of W at a time.
+#
+# ```text
+#                W^T  K x N
+#                   |  : |
+#                   |==: |  <- slice of W, BLOCK_K rows of W^T
+#                   |  : |
+#    x  M x K       |  : |        y  M x N
+#    ............         ->      .........
+#    ----##------  a slice of x   ---[ ]---   acc += slice of x @ slice of W^T
+#    ............                 .........   then: + bias, activation, one rounding, store
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import (
+    Hints,
+    check_one_rounding,
+    check_tensor_cores,
+    check_tile_traffic,
+    check_values,
+    linear_cases,
+)
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+#
+# The library adds the bias itself. The activation is a launch of its own, and its input has been rounded to float16.
+
+# %%
+ACT = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+
+
+def reference(x, weight, bias, activation):
+    return ACT[activation](torch.nn.functional.linear(x, weight, bias))
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x, weight = (torch.randn(size, 128, device=device).half() for size in (192, 128))
+bias = torch.randn(128, device=device).half()
+unfused = measure(reference, x, weight, bias, "gelu")
+print(f"{unfused.launches} launches; the activation alone: {unfused.by_launch[-1][1].total / 1e3:.4g} kB")
+
+# %% [markdown]
+# **The tile model.** A tile of 64 x 64 needs 64 rows of x and 64 rows of W, whole. So x is read N/64 times and W is
+# read M/64 times. With M = 192, N = K = 128: **how many kB are that, with the result written once?** Write your number
+# down; a check below meters your kernel and allows a tenth more.
+
+# %% [markdown]
+# ## Your kernel
+#
+# The grid has two dimensions: `tl.program_id(0)` counts tiles of rows, `tl.program_id(1)` tiles of columns. The strides
+# are given, so that x and weight may lie in memory as they like. ACTIVATION is a string, known at compile time: an
+# `if` on it costs nothing when the kernel runs.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def linear_act_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, M, N, K,
+    x_stride_m, x_stride_k, weight_stride_n, weight_stride_k,
+    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # About 22 lines: the tile's rows and columns; a loop over K with tl.dot; bias, activation, store.
+    # BEGIN SOLUTION
+    # int64 before the multiplication by a stride, which may pass 2**31.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # float32: the sum of K products keeps its digits, and 65504 is no limit.
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        # What does not exist is 0. Along K this is not a nicety: there, neighbours would be summed into every element.
+        x = tl.load(
+            x_ptr + row[:, None] * x_stride_m + k[None, :] * x_stride_k,
+            mask=(row < M)[:, None] & (k < K)[None, :],
+            other=0.0,
+        )
+        # W^T's tile, loaded as it is needed: the pointers are transposed, not the data.
+        weight = tl.load(
+            weight_ptr + k[:, None] * weight_stride_k + col[None, :] * weight_stride_n,
+            mask=(k < K)[:, None] & (col < N)[None, :],
+            other=0.0,
+        )
+        # float16 operands, float32 sum: what a tensor core does in one instruction. Converted to float32 first, the
+        # operands would go to the ordinary cores, sixteen times slower on an A100.
+        acc = tl.dot(x, weight, acc)
+    # The epilogue: the sum is in registers already, so bias and activation cost no traffic.
+    s = acc + tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
+    # Decided by the compiler: each activation is a kernel of its own, without a branch.
+    if ACTIVATION == "relu":
+        # Not tl.maximum, which drops NaN.
+        y = tl.where(s < 0, 0.0, s)
+    elif ACTIVATION == "gelu":
+        y = 0.5 * s * (1 + tl.erf(s * 0.7071067811865476))
+    else:
+        y = s * tl.sigmoid(s)
+    # The one rounding, to float16.
+    tl.store(y_ptr + row[:, None] * N + col[None, :], y.to(tl.float16), mask=(row < M)[:, None] & (col < N)[None, :])
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+
+
+# %% grade_id="launcher"
+def linear_act(x, weight, bias, activation):
+    """act(x weight^T + bias): x (M, K), weight (N, K), bias (N,) in float16; activation "relu", "gelu" or "silu"."""
+    # About 8 lines: the sizes, room for the result, tiles, a grid of two dimensions, launch.
+    # BEGIN SOLUTION
+    (m, k), n = x.shape, weight.shape[0]
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; 32 along K are two steps of a tensor core.
+    # Twice as large tiles would load half as much, and suit large matrices better.
+    block_m = block_n = 64
+    grid = (triton.cdiv(m, block_m), triton.cdiv(n, block_n))
+    # The strides go along, so nothing is copied, transposed or not.
+    linear_act_kernel[grid](
+        x, weight, bias, y, m, n, k, *x.stride(), *weight.stride(),
+        ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=4,
+    )  # fmt: skip
+    return y
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Start with one tile: row, col and k are vectors of tl.arange; row[:, None] and k[None, :] make of them the "
+        "addresses of a tile of x. For W^T it is k[:, None] and col[None, :].",
+        "Masks: rows below M, columns below N, and k below K. The last is the one that shows: with other=0.0, products "
+        "that do not exist add nothing.",
+        "Take every stride from the arguments; y alone is new and contiguous, so its rows are N apart. NaN must come "
+        "through relu: tl.where(s < 0, 0.0, s).",
+    ),
+    rounding=(
+        "Which values of your kernel have 16 bits? Loads, and the stored result. Everything between is float32.",
+        "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); bias.to(tl.float32); the activation "
+        "of the float32 sum; .to(tl.float16) in the store.",
+    ),
+    traffic=(
+        "How often is each value of x loaded? As often as there are tiles in a row of y. What makes that less?",
+        "Tiles of 64 x 64. And the bias: once a tile, after the loop.",
+    ),
+    tensor_cores=(
+        "Tensor cores multiply float16 tiles. Did you convert the tiles to float32, or multiply without tl.dot?",
+        "tl.dot(x, weight, acc) with x and weight as they were loaded: the products are exact in float32 anyway.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Three activations, sizes that no tile divides, strides, large sums, NaN.
+
+# %% grade_id="values" points=6
+check_values(linear_act, reference, linear_cases(seed=8), name="values")
+
+# %% [markdown]
+# **Is it rounded once?** Each element must be the float16 nearest to the exact value.
+
+# %% grade_id="rounding" points=4
+check_one_rounding(linear_act, reference, linear_cases(seed=9, sizes=((40, 40, 200),))[:4], name="rounding")
+
+# %% [markdown]
+# **Is it fused, and tiled?** One launch; at most 1.1 times the bytes of 64 x 64 tiles.
+
+# %% grade_id="traffic" points=4
+check_tile_traffic(linear_act, (x, weight, bias, "gelu"), tile=64, name="traffic")
+
+# %% [markdown]
+# **Do tensor cores do the work?** Compiled for an A100 and an H100.
+
+# %% grade_id="tensor_cores" points=3
+check_tensor_cores(linear_act, (x, weight, bias, "gelu"), devices=("A100", "H100"), name="tensor_cores")
+
+# %% grade_id="other-values" points=3
+# Other sizes and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(
+    linear_act,
+    reference,
+    linear_cases(seed=1729, sizes=((2, 3, 5), (65, 20, 31), (17, 129, 64), (40, 70, 200))),
+    name="other-values",
+)
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/08_linear_act.ipynb` grades the saved notebook.
