@@ -76,12 +76,12 @@ print("copied:    ", measure(lambda: x.t().contiguous()))
 # %% [markdown]
 # ## Chains
 #
-# Take a chain of N operations that each read one tensor and write one. Call the bytes of a tensor B.
+# Take a chain of $N$ operations that each read one tensor and write one. Call the bytes of a tensor $B$.
 #
-# - Unfused, each operation reads B and writes B: together 2 N B.
-# - Fused, the first input is read and the last output written: 2 B, however long the chain.
+# - Unfused, each operation reads $B$ and writes $B$: together $2NB$.
+# - Fused, the first input is read and the last output written: $2B$, however long the chain.
 #
-# The saving is (2 N B − 2 B) / 2 N B. **What share is that for a chain of eight?**
+# The saving is $(2NB - 2B) / 2NB$. **What share is that for a chain of eight?**
 
 # %%
 saving = predict_first("traffic saved by fusing a chain of 8", unit="%")

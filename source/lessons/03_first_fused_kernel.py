@@ -362,6 +362,7 @@ narrow_count.compare(loads["one number on"])
 # %% [markdown]
 # Four times the instructions, for the same bytes. Does that cost time? The memory delivers **sectors** of 32 bytes,
 # however they are asked for. Here is what the 32 lanes of a *warp* fetch with one instruction:
+# <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
 from helpers.warp_chart import WarpLoad, warp_chart
@@ -414,7 +415,7 @@ sectors.compare(measure(take_every, numbers, 8).sectors_read)
 #
 # 1. From which stride on does each lane have a sector of its own, in fp32? In fp16?
 # 2. What does an offset cost, at most? At which offsets nothing?
-# 3. Stride 8 with one number a lane, then with four (the next lane begins 8 times as far on as a lane is wide): how
+# 3. Stride 8 with one number a lane, then with four (the next lane begins eight times as far on as a lane is wide): how
 #    much is used of what is fetched, and why does it differ?
 
 # %%
@@ -525,6 +526,6 @@ self_test(answer, correct, "three inputs and one output cross; two bytes a numbe
 # ## Now you
 #
 # You have built the kernel for one dtype, contiguous tensors and the exact GELU.
-# [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for the whole: GELU's tanh form, 16-bit inputs, any strides,
-# no elements at all, and loads as wide as they can be. Next: [05 Normalisation](05_normalisation.ipynb), where a
-# program owns a whole row.
+# [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for the whole: GELU's tanh form, half-precision inputs, any
+# strides, no elements at all, and loads as wide as they can be. Next:
+# [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb), where a kernel has a backward pass.

@@ -13,7 +13,7 @@
 # - fuse what comes before (a residual) and after (an activation), and handle rows too wide for one block;
 # - judge a published speed-up by asking what it was measured against.
 #
-# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb); you have seen a Triton kernel before.
+# About 40 minutes. It follows on [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb).
 
 # %%
 import torch

@@ -96,6 +96,7 @@ print(f"a block has 16 warps: {SUB_PARTITIONS * in_a_part // 16} blocks")
 # 2. Give the block 48 KB of shared memory. Which resource limits now, and does a lower register count help?
 # 3. Take 1024 threads and one register too many for two blocks. What share of the warps is lost at one stroke?
 # 4. Change the GPU to a T4 or an RTX 4090: the same block, another limiter?
+# <!-- given 48 KB: where the slider is set -->
 
 # %%
 from helpers.explorers import occupancy_explorer
