@@ -34,7 +34,7 @@ from helpers.traffic import measure
 # - A number that is broadcast is read once. Python's numbers, such as the 2 in `x * 2`, cost nothing.
 # - In place is no cheaper: what changes is read, and written.
 # - A view (`x.t()`, `x[None]`) moves nothing and launches nothing.
-# - A number has 4 bytes in float32, 2 in float16; a bool has 1. `x` is float32 of `rows` × `columns` everywhere.
+# - A number has four bytes in float32, two in float16; a bool has one. `x` is float32 of `rows` × `columns` everywhere.
 #
 # An example, worked out and metered:
 

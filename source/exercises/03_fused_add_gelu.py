@@ -45,7 +45,7 @@ unfused = measure(reference, a, b)
 print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/element")
 
 # %% [markdown]
-# Per element of 4 bytes: read a, read b, write s; read s, write y. **How many bytes are left when s never leaves
+# Per element of four bytes: read a, read b, write s; read s, write y. **How many bytes are left when s never leaves
 # its register?** Write your number down; a check below meters your kernel.
 
 # %% [markdown]
