@@ -18,7 +18,8 @@ masks what lies outside the picture: any sizes. In `conv_bn_act_kernel` a block 
 what one tap sees of x is the same box, shifted. So one tensor descriptor of x is all it takes: the copy engine (TMA)
 fetches the shifted box, and gives the zeros of the padding where it sticks out. A stride of two splits the picture in
 2 x 2 phases, the even and odd rows and columns; each tap reads boxes of one phase. It needs what descriptors need:
-channels in multiples of 16 bytes, sizes that are multiples of the stride, a GPU of compute capability 9.0 or later.
+input channels in multiples of 16 and output channels of 8, sizes that are multiples of the stride, 16-bit values, and
+shared memory for its tiles, which GPUs of compute capability 9.0 and 10.0 have.
 
 Source: Ioffe and Szegedy, arXiv:1502.03167 (batch norm); Chetlur et al., arXiv:1410.0759 (implicit GEMM);
 torch.nn.functional.conv2d, batch_norm.
@@ -26,7 +27,7 @@ torch.nn.functional.conv2d, batch_norm.
 
 from functools import cache
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 import torch
 import triton
@@ -42,15 +43,13 @@ TILES_IN_SHARED_MEMORY = 227 * 2**10  # bytes that conv_bn_act_kernel's tiles ma
 
 
 @triton.jit
-def finish(acc, gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, k, out_channels, ACT: tl.constexpr):
-    """The epilogue: batch norm and activation of the fp32 sums of products, channels k side by side."""
+def fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, k, out_channels):
+    """Batch norm as one scale and one shift of each of the channels k, in fp32."""
     inside = k < out_channels
     scale = tl.load(gamma_ptr + k, mask=inside, other=0.0).to(tl.float32)
     scale *= tl.rsqrt(tl.load(var_ptr + k, mask=inside, other=1.0).to(tl.float32) + eps)
     mean = tl.load(mean_ptr + k, mask=inside, other=0.0).to(tl.float32)
-    beta = tl.load(beta_ptr + k, mask=inside, other=0.0).to(tl.float32)
-    # The mean comes off first: mean * scale would cancel against acc * scale where both are large.
-    return activate((acc - mean[None, :]) * scale[None, :] + beta[None, :], ACT)
+    return scale, tl.load(beta_ptr + k, mask=inside, other=0.0).to(tl.float32) - mean * scale
 
 
 @triton.jit
@@ -98,7 +97,8 @@ def conv_bn_act_plain_kernel(
         offset = k[:, None].to(tl.int64) * depth + at
         weight = tl.load(weight_ptr + offset, mask=(k[:, None] < out_channels) & (at < depth), other=0.0)
         acc = tl.dot(x, weight.T, acc, input_precision="ieee")
-    y = finish(acc, gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, k, out_channels, ACT)
+    scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, k, out_channels)
+    y = activate(acc * scale[None, :] + shift[None, :], ACT)
     inside = (pixel < pixels) & (k[None, :] < out_channels)
     tl.store(y_ptr + pixel * out_channels + k[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -107,7 +107,7 @@ def conv_bn_act_plain_kernel(
 def conv_bn_act_kernel(
     # (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * CHANNELS) in (BOX_N, BOX_H, 1, BOX_W, BLOCK_IN)
     x_desc,
-    weight_desc,  # (out_channels, TAPS_H * TAPS_W, CHANNELS) in (BLOCK_OUT, 1, BLOCK_IN)
+    weight_desc,  # (out_channels, TAPS_H * TAPS_W * CHANNELS) in (BLOCK_OUT, BLOCK_IN)
     y_desc,  # (images, out_height, out_width, out_channels) in (BOX_N, BOX_H, BOX_W, BLOCK_OUT)
     gamma_ptr,  # (out_channels,), as the next three
     beta_ptr,
@@ -132,7 +132,7 @@ def conv_bn_act_kernel(
     BLOCK_IN: tl.constexpr,  # input channels
 ):
     PIXELS: tl.constexpr = BOX_N * BOX_H * BOX_W
-    STEPS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN  # a tap
+    STEPS: tl.constexpr = CHANNELS // BLOCK_IN  # a tap
     tiles_out = tl.cdiv(out_channels, BLOCK_OUT)
     tiles_w = tl.cdiv(out_width, BOX_W)
     tiles_h = tl.cdiv(out_height, BOX_H)
@@ -143,26 +143,22 @@ def conv_bn_act_kernel(
         w = tile // tiles_out % tiles_w * BOX_W
         h = tile // (tiles_out * tiles_w) % tiles_h * BOX_H
         n = tile // (tiles_out * tiles_w * tiles_h) * BOX_N
-        acc = tl.zeros((PIXELS, BLOCK_OUT), tl.float32)
+        # The weights are the left operand: only there the compiler wants a block as it was loaded, not reshaped, to
+        # leave it in shared memory for the tensor cores.
+        acc = tl.zeros((BLOCK_OUT, PIXELS), tl.float32)
         for step in range(TAPS_H * TAPS_W * STEPS):
             tap, c = step // STEPS, step % STEPS * BLOCK_IN
-            # Where tap 0, 0 would be at padding 0, plus STRIDE times the padding, so that division rounds down.
+            # Where the tap is, counted from STRIDE paddings before the first, so that division rounds down.
             down = tap // TAPS_W + (STRIDE - 1) * PADDING_H
             right = tap % TAPS_W + (STRIDE - 1) * PADDING_W
-            x = x_desc.load(
-                [
-                    n,
-                    h + down // STRIDE - PADDING_H,
-                    down % STRIDE,
-                    w + right // STRIDE - PADDING_W,
-                    right % STRIDE * CHANNELS + c,
-                ]
-            )
-            weight = weight_desc.load([k, tap, c])
-            acc = tl.dot(x.reshape(PIXELS, BLOCK_IN), weight.reshape(BLOCK_OUT, BLOCK_IN).T, acc)
+            row, col = h + down // STRIDE - PADDING_H, w + right // STRIDE - PADDING_W
+            x = x_desc.load([n, row, down % STRIDE, col, right % STRIDE * CHANNELS + c])
+            weight = weight_desc.load([k, step * BLOCK_IN])
+            acc = tl.dot(weight, x.reshape(PIXELS, BLOCK_IN).T, acc)
         channel = k + tl.arange(0, BLOCK_OUT)
-        y = finish(acc, gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels, ACT)
-        y_desc.store([n, h, w, k], y.to(y_desc.dtype).reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
+        scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
+        y = activate(acc * scale[:, None] + shift[:, None], ACT)
+        y_desc.store([n, h, w, k], y.to(y_desc.dtype).T.reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
 
 
 def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[int, int, int]:
@@ -176,11 +172,6 @@ def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[in
     return min(candidates, key=lambda box: (boxes(box), box))  # of equals the widest, whose rows are side by side
 
 
-def _block_in(channels: int) -> int:
-    # 64 channels are the 128 bytes that the copy engine's widest swizzle takes; tensor cores take no fewer than 16.
-    return min(64, max(16, triton.next_power_of_2(channels)))
-
-
 @cache
 def settings(images: int, height: int, width: int, channels: int, out_channels: int) -> dict:
     """Launch settings of conv_bn_act_kernel for an output of this size, 16 bits."""
@@ -190,7 +181,7 @@ def settings(images: int, height: int, width: int, channels: int, out_channels: 
         "BOX_H": box_h,
         "BOX_W": box_w,
         "BLOCK_OUT": 64 if out_channels <= 64 else 128,
-        "BLOCK_IN": _block_in(channels),
+        "BLOCK_IN": gcd(channels, 64),  # 128 bytes, as wide as the copy engine swizzles
         "num_warps": 8,
         "num_stages": 4,
     }
@@ -223,11 +214,9 @@ def _takes_descriptors(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bo
     """Whether conv_bn_act_kernel can: x and weight with channels last."""
     _, height, width, channels = x.shape
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight))
-    aligned = aligned and channels % 8 == 0 and weight.shape[0] % 8 == 0  # 16 bytes
-    # A block of channels that ran over into the next phase would multiply what it finds there by the zeros beyond
-    # weight's last channel, and infinity times zero is NaN.
-    phases = stride == 1 or (height % stride == 0 and width % stride == 0 and channels % _block_in(channels) == 0)
-    return x.dtype != torch.float32 and aligned and phases and shared_memory(x) >= TILES_IN_SHARED_MEMORY
+    # Tensor cores take 16 channels at a time, descriptors 16 bytes.
+    fits = height % stride == 0 and width % stride == 0 and channels % 16 == 0 and weight.shape[0] % 8 == 0
+    return x.dtype != torch.float32 and aligned and fits and shared_memory(x) >= TILES_IN_SHARED_MEMORY
 
 
 def _described(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, padding: tuple[int, int]):
@@ -241,10 +230,9 @@ def _described(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: i
     box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
     block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
     phases = x.view(images, height // stride, stride, width // stride, stride * channels)
-    taps = weight.view(out_channels, taps_h * taps_w, channels)
     descriptors = (
         _descriptor(phases, [box[0], box[1], 1, box[2], block_in]),
-        _descriptor(taps, [block_out, 1, block_in]),
+        _descriptor(weight.view(out_channels, -1), [block_out, block_in]),
         _descriptor(y, [*box, block_out]),
     )
     constants = {"CHANNELS": channels, "TAPS_H": taps_h, "TAPS_W": taps_w, "STRIDE": stride}
