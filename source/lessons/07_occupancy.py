@@ -199,7 +199,8 @@ growth
 
 # %%
 tensors = (row, row, row)
-four, eight = (compile_for(keeps_y_kernel, *tensors, device="H100", COLUMNS=1024, STEPS=steps) for steps in (4, 8))
+options = {"device": "H100", "COLUMNS": 1024}
+four, eight = (compile_for(keeps_y_kernel, *tensors, STEPS=n, **options) for n in (4, 8))
 growth.compare((eight.registers - four.registers) / 4)
 
 # %% [markdown]
@@ -248,8 +249,8 @@ def compiled(steps, gpu="H100", kernel=keeps_n_kernel, **options):
     return compile_for(kernel, *tensors, device=gpu, COLUMNS=1024, STEPS=steps, **options)
 
 
-per_step = (compiled(8).registers - compiled(4).registers) / 4
-print(f"{per_step:g} registers a step; two live rows are {2 * numbers} numbers a thread")
+per_step = (compiled(12).registers - compiled(1).registers) / 11
+print(f"{per_step:.0f} registers a step; two live rows are {2 * numbers} numbers a thread")
 
 # %% [markdown]
 # Is it still the right gradient? PyTorch's own, in double precision, is the judge.
@@ -312,15 +313,15 @@ first = next(steps for steps, spilled in spills.items() if spilled)
 first_spill.compare(first)
 
 # %% [markdown]
-# The arithmetic agrees: what the chain needs, less what a thread can have, is what spills. (Not to the byte: the
-# assembler also shuffles.)
+# The arithmetic agrees. A chain needs what one step does, and two rows for each step more; what is over the most that a
+# thread can have is what spills. (Nearly: the assembler also shuffles.)
 
 # %%
 print("steps  needed  over 255  spilled")
 for steps in (12, 14, 16, 20, 24):
-    needed = compiled(4).registers + per_step * (steps - 4)
+    needed = compiled(1).registers + 2 * numbers * (steps - 1)
     stored = compiled(steps).spill_stores // 4
-    print(f"{steps:5}  {needed:6.0f}  {max(0, needed - 255):8.0f}  {stored:7}")
+    print(f"{steps:5}  {needed:6}  {max(0, needed - MAX_REGISTERS):8}  {stored:7}")
 
 # %% [markdown]
 # In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). No line of your program says so:
@@ -349,7 +350,7 @@ print(f"a cut costs {cost_of_cut:g} bytes an element and {cut.launches - 1} laun
 
 # %%
 print("steps   one piece: blocks, spilled     each half: blocks, spilled")
-for steps in (4, 8, 10, 12, 16, 20, 24):
+for steps in (6, 10, 12, 16, 20, 24):
     one, half = compiled(steps), compiled(-(-steps // 2))
     text = [f"{p.occupancy().blocks:2} an SM, {p.spill_bytes:4} B" for p in (one, half)]
     print(f"{steps:5}   {text[0]:31}{text[1]}")
@@ -382,7 +383,7 @@ stops.compare(next(gains))
 
 # %%
 print("steps  blocks  spilled  us a step")
-for steps in (4, 6, 8, 10, 12, 14, 16, 20, 24):
+for steps in (6, 8, 10, 12, 14, 16, 20, 24):
     one, time = compiled(steps), pieces[steps][1].median
     blocks_spilled = f"{one.occupancy().blocks:6}  {one.spill_bytes:5} B"
     print(f"{steps:5}  {blocks_spilled}  {1e6 * time / steps:9.0f}")
