@@ -7,7 +7,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from helpers.charts import INK, LIMIT, STYLE, TEXT, TITLE_SIZE, Chart
+from helpers.charts import LIMIT, STYLE, TEXT, TITLE_SIZE, Chart
 from helpers.lanes_chart import WRONG
 
 CELL = 30  # points: the height of an element's box
@@ -63,7 +63,7 @@ def mask_chart(draws: dict[str, Draw], title: str) -> Chart:
             for (row, column), kept in np.ndenumerate(draw.kept):
                 colour = WRONG if wrong[row, column] else LIMIT
                 axes.add_patch(_box(column, row, colour, kept, wrong[row, column]))
-                ink = INK[LIMIT] if kept else TEXT
+                ink = "white" if kept else TEXT
                 axes.text(column + 0.5, row + 0.5, f"{draw.counters[row, column]}", ha="center", va="center", color=ink)
             for x, y in _borders(draw.programs):
                 axes.plot(x, y, color=TEXT, linewidth=2, solid_capstyle="butt", clip_on=False)
@@ -72,7 +72,7 @@ def mask_chart(draws: dict[str, Draw], title: str) -> Chart:
 
 
 def _box(column: int, row: int, colour: str, kept: bool, wrong: bool) -> Rectangle:
-    fill = LIMIT if kept else "none"
+    fill = TEXT if kept else "none"
     return Rectangle((column + 0.1, row + 0.12), 0.8, 0.76, facecolor=fill, edgecolor=colour, lw=2.5 if wrong else 1)
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 from helpers import charts
 from helpers.charts import Point, plain, roofline_axes, roofline_chart, si
 from helpers.devices import DEVICES
+from helpers.mask_chart import Draw, mask_chart
 from helpers.occupancy import occupancy
 from helpers.occupancy_chart import occupancy_chart
 from helpers.roofline import Roofline, levels
@@ -59,6 +60,7 @@ def every_chart():
     slow = Timing(7.7e-6, 7.6e-6, 7.9e-6, 30)
     quick = Timing(5.2e-6, 5.0e-6, 5.3e-6, 30)
     where = "NVIDIA GeForce RTX 5090 Laptop GPU, PyTorch 2.13.0+cu130, Triton 3.7.1, 2026-11-21"
+    numbers = np.arange(12).reshape(2, 6)
     with_l2 = dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9)
     charts_drawn = [
         roofline_chart([roof(), roof(dtype="fp32")], POINTS, "title", "text"),
@@ -69,6 +71,9 @@ def every_chart():
         timing_chart({"one": quick}, where),
         *(waves_chart(kernels[0].waves(grid, 132)) for grid in (1, 396, 3000, 10**9)),
         *map(occupancy_chart, kernels),
+        mask_chart(
+            {"one": Draw(numbers, numbers // 6, numbers > 3), "two": Draw(numbers, 0 * numbers, numbers > 4)}, "title"
+        ),
     ]
     for chart in charts_drawn:
         chart.figure.draw_without_rendering()
