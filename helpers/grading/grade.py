@@ -1,5 +1,6 @@
 """One submission of one exercise, graded: taken, screened, assembled, run in the sandbox, judged outside it."""
 
+import ast
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -125,10 +126,17 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
             new = nbformat.v4.new_code_cell(source, id=cell["id"])
             # nbval compares nothing where no output is stored. What is compared with is the judge's.
             new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]
+        elif not cell["answer"] and only_shows(cell["source"]):
+            continue  # it may show what no sandbox has: a compiler, say
         else:
             new = nbformat.v4.new_code_cell(answers.get(cell["id"], cell["source"]), id=cell["id"])
         cells.append(new)
     return nbformat.v4.new_notebook(cells=cells)
+
+
+def only_shows(source: str) -> bool:
+    """Whether a cell gives nothing a name, so that no other cell depends on it."""
+    return all(isinstance(statement, ast.Expr) for statement in ast.parse(source).body)
 
 
 def without_verdict(runs: dict[str, CellRun], check: str) -> tuple[str, str]:

@@ -10,8 +10,8 @@ import ast
 from helpers.replay.policy import OF_MATH, Refusal, RefusedError, first_line_of, parsed
 
 BUILTINS = frozenset(
-    "abs all any bool dict divmod enumerate float int len list map max min pow print range reversed round set sorted "
-    "str sum tuple zip".split()
+    "abs all any bool dict divmod enumerate float int len list map max min next pow print range reversed round set "
+    "sorted str sum tuple zip".split()
 )
 MATH = OF_MATH | frozenset("ceil floor isclose prod gcd lcm log10 inf".split())
 METHODS = frozenset("items keys values get append extend index count sort copy update".split())
