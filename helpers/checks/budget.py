@@ -45,11 +45,12 @@ def check_budget(
             )
         for device in devices:
             try:
-                refuse_resources(compiled(question, chosen, device), occupancy, asked)
+                resources = compiled(question, chosen, device)
             except ValueError as error:
                 raise AnswerError(f"{asked}: {error}", "the settings") from None
+            refuse_resources(resources, occupancy, asked)
             if wide:
-                check_widths(compiled(question, chosen, device))
+                refuse_narrow(resources, asked)
     return f"no spills and at least {occupancy:.0%} occupancy on {' and '.join(devices)}, {len(questions)} times."
 
 
@@ -63,6 +64,14 @@ def refuse_settings(chosen: object, names: tuple[str, ...], asked: str) -> None:
             raise AnswerError(f"{asked}: {name} is {value!r}, a whole power of two is expected", f"how {name} is made")
     if chosen["num_warps"] > 32:
         raise AnswerError(f"{asked}: a block has 32 warps at most", "how num_warps is made")
+
+
+def refuse_narrow(resources: Resources, asked: str) -> None:
+    """Raise AnswerError where a load or store moves less than 16 bytes a thread."""
+    try:
+        check_widths(resources)
+    except AnswerError as error:
+        raise AnswerError(f"{asked}: {error}", error.look_at) from None
 
 
 def refuse_resources(resources: Resources, least: float, asked: str) -> None:

@@ -1,0 +1,9 @@
+# The tile that would just do, of a size that no block has.
+# rejected by: tile
+# told: BLOCK_ROWS is 48, a whole power of two is expected|is \d+, a whole power of two
+
+
+# %% grade_id="tile-settings-answer"
+def tile_settings(uses):
+    side = 2 * uses if uses % 16 else 3 * uses
+    return {"BLOCK_ROWS": side, "BLOCK_COLS": side, "num_warps": 8}
