@@ -420,7 +420,7 @@ times = h200.times("bias_dropout_residual", (16384, 4096), "bfloat16")
 dropout_speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
-# The claim holds on the small tensor, and on the large one it is too modest. More than the bytes allow, again: because
+# The claim holds on the small tensor, and on the large one it is too modest. More than the bytes allow, because
 # the kernels it is compared with do not reach the memory's speed.
 
 # %%
