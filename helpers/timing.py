@@ -7,9 +7,11 @@ measured together take turns, so that a clock that drifts drifts for all. `launc
 what one call costs its caller, Python and launch included, in a row of calls.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -81,10 +83,23 @@ def benchmark_together(
         samplers = {name: _cpu_sampler(function, cold) for name, function in functions.items()}
 
     samples = {name: [] for name in functions}
-    for _ in tqdm(range(runs), desc="timing", unit="run", delay=2, leave=False):
-        for name, sample in samplers.items():
-            samples[name].append(sample())
+    with _no_garbage_collection():
+        for _ in tqdm(range(runs), desc="timing", unit="run", delay=2, leave=False):
+            for name, sample in samplers.items():
+                samples[name].append(sample())
     return {name: _summary(values) for name, values in samples.items()}
+
+
+@contextmanager
+def _no_garbage_collection():
+    """As timeit does: a collection in the middle of a queue of backward passes was timed as the GPU's."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _check_callable(function) -> None:

@@ -1,5 +1,6 @@
 """The timer's arithmetic and errors; that it agrees with the GPU's own counters is recorded elsewhere."""
 
+import gc
 import time
 
 import pytest
@@ -25,6 +26,13 @@ def test_rows_of_calls_count_every_call():
     calls = []
     benchmark(lambda: calls.append(1), runs=3, launches=True)
     assert len(calls) == 3 + 3 * 100
+
+
+def test_nothing_is_collected_while_it_measures():
+    found = []
+    benchmark(lambda: found.append(gc.isenabled()), runs=3, launches=True)
+    assert not any(found[3:])
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize(

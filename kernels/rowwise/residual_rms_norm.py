@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, check_alike, check_columns, in_widest
+from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
@@ -91,23 +91,26 @@ def residual_rms_norm_wide_kernel(
 
 
 @cache
-def settings(cols: int, dtype: torch.dtype) -> dict:
+def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     """Launch settings for rows of `cols` elements.
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
     others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 96 (1024 columns), 95 (4096), 96 (8192),
     96 (16384). With four tensors to move, hardly any choice costs more than 2.
+
+    `few_rows`: no more than the GPU has SMs. Then each has a program of its own and twice the warps: 128 rows of 8192
+    take 4.2 us instead of 4.6.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
     block_cols = triton.next_power_of_2(cols)
-    elements = max(2048 if block_cols <= 2048 else 16384, block_cols)
+    elements = max(2048 if block_cols <= 2048 or few_rows else 16384, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
         "COMPUTE": compute,
-        "num_warps": elements // 1024,
+        "num_warps": min(32, elements // 512) if few_rows else elements // 1024,
     }
 
 
@@ -119,7 +122,7 @@ def _forward(
         return y, s
     x, residual, weight = as_rows(x), as_rows(residual), weight.contiguous()
     rows, cols = x.shape
-    chosen = settings(cols, x.dtype)
+    chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
     strides = x.stride(0), residual.stride(0)
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
@@ -193,7 +196,8 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, ...]:
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
-    return (x, x, weight, x, x, rows, cols, cols, cols, 1e-6), settings(cols, dtype)
+    # As on an H200, which has 132 SMs.
+    return (x, x, weight, x, x, rows, cols, cols, cols, 1e-6), settings(cols, dtype, few_rows=rows <= 132)
 
 
 OP = FusedOp(

@@ -11,7 +11,9 @@ for its maximum and sum, which one pass finds together (kernels/online_softmax.p
 its start, to write y. What was read last is still in the L1 cache, so that memory sees little of the second read: by
 an H200's counters 16 % of it at 65536 columns, 58 % at 131072 where no chunk was kept.
 
-The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element.
+The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element. Beyond 8192 columns y and its
+gradient are asked for again after the sum, and the L1 cache answers: held in registers, they would leave an SM half the
+warps.
 
 Source: torch.nn.functional.softmax; Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -26,6 +28,7 @@ from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
+WIDEST_BACKWARD_BLOCK = 32768  # the same for the backward, which need not hold them
 
 
 @triton.jit
@@ -82,7 +85,9 @@ def softmax_wide_kernel(
     shift = tl.log2(total)  # dividing by the total is subtracting its logarithm, and costs no operation more
     if KEEPS_LAST:
         y = tl.exp2((kept.to(COMPUTE) - top) * LOG2_E - shift)
-        tl.store(y_ptr + last + place, y.to(y_ptr.dtype.element_ty), mask=last + place < cols)
+        tl.store(
+            y_ptr + last + place, y.to(y_ptr.dtype.element_ty), mask=last + place < cols, eviction_policy="evict_first"
+        )
     for back in tl.range(0, end, CHUNK):
         col = end - CHUNK - back + place
         x = tl.load(x_ptr + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
@@ -101,15 +106,24 @@ def softmax_backward_kernel(
     grad_y_row_stride,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
+    AGAIN: tl.constexpr,  # whether to ask for the row again instead of holding it
     COMPUTE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
     inside = (row < rows) & (col < cols)
-    grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    y = tl.load(y_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
+    first: tl.constexpr = "evict_last" if AGAIN else ""
+    grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0, eviction_policy=first)
+    grad_y = grad_y.to(COMPUTE)
+    y = tl.load(y_ptr + row * cols + col, mask=inside, other=0.0, eviction_policy=first).to(COMPUTE)
     mean = tl.sum(y * grad_y, axis=1)[:, None]
-    tl.store(grad_x_ptr + row * cols + col, (y * (grad_y - mean)).to(grad_x_ptr.dtype.element_ty), mask=inside)
+    if AGAIN:
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, eviction_policy="evict_first")
+        grad_y = grad_y.to(COMPUTE)
+        y = tl.load(y_ptr + row * cols + col, mask=inside, eviction_policy="evict_first").to(COMPUTE)
+    last: tl.constexpr = "evict_first" if AGAIN else ""  # what is written should not drive out what is asked for again
+    grad_x = (y * (grad_y - mean)).to(grad_x_ptr.dtype.element_ty)
+    tl.store(grad_x_ptr + row * cols + col, grad_x, mask=inside, eviction_policy=last)
 
 
 @triton.jit
@@ -125,12 +139,12 @@ def softmax_backward_wide_kernel(
     row = tl.program_id(0).to(tl.int64)
     grad_y_ptr += row * grad_y_row_stride
     y_ptr += row * cols
-    products = tl.zeros((BLOCK_COLS,), COMPUTE)
+    mean = tl.zeros((1,), COMPUTE)
     for start in range(0, cols, BLOCK_COLS):
         col = start + tl.arange(0, BLOCK_COLS)
         grad_y = tl.load(grad_y_ptr + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        products += grad_y * tl.load(y_ptr + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-    mean = tl.sum(products, axis=0)
+        y = tl.load(y_ptr + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        mean += tl.sum(grad_y * y, axis=0, keep_dims=True)
     last = (tl.cdiv(cols, BLOCK_COLS) - 1) * BLOCK_COLS
     for back in range(0, cols, BLOCK_COLS):
         col = last - back + tl.arange(0, BLOCK_COLS)
@@ -146,8 +160,8 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     On an H200 (bf16, per cent of copy bandwidth): rows of up to 2048 share a program of 2048 elements and 2 warps (93
     at 1024 columns; 4 warps for 8 rows: 67); 4 warps hold 4096 (94), 16 hold 8192 (97) and 16384 (95). Wider rows are
     read twice by 32 warps, two rows a multiprocessor, as much as its L1 cache can have again: 94 at 32768 columns,
-    where the best program that holds the row had 92, and 92 at 65536. There two rows of 131072 would be four times the
-    cache, so that one is read at a time and its last 32768 columns stay in registers: 80, against 75.
+    where the best program that holds the row had 92, and 93 at 65536. There two rows of 131072 would be four times the
+    cache, so that one is read at a time and its last 32768 columns stay in registers: 83, against 75.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
@@ -166,16 +180,17 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
 
 def backward_settings(cols: int, dtype: torch.dtype) -> dict:
     """Launch settings of the backward: on an H200 (bf16, per cent of copy bandwidth) 95 at 1024 columns, 98 and more at
-    4096 to 16384; read twice 94 at 32768, 73 at 65536, 64 at 131072.
+    4096 and 8192; asked for again 103 at 16384 (held 99) and 99 at 32768. In chunks 87 at 65536 and 69 at 131072.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if cols > WIDEST_BLOCK:
-        return {"BLOCK_COLS": 8192, "COMPUTE": compute, "num_warps": 32}
+    if cols > WIDEST_BACKWARD_BLOCK:
+        return {"BLOCK_COLS": 32768, "COMPUTE": compute, "num_warps": 32}
     block_cols = triton.next_power_of_2(cols)
-    warps = 2 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16
+    warps = 2 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16 if block_cols <= 8192 else 32
     return {
         "BLOCK_ROWS": max(1, 2048 // block_cols),
         "BLOCK_COLS": block_cols,
+        "AGAIN": block_cols > 8192,
         "COMPUTE": compute,
         "num_warps": warps,
     }
@@ -204,7 +219,7 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rows, cols = grad_y.shape
     chosen = backward_settings(cols, y.dtype)
     with torch.cuda.device_of(y):
-        if cols <= WIDEST_BLOCK:
+        if cols <= WIDEST_BACKWARD_BLOCK:
             grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
             softmax_backward_kernel[grid](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **chosen)
         else:
