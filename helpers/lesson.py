@@ -48,15 +48,20 @@ class _Line(str):
 
 
 def _beside(guess: float | None, measured: float, unit: str) -> str:
-    found = f"{measured:,.4g} {unit}".rstrip()  # what is measured, counted or computed
+    found = f"{_number(measured)} {unit}".rstrip()  # what is measured, counted or computed
     if guess is None:
         return f"{found}; you made no guess"
     if guess == measured or (measured and abs(guess / measured - 1) < 0.02):
         return f"{found}, as you said"
     if guess > 0 and measured > 0:
         ratio = max(guess, measured) / min(guess, measured)
-        return f"{found}; you said {guess:,.4g}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
-    return f"{found}; you said {guess:,.4g}"
+        return f"{found}; you said {_number(guess)}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
+    return f"{found}; you said {_number(guess)}"
+
+
+def _number(value: float) -> str:
+    """Four digits; whole numbers that have more in full."""
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
 
 
 def predict_first(question: str, unit: str) -> Prediction:
@@ -71,8 +76,8 @@ def predictions() -> str:
     """All questions of this notebook so far, as a table: guessed, found."""
     rows = []
     for prediction in _predictions.values():
-        guess = "-" if prediction.guess is None else f"{prediction.guess:,.4g}"
-        measured = "-" if prediction.measured is None else f"{prediction.measured:,.4g}"
+        guess = "-" if prediction.guess is None else _number(prediction.guess)
+        measured = "-" if prediction.measured is None else _number(prediction.measured)
         rows.append((prediction.question, guess, measured, prediction.unit))
     rows.insert(0, ("question", "you said", "found", "unit"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -96,4 +101,4 @@ def self_test(answer: float | None, correct: float, hint: str, within: float = 0
         raise TypeError(f"an answer is a number, got {answer!r}: write it without quotes or unit")
     if math.isclose(answer, correct, rel_tol=within):
         return _Line("right")
-    return _Line(f"not {answer:,.4g}: {hint}")
+    return _Line(f"not {_number(answer)}: {hint}")

@@ -23,7 +23,7 @@ def guessed(text: str, unit: str = "MB") -> Prediction:
     [
         ("", 20, "bytes: 20 MB; you made no guess"),
         ("20", 20, "bytes: 20 MB, as you said"),
-        (" 12,000 ", 12_100, "bytes: 1.21e+04 MB, as you said"),
+        (" 12,000 ", 12_100, "bytes: 12,100 MB, as you said"),
         ("12", 20, "bytes: 20 MB; you said 12, 1.67 times too few"),
         ("40", 20, "bytes: 20 MB; you said 40, 2 times too many"),
         ("0", 20, "bytes: 20 MB; you said 0"),

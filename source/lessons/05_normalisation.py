@@ -13,7 +13,8 @@
 # - fuse what comes before (a residual) and after (an activation), and handle rows too wide for one block;
 # - judge a published speed-up by asking what it was measured against.
 #
-# About 40 minutes. It follows on [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb).
+# About 40 minutes. It follows on [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb) and leads to
+# exercises [05](../exercises/05_layer_norm.ipynb) and [05b](../exercises/05b_residual_rms_norm.ipynb).
 
 # %%
 import torch
@@ -218,6 +219,7 @@ def merge(mean_a, squares_a, count_a, mean_b, squares_b, count_b):
     return mean_a + apart * share, squares, count
 
 
+# %%
 @triton.jit
 def welford_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * columns
@@ -289,8 +291,7 @@ print(f"F.layer_norm, then relu: {library.launches} launches, {ratio:.1f} times 
 # %%
 from helpers.traffic_chart import traffic_chart
 
-times = unfused.bytes_total / fused.bytes_total
-traffic_chart({"unfused": unfused, "fused": fused}, f"Fusing moves {times:.1f} times fewer bytes")
+traffic_chart({"unfused": unfused, "fused": fused})
 
 # %% [markdown]
 # To the letter. But who writes LayerNorm out? PyTorch's own `F.layer_norm` is a fused kernel already, and against that
@@ -398,15 +399,13 @@ from helpers.timing import benchmark_together
 if runtime.has_gpu():
     big = torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16)
     more, weight, bias = torch.randn_like(big), big[0].clone(), big[1].clone()
-    times = benchmark_together(
-        {
-            "add, layer_norm": lambda: F.layer_norm(big + more, (4096,), weight, bias),
-            "fused residual": lambda: residual_layer_norm(big, more, weight, bias),
-            "F.normalize": lambda: F.normalize(big, dim=-1),
-            "fused L2 norm": lambda: l2_norm(big),
-        }
-    )
-    print(times)
+    versions = {
+        "add, layer_norm": lambda: F.layer_norm(big + more, (4096,), weight, bias),
+        "fused residual": lambda: residual_layer_norm(big, more, weight, bias),
+        "F.normalize": lambda: F.normalize(big, dim=-1),
+        "fused L2 norm": lambda: l2_norm(big),
+    }
+    print(benchmark_together(versions))
 else:
     print(f"No GPU here. Recorded above: {h200.label}.")
 
@@ -481,8 +480,9 @@ print(wide)
 print(f"distinct bytes: {wide.unique_total / long.numel():.0f} B/element")
 
 # %% [markdown]
-# Half as much again as one read and one write; but the second read follows soon on the first, and finds a row of this
-# size in the L2 cache. `layer_norm` in the catalogue does this beyond a width that its settings name.
+# Half as much again as one read and one write; but the second read follows soon on the first, and may find the row in
+# the L2 cache still: the next lesson says when. `layer_norm` in the catalogue does this beyond a width that its
+# settings name.
 #
 # ## What you said, what was found
 
@@ -516,4 +516,6 @@ answer = ...
 self_test(answer, 7 / 4, "add 3 trips, norm 2, silu 2; the one kernel has 2 in and 2 out")
 
 # %% [markdown]
-# Next: [07 Occupancy](07_occupancy.ipynb), where rows wide enough run out of registers.
+# Exercise [05](../exercises/05_layer_norm.ipynb) asks for a LayerNorm that takes any width and any mean,
+# [05b](../exercises/05b_residual_rms_norm.ipynb) for a residual and RMSNorm. Next: [06 Softmax](06_softmax.ipynb),
+# where what a row needs first is known last.

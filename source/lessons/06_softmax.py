@@ -14,7 +14,8 @@
 # - fuse what comes after: dropout, top-k, cross entropy;
 # - tell how much of a published speed-up is fusion.
 #
-# About 45 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row.
+# About 45 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row, and
+# leads to [exercise 06](../exercises/06_softmax_topk.ipynb).
 
 # %%
 import torch
@@ -647,4 +648,5 @@ correct = 10 * np.exp(2 - 4) + 3
 self_test(answer, correct, "rescale the first sum to the maximum 4, then add")
 
 # %% [markdown]
-# Next: [07 Occupancy](07_occupancy.ipynb), on what more registers, more warps and more blocks each cost.
+# [Exercise 06](../exercises/06_softmax_topk.ipynb) asks for probabilities and top-k from one read, equal scores
+# included. Next: [07 Occupancy](07_occupancy.ipynb), on what more registers, more warps and more blocks each cost.

@@ -13,7 +13,8 @@
 # - find the point where a growing fusion starts to spill and the one where it stops paying, and say why they differ;
 # - choose `num_warps` and `maxnreg` knowing what each costs, and count waves and their tail.
 #
-# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb); you have seen a Triton kernel before.
+# About 40 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
+# [exercise 07](../exercises/07_register_budget.ipynb).
 
 # %%
 import torch
@@ -150,13 +151,16 @@ for steps in (1, 24):
 forward.compare(chain.registers)
 
 # %% [markdown]
-# Hardly more. A value that the next step replaces gives its register back. **Fusing costs no registers; keeping does.**
+# Less than one more for each further step. A value that the next step replaces gives its register back. **Fusing costs
+# hardly any registers; keeping does.**
 #
 # ## A chain that keeps
 #
 # The gradient is another matter. It walks the chain backwards, and needs what each step made on the way there. Unfused,
-# those rows lie in memory. Fused, they must stay in registers: they are *live*. For one step, with `r` the scale:
-# `grad y = r (g - n mean(g n))`, where `g = grad sigmoid(n) (1 + n (1 - sigmoid(n)))`.
+# those rows lie in memory. Fused, they must stay in registers: they are *live*. For one step, with $r$ the scale, $d$
+# the gradient that arrives and $s$ the sigmoid of $n$:
+#
+# $$\text{grad}_y = r\,\bigl(g - n\,\text{mean}(g\,n)\bigr), \qquad g = d\,s\,\bigl(1 + n\,(1 - s)\bigr)$$
 #
 # Textbooks write it with the step's input `y`, so a first version keeps `y`:
 
@@ -415,8 +419,9 @@ for steps in (first, 16, 20, 24):
 
 # %% [markdown]
 # There is. So fusing stops paying **where one more operation costs a block that the SM needed**, and the compiler told
-# us which operation that is. A cut pays where its pieces hold more blocks. Check it in the first table: where each half
-# holds no more than the whole, two pieces lose, and it takes three or four to gain.
+# us which operation that is. A cut can pay only where its pieces hold more blocks. Check it in the first table: where
+# each half holds no more than the whole, two pieces lose, and it takes three or four to gain. On the shortest chain,
+# too, they lose: it has blocks enough, and the cut's bytes buy nothing.
 #
 # With a GPU at hand, look for the point on yours:
 
@@ -608,4 +613,5 @@ answer = ...
 self_test(answer, 6 * 2048 / 128, "2048 numbers over 4 x 32 threads, a register each")
 
 # %% [markdown]
-# Next: the [lab bench](lab_bench.ipynb), every instrument of the course in one line each.
+# [Exercise 07](../exercises/07_register_budget.ipynb) gives you kernels to fit into a register budget. Next: the
+# [lab bench](lab_bench.ipynb), every instrument of the course in one line each.
