@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from helpers import progress
 from helpers.grading.cells import CellRun, run_cells
 from helpers.grading.submission import Submission, read_submission
 from helpers.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
@@ -118,4 +119,6 @@ def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
     submission = read_submission(Path(path))
     results = results_of(submission, cell_timeout)
     print(report(submission, results))
+    states = {result.check: result.state for result in results if result.state != HIDDEN}
+    progress.record(Path(path), states, submission.answers)
     return 0 if all(result.state in (PASS, HIDDEN) for result in results) else 1

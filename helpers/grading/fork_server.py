@@ -1,11 +1,15 @@
-"""A process with PyTorch, Triton and the course imported, which forks a kernel into each sandbox that is made for one.
+"""A process with PyTorch, Triton and the course imported, which forks itself into sandboxes.
 
     python -m helpers.grading.fork_server SOCKET
 
 To import takes longer than to run most submissions, so it is done once. The server knows nothing of a class: no
-exercise, no seed, no submission. For each kernel it is sent, on the socket, the arguments of ipykernel as JSON, with
-two descriptors: of a process in the sandbox (pidfd), and of the pipe whose end ends the sandbox. It answers with an
-empty line, or with why there is no kernel.
+exercise, no seed, no submission. On the socket it is sent, as JSON, what a fork becomes:
+
+    {"kernel": arguments of ipykernel}    a submission's kernel
+    {"judge": true}                       `helpers.replay.server`, with its input and output as two more descriptors
+
+with two descriptors: of a process in the sandbox (pidfd), and of the pipe whose end ends the sandbox. It answers with
+an empty line, or with why there is no fork.
 
 A fork gives up what it shares with the server before it reads a byte of a submission: it enters every namespace of the
 sandbox at once, closes all descriptors but that pipe's, gives up all privileges, and takes on limits and a filter of
@@ -31,6 +35,7 @@ from helpers.grading.confinement import (
     limit_resources,
 )
 
+JUDGE_MEMORY = 8 << 30  # bytes of data
 MOST_ASKED = 1 << 16  # bytes of one request
 
 
@@ -39,23 +44,33 @@ def close_all_but(kept: int) -> None:
     os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
-def become_kernel(arguments: list[str], held: int) -> None:
-    """In the sandbox: from here on this is a kernel of ipykernel."""
+def become(asked: dict, held: int, descriptors: list[int]) -> None:
+    """In the sandbox: from here on this is what was asked for."""
     os.setsid()
     os.chdir("/tmp")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
     close_all_but(held)
-    limit_resources()
-    give_up_privileges()
-    filter_system_calls()
     tempfile.tempdir = "/tmp"  # it would look for a folder by writing into it
-    from ipykernel import kernelapp
+    if "judge" in asked:
+        from helpers.replay import server
 
-    kernelapp.launch_new_instance(argv=arguments)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (JUDGE_MEMORY, JUDGE_MEMORY))
+        give_up_privileges()
+        server.main()
+    else:
+        from ipykernel import kernelapp
+
+        limit_resources()
+        give_up_privileges()
+        filter_system_calls()
+        kernelapp.launch_new_instance(argv=asked["kernel"])
 
 
-def fork_kernel(connection: socket.socket, arguments: list[str], sandbox: int, held: int) -> None:
-    """Fork a kernel into the sandbox. Two forks: a process enters a new PID namespace with its children alone."""
+def fork(connection: socket.socket, asked: dict, sandbox: int, held: int, *descriptors: int) -> None:
+    """Fork into the sandbox. Two forks: a process enters a new PID namespace with its children alone."""
     if os.fork():
         return
     status = 1
@@ -64,7 +79,7 @@ def fork_kernel(connection: socket.socket, arguments: list[str], sandbox: int, h
         if os.fork():
             connection.send(b"\n")
         else:
-            become_kernel(arguments, held)
+            become(asked, held, descriptors)
         status = 0
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -74,11 +89,12 @@ def fork_kernel(connection: socket.socket, arguments: list[str], sandbox: int, h
 
 
 def import_all() -> None:
-    """What the kernel of a submission needs, from ipykernel to Triton's interpreter."""
+    """What a submission's kernel and the judge need, from ipykernel to Triton's interpreter."""
     import ipykernel.kernelapp  # noqa: F401
     import torch
 
-    import helpers.replay.record  # noqa: F401
+    import helpers.replay.record
+    import helpers.replay.server  # noqa: F401
     from helpers.traffic import measure
     from kernels.elementwise.add_gelu import add_gelu
 
@@ -97,10 +113,10 @@ def main() -> None:
     gc.freeze()
     connection = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(connection, MOST_ASKED, 2)
+        asked, descriptors, _, _ = socket.recv_fds(connection, MOST_ASKED, 4)
         if not asked:  # the worker has ended
             return
-        fork_kernel(connection, json.loads(asked), *descriptors)
+        fork(connection, json.loads(asked), *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 

@@ -7,13 +7,9 @@ kernel earns nothing for its traffic or its machine code if it computes somethin
 """
 
 import base64
-import contextlib
 import json
 import os
 import select
-import shlex
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,13 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from helpers.grading.exercise import Exercise
-from helpers.grading.sandbox import command
+from helpers.grading.sandbox import forked
 from helpers.outcome import ERROR, FAIL, PASS
 
 MIME = "application/vnd.kernel-fusion.calls"
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 START_TIME, ANSWER_TIME = 300.0, 90.0  # seconds
-LIMITS = f"ulimit -c 0; ulimit -d {8 << 20}"
 
 
 class JudgeError(RuntimeError):
@@ -55,13 +50,11 @@ class Judge:
 
     def _start(self) -> None:
         self._said = bytearray()
-        self._server = subprocess.Popen(
-            command(["sh", "-c", f"{LIMITS}; exec {shlex.quote(sys.executable)} -m helpers.replay.server"], [], [], []),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-        )
+        asking, self._asking = os.pipe()
+        self._answers, answers = os.pipe()
+        self._server = forked({"judge": True}, [], [], [asking, answers])
+        os.close(asking)
+        os.close(answers)
         calls = self._ask({"cells": self.exercise.cells, "seed": self.seed}, START_TIME)
         self._kept = calls["kept"]
         self._shown = {check: [call["values"] for call in shown] for check, shown in calls["shown"].items()}
@@ -72,10 +65,17 @@ class Judge:
         self.calls_file.write_text(json.dumps(shown))
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
+        self._stop()
         self._folder.cleanup()
+
+    def _stop(self) -> None:
+        if self._server is None:
+            return
+        self._server.kill()
+        self._server.wait()
+        self._server = None
+        os.close(self._asking)
+        os.close(self._answers)
 
     def verdict(self, check: str, outputs: list[dict], answers: dict[str, str]) -> tuple[str, str]:
         """A check's state and message from what its cell showed."""
@@ -100,24 +100,21 @@ class Judge:
             return self._ask(request, ANSWER_TIME)
         except JudgeError:
             # Whatever ended the process, the next submission has a fresh one.
-            with contextlib.suppress(ProcessLookupError):
-                self._server.kill()
-            self._server.wait()
+            self._stop()
             self._start()
             return {"state": ERROR, "message": "replaying your launches ended without a result", "look_at": ""}
 
     def _ask(self, request: dict, time_limit: float) -> dict:
         deadline = time.monotonic() + time_limit
         try:
-            self._server.stdin.write(json.dumps(request).encode() + b"\n")
-            self._server.stdin.flush()
+            with open(self._asking, "wb", closefd=False) as asking:
+                asking.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
             raise JudgeError("the judging process has ended: run the command again with --resume") from None
-        output = self._server.stdout.fileno()
         while b"\n" not in self._said:
-            if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise JudgeError(f"the judging process said nothing for {time_limit:g} s")
-            part = os.read(output, 1 << 16)
+            part = os.read(self._answers, 1 << 16)
             if not part:
                 raise JudgeError(f"the judging process of {self.exercise.name} ended: does `fusion check` pass on it?")
             self._said += part

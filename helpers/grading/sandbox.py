@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -112,21 +113,12 @@ class ForkServer:
                 start_new_session=True,
             )
 
-    def fork(self, arguments: list[str], sandbox: int, held: int) -> None:
-        """Fork a kernel into a sandbox.
-
-        Args:
-            arguments: of ipykernel.
-            sandbox: a process in the sandbox, by its descriptor (pidfd).
-            held: a descriptor that the kernel holds open for as long as it lives.
-
-        Raises:
-            RuntimeError: there is no kernel; one line.
-        """
+    def fork(self, asked: dict, descriptors: list[int]) -> None:
+        """Ask for a fork; RuntimeError where there is none: one line."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         try:
-            socket.send_fds(self._connection, [json.dumps(arguments).encode()], [sandbox, held])
+            socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
             if not select.select([self._connection], [], [], START_TIME)[0]:
                 raise RuntimeError(f"the fork server said nothing for {START_TIME:g} s")
             said = self._connection.recv(1 << 12).decode().strip()
@@ -137,6 +129,44 @@ class ForkServer:
 
 
 fork_server = ForkServer()
+
+
+def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequence[int] = ()) -> subprocess.Popen:
+    """Let bubblewrap make a sandbox around a process that does nothing, and a fork of the server enter it.
+
+    Args:
+        asked: what the fork becomes, as `fork_server` has it, with these descriptors.
+        seen: files and folders to read, at their own paths.
+        written: folders to write to.
+
+    Returns:
+        The sandbox: it ends with the fork, and the fork with it.
+
+    Raises:
+        RuntimeError: there is no sandbox, or no way into it; one line.
+    """
+    reading, writing = os.pipe()
+    # It ends, and all in the sandbox with it, when nobody holds the other end of its input.
+    idle = ["sh", "-c", f": >{STARTUP}/README; echo ready; read end"]
+    sandbox = subprocess.Popen(
+        command(idle, seen, written, ["--as-pid-1", "--info-fd", str(writing)]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        pass_fds=[writing],
+        start_new_session=True,
+    )
+    os.close(writing)
+    with open(reading) as info, sandbox.stdin, sandbox.stdout, sandbox.stderr:
+        if sandbox.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"no sandbox: {sandbox.stderr.read().decode(errors='replace').strip()}")
+        inside = os.pidfd_open(json.load(info)["child-pid"])
+        try:
+            fork_server.fork(asked, [inside, sandbox.stdin.fileno(), *descriptors])
+        finally:
+            os.close(inside)
+    return sandbox
 
 
 class SandboxProvisioner(LocalProvisioner):
@@ -160,30 +190,7 @@ class SandboxProvisioner(LocalProvisioner):
         return await super().pre_launch(**kwargs)
 
     async def launch_kernel(self, cmd, **_):
-        """Let bubblewrap make a sandbox around a process that does nothing, and a fork of the server enter it."""
-        reading, writing = os.pipe()
-        # It ends, and all in the sandbox with it, when nobody holds the other end of its input.
-        idle = ["sh", "-c", f": >{STARTUP}/README; echo ready; read end"]
-        options = ["--as-pid-1", "--info-fd", str(writing)]
-        self.process = subprocess.Popen(
-            command(idle, [Path(self.seen)], [self._sockets], options),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            pass_fds=[writing],
-            start_new_session=True,
-        )
-        os.close(writing)
-        with open(reading) as info:
-            if self.process.stdout.readline() != b"ready\n":
-                raise RuntimeError(f"no sandbox: {self.process.stderr.read().decode(errors='replace').strip()}")
-            inside = os.pidfd_open(json.load(info)["child-pid"])
-        try:
-            fork_server.fork(cmd, inside, self.process.stdin.fileno())
-        finally:
-            os.close(inside)
-            self.process.stdin.close()
+        self.process = forked({"kernel": cmd}, [Path(self.seen)], [self._sockets])
         self.pid = self.pgid = self.process.pid
         return self.connection_info
 
