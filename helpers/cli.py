@@ -22,6 +22,9 @@ def main(argv: list[str] | None = None) -> int:
     check = commands.add_parser("check", help="grade an exercise notebook with its public checks")
     check.add_argument("notebook", help="for example exercises/03_fused_add_gelu.ipynb")
 
+    progress = commands.add_parser("progress", help="all exercises at a glance: what their checks last said")
+    progress.add_argument("folder", nargs="?", default="exercises", help="of the notebooks (default: exercises)")
+
     grade = commands.add_parser("grade", help="grade a class, each notebook in a sandbox")
     grade.add_argument("submissions", help="a folder or a zip of notebooks")
     grade.add_argument("--out", required=True, metavar="FOLDER", help="where the report goes")
@@ -68,6 +71,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             from helpers.grading.check import check_notebook
 
             return check_notebook(arguments.notebook)
+        case "progress":
+            from helpers.progress import report
+
+            print(report(Path(arguments.folder)))
+            return 0
         case "grade":
             from helpers.grading.run import grade_class
 

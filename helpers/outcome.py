@@ -21,6 +21,9 @@ EDGE = {PASS: "#009E73", FAIL: "#D55E00", NOT_ATTEMPTED: "#888888", ERROR: "#56B
 # The latest outcome of each check in this session, which `Hints` reads.
 latest: dict[str, "Outcome"] = {}
 
+# Who wants to know each outcome as it comes.
+listeners: list[Callable[["Outcome"], None]] = []
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -92,6 +95,8 @@ def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
             else:
                 outcome = Outcome(name, ERROR, *described(error, answer))
         latest[name] = outcome
+        for listener in listeners:
+            listener(outcome)
         return outcome
 
     return check

@@ -7,7 +7,16 @@ from pathlib import Path
 COURSE = Path(__file__).resolve().parents[1]
 FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
 FILES = "LICENSE environment.yml pyproject.toml setup.sh .gitignore docs/lesson.png".split()
-MADE_HERE = ("__pycache__", ".ipynb_checkpoints", ".*_cache", "*.pyc", "*.edited", "*.building", "*.egg-info")
+MADE_HERE = (
+    "__pycache__",
+    ".ipynb_checkpoints",
+    ".progress",
+    ".*_cache",
+    "*.pyc",
+    "*.edited",
+    "*.building",
+    "*.egg-info",
+)
 TARGETS = ("lab", "bench")  # of the Makefile; the others need what is left out
 SECTIONS_LEFT_OUT = ("For instructors", "Map")  # of the README
 

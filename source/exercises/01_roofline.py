@@ -257,7 +257,8 @@ check_numbers(
 check_numbers(
     bound,
     roofline.bound,
-    [
+    [(8, 4, 2, 1)]  # on the ridge
+    + [
         (flops, nbytes, *gpu)
         for flops, nbytes in (
             roofline.work_of("vector add")(4096, 4096, 2),

@@ -1,0 +1,121 @@
+"""`fusion progress`: what is kept, and what is no longer claimed when a notebook has changed."""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from helpers import progress
+from helpers.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+def put(folder: Path, name: str = "01_roofline", built: str = "solutions") -> Path:
+    notebook = folder / f"{name}.ipynb"
+    notebook.write_bytes((ROOT / built / notebook.name).read_bytes())
+    return notebook
+
+
+def answers_in(notebook: Path) -> dict[str, str]:
+    asked = {cell["id"] for cell in progress.course_of(notebook)["original"] if cell["answer"]}
+    return {cell.id: cell.source for cell in nbformat.read(notebook, 4).cells if cell.id in asked}
+
+
+def edit(notebook: Path, answer: str, source: str) -> None:
+    content = json.loads(notebook.read_text())
+    next(cell for cell in content["cells"] if cell["id"] == answer)["source"] = source
+    notebook.write_text(json.dumps(content))
+
+
+def test_what_was_said_stands_as_long_as_the_answers_do(tmp_path):
+    notebook = put(tmp_path)
+    before = answers_in(notebook)
+    assert progress.progress_of(notebook).described == "not checked yet"
+    progress.record(notebook, {"product": "pass", "softmax": "fail"}, before)
+    told = progress.progress_of(notebook)
+    assert told.states == {"softmax": "fail", "product": "pass"}
+    assert told.earned == 1
+    assert "fail: softmax; to do: vector-add, ridge, bound, gpus" in told.described
+    edit(notebook, "product-answer", before["product-answer"] + "  # better")
+    told = progress.progress_of(notebook)
+    assert told.states == {}
+    assert told.earned == 0
+    assert "changed since: run softmax, product again" in told.described
+    edit(notebook, "product-answer", before["product-answer"].splitlines(keepends=True))
+    assert progress.progress_of(notebook).earned == 1
+
+
+def test_all_passes_are_said_and_hidden_checks_are_not_counted(tmp_path):
+    notebook = put(tmp_path, built="exercises")
+    points = progress.progress_of(notebook).points
+    assert sum(points.values()) == 8
+    progress.record(notebook, dict.fromkeys([*points, "other-work"], "pass"), answers_in(notebook))
+    assert str(progress.progress_of(notebook)).startswith("01_roofline")
+    assert "8 of 8 points" in str(progress.progress_of(notebook))
+    assert "every check passes" in progress.progress_of(notebook).described
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"product": 3}', '{"product": {"state": "won"}}', "\udcff"])
+def test_what_was_not_written_here_counts_for_nothing(tmp_path, kept):
+    notebook = put(tmp_path)
+    (tmp_path / ".progress").mkdir()
+    (tmp_path / ".progress/01_roofline.json").write_bytes(kept.encode(errors="surrogateescape"))
+    assert progress.progress_of(notebook).states == {}
+    progress.record(notebook, {"product": "pass"}, answers_in(notebook))
+    assert progress.progress_of(notebook).states == {"product": "pass"}
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+    notebook = put(tmp_path)
+    (tmp_path / ".progress").write_text("in the way")
+    progress.record(notebook, {"product": "pass"}, answers_in(notebook))
+    assert progress.progress_of(notebook).states == {}
+
+
+def test_the_command_lists_every_exercise(tmp_path, capsys):
+    put(tmp_path)
+    put(tmp_path, "03_fused_add_gelu", built="exercises")
+    (tmp_path / "notes.ipynb").write_text("{}")
+    (tmp_path / "torn.ipynb").write_text("{")
+    assert main(["progress", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["01_roofline", "03_fused_add_gelu", "0", "Kept"]
+    assert main(["progress", str(tmp_path / "none")]) == 2
+    assert "holds no exercise" in capsys.readouterr().err
+
+
+def test_a_running_notebook_records_what_its_checks_say(tmp_path, monkeypatch):
+    notebook = put(tmp_path)
+    # What Jupyter's server tells a kernel.
+    monkeypatch.setitem(os.environ, "JPY_SESSION_NAME", str(notebook))
+    content = nbformat.read(notebook, 4)
+    content.cells = [cell for cell in content.cells if "other" not in cell.id]
+    client = NotebookClient(content, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    with client.setup_kernel():
+        for number, cell in enumerate(content.cells):
+            if cell.cell_type == "code":
+                execute_as_jupyterlab(client, cell)
+            assert number or not (tmp_path / ".progress").exists()
+        told = progress.progress_of(notebook)
+        assert told.earned == 8
+        # A stub is run and checked, but not saved: nothing is claimed of what the file holds.
+        stub = next(cell for cell in content.cells if cell.id == "product-answer")
+        stub.source = "def product(rows, inner, columns, itemsize):\n    raise NotImplementedError"
+        execute_as_jupyterlab(client, stub)
+        execute_as_jupyterlab(client, next(cell for cell in content.cells if cell.id == "product"))
+        assert progress.progress_of(notebook).changed == ("product",)
+        edit(notebook, "product-answer", stub.source)
+        assert progress.progress_of(notebook).states == {"product": "not attempted"}
+
+
+def execute_as_jupyterlab(client: NotebookClient, cell) -> None:
+    """Run a cell with its id, which JupyterLab sends along and nbclient does not."""
+    message = client.kc.session.msg("execute_request", {"code": cell.source, "silent": False, "store_history": True})
+    message["metadata"]["cellId"] = cell.id
+    client.kc.shell_channel.send(message)
+    reply = client.kc.get_shell_msg(timeout=60)
+    assert reply["content"]["status"] == "ok", reply["content"]
