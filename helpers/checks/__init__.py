@@ -21,3 +21,6 @@ from helpers.checks.row_cases import topk_cases as topk_cases
 from helpers.checks.tile_cases import linear_cases as linear_cases
 from helpers.checks.traffic import check_traffic as check_traffic
 from helpers.checks.values import check_values as check_values
+from helpers.progress import watch
+
+watch()
