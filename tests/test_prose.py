@@ -12,7 +12,7 @@ NOTEBOOKS = sorted(path for folder in ("notebooks", "solutions") for path in (RO
 
 UNIT = (
     r"[kKMGTP]?i?B(?:/s|/element)?|bytes?|bits?|[kMGTP]?FLOPs?(?:/s|/byte)?|[kMG]?Hz|[mµun]s|(?<=\s)s|seconds?|"
-    r"%|per cent|times|x|registers?|launch(?:es)?"
+    r"%|per cent|times|(?<=\d)x|registers?|launch(?:es)?"
 )
 QUANTITY = re.compile(rf"(?<![\w./])(\d+(?:,\d{{3}})*(?:\.\d+)?)[\s-]?({UNIT})(?![\w/])")
 SAME = {"byte": "B", "bytes": "B", "bit": "bits", "per cent": "%", "times": "x", "µs": "us", "register": "registers"}
@@ -68,7 +68,7 @@ def test_every_quantity_in_prose_is_accounted_for(path):
         ("A register has 32 bits. <!-- given 32 bits: CUDA C++ Programming Guide -->", []),
         ("A register has 32 bits. <!-- given 64 bits: CUDA C++ Programming Guide -->", ["32 bits"]),
         ("A register has 32 bits. <!-- given 32 bits: -->", ["32 bits"]),  # no source
-        ("Two launches, eleven bytes; 24 elements, 16384 rows, A100, a row of 2s and 4s", []),
+        ("Two launches, eleven bytes; 24 elements, 16384 rows, A100, tiles of 4 x 4, a row of 2s and 4s", []),
         ("`BLOCK = 4 bytes`, $2 s$, [here](10%20s.html)", []),
     ],
 )

@@ -6,6 +6,7 @@
 # RTX 4090.** Neither need be here: the compiler is. About 40 minutes. Lesson 07 has all you need.
 #
 # **The formula**, with 65,536 registers an SM, whatever the GPU:
+# <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 #
 # $$\text{registers a thread} \le \frac{65\,536}{32 \times \text{active warps}}, \qquad
 # \text{numbers a thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
@@ -74,7 +75,8 @@ print("right:", torch.allclose(dx.float(), reference(x.float(), dy.float()), ato
 
 # %% [markdown]
 # Its settings are `{"ROWS": .., "num_warps": ..}`, powers of two both. `columns` is a power of two from 256 to 8192.
-# **Every load and store must move 16 bytes a thread, too**, so a thread needs enough neighbouring numbers of 2 bytes.
+# **Every load and store must move 16 bytes a thread, too**, so a thread needs enough neighbouring numbers of two bytes.
+# <!-- given 16 bytes: what the check asks for -->
 #
 # Try settings here, as often as you like:
 
@@ -216,7 +218,7 @@ check_budget(
 )
 
 # %% [markdown]
-# **Tiles** that use each number 16 times, and 32 times.
+# **Tiles** that use each number sixteen times, and thirty-two times.
 
 # %% grade_id="tile" points=5
 check_budget(
