@@ -120,3 +120,35 @@ def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if len(dtypes) < 2 or not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
         return tensors
     return tuple(tensor.to(reduce(torch.promote_types, dtypes)) for tensor in tensors)
+
+
+def check_heads(operation: str, scale: float | None, **tensors: torch.Tensor) -> None:
+    """Check what attention asks of q and of k, and of v where it is given.
+
+    Raises:
+        TypeError: as check_together.
+        ValueError: as check_together, shapes that do not fit, a head wider than 256, or a scale that is not positive.
+    """
+    check_together(operation, **tensors)
+    shapes = ", ".join(f"{name} of {tuple(tensor.shape)}" for name, tensor in tensors.items())
+    q, k, *rest = tensors.values()
+    if any(x.dim() != 4 for x in tensors.values()):
+        raise ValueError(f"{operation} takes (batch, heads, tokens, dim), got {shapes}: add or join dimensions")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or any(x.shape != k.shape for x in rest):
+        raise ValueError(f"{operation} takes one batch and dim, k and v alike, got {shapes}: expand or slice them")
+    if not 1 <= q.shape[3] <= 256:
+        raise ValueError(f"{operation} takes heads of dim 1 to 256, got {q.shape[3]}: split them")
+    if q.shape[1] % max(1, k.shape[1]) or (q.shape[1] and not k.shape[1]):
+        raise ValueError(f"{operation} takes heads of q in multiples of those of k, got {shapes}: repeat those of k")
+    if scale is not None and not 0 < scale < float("inf"):
+        raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
+
+
+def as_autocast_says(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast, the tensors in its precision, as PyTorch's products take them; fp64 stays."""
+    first = tensors[0]
+    if not (isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
+    lowered = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in lowered else x for x in tensors)

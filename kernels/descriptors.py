@@ -1,0 +1,44 @@
+"""Tensors as tensor descriptors take them, and so the copy engine (TMA) of a GPU of compute capability 9.0 or later.
+
+A descriptor tells of a tensor's shape and strides; a kernel then asks for a tile by its first element's place, and what
+lies outside the tensor reads as zero and is not written. Elements of a row stand side by side, and every row starts at
+a multiple of 16 bytes. Earlier GPUs have no such engine: there Triton compiles a descriptor into pointers and masks.
+"""
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+ALIGNMENT = 16  # bytes: CUDA driver API, cuTensorMapEncodeTiled
+
+
+def padded_empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """An uninitialised tensor of `shape`, of like's dtype and device, whose rows start at multiples of 16 bytes."""
+    unit = ALIGNMENT // like.element_size()
+    columns = triton.cdiv(shape[-1], unit) * unit
+    return torch.empty((*shape[:-1], columns), dtype=like.dtype, device=like.device)[..., : shape[-1]]
+
+
+def row_strides(x: torch.Tensor) -> list[int]:
+    """x's strides but the last, in elements. A dimension of one element may have any; here it has one that will do."""
+    unit = ALIGNMENT // x.element_size()
+    return [stride if size > 1 else unit for size, stride in zip(x.shape[:-1], x.stride(), strict=False)]
+
+
+def describable(x: torch.Tensor) -> torch.Tensor:
+    """x where a descriptor can tell of it, else (odd strides, an odd start, expanded) a copy of which one can."""
+    unit = ALIGNMENT // x.element_size()
+    apart = all(stride > 0 and stride % unit == 0 for stride in row_strides(x))
+    if apart and (x.stride(-1) == 1 or x.shape[-1] == 1) and x.data_ptr() % ALIGNMENT == 0:
+        return x
+    return padded_empty(x.shape, x).copy_(x)
+
+
+def described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
+    """The descriptor of x, which is describable, in tiles of this shape."""
+    return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], tile)
+
+
+def lend_scratch() -> None:
+    """Give the kernels launched next from this thread the memory that descriptors of their own making need."""
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))

@@ -1,0 +1,619 @@
+"""Attention without its matrix:  out = softmax(q k^T scale) v, a query seeing all keys or none after its own.
+
+Written out in PyTorch, N x N numbers a head go through memory, six times:
+
+    unfused   product: write s | scale: read s, write s | softmax: read s, write p | product: read p, write out
+                                                                    12 N^2 + 8 N d B a head in 16 bits, four launches
+    fused     read q, k and v, write out; s and p live in registers, a tile at a time         8 N d B, one launch
+
+At 4096 tokens and heads of 128 that is 206 MB a head against 4 MB, and linear in N. A program owns BLOCK_M queries and
+walks over the keys, with the softmax as kernels/online_softmax.py has it: a running maximum and sum, and the output so
+far shrunk whenever the maximum grows. Each program reads k and v again; it does so from L2, where its neighbours of the
+same head have them too.
+
+The backward pass computes the tiles of p again from q, k and the log-sum-exp of each row, which is all the forward
+keeps. With delta = sum(grad out, a row) and p = exp(s scale - lse):
+
+    grad_v = p^T grad,   grad_s = p (grad v^T - delta),   grad_q = grad_s k scale,   grad_k = grad_s^T q scale
+
+One kernel walks over keys for grad_q and one over queries for grad_k and grad_v: seven products instead of the five
+that are least, and in return no atomics, so that gradients are the same bits in every run.
+
+On a GPU of compute capability 9.0 the warps take roles (`warp_specialize`): four only fetch tiles, two groups of four
+hold 64 rows each, and while one computes exponentials the other has the tensor cores.
+
+Source: Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691; the warps' roles: Shah et al., arXiv:2407.08608.
+"""
+
+import math
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from kernels.arguments import as_autocast_says, check_heads
+from kernels.descriptors import describable, described, lend_scratch, padded_empty, row_strides
+from kernels.fused_op import FusedOp, Work
+
+WIDEST_HEAD = 256
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+@triton.jit
+def absorb_scores(s, peak, total, acc, SCALE: tl.constexpr, last, MASKED: tl.constexpr):
+    """The running maximum, sum and output of BLOCK_M rows after the scores of BLOCK_N more keys; p of those keys."""
+    if MASKED:
+        s = tl.where(tl.arange(0, s.shape[1])[None, :] <= last[:, None], s, -float("inf"))
+    higher = tl.maximum(peak, tl.max(s, axis=1) * (SCALE * LOG2_E))
+    # A row that has seen no key yet would compute -inf - -inf.
+    base = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
+    # The scale is folded into the exponent's one multiply-add; exponentials are powers of two, as the GPU's are.
+    p = tl.exp2(s * (SCALE * LOG2_E) - base[:, None])
+    shrink = tl.exp2(peak - base)
+    return p, higher, total * shrink + tl.sum(p, axis=1), acc * shrink[:, None]
+
+
+@triton.jit
+def head_rows(
+    x_ptr, stride_b, stride_h, stride_s, b, h, rows, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """A descriptor of one head's (rows, D) in tiles of (ROWS, BLOCK_D)."""
+    # int64 before the multiplications: offsets pass 2**31 on large tensors.
+    x_ptr += b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+    return tl.make_tensor_descriptor(x_ptr, [rows, D], [stride_s, 1], [ROWS, BLOCK_D])
+
+
+@triton.jit
+def flash_attention_kernel(
+    q_ptr,  # (batch, heads, queries, D), strides given
+    k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
+    v_desc,  # the same
+    out_ptr,  # (batch, heads, queries, D_STRIDE), contiguous
+    lse_ptr,  # (batch, heads, lse_stride) of COMPUTE, or None where no backward pass will ask for it
+    heads,
+    group,  # query heads a key head
+    queries,
+    keys,
+    q_stride_b,
+    q_stride_h,
+    q_stride_s,
+    out_stride_s,
+    lse_stride,
+    SCALE: tl.constexpr,  # of the scores
+    CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,  # whether a tile may hold keys that some row must not see
+    PRECISION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPECIALIZE: tl.constexpr,
+):
+    blocks = tl.cdiv(queries, BLOCK_M)
+    # Causal programs near the end see the most keys: the longest first, so that the last to finish are short.
+    start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
+    head = tl.program_id(0) // blocks
+    b, h = head // heads, head % heads
+    q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
+    end = keys
+    last = tl.full((BLOCK_M,), 0, tl.int32) + (keys - 1)
+    if CAUSAL:
+        end = tl.minimum(keys, start + BLOCK_M + keys - queries)
+        last = tl.minimum((start + keys - queries) + tl.arange(0, BLOCK_M), keys - 1)
+    peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
+    total = tl.zeros((BLOCK_M,), COMPUTE)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
+        k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
+        p, peak, total, acc = absorb_scores(s, peak, total, acc, SCALE, last - n, MASKED)
+        v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+    out = acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None]
+    out_desc = head_rows(
+        out_ptr,
+        heads * queries * out_stride_s,
+        queries * out_stride_s,
+        out_stride_s,
+        b,
+        h,
+        queries,
+        D,
+        BLOCK_M,
+        BLOCK_D,
+    )
+    out_desc.store([start, 0], out.to(out_ptr.dtype.element_ty))
+    if lse_ptr is not None:
+        lse_desc = tl.make_tensor_descriptor(lse_ptr + head.to(tl.int64) * lse_stride, [queries], [1], [BLOCK_M])
+        lse_desc.store([start], tl.where(total == 0, float("inf"), peak + tl.log2(total)))
+
+
+@triton.jit
+def delta_kernel(
+    out_ptr,
+    grad_ptr,
+    delta_ptr,
+    heads,
+    queries,
+    out_stride_b,
+    out_stride_h,
+    out_stride_s,
+    grad_stride_b,
+    grad_stride_h,
+    grad_stride_s,
+    lse_stride,
+    COMPUTE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    blocks = tl.cdiv(queries, BLOCK_M)
+    start = tl.program_id(0) % blocks * BLOCK_M
+    head = tl.program_id(0) // blocks
+    b, h = head // heads, head % heads
+    out = head_rows(out_ptr, out_stride_b, out_stride_h, out_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load(
+        [start, 0]
+    )
+    grad = head_rows(grad_ptr, grad_stride_b, grad_stride_h, grad_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load(
+        [start, 0]
+    )
+    delta = tl.sum(out.to(COMPUTE) * grad.to(COMPUTE), axis=1)
+    row = start + tl.arange(0, BLOCK_M)
+    tl.store(delta_ptr + head.to(tl.int64) * lse_stride + row, delta, mask=row < queries)
+
+
+@triton.jit
+def grad_q_kernel(
+    q_ptr,
+    grad_ptr,
+    k_desc,
+    v_desc,
+    lse_ptr,
+    delta_ptr,
+    grad_q_ptr,
+    heads,
+    group,
+    queries,
+    keys,
+    q_stride_b,
+    q_stride_h,
+    q_stride_s,
+    grad_stride_b,
+    grad_stride_h,
+    grad_stride_s,
+    grad_q_stride_s,
+    lse_stride,
+    SCALE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPECIALIZE: tl.constexpr,
+):
+    blocks = tl.cdiv(queries, BLOCK_M)
+    start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
+    head = tl.program_id(0) // blocks
+    b, h = head // heads, head % heads
+    q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
+    grad = head_rows(grad_ptr, grad_stride_b, grad_stride_h, grad_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load(
+        [start, 0]
+    )
+    of_head = head.to(tl.int64) * lse_stride
+    lse = tl.make_tensor_descriptor(lse_ptr + of_head, [queries], [1], [BLOCK_M]).load([start])
+    delta = tl.make_tensor_descriptor(delta_ptr + of_head, [queries], [1], [BLOCK_M]).load([start])
+    end = keys
+    last = tl.full((BLOCK_M,), 0, tl.int32) + (keys - 1)
+    if CAUSAL:
+        end = tl.minimum(keys, start + BLOCK_M + keys - queries)
+        last = tl.minimum((start + keys - queries) + tl.arange(0, BLOCK_M), keys - 1)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
+        k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
+        v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        grad_p = tl.dot(grad, v.T, input_precision=PRECISION, out_dtype=COMPUTE)
+        if MASKED:
+            s = tl.where(tl.arange(0, BLOCK_N)[None, :] <= (last - n)[:, None], s, -float("inf"))
+        p = tl.exp2(s * (SCALE * LOG2_E) - lse[:, None])
+        grad_s = p * (grad_p - delta[:, None])
+        acc = tl.dot(grad_s.to(k.dtype), k, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+    out = head_rows(
+        grad_q_ptr,
+        heads * queries * grad_q_stride_s,
+        queries * grad_q_stride_s,
+        grad_q_stride_s,
+        b,
+        h,
+        queries,
+        D,
+        BLOCK_M,
+        BLOCK_D,
+    )
+    out.store([start, 0], (acc * SCALE).to(grad_q_ptr.dtype.element_ty))
+
+
+@triton.jit
+def grad_kv_kernel(
+    k_ptr,
+    v_ptr,
+    q_desc,
+    grad_desc,
+    lse_desc,
+    delta_desc,
+    grad_k_ptr,
+    grad_v_ptr,
+    kv_heads,
+    group,
+    queries,
+    keys,
+    k_stride_b,
+    k_stride_h,
+    k_stride_s,
+    v_stride_b,
+    v_stride_h,
+    v_stride_s,
+    grad_kv_stride_s,
+    SCALE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # keys
+    BLOCK_N: tl.constexpr,  # queries
+    SPECIALIZE: tl.constexpr,
+):
+    blocks = tl.cdiv(keys, BLOCK_M)
+    start = tl.program_id(0) % blocks * BLOCK_M
+    head = tl.program_id(0) // blocks
+    b, h = head // kv_heads, head % kv_heads
+    k = head_rows(k_ptr, k_stride_b, k_stride_h, k_stride_s, b, h, keys, D, BLOCK_M, BLOCK_D).load([start, 0])
+    v = head_rows(v_ptr, v_stride_b, v_stride_h, v_stride_s, b, h, keys, D, BLOCK_M, BLOCK_D).load([start, 0])
+    first = 0
+    row = (start + queries - keys) + tl.arange(0, BLOCK_M)
+    if CAUSAL:
+        first = tl.maximum(start + queries - keys, 0) // BLOCK_N
+    steps = tl.maximum(tl.cdiv(queries, BLOCK_N) - first, 0)
+    grad_k = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    grad_v = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    for step in tl.range(0, group * steps, warp_specialize=SPECIALIZE):
+        qh = h * group + step // steps
+        n = (first + step % steps) * BLOCK_N
+        q = q_desc.load([b, qh, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        s = tl.dot(k, q.T, input_precision=PRECISION, out_dtype=COMPUTE)
+        lse = lse_desc.load([b, qh, n]).reshape(BLOCK_N)
+        if CAUSAL:
+            s = tl.where(tl.arange(0, BLOCK_N)[None, :] >= (row - n)[:, None], s, -float("inf"))
+        p = tl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
+        grad = grad_desc.load([b, qh, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        grad_p = tl.dot(v, grad.T, input_precision=PRECISION, out_dtype=COMPUTE)
+        grad_v = tl.dot(p.to(grad.dtype), grad, grad_v, input_precision=PRECISION, out_dtype=COMPUTE)
+        delta = delta_desc.load([b, qh, n]).reshape(BLOCK_N)
+        grad_s = p * (grad_p - delta[None, :])
+        grad_k = tl.dot(grad_s.to(q.dtype), q, grad_k, input_precision=PRECISION, out_dtype=COMPUTE)
+    gk = head_rows(
+        grad_k_ptr,
+        kv_heads * keys * grad_kv_stride_s,
+        keys * grad_kv_stride_s,
+        grad_kv_stride_s,
+        b,
+        h,
+        keys,
+        D,
+        BLOCK_M,
+        BLOCK_D,
+    )
+    gk.store([start, 0], (grad_k * SCALE).to(grad_k_ptr.dtype.element_ty))
+    gv = head_rows(
+        grad_v_ptr,
+        kv_heads * keys * grad_kv_stride_s,
+        keys * grad_kv_stride_s,
+        grad_kv_stride_s,
+        b,
+        h,
+        keys,
+        D,
+        BLOCK_M,
+        BLOCK_D,
+    )
+    gv.store([start, 0], grad_v.to(grad_v_ptr.dtype.element_ty))
+
+
+def settings(launch: str, dim: int, dtype: torch.dtype, specialize: bool = True) -> dict:
+    """Tiles of one of the launches "forward", "grad_q" and "grad_kv"; BLOCK_M rows stay, BLOCK_N pass by.
+
+    specialize: whether the GPU is of compute capability 9.0, where warps can take roles.
+    """
+    block_d = max(16, triton.next_power_of_2(dim))
+    common = {
+        "PRECISION": "ieee",
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
+        "D": dim,
+        "BLOCK_D": block_d,
+        "num_stages": 2,
+    }
+    if dtype.itemsize > 2 or not specialize:
+        side = 64 if dtype.itemsize == 2 and block_d <= 128 else 32 if dtype.itemsize <= 4 else 16
+        return common | {"BLOCK_M": side, "BLOCK_N": side, "SPECIALIZE": False, "num_warps": 4}
+    if block_d > 128:
+        block_m, block_n = {"forward": (128, 64), "grad_q": (128, 32), "grad_kv": (64, 32)}[launch]
+        return common | {"BLOCK_M": block_m, "BLOCK_N": block_n, "SPECIALIZE": False, "num_warps": 8}
+    block_n = {"forward": 128, "grad_q": 64, "grad_kv": 64}[launch]
+    return common | {"BLOCK_M": 128, "BLOCK_N": block_n, "SPECIALIZE": True, "num_warps": 4}
+
+
+def _chosen(launch: str, x: torch.Tensor) -> dict:
+    specialize = not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] == 9
+    return settings(launch, x.shape[-1], x.dtype, specialize)
+
+
+def _lse_like(q: torch.Tensor) -> torch.Tensor:
+    """Uninitialised, one value a query; as long as descriptors want it, so that the last values may mean nothing."""
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return torch.empty(*q.shape[:2], triton.cdiv(q.shape[2], 4) * 4, dtype=dtype, device=q.device)
+
+
+def _run(q, k, v, causal: bool, scale: float | None, lse: torch.Tensor | None) -> torch.Tensor:
+    batch, heads, queries, dim = q.shape
+    keys = k.shape[2]
+    if q.numel() == 0 or keys == 0:
+        return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    chosen = _chosen("forward", q)
+    q, k, v, out = describable(q), describable(k), describable(v), padded_empty(q.shape, q)
+    tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
+    with torch.cuda.device_of(q):
+        lend_scratch()
+        flash_attention_kernel[(triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](
+            q,
+            described(k, tile),
+            described(v, tile),
+            out,
+            lse,
+            heads,
+            heads // k.shape[1],
+            queries,
+            keys,
+            *row_strides(q),
+            out.stride(2),
+            0 if lse is None else lse.shape[2],
+            SCALE=dim**-0.5 if scale is None else scale,
+            CAUSAL=causal,
+            MASKED=causal or keys % chosen["BLOCK_N"] > 0,
+            **chosen,
+        )
+    return out.contiguous()
+
+
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lse = _lse_like(q)
+    return _run(q, k, v, causal, scale, lse), lse
+
+
+def _backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys = k.shape[1:3]
+    if q.numel() == 0 or keys == 0:
+        return tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    grad, q, k, v, out = map(describable, (grad, q, k, v, out))
+    grad_q, grad_k, grad_v = (padded_empty(x.shape, x) for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    sizes = heads // kv_heads, queries, keys
+    fixed = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal}
+    with torch.cuda.device_of(q):
+        lend_scratch()
+        chosen = _chosen("grad_q", q)
+        blocks = triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads
+        delta_kernel[(blocks,)](
+            out,
+            grad,
+            delta,
+            heads,
+            queries,
+            *row_strides(out),
+            *row_strides(grad),
+            lse.shape[2],
+            **{name: chosen[name] for name in ("COMPUTE", "D", "BLOCK_D", "BLOCK_M")},
+        )
+        tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
+        grad_q_kernel[(blocks,)](
+            q,
+            grad,
+            described(k, tile),
+            described(v, tile),
+            lse,
+            delta,
+            grad_q,
+            heads,
+            *sizes,
+            *row_strides(q),
+            *row_strides(grad),
+            grad_q.stride(2),
+            lse.shape[2],
+            MASKED=causal or keys % chosen["BLOCK_N"] > 0,
+            **fixed,
+            **chosen,
+        )
+        chosen = _chosen("grad_kv", q)
+        tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
+        # The rows of lse and delta end where the queries do: what lies behind reads as zero, and adds nothing.
+        of_rows = [described(x[..., :queries], tile[:3]) for x in (lse, delta)]
+        grad_kv_kernel[(triton.cdiv(keys, chosen["BLOCK_M"]) * batch * kv_heads,)](
+            k,
+            v,
+            described(q, tile),
+            described(grad, tile),
+            *of_rows,
+            grad_k,
+            grad_v,
+            kv_heads,
+            *sizes,
+            *row_strides(k),
+            *row_strides(v),
+            grad_k.stride(2),
+            **fixed,
+            **chosen,
+        )
+    return grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()
+
+
+def _keep(ctx, inputs, output):
+    *tensors, ctx.causal, ctx.scale = inputs
+    ctx.set_materialize_grads(False)  # no tensor of zeros for the log-sum-exp, which nobody differentiates
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradients(ctx, grad: torch.Tensor | None, of_lse=None, backward=_backward):
+    if grad is None:
+        return (None,) * 5
+    return *backward(grad, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None
+
+
+class FlashAttentionFunction(torch.autograd.Function):
+    """The output and each row's log-sum-exp, for autograd. Calling it costs Python less than the operator does."""
+
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(once_differentiable(_gradients))
+
+
+# The same for torch.compile, which does not look inside registered operators.
+flash_attention_op = torch.library.custom_op("kernel_fusion::flash_attention", _forward, mutates_args=())
+flash_attention_backward_op = torch.library.custom_op(
+    "kernel_fusion::flash_attention_backward", _backward, mutates_args=()
+)
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+flash_attention_op.register_fake(lambda q, k, v, causal, scale: (_like(q), _lse_like(q)))
+flash_attention_backward_op.register_fake(lambda grad, q, k, v, *rest: (_like(q), _like(k), _like(v)))
+flash_attention_op.register_autograd(partial(_gradients, backward=flash_attention_backward_op), setup_context=_keep)
+
+
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+) -> torch.Tensor:
+    """softmax(q k^T scale) v in one launch and without its matrix, differentiable once.
+
+    Args:
+        q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that do not
+            start at multiples of 16 bytes, or whose elements are not side by side, are copied first.
+        k, v: (batch, key heads, keys, dim), of q's dtype and on its device. heads is a multiple of key heads; each key
+            head serves that many neighbouring query heads.
+        causal: the last query sees every key, each one before it one key less: query i sees key j if
+            j - keys <= i - queries.
+        scale: of the scores, positive; 1 / sqrt(dim) where not given. The kernel is compiled for each.
+
+    Returns:
+        A contiguous tensor of q's shape and dtype, the autocast dtype under autocast. Products are summed in fp32 (fp64
+        for fp64 inputs; fp32 inputs are not rounded to tf32), the probabilities rounded to q's dtype before the second
+        one. A query that sees no key gets 0.
+
+    Raises:
+        TypeError: q, k or v is not a floating-point tensor, or the dtypes differ.
+        ValueError: shapes that do not fit, a scale that is not positive, two devices, or tensors on the CPU where
+            kernels run on a GPU.
+    """
+    q, k, v = as_autocast_says(q, k, v)
+    check_heads("flash_attention", scale, q=q, k=k, v=v)
+    if torch.compiler.is_compiling():
+        return flash_attention_op(q, k, v, causal, scale)[0]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return FlashAttentionFunction.apply(q, k, v, causal, scale)[0]
+    return _run(q, k, v, causal, scale, None)
+
+
+class FlashAttention(torch.nn.Module):
+    """flash_attention as a module: `causal` and `scale` are kept, q, k and v are given."""
+
+    def __init__(self, causal: bool = False, scale: float | None = None):
+        super().__init__()
+        self.causal, self.scale = causal, scale
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attention(q, k, v, self.causal, self.scale)
+
+
+def flash_attention_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+) -> torch.Tensor:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    group = q.shape[1] // max(1, k.shape[1])
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    s = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if not causal:
+        return torch.softmax(s, dim=-1) @ v
+    queries, keys = s.shape[-2:]
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=s.device).tril(keys - queries)
+    p = torch.softmax(s.masked_fill(~seen, -torch.inf), dim=-1)
+    return torch.where(seen.any(dim=-1, keepdim=True), p, 0.0) @ v
+
+
+def flash_attention_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes for (batch, heads, tokens, dim, causal): two products, 4 dim operations for each pair of a
+    query and a key that it sees; q, k and v in once, the output out once."""
+    batch, heads, tokens, dim, causal = shape
+    pairs = tokens * (tokens + 1) // 2 if causal else tokens**2
+    size = batch * heads * tokens * dim * dtype.itemsize
+    return Work(flops=4 * batch * heads * pairs * dim, bytes_read=3 * size, bytes_written=size)
+
+
+def flash_attention_backward_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes of the gradients: five products, one of which is the scores over again; q, k, v, the output
+    and its gradient in once, three gradients out once."""
+    forward = flash_attention_work(shape, dtype)
+    size = forward.bytes_written
+    return Work(flops=5 * forward.flops / 2, bytes_read=5 * size, bytes_written=3 * size)
+
+
+def _inputs(batch: int, heads: int, tokens: int, dim: int, causal: bool, **options) -> tuple:
+    return *(torch.randn(batch, heads, tokens, dim, **options) for _ in range(3)), bool(causal)
+
+
+def _compile_arguments(*shape, dtype: torch.dtype) -> tuple[tuple, dict]:
+    batch, heads, tokens, dim, causal = shape
+    chosen = settings("forward", dim, dtype)
+    x = torch.empty(batch, heads, tokens, dim, dtype=dtype, device="meta")
+    of_x = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
+    masked = causal or tokens % chosen["BLOCK_N"] > 0
+    arguments = x, of_x, of_x, x, None, heads, 1, tokens, tokens, *row_strides(x), dim, 0
+    return arguments, {"SCALE": dim**-0.5, "CAUSAL": causal, "MASKED": masked, **chosen}
+
+
+OP = FusedOp(
+    name="flash_attention",
+    fused=flash_attention,
+    reference=flash_attention_reference,
+    work=flash_attention_work,
+    kernel=flash_attention_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1, 1, 1, 1, False), (1, 2, 5, 40, True), (2, 1, 129, 16, False), (1, 2, 40, 36, True)),
+    gpu_shapes=tuple(
+        (*shape, causal)
+        for shape in ((4, 16, 4096, 128), (2, 16, 8192, 128), (4, 32, 4096, 64), (1, 16, 16384, 128))
+        for causal in (False, True)
+    ),
+    backward_work=flash_attention_backward_work,
+)
