@@ -18,13 +18,14 @@ class Case:
         label: what is special about the inputs, for people.
         inputs: the arguments of the call, a tensor first.
         look_at: where an answer that fails here, and on no simpler case, is likely to be wrong.
-        input_error: the result hangs on the inputs' last digits: what these lack is forgiven.
+        input_error: of a result that hangs on its inputs' last digits, as a norm's at mean 10^4 or a softmax's of large
+            scores: what an ulp of this dtype in the inputs does is forgiven.
     """
 
     label: str
     inputs: tuple
     look_at: str
-    input_error: bool = False
+    input_error: torch.dtype | None = None
 
 
 def described(inputs: tuple, label: str = "") -> str:

@@ -75,7 +75,7 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
             "mean 10000",
             (draw(2, cols, mean=1e4), *(draw(cols) for _ in range(vectors)), 1e-5),
             look_at if cols == min(widths) else f"{look_at}; {PADDING}",
-            input_error=True,
+            input_error=torch.float32,
         )
         for cols in sorted(widths)
     ]

@@ -45,3 +45,86 @@ def linear_cases(
     found.append(special)
     found.append(call("no rows", "the empty tensor", 0, 16, 16))
     return found
+
+
+LENGTHS = ((1, 1, 1, 16), (2, 3, 33, 16), (1, 2, 130, 32))
+
+
+def _attention_call(draw, shape: tuple[int, int, int, int], tensors: int, scale: float = 0.5) -> tuple:
+    return tuple((draw(*shape) * scale).half() for _ in range(tensors))
+
+
+def _layouts(draw, tensors: int) -> tuple:
+    """Tensors (batch, heads, seq, dim) that lie as (batch, seq, heads, dim), as a projection leaves them."""
+    return tuple((draw(2, 20, 3, 16) * 0.5).half().transpose(1, 2) for _ in range(tensors))
+
+
+def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
+    """Calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all True.
+
+    One tile; each of `shapes`; heads that are not contiguous; scores whose exponentials overflow; no batch at all.
+    """
+    draw = normal(seed)
+
+    def call(label: str, look_at: str, inputs: tuple) -> Case:
+        batch, _, seq, _ = inputs[0].shape
+        valid = torch.ones(batch, seq, dtype=torch.bool, device=inputs[0].device)
+        # The weights are float32, and so are the scores that they hang on.
+        return Case(label, (*inputs, valid), look_at, input_error=torch.float32)
+
+    found = [call("", "the scale, 1/sqrt(dim), and the causal mask", _attention_call(draw, (1, 1, 16, 16), 2))]
+    found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
+    found.append(call("heads side by side", "the strides: four for each tensor", _layouts(draw, 2)))
+    large = _attention_call(draw, (1, 1, 20, 16), 2, scale=3.0)
+    found.append(call("large scores", "the exponential: take the row's maximum off first", large))
+    found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
+    return found
+
+
+def masked_cases(seed: int, seq: int = 40) -> list[Case]:
+    """Calls of `attention_scores(q, k, valid)` with keys that are padding: queries that see few keys, or none."""
+    draw = normal(seed)
+    device = draw(1).device
+    found = []
+    for label, first, last in (
+        ("padding at the end", 0, seq // 2),
+        ("padding at the start", seq // 2, seq),
+        ("one key", 5, 6),
+        ("no key", 0, 0),
+    ):
+        valid = torch.ones(2, seq, dtype=torch.bool, device=device)
+        valid[0, :first], valid[0, last:] = False, False
+        look_at = (
+            "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid tells of keys"
+        )
+        inputs = (*_attention_call(draw, (2, 2, seq, 16), 2), valid)
+        found.append(Case(label, inputs, look_at, input_error=torch.float32))
+    return found
+
+
+def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
+    """Calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
+
+    One tile, each of `shapes`, both full and causal; heads that are not contiguous; scores that grow along the keys;
+    scores whose exponentials overflow; no batch at all.
+    """
+    draw = normal(seed)
+
+    def call(label: str, look_at: str, inputs: tuple, causal: bool) -> Case:
+        kind = "causal" if causal else "full"
+        return Case(f"{label}{', ' * bool(label)}{kind}", (*inputs, causal), look_at)
+
+    found = [call("", "the formula", _attention_call(draw, (1, 1, 16, 16), 3), False)]
+    found.append(
+        call("", "the causal mask: key j for query i where j <= i", _attention_call(draw, (1, 1, 16, 16), 3), True)
+    )
+    found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
+    found.append(call("heads side by side", "the strides: four for each tensor", _layouts(draw, 3), True))
+    growing = _attention_call(draw, (1, 1, 130, 16), 3, scale=1.0)
+    growing[1][:] *= torch.linspace(0, 2, 130, device=growing[1].device).half()[:, None]
+    rescale = "the rescaling: when the maximum grows, what was summed so far shrinks"
+    found.append(call("scores that grow", rescale, growing, False))
+    large = _attention_call(draw, (1, 1, 20, 16), 3, scale=3.0)
+    found.append(call("large scores", "the exponential: take the maximum off first", large, False))
+    found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3), False))
+    return found

@@ -34,4 +34,4 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
 
 def _moved(x: torch.Tensor) -> torch.Tensor:
     """A copy that lies in memory as x does, each element an ulp up or down."""
-    return fresh_copy(x).copy_(moved_by_one_ulp(x))
+    return fresh_copy(x).copy_(moved_by_one_ulp(x, x.dtype)) if x.is_floating_point() else x

@@ -1,0 +1,204 @@
+# %% [markdown]
+# # Exercise 10: attention scores, mask and softmax in one kernel [20 points]
+#
+# Attention's weights are a matrix of N x N for each head. In PyTorch it is written and read several times: by the
+# product, the scaling, the mask, the softmax. You will write it **once**, finished. About 80 minutes. Lesson 10 and
+# exercises 06 and 08 have the parts.
+#
+# **The formula**, for each head, with $q$ and $k$ of $N \times d$ in float16, and $p$ in float32:
+#
+# $$p = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d} + \text{mask}\right), \qquad
+# \text{mask}_{ij} = \begin{cases} 0 & j \le i \text{ and key } j \text{ is valid} \\ -\infty & \text{otherwise}
+# \end{cases}$$
+#
+# A query that sees no key at all has a row of zeros.
+#
+# **The picture**, for 8 queries and keys, tiles of 4 x 4, keys 0 and 1 being padding:
+#
+# ```text
+#            keys 0 1 2 3 | 4 5 6 7
+#   queries 0     . . . . | . . . .      a row without a key: zeros
+#           1     . . . . | . . . .
+#           2     . . p . | . . . .      . is 0, and must be written, too
+#           3     . . p p | . . . .
+#           --------------+--------
+#           4     . . p p | p . . .      program 1: queries 4 to 7
+#           ...                          first pass over the keys: maximum and sum of each row
+#                                        second pass: the same scores again, and the weights are stored
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import Hints, check_passes, check_values, masked_cases, scores_cases
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+
+
+# %%
+def reference(q, k, valid):
+    single = torch.promote_types(q.dtype, torch.float32)
+    scores = q.to(single) @ k.to(single).mT / q.shape[-1] ** 0.5
+    causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    seen = valid[:, None, None, :] & causal
+    p = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+    return torch.where(seen.any(dim=-1, keepdim=True), p, 0.0)
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+q, k = torch.randn(2, 2, 2, 128, 32, device=device).half()
+valid = torch.ones(2, 128, dtype=torch.bool, device=device)
+unfused = measure(reference, q, k, valid)
+print(f"{unfused.launches} launches, {unfused.bytes_total / (2 * 2 * 128 * 128):.3g} B for each weight")
+
+# %% [markdown]
+# **How many bytes for each weight are left when scores never go to memory?** Write your number down. It hardly depends
+# on q and k: with N = 128 and d = 32 they are small beside N x N, and with longer sequences smaller yet.
+
+# %% [markdown]
+# ## Your kernel
+#
+# A program has BLOCK_M queries of one head and walks over all keys, BLOCK_N at a time. A row may be too long for
+# registers, so there are two passes: one finds each row's maximum and sum, online, the other computes the scores again
+# and stores. Scores are cheap, for tensor cores; bytes are not.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def attention_scores_kernel(
+    q_ptr, k_ptr, valid_ptr, p_ptr, heads, seq, scale,
+    q_stride_b, q_stride_h, q_stride_n, q_stride_d, k_stride_b, k_stride_h, k_stride_n, k_stride_d,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # About 35 lines: the queries; a loop for maximum and sum; a loop that stores.
+    # BEGIN SOLUTION
+    # int64 before the multiplication by a stride: N x N weights for each head soon pass 2**31.
+    batch = tl.program_id(1).to(tl.int64) // heads
+    head = tl.program_id(1).to(tl.int64) % heads
+    query = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, DIM)
+    q_ptr += batch * q_stride_b + head * q_stride_h
+    k_ptr += batch * k_stride_b + head * k_stride_h
+    # The head's index among all: its weights lie in order, N x N of them.
+    p_ptr += tl.program_id(1).to(tl.int64) * seq * seq
+    # Once: the queries stay in registers for both passes.
+    q = tl.load(q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d, mask=(query < seq)[:, None], other=0.0)
+
+    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    # Keys after the last query are seen by none of these queries: half of this pass is skipped.
+    for start in range(0, tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M), BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, mask=(key < seq)[None, :], other=0.0)
+        # The mask is the keys': what does not exist is not valid, which also takes care of the last tile's edge.
+        valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0
+        seen = valid[None, :] & (key[None, :] <= query[:, None])
+        s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
+        grown = tl.maximum(top, tl.max(s, axis=1))
+        # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is NaN: 0 in its place gives e^-inf = 0.
+        safe = tl.where(grown == -float("inf"), 0.0, grown)
+        # What was summed under the old maximum counts for less under the new one.
+        total = total * tl.exp(top - safe) + tl.sum(tl.exp(s - safe[:, None]), axis=1)
+        top = grown
+    safe = tl.where(top == -float("inf"), 0.0, top)
+    # Rows without a key have a sum of 0; their weights are 0, not 0/0.
+    share = tl.where(total > 0, 1.0 / total, 0.0)
+
+    # All keys now: the weights of those that no query sees are 0, and nobody else writes them.
+    for start in range(0, seq, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, mask=(key < seq)[None, :], other=0.0)
+        valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0
+        seen = valid[None, :] & (key[None, :] <= query[:, None])
+        # The same scores, computed again instead of kept: in memory they would cost 8 bytes each, out and back.
+        s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
+        p = tl.exp(s - safe[:, None]) * share[:, None]
+        tl.store(p_ptr + query[:, None] * seq + key[None, :], p, mask=(query < seq)[:, None] & (key < seq)[None, :])
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# q and k are (batch, heads, seq, dim) in float16 with any strides, dim being 16, 32, 64 or 128; valid is a contiguous
+# (batch, seq) of bool: which keys are real, and which are padding.
+
+
+# %% grade_id="launcher"
+def attention_scores(q, k, valid):
+    """softmax(q k^T / sqrt(dim) + mask) as (batch, heads, seq, seq) in float32, in one launch."""
+    # About 7 lines: the sizes, room for the result, a grid of two dimensions, launch.
+    # BEGIN SOLUTION
+    batch, heads, seq, dim = q.shape
+    p = torch.empty((batch, heads, seq, seq), dtype=torch.float32, device=q.device)
+    # 32 queries a program for short sequences, so that there are enough programs; the tensor core takes no fewer
+    # than 16.
+    block_m, block_n = 32, 64
+    grid = (triton.cdiv(seq, block_m), batch * heads)
+    attention_scores_kernel[grid](
+        q, k, valid, p, heads, seq, dim**-0.5, *q.stride(), *k.stride(), DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n
+    )
+    return p
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Begin with one tile, and no loop: scores, scale, causal mask, softmax along axis 1, store. Then let the keys "
+        "come in tiles.",
+        "The online softmax keeps a maximum and a sum for each query. When the maximum grows from m to m', the sum so "
+        "far is multiplied by exp(m - m'). Then a second loop computes the same scores and stores exp(s - m) / sum.",
+        "Every element of the result is written by somebody: those right of the diagonal are 0. Keys beyond seq must "
+        "count as masked.",
+    ),
+    masked_rows=(
+        "What are exp(-inf - -inf) and 0/0? Both are NaN. Where can they arise when a query sees no key?",
+        "Take 0 for the maximum where it is -inf, and 0 for 1/sum where the sum is 0. And valid is indexed by the key.",
+    ),
+    traffic=(
+        "The result may be stored once and never loaded. Is anything of N x N loaded, or stored twice?",
+        "Do not store scores in p to normalise them later: compute them twice. q is loaded before the loops.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Lengths that no tile divides, several heads, strides, large scores; all keys
+# valid.
+
+# %% grade_id="values" points=7
+check_values(attention_scores, reference, scores_cases(seed=10), name="values")
+
+# %% [markdown]
+# **What of masked rows?** Padding at the end and at the start, one key, none.
+
+# %% grade_id="masked_rows" points=4
+check_values(attention_scores, reference, masked_cases(seed=10), name="masked_rows")
+
+# %% [markdown]
+# **Is it fused?** One launch; the weights written once and never read; q read once, k at most as often as tiles of 16
+# queries need it in two passes.
+
+# %% grade_id="traffic" points=5
+check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
+
+# %% grade_id="other-values" points=4
+# Other lengths, other masks and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+others = scores_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16), (1, 1, 129, 32)))
+check_values(attention_scores, reference, others + masked_cases(seed=1729, seq=70), name="other-values")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/10_attention_scores.ipynb` grades the saved notebook.
