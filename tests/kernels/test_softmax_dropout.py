@@ -70,12 +70,15 @@ def test_the_bytes_of_the_docstring(device):
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
-@pytest.mark.parametrize("cols", [1024, 4096, 16384])
+@pytest.mark.parametrize("cols", [1024, 4096, 16384, 32768])
 def test_the_backward_does_not_spill(gpu, cols):
     x = torch.empty(16384, cols, dtype=torch.bfloat16, device="meta")
     sums, seed = torch.empty(16384, 2, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
-    kernel, chosen = module.softmax_dropout_backward_kernel, module.backward_settings(cols, x.dtype)
-    compiled = compile_for(kernel, x, x, sums, seed, x, cols, cols, cols, 0.1, 1.1, device=gpu, **chosen)
+    kernel, sizes = module.softmax_dropout_backward_kernel, (16384, cols, cols, cols)
+    if cols > module.WIDEST_BLOCK:
+        kernel, sizes = module.softmax_dropout_backward_wide_kernel, (cols, cols, cols)
+    chosen = module.backward_settings(cols, x.dtype)
+    compiled = compile_for(kernel, x, x, sums, seed, x, *sizes, 0.1, 1.1, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
 
 
