@@ -38,6 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
     release.add_argument("folder", help="a new folder, such as student/")
 
+    new = commands.add_parser("new-exercise", help="an exercise to start from, for instructors")
+    new.add_argument("name", help="its number and its name, such as 11_dropout")
+
     inspect = commands.add_parser("inspect", help="what a kernel needs of a GPU that need not be here")
     inspect.add_argument("kernel", metavar="module:kernel", help="kernels.elementwise.add_gelu:add_gelu_kernel, say")
     inspect.add_argument("arguments", nargs="*", metavar="argument", help='"*bf16" for a pointer, 8192, or BLOCK=1024')
@@ -93,6 +96,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             from helpers.release import release
 
             print("\n".join(map(str, release(Path(arguments.folder)))))
+            return 0
+        case "new-exercise":
+            from helpers.grading.new_exercise import new_exercise
+
+            print(new_exercise(arguments.name))
             return 0
         case "inspect":
             from helpers.resources import inspect_kernel

@@ -153,7 +153,9 @@ REFUSED = {
     "code in a file of tensors": refused("torch.load is not open", "torch.load('x')"),
     "the compiler writes the kernel": refused("torch.compile is not open", "torch.compile(reference)"),
     "PyTorch's own kernels by name": refused("torch.ops is not open", "torch.ops.aten.gelu"),
-    "the course's kernel": refused("importing kernels.elementwise is not graded", "from kernels.elementwise import add_gelu"),
+    "the course's kernel": refused(
+        "importing kernels.elementwise is not graded", "from kernels.elementwise import add_gelu"
+    ),
     "Python in a kernel": refused(
         "not in the language of kernels|not graded|is not open|may",
         kernel=KERNEL + "    print(element.handle.data)\n",

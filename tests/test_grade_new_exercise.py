@@ -1,0 +1,86 @@
+"""`fusion new-exercise`: what it writes is an exercise that works, and the tests ask for its wrong answers."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import test_exercises
+
+from helpers.checks import cases
+from helpers.cli import main
+from helpers.grading import new_exercise
+from helpers.outcome import FAIL, NOT_ATTEMPTED, PASS
+from helpers.replay import server
+from helpers.replay.policy import screen
+
+NAME = "98_from_template"
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course without exercises."""
+    (tmp_path / "source" / "exercises").mkdir(parents=True)
+    monkeypatch.setattr(cases, "draw", 0)
+    return tmp_path
+
+
+@pytest.fixture
+def build():
+    spec = importlib.util.spec_from_file_location("build", test_exercises.ROOT / "source" / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def states(cells: list[dict], folder: Path) -> list[str]:
+    exercise = server.Exercise(cells, 0, folder)
+    outcomes = [exercise.run_check(check, {}, folder) for check in exercise.checks]
+    return [outcome.state for outcome in outcomes if outcome]  # a hidden check shows nothing to a learner
+
+
+def test_the_new_exercise_works(course, build):
+    said = new_exercise.new_exercise(NAME, course)
+    assert said.startswith(f"source/exercises/{NAME}.py is an exercise that works")
+    solution = build.read_source(course / "source" / "exercises" / f"{NAME}.py")
+    cells = build.original_of(solution, solution)
+    assert states(cells, course) == [PASS] * 3
+    assert screen({cell["id"]: cell["source"] for cell in cells if cell["answer"]}, {"reference"}) == []
+    assert states(build.original_of(build.exercise_of(solution), solution), course) == [NOT_ATTEMPTED] * 2
+    half = [cell | {"source": cell["source"].replace("y.numel(), B", "y.numel() // 2, B")} for cell in cells]
+    assert FAIL in states(half, course)
+
+
+def test_its_tests_fail_until_there_are_three_wrong_answers(course, monkeypatch):
+    new_exercise.new_exercise(NAME, course)
+    source = course / "source" / "exercises" / f"{NAME}.py"
+    answers = course / "source" / "exercises" / "answers" / NAME
+    rejected = {"wrong_a": "values", "wrong_b": "traffic", "wrong_c": "values", "right_a": "", "right_b": ""}
+    for number, (name, check) in enumerate(rejected.items()):
+        monkeypatch.setattr(test_exercises, "ANSWERS", sorted(answers.glob("*.py")))
+        monkeypatch.setattr(test_exercises, "WRONG", sorted(answers.glob("wrong_*.py")))
+        with pytest.raises(AssertionError, match="wrong" if number < 3 else "right"):
+            test_exercises.test_an_exercise_is_whole(source)
+        (answers / f"{name}.py").write_text(f"# rejected by: {check}\n# told: .\n" if check else "")
+    monkeypatch.setattr(test_exercises, "ANSWERS", sorted(answers.glob("*.py")))
+    monkeypatch.setattr(test_exercises, "WRONG", sorted(answers.glob("wrong_*.py")))
+    test_exercises.test_an_exercise_is_whole(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("dropout", "'dropout' is no exercise's name: give its number and its name, such as 11_dropout"),
+        ("../11_x", "is no exercise's name"),
+        ("03_more", "03 is taken by 03_fused_add_gelu: give another number"),
+    ],
+)
+def test_what_cannot_be_made_is_told_in_one_line(name, told, capsys):
+    assert main(["new-exercise", name]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_a_class_cannot(tmp_path):
+    with pytest.raises(ValueError, match="has no source/exercises"):
+        new_exercise.new_exercise(NAME, tmp_path)
