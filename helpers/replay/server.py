@@ -81,6 +81,8 @@ class Exercise:
     def run_check(self, check: str, answers: dict[str, Callable], folder: Path) -> Outcome:
         """The outcome of a check's cell with other functions in place of the model answers."""
         cases.draw = self.seed
+        # A check's cell may draw inputs of its own: the same each time.
+        torch.manual_seed(self.seed)
         self.namespace |= answers
         return self._run(self.checks[check], folder / f"{check}.py")
 
