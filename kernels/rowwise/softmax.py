@@ -179,8 +179,8 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
 
 def backward_settings(cols: int, dtype: torch.dtype) -> dict:
     """Launch settings of the backward: on an H200 (bf16, per cent of copy bandwidth) 95 at 1024 columns, 98 and more at
-    4096 and 8192; asked for again 103 at 16384 (held 99). In chunks of 64 elements a thread 97 at 32768, 94 at 65536 and
-    70 at 131072; smaller chunks lose up to 20.
+    4096 and 8192; asked for again 103 at 16384 (held 99). In chunks of 64 elements a thread 97 at 32768, 94 at 65536
+    and 70 at 131072; smaller chunks lose up to 20.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
