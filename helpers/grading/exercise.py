@@ -15,7 +15,7 @@ class Exercise:
 
     Args:
         name: such as "03_fused_add_gelu".
-        cells: the solution's code cells, as `source/build.py` describes them, model answers included.
+        cells: the solution's code cells, model answers included: `id`, `source`, `answer`, and `points` of a check.
         digest: of what the solution was built from.
     """
 
@@ -67,12 +67,21 @@ def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[st
     found = {}
     for path in sorted(folder.glob("*.ipynb")):
         if path.stem.startswith(only):
-            course = json.loads(path.read_text(encoding="utf-8"))["metadata"]["kernel_fusion"]
-            found[path.stem] = Exercise(course["exercise"], course["original"], course["built"])
+            solution = json.loads(path.read_text(encoding="utf-8"))
+            course = solution["metadata"]["kernel_fusion"]
+            cells = [described(cell) for cell in solution["cells"] if cell["cell_type"] == "code"]
+            found[path.stem] = Exercise(course["exercise"], cells, course["built"])
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"
         raise FileNotFoundError(f"no solution in {folder} starts with {only!r}: there are {known}")
     return found
+
+
+def described(cell: dict) -> dict:
+    """A solution's code cell as the grading has it."""
+    of_nbgrader = cell["metadata"].get("nbgrader", {})
+    entry = {"id": cell["id"], "source": "".join(cell["source"]), "answer": of_nbgrader.get("solution", False)}
+    return entry | ({"points": of_nbgrader["points"]} if of_nbgrader.get("grade") else {})
 
 
 def number_of(name: str) -> str:
