@@ -7,6 +7,7 @@ a multiple of 16 bytes. Earlier GPUs have no such engine: there Triton compiles 
 
 import torch
 import triton
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 ALIGNMENT = 16  # bytes: CUDA driver API, cuTensorMapEncodeTiled
@@ -42,3 +43,13 @@ def described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
 def lend_scratch() -> None:
     """Give the kernels launched next from this thread the memory that descriptors of their own making need."""
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+
+
+@triton.jit
+def head_rows(
+    x_ptr, stride_b, stride_h, stride_s, b, h, rows, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """A descriptor of one head's (rows, D) in tiles of (ROWS, BLOCK_D)."""
+    # int64 before the multiplications: offsets pass 2**31 on large tensors.
+    x_ptr += b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+    return tl.make_tensor_descriptor(x_ptr, [rows, D], [stride_s, 1], [ROWS, BLOCK_D])

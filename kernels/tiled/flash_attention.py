@@ -25,7 +25,6 @@ hold 64 rows each, and while one computes exponentials the other has the tensor 
 Source: Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691; the warps' roles: Shah et al., arXiv:2407.08608.
 """
 
-import math
 from functools import partial
 
 import torch
@@ -34,35 +33,45 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from kernels.arguments import as_autocast_says, check_heads
-from kernels.descriptors import describable, described, lend_scratch, padded_empty, row_strides
+from kernels.descriptors import describable, described, head_rows, lend_scratch, padded_empty, row_strides
 from kernels.fused_op import FusedOp, Work
-
-WIDEST_HEAD = 256
-LOG2_E = tl.constexpr(math.log2(math.e))
+from kernels.online_softmax import LOG2_E
+from kernels.tiled.attention_scores import last_keys
 
 
 @triton.jit
-def absorb_scores(s, peak, total, acc, SCALE: tl.constexpr, last, MASKED: tl.constexpr):
-    """The running maximum, sum and output of BLOCK_M rows after the scores of BLOCK_N more keys; p of those keys."""
+def attend(
+    q,
+    k_desc,
+    v_desc,
+    b,
+    h,
+    n,
+    peak,
+    total,
+    acc,
+    last,
+    MASKED: tl.constexpr,
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """The running maximum, sum and output of the rows of q after BLOCK_N more keys, those from n on."""
+    BLOCK_N: tl.constexpr = k_desc.block_shape[2]
+    k = k_desc.load([b, h, n, 0]).reshape(BLOCK_N, q.shape[1])
+    s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
     if MASKED:
-        s = tl.where(tl.arange(0, s.shape[1])[None, :] <= last[:, None], s, -float("inf"))
+        s = tl.where(tl.arange(0, BLOCK_N)[None, :] <= (last - n)[:, None], s, -float("inf"))
     higher = tl.maximum(peak, tl.max(s, axis=1) * (SCALE * LOG2_E))
     # A row that has seen no key yet would compute -inf - -inf.
     base = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
     # The scale is folded into the exponent's one multiply-add; exponentials are powers of two, as the GPU's are.
     p = tl.exp2(s * (SCALE * LOG2_E) - base[:, None])
     shrink = tl.exp2(peak - base)
-    return p, higher, total * shrink + tl.sum(p, axis=1), acc * shrink[:, None]
-
-
-@triton.jit
-def head_rows(
-    x_ptr, stride_b, stride_h, stride_s, b, h, rows, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """A descriptor of one head's (rows, D) in tiles of (ROWS, BLOCK_D)."""
-    # int64 before the multiplications: offsets pass 2**31 on large tensors.
-    x_ptr += b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
-    return tl.make_tensor_descriptor(x_ptr, [rows, D], [stride_s, 1], [ROWS, BLOCK_D])
+    total = total * shrink + tl.sum(p, axis=1)
+    acc = acc * shrink[:, None]
+    v = v_desc.load([b, h, n, 0]).reshape(BLOCK_N, q.shape[1])
+    return higher, total, tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION, out_dtype=COMPUTE)
 
 
 @triton.jit
@@ -98,20 +107,23 @@ def flash_attention_kernel(
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
     q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
-    end = keys
-    last = tl.full((BLOCK_M,), 0, tl.int32) + (keys - 1)
-    if CAUSAL:
-        end = tl.minimum(keys, start + BLOCK_M + keys - queries)
-        last = tl.minimum((start + keys - queries) + tl.arange(0, BLOCK_M), keys - 1)
+    end = tl.minimum(keys, start + BLOCK_M + keys - queries) if CAUSAL else keys
+    last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M,), COMPUTE)
     acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
-        k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
-        s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
-        p, peak, total, acc = absorb_scores(s, peak, total, acc, SCALE, last - n, MASKED)
-        v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+    whole = 0  # keys in tiles that every row sees: two loops, so that only tiles on the diagonal and at the end mask
+    if MASKED and not SPECIALIZE:
+        first = tl.minimum(keys, start + 1 + keys - queries) if CAUSAL else keys
+        whole = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
+        for n in tl.range(0, whole, BLOCK_N):
+            peak, total, acc = attend(
+                q, k_desc, v_desc, b, h // group, n, peak, total, acc, last, False, SCALE, PRECISION, COMPUTE
+            )
+    for n in tl.range(whole, end, BLOCK_N, warp_specialize=SPECIALIZE):
+        peak, total, acc = attend(
+            q, k_desc, v_desc, b, h // group, n, peak, total, acc, last, MASKED, SCALE, PRECISION, COMPUTE
+        )
     out = acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None]
     out_desc = head_rows(
         out_ptr,
@@ -208,11 +220,8 @@ def grad_q_kernel(
     of_head = head.to(tl.int64) * lse_stride
     lse = tl.make_tensor_descriptor(lse_ptr + of_head, [queries], [1], [BLOCK_M]).load([start])
     delta = tl.make_tensor_descriptor(delta_ptr + of_head, [queries], [1], [BLOCK_M]).load([start])
-    end = keys
-    last = tl.full((BLOCK_M,), 0, tl.int32) + (keys - 1)
-    if CAUSAL:
-        end = tl.minimum(keys, start + BLOCK_M + keys - queries)
-        last = tl.minimum((start + keys - queries) + tl.arange(0, BLOCK_M), keys - 1)
+    end = tl.minimum(keys, start + BLOCK_M + keys - queries) if CAUSAL else keys
+    last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
     for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
         k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)

@@ -1,0 +1,351 @@
+"""The probabilities of attention, softmax(q k^T scale + mask), in one kernel that writes them and nothing else.
+
+    unfused   product: write s | scale: read s, write s | mask: read s, write s | softmax: read s, write p
+                                                                    14 N^2 B a head in 16 bits, four launches and more
+    fused     read q and k, write p                                  2 N^2 B, or 4 N^2 B for p in fp32, one launch
+
+A program owns BLOCK_M queries and walks over the keys twice: once for each row's maximum and sum (kernels/
+online_softmax.py), once to write p. The scores are computed again rather than kept: a product of q and k takes d
+operations an element, which tensor cores do faster than memory could write the scores and read them back. k is read
+from L2. A mask that is given is read twice too, the second time from L2 as a rule.
+
+What needs p itself needs this kernel; what needs p v only is kernels/tiled/flash_attention.py, which writes no N^2.
+
+Source: Milakov and Gimelshein, arXiv:1805.02867.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.arguments import as_autocast_says, check_heads
+from kernels.descriptors import describable, described, head_rows, lend_scratch, row_strides
+from kernels.fused_op import FusedOp, Work
+from kernels.online_softmax import LOG2_E
+
+
+@triton.jit
+def last_keys(start, queries, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The last key that each of the BLOCK_M queries from `start` sees; negative for one that sees none."""
+    if CAUSAL:
+        # One sum before the splat. Where warps take roles, Triton 3.6 and 3.7 halve the rows by adding to the place of
+        # a load, `start`; whatever is made of that very value alone gets the addition a second time.
+        return tl.minimum((start + keys - queries) + tl.arange(0, BLOCK_M), keys - 1)
+    return tl.full((BLOCK_M,), 0, tl.int32) + (keys - 1)
+
+
+@triton.jit
+def scores(
+    q,
+    k_desc,
+    mask_ptr,
+    mask_stride_s,
+    mask_stride_k,
+    b,
+    h,
+    n,
+    row,
+    queries,
+    keys,
+    last,
+    MASKED: tl.constexpr,
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """q k^T scale + mask for BLOCK_N keys from n on, times log2(e); -inf for keys that a row does not see."""
+    BLOCK_N: tl.constexpr = k_desc.block_shape[2]
+    k = k_desc.load([b, h, n, 0]).reshape(BLOCK_N, q.shape[1])
+    s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE) * (SCALE * LOG2_E)
+    col = tl.arange(0, BLOCK_N)[None, :]
+    if mask_ptr is not None:
+        inside = (row < queries)[:, None] & (col < keys - n)
+        at = row.to(tl.int64)[:, None] * mask_stride_s + (n + col).to(tl.int64) * mask_stride_k
+        mask = tl.load(mask_ptr + at, mask=inside, other=0)
+        s = tl.where(mask, s, -float("inf")) if mask.dtype == tl.int1 else s + mask.to(COMPUTE) * LOG2_E
+    return tl.where(col <= (last - n)[:, None], s, -float("inf")) if MASKED else s
+
+
+@triton.jit
+def attention_scores_kernel(
+    q_ptr,  # (batch, heads, queries, D), strides given
+    k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
+    mask_ptr,  # (batch, heads, queries, keys), bool or floating-point, strides given; or None
+    p_ptr,  # (batch, heads, queries, keys), contiguous
+    heads,
+    group,  # query heads a key head
+    queries,
+    keys,
+    q_stride_b,
+    q_stride_h,
+    q_stride_s,
+    mask_stride_b,
+    mask_stride_h,
+    mask_stride_s,
+    mask_stride_k,
+    SCALE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,  # whether a tile may hold keys that some row must not see
+    PRECISION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    blocks = tl.cdiv(queries, BLOCK_M)
+    start = tl.program_id(0) % blocks * BLOCK_M
+    head = tl.program_id(0) // blocks
+    b, h = head // heads, head % heads
+    q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
+    row = start + tl.arange(0, BLOCK_M)
+    last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
+    end = tl.maximum(tl.minimum(keys, start + BLOCK_M + keys - queries), 0) if CAUSAL else keys
+    if mask_ptr is not None:
+        mask_ptr += b.to(tl.int64) * mask_stride_b + h.to(tl.int64) * mask_stride_h
+    peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
+    total = tl.zeros((BLOCK_M,), COMPUTE)
+    for n in tl.range(0, end, BLOCK_N):
+        s = scores(
+            q,
+            k_desc,
+            mask_ptr,
+            mask_stride_s,
+            mask_stride_k,
+            b,
+            h // group,
+            n,
+            row,
+            queries,
+            keys,
+            last,
+            MASKED,
+            SCALE,
+            PRECISION,
+            COMPUTE,
+        )
+        higher = tl.maximum(peak, tl.max(s, axis=1))
+        # A row that has seen no key yet would compute -inf - -inf.
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        total = total * tl.exp2(peak - base) + tl.sum(tl.exp2(s - base[:, None]), axis=1)
+        peak = higher
+    # Dividing by the total is subtracting its logarithm; a row that sees no key subtracts inf, and is 0.
+    shift = tl.where(total == 0.0, float("inf"), peak + tl.log2(total))
+    p_ptr += head.to(tl.int64) * queries * keys
+    at = row.to(tl.int64)[:, None] * keys + tl.arange(0, BLOCK_N)[None, :]
+    for n in tl.range(0, end, BLOCK_N):
+        s = scores(
+            q,
+            k_desc,
+            mask_ptr,
+            mask_stride_s,
+            mask_stride_k,
+            b,
+            h // group,
+            n,
+            row,
+            queries,
+            keys,
+            last,
+            MASKED,
+            SCALE,
+            PRECISION,
+            COMPUTE,
+        )
+        p = tl.exp2(s - shift[:, None])
+        inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
+        tl.store(p_ptr + at + n, p.to(p_ptr.dtype.element_ty), mask=inside)
+    for n in tl.range(tl.cdiv(end, BLOCK_N) * BLOCK_N, keys, BLOCK_N):
+        inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
+        tl.store(p_ptr + at + n, tl.zeros((BLOCK_M, BLOCK_N), p_ptr.dtype.element_ty), mask=inside)
+
+
+def settings(dim: int, dtype: torch.dtype) -> dict:
+    """Tiles of attention_scores_kernel."""
+    block_d = max(16, triton.next_power_of_2(dim))
+    wide = dtype.itemsize == 2 and block_d <= 128
+    side = 64 if wide else 32 if dtype.itemsize <= 4 else 16
+    return {
+        "PRECISION": "ieee",
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
+        "D": dim,
+        "BLOCK_D": block_d,
+        "BLOCK_M": side,
+        "BLOCK_N": 2 * side if wide else side,
+        "num_warps": 4,
+        "num_stages": 3 if wide else 2,
+    }
+
+
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    causal: bool,
+    mask: torch.Tensor | None,
+    scale: float | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    batch, heads, queries, dim = q.shape
+    keys = k.shape[2]
+    p = torch.empty(batch, heads, queries, keys, dtype=dtype or q.dtype, device=q.device)
+    if p.numel() == 0:
+        return p
+    chosen = settings(dim, q.dtype)
+    q, k = describable(q), describable(k)
+    if mask is not None:
+        mask = mask.expand(p.shape)
+    with torch.cuda.device_of(q):
+        lend_scratch()
+        attention_scores_kernel[(triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](
+            q,
+            described(k, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]),
+            mask,
+            p,
+            heads,
+            heads // k.shape[1],
+            queries,
+            keys,
+            *row_strides(q),
+            *((0,) * 4 if mask is None else mask.stride()),
+            SCALE=dim**-0.5 if scale is None else scale,
+            CAUSAL=causal,
+            MASKED=causal or keys % chosen["BLOCK_N"] > 0,
+            **chosen,
+        )
+    return p
+
+
+# For autograd, which finds no gradient here and says so, and for torch.compile.
+attention_scores_op = torch.library.custom_op("kernel_fusion::attention_scores", _forward, mutates_args=())
+attention_scores_op.register_fake(
+    lambda q, k, causal, mask, scale, dtype: q.new_empty(*q.shape[:3], k.shape[2], dtype=dtype or q.dtype)
+)
+
+
+def attention_scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """softmax(q k^T scale + mask) in one launch, without a gradient: kernels.flash_attention has one.
+
+    Args:
+        q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that do not
+            start at multiples of 16 bytes, or whose elements are not side by side, are copied first.
+        k: (batch, key heads, keys, dim), of q's dtype and on its device. heads is a multiple of key heads; each key
+            head serves that many neighbouring query heads.
+        causal: the last query sees every key, each one before it one key less: query i sees key j if
+            j - keys <= i - queries.
+        mask: of a shape that broadcasts to (batch, heads, queries, keys), any strides: bool, True where a query sees a
+            key, or floating-point, added to the scaled scores.
+        scale: of the scores, positive; 1 / sqrt(dim) where not given. The kernel is compiled for each.
+        dtype: of the result: q's or torch.float32; q's where not given.
+
+    Returns:
+        A contiguous tensor of shape (batch, heads, queries, keys). The arithmetic is fp32 (fp64 for fp64 inputs; fp32
+        inputs are not rounded to tf32), rounded once. A row of a query that sees no key is 0.
+
+    Raises:
+        TypeError: q or k is not a floating-point tensor, the dtypes differ, or mask is neither bool nor floating-point.
+        ValueError: shapes that do not fit, a scale that is not positive, another result dtype, two devices, or tensors
+            on the CPU where kernels run on a GPU.
+    """
+    q, k = as_autocast_says(q, k)
+    check_heads("attention_scores", scale, q=q, k=k)
+    if mask is not None:
+        _check_mask(q, k, mask)
+    if dtype not in (None, q.dtype, torch.float32):
+        raise ValueError(
+            f"attention_scores gives q's dtype or float32, not {dtype}: convert its result with .to(dtype)"
+        )
+    tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, mask))
+    if tracked or torch.compiler.is_compiling():
+        return attention_scores_op(q, k, causal, mask, scale, dtype)
+    return _forward(q, k, causal, mask, scale, dtype)
+
+
+def _check_mask(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> None:
+    if not isinstance(mask, torch.Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise TypeError(f"attention_scores takes mask as a bool or floating-point tensor, got {kind}: convert it")
+    shape = (*q.shape[:3], k.shape[2])
+    fits = mask.dim() <= 4 and all(
+        size in (1, full) for size, full in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"attention_scores takes mask of a shape that broadcasts to {tuple(shape)}, got {tuple(mask.shape)}: "
+            f"reshape it"
+        )
+    if mask.device != q.device:
+        raise ValueError(
+            f"attention_scores takes tensors on one device, got q on {q.device} and mask on {mask.device}: "
+            f"move one with .to(device)"
+        )
+
+
+def attention_scores_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    s = (q @ k.repeat_interleave(q.shape[1] // max(1, k.shape[1]), dim=1).mT) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
+    if causal:
+        queries, keys = s.shape[-2:]
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=s.device).tril(keys - queries)
+        s = s.masked_fill(~seen, -torch.inf)
+    if mask is not None:
+        s = s.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else s + mask
+    p = torch.softmax(s, dim=-1, dtype=dtype)
+    return p if not causal and mask is None else p.masked_fill((s == -torch.inf).all(dim=-1, keepdim=True), 0.0)
+
+
+def attention_scores_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes for (batch, heads, tokens, dim, causal) with p in fp32: a product, 2 dim operations, and 5
+    for the softmax, for each pair of a query and a key that it sees; q and k in once, p out once."""
+    batch, heads, tokens, dim, causal = shape
+    pairs = batch * heads * (tokens * (tokens + 1) // 2 if causal else tokens**2)
+    return Work(
+        flops=(2 * dim + 5) * pairs,
+        bytes_read=2 * batch * heads * tokens * dim * dtype.itemsize,
+        bytes_written=batch * heads * tokens**2 * 4,
+    )
+
+
+def _inputs(batch: int, heads: int, tokens: int, dim: int, causal: bool, **options) -> tuple:
+    q, k = (torch.randn(batch, heads, tokens, dim, **options) for _ in range(2))
+    return q, k, bool(causal), None, None, torch.float32
+
+
+def _compile_arguments(*shape, dtype: torch.dtype) -> tuple[tuple, dict]:
+    batch, heads, tokens, dim, causal = shape
+    chosen = settings(dim, dtype)
+    x = torch.empty(batch, heads, tokens, dim, dtype=dtype, device="meta")
+    of_k = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
+    p = torch.empty(batch, heads, tokens, tokens, device="meta")
+    arguments = x, of_k, None, p, heads, 1, tokens, tokens, *row_strides(x), 0, 0, 0, 0
+    masked = causal or tokens % chosen["BLOCK_N"] > 0
+    return arguments, {"SCALE": dim**-0.5, "CAUSAL": causal, "MASKED": masked, **chosen}
+
+
+OP = FusedOp(
+    name="attention_scores",
+    fused=attention_scores,
+    reference=attention_scores_reference,
+    work=attention_scores_work,
+    kernel=attention_scores_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1, 1, 1, 1, False), (1, 2, 5, 40, True), (2, 1, 129, 16, False), (1, 2, 40, 36, True)),
+    gpu_shapes=((4, 16, 2048, 64, False), (4, 16, 2048, 64, True)),
+)
