@@ -95,6 +95,20 @@ def test_l2_serves_what_is_at_work():
     assert 0 < large_blocks.kept < 1
 
 
+def test_what_lesson_06_says_is_to_be_found():
+    def case(gpu="H100", rows=8192, columns=50257, warps=8):
+        return WideRows(DEVICES[gpu], "bf16", rows, columns, warps)
+
+    assert [columns for columns in COLUMNS if any(case(columns=columns, warps=warps).fits for warps in WARPS)] == list(
+        COLUMNS[: COLUMNS.index(50257)]
+    )
+    assert case(warps=4).kept == 0 < case(warps=32).kept
+    assert case(rows=1024, warps=4).kept == 0
+    assert case(rows=128, warps=4).kept == 1
+    assert (case("RTX 4090", warps=32).kept, case("T4", warps=32).kept) == (1, 0)
+    assert [case(gpu, warps=32).in_flight for gpu in ("RTX 4090", "T4")] == [128, 40]  # one on each SM
+
+
 @pytest.mark.parametrize("columns", [1, 2, 127, 128, 129])
 def test_lanes_are_a_power_of_two(columns):
     case = WideRows(DEVICES["H100"], "fp32", 1, columns, 4)

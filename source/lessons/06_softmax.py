@@ -162,8 +162,8 @@ traffic_chart({"unfused": unfused, "fused": fused})
 
 # %% [markdown]
 # And `F.softmax`? It is a fused kernel already: one launch, as many bytes as ours. Below, on an H200, `eager` is
-# `F.softmax` and `fused` the catalogue's `softmax`, the kernel above with several short rows in a program. **Do the
-# same bytes take the same time?**
+# `F.softmax` and `fused` the catalogue's `softmax`, the kernel above with several short rows in a program; `of copy` is
+# the share of the speed at which a copy moves as many bytes. **Do the same bytes take the same time?**
 
 # %%
 from helpers.recorded import recorded
@@ -203,7 +203,8 @@ def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
 
 
 # %% [markdown]
-# **How many times fewer bytes does it move than the two kernels, in fp32?**
+# **How many times fewer bytes does it move than the two kernels, in fp32?** (The second is `native_dropout`, which
+# `F.dropout` runs on a GPU.)
 
 # %%
 dropout_bytes = predict_first("times fewer bytes, dropout(softmax) fused", unit="times")
@@ -244,7 +245,7 @@ print("softmax and dropout:", predict(fused_dropout, many, 0.1, device="H200").b
 #
 # ## A row too wide to hold
 #
-# A row of 65,536 fp32 numbers takes every register of an SM; lesson 05 saw that spill. A wider row must be read in
+# A row of 65,536 fp32 numbers takes every register of an SM; lesson 05 saw it spill. A wider row must be read in
 # blocks. Safe softmax then reads it three times: for the maximum, for the sum, and to write. The last read first:
 
 
@@ -414,10 +415,13 @@ explorer = wide_rows_explorer("H100", dtype="bf16", rows=8192, columns=50257, wa
 explorer
 
 # %% [markdown]
-# With small blocks many rows are at work at once, more than L2 can keep until each program comes back to the start of
-# its row. With large ones there are few. The catalogue's `softmax` takes large blocks for wide rows, and does one thing
-# more: its second loop runs **backwards**, from the row's end, which was read last and is nearest. What it reaches on
-# an H200, in bf16:
+# <details><summary>What is to be found</summary>1. From 50,257: its lanes are 65,536, as many as an SM has registers.
+# 2. Fewer rows are at work at once, so there is less to keep until each program comes back to the start of its row.
+# 3. At 128 rows: all of them fit in L2 together. 4. On the RTX 4090: its L2 is the larger by far, and it has one row
+# at work on each SM. The T4's has lost the row, and each read costs in full.</details>
+#
+# So for wide rows, large blocks. The catalogue's `softmax` takes them, and does one thing more: its second loop runs
+# **backwards**, from the row's end, which was read last and is nearest. What it reaches on an H200, in bf16:
 
 # %%
 from kernels.rowwise.softmax import WIDEST_BLOCK
@@ -436,8 +440,8 @@ for row in h200.rows:
 #
 # ## One read and no second: cross entropy
 #
-# Softmax comes back because it has a row to write. A loss has one number to write. Of a row's probabilities, cross
-# entropy wants the label's alone, as a logarithm:
+# Softmax comes back because it has a row to write. A loss has one number to write. Of a row of scores, which are called
+# logits here, cross entropy wants the probability of one, the label's, as a logarithm:
 #
 # $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
 #
@@ -486,8 +490,9 @@ print(h200.table("cross_entropy", "bfloat16"))
 # for each SM, and each walks alone along its row: too few loads are under way to keep the memory busy, and the fused
 # kernel is the *slower* one. **One row, one program needs many rows.**
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** A backward pass needs what the forward keeps for it.
-# What stays, then, is the logits themselves, what was saved, and the gradient. Is it true of cross entropy?
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** A backward pass needs what the forward saves for it.
+# What lies in memory, then, is the logits, what was saved, and the gradient. PyTorch has hooks that see each tensor
+# saved. Is the claim true of cross entropy?
 
 # %%
 from kernels import cross_entropy
@@ -640,12 +645,12 @@ predictions()
 # at once, and a row is gone from the cache before its second read.</details>
 #
 # 5. Two programs share a row. The first found maximum 2 and sum 10 on its half, the second maximum 4 and sum 3. What is
-#    the sum of `exp(x - 4)` over the whole row? Put your number in place of the dots.
+#    the sum of $e^{x-4}$ over the whole row? Put your number in place of the dots.
 
 # %%
 answer = ...
-correct = 10 * np.exp(2 - 4) + 3
-self_test(answer, correct, "rescale the first sum to the maximum 4, then add")
+row = np.repeat([2.0, 4.0], [10, 3])  # has two such halves
+self_test(answer, np.exp(row - 4).sum(), "rescale the first sum to the maximum 4, then add")
 
 # %% [markdown]
 # [Exercise 06](../exercises/06_softmax_topk.ipynb) asks for probabilities and top-k from one read, equal scores
