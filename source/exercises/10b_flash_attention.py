@@ -1,0 +1,203 @@
+# %% [markdown]
+# # Exercise 10b: FlashAttention, forward [25 points]
+#
+# Exercise 10 wrote the N x N weights once. Here they are **never written**: each tile of weights is multiplied with its
+# values at once, in registers, and forgotten. Memory grows with N, not with its square. About 100 minutes, after
+# exercise 10.
+#
+# **The formula**, for each head, all of $N \times d$ in float16:
+#
+# $$o = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d}\right) v$$
+#
+# and where it is causal, query $i$ sees keys $j \le i$ only.
+#
+# **The picture**: one program has BLOCK_M queries, and walks over keys and values, a tile at a time.
+#
+# ```text
+#    k, v    [tile 0]    [tile 1]    [tile 2] ...
+#               |           |           |
+#    q -->  s, then e   s, then e   s, then e         e = exp(s - maximum so far)
+#               |           |           |
+#    acc     e @ v  -->  * f + e @ v  -->  * f + e @ v     f = exp(old maximum - new maximum)
+#    sum     sum e  -->  * f + sum e  -->  * f + sum e
+#                                           |
+#                                    o = acc / sum, stored once
+# ```
+#
+# When the maximum grows, all that was summed under the old one, `sum` and `acc` alike, shrinks by the same factor f.
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.checks import Hints, check_linear_traffic, check_tensor_cores, check_values, flash_cases
+from helpers.traffic import measure
+
+# %% [markdown]
+# ## The unfused reference
+
+
+# %%
+def reference(q, k, v, causal):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(unseen, -torch.inf)
+    return scores.softmax(dim=-1) @ v
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def inputs_of(seq):
+    return tuple(torch.randn(1, 2, seq, 64, device=device).half() for _ in range(3))
+
+
+shorter, longer = inputs_of(128), inputs_of(256)
+for inputs in (shorter, longer):
+    unfused = measure(reference, *inputs, False)
+    touched = f"{unfused.unique_total / 1e3:.4g} kB of memory touched"
+    print(f"{inputs[0].shape[2]} tokens: {touched} in {unfused.launches} launches")
+
+# %% [markdown]
+# **How many kB of memory must be touched, for 128 and for 256 tokens?** q, k and v in, o out, of 2 heads and 64
+# dimensions. Write your numbers down. (A program that comes later reads k and v again, but from the L2 cache.)
+
+# %% [markdown]
+# ## Your kernel
+
+
+# %% grade_id="kernel"
+@triton.jit
+def flash_attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, heads, seq, scale,
+    q_stride_b, q_stride_h, q_stride_n, q_stride_d,
+    k_stride_b, k_stride_h, k_stride_n, k_stride_d,
+    v_stride_b, v_stride_h, v_stride_n, v_stride_d,
+    CAUSAL: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # About 35 lines: the queries; a loop over tiles of keys and values; the result, divided and stored once.
+    # BEGIN SOLUTION
+    # int64 before the multiplication by a stride, which may pass 2**31.
+    batch = tl.program_id(1).to(tl.int64) // heads
+    head = tl.program_id(1).to(tl.int64) % heads
+    query = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, DIM)
+    q_ptr += batch * q_stride_b + head * q_stride_h
+    k_ptr += batch * k_stride_b + head * k_stride_h
+    v_ptr += batch * v_stride_b + head * v_stride_h
+    q = tl.load(q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d, mask=(query < seq)[:, None], other=0.0)
+
+    # The state of each query's row: all that FlashAttention keeps of N scores.
+    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, DIM), tl.float32)
+    # Causal: no query of this program sees a key after its last query. Half of the work is not done.
+    last = tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M) if CAUSAL else seq
+    for start in range(0, last, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, mask=(key < seq)[None, :], other=0.0)
+        # Keys that do not exist need -inf, not 0: a score of 0 would have its share of the sum.
+        seen = (key < seq)[None, :]
+        if CAUSAL:
+            seen = seen & (key[None, :] <= query[:, None])
+        s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
+        # Every row sees key 0, in the first tile: no maximum stays -inf, and nothing is -inf - -inf.
+        grown = tl.maximum(top, tl.max(s, axis=1))
+        e = tl.exp(s - grown[:, None])
+        # What was summed under the old maximum, weights and weighted values alike, counts for less under the new one.
+        shrink = tl.exp(top - grown)
+        total = total * shrink + tl.sum(e, axis=1)
+        # Rows that do not exist are 0, for e is 0 there, and 0 * NaN would be NaN.
+        v = tl.load(v_ptr + key[:, None] * v_stride_n + d[None, :] * v_stride_d, mask=(key < seq)[:, None], other=0.0)
+        # The weights are at most 1: float16 holds them well, and gives the tensor cores what they take.
+        acc = tl.dot(e.to(tl.float16), v, acc * shrink[:, None])
+        top = grown
+    # Divided once, at the end, instead of in every tile.
+    o = acc / total[:, None]
+    row = tl.program_id(1).to(tl.int64) * seq + query
+    tl.store(o_ptr + row[:, None] * DIM + d[None, :], o.to(tl.float16), mask=(query < seq)[:, None])
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# q, k and v are (batch, heads, seq, dim) in float16 with any strides; dim is 16, 32, 64 or 128.
+
+
+# %% grade_id="launcher"
+def flash_attention(q, k, v, causal):
+    """softmax(q k^T / sqrt(dim)) v as a contiguous (batch, heads, seq, dim) in float16, in one launch."""
+    # About 7 lines: the sizes, room for the result, a grid of two dimensions, launch.
+    # BEGIN SOLUTION
+    batch, heads, seq, dim = q.shape
+    # The one allocation. There is no room for N x N weights, because there are none.
+    o = torch.empty((batch, heads, seq, dim), dtype=q.dtype, device=q.device)
+    # 64 queries a program: each key and value that is loaded serves 64 rows. For dim 128, acc is 64 registers a thread.
+    block_m, block_n = 64, 64
+    grid = (triton.cdiv(seq, block_m), batch * heads)
+    flash_attention_kernel[grid](
+        q, k, v, o, heads, seq, dim**-0.5, *q.stride(), *k.stride(), *v.stride(),
+        CAUSAL=causal, DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+    )  # fmt: skip
+    return o
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Sequences of 16 fit in one tile: get these right without a loop, full and then causal. The message says which "
+        "case fails first.",
+        "Sequences that no tile divides: keys beyond seq get a score of -inf, before the maximum is taken. Scores that "
+        "grow along the keys: the sum and acc are both multiplied by exp(old maximum - new maximum).",
+        "Three numbers a row live from tile to tile: top, total and acc (dim of them). In each tile: s, the new top, "
+        "e = exp(s - top), then total and acc, in that order.",
+    ),
+    traffic=(
+        "The message lists what is read and written. Is anything there besides q, k, v and the result?",
+        "Neither s nor e is ever stored: e goes straight into tl.dot with the tile of v. And acc is a variable of the "
+        "loop, not a tensor in memory.",
+    ),
+    tensor_cores=(
+        "tl.dot wants float16 on both sides, for both of its products.",
+        "q and k are float16 as loaded; e is float32 and is converted for the second product, e.to(tl.float16).",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Full and causal; lengths that no tile divides, strides, scores that grow.
+
+# %% grade_id="values" points=10
+check_values(flash_attention, reference, flash_cases(seed=11), name="values")
+
+# %% [markdown]
+# **Is there no N x N?** One launch; no memory touched but q, k, v and the result, for 128 tokens and for 256.
+
+# %% grade_id="traffic" points=7
+check_linear_traffic(flash_attention, (*shorter, False), (*longer, False), name="traffic")
+
+# %% [markdown]
+# **Do tensor cores do the work?** Compiled for an A100 and an H100.
+
+# %% grade_id="tensor_cores" points=3
+check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
+
+# %% grade_id="other-values" points=5
+# Other lengths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+others = flash_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16), (1, 1, 129, 32)))
+check_values(flash_attention, reference, others, name="other-values")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/10b_flash_attention.ipynb` grades the saved notebook.
