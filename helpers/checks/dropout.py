@@ -13,7 +13,13 @@ from kernels.philox import philox
 
 
 def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Which elements dropout keeps, (elements,) of bool: those for which `tl.rand(seed, element)` is p or more.
+    """Which elements dropout keeps, (elements,) of bool: those for which `tl.rand(seed, element)` is p or more."""
+    # p is rounded to float32 as a kernel's argument is.
+    return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
+
+
+def drawn(seed: int, elements: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """`tl.rand(seed, element)` of the elements 0, 1, 2 and so on: (elements,), float32.
 
     Source: tl.rand of Triton, the first word of Philox4x32-10 at the counter (element, 0, 0, 0), as a float.
     """
@@ -21,8 +27,7 @@ def kept_elements(seed: int, elements: int, p: float, device: torch.device | str
     zero = torch.zeros_like(element)
     word = philox(seed, (element & 2**32 - 1, element >> 32, zero, zero))[0]
     signed = torch.where(word < 2**31, word, 2**32 - 1 - word).to(torch.float32)
-    # p is rounded to float32 as a kernel's argument is.
-    return signed * 4.6566127342e-10 >= torch.tensor(p, dtype=torch.float32, device=device)
+    return signed * 4.6566127342e-10
 
 
 def dropout_cases(
@@ -44,16 +49,19 @@ def dropout_cases(
 
     found = []
 
-    def add(label: str, inputs: list[torch.Tensor], look_at: str) -> None:
+    def add(label: str, inputs: list[torch.Tensor], look_at: str, p: float | None = None) -> None:
         number = len(found)
-        p = rates[number % len(rates)]
-        label = f"{label + ', ' if label else ''}p = {p}, seed = {number + 1}"
+        p = rates[number % len(rates)] if p is None else p
+        label = f"{label + ', ' if label else ''}p = {p:.6g}, seed = {number + 1}"
         found.append(Case(label, (*inputs, p, number + 1), look_at))
 
     formula = "the formula: what is dropped, what is scaled, what is added after"
     extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
     for shape in shapes:
         add("", tensors(*shape, draw), formula if math.prod(shape) <= 8 else extent)
+    numbers = drawn(len(found) + 1, 100)
+    exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()
+    add("p is a number that is drawn", tensors(1, 100, draw), "the comparison with p, where both are equal", exactly)
     rows, cols = shapes[-1]
     turned = [
         x.t().contiguous().t() if x.dim() == 2 else torch.stack([x, -x], dim=1)[:, 0] for x in tensors(rows, cols, draw)

@@ -1,0 +1,210 @@
+"""Do the checks of an exercise notice a small mistake? The model answers, each with one mistake, and who survives.
+
+    python tests/mutants.py              every exercise; exit status 1 where a mutant survives that is not argued
+    python tests/mutants.py --only 04    one exercise
+
+A mutant is one place of one answer cell changed: a mask dropped, strides swapped, a constant changed, a write skipped,
+a lower precision to accumulate in, a comparison off by one, an operation exchanged, a grid rounded down, a copy that
+puts strides right left out. It is rejected when a check, public or hidden, does not pass, as it would be for a learner.
+"""
+
+import argparse
+import ast
+import contextlib
+import copy
+import io
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from helpers.grading.exercise import Exercise, exercises_in
+from helpers.outcome import PASS
+from helpers.replay import server
+
+# Mutants that change no result, no traffic and no machine code that is asked for: "exercise: before -> after" -> why.
+ROWS = "return {'ROWS': max(1, 32 * warps * numbers // columns), 'num_warps': warps}"
+WARPS = "warps = min(32, max(4, columns // (32 * numbers)))"
+TILE_WARPS = "warps = max(1, side * side // (32 * 16))"
+EQUIVALENT = {
+    f"07_register_budget: {WARPS} -> {WARPS.replace('32, max', '33, max')}": (
+        "no row of at most 8192 asks for more than 32 warps, so the bound is never reached"
+    ),
+    f"07_register_budget: {WARPS} -> {WARPS.replace('// (', '* (')}": (
+        "32 warps for every row, which then share several: 8 numbers a thread as before, and right as well"
+    ),
+    f"07_register_budget: {WARPS} -> {WARPS.replace('32 * n', '32 / n')}": (
+        "32 warps for every row, which then share several: 8 numbers a thread as before, and right as well"
+    ),
+    f"07_register_budget: {ROWS} -> {ROWS.replace('1, 32', '2, 32')}": (
+        "two long rows a program, 16 numbers a thread: right as well"
+    ),
+    f"07_register_budget: {ROWS} -> {ROWS.replace('32 *', '33 *')}": (
+        "rounded down, it gives the same number of rows for every power of two"
+    ),
+    "07_register_budget: while side / 2 < uses: -> while side / 2 <= uses:": (
+        "a larger tile than need be where uses is a power of two: right as well"
+    ),
+    f"07_register_budget: {TILE_WARPS} -> {TILE_WARPS.replace('max(1', 'max(2')}": (
+        "differs for a tile of 16 x 16 alone: 4 numbers a thread, right as well"
+    ),
+}
+
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
+OFF_BY_ONE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+EXCHANGED = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "float32": "float16"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An answer cell with one mistake: its kind, the line before and after, and the cell's whole text."""
+
+    answer: str
+    kind: str
+    before: str
+    after: str
+    source: str
+
+    @property
+    def change(self) -> str:
+        return f"{self.before} -> {self.after}"
+
+
+def mutants_of(answer: str, source: str) -> Iterator[Mutant]:
+    """Every mutant of one answer cell, in the order of its text."""
+    tree = ast.parse(source)
+    before = ast.unparse(tree)
+    for number, node in enumerate(ast.walk(tree)):
+        for variant, kind in enumerate(kinds_of(node)):
+            changed = copy.deepcopy(tree)
+            for place, twin in enumerate(ast.walk(changed)):
+                if place == number:
+                    apply(kind, twin, variant)
+            after = ast.unparse(ast.fix_missing_locations(changed))
+            lines = [pair for pair in zip(before.splitlines(), after.splitlines(), strict=True) if pair[0] != pair[1]]
+            if lines:
+                yield Mutant(answer, kind, lines[0][0].strip(), lines[0][1].strip(), after)
+
+
+def kinds_of(node: ast.AST) -> list[str]:
+    """The mistakes that can be made at a node."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="store"))):
+            return ["write skipped"]
+        case ast.Call(func=ast.Attribute(attr="load" | "store"), keywords=[*given]) if has_mask(given):
+            return ["mask dropped"]
+        case ast.Call(func=ast.Attribute(attr="cdiv")):
+            return ["rounded down"]
+        case ast.Call(func=ast.Attribute(attr="contiguous")):
+            return ["copy left out"]
+        case ast.Call(func=ast.Attribute(attr="where")):
+            return ["branches exchanged"]
+        case ast.BinOp(op=ast.Add(), left=ast.BinOp(op=ast.Mult())):
+            return ["operation exchanged", "strides swapped"]
+        case ast.BinOp(op=ast.BitAnd()):
+            return ["left half of a mask", "right half of a mask"]
+        case ast.BinOp(op=op) if type(op) in OPERATORS:
+            return ["operation exchanged"]
+        case ast.Compare(ops=[op]) if type(op) in OFF_BY_ONE:
+            return ["off by one"]
+        case ast.Attribute(attr=name) if name in EXCHANGED:
+            return ["precision lowered" if name == "float32" else "operation exchanged"]
+        case ast.Constant(value=bool()):
+            return ["constant changed"]
+        case ast.Constant(value=int() | float()):
+            return ["constant changed"]
+    return []
+
+
+def has_mask(given: list[ast.keyword]) -> bool:
+    return any(keyword.arg == "mask" for keyword in given)
+
+
+def apply(kind: str, node: ast.AST, variant: int) -> None:
+    """Make a mistake of a kind at a node of its own copy of the tree."""
+    match kind:
+        case "write skipped":
+            node.value = ast.Constant("skipped")
+        case "mask dropped":
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in ("mask", "other")]
+        case "rounded down":
+            node.func = ast.parse("lambda count, size: count // size", mode="eval").body
+        case "copy left out":
+            node.func.attr = "detach"
+        case "branches exchanged":
+            node.args[1], node.args[2] = node.args[2], node.args[1]
+        case "strides swapped":
+            node.left.left, node.right = node.right, node.left.left
+        case "left half of a mask":
+            node.right = node.left
+        case "right half of a mask":
+            node.left = node.right
+        case "operation exchanged" if isinstance(node, ast.BinOp):
+            node.op = OPERATORS[type(node.op)]()
+        case "off by one":
+            node.ops = [OFF_BY_ONE[type(node.ops[0])]()]
+        case "constant changed":
+            node.value = not node.value if isinstance(node.value, bool) else other_number(node.value)
+        case _:
+            node.attr = EXCHANGED[node.attr]
+
+
+def other_number(value: float) -> float:
+    if isinstance(value, int):
+        return value + 1
+    return value * 1.01 if value else 1.0
+
+
+def all_mutants(exercise: Exercise) -> list[Mutant]:
+    return [mutant for cell in exercise.cells if cell["answer"] for mutant in mutants_of(cell["id"], cell["source"])]
+
+
+def rejected_by(exercise: Exercise, mutant: Mutant) -> str:
+    """The first check that does not pass, in a process of its own; empty where all pass."""
+    cells = [
+        cell | {"source": mutant.source if cell["id"] == mutant.answer else cell["source"]} for cell in exercise.cells
+    ]
+
+    def run() -> dict:
+        torch.set_num_threads(1)  # a fork has none of the threads that PyTorch had before it
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            try:
+                broken = server.Exercise(cells, 0, Path(folder))
+            except Exception as error:
+                return {"check": f"its cells: {type(error).__name__}"}
+            outcomes = ((check, broken.run_check(check, {}, Path(folder))) for check in broken.checks)
+            return {"check": next((check for check, outcome in outcomes if outcome.state != PASS), "")}
+
+    # Where it came to no end, that is what a learner sees too.
+    return server.in_a_fork(run).get("check", "no end")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run the checks on model answers with one mistake each.")
+    parser.add_argument("--only", default="", metavar="NN", help="only exercises whose name starts so")
+    options = parser.parse_args(arguments)
+    rows, unargued = [], 0
+    for name, exercise in exercises_in(only=options.only).items():
+        mutants = all_mutants(exercise)
+        survivors = []
+        for number, mutant in enumerate(mutants, start=1):
+            if not rejected_by(exercise, mutant):
+                survivors.append(mutant)
+            print(f"\r{name}: {number} of {len(mutants)}, {len(survivors)} survive ", end="", file=sys.stderr)
+        print(file=sys.stderr)
+        argued = [mutant for mutant in survivors if f"{name}: {mutant.change}" in EQUIVALENT]
+        changing, killed = len(mutants) - len(argued), len(mutants) - len(survivors)
+        rows.append(f"{name:28} {changing:9} {killed:9} {killed / changing:8.1%} {len(argued):11}")
+        for mutant in survivors:
+            why = EQUIVALENT.get(f"{name}: {mutant.change}", "SURVIVES, not argued")
+            unargued += mutant not in argued
+            rows.append(f"    {mutant.kind}: {mutant.change}\n        {why}")
+    print(f"{'':28} {'mutants':>9} {'rejected':>9} {'share':>8} {'equivalent':>11}", *rows, sep="\n")
+    return 1 if unargued else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
