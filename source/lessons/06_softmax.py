@@ -486,9 +486,9 @@ print(h200.table("cross_entropy", "bfloat16"))
 
 # %% [markdown]
 # On large tensors the speed-up is more than the ratio of the bytes, for the reason that you know: PyTorch's kernels do
-# not move them at the speed of a copy. The first line is another story. It has few rows, so few programs, less than one
-# for each SM, and each walks alone along its row: too few loads are under way to keep the memory busy, and the fused
-# kernel is the *slower* one. **One row, one program needs many rows.**
+# not move them at the speed of a copy. The first line is another story: see its last column. It has few rows, so few
+# programs, less than one for each SM, and each walks alone along its row: too few loads are under way to keep the
+# memory busy. **One row, one program needs many rows.**
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** A backward pass needs what the forward saves for it.
 # What lies in memory, then, is the logits, what was saved, and the gradient. PyTorch has hooks that see each tensor
