@@ -88,7 +88,9 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
     except ValueError as error:
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
     left_out = left_out_of(notebook, answers, exercise.cells)
-    if refusals := screen(answers, exercise.kept) or (screen_plain(answers) if exercise.is_plain else []):
+    if refusals := screen(answers, exercise.kept) or (
+        screen_plain(answers, exercise.kept) if exercise.is_plain else []
+    ):
         why = "\n".join(map(str, refusals))
         return result(all_alike(exercise, REFUSED, why), left_out, flags=(REFUSED,))
     verdicts, runs = run(answers, judge, junit)

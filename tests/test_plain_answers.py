@@ -1,0 +1,276 @@
+"""Answers that give numbers or settings: their checks, the language they may be written in, and how they are judged."""
+
+import math
+import re
+
+import jupytext
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers.checks import cases, check_budget, check_counts, check_drop_rate, check_numbers, check_same_mask, fresh
+from helpers.checks import roofline as asked
+from helpers.checks.dropout import drawn, kept_elements
+from helpers.devices import DEVICES
+from helpers.grading.exercise import COURSE, exercises_in
+from helpers.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
+from helpers.replay import tensors
+from helpers.replay.plain import screen_plain
+from helpers.roofline import Roofline, Work
+from helpers.traffic import measure
+
+PLAIN = {name: exercise for name, exercise in exercises_in().items() if exercise.is_plain}
+
+
+# Numbers
+
+
+def numbers(answer, expected, **options):
+    return check_numbers(answer, expected, [(2, 3)], name="numbers", **options)
+
+
+@pytest.mark.parametrize(
+    ("gives", "expected", "told"),
+    [
+        (6, 6, ""),
+        (6.05, 6, ""),
+        (6.1, 6, "got 6.1, expected 6"),
+        (12, 6, "a factor: you have twice what is expected"),
+        (math.nan, 6, "got nan, expected 6"),
+        (math.inf, 6, "that number, which is none"),
+        (True, 1, "got True, a number is expected"),
+        ("6", 6, "got '6', a number is expected"),
+        (None, 6, "got None, a number is expected"),
+        (torch.tensor(6.0), 6, "gives a tensor"),
+        ([1, 2], (1, 2), ""),
+        ((1, 2, 3), (1, 2), "2 values are expected: FLOP, bytes"),
+        ((1, 3), (1, 2), "answer(2, 3), bytes: got 3, expected 2"),
+        (["a", "b", "a"], {"a", "b"}, ""),
+        (["a"], {"a", "b"}, "b is missing"),
+        ("ab", {"a", "b"}, "a list of names is expected"),
+        (["a", "c"], {"a"}, "c should not be there"),
+        ("memory", "memory", ""),
+        ("compute", "memory", "got 'compute', expected 'memory'"),
+    ],
+)
+def test_a_number_is_right_or_it_is_told_what_was_expected(gives, expected, told):
+    def answer(rows, columns):
+        return gives
+
+    outcome = numbers(answer, lambda rows, columns: expected, parts=("FLOP", "bytes"))
+    assert outcome.state == (FAIL if told else PASS), outcome
+    assert told in str(outcome)
+
+
+def test_an_answer_that_breaks_or_is_a_stub_is_told_so():
+    def stub(rows, columns):
+        raise NotImplementedError
+
+    def broken(rows, columns):
+        return rows / 0
+
+    assert numbers(stub, int).state == NOT_ATTEMPTED
+    assert numbers(broken, int).state == ERROR
+
+
+def test_a_wrong_count_is_shown_what_the_meter_saw():
+    def count(rows, columns):
+        return 1, 8 * rows * columns
+
+    def inputs(rows, columns):
+        return torch.rand(rows, columns), torch.rand(rows, columns)
+
+    outcome = check_counts(count, torch.add, inputs, [(2, 3)], ("launches", "bytes"), name="count")
+    assert outcome.state == FAIL
+    assert "count(2, 3), bytes: got 48, expected 72\n  The meter saw:\n  add: 48 B read, 24 B written" in str(outcome)
+
+
+def test_fresh_questions_are_those_of_the_draw(monkeypatch):
+    first = fresh(1, 5, range(1, 10**12), ("a", "b"))
+    assert first == fresh(1, 5, range(1, 10**12), ("a", "b"))
+    monkeypatch.setattr(cases, "draw", 12345)
+    assert first != fresh(1, 5, range(1, 10**12), ("a", "b"))
+
+
+@given(st.tuples(*[st.integers(1, 40)] * 3))
+def test_a_products_work_is_what_pytorch_counts_and_the_meter_sees(sizes):
+    rows, inner, columns = sizes
+    x, w = torch.rand(rows, inner), torch.rand(inner, columns)
+    with FlopCounterMode(display=False) as counter:
+        x @ w
+    assert asked.product_work(*sizes, 4) == (counter.get_total_flops(), measure(torch.mm, x, w).bytes_total)
+
+
+def test_bounds_are_the_rooflines():
+    for device in DEVICES.values():
+        roof = Roofline(device, "fp16")
+        assert asked.ridge(roof.peak, roof.bandwidth) == roof.ridge
+        for size in (16, 128, 1024, 8192):
+            flops, nbytes = asked.product_work(size, size, size, 2)
+            assert asked.bound(flops, nbytes, roof.peak, roof.bandwidth) == roof.bound(Work(flops, nbytes, 0))
+
+
+# Settings
+
+
+class Compiled:
+    """As much of Resources as the check of a budget asks, for settings that make spills, or leave little occupancy."""
+
+    def __init__(self, settings):
+        self.spill_bytes, self.registers, self.shared_memory = settings["TILE"] // 512 * 8, 40, 0
+        self.device = DEVICES["A100"]
+        self.fraction, self.limiters = settings["num_warps"] / 8, ("registers",)
+
+    def occupancy(self):
+        return self
+
+
+def compiled(question, settings, device):
+    if settings["TILE"] < question:
+        raise ValueError("too small a tile")
+    return Compiled(settings)
+
+
+@pytest.mark.parametrize(
+    ("gives", "told"),
+    [
+        ({"TILE": 64, "num_warps": 4}, ""),
+        ({"TILE": 16, "num_warps": 4}, "too small a tile"),
+        ({"TILE": 512, "num_warps": 4}, "spills 8 B on A100"),
+        ({"TILE": 64, "num_warps": 2}, "25% occupancy on A100, 50% needed"),
+        ({"TILE": 1 << 20, "num_warps": 4}, "8192 numbers a thread, which has 255 registers"),
+        ({"TILE": 64, "num_warps": 64}, "32 warps at most"),
+        ({"TILE": 48, "num_warps": 4}, "TILE is 48, a whole power of two is expected"),
+        ({"TILE": 64.0, "num_warps": 4}, "TILE is 64.0, a whole power of two"),
+        ({"TILE": 0, "num_warps": 4}, "TILE is 0, a whole power of two"),
+        ({"TILE": True, "num_warps": 4}, "TILE is True, a whole power of two"),
+        ({"TILE": 64}, "expected {'TILE': .., 'num_warps': ..}"),
+        (None, "expected {'TILE': .., 'num_warps': ..}"),
+    ],
+)
+def test_settings_fit_or_it_is_told_why_not(gives, told):
+    def settings(least):
+        return gives
+
+    outcome = check_budget(
+        settings,
+        compiled,
+        lambda least, chosen: chosen["TILE"],
+        [32],
+        settings=("TILE", "num_warps"),
+        devices=("A100",),
+        name="budget",
+    )
+    assert outcome.state == (FAIL if told else PASS), outcome
+    assert told in str(outcome)
+
+
+# Dropout
+
+
+def dropped(x, bias, residual, p, seed):
+    return residual + (x + bias) * kept_elements(seed, x.numel(), p).view(x.shape) / (1 - p)
+
+
+def test_the_share_that_is_dropped_and_the_scale():
+    assert check_drop_rate(dropped, p=0.3, seed=1, name="rate").state == PASS
+    assert "30% expected" in str(check_drop_rate(lambda x, b, r, p, s: dropped(x, b, r, 0.4, s), 0.3, 1, name="rate"))
+    unscaled = check_drop_rate(lambda x, b, r, p, s: dropped(x, b, r, p, s) * 0.7, p=0.3, seed=1, name="rate")
+    assert re.search(r"element \(0, \d+\) is 1, 1.42857 or 0 expected", str(unscaled))
+    assert check_drop_rate(lambda *_: None, p=0.3, seed=1, name="rate").state == FAIL
+
+
+def test_the_masks_of_both_passes():
+    def backward(grad, p, seed):
+        return grad * kept_elements(seed, grad.numel(), p).view(grad.shape) / (1 - p)
+
+    assert check_same_mask(dropped, backward, p=0.5, seed=3, name="mask").state == PASS
+    other = check_same_mask(dropped, lambda g, p, s: backward(g, p, s + 1), p=0.5, seed=3, name="mask")
+    assert re.search(r"first at \(0, \d+\): the forward (dropped|kept) it, the backward (dropped|kept) it", str(other))
+    nothing = check_same_mask(lambda x, *_: x, lambda grad, *_: grad, p=0.5, seed=3, name="mask")
+    assert "everything is kept, or nothing" in str(nothing)
+
+
+def test_numbers_are_uniform():
+    u = drawn(7, 100_000)
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert (torch.histc(u, 20, 0, 1) - 5000).abs().max() < 5 * math.sqrt(5000)
+
+
+# The language, and JSON
+
+
+def answers_in(path) -> dict[str, str]:
+    cells = jupytext.read(path, fmt="py:percent").cells
+    return {cell.metadata["grade_id"]: cell.source for cell in cells if "grade_id" in cell.metadata}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for name in PLAIN for path in sorted((COURSE / "source/exercises/answers" / name).glob("*.py"))],
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
+def test_every_answer_kept_for_the_tests_is_in_the_language(path):
+    assert not screen_plain(answers_in(path), PLAIN[path.parent.name].kept)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_model_answer_and_stub_is_in_the_language(name):
+    answers = {cell["id"]: cell["source"] for cell in PLAIN[name].cells if cell["answer"]}
+    assert not screen_plain(answers, PLAIN[name].kept)
+    assert not screen_plain(dict.fromkeys(answers, "def f(n):\n    raise NotImplementedError  # your code here"))
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def f(n):\n    return measure(n)", "line 2: measure: an answer here may use"),
+        ("def f(n):\n    return roofline.ridge(n, 1)", "line 2: roofline"),
+        ("def f(n):\n    return print.__self__", "print.__self__ is not open"),
+        ("def f(n):\n    return n.mro()", "n.mro is not open"),
+        ("def f(n):\n    return '{0.real}'.format(n)", "is not open"),
+        ("import torch", "may import math, and nothing else"),
+        ("import math as m", "may import math, and nothing else"),
+        ("from math import nan as x", "may import math, and nothing else"),
+        ("from helpers.roofline import Roofline", "may import math"),
+        ("import math, torch", "may import math"),
+        ("def g(measure):\n    return 1\n\ndef f(n):\n    return measure(n)", "line 5: measure: an answer here may"),
+        ("def g(type):\n    return 1\n\ndef f(n):\n    return type(n)", "line 5: type: an answer here may use"),
+        ("for display in [1]: pass\ndef f(n):\n    return display(n)", "display"),
+        ("def f(n):\n    math = n\n    return math.floor", "is not open"),
+        ("@measure\ndef f(n): pass", "no decorator"),
+        ("class F: pass", "is not in the language"),
+        ("def f(n):\n    with n: pass", "is not in the language"),
+        ("def f(n):\n    try:\n        pass\n    except Exception: pass", "Exception|is not in the language"),
+        ("def f(n):\n    raise ValueError", "ValueError|is not in the language"),
+        ("def f(n):\n    yield n", "is not in the language"),
+        ("def f(n):\n    return getattr(n, 'real')", "getattr"),
+        ("def f(n):\n    return type(n)", "type"),
+        ("def f(n):\n    global x", "is not in the language"),
+        ("def f(n):\n    return In[1]", "In: an answer here may use"),
+    ],
+)
+def test_what_could_work_the_answer_out_is_refused(code, told):
+    refusals = screen_plain({"answer": code}, kept={"measure", "roofline"})
+    assert len(refusals) == 1
+    assert re.search(told, str(refusals[0])), refusals[0]
+
+
+@given(
+    st.recursive(
+        st.integers() | st.floats(allow_nan=False) | st.text() | st.booleans(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_plain_values_stand_as_they_are(value):
+    assert tensors.is_plain(value)
+    assert tensors.values_as_json(value) == tensors.PLAIN
+    assert tensors.inputs_from_json(tensors.inputs_as_json((torch.ones(2), value)))[1] == value
+
+
+def test_what_json_has_not_is_not_plain():
+    for value in (None, torch.ones(1), [torch.ones(1)], {1: 2}, {"x": None}, object(), {1, 2}):
+        assert not tensors.is_plain(value)
