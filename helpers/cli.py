@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     grade.add_argument("submissions", help="a folder or a zip of notebooks")
     grade.add_argument("--out", required=True, metavar="FOLDER", help="where the report goes")
     grade.add_argument("--jobs", type=int, metavar="N", help="notebooks at once (default: one for each processor)")
-    grade.add_argument("--only", default="", metavar="NN", help="only exercises whose name starts so, such as 03")
+    grade.add_argument("--only", default="", metavar="NN", help="only the exercise of this number, such as 05b")
     grade.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     grade.add_argument("--seed", type=int, metavar="S", help="of all inputs; that of a run is kept in its run.json")
     grade.add_argument("--student", metavar="PATTERN", help="finds the student in a path: (?P<student>...)")

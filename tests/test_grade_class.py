@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -235,6 +236,10 @@ def test_a_run_that_was_stopped_goes_on(graded_class, tmp_path, capsys):
     (out / "results" / "loud" / f".{NAME}.json.writing").write_text("{")
     (out / "results" / "broken" / f"{NAME}.json").write_text("{")
     assert main(["grade", str(submissions), "--out", str(out), "--resume"]) == 0
+    told = capsys.readouterr()
+    # Done, of all, time so far, time left.
+    assert re.search(r"[3-5]/6 \[\d\d:\d\d<\d\d:\d\d,", told.err)
+    assert f"right  {NAME}  15 of 15\n6 graded; read {out / 'report.html'}\n" in re.sub(" +  ", "  ", told.out)
     assert json.loads((out / "run.json").read_text()) == {"seed": 5}
 
     def without_times(content: bytes) -> str:
@@ -243,6 +248,37 @@ def test_a_run_that_was_stopped_goes_on(graded_class, tmp_path, capsys):
 
     for path, content in before.items():
         assert without_times(path.read_bytes()) == without_times(content), path
+
+
+@needs_sandbox
+def test_an_appeal_is_graded_again_exactly(graded_class, tmp_path, capsys):
+    submissions, out = graded_class
+    shutil.copytree(submissions / "loud", tmp_path / "appeal" / "loud")
+    arguments = ["grade", str(tmp_path / "appeal"), "--out", str(tmp_path / "again"), "--only", "03"]
+    assert main([*arguments, "--seed", str(json.loads((out / "run.json").read_text())["seed"])]) == 0
+    (first, again) = (results(folder)["loud"] for folder in (out, tmp_path / "again"))
+    assert first | {"seconds": 0} == again | {"seconds": 0}
+
+
+def test_only_one_exercise():
+    assert set(exercises_in(only="05")) == {"05_layer_norm"}
+    assert set(exercises_in(only="05b_residual_rms_norm")) == {"05b_residual_rms_norm"}
+    assert len(exercises_in()) > 2
+    with pytest.raises(FileNotFoundError, match="is '5': there are 01_"):
+        exercises_in(only="5")
+
+
+def test_a_notebook_that_cannot_be_read_is_told_and_left(tmp_path):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for student in ("a", "b"):
+            archive.writestr(f"{student}/{NOTEBOOK}", "x" * 1000)
+    damaged = (tmp_path / "class.zip").read_bytes().replace(b"x" * 1000, b"y" * 1000, 1)
+    (tmp_path / "class.zip").write_bytes(damaged)
+    students, unread = class_folder.class_in(tmp_path / "class.zip", exercises_in()), {}
+    tasks = list(run.tasks_of(list(students.found), students, exercises_in(), 1, unread))
+    assert [task.found.student for task in tasks] == ["b"]
+    assert list(unread) == [f"a/{NOTEBOOK}"]
+    assert unread[f"a/{NOTEBOOK}"].startswith("cannot be read: the zip is damaged there")
 
 
 # What must not happen

@@ -59,21 +59,21 @@ class Exercise:
 
 
 def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[str, Exercise]:
-    """name -> exercise, for each solution whose name starts with `only`.
+    """name -> exercise, for each solution, or those of the number or name `only`.
 
     Raises:
         FileNotFoundError: there is none.
     """
     found = {}
     for path in sorted(folder.glob("*.ipynb")):
-        if path.stem.startswith(only):
+        if not only or f"{path.stem}_".startswith(f"{only}_"):
             solution = json.loads(path.read_text(encoding="utf-8"))
             course = solution["metadata"]["kernel_fusion"]
             cells = [described(cell) for cell in solution["cells"] if cell["cell_type"] == "code"]
             found[path.stem] = Exercise(course["exercise"], cells, course["built"])
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"
-        raise FileNotFoundError(f"no solution in {folder} starts with {only!r}: there are {known}")
+        raise FileNotFoundError(f"no solution in {folder} is {only!r}: there are {known}")
     return found
 
 

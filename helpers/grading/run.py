@@ -36,7 +36,7 @@ def grade_class(
         submissions: a folder or a zip.
         out: the report's folder.
         jobs: how many submissions at once; as many as there are processors unless given.
-        only: grade only exercises whose name starts with this.
+        only: grade only the exercise of this number or name.
         resume: keep the results in `out` that are of the same notebooks, exercises and seed.
         seed: decides all inputs; drawn and kept in out/run.json unless given.
         student: a regular expression that finds the student in a path, in its group `student`.

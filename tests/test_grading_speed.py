@@ -1,0 +1,15 @@
+"""Grading is much faster than running the notebooks: tests/grading_speed.py in small, which measures it for a class."""
+
+import grading_speed
+import pytest
+
+from helpers.doctor import bubblewrap
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+def test_a_small_class_is_graded_faster_than_its_notebooks_run():
+    graded, run = grading_speed.graded(12), grading_speed.run_by_nbval(2)
+    # A class of 100 is over five times as fast; here the start, for which PyTorch is imported, weighs more.
+    assert run.seconds / run.submissions > 2 * graded.seconds / graded.submissions
+    assert graded.memory < 4 << 30
