@@ -22,6 +22,8 @@ def pytest_configure(config):
     if config.getoption("nbval", False):
         # Another "python3" among the user's kernels would otherwise come first.
         config.option.nbval_current_env = True
+        # Pictures are not compared, nor are those within HTML: another FreeType draws other bytes.
+        config.option.nbval_sanitize_with = str(Path(__file__).parent / "tests" / "nbval_sanitize.cfg")
 
 
 def is_compared(item) -> bool:

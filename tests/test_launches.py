@@ -170,7 +170,7 @@ def test_marks_stand_where_the_axes_put_them(explorer):
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
     data, metadata = explorer._repr_mimebundle_()
-    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
 
 

@@ -166,7 +166,7 @@ def test_the_text_by_hand():
 def test_a_saved_notebook_keeps_a_picture_and_the_text():
     explorer = recomputation_explorer()
     data, metadata = explorer._repr_mimebundle_()
-    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
     assert data["text/plain"] == repr(recomputation_chart(explorer._scene(16384, 4096)))
 

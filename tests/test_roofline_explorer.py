@@ -118,7 +118,7 @@ def test_the_still_part_takes_the_pages_colours_and_touches_nothing_else(explore
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
     data, metadata = explorer._repr_mimebundle_()
-    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
     assert explorer.chart().text == explorer.text
 

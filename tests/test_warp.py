@@ -86,7 +86,7 @@ def test_boxes_stand_where_the_axes_put_them():
 def test_a_saved_notebook_keeps_a_picture_and_the_text():
     explorer = warp_explorer()
     data, metadata = explorer._repr_mimebundle_()
-    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert (
         data["text/plain"]
         == metadata["image/png"]["alt"]

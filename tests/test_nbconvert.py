@@ -1,0 +1,57 @@
+"""A saved notebook, converted by nbconvert as it comes: each explorer is a picture, its description, and a line of text."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from bs4 import BeautifulSoup
+from nbconvert import HTMLExporter
+
+from helpers.explorers import warp_explorer
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("0*.ipynb"))
+
+
+def converted(notebook: nbformat.NotebookNode) -> BeautifulSoup:
+    return BeautifulSoup(HTMLExporter().from_notebook_node(notebook)[0], "html.parser")
+
+
+def explorers_of(notebook: nbformat.NotebookNode) -> list[tuple[str, str]]:
+    """Picture and line of each: what is stored beside its HTML."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    stored = [output.data for output in outputs if {"image/png", "text/html"} <= output.get("data", {}).keys()]
+    return [(data["image/png"].replace("\n", ""), data["text/plain"]) for data in stored]
+
+
+def shown_in(page: BeautifulSoup) -> list[tuple[str, str, str]]:
+    """Picture, description and text of each figure."""
+    figures = [(figure.img, figure.figcaption) for figure in page.select(".jp-OutputArea-output figure")]
+    return [(img["src"].removeprefix("data:image/png;base64,"), img["alt"], line.text) for img, line in figures]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_explorer_of_a_lesson_is_a_picture_and_its_text(path):
+    notebook = nbformat.read(path, as_version=4)
+    explorers = explorers_of(notebook)
+    assert explorers, "every lesson has an explorer"
+    assert shown_in(converted(notebook)) == [(picture, line, line) for picture, line in explorers]
+
+
+def test_a_notebook_that_a_learner_ran_and_saved_shows_the_same():
+    """Its outputs name widgets of a kernel that is gone."""
+    explorer = warp_explorer(dtype="fp16", stride=2)
+    data, metadata = explorer._repr_mimebundle_()
+    output = nbformat.v4.new_output("execute_result", data, metadata=metadata, execution_count=1)
+    cell = nbformat.v4.new_code_cell("explorer", outputs=[output], execution_count=1)
+    [(picture, alt, text)] = shown_in(converted(nbformat.v4.new_notebook(cells=[cell])))
+    assert picture == data["image/png"]
+    assert alt == text == explorer.text
+
+
+def test_a_line_with_marks_of_html_stays_what_it_is(monkeypatch):
+    explorer = warp_explorer()
+    told = 'stride < 2 & "fp32"'
+    chart = explorer.chart()
+    monkeypatch.setattr(type(explorer), "chart", lambda self: type(chart)(chart.figure, told))
+    page = BeautifulSoup(explorer._repr_mimebundle_()[0]["text/html"], "html.parser")
+    assert page.img["alt"] == page.figcaption.text == told
