@@ -387,6 +387,9 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
     unknown = kwargs.keys() - set(self.arg_names) - _launch_options()
     if unknown:
         raise KeyError(f"{self.fn.__name__} has no parameter or launch option {', '.join(sorted(unknown))}")
+    warps = kwargs.get("num_warps", 4)
+    if warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(f"{self.fn.__name__}: num_warps is a power of two from 1 to 32, got {warps}")
     given = {name: value for name, value in kwargs.items() if name in self.arg_names}
     bound = inspect.signature(self.fn).bind(*args, **given)
     bound.apply_defaults()

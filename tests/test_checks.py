@@ -366,3 +366,9 @@ def test_hints_come_one_at_a_time_for_the_first_check_that_has_not_passed(hint):
 def test_a_hint_on_no_such_check(hint):
     with pytest.raises(ValueError, match="there is no check 'speed'; there are: values, traffic"):
         hint(1, "speed")
+
+
+def test_a_number_of_warps_that_no_gpu_takes_is_an_error():
+    outcome = values(launcher(add_kernel, num_warps=5))
+    assert outcome.state == ERROR
+    assert "num_warps" in outcome.message
