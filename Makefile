@@ -7,7 +7,7 @@ lab:
 
 # Everything that must hold before a change is shared.
 test:
-	@./setup.sh dev
+	@./setup.sh dev,cluster
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/codespell
@@ -18,7 +18,7 @@ test:
 
 # Build the notebooks whose source has changed.
 notebooks:
-	@./setup.sh dev
+	@./setup.sh dev,cluster
 	.venv/bin/python source/build.py
 
 # Measure every kernel of the course on this machine.
