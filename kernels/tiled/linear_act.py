@@ -5,21 +5,29 @@ Written out in PyTorch, cuBLAS adds the bias itself; the activation and the sum 
     unfused   linear: read x and W, write s | activation: read s, write a | sum: read a and residual, write y
     fused     read x, W and residual, write y; the sum of products never leaves the registers in between
 
-In bf16 at M = 8192, K = 4096, N = 11008 the activation alone moves 361 MB, 85 us at an H200's 4.2 TB/s, beside 1000 us
-of arithmetic at its 740 TFLOP/s. So what fusion can gain is a tenth, and a matmul a tenth slower than cuBLAS's would
-lose all of it. It is also more precise: the fp32 sum is rounded once, after the epilogue, not once an operation.
+In bf16 at M = 8192, K = 4096, N = 11008 the activation alone moves 361 MB, 85 us at an H200's 4.2 TB/s, beside 940 us
+of arithmetic at cuBLAS's 788 TFLOP/s. So what fusion can gain is a tenth, and a matmul a tenth slower than cuBLAS's
+would lose all of it. It is also more precise: the fp32 sum is rounded once, after the epilogue, not once an operation.
 
 Two kernels compute the same. `linear_act_plain_kernel` is the tiled matmul of textbooks: one program a tile, pointers
-and masks, any strides and sizes. `linear_act_kernel` takes three steps from there:
+and masks. `linear_act_kernel` takes three steps from there, TFLOP/s with bias and GELU on an H200 in one run:
 
-    tensor descriptors    the copy engine (TMA) fetches whole tiles into shared memory and checks the bounds: no
-                          addresses, no masks, no registers spent on either
-    persistent programs   one a multiprocessor walks over tiles, so that the next tile's loads run under this tile's
-                          epilogue
-    grouped order         tiles that run together form a block of the result, not a strip, and share x and W in L2
+                                                                          8192^3   4096^3   8192 x 4096 x 11008
+    plain kernel, tiles of 128 x 128                                         578      577      573
+    tensor descriptors: the copy engine (TMA) fetches whole tiles into       708      698      679
+        shared memory and checks the bounds; no registers spent on
+        addresses and masks, so that tiles of 128 x 256 fit
+    grouped order: tiles that run together form a block of the result,       757      709      746
+        not a strip, and share x and W in L2
+    persistent programs: one a multiprocessor walks over tiles, and the      767      729      768
+        next tile's loads run under this tile's epilogue
+    cuBLAS and a GELU kernel                                                 751      685      712
+    cuBLAS, linear and bias alone                                            794      764      788
 
-It needs what descriptors need, rows that start at multiples of 16 bytes, and shared memory for its tiles, which GPUs of
-compute capability 9.0 and 10.0 have.
+Descriptors need rows that start at multiples of 16 bytes, and these tiles the shared memory of compute capability 9.0
+or 10.0; everything else is for the plain kernel. What is left to cuBLAS's matmul alone is the GELU, 2500 cycles a tile
+in which tensor cores wait. Letting other warps compute meanwhile (warp_specialize) was measured too: 3 to 5 per cent
+slower, and wrong for some epilogues in Triton 3.6.
 
 Training keeps s = x W^T + bias for the backward pass: grad_s = grad_y act'(s), its column sums (the bias's gradient) in
 the same launch, then the two products grad_s W and grad_s^T x, which have no epilogue and are left to PyTorch.
@@ -99,15 +107,24 @@ def grouped_order(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, bias, residual_desc, y_desc, sum_desc, row, col, ACT: tl.constexpr):
-    """The epilogue of one block of the result, from the fp32 sum of products to memory."""
-    s = acc if bias is None else acc + bias[None, :]
-    if sum_desc is not None:
-        sum_desc.store([row, col], s.to(sum_desc.dtype))
-    y = s if ACT is None else activate(s, ACT)
-    if residual_desc is not None:
-        y += residual_desc.load([row, col]).to(tl.float32)
-    y_desc.store([row, col], y.to(y_desc.dtype))
+def finish(acc, bias_ptr, residual_desc, y_desc, sum_desc, row, col, n, ACT: tl.constexpr, PARTS: tl.constexpr):
+    """The epilogue, from fp32 sums in registers to memory, in PARTS side by side one after another."""
+    ROWS: tl.constexpr = acc.shape[0]
+    COLS: tl.constexpr = acc.shape[1]
+    if PARTS > 1:
+        left, right = tl.split(tl.permute(tl.reshape(acc, (ROWS, 2, COLS // 2)), (0, 2, 1)))
+        finish(left, bias_ptr, residual_desc, y_desc, sum_desc, row, col, n, ACT, PARTS // 2)
+        finish(right, bias_ptr, residual_desc, y_desc, sum_desc, row, col + COLS // 2, n, ACT, PARTS // 2)
+    else:
+        if bias_ptr is not None:
+            at = col + tl.arange(0, COLS)
+            acc += tl.load(bias_ptr + at, mask=at < n, other=0.0).to(tl.float32)[None, :]
+        if sum_desc is not None:
+            sum_desc.store([row, col], acc.to(sum_desc.dtype))
+        y = acc if ACT is None else activate(acc, ACT)
+        if residual_desc is not None:
+            y += residual_desc.load([row, col]).to(tl.float32)
+        y_desc.store([row, col], y.to(y_desc.dtype))
 
 
 @triton.jit
@@ -115,7 +132,7 @@ def linear_act_kernel(
     x_desc,  # (m, k) in tiles of (BLOCK_M, BLOCK_K)
     weight_desc,  # (n, k) in tiles of (BLOCK_N, BLOCK_K)
     bias_ptr,  # (n,), or None
-    residual_desc,  # (m, n) in tiles of (BLOCK_M, BLOCK_N // 2), or None
+    residual_desc,  # (m, n) in tiles of (BLOCK_M, BLOCK_N // PARTS), or None
     y_desc,  # the same
     sum_desc,  # the same, or None where no backward pass will ask for it
     m,
@@ -127,8 +144,8 @@ def linear_act_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    PARTS: tl.constexpr,  # in which a tile leaves, by way of shared memory: with fewer there is no room for loads
 ):
-    HALF: tl.constexpr = BLOCK_N // 2
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
@@ -139,15 +156,7 @@ def linear_act_kernel(
             x = x_desc.load([row, step * BLOCK_K])
             weight = weight_desc.load([col, step * BLOCK_K])
             acc = tl.dot(x, weight.T, acc, input_precision=PRECISION)
-        # In halves: the way out is through shared memory too, and half a tile leaves room for one more stage of loads.
-        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, HALF)), (0, 2, 1)))
-        bias_left, bias_right = None, None
-        if bias_ptr is not None:
-            at = col + tl.arange(0, HALF)
-            bias_left = tl.load(bias_ptr + at, mask=at < n, other=0.0).to(tl.float32)
-            bias_right = tl.load(bias_ptr + HALF + at, mask=HALF + at < n, other=0.0).to(tl.float32)
-        finish(left, bias_left, residual_desc, y_desc, sum_desc, row, col, ACT)
-        finish(right, bias_right, residual_desc, y_desc, sum_desc, row, col + HALF, ACT)
+        finish(acc, bias_ptr, residual_desc, y_desc, sum_desc, row, col, n, ACT, PARTS)
 
 
 @triton.jit
@@ -200,27 +209,38 @@ def plain_settings(dtype: torch.dtype, tf32: bool = False) -> dict:
     }
 
 
-def settings(m: int, n: int, dtype: torch.dtype, residual: bool = False, multiprocessors: int = 132) -> dict:
-    """Tiles of linear_act_kernel for an (m, n) result.
+def settings(
+    m: int, n: int, dtype: torch.dtype, residual: bool = False, keep_sum: bool = False, multiprocessors: int = 132
+) -> dict:
+    """Tiles of linear_act_kernel for an (m, n) result, with a residual read or the sum written beside it.
 
-    The largest tile of which there are enough for three multiprocessors in four; a step of K is 128 bytes of a row,
-    what the copy engine's swizzle spans; as many stages of loads as shared memory has room for beside half a tile on
-    its way out (and, with a residual, half a tile on its way in).
+    The largest tile of which there are enough for three multiprocessors in four: 128 x 256 asks L2 for 3/4 of the bytes
+    that 128 x 128 does, and its sums take 128 of a thread's registers in 8 warps. On an H200, bf16, K = N = 4096,
+    TFLOP/s: 128 rows 216 with 64 x 64 against 134 with 128 x 128, 256 rows 289 with 64 x 128 against 266, 512 rows 514
+    with 128 x 128 against 383 with 128 x 256, and 4096 rows 729 with that.
+
+    A step of K is 128 bytes of a row, what the copy engine's swizzle spans; the smallest tile, which waits for memory
+    and not for tensor cores, takes two (16 rows: 28 against 20). A tile leaves in halves, which is 1 per cent faster
+    than in quarters; quarters where a second tensor needs registers that halves would spill, and for 4-byte elements.
+    As many stages of loads as shared memory has room for beside that, up to four: against three they gain 2 per cent at
+    4096^3 and 4 at 1024 rows. 16 rows of tiles make a group: 132 tiles of 128 x 256 are about a square then.
     """
     for block_m, block_n in ((128, 256), (128, 128), (64, 128), (64, 64)):
         if 4 * triton.cdiv(m, block_m) * triton.cdiv(n, block_n) >= 3 * multiprocessors:
             break
-    block_k = 128 // dtype.itemsize
+    block_k = (256 if block_n == 64 else 128) // dtype.itemsize
+    parts = 4 if residual or keep_sum or dtype.itemsize == 4 else 2
     stage = (block_m + block_n) * block_k * dtype.itemsize
-    halves = (2 if residual else 1) * block_m * block_n // 2 * dtype.itemsize
+    passing = (2 if residual else 1) * block_m * block_n // parts * dtype.itemsize
     return {
         "PRECISION": "tf32" if dtype == torch.float32 else "ieee",
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
-        "GROUP": 8,
+        "GROUP": 16,
+        "PARTS": parts,
         "num_warps": block_m // 16,
-        "num_stages": min(4, (TILES_IN_SHARED_MEMORY - 1024 - halves) // stage),
+        "num_stages": min(4, (TILES_IN_SHARED_MEMORY - 1024 - passing) // stage),
     }
 
 
@@ -256,11 +276,12 @@ def _launch_plain(x, weight, bias, residual, y, s, act: str | None, tf32: bool) 
 
 def _launch_descriptors(x, weight, bias, residual, y, s, act: str | None) -> None:
     (m, k), n = x.shape, weight.shape[0]
-    chosen = settings(m, n, x.dtype, residual is not None, multiprocessors(x))
+    chosen = settings(m, n, x.dtype, residual is not None, s is not None, multiprocessors(x))
     tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
+    part = [tile_m, tile_n // chosen["PARTS"]]
     describe = TensorDescriptor.from_tensor
     of_x, of_weight = describe(x, [tile_m, tile_k]), describe(weight, [tile_n, tile_k])
-    results = [None if each is None else describe(each, [tile_m, tile_n // 2]) for each in (residual, y, s)]
+    results = [None if each is None else describe(each, part) for each in (residual, y, s)]
     grid = (min(multiprocessors(x), triton.cdiv(m, tile_m) * triton.cdiv(n, tile_n)),)
     linear_act_kernel[grid](of_x, of_weight, bias, *results, m, n, k, ACT=act, **chosen)
 
@@ -416,9 +437,13 @@ def _check(operation: str, x, weight, bias, residual, act: str | None, tf32: boo
         raise ValueError(f"{operation} takes tf32=True for float32, got {x.dtype}: leave it out")
 
 
+def _autocasts(x) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(x.device.type)
+
+
 def _as_autocast_says(x, weight, bias):
     """Under autocast PyTorch's linear takes its operands in the lower precision; so does this one."""
-    if not (isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type)):
+    if not _autocasts(x):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
     lowered = (torch.float32, torch.float16, torch.bfloat16)
@@ -457,7 +482,7 @@ def linear_act(
             the CPU where kernels run on a GPU.
     """
     x, weight, bias = _as_autocast_says(x, weight, bias)
-    if isinstance(residual, torch.Tensor) and residual.dtype != x.dtype and torch.is_autocast_enabled(x.device.type):
+    if isinstance(residual, torch.Tensor) and _autocasts(x) and residual.dtype != x.dtype:
         return linear_act(x, weight, bias, None, act, tf32) + residual  # a stream of residuals in fp32 stays that
     _check("linear_act", x, weight, bias, residual, act, tf32)
     arguments = x, weight, bias, residual, act, tf32
@@ -550,7 +575,7 @@ def _compile_arguments(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[tupl
     describe = TensorDescriptor.from_tensor
     x, weight, y = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (m, n)))
     tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
-    of_y = describe(y, [tile_m, tile_n // 2])
+    of_y = describe(y, [tile_m, tile_n // chosen["PARTS"]])
     operands = describe(x, [tile_m, tile_k]), describe(weight, [tile_n, tile_k]), y[0], None, of_y, None
     return (*operands, m, n, k), {"ACT": "gelu_tanh", **chosen}
 

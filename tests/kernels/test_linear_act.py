@@ -1,0 +1,331 @@
+"""What is linear_act's own: two kernels that agree, its epilogues, precisions, registration, errors and resources."""
+
+import pytest
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import linear_act, runtime
+from kernels.activations import ACTIVATIONS
+from kernels.tiled import linear_act as module
+from kernels.tiled.linear_act import (
+    OP,
+    LinearAct,
+    linear_act_kernel,
+    linear_act_op,
+    linear_act_plain,
+    linear_act_plain_kernel,
+    linear_act_reference,
+    linear_act_training_op,
+    plain_settings,
+    settings,
+)
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+ACTS = pytest.mark.parametrize("act", [None, *ACTIVATIONS])
+BOTH = pytest.mark.parametrize("fused", [linear_act, linear_act_plain], ids=lambda fused: fused.__name__)
+
+
+def operands(m, k, n, device, dtype=torch.float16, residual=True, grad=False):
+    shapes = [(m, k), (n, k), (n,)] + [(m, n)] * residual
+    scales = [1, max(1, k) ** -0.5, 1, 1]
+    return [
+        (torch.randn(shape, device=device, dtype=dtype) * scale).requires_grad_(grad)
+        for shape, scale in zip(shapes, scales, strict=False)
+    ]
+
+
+def assert_as_accurate(ours, theirs, exact):
+    """At most twice PyTorch's own error, plus one rounding of the largest value."""
+    error, allowed = (ours.double() - exact).abs().amax(), (theirs.double() - exact).abs().amax()
+    assert error <= 2 * allowed + torch.finfo(ours.dtype).eps * exact.abs().amax()
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Names of the kernels launched, in order."""
+    names = []
+    for launch in ("_launch_plain", "_launch_descriptors"):
+        original = getattr(module, launch)
+
+        def noted(*args, original=original, launch=launch):
+            names.append(launch.removeprefix("_launch_"))
+            original(*args)
+
+        monkeypatch.setattr(module, launch, noted)
+    return names
+
+
+@BOTH
+@ACTS
+def test_every_epilogue_in_tiles_that_overhang(act, fused, device, poisoned):
+    inputs = operands(130, 72, 264, device)
+    exact = linear_act_reference(*[x.double() for x in inputs], act)
+    assert_as_accurate(fused(*inputs, act), linear_act_reference(*inputs, act), exact)
+    bare = linear_act_reference(*[x.double() for x in inputs[:2]], None, None, act)
+    assert_as_accurate(fused(*inputs[:2], act=act), linear_act_reference(*inputs[:2], None, None, act), bare)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tf32", "kernel"),
+    [
+        ((33, 72, 40), torch.float16, False, "descriptors"),
+        ((33, 72, 40), torch.float32, True, "descriptors"),
+        ((33, 72, 40), torch.float32, False, "plain"),  # no tensor cores
+        ((33, 71, 40), torch.float16, False, "plain"),  # rows of x and weight start between multiples of 16 bytes
+        ((33, 72, 41), torch.float16, False, "plain"),  # rows of y do
+        ((33, 0, 40), torch.float16, False, "plain"),  # nothing to describe
+    ],
+)
+def test_which_kernel_takes_what(shape, dtype, tf32, kernel, launched, device, poisoned):
+    inputs = operands(*shape, device, dtype)
+    y = linear_act(*inputs, tf32=tf32)
+    if not runtime.has_gpu() or torch.cuda.get_device_capability() in ((9, 0), (10, 0)):
+        assert launched == [kernel]
+    exact = linear_act_reference(*[x.double() for x in inputs])
+    if tf32:
+        assert (y.double() - exact).norm() < 1e-3 * exact.norm()
+    else:
+        assert_as_accurate(y, linear_act_reference(*inputs), exact)
+
+
+def test_tf32_is_chosen_never_a_surprise(device):
+    """Values whose difference tf32 cannot tell: the low bits of x are lost exactly where it was asked for."""
+    x = torch.full((16, 32), 1 + 2**-12, device=device)
+    weight = torch.eye(32, device=device)[:16]
+    assert torch.equal(linear_act(x, weight, act=None), x[:, :16])
+    assert torch.equal(linear_act(x, weight, act=None, tf32=True), torch.ones_like(x[:, :16]))
+
+
+def test_strides_are_copied_only_where_columns_are_apart(device, launched, poisoned):
+    x, weight, bias, residual = operands(24, 64, 48, device)
+    expected = linear_act(x, weight, bias, residual)
+    wide = torch.randn(24, 128, device=device, dtype=x.dtype)
+    wide[:, 64:] = x
+    ways = [
+        (wide[:, 64:], weight, bias, residual),  # rows with other columns between them: read where they are
+        (x.T.contiguous().T, weight.T.contiguous().T, bias.repeat(2)[::1][:48], residual.T.contiguous().T),
+        (x.view(2, 3, 4, 64), weight, bias, residual.view(2, 3, 4, 48)),
+        (torch.cat([x.new_zeros(1), x.flatten()])[1:].view(24, 64), weight, bias, residual),  # 2 bytes off
+    ]
+    for inputs in ways:
+        y = linear_act(*inputs)
+        assert y.shape == (*inputs[0].shape[:-1], 48)
+        torch.testing.assert_close(y.view(24, 48), expected, rtol=2e-3, atol=2e-3)
+    assert launched == ["descriptors"] * 4 + ["plain"]
+
+
+def test_rows_far_apart(device):
+    """Row strides whose multiples pass 2**31, over memory that is never touched."""
+    stride = 2**30 if not runtime.has_gpu() else 2**31
+    memory = torch.empty(2 * stride + 64, dtype=torch.float16, device=device)
+    x = memory.as_strided((3, 64), (stride, 1))
+    x.copy_(torch.randn(3, 64, device=device))
+    weight = torch.randn(40, 64, device=device, dtype=torch.float16)
+    for fused in (linear_act, linear_act_plain):
+        torch.testing.assert_close(fused(x, weight), fused(x.contiguous(), weight), rtol=0, atol=0)
+
+
+def test_nan_and_infinity_stay_where_they_are(device, poisoned):
+    x, weight, bias, _ = operands(8, 32, 16, device)
+    x[2, 3], weight[5, 7] = torch.nan, torch.inf
+    bias[1] = -torch.inf
+    for act in ("relu", None):
+        expected = linear_act_reference(x, weight, bias, None, act)
+        torch.testing.assert_close(
+            linear_act(x, weight, bias, None, act), expected, equal_nan=True, rtol=1e-2, atol=1e-2
+        )
+
+
+def test_one_rounding(device):
+    """The bias and the residual meet the sum in fp32: 2048 + 1 - 2048 is 0 in fp16 after every operation, 1 here."""
+    x, weight = torch.ones(16, 32, device=device).half(), torch.zeros(16, 32, device=device).half()
+    weight[:, 0] = 2048
+    bias, residual = torch.ones(16, device=device).half(), torch.full((16, 16), -2048.0, device=device).half()
+    assert bool((linear_act(x, weight, bias, residual, None) == 1).all())
+    assert bool((linear_act_reference(x, weight, bias, residual, None) == 0).all())
+
+
+@ACTS
+def test_gradcheck(act, device):
+    inputs = [x.detach().requires_grad_() for x in operands(2, 3, 3, device, torch.float64)]
+    assert torch.autograd.gradcheck(lambda *inputs: linear_act(*inputs, act), inputs)
+
+
+@ACTS
+def test_gradients_in_16_bits(act, device, poisoned):
+    inputs = operands(70, 40, 264, device, grad=True)
+    weight = torch.randn(70, 264, device=device, dtype=torch.float16)
+    ours = torch.autograd.grad(linear_act(*inputs, act), inputs, weight)
+    theirs = torch.autograd.grad(linear_act_reference(*inputs, act), inputs, weight)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    exact = torch.autograd.grad(linear_act_reference(*doubles, act), doubles, weight.double())
+    for mine, native, truth in zip(ours, theirs, exact, strict=True):
+        assert_as_accurate(mine, native, truth)
+
+
+def test_only_the_gradients_asked_for(device):
+    x, weight, bias, residual = operands(4, 32, 16, device, torch.float32)
+    for act in (None, "silu"):
+        bias.requires_grad_()
+        (grad,) = torch.autograd.grad(linear_act(x, weight, bias, residual, act).sum(), bias)
+        (expected,) = torch.autograd.grad(linear_act_reference(x, weight, bias, residual, act).sum(), bias)
+        torch.testing.assert_close(grad, expected)
+
+
+def test_bytes_and_launches_of_training(device):
+    """The docstring's account, of tiles that hold all of it: forward one launch, the activation's gradient one."""
+    x, weight, bias, _ = operands(33, 72, 40, device, grad=True)
+    forward = measure(linear_act, x, weight, bias)
+    result = 33 * 40 * x.itemsize
+    assert (forward.launches, forward.bytes_written) == (1, 2 * result)  # y and the sum
+    assert forward.bytes_read == x.nbytes + weight.nbytes + bias.nbytes
+    with torch.no_grad():
+        assert measure(linear_act, x, weight, bias).bytes_written == result
+    s = torch.randn(33, 40, device=device, dtype=x.dtype)
+    backward = measure(module._backward, torch.randn_like(s), s, "silu")
+    assert backward.by_tensor["grad_y"].read == backward.by_tensor["s"].read == result
+
+
+def test_registration(device):
+    inputs = operands(9, 16, 8, device, torch.float32, grad=True)
+    torch.library.opcheck(linear_act_op, (*inputs, None, False))
+    torch.library.opcheck(linear_act_training_op, (*inputs, "silu", False))
+    torch.library.opcheck(linear_act_op, (*inputs[:2], None, None, "relu", False), test_utils="test_schema")
+
+
+def test_module_is_a_linear_layer(device):
+    layer = LinearAct(24, 16, act="silu", device=device)
+    assert isinstance(layer, torch.nn.Linear)
+    x, residual = torch.randn(2, 3, 24, device=device), torch.randn(2, 3, 16, device=device)
+    expected = torch.nn.functional.silu(torch.nn.functional.linear(x, layer.weight, layer.bias)) + residual
+    torch.testing.assert_close(layer(x, residual), expected)
+    layer(x, residual).sum().backward()
+    assert layer.weight.grad.isfinite().all()
+    assert LinearAct(24, 16, bias=False, act=None, device=device)(x).shape == (2, 3, 16)
+
+
+def test_under_autocast_as_linear_is(device):
+    x, weight, bias, residual = operands(9, 16, 8, device, torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y, summed = linear_act(x, weight, bias), linear_act(x, weight, bias, residual)
+    lowered = linear_act(*[each.bfloat16() for each in (x, weight, bias)])
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, lowered)
+    assert torch.equal(summed, lowered + residual)  # the stream of residuals stays fp32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda x, w: (x, w, 1.0), TypeError, "linear_act takes tensors, got bias of type float: use torch.tensor"),
+        (lambda x, w: (x, w.half()), TypeError, "got x of torch.float32 and weight of torch.float16: convert one"),
+        (lambda x, w: (x.int(), w), TypeError, r"got x of torch.int32: convert it with .to\(dtype\)"),
+        (lambda x, w: (x, w.T), ValueError, r"x of \(\.\.\., K\) and weight of \(N, K\), got \(3, 5\) and \(5, 4\)"),
+        (lambda x, w: (x[0, 0], w), ValueError, r"got \(\) and \(4, 5\): transpose weight, or reshape x"),
+        (lambda x, w: (x, w, x[0]), ValueError, r"bias of \(4,\) for x of \(3, 5\) and weight of \(4, 5\), got \(5,\)"),
+        (lambda x, w: (x, w, None, x), ValueError, r"residual of \(3, 4\) for x of \(3, 5\).*got \(3, 5\): expand"),
+        (lambda x, w: (x, w, None, None, "tanh"), ValueError, "act of relu, gelu, gelu_tanh, silu, got 'tanh'"),
+        (lambda x, w: (x.half(), w.half(), None, None, None, True), ValueError, "tf32=True for float32, got"),
+        (lambda x, w: (x, w.to("meta")), ValueError, r"one device, got x on \w+(:\d)? and weight on meta: move"),
+        (lambda x, w: (x.to("meta"), w.to("meta")), ValueError, "got tensors on meta: move them with .cuda"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, arguments, error, message):
+    x, weight, *_ = operands(3, 5, 4, device, torch.float32)
+    with pytest.raises(error, match=message) as raised:
+        linear_act(*arguments(x, weight))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_answer_is_refused(device):
+    """The rule can fail: the tile that overhangs left out, and a product summed in fp16."""
+    inputs = operands(130, 72, 264, device)
+    theirs, exact = linear_act_reference(*inputs), linear_act_reference(*[x.double() for x in inputs])
+    y = linear_act(*inputs)
+    for wrong in (y.index_fill(0, torch.tensor([129], device=device), 0), y * 1.01):
+        with pytest.raises(AssertionError):
+            assert_as_accurate(wrong, theirs, exact)
+
+
+def compiled(act="gelu_tanh", residual=False, keep_sum=False, dtype=torch.bfloat16, m=4096, n=4096, k=4096):
+    """linear_act_kernel for an H100 as a launch would have it compiled."""
+    chosen = settings(m, n, dtype, residual, keep_sum)
+    tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
+    x, weight, y = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (m, n)))
+    of_y = TensorDescriptor.from_tensor(y, [tile_m, tile_n // chosen["PARTS"]])
+    of_x, of_weight = (
+        TensorDescriptor.from_tensor(each, [size, tile_k]) for each, size in ((x, tile_m), (weight, tile_n))
+    )
+    others = of_y if residual else None, of_y, of_y if keep_sum else None
+    return compile_for(linear_act_kernel, of_x, of_weight, y[0], *others, m, n, k, ACT=act, **chosen)
+
+
+def test_the_copy_engine_and_the_tensor_cores_do_the_work():
+    """What the docstring says of the benchmark's kernel: whole tiles in and out, no address of an operand computed."""
+    arguments, options = OP.compile_arguments(*OP.gpu_shapes[0], dtype=torch.bfloat16)
+    resources = compile_for(linear_act_kernel, *arguments, **options)
+    assert options["num_stages"] == 4
+    assert resources.shared_memory <= 232448
+    assert resources.instructions["HGMMA"] == options["BLOCK_K"] // 16
+    assert resources.instructions["UTMALDG"] >= 2
+    assert resources.instructions["UTMASTG"] >= 2
+    assert resources.instructions["USETMAXREG"] == 0
+    assert not [name for name in resources.instructions if name.startswith("LDGSTS")]  # copies by address
+
+
+@pytest.mark.parametrize(("dtype", "m"), [(torch.float16, 4096), (torch.float32, 4096), (torch.float16, 256)])
+def test_no_spills_with_all_that_an_epilogue_can_have(dtype, m):
+    assert compiled("gelu", residual=True, keep_sum=True, dtype=dtype, m=m).spill_bytes == 0
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128, 256, 512, 1024, 8192])
+def test_tiles_fill_the_multiprocessors_and_fit(rows):
+    for dtype in (torch.float16, torch.float32):
+        chosen = settings(rows, 4096, dtype, residual=True)
+        tiles = -(-rows // chosen["BLOCK_M"]) * (4096 // chosen["BLOCK_N"])
+        assert 4 * tiles >= 3 * 132 or (chosen["BLOCK_M"], chosen["BLOCK_N"]) == (64, 64)
+        assert chosen["num_stages"] >= 3
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_the_plain_kernel_uses_tensor_cores_and_spills_nothing(gpu):
+    for dtype, tf32 in ((torch.float16, False), (torch.float32, gpu == "H100")):
+        x = torch.empty(4096, 4096, dtype=dtype, device="meta")
+        arguments = x, x, x[0], x, x, x, *(4096,) * 5
+        resources = compile_for(
+            linear_act_plain_kernel, *arguments, device=gpu, ACT="gelu", **plain_settings(dtype, tf32)
+        )
+        assert resources.spill_bytes == 0
+        mma = resources.instructions["HGMMA" if gpu == "H100" else "HMMA"]
+        assert (mma > 0) == (dtype == torch.float16 or tf32)
+
+
+@gpu_only
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1000, 1032, 1048), (16, 4096, 4096), (200, 1024, 4096), (512, 4096, 4096)])
+def test_large_tiles_on_a_gpu(shape, dtype, poisoned):
+    inputs = operands(*shape, "cuda", dtype, grad=True)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    for act in ("gelu", None):
+        ours, theirs, exact = (linear_act(*inputs, act), *(linear_act_reference(*x, act) for x in (inputs, doubles)))
+        assert_as_accurate(ours, theirs, exact)
+        weight = torch.randn_like(exact)
+        for mine, native, truth in zip(
+            *(
+                torch.autograd.grad(y, leaves, weight.to(y.dtype))
+                for y, leaves in ((ours, inputs), (theirs, inputs), (exact, doubles))
+            ),
+            strict=True,
+        ):
+            assert_as_accurate(mine, native, truth)
+
+
+@gpu_only
+def test_a_result_past_two_to_the_31_elements():
+    x, weight, *_ = operands(2**17 + 8, 64, 2**14 + 16, "cuda", torch.bfloat16, residual=False)
+    for fused in (linear_act, linear_act_plain):
+        y = fused(x, weight, act="relu")
+        assert y.numel() > 2**31
+        torch.testing.assert_close(y[-300:, -300:], linear_act_reference(x[-300:], weight[-300:], act="relu"))
