@@ -1,5 +1,6 @@
 """Every exercise's right answers pass, and each of its wrong answers is rejected by the check meant for it."""
 
+import functools
 import json
 import re
 import subprocess
@@ -66,19 +67,32 @@ def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(path, tmp_path):
     assert re.search(meant["told"], str(outcome)), outcome
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The solution of an exercise and what its checks call, by an answers file; each is run once."""
+
+    @functools.cache
+    def made(name: str) -> tuple[server.Exercise, dict[str, list[dict]]]:
+        folder = tmp_path_factory.mktemp(name)
+        exercise = server.Exercise(exercises_in(only=name)[name].cells, 0, folder)
+        return exercise, exercise.calls(folder)
+
+    return lambda answers: made(answers.parent.name)
+
+
 @pytest.mark.parametrize("path", RIGHT, ids=names)
-def test_a_right_answer_passes_as_it_is_and_as_it_is_replayed(path, tmp_path):
+def test_a_right_answer_passes_as_it_is_and_as_it_is_replayed(path, model, tmp_path):
     exercise = answered(path, tmp_path / "own")
     for name in exercise.checks:
         outcome = exercise.run_check(name, {}, tmp_path / "own")
         assert outcome.state == PASS, outcome
-    model = server.Exercise(exercise_of(path).cells, 0, tmp_path)
-    for name, calls in model.calls(tmp_path).items():
+    solution, called = model(path)
+    for name, calls in called.items():
         records = []
         for call in calls:
             records.append({})
             record_call(exercise.namespace[call["function"]], inputs_from_json(call), records[-1], name=name)
-        reply = server.judged(model, {"check": name, "answers": answers_in(path), "calls": records}, tmp_path)
+        reply = server.judged(solution, {"check": name, "answers": answers_in(path), "calls": records}, tmp_path)
         assert reply["state"] == PASS, reply
         assert all_same(reply["values"], [call["values"] for call in calls])
 
