@@ -32,6 +32,7 @@ from helpers.explorers.launches import ELEMENTS
 from helpers.explorers.occupancy import THREADS
 from helpers.explorers.recomputation import ROWS as TOKENS
 from helpers.explorers.roofline import ROWS
+from helpers.explorers.traffic import ROWS as SIZES
 from helpers.explorers.warp import STRIDES
 from helpers.explorers.wide_rows import COLUMNS
 from helpers.variance_chart import MEANS
@@ -102,6 +103,11 @@ EXPLORERS = {
         "from helpers.explorers.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
         TOKENS,
         ", {:,} x 4,096:".format,
+    ),
+    "traffic": Explorer(
+        "from helpers.explorers.traffic import traffic_explorer\ntraffic_explorer(rows=1)",
+        SIZES,
+        ", {:,} x 1,000:".format,
     ),
     "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
     "warp": Explorer("from helpers.explorers import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),

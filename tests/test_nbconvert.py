@@ -1,4 +1,4 @@
-"""A saved notebook, converted by nbconvert as it comes: each explorer is a picture, its description, and a line of text."""
+"""A saved notebook, converted by nbconvert as it comes: each explorer is a picture, described, and a line of text."""
 
 from pathlib import Path
 

@@ -4,17 +4,17 @@ import functools
 
 import ipywidgets as widgets
 
-from helpers.charts import TEXT, TITLE_SIZE, Chart, si
+from helpers.charts import Chart, si
 from helpers.devices import DEVICES
 from helpers.explorers.stage import Explorer, Stage, script, slider, still_svg, svg_opening
 from helpers.operations import ITEMSIZE
+from helpers.page_bars import Scene, svg
 from helpers.recomputation import OPERATIONS
-from helpers.recomputation_chart import BAR, TITLE_FROM_TOP, Scene, recomputation_axes, recomputation_chart, scene
+from helpers.recomputation_chart import recomputation_axes, recomputation_chart, scene
 
 ROWS = tuple(2**power for power in range(6, 18))
 COLUMNS = (256, 512, 1024, 2048, 4096, 8192, 11008, 16384)
 DTYPES = ("bf16", "fp16", "fp32")
-ANCHORS = {"left": "start", "center": "middle", "right": "end"}
 
 
 class _RecomputationStage(Stage):
@@ -55,30 +55,15 @@ class RecomputationExplorer(Explorer):
 
     def _still_and_data(self) -> tuple[str, dict]:
         scenes = (self._scene(rows, columns) for rows in ROWS for columns in COLUMNS)
-        frames = [{"svg": _moving(each), "text": each.text, "table": ""} for each in scenes]
-        return _still()[0], {"frames": frames, "columns": len(COLUMNS)}
+        still, opening = _still()
+        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
+        return still, {"frames": frames, "columns": len(COLUMNS)}
 
 
 @functools.cache
 def _still():
     figure, _ = recomputation_axes()
     return still_svg(figure), svg_opening(figure)
-
-
-def _moving(shown: Scene) -> str:
-    parts = [
-        f'<text x="12" y="{TITLE_FROM_TOP + 3}" font-size="{TITLE_SIZE}" font-weight="bold">{shown.title}</text>',
-        *(
-            f'<rect x="{box.x:.1f}" y="{box.y - BAR / 2:.1f}" width="{box.width:.1f}" height="{BAR}" '
-            f'fill="{box.colour or "none"}" stroke="{TEXT}"/>'
-            for box in shown.boxes
-        ),
-    ]
-    for label in shown.labels:
-        paint = "" if label.colour == TEXT else f' fill="{label.colour}"'  # the page's own colour otherwise
-        anchor = ANCHORS[label.align]
-        parts.append(f'<text x="{label.x:.1f}" y="{label.y + 3:.1f}" text-anchor="{anchor}"{paint}>{label.text}</text>')
-    return f"{_still()[1]}{''.join(parts)}</svg>"
 
 
 def recomputation_explorer(

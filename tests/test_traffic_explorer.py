@@ -1,0 +1,85 @@
+"""The live traffic of an operation: against the meter, by hand, and frame by frame against the picture."""
+
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+
+from helpers.devices import DEVICES
+from helpers.explorers.traffic import COLUMNS, ROWS, SHOWN, traffic_explorer
+from helpers.operation_chart import operation_scene
+from helpers.operations import OPERATIONS
+from helpers.traffic import measure
+
+
+def test_add_gelu_is_what_the_meter_says():
+    a, b = torch.randn(2, 64, 1000)
+    metered = measure(lambda: functional.gelu(a + b, approximate="tanh"))
+    explorer = traffic_explorer(rows=64)
+    shown = explorer._scene(64, 1000)
+    unfused = [box for box in shown.boxes if box.y == shown.boxes[0].y]
+    moved = [(each.read, each.written) for _, each in metered.by_launch]
+    scale = unfused[0].width / moved[0][0]
+    assert [box.width / scale for box in unfused] == pytest.approx([part for launch in moved for part in launch])
+    assert "unfused 2 launches, 1.28 MB" in shown.text  # 20 B each of 64,000
+
+
+def test_the_text_by_hand():
+    # 2^24 numbers of 2 bytes; softmax: eight trips and the rows' maxima and sums, against one in, one out.
+    assert traffic_explorer("softmax", "bf16", "H100", 4096, 4096).text == (
+        "H100 (3.35 TB/s), softmax in bf16, 4,096 x 4,096: unfused 5 launches, 268 MB, 80.1 µs; "
+        "fused 1 launch, 67.1 MB, 20 µs. Fusing moves 4.00 times fewer bytes."
+    )
+    assert traffic_explorer("ReLU").text.endswith("Nothing to fuse: it is one launch already.")
+
+
+@pytest.mark.parametrize("operation", SHOWN)
+def test_every_frame_is_that_of_its_sliders(operation):
+    explorer = traffic_explorer()
+    explorer.operation.value, explorer.dtype.value, explorer.device.value = operation, "fp16", "T4"
+    frames = explorer._stage.data["frames"]
+    assert len(frames) == len(ROWS) * len(COLUMNS)
+    for rows, columns in ((ROWS[0], COLUMNS[-1]), (ROWS[-1], COLUMNS[1])):
+        explorer.rows.value, explorer.columns.value = rows, columns
+        frame, chart = frames[ROWS.index(rows) * len(COLUMNS) + COLUMNS.index(columns)], explorer.chart()
+        assert frame["text"] == explorer.text == repr(chart)
+        widths = [float(width) for width in re.findall(r'<rect [^>]*width="([0-9.]+)"', frame["svg"])]
+        assert widths == pytest.approx([bar.get_width() for bar in chart.figure.axes[0].patches], abs=0.06)
+
+
+@pytest.mark.parametrize("operation", SHOWN)
+def test_every_text_lies_on_the_picture_and_none_on_another(operation):
+    for rows, columns in ((1, 256), (65536, 16384)):
+        figure = traffic_explorer(operation, "fp32", "RTX 4090", rows, columns).chart().figure
+        figure.draw_without_rendering()
+        texts = [text for text in (*figure.axes[0].texts, *figure.texts) if text.get_text()]
+        found = [text.get_window_extent() for text in texts]
+        for number, box in enumerate(found):
+            assert box.x0 >= 0
+            assert box.x1 <= figure.bbox.width, texts[number].get_text()
+            assert not any(box.overlaps(other) for other in found[:number]), texts[number].get_text()
+
+
+def test_bars_are_as_long_as_the_bytes():
+    versions = OPERATIONS["LayerNorm"](1000, 1000, 4)
+    shown = operation_scene(versions, DEVICES["A100"], "what")
+    rows = sorted({box.y for box in shown.boxes})
+    lengths = [sum(box.width for box in shown.boxes if box.y == row) for row in rows]
+    bytes_moved = [sum(launch.work.bytes for launch in each) for each in (versions.unfused, versions.fused)]
+    assert lengths[0] / lengths[1] == pytest.approx(bytes_moved[0] / bytes_moved[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"operation": "attention"}, "'attention' in 'fp32': one of ReLU"),
+        ({"dtype": "int4"}, "in 'int4': one of"),
+        ({"device": "H1000"}, "no device is named"),
+        ({"rows": 5}, "the rows slider has no 5"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        traffic_explorer(**arguments)
+    assert "\n" not in str(error.value)
