@@ -249,14 +249,14 @@ def _takes_descriptors(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bo
     return x.dtype != torch.float32 and aligned and fits and shared_memory(x) >= TILES_IN_SHARED_MEMORY
 
 
-def _described(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, padding: tuple[int, int]):
+def _described(x, weight, y, stride: int, padding: tuple[int, int], multiprocessors: int = 132):
     """conv_bn_act_kernel's arguments but for the vectors and eps (descriptors, sizes), and its constexprs."""
     images, height, width, channels = x.shape
     out_channels, taps_h, taps_w, _ = weight.shape
     if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no neighbours are seen: all pixels are one row
         x, y = x.view(1, 1, -1, channels), y.view(1, 1, -1, out_channels)
         images, height, width = x.shape[:3]
-    chosen = settings(*y.shape[:3], channels, out_channels, multiprocessors(y))
+    chosen = settings(*y.shape[:3], channels, out_channels, multiprocessors)
     box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
     block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
     phases = x.view(images, height // stride, stride, width // stride, stride * channels)
@@ -297,7 +297,7 @@ def _forward(
     vectors = [vector.contiguous() for vector in (gamma, beta, mean, var)]
     with torch.cuda.device_of(x):
         if _takes_descriptors(x, weight, stride):
-            descriptors, sizes, options = _described(x, weight, y, stride, pads)
+            descriptors, sizes, options = _described(x, weight, y, stride, pads, multiprocessors(x))
             tiles = _tiles((options["BOX_N"], options["BOX_H"], options["BOX_W"]), *sizes[:3])
             tiles *= triton.cdiv(out_channels, options["BLOCK_OUT"])
             resident = multiprocessors(x) * 8 // options["num_warps"]
