@@ -1,0 +1,133 @@
+"""Records of calls that return several tensors: what is replayed, and what a forged record earns."""
+
+import copy
+
+import pytest
+
+from helpers.checks import cases
+from helpers.grading.exercise import exercises_in
+from helpers.grading.judge import all_same, same
+from helpers.outcome import ERROR, FAIL, PASS
+from helpers.replay import server
+from helpers.replay.record import record_call
+from helpers.replay.tensors import MOST_RESULTS, inputs_from_json
+
+NAME = "05b_residual_rms_norm"
+
+
+@pytest.fixture(scope="module")
+def exercise(tmp_path_factory):
+    before = cases.draw
+    yield server.Exercise(exercises_in(only=NAME)[NAME].cells, 0, tmp_path_factory.mktemp("cells"))
+    cases.draw = before
+
+
+@pytest.fixture(scope="module")
+def called(exercise, tmp_path_factory):
+    """What the check on traffic calls, and what the model answer did there."""
+    (call,) = exercise.calls(tmp_path_factory.mktemp("calls"))["traffic"]
+    record = {}
+    record_call(exercise.namespace["residual_rms_norm"], inputs_from_json(call), record, name="traffic")
+    return call, record
+
+
+def judged(exercise, record: dict, folder) -> dict:
+    answers = {cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}
+    return server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, folder)
+
+
+def test_two_results_are_recorded_and_replayed(exercise, called, tmp_path):
+    call, record = called
+    assert len(record["result"]) == 2
+    assert same(record["values"], call["values"])
+    reply = judged(exercise, record, tmp_path)
+    assert reply["state"] == PASS, reply
+    assert all_same(reply["values"], [call["values"]])
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda result: result[0],
+        lambda result: result[:1],
+        lambda result: [],
+        lambda result: [result],
+        lambda result: [*result, *result],
+        lambda result: [result[0], result[0]],
+        lambda result: [result[1], result[0] | {"storage": 0}],
+        lambda result: [result[0], result[1] | {"storage": 99}],
+        lambda result: [result[0], result[1] | {"storage": -1}],
+        lambda result: [result[0], result[1] | {"offset": 1}],
+        lambda result: [result[0], result[1] | {"shape": [10**9, 10**9]}],
+        lambda result: [result[0], result[1] | {"stride": [0, 0]}],
+        lambda result: [result[0], None],
+        lambda result: "yx",
+        lambda result: None,
+        lambda result: [result[0]] * (MOST_RESULTS + 1),
+    ],
+    ids="one short none nested doubled twice input unmade negative shifted huge wide null text nothing many".split(),
+)
+def test_a_forged_result_passes_no_check(exercise, called, tmp_path, forge):
+    call, record = called
+    record = {**copy.deepcopy(record), "result": forge(record["result"])}
+    reply = judged(exercise, record, tmp_path)
+    assert reply["state"] in (FAIL, ERROR) or not all_same(reply["values"], [call["values"]]), reply
+
+
+def test_plain_values_are_no_tensors(exercise, called, tmp_path):
+    call, _ = called
+    reply = judged(exercise, {"plain": [1.0, 2.0], "values": call["values"]}, tmp_path)
+    assert reply["state"] == FAIL
+    assert "a result is no tensor" in reply["message"]
+
+
+def test_values_are_compared_result_by_result(called):
+    expected = called[0]["values"]
+    assert same(expected, expected)
+    wrong = [
+        expected[0],
+        expected[:1],
+        [*expected, expected[0]],
+        expected[::-1],
+        [expected[0], None],
+        [expected[0], expected],
+        {"dtype": "plain", "shape": [], "values": ""},
+        None,
+    ]
+    for shown in wrong:
+        assert not all_same([shown], [expected])
+    # How closely it must be met is said by what is expected, and by nothing that was shown.
+    other = expected[0] | {"values": expected[1]["values"], "slack": 1e9}
+    assert not same([other, expected[1]], expected)
+
+
+DESCRIPTORS = """\\
+@triton.jit
+def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, cols, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    rows = tl.num_programs(0) + MORE
+    x = tl.make_tensor_descriptor(x_ptr, [rows, cols], [cols, 1], [1, BLOCK]).load([row + MORE, 0])
+    residual = tl.make_tensor_descriptor(residual_ptr, [rows, cols], [cols, 1], [1, BLOCK]).load([row, 0])
+    s = x.to(tl.float32) + residual.to(tl.float32)
+    tl.make_tensor_descriptor(sum_ptr, [rows, cols], [cols, 1], [1, BLOCK]).store([row, 0], s)
+    col = tl.arange(0, BLOCK)[None, :]
+    weight = tl.load(weight_ptr + col, mask=col < cols)
+    y = s * tl.rsqrt(tl.sum(s * s, axis=1, keep_dims=True) / cols + eps) * weight
+    tl.make_tensor_descriptor(y_ptr, [rows, cols], [cols, 1], [1, BLOCK]).store([row, 0], y)
+"""
+
+
+@pytest.mark.parametrize(("more", "state", "told"), [(0, PASS, ""), (50, FAIL, "out-of-bounds read of")])
+def test_tensor_descriptors_are_replayed_within_their_tensors(exercise, called, tmp_path, more, state, told):
+    """Whatever shape a descriptor claims."""
+    cells = [
+        cell | {"source": DESCRIPTORS.replace("MORE", str(more)) if cell["id"] == "kernel" else cell["source"]}
+        for cell in exercise.cells
+    ]
+    own = server.Exercise(cells, 0, tmp_path)
+    call, record = called[0], {}
+    record_call(own.namespace["residual_rms_norm"], inputs_from_json(call), record, name="traffic")
+    answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    reply = server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, tmp_path)
+    assert reply["state"] == state, reply
+    assert told in reply["message"]
