@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from kernels import CATALOGUE
+from benchmarks.validation import COVERED
 from kernels.fused_op import FusedOp
 
 BYTES = 2**30  # of the first argument; twice that is the largest for which PyTorch launches an operator once
@@ -36,7 +36,7 @@ def shape_of(op: FusedOp, nbytes: int) -> tuple[int, ...]:
 
 def sections(nbytes: int):
     """(operation, version, shape, function, arguments) of every version of every kernel, in order."""
-    for op in CATALOGUE.values():
+    for op in COVERED.values():
         shape = shape_of(op, nbytes)
         inputs = op.inputs(*shape, dtype=op.gpu_dtypes[-1], device="cuda")
         for version, function in (("fused", op.fused), ("eager", op.reference)):
@@ -86,7 +86,7 @@ def read() -> list[dict]:
     if done.returncode:
         raise RuntimeError(f"ncu failed: {(done.stderr or text or done.stdout).strip().splitlines()[-1]}")
     rows = parse(text)
-    versions = [(op, version) for op in CATALOGUE.values() for version in ("fused", "eager")]
+    versions = [(op, version) for op in COVERED.values() for version in ("fused", "eager")]
     return [
         {
             "kernel": op.name,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.validation import Record, recorded_validation
+from benchmarks.validation import COVERED, Record, recorded_validation
 from helpers.prediction import Prediction, predict
-from kernels import CATALOGUE
 
 FAR = 0.30  # of the measured time: an error above it must be explained
 
@@ -51,11 +50,11 @@ class Row:
 def rows() -> tuple[Row, ...]:
     """Every recorded time of a kernel that is in the catalogue."""
     record = recorded_validation()
-    return tuple(_row(entry, record) for entry in record.times if entry["kernel"] in CATALOGUE)
+    return tuple(_row(entry, record) for entry in record.times if entry["kernel"] in COVERED)
 
 
 def _row(entry: dict, record: Record) -> Row:
-    op = CATALOGUE[entry["kernel"]]
+    op = COVERED[entry["kernel"]]
     function = op.fused if entry["version"] == "fused" else op.reference
     inputs = op.inputs(*entry["shape"], dtype=getattr(torch, entry["dtype"]), device="meta")
     with torch.no_grad():
@@ -86,7 +85,7 @@ def table() -> str:
         if abs(row.error) > FAR:
             reason = EXPLAINED.get((row.kernel, row.version, row.bytes), "not explained")
             lines.append(f"  {row.error:+.0%} {row.kernel} {row.version} {'x'.join(map(str, row.shape))}: {reason}")
-    if missing := [name for name in CATALOGUE if name not in {row.kernel for row in rows()}]:
+    if missing := [name for name in COVERED if name not in {row.kernel for row in rows()}]:
         lines.append(f"not recorded: {', '.join(missing)}; on a GPU, run python benchmarks/validate.py")
     return "\n".join(lines)
 

@@ -35,10 +35,11 @@ from benchmarks import hardware_counters
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
 from benchmarks.run import backward_pass
+from benchmarks.validation import COVERED
 from helpers.devices import this_device
 from helpers.resources import compile_for
 from helpers.timing import benchmark_together
-from kernels import CATALOGUE, runtime
+from kernels import runtime
 from kernels.fused_op import FusedOp
 
 RESULTS = Path(__file__).parent / "results"
@@ -101,7 +102,7 @@ def run_once(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: st
 def compiled() -> list[dict]:
     """Each kernel as this GPU has it loaded, beside what compile_for says of it with the same Triton."""
     rows = []
-    for op in CATALOGUE.values():
+    for op in COVERED.values():
         for shape, dtype in itertools.product(op.gpu_shapes, op.gpu_dtypes):
             with triton_launches() as seen:
                 run_once(op, shape, dtype, "cuda")
@@ -245,7 +246,7 @@ def constants() -> dict:
 def times() -> list[dict]:
     """Both versions of every kernel at every size: the GPU's own time, cold L2, launch gaps excluded."""
     rows = []
-    for op in CATALOGUE.values():
+    for op in COVERED.values():
         dtype = op.gpu_dtypes[-1]
         for size in SIZES:
             shape = shape_of(op, size)

@@ -92,3 +92,8 @@ class FusedOp:
             object.__setattr__(self, "oracle", self.reference)
         if self.kernel_for is None:
             object.__setattr__(self, "kernel_for", lambda *shape: self.kernel)
+
+    @property
+    def group(self) -> str:
+        """The package of its file, which says how the work is split: "elementwise", "rowwise" or "tiled"."""
+        return self.fused.__module__.split(".")[1]

@@ -13,11 +13,11 @@ from benchmarks import validate
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import METRICS, parse
 from benchmarks.run import backward_pass
-from benchmarks.validation import recorded_validation
+from benchmarks.validation import COVERED, recorded_validation
 from helpers.occupancy import occupancy
 from helpers.rehearsal import EagerLaunch, TritonLaunch, rehearse
 from helpers.resources import compile_for
-from kernels import CATALOGUE, runtime
+from kernels import runtime
 
 RECORD = recorded_validation()
 DRAM, SECTORS = 0.05, 0.02  # of what the meter counts
@@ -51,7 +51,7 @@ MORE_LAUNCHES = {
 
 
 def rehearsed(name, version, shape, dtype):
-    op = CATALOGUE[name]
+    op = COVERED[name]
     function = op.fused if version == "fused" else op.reference
     inputs = op.inputs(*shape, dtype=getattr(torch, dtype), device="meta")
     with torch.no_grad():
@@ -59,15 +59,15 @@ def rehearsed(name, version, shape, dtype):
 
 
 def recorded(rows):
-    return [pytest.param(row, id=f"{row['kernel']}-{row['version']}") for row in rows if row["kernel"] in CATALOGUE]
+    return [pytest.param(row, id=f"{row['kernel']}-{row['version']}") for row in rows if row["kernel"] in COVERED]
 
 
 def test_every_kernel_of_the_catalogue_is_recorded():
     for section in (RECORD.counters, RECORD.launches, RECORD.times):
-        missing = CATALOGUE.keys() - {row["kernel"] for row in section}
+        missing = COVERED.keys() - {row["kernel"] for row in section}
         if missing:
             pytest.skip(f"run python benchmarks/validate.py on a GPU for {', '.join(sorted(missing))}")
-    assert CATALOGUE.keys() <= {row["operation"] for row in RECORD.compiled}
+    assert COVERED.keys() <= {row["operation"] for row in RECORD.compiled}
     assert len(EXAMPLES) >= 6
 
 
@@ -124,7 +124,7 @@ def test_other_resources_are_not(name):
 
 def compiled_here(operation):
     """(kernel's name, Resources) of each launch of an operation at its middle benchmark, backward pass included."""
-    op = CATALOGUE[operation]
+    op = COVERED[operation]
     shape = op.gpu_shapes[len(op.gpu_shapes) // 2]
 
     def run(*inputs):
@@ -157,10 +157,10 @@ def allowed(differing):
     return differing.keys() <= {"registers"} and abs(there - here) <= 8
 
 
-@pytest.mark.parametrize("operation", CATALOGUE)
+@pytest.mark.parametrize("operation", COVERED)
 def test_catalogue_compiles_here_to_what_was_loaded_there(operation):
     shape, here = compiled_here(operation)
-    dtype = str(CATALOGUE[operation].gpu_dtypes[-1]).removeprefix("torch.")
+    dtype = str(COVERED[operation].gpu_dtypes[-1]).removeprefix("torch.")
     wanted = {"operation": operation, "shape": list(shape), "dtype": dtype}
     there = [row for row in RECORD.compiled if wanted.items() <= row.items()]
     if not there:
