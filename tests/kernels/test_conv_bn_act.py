@@ -1,0 +1,248 @@
+"""What is conv_bn_act's own: strides, paddings, filters, both of its kernels, its bytes, its errors, its registers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import conv_bn_act, runtime
+from kernels.activations import ACTIVATIONS
+from kernels.tiled import conv_bn_act as module
+from kernels.tiled.conv_bn_act import OP, box_of_pixels, conv_bn_act_op, conv_bn_act_reference
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
+
+
+def inputs(shape, taps, dtype=HALF, device="cpu"):
+    """Arguments with a filter of taps (height, width); shape is (images, channels, height, width, out)."""
+    images, channels, height, width, out = shape
+    x, _, *vectors = OP.inputs(images, channels, height, width, out, 1, dtype=dtype, device=device)
+    weight = torch.randn(out, *taps, channels, dtype=dtype, device=device).permute(0, 3, 1, 2)
+    return x, weight / (channels * taps[0] * taps[1]) ** 0.5, *vectors
+
+
+def assert_as_accurate(ours, arguments, **options):
+    """At most twice PyTorch's own error against float64, and one rounding."""
+    exact = conv_bn_act_reference(*[tensor.double() for tensor in arguments], **options)
+    theirs = conv_bn_act_reference(*arguments, **options)
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    error, allowed = (ours.double() - exact).abs().amax(), (theirs.double() - exact).abs().amax()
+    assert error <= 2 * allowed + torch.finfo(ours.dtype).eps * exact.abs().amax()
+
+
+@pytest.mark.parametrize(
+    ("shape", "taps", "stride", "padding", "by_descriptors"),
+    [
+        ((2, 16, 6, 10, 8), (3, 3), 1, None, True),
+        ((2, 32, 6, 10, 24), (3, 3), 2, 1, True),
+        ((1, 16, 8, 8, 8), (3, 3), 2, 0, True),
+        ((1, 16, 9, 6, 8), (3, 3), 3, 2, True),
+        ((1, 16, 4, 4, 8), (7, 7), 2, 3, True),
+        ((1, 16, 6, 6, 8), (2, 4), 1, None, True),
+        ((1, 16, 8, 8, 8), (1, 1), 2, 0, True),
+        ((2, 48, 4, 4, 16), (1, 1), 1, 0, True),
+        ((1, 16, 3, 3, 8), (3, 3), 1, 4, True),
+        ((2, 3, 9, 7, 5), (3, 3), 2, 1, False),  # odd sizes, three channels
+        ((1, 16, 7, 7, 8), (3, 3), 2, 1, False),
+        ((1, 24, 5, 5, 8), (3, 3), 1, None, False),
+        ((1, 1, 1, 1, 1), (1, 1), 1, None, False),
+    ],
+)
+def test_filters_strides_and_paddings(device, shape, taps, stride, padding, by_descriptors, poisoned):
+    arguments = inputs(shape, taps, device=device)
+    x, weight = (module._channels_last(tensor) for tensor in arguments[:2])
+    assert module._takes_descriptors(x, weight, stride) == by_descriptors
+    options = {"stride": stride, "padding": padding}
+    assert_as_accurate(conv_bn_act(*arguments, **options), arguments, **options)
+
+
+def test_both_kernels_agree(device, monkeypatch):
+    arguments = inputs((2, 32, 6, 6, 16), (3, 3), device=device)
+    fast = conv_bn_act(*arguments, stride=2)
+    monkeypatch.setattr(module, "_takes_descriptors", lambda *_: False)
+    assert_as_accurate(fast, arguments, stride=2)
+    assert_as_accurate(conv_bn_act(*arguments, stride=2), arguments, stride=2)
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_activations(device, act):
+    arguments = inputs((1, 16, 4, 4, 8), (3, 3), device=device)
+    assert_as_accurate(conv_bn_act(*arguments, act=act), arguments, act=act)
+
+
+def test_a_wrong_convolution_is_not_as_accurate(device):
+    """The rule can fail: a tap too far, a scale forgotten, a padding of ones."""
+    arguments = inputs((1, 16, 6, 6, 8), (3, 3), device=device)
+    x, weight, gamma, beta, mean, var = arguments
+    padded = torch.nn.functional.pad(x, (1, 1, 1, 1), value=1.0)
+    for wrong in (
+        conv_bn_act(x.roll(1, dims=3), *arguments[1:]),
+        conv_bn_act(x, weight, torch.ones_like(gamma), beta, mean, var),
+        conv_bn_act(padded, *arguments[1:], padding=0),
+    ):
+        with pytest.raises(AssertionError):
+            assert_as_accurate(wrong, arguments)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_infinity_spreads_to_its_neighbours_and_no_further(device, dtype):
+    """A block of channels or a padding that multiplied it by zero would give NaN."""
+    x, weight, *vectors = inputs((1, 16, 8, 8, 8), (3, 3), dtype, device)
+    x, weight = x.abs(), weight.abs()
+    x[0, 15, 3, 4] = torch.inf
+    y = conv_bn_act(x, weight, torch.ones_like(vectors[0]), *vectors[1:], stride=1)
+    assert not y.isnan().any()
+    assert y.isinf().all(dim=1).sum() == 9
+    assert y[0, :, 2:5, 3:6].isinf().all()
+
+
+def test_a_large_mean_does_not_cost_digits(device):
+    x, weight, gamma, beta, mean, var = inputs((1, 16, 6, 6, 8), (3, 3), torch.float32, device)
+    arguments = x + 1e3, weight, gamma, beta, mean + 1e3, var
+    assert_as_accurate(conv_bn_act(*arguments), arguments)
+
+
+def test_vectors_of_another_dtype(device):
+    x, weight, *vectors = inputs((1, 16, 4, 4, 8), (1, 1), device=device)
+    vectors = [vector.float() for vector in vectors]
+    exact = conv_bn_act_reference(*[tensor.double() for tensor in (x, weight, *vectors)])
+    y = conv_bn_act(x, weight, *vectors)
+    assert y.dtype == x.dtype
+    torch.testing.assert_close(y.double(), exact, rtol=2 * torch.finfo(HALF).eps, atol=2 * torch.finfo(HALF).eps)
+
+
+def test_channels_first_is_copied_and_channels_last_is_not(device):
+    arguments = inputs((2, 16, 4, 4, 8), (3, 3), device=device)
+    assert measure(conv_bn_act, *arguments).launches == 1
+    first = [tensor.contiguous() for tensor in arguments]
+    assert measure(conv_bn_act, *first).launches == 3
+    y = conv_bn_act(*first)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(y, conv_bn_act(*arguments))
+
+
+def test_a_tile_reads_its_pixels_once_a_tap(device):
+    """Padding costs no bytes; without tiles that stick out, x is read once for each tap inside the picture."""
+    images, channels, side, out = 2, 16, 8, 64
+    arguments = inputs((images, channels, side, side, out), (3, 3), torch.float16, device)
+    traffic = measure(conv_bn_act, *arguments)
+    inside = images * (3 * side - 2) ** 2  # pairs of an output and an input that a tap joins
+    work = OP.work((images, channels, side, side, out, 3), torch.float16)
+    assert traffic.launches == 1
+    assert traffic.by_tensor["x"].read == 2 * channels * inside
+    assert traffic.unique_read == work.bytes_read
+    assert traffic.bytes_written == work.bytes_written == images * side * side * out * 2
+
+
+@given(st.sampled_from([128, 256]), st.integers(1, 70), st.integers(1, 70), st.integers(1, 70))
+@settings(max_examples=50, deadline=None)
+def test_no_box_covers_with_fewer(pixels, images, height, width):
+    def count(box):
+        return module._tiles(box, images, height, width)
+
+    best = box_of_pixels(pixels, images, height, width)
+    assert best[0] * best[1] * best[2] == pixels
+    flat = 1, 1, pixels
+    assert count(best) <= count(flat)
+    for i in range(3):
+        for j in range(3):
+            if i != j and best[j] > 1:
+                moved = list(best)
+                moved[i], moved[j] = moved[i] * 2, moved[j] // 2
+                assert count(best) <= count(tuple(moved))
+
+
+def test_boxes_come_out_even_where_they_can():
+    assert box_of_pixels(128, 32, 28, 28) == (8, 4, 4)
+    assert box_of_pixels(256, 64, 56, 56) == (4, 8, 8)
+    assert box_of_pixels(128, 1, 1, 6272) == (1, 1, 128)
+
+
+@pytest.mark.parametrize("shape", OP.gpu_shapes)
+def test_what_the_compiler_makes_of_the_settings(shape):
+    """Both operands reach the tensor cores from shared memory, and the loop keeps one product in flight."""
+    arguments, options = OP.compile_arguments(*shape, dtype=torch.bfloat16)
+    compiled = compile_for(OP.kernel, *arguments, device="H100", **options)
+    assert compiled.spill_bytes == 0
+    at_once = 8 // options["num_warps"]
+    assert at_once * (compiled.shared_memory + 1024) <= 228 * 2**10
+    assert compiled.instructions["UTMALDG"] > 0
+    assert compiled.instructions["UTMASTG"] == 1
+    products = [line for line in compiled.sass.splitlines() if "HGMMA" in line]
+    assert products
+    assert all(line.split("HGMMA")[1].count("gdesc") == 1 and ", R" in line for line in products)
+    assert not any("LDSM" in line for line in compiled.sass.split("HGMMA")[1:-1])
+    assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in compiled.sass
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_kernel_does_not_spill(gpu, dtype):
+    def empty(*shape):
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    constants = {"TAPS_H": 3, "TAPS_W": 3, "STRIDE": 1, "PADDING_H": 1, "PADDING_W": 1, "ACT": "relu"}
+    tensors = empty(32, 28, 28, 256), empty(256, 3, 3, 256), *4 * (empty(256),), empty(32, 28, 28, 256)
+    sizes = 1e-5, 28, 28, 256, 32 * 28 * 28, 28, 28, 256
+    chosen = constants | module.plain_settings(dtype)
+    assert compile_for(module.conv_bn_act_plain_kernel, *tensors, *sizes, device=gpu, **chosen).spill_bytes == 0
+
+
+def test_registration(device):
+    arguments = inputs((1, 16, 4, 4, 8), (3, 3), torch.float32, device)
+    torch.library.opcheck(conv_bn_act_op, (*arguments, "relu", 1, None, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"act": "tanh"}, ValueError, "conv_bn_act takes act of relu, gelu, gelu_tanh, silu, got 'tanh'"),
+        ({"stride": 0}, ValueError, "stride of at least 1 and a padding of at least 0, got 0, None"),
+        ({"padding": -1}, ValueError, "got 1, -1"),
+        ({"padding": 0, "x": torch.ones(1, 16, 2, 9)}, ValueError, "no larger than the padded x"),
+        ({"x": torch.ones(1, 15, 4, 4)}, ValueError, "give both the same channels"),
+        ({"x": torch.ones(16, 4, 4)}, ValueError, r"x \(images, channels, height, width\)"),
+        ({"x": torch.ones(1, 16, 4, 4).double()}, TypeError, "got x of torch.float64: convert it with .to"),
+        ({"x": torch.ones(1, 16, 4, 4).half()}, TypeError, "x and weight of one dtype and device"),
+        ({"mean": torch.ones(7)}, ValueError, r"mean of shape \(8,\).*got \(7,\)"),
+        ({"var": torch.ones(8).int()}, TypeError, "var as a floating-point tensor, got torch.int32"),
+        ({"gamma": None}, TypeError, "gamma as a floating-point tensor, got NoneType"),
+        ({"x": torch.ones(1, 16, 4, 4, device="meta")}, ValueError, "got tensors on meta: move them with .cuda"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, change, error, message):
+    names = "x", "weight", "gamma", "beta", "mean", "var"
+    arguments = dict(zip(names, inputs((1, 16, 4, 4, 8), (3, 3), torch.float32, device), strict=True)) | change
+    x = arguments["x"]
+    arguments["x"] = x if x.is_meta else x.to(device)
+    arguments = {
+        name: value.to(device) if name in change and name != "x" and isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
+    with pytest.raises(error, match=message) as raised:
+        conv_bn_act(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", OP.gpu_shapes)
+def test_the_benchmarks_shapes(shape, dtype):
+    arguments = OP.inputs(*shape, dtype=dtype, device="cuda")
+    y = conv_bn_act(*arguments)
+    few = arguments[0][:2], *arguments[1:]
+    assert_as_accurate(y[:2], few)
+
+
+@gpu_only
+def test_offsets_past_two_to_the_31():
+    x, weight, *vectors = inputs((1100, 32, 256, 256, 32), (3, 3), torch.bfloat16, "cuda")
+    y = conv_bn_act(x, weight, *vectors)
+    assert_as_accurate(y[-1:], (x[-1:], weight, *vectors))
+    plain = torch.empty_like(y)
+    channels_last = module._channels_last(x), module._channels_last(weight)
+    module._launch_plain(*channels_last, vectors, plain.permute(0, 2, 3, 1), "relu", 1, (1, 1), 1e-5)
+    assert_as_accurate(plain[-1:], (x[-1:], weight, *vectors))
