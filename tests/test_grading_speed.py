@@ -10,6 +10,6 @@ from helpers.doctor import bubblewrap
 @pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
 def test_a_small_class_is_graded_faster_than_its_notebooks_run():
     graded, run = grading_speed.graded(12), grading_speed.run_by_nbval(2)
-    # A class of 100 is over five times as fast; here the start, for which PyTorch is imported, weighs more.
+    # In a small class the start, for which PyTorch is imported, weighs more than in one of 100.
     assert run.seconds / run.submissions > 2 * graded.seconds / graded.submissions
     assert graded.memory < 4 << 30
