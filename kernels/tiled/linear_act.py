@@ -250,15 +250,16 @@ def backward_settings(dtype: torch.dtype) -> dict:
     return {"COMPUTE": compute, "BLOCK_ROWS": 4, "BLOCK_COLS": 256, "num_warps": 4}
 
 
-def _as_matrix(x: torch.Tensor) -> torch.Tensor:
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
     """x as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _describable(*matrices: torch.Tensor) -> bool:
-    """Whether tensor descriptors can tell of them: their rows start at multiples of 16 bytes."""
-    return all(
+def take_descriptors(*matrices: torch.Tensor) -> bool:
+    """Whether the kernels with tensor descriptors can have them: rows start at multiples of 16 bytes, and the GPU has
+    shared memory for the tiles."""
+    return shared_memory(matrices[0]) >= TILES_IN_SHARED_MEMORY and all(
         matrix.data_ptr() % 16 == 0
         and matrix.stride(0) * matrix.itemsize % 16 == 0
         and matrix.stride(0) >= matrix.shape[1] > 0
@@ -292,16 +293,12 @@ def _run(x, weight, bias, residual, act: str | None, tf32: bool, keep_sum: bool,
     s = torch.empty_like(y) if keep_sum else None
     if y.numel() == 0:
         return y, s
-    rows, weight, bias = _as_matrix(x), _as_matrix(weight), None if bias is None else bias.contiguous()
-    results = [None if each is None else _as_matrix(each.contiguous()) for each in (residual, y, s)]
+    rows, weight, bias = as_matrix(x), as_matrix(weight), None if bias is None else bias.contiguous()
+    results = [None if each is None else as_matrix(each.contiguous()) for each in (residual, y, s)]
     on_tensor_cores = x.dtype.itemsize == 2 or (tf32 and x.dtype == torch.float32)
     with torch.cuda.device_of(x):
-        if (
-            not plain
-            and on_tensor_cores
-            and shared_memory(x) >= TILES_IN_SHARED_MEMORY
-            and _describable(rows, weight, *(each for each in results if each is not None))
-        ):
+        described = rows, weight, *(each for each in results if each is not None)
+        if not plain and on_tensor_cores and take_descriptors(*described):
             _launch_descriptors(rows, weight, bias, *results, act)
         else:
             _launch_plain(rows, weight, bias, *results, act, tf32)
@@ -336,7 +333,7 @@ def _backward(grad_y: torch.Tensor, s: torch.Tensor, act: str) -> tuple[torch.Te
     sums = torch.float64 if s.dtype == torch.float64 else torch.float32
     if s.numel() == 0:
         return grad_s, torch.zeros(s.shape[-1], dtype=s.dtype, device=s.device)
-    grad_y = _as_matrix(grad_y)
+    grad_y = as_matrix(grad_y)
     rows, cols = grad_y.shape
     chosen = backward_settings(s.dtype)
     tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
@@ -368,10 +365,10 @@ def _gradients(ctx, grad_y: torch.Tensor | None, of_sum=None, activation_gradien
     if kept:
         grad_s, grad_bias = activation_gradient(grad_y, *kept, ctx.act)
     else:
-        grad_s, grad_bias = grad_y, _as_matrix(grad_y).sum(0) if to_bias else None
+        grad_s, grad_bias = grad_y, as_matrix(grad_y).sum(0) if to_bias else None
     return (
         grad_s @ weight if to_x else None,
-        _as_matrix(grad_s).T @ _as_matrix(x) if to_weight else None,
+        as_matrix(grad_s).T @ as_matrix(x) if to_weight else None,
         grad_bias if to_bias else None,
         grad_y if to_residual else None,
         None,
@@ -441,15 +438,14 @@ def _autocasts(x) -> bool:
     return isinstance(x, torch.Tensor) and x.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(x.device.type)
 
 
-def _as_autocast_says(x, weight, bias):
-    """Under autocast PyTorch's linear takes its operands in the lower precision; so does this one."""
+def as_autocast_says(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """The operands in the dtype that PyTorch's linear would take them in: under autocast, in the lower precision."""
     if not _autocasts(x):
-        return x, weight, bias
+        return x, *others
     dtype = torch.get_autocast_dtype(x.device.type)
     lowered = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(
-        each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype in lowered else each
-        for each in (x, weight, bias)
+        each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype in lowered else each for each in (x, *others)
     )
 
 
@@ -481,7 +477,7 @@ def linear_act(
         ValueError: shapes that do not fit, act is none of these, tf32 for another dtype, two devices, or tensors on
             the CPU where kernels run on a GPU.
     """
-    x, weight, bias = _as_autocast_says(x, weight, bias)
+    x, weight, bias = as_autocast_says(x, weight, bias)
     if isinstance(residual, torch.Tensor) and _autocasts(x) and residual.dtype != x.dtype:
         return linear_act(x, weight, bias, None, act, tf32) + residual  # a stream of residuals in fp32 stays that
     _check("linear_act", x, weight, bias, residual, act, tf32)
@@ -570,13 +566,21 @@ def _inputs(m: int, k: int, n: int, **options) -> tuple[torch.Tensor, torch.Tens
     return torch.randn(m, k, **options), weight, torch.randn(n, **options)
 
 
-def _compile_arguments(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+def compile_arguments(m: int, k: int, n: int, dtype: torch.dtype, bias: bool = True) -> tuple[tuple, dict]:
+    """As FusedOp.compile_arguments."""
     chosen = settings(m, n, dtype)
     describe = TensorDescriptor.from_tensor
     x, weight, y = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (m, n)))
     tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
     of_y = describe(y, [tile_m, tile_n // chosen["PARTS"]])
-    operands = describe(x, [tile_m, tile_k]), describe(weight, [tile_n, tile_k]), y[0], None, of_y, None
+    operands = (
+        describe(x, [tile_m, tile_k]),
+        describe(weight, [tile_n, tile_k]),
+        y[0] if bias else None,
+        None,
+        of_y,
+        None,
+    )
     return (*operands, m, n, k), {"ACT": "gelu_tanh", **chosen}
 
 
@@ -588,7 +592,7 @@ OP = FusedOp(
     kernel=linear_act_kernel,
     settings=settings,
     inputs=_inputs,
-    compile_arguments=_compile_arguments,
+    compile_arguments=compile_arguments,
     interpreter_shapes=((1, 1, 1), (5, 127, 129), (130, 96, 264), (33, 72, 40)),
     gpu_shapes=((1024, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 11008)),
     backward_work=linear_act_backward_work,

@@ -1,0 +1,31 @@
+"""linear_act's and ffn's peers: Inductor with every template it has, and cuBLAS's matmuls without what follows them."""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import linear
+
+from kernels import CATALOGUE, runtime
+
+
+def linear_alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """What a fused kernel would cost if its activation were free: linear and bias, one cuBLAS call."""
+    return linear(x, weight, bias)
+
+
+def ffn_alone(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+    """ffn's matmuls, without activation and gate."""
+    h = linear(x, up)
+    return linear(h if gate is None else linear(x, gate), down)
+
+
+ALONE = {"linear_act": linear_alone, "ffn": ffn_alone}
+
+
+def peers(name: str, inputs: tuple) -> dict[str, Callable]:
+    """The bare matmuls, and torch.compile with max-autotune (without its own CUDA graphs: the timing makes one)."""
+    if name not in ALONE or not runtime.has_gpu():
+        return {}
+    reference = CATALOGUE[name].reference
+    tuned = torch.compile(reference, mode="max-autotune-no-cudagraphs", dynamic=False)
+    return {"cuBLAS alone": ALONE[name], "max-autotune": tuned}
