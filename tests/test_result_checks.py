@@ -1,0 +1,86 @@
+"""What the checks say of results that are tuples, integers or 16-bit sums; their arithmetic against PyTorch's."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.checks import check_passes, check_values, large_mean_cases, norm_cases, topk_cases
+from helpers.checks.cases import Case
+from helpers.checks.matmul import half_ulp
+from helpers.outcome import FAIL, PASS
+
+CASE = [Case("", (torch.randn(4), torch.randn(4)), "the formula")]
+
+
+def both(a, b):
+    return a + b, a - b
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda a, b: a + b, "got Tensor, expected a tuple of 2 tensors"),
+        (lambda a, b: (a + b,), "got a tuple of Tensor, expected a tuple of 2 tensors"),
+        (lambda a, b: [a + b, a - b], "got list, expected a tuple"),
+        (lambda a, b: (a + b, None), "got a tuple of Tensor, NoneType, expected"),
+        (lambda a, b: (a + b, (a - b).double()), "result 2 of 2's dtype is torch.float64, expected torch.float32"),
+        (lambda a, b: (a + b, b - a), "result 2 of 2: 4 of 4 elements wrong\nfirst wrong index 0"),
+    ],
+)
+def test_each_of_several_results_is_compared(answer, told):
+    assert check_values(both, both, CASE, name="values").state == PASS
+    said = check_values(answer, both, CASE, name="values")
+    assert said.state == FAIL
+    assert told in said.message
+
+
+def test_integers_must_be_equal():
+    def order(a, b):
+        return a.argsort()
+
+    assert check_values(order, order, CASE, name="values").state == PASS
+    assert check_values(lambda a, b: a.argsort(descending=True), order, CASE, name="values").state == FAIL
+
+
+def test_what_inputs_have_lost_is_forgiven_and_no_more():
+    def norm(x, weight, bias, eps):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def off(by: float):
+        return lambda x, weight, bias, eps: norm(x, weight, bias, eps) + by * weight
+
+    cases = large_mean_cases(2, seed=0)
+    # An ulp of 10^4 is 0.001, of a deviation of 2 a two-thousandth.
+    assert check_values(off(2e-4), norm, cases, name="mean").state == PASS
+    assert check_values(off(1e-2), norm, cases, name="mean").state == FAIL
+    assert check_values(off(2e-4), norm, norm_cases(1, 2, seed=0)[:4], name="values").state == FAIL
+
+
+@given(st.floats(-60000, 60000, allow_subnormal=False), st.sampled_from([torch.float16, torch.bfloat16]))
+def test_half_an_ulp_is_half_the_way_to_the_next_number(value, dtype):
+    nearest = torch.tensor(value, dtype=dtype)
+    exact = nearest.double()
+    above = torch.nextafter(nearest.abs(), torch.tensor(torch.inf, dtype=dtype)).double()
+    if exact.abs() >= torch.finfo(dtype).tiny:
+        assert half_ulp(exact, dtype) == (above - exact.abs()) / 2
+    assert (torch.tensor(value, dtype=torch.float64) - exact).abs() <= half_ulp(torch.tensor(value).double(), dtype)
+
+
+def test_rows_for_the_k_largest_have_ties_and_gaps():
+    for case in topk_cases(seed=0):
+        x = case.inputs[0].double()
+        apart = x.sort(dim=-1).values.diff(dim=-1)
+        assert ((apart == 0) | (apart >= 1 / 16) | apart.isnan()).all(), case.label
+
+
+def test_what_is_read_and_written_more_than_once_is_told():
+    a, b = CASE[0].inputs
+
+    def said(answer):
+        return check_passes(answer, (a, b), reads=(1, 1), name="traffic")
+
+    assert said(lambda a, b: a + b).state == PASS
+    assert said(both).message.startswith("2 launches (add, sub), 1 needed")
+    assert said(lambda a, b: a + 1).message.startswith("b is read to 0%")
+    assert said(lambda a, b: a.add_(b)).message.startswith("result is not written whole")
