@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Welcome: what kernel fusion buys
 #
-# Two tensors of a million numbers, one addition, one GELU. Written the usual way, in two lines of PyTorch, a fast GPU
-# spends nearly all of that time waiting for memory. The same arithmetic, arranged differently, takes little more than
-# half as long. **What was it doing the rest of the time?**
+# Two tensors of a hundred million numbers, one addition, one GELU. Written the usual way, in one line of PyTorch,
+# they keep a fast GPU busy for a while. The same arithmetic, arranged differently, takes little more than half as
+# long. **What was the GPU doing the rest of the time?**
 #
 # After this lesson you can
 #
 # - say what fusing two kernels removes, and what it does not;
-# - read the two lines of the traffic meter;
+# - read what the traffic meter says, and tell one function from one kernel;
 # - say how many operations your own machine can do while one number arrives from memory;
 # - work with the lessons, exercises, checks and recorded measurements of this course.
 #
-# About 20 minutes. You need Python and a little PyTorch. You do not need a GPU.
+# About 25 minutes. You need Python and a little PyTorch. You do not need a GPU.
 #
 # Run a cell with **Shift+Enter**. Run them from top to bottom.
 
@@ -31,12 +31,13 @@ a, b = torch.randn(2, n, device=device)
 # %% [markdown]
 # ## Two kernels, and the bytes between them
 #
-# A *kernel* is one program that the GPU runs over many numbers at once. PyTorch runs `gelu(a + b)` as two of them: one
-# adds, one applies GELU. Numbers wait in the GPU's large memory; a kernel reads them, computes, and writes its result
-# back.
+# A *kernel* is one program that the GPU runs over many numbers at once; to start one is a *launch*. PyTorch launches
+# two for `gelu(a + b)`: one adds, one applies GELU. Numbers wait in the GPU's large memory; a kernel reads them,
+# computes, and writes its result back.
 #
-# Before you look: **how many bytes do the two kernels read and write, together?** An fp32 number takes four bytes.
-# Count the reads and the writes of each kernel, and type your answer. No answer is wrong; the difference is the lesson.
+# Before you look: **how many bytes do the two kernels read and write, together?** `a` and `b` have a million numbers
+# each, and a number in fp32, PyTorch's usual dtype, takes four bytes. Count the reads and the writes of each kernel,
+# and type your answer in megabytes. No answer is wrong; the difference is the lesson.
 
 # %%
 bytes_moved = predict_first("bytes moved by gelu(a + b)", unit="MB")
@@ -44,7 +45,8 @@ bytes_moved
 
 # %% [markdown]
 # Now ask the **meter**. It watches every operator that PyTorch runs and every load and store of a Triton kernel, and
-# adds up the bytes. It needs no GPU: the traffic is decided by the program, not by the chip.
+# adds up the bytes. It needs no GPU: the traffic is decided by the program, not by the chip. Its line ends with the
+# bytes (B) for each element, that is, each number of the result.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -61,10 +63,38 @@ bytes_moved.compare(unfused.bytes_total / 1e6)
 print(unfused.launch_table())
 
 # %% [markdown]
+# ## One function is not one kernel
+#
+# Can we have that round trip for nothing? A colleague makes one function of it, and puts the sum into `a`, so that
+# there is no tensor in between. **How many bytes does this move?**
+
+
+# %%
+def by_hand(a, b):
+    a += b  # in place: the sum needs no memory of its own
+    return gelu(a, approximate="tanh")
+
+
+# %%
+in_place = predict_first("bytes moved with the sum in place of a", unit="MB")
+in_place
+
+# %%
+attempt = measure(by_hand, a.clone(), b)
+print("the result is right:", torch.equal(attempt.result, unfused.result))
+print(attempt.launch_table())
+in_place.compare(attempt.bytes_total / 1e6)
+
+# %% [markdown]
+# A test of the result is content; the meter shows the mistake. It is still two launches, the sum is still written by
+# one and read by the other, and now `a` is gone. What counts is not how many lines, functions or tensors your program
+# has, but **how many kernels, and what crosses between them**.
+#
 # ## One kernel
 #
 # A **fused** kernel does both steps while the numbers are at hand: it keeps the sum in a register, the small fast
-# store inside the processor. Here is one. You will write it yourself in lesson 03; for now, only its traffic.
+# store inside the processor. Here is one, written in Triton, a language for GPU kernels inside Python. You will write
+# it yourself in lesson 03; for now, only its traffic.
 
 # %%
 fused = measure(add_gelu, a, b)
@@ -76,14 +106,36 @@ fewer_launches = unfused.launches - fused.launches
 print(f"{fewer_bytes:.2f} times fewer bytes, {fewer_launches} launch fewer")
 
 # %% [markdown]
-# The arithmetic is the same and the result is the same, to the rounding of the last digits. Only the round trip of the
-# sum is gone.
+# The arithmetic is the same and the result is the same, to the rounding of the last digits. Only the round trip of
+# the sum is gone.
 
 # %%
 difference = add_gelu(a[:4096], b[:4096]) - gelu(a[:4096] + b[:4096], approximate="tanh")
 print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-6))
 
 # %% [markdown]
+# Does the sum really stay in a register? Triton's compiler runs here, GPU or none. This is each instruction with
+# which a thread of an A100 loads from memory (`LDG`) or stores to it (`STG`), beside the line of the kernel that asks
+# for it:
+
+# %%
+import inspect
+import linecache
+
+from helpers.resources import compile_for
+from kernels.elementwise.add_gelu import add_gelu_kernel, settings
+
+x = torch.empty(2**20, device="meta")  # a tensor without memory: nothing will run
+options = {"device": "A100", **settings(torch.float32)}
+made = compile_for(add_gelu_kernel, x, x, x, None, x.numel(), **options)
+file = inspect.getsourcefile(add_gelu_kernel.fn)
+for each in made.sass_view("load", "store").instructions:
+    print(f"{each.name:8}  {linecache.getline(file, each.line).strip()}")
+
+# %% [markdown]
+# `a` and `b` are loaded, twice four numbers of each (the suffix counts bits), and `y` is stored. Nothing stores the sum,
+# and nothing loads it.
+#
 # This picture is the whole idea. Each bar is what crosses between memory and processor.
 
 # %%
@@ -93,10 +145,28 @@ title = f"Fusing moves {fewer_bytes:.2f} times fewer bytes"
 traffic_chart({"unfused": unfused, "fused": fused}, title)
 
 # %% [markdown]
+# ## Move it
+#
+# The same picture, launch by launch, for other operations, sizes, dtypes and GPUs. Move the sliders with the mouse or
+# with the arrow keys. (The time is the bytes over the speed of the GPU's memory, by its data sheet. GELU, LayerNorm
+# and softmax are written out here as the single steps of their formulas, as you might write them in PyTorch.) Find
+# out:
+#
+# 1. Which operation gains most from fusing? Which gains nothing, and why?
+# 2. Does the gain depend on the size? On the dtype? What does?
+# 3. From an H200 to a T4: which figures change, and which do not?
+
+# %%
+from helpers.explorers.traffic import traffic_explorer
+
+explorer = traffic_explorer("add+GELU", dtype="fp32", device="H200", rows=1024, columns=1000)
+explorer
+
+# %% [markdown]
 # ## Fewer bytes, less time?
 #
 # If memory is what the GPU waits for, then time should shrink as the bytes do. **How many times faster is the fused
-# kernel, on a hundred million numbers?**
+# kernel, on a hundred million numbers?** (Twice as fast is 2.)
 
 # %%
 speed_up = predict_first("speed-up from fusing add+GELU, 100M numbers", unit="times")
@@ -104,8 +174,10 @@ speed_up
 
 # %% [markdown]
 # Below is what a real GPU did. You may have none, so the course carries measurements, each labelled with the GPU, the
-# versions and the day it comes from. "Of copy" is the share of the speed at which that GPU copies memory, measured in
-# the same run: nothing that reads and writes these bytes can be much faster.
+# versions and the day it comes from. `eager` is PyTorch as you write it, `torch.compile` what its compiler makes of
+# it, `fused` our kernel; `us` are microseconds, and the speed-up is eager's time over ours. `of copy` is our kernel's
+# share of the speed at which that GPU copies memory, measured in the same run: nothing that reads and writes these
+# bytes can be much faster. (A little it can: a copy writes as much as it reads, our kernel writes half as much.)
 
 # %%
 from helpers.recorded import recorded
@@ -121,8 +193,8 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 # Time followed the bytes almost exactly. `torch.compile` fuses these two as well, and reaches the same speed on large
 # tensors: this course is about understanding when it can, when it cannot, and what to write then.
 #
-# On small tensors the picture differs. There the launch itself, not the memory, is the larger part; lesson 02 measures
-# where that ends.
+# On small tensors the picture differs. There the launch itself, not the memory, is the larger part; lesson 02
+# measures where that ends.
 #
 # With a GPU at hand, the same comparison runs here:
 
@@ -140,9 +212,10 @@ else:
 # %% [markdown]
 # ## How fast is the machine you sit at?
 #
-# Two numbers describe a machine for our purpose: how many bytes a second it copies, and how many operations a second it
-# does in a matrix product, the work it does best. The course measures or queries both, and calls their ratio the
-# **ridge point**: the operations it could do while one byte arrives.
+# Two numbers describe a machine for our purpose: how many bytes a second it copies, and how many operations a second
+# it does in a matrix product, the work it does best. An operation is one addition or multiplication, a **FLOP**; a
+# TFLOP/s is a million million of them a second. The course measures or queries both numbers, and calls their ratio
+# the **ridge point**: the operations that the machine could do while one byte arrives.
 
 # %% tags=["nbval-ignore-output"]
 from helpers.devices import DEVICES, this_device
@@ -155,44 +228,54 @@ print(f"arithmetic {mine.peak_flops['fp32'] / 1e12:.2f} TFLOP/s in fp32")
 print(f"ridge point {Roofline(mine, 'fp32').ridge:.0f} FLOP/byte")
 
 # %% [markdown]
-# Compare a data-centre GPU. **How many operations could an A100 do on its tensor cores while one byte arrives?**
+# Compare a GPU of a data centre, an A100. Most of its arithmetic is in its *tensor cores*, units that do matrix
+# products and nothing else. From its data sheet:
+
+# %%
+a100 = Roofline(DEVICES["A100"], "fp16")
+print(f"memory {a100.device.memory_bandwidth / 1e9:,.0f} GB/s")
+print(f"tensor cores {a100.peak / 1e12:.0f} TFLOP/s in fp16")
+
+# %% [markdown]
+# **How many operations could its tensor cores do while one byte arrives?**
 
 # %%
 ridge = predict_first("ridge point of an A100 in fp16", unit="FLOP/byte")
 ridge
 
 # %%
-a100 = Roofline(DEVICES["A100"], "fp16")
 ridge.compare(a100.ridge)
 
 # %% [markdown]
-# And `gelu(a + b)`? It does ten operations on each number and moves many bytes for it. How far below the ridge is
-# that?
+# And `gelu(a + b)`? It is no matrix product: the A100's ordinary units do it, and their ridge is far lower. It takes
+# ten operations on each number, and moves twelve bytes for them. How far below that ridge is it?
 
 # %%
 from kernels import CATALOGUE
 
 work = CATALOGUE["add_gelu"].work((n,), torch.float32)
-idle = a100.ridge / work.intensity
+ordinary = Roofline(DEVICES["A100"], "fp32")
+idle = ordinary.ridge / work.intensity
 print(f"add+GELU, fused: {work.intensity:.2f} FLOP/byte")
-print(f"an A100 could do {idle:.0f} times that")
+print(f"ordinary units:  {ordinary.ridge:.2f} FLOP/byte, {idle:.0f} times that")
 
 # %% [markdown]
-# So the processor idles, whatever we do to the arithmetic. **Moving fewer bytes is the only way to be faster**, and
-# fusing is how. Lesson 01 turns this into a picture that you can move.
+# So even they idle most of the time, whatever we do to the arithmetic: that is what the GPU was doing the rest of the
+# time. **Moving fewer bytes is the only way to be faster**, and fusing is how. Lesson 01 turns this into a picture
+# that you can move.
 #
 # ## How this course works
 #
-# - **Lessons** (the folder `notebooks`) ask first, then measure. Nothing is quoted: each number comes from a cell that
-#   you can change and run again.
-# - **Without a GPU** your Triton kernels run in an interpreter, step by step. Results are right, the meter counts, and
-#   Triton's own compiler tells registers and machine code for any GPU; only time cannot be had, so it is recorded.
-#   **With a GPU** the same cells run compiled, and are timed.
+# - **Lessons** (the folder `notebooks`) ask first, then measure. Nothing is quoted: each number comes from a cell
+#   that you can change and run again.
+# - **Without a GPU** your Triton kernels run in an interpreter, step by step. Results are right, the meter counts,
+#   and Triton's own compiler tells registers and machine code for any GPU; only time cannot be had, so it is
+#   recorded. **With a GPU** the same cells run compiled, and are timed.
 # - **Exercises** (the folder `exercises`) give you a formula and an empty function. Their check cells say *pass*,
-#   *fail* with a hint, *not attempted* or *error*. Start with
-#   [add+GELU](../exercises/03_fused_add_gelu.ipynb) after lesson 03.
-# - In a terminal, `fusion check exercises/03_fused_add_gelu.ipynb` grades the notebook that you saved, and
-#   `fusion doctor` says what your machine has.
+#   *fail* with a hint, *not attempted* or *error*. The first is [the roofline](../exercises/01_roofline.ipynb), after
+#   lesson 01; your first kernel is [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.
+# - In a terminal, `fusion check exercises/01_roofline.ipynb` grades the notebook that you saved, and `fusion doctor`
+#   says what your machine has.
 #
 # ## What you said, what was found
 

@@ -2,8 +2,8 @@
 # # 01 The roofline: what limits a kernel
 #
 # A ReLU does one comparison a number. An A100 can do hundreds of thousands of billions of operations a second. **What
-# share of that will a ReLU reach: half of it, a tenth, a thousandth?** And if you give it ten times the arithmetic, how
-# much longer will it take?
+# share of that will a ReLU reach: half of it, a tenth, a thousandth?** And if you give it ten times the arithmetic,
+# how much longer will it take?
 #
 # After this lesson you can
 #
@@ -12,7 +12,8 @@
 # - predict the least time an operation can take, and what fusing can and cannot change;
 # - find the slip in a published intensity.
 #
-# About 30 minutes. It follows on [00 Welcome](00_welcome.ipynb).
+# About 35 minutes. It follows on [00 Welcome](00_welcome.ipynb) and leads to
+# [exercise 01](../exercises/01_roofline.ipynb).
 
 # %%
 import torch
@@ -26,10 +27,11 @@ from helpers.traffic import measure
 # %% [markdown]
 # ## Arithmetic intensity
 #
-# Two numbers describe an operation, whatever runs it: the floating-point operations it does (FLOP), and the bytes that
-# must cross between memory and processor. Their ratio is its **arithmetic intensity**, in FLOP per byte.
+# Two numbers describe an operation, whatever runs it: the floating-point operations it does (FLOP), and the bytes
+# that must cross between memory and processor. Their ratio is its **arithmetic intensity**, in FLOP per byte.
 #
-# Take a ReLU over a tensor in fp16: one operation a number, two bytes in, two bytes out.
+# How operations are counted: each +, −, ×, ÷, max, `exp` or root on one number is one FLOP. Take a ReLU over a tensor
+# in fp16. It is `max(x, 0)`, one operation a number; two bytes in, two bytes out.
 
 # %%
 n = 4096 * 4096
@@ -75,9 +77,9 @@ orders = math.log10(a100.ridge / relu.intensity)
 print(f"ReLU lies {orders:.1f} orders of magnitude under the ridge")
 
 # %% [markdown]
-# Three orders of magnitude, to the nearest. The tensor cores could be a hundred times slower and a ReLU would not
-# notice. (They cannot do a ReLU at all; the ordinary cores, which can, have a lower peak, and the ReLU lies far under
-# that ridge too.)
+# Three orders of magnitude (powers of ten), to the nearest. The peak could be a hundred times lower and a ReLU would
+# not notice. In truth it is lower: the peak is that of the tensor cores, which do matrix products only. The ordinary
+# cores, which do the ReLU, have a ridge of their own, and the ReLU lies far under that, too.
 
 # %%
 ordinary = Roofline(DEVICES["A100"], "fp32")
@@ -87,9 +89,10 @@ print(f"{ordinary.ridge / relu.intensity:.0f} times ReLU's intensity")
 # %% [markdown]
 # ## The picture
 #
-# Intensity along the bottom, performance upwards, both logarithmic. The slope is the memory's limit, the flat lines are
-# peaks. An operation sits on its own roof: no kernel can lift it above. **Fusing moves it to the right**, because the
-# same operations need fewer bytes.
+# Intensity along the bottom, performance upwards, both logarithmic. The slope is the memory's limit, the flat lines
+# are peaks: the tensor cores' above, the ordinary cores' below it. An operation sits on its own roof: no kernel can
+# lift it above. **Fusing moves it to the right**, because the same operations need fewer bytes. "Unfused" means
+# written out in the single steps of its formula, each a launch; "matmul" is a matrix product.
 #
 # Move the sliders, with the mouse or with the arrow keys. Find out:
 #
@@ -106,16 +109,25 @@ explorer
 # %% [markdown]
 # ## A table of the usual suspects
 #
-# **Before you look: which of these are memory-bound on an A100, at 4096 rows of 4096 columns, when fused?** Decide for
-# each, then run the cell.
+# ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with batch norm and ReLU,
+# attention: **how many of these nine are memory-bound on an A100, at 4096 rows of 4096 columns, when fused?**
 
 # %%
+memory_bound = predict_first("of nine operations, fused, memory-bound on an A100", unit="")
+memory_bound
+
+# %%
+bounds = []
 print(f"{'':18}  unfused    fused   FLOP/byte in fp16, 4096 x 4096")
 for name, versions_of in OPERATIONS.items():
     versions = versions_of(4096, 4096, 2)
     unfused = cost(versions.unfused, a100.device, "fp16").work.intensity
     fused = cost(versions.fused, a100.device, "fp16")
+    bounds.append(fused.bound)
     print(f"{name:18} {unfused:8.2f} {fused.work.intensity:8.2f}   {fused.bound}-bound")
+
+# %%
+memory_bound.compare(bounds.count("memory"))
 
 # %% [markdown]
 # Everything that touches each number a few times is memory-bound, by far. Only what reuses each number many times, a
@@ -125,7 +137,11 @@ for name, versions_of in OPERATIONS.items():
 #
 # A product of two N × N matrices does `2 N³` operations. A number you will find quoted for its intensity is simply
 # "N FLOP per byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Test it: three
-# matrices cross the bus, two in, one out, two bytes a number.
+# matrices cross, two in, one out, two bytes a number. **What do you get?**
+
+# %%
+claimed = predict_first("intensity of a 1024 x 1024 product in fp16", unit="FLOP/byte")
+claimed
 
 
 # %%
@@ -138,7 +154,8 @@ def product(size: int, itemsize: int = 2) -> Work:
 
 
 found = product(1024).intensity
-print(f"intensity {found:.0f} FLOP/byte; claimed 1024, {1024 / found:.0f} times too many")
+print(f"claimed 1024 FLOP/byte, {1024 / found:.0f} times too many")
+claimed.compare(found)
 
 # %% [markdown]
 # The claim counted numbers, not bytes, and forgot the output. Small products are memory-bound, large ones are not:
@@ -159,7 +176,8 @@ print({roof.device.name: round(roof.ridge) for roof in gpus}, "FLOP/byte")
 # %% [markdown]
 # ## Find the slip
 #
-# "Vector addition moves eight bytes an element in fp32" stands in more than one tutorial. **What does the meter say?**
+# "Vector addition moves eight bytes an element in fp32" stands in more than one tutorial. **What does the meter
+# say?**
 
 # %%
 addition = predict_first("bytes per element of c = a + b in fp32", unit="B")
@@ -174,8 +192,9 @@ addition.compare(measure(torch.add, a, b).bytes_total / a.numel())
 #
 # ## Arithmetic that costs nothing
 #
-# If a memory-bound kernel waits for memory, more arithmetic on numbers already at hand should be nearly free, up to the
-# ridge. Here is a kernel that does as many multiply-adds on each number as you ask, between one load and one store.
+# If a memory-bound kernel waits for memory, more arithmetic on numbers already at hand should be nearly free, up to
+# the ridge. Here is a kernel that does as many multiply-adds on each number as you ask, between one load and one
+# store. It is written in Triton, which lesson 03 teaches; here it is enough to see the load, the loop, and the store.
 
 # %%
 import inspect
@@ -193,8 +212,31 @@ for steps in (1, 64):
     print(f"{steps:3} steps: {traffic}, {2 * steps / 8:g} FLOP/byte")
 
 # %% [markdown]
-# **How many steps can an H200 do on each number before it takes a tenth longer than with one step?** Work it out: each
-# step is two operations, each number moves eight bytes, and you know how to find a ridge.
+# Has the compiler perhaps left out some of the steps, or loads? It says what a thread does, with eight numbers
+# (`FFMA` is a multiply-add on one of them, `LDG.128` and `STG.128` load and store four):
+
+# %%
+from helpers.resources import compile_for
+
+meta = torch.empty(2**20, device="meta")  # no contents: nothing will run
+for steps in (1, 64):
+    chosen = {"device": "H200", "STEPS": steps, "BLOCK": 1024}
+    made = compile_for(chain_kernel, meta, meta, meta.numel(), **chosen)
+    counts = (f"{made.instructions[name]:3} {name}" for name in ("LDG.128", "FFMA", "STG.128"))
+    print(f"{steps:3} steps:", ", ".join(counts))
+
+# %% [markdown]
+# All are there. Now for the time, on an H200; this is what it has:
+
+# %%
+h200_fp32 = Roofline(DEVICES["H200"], "fp32")
+print(f"memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s")
+print(f"ordinary cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
+
+# %% [markdown]
+# **Up to how many steps on each number takes it less than a tenth longer than with one?** Work it out: each step is
+# two operations, each number moves eight bytes, and you know how to find a ridge. (1, 2, 4, 8 ... steps have been
+# tried.)
 
 # %%
 free_steps = predict_first("multiply-adds per number that are free on an H200", unit="steps")
@@ -215,14 +257,15 @@ measured_free = max(steps for steps, seconds in times.items() if seconds < 1.1 *
 free_steps.compare(measured_free)
 
 # %% [markdown]
-# The roofline's own answer, from the datasheet's peak and bandwidth:
+# The roofline's own answer, from the data sheet's peak and bandwidth:
 
 # %%
-h200_fp32 = Roofline(DEVICES["H200"], "fp32")
 per_number = h200_fp32.ridge * 8 / 2
 print(f"ridge {h200_fp32.ridge:.1f} FLOP/byte = {per_number:.0f} multiply-adds per number")
 
 # %% [markdown]
+# It lies between the two sizes tried, the last that is free and the first that is not.
+#
 # And drawn: every point measured, on the roof or under it.
 
 # %%
@@ -287,4 +330,7 @@ answer = ...
 self_test(answer, 7 / 4, "seven operations a number, over two bytes in and two bytes out")
 
 # %% [markdown]
-# Next: [02 Bytes and launches](02_bytes_and_launches.ipynb).
+# ## Now you
+#
+# [Exercise 01](../exercises/01_roofline.ipynb) has you find intensities, ridges and bounds by hand, and the GPU on
+# which an operation becomes compute-bound. Next: [02 Bytes and launches](02_bytes_and_launches.ipynb).
