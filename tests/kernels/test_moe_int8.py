@@ -1,0 +1,281 @@
+"""What is moe_int8's own: routing, empty and crowded experts, the same bits each time, its bytes, its registers."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import moe_int8, runtime
+from kernels.activations import ACTIVATIONS
+from kernels.tiled import moe_int8 as module
+from kernels.tiled.moe_int8 import FEW, OP, moe_int8_op, moe_int8_reference
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
+DEVICE = "cuda" if runtime.has_gpu() else "cpu"
+COUNTS = pytest.mark.parametrize("tokens", [3, FEW + 5])  # one launch, and four
+
+
+def one_token_at_a_time(x, logits, weight, scale, top_k=8, act="silu"):
+    """The layer by its definition, in float64: another program than the reference, slow and plain."""
+    rows = []
+    for token, scores in zip(x.double(), logits.double(), strict=True):
+        chosen = sorted(range(len(scores)), key=lambda e: (-scores[e].item(), e))[:top_k]
+        gates = scores[chosen].softmax(dim=0)
+        experts = [weight[e].double() * scale[e].double()[:, None] @ token for e in chosen]
+        rows.append(sum(gate * ACTIVATIONS[act](h) for gate, h in zip(gates, experts, strict=True)))
+    return torch.stack(rows)
+
+
+def assert_as_accurate(ours, arguments, **options):
+    """At most twice PyTorch's own error against float64, and one rounding."""
+    exact = one_token_at_a_time(*arguments, **options)
+    theirs = moe_int8_reference(*arguments, **options)
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    error, allowed = (ours.double() - exact).abs().amax(), (theirs.double() - exact).abs().amax()
+    assert error <= 2 * allowed + torch.finfo(ours.dtype).eps * exact.abs().amax()
+
+
+@COUNTS
+@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (5, 3), (6, 6), (33, 2)])
+def test_experts_and_how_many_are_chosen(device, tokens, experts, top_k, poisoned):
+    arguments = OP.inputs(tokens, 32, 20, experts, dtype=HALF, device=device)
+    assert_as_accurate(moe_int8(*arguments, top_k=top_k), arguments, top_k=top_k)
+
+
+@COUNTS
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_activations(device, tokens, act):
+    arguments = OP.inputs(tokens, 16, 8, 4, dtype=HALF, device=device)
+    assert_as_accurate(moe_int8(*arguments, top_k=2, act=act), arguments, top_k=2, act=act)
+
+
+@COUNTS
+@pytest.mark.parametrize("favourites", [(3,), (3, 0)])
+def test_all_tokens_to_the_same_experts_and_none_to_the_others(device, tokens, favourites, poisoned):
+    x, logits, weight, scale = OP.inputs(tokens, 32, 20, 7, dtype=HALF, device=device)
+    logits[:, favourites] += 100
+    scale[[e for e in range(7) if e not in favourites]] = torch.nan  # nobody may look at them
+    y = moe_int8(x, logits, weight, scale, top_k=len(favourites))
+    assert_as_accurate(y, (x, logits, weight, scale), top_k=len(favourites))
+
+
+@COUNTS
+def test_a_wrong_layer_is_not_as_accurate(device, tokens):
+    """The rule can fail: gates over all experts, another expert's weights, one expert too few, no activation."""
+    arguments = x, logits, weight, scale = OP.inputs(tokens, 32, 20, 6, dtype=HALF, device=device)
+    gates = logits.float().softmax(dim=1)
+    kept = torch.where(logits >= logits.topk(2, dim=1).values[:, -1:], gates, 0.0).sum(dim=1, keepdim=True)
+    for wrong in (
+        moe_int8(*arguments, top_k=2) * kept,
+        moe_int8(x, logits, weight.roll(1, dims=0), scale, top_k=2),
+        moe_int8(*arguments, top_k=1),
+        moe_int8(*arguments, top_k=2, act="relu"),
+    ):
+        with pytest.raises(AssertionError):
+            assert_as_accurate(wrong.to(x.dtype), arguments, top_k=2)
+
+
+@COUNTS
+def test_equal_logits_go_to_the_first_experts(device, tokens):
+    x, _, weight, scale = OP.inputs(tokens, 16, 8, 5, dtype=torch.float32, device=device)
+    logits = torch.tensor([0.0, -0.0, 0.0, 0.0, -1.0], device=device).expand(tokens, 5)
+    expected = one_token_at_a_time(x, logits, weight, scale, top_k=3)
+    torch.testing.assert_close(moe_int8(x, logits, weight, scale, top_k=3).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@COUNTS
+@pytest.mark.parametrize("odd", [torch.nan, -torch.nan, torch.inf])
+def test_a_token_that_cannot_be_routed_says_so_and_harms_no_other(device, tokens, odd):
+    x, logits, weight, scale = OP.inputs(tokens, 16, 8, 5, dtype=torch.float32, device=device)
+    expected = moe_int8(x, logits, weight, scale, top_k=2)
+    logits[1, 3] = odd
+    logits[2] = -torch.inf
+    y = moe_int8(x, logits, weight, scale, top_k=2)
+    assert y[1:3].isnan().all()
+    others = [token for token in range(tokens) if token not in (1, 2)]
+    torch.testing.assert_close(y[others], expected[others])
+
+
+@COUNTS
+def test_infinite_tokens_stay_alone(device, tokens):
+    x, logits, weight, scale = OP.inputs(tokens, 32, 8, 5, dtype=torch.float32, device=device)
+    expected = moe_int8(x, logits, weight, scale, top_k=2)
+    x[0, 5] = torch.inf
+    y = moe_int8(x, logits, weight, scale, top_k=2)
+    assert not y[0].isfinite().all()
+    assert torch.equal(y[1:], expected[1:])
+
+
+@COUNTS
+def test_all_of_int8_is_exact(device, tokens):
+    """Weights from -128 to 127 and small whole numbers make whole sums, which nothing may round."""
+    x = torch.randint(-3, 4, (tokens, 256), device=device).to(HALF)
+    weight = torch.arange(-128, 128, device=device).to(torch.int8).expand(2, 8, 256).contiguous()
+    scale = torch.ones(2, 8, dtype=torch.float32, device=device)
+    logits = torch.zeros(tokens, 2, device=device)
+    y = moe_int8(x, logits, weight, scale, top_k=1, act="relu")
+    whole = (x.double() @ weight[0].double().T).relu()
+    assert torch.equal(y.double(), whole.to(HALF).double())
+
+
+def test_the_same_bits_each_time_and_in_any_order(device):
+    arguments = x, logits, weight, scale = OP.inputs(20, 32, 20, 6, dtype=HALF, device=device)
+    y = moe_int8(*arguments, top_k=3)
+    assert torch.equal(moe_int8(*arguments, top_k=3), y)
+    order = torch.randperm(20, device=device)
+    assert torch.equal(moe_int8(x[order], logits[order], weight, scale, top_k=3), y[order])
+
+
+def test_leading_shapes_and_other_dtypes(device):
+    x, logits, weight, scale = OP.inputs(12, 32, 20, 5, dtype=HALF, device=device)
+    y = moe_int8(x, logits, weight, scale, top_k=2)
+    shaped = moe_int8(x.view(3, 4, 32), logits.view(3, 4, 5), weight, scale, top_k=2)
+    assert torch.equal(shaped, y.view(3, 4, 20))
+    assert torch.equal(moe_int8(x, logits.float(), weight, scale.float(), top_k=2), y)
+
+
+@pytest.mark.parametrize("spoil", [lambda w: torch.cat([w.new_zeros(1), w.flatten()])[1:].view(w.shape), lambda w: w])
+@pytest.mark.parametrize("cols", [7, 33, 48])
+def test_weights_that_no_descriptor_takes(device, spoil, cols):
+    x, logits, weight, scale = OP.inputs(FEW + 5, cols, 6, 5, dtype=HALF, device=device)
+    arguments = x, logits, spoil(weight), scale
+    assert_as_accurate(moe_int8(*arguments, top_k=2), arguments, top_k=2)
+
+
+@given(
+    arrays.arrays("float32", (7, 6), elements=st.sampled_from([-1.0, 0.0, 0.5, 2.0])),
+    st.integers(1, 6),
+)
+@settings(max_examples=10, deadline=None)
+def test_every_token_stands_with_each_of_its_experts_once(scores, top_k):
+    logits = torch.from_numpy(scores).to(DEVICE)
+    entries, count, gate = module._routed(logits, top_k)
+    expected = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+    for expert in range(6):
+        token, rank = (expected == expert).nonzero(as_tuple=True)
+        assert entries[expert, : count[expert]].tolist() == (token * top_k + rank).tolist()
+    torch.testing.assert_close(gate, logits.gather(1, expected).softmax(dim=1))
+
+
+def test_one_launch_reads_the_weights_of_the_chosen_experts_alone(device):
+    x, logits, weight, scale = OP.inputs(1, 256, 8, 64, dtype=torch.float16, device=device)
+    traffic = measure(moe_int8, x, logits, weight, scale)
+    work = OP.work((1, 256, 8, 64), torch.float16)
+    assert traffic.launches == 1
+    assert (traffic.unique_read, traffic.unique_written) == (work.bytes_read, work.bytes_written)
+    assert traffic.by_tensor["weight"].read == 8 * 8 * 256
+
+
+def test_four_launches_read_weights_once_a_tile_of_tokens(device):
+    tokens, cols, out_cols, experts = 24, 64, 128, 4
+    x, logits, weight, scale = OP.inputs(tokens, cols, out_cols, experts, dtype=torch.float16, device=device)
+    logits[:, :2] += 10
+    traffic = measure(moe_int8, x, logits, weight, scale, 2)
+    assert (traffic.launches, traffic.hazards) == (4, ())
+    block = module.settings(tokens, experts, 2, cols, torch.float16)["BLOCK_TOKENS"]
+    tiles = math.ceil(tokens / block)
+    assert traffic.by_tensor["weight"].read == 2 * tiles * out_cols * cols
+    # Each expert's tokens, and token 0 in place of those that its last tile has not.
+    assert traffic.by_tensor["x"].read == 2 * (tokens + 1) * cols * x.itemsize
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [
+        (1, torch.float32),
+        (1, torch.bfloat16),
+        (64, torch.float32),
+        (64, torch.bfloat16),
+        (512, torch.bfloat16),
+        (8192, torch.float16),
+        (8192, torch.bfloat16),
+    ],
+)
+def test_what_the_compiler_makes_of_the_settings(tokens, dtype):
+    """No spills; weights become bf16 by arithmetic on pairs, not by a conversion instruction each."""
+    shape = tokens, 2048, 768, 64
+    arguments, options = OP.compile_arguments(*shape, dtype=dtype)
+    compiled = compile_for(OP.kernel_for(*shape), *arguments, device="H100", **options)
+    assert compiled.spill_bytes == 0
+    if dtype != torch.float32:
+        assert compiled.instructions["HGMMA" if tokens >= 512 else "HMMA"] > 0
+    if dtype == torch.bfloat16:
+        assert compiled.instructions["I2F"] <= 1  # of a count of tiles
+    if tokens > FEW:
+        assert compiled.instructions["UTMALDG"] > 0
+    if tokens == 8192:
+        assert 2 * (compiled.shared_memory + 1024) <= 228 * 2**10
+        assert 2 * compiled.num_warps * 32 * compiled.registers <= 65536
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_routing_and_combining_do_not_spill(gpu):
+    def empty(*shape, dtype):
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    logits, gate = empty(8192, 64, dtype=torch.bfloat16), empty(8192, 8, dtype=torch.float32)
+    rank, entries = empty(64, 8192, dtype=torch.int16), empty(64, 8192, dtype=torch.int32)
+    h = empty(65536, 768, dtype=torch.bfloat16)
+    for kernel, arguments, options in (
+        (module.route_kernel, (logits, rank, gate, 8192, 64, 64), {"BLOCK_TOKENS": 16, "BLOCK_EXPERTS": 64}),
+        (module.gather_kernel, (rank, entries, entries, 8192), {"BLOCK": 4096, "num_warps": 8}),
+        (module.combine_kernel, (h, gate, h, 768), {"BLOCK_SLOTS": 8, "BLOCK_OUT": 1024}),
+    ):
+        assert compile_for(kernel, *arguments, device=gpu, TOP_K=8, **options).spill_bytes == 0
+
+
+def test_registration(device):
+    arguments = OP.inputs(FEW + 1, 16, 4, 3, dtype=torch.float32, device=device)
+    torch.library.opcheck(moe_int8_op, (*arguments, 2, "silu"))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"act": "tanh"}, ValueError, "moe_int8 takes act of relu, gelu, gelu_tanh, silu, got 'tanh'"),
+        ({"top_k": 0}, ValueError, "top_k of 1 to 4, the number of experts, got 0"),
+        ({"top_k": 5}, ValueError, "got 5"),
+        ({"weight": torch.ones(4, 8, 16)}, TypeError, "takes int8, got weight of torch.float32"),
+        ({"scale": torch.ones(4, 9)}, ValueError, r"\(4, 9\): give them the same sizes"),
+        ({"logits": torch.ones(3, 5)}, ValueError, "give them the same sizes"),
+        ({"logits": torch.ones(2, 4)}, ValueError, "give them the same sizes"),
+        ({"x": torch.ones(3, 15)}, ValueError, "give them the same sizes"),
+        ({"x": torch.ones(())}, ValueError, "give them the same sizes"),
+        ({"x": torch.ones(3, 16).double()}, TypeError, "got x of torch.float64"),
+        ({"x": torch.ones(3, 16, device="meta")}, ValueError, "got tensors on meta: move them with .cuda"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, change, error, message):
+    names = "x", "logits", "weight", "scale"
+    arguments = dict(zip(names, OP.inputs(3, 16, 8, 4, dtype=torch.float32, device=device), strict=True))
+    arguments |= {"top_k": 2}
+    for name, value in change.items():
+        here = isinstance(value, torch.Tensor) and not value.is_meta
+        arguments[name] = value.to(device) if here else value
+    with pytest.raises(error, match=message) as raised:
+        moe_int8(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 64, 513, 8192])
+def test_the_benchmarks_sizes(tokens, dtype):
+    x, logits, weight, scale = OP.inputs(tokens, 2048, 768, 64, dtype=dtype, device="cuda")
+    y = moe_int8(x, logits, weight, scale)
+    few = slice(max(0, tokens - 16), None)
+    assert_as_accurate(y[few], (x[few], logits[few], weight, scale))
+
+
+@gpu_only
+def test_offsets_past_two_to_the_31():
+    tokens = 2**31 // 2048 + 40
+    x, logits, weight, scale = OP.inputs(tokens, 2048, 16, 8, dtype=torch.bfloat16, device="cuda")
+    y = moe_int8(x, logits, weight, scale, top_k=2)
+    assert_as_accurate(y[-8:], (x[-8:], logits[-8:], weight, scale), top_k=2)
