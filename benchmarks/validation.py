@@ -9,8 +9,8 @@ from kernels import CATALOGUE
 
 RESULTS = Path(__file__).parent / "results"
 
-# What the recorded run covers: kernels that memory bounds. What the prediction knows of caches and of waiting was fitted
-# on those, and knows nothing of tensor cores.
+# What the recorded run covers: kernels that memory bounds. What the prediction knows of caches and of waiting was
+# fitted on those, and knows nothing of tensor cores.
 COVERED = {name: op for name, op in CATALOGUE.items() if op.group != "tiled"}
 
 
