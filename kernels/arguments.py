@@ -130,16 +130,19 @@ def check_heads(operation: str, scale: float | None, **tensors: torch.Tensor) ->
         ValueError: as check_together, shapes that do not fit, a head wider than 256, or a scale that is not positive.
     """
     check_together(operation, **tensors)
-    shapes = ", ".join(f"{name} of {tuple(tensor.shape)}" for name, tensor in tensors.items())
     q, k, *rest = tensors.values()
+    wrong = None
     if any(x.dim() != 4 for x in tensors.values()):
-        raise ValueError(f"{operation} takes (batch, heads, tokens, dim), got {shapes}: add or join dimensions")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or any(x.shape != k.shape for x in rest):
-        raise ValueError(f"{operation} takes one batch and dim, k and v alike, got {shapes}: expand or slice them")
-    if not 1 <= q.shape[3] <= 256:
-        raise ValueError(f"{operation} takes heads of dim 1 to 256, got {q.shape[3]}: split them")
-    if q.shape[1] % max(1, k.shape[1]) or (q.shape[1] and not k.shape[1]):
-        raise ValueError(f"{operation} takes heads of q in multiples of those of k, got {shapes}: repeat those of k")
+        wrong = "(batch, heads, tokens, dim)", "add or join dimensions"
+    elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or any(x.shape != k.shape for x in rest):
+        wrong = "one batch and dim, k and v alike", "expand or slice them"
+    elif not 1 <= q.shape[3] <= 256:
+        wrong = "heads of dim 1 to 256", "split them"
+    elif q.shape[1] % max(1, k.shape[1]) or (q.shape[1] and not k.shape[1]):
+        wrong = "heads of q in multiples of those of k", "repeat those of k"
+    if wrong is not None:
+        shapes = ", ".join(f"{name} of {tuple(x.shape)}" for name, x in tensors.items())
+        raise ValueError(f"{operation} takes {wrong[0]}, got {shapes}: {wrong[1]}")
     if scale is not None and not 0 < scale < float("inf"):
         raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
 

@@ -36,7 +36,19 @@ from kernels.arguments import as_autocast_says, check_heads
 from kernels.descriptors import describable, described, head_rows, lend_scratch, padded_empty, row_strides
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.tiled.attention_scores import last_keys
+from kernels.tiled.attention_scores import keys_for_all, last_keys
+
+
+@triton.jit
+def hide(s, n, last, seen, SPECIALIZE: tl.constexpr):
+    """The scores s of BLOCK_N keys from n on, -inf for those after a row's last; keys before `seen` all rows see."""
+    # Not `arange <= last - n`: the compiler would keep every column's number in a register throughout the loop.
+    visible = (n + tl.arange(0, s.shape[1]))[None, :] <= last[:, None]
+    if SPECIALIZE:  # a branch would keep warps from taking roles
+        return tl.where(visible, s, -float("inf"))
+    if n + s.shape[1] > seen:
+        s = tl.where(visible, s, -float("inf"))
+    return s
 
 
 @triton.jit
@@ -51,7 +63,9 @@ def attend(
     total,
     acc,
     last,
+    seen,
     MASKED: tl.constexpr,
+    SPECIALIZE: tl.constexpr,
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -61,7 +75,7 @@ def attend(
     k = k_desc.load([b, h, n, 0]).reshape(BLOCK_N, q.shape[1])
     s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
     if MASKED:
-        s = tl.where(tl.arange(0, BLOCK_N)[None, :] <= (last - n)[:, None], s, -float("inf"))
+        s = hide(s, n, last, seen, SPECIALIZE)
     higher = tl.maximum(peak, tl.max(s, axis=1) * (SCALE * LOG2_E))
     # A row that has seen no key yet would compute -inf - -inf.
     base = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
@@ -109,20 +123,28 @@ def flash_attention_kernel(
     q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
     end = tl.minimum(keys, start + BLOCK_M + keys - queries) if CAUSAL else keys
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
+    seen = keys_for_all(start, queries, keys, CAUSAL)
     peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M,), COMPUTE)
     acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    whole = 0  # keys in tiles that every row sees: two loops, so that only tiles on the diagonal and at the end mask
-    if MASKED and not SPECIALIZE:
-        first = tl.minimum(keys, start + 1 + keys - queries) if CAUSAL else keys
-        whole = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
-        for n in tl.range(0, whole, BLOCK_N):
-            peak, total, acc = attend(
-                q, k_desc, v_desc, b, h // group, n, peak, total, acc, last, False, SCALE, PRECISION, COMPUTE
-            )
-    for n in tl.range(whole, end, BLOCK_N, warp_specialize=SPECIALIZE):
+    for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
         peak, total, acc = attend(
-            q, k_desc, v_desc, b, h // group, n, peak, total, acc, last, MASKED, SCALE, PRECISION, COMPUTE
+            q,
+            k_desc,
+            v_desc,
+            b,
+            h // group,
+            n,
+            peak,
+            total,
+            acc,
+            last,
+            seen,
+            MASKED,
+            SPECIALIZE,
+            SCALE,
+            PRECISION,
+            COMPUTE,
         )
     out = acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None]
     out_desc = head_rows(
@@ -222,6 +244,7 @@ def grad_q_kernel(
     delta = tl.make_tensor_descriptor(delta_ptr + of_head, [queries], [1], [BLOCK_M]).load([start])
     end = tl.minimum(keys, start + BLOCK_M + keys - queries) if CAUSAL else keys
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
+    seen = keys_for_all(start, queries, keys, CAUSAL)
     acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
     for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
         k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -229,7 +252,7 @@ def grad_q_kernel(
         v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
         grad_p = tl.dot(grad, v.T, input_precision=PRECISION, out_dtype=COMPUTE)
         if MASKED:
-            s = tl.where(tl.arange(0, BLOCK_N)[None, :] <= (last - n)[:, None], s, -float("inf"))
+            s = hide(s, n, last, seen, SPECIALIZE)
         p = tl.exp2(s * (SCALE * LOG2_E) - lse[:, None])
         grad_s = p * (grad_p - delta[:, None])
         acc = tl.dot(grad_s.to(k.dtype), k, acc, input_precision=PRECISION, out_dtype=COMPUTE)
@@ -299,11 +322,11 @@ def grad_kv_kernel(
         s = tl.dot(k, q.T, input_precision=PRECISION, out_dtype=COMPUTE)
         lse = lse_desc.load([b, qh, n]).reshape(BLOCK_N)
         if CAUSAL:
-            s = tl.where(tl.arange(0, BLOCK_N)[None, :] >= (row - n)[:, None], s, -float("inf"))
+            s = tl.where((n + tl.arange(0, BLOCK_N))[None, :] >= row[:, None], s, -float("inf"))
         p = tl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
         grad = grad_desc.load([b, qh, n, 0]).reshape(BLOCK_N, BLOCK_D)
-        grad_p = tl.dot(v, grad.T, input_precision=PRECISION, out_dtype=COMPUTE)
         grad_v = tl.dot(p.to(grad.dtype), grad, grad_v, input_precision=PRECISION, out_dtype=COMPUTE)
+        grad_p = tl.dot(v, grad.T, input_precision=PRECISION, out_dtype=COMPUTE)
         delta = delta_desc.load([b, qh, n]).reshape(BLOCK_N)
         grad_s = p * (grad_p - delta[None, :])
         grad_k = tl.dot(grad_s.to(q.dtype), q, grad_k, input_precision=PRECISION, out_dtype=COMPUTE)
@@ -335,32 +358,36 @@ def grad_kv_kernel(
     gv.store([start, 0], grad_v.to(grad_v_ptr.dtype.element_ty))
 
 
-def settings(launch: str, dim: int, dtype: torch.dtype, specialize: bool = True) -> dict:
-    """Tiles of one of the launches "forward", "grad_q" and "grad_kv"; BLOCK_M rows stay, BLOCK_N pass by.
-
-    specialize: whether the GPU is of compute capability 9.0, where warps can take roles.
-    """
+def settings(launch: str, dim: int, dtype: torch.dtype, hopper: bool = True) -> dict:
+    """Tiles of one of the launches "forward", "grad_q" and "grad_kv": BLOCK_M rows stay, BLOCK_N pass by."""
     block_d = max(16, triton.next_power_of_2(dim))
-    common = {
+    roles, warps = False, 8 if block_d > 128 else 4
+    if dtype.itemsize > 2:
+        block_m = block_n = 32 if dtype.itemsize == 4 and block_d <= 64 else 16
+    elif not hopper:
+        block_m, block_n, warps = 32 if block_d > 128 else 64, 32, 8 if block_d > 64 else 4
+    elif block_d <= 64:
+        block_m, block_n = 64, 128 if launch == "forward" else 64
+    elif block_d <= 128:
+        block_m, block_n, roles = 128, 64 if launch == "grad_kv" else 128, True
+    else:
+        block_m, block_n = {"forward": (128, 64), "grad_q": (128, 32), "grad_kv": (64, 32)}[launch]
+    return {
         "PRECISION": "ieee",
         "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
         "D": dim,
         "BLOCK_D": block_d,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "SPECIALIZE": roles,
+        "num_warps": warps,
         "num_stages": 2,
     }
-    if dtype.itemsize > 2 or not specialize:
-        side = 64 if dtype.itemsize == 2 and block_d <= 128 else 32 if dtype.itemsize <= 4 else 16
-        return common | {"BLOCK_M": side, "BLOCK_N": side, "SPECIALIZE": False, "num_warps": 4}
-    if block_d > 128:
-        block_m, block_n = {"forward": (128, 64), "grad_q": (128, 32), "grad_kv": (64, 32)}[launch]
-        return common | {"BLOCK_M": block_m, "BLOCK_N": block_n, "SPECIALIZE": False, "num_warps": 8}
-    block_n = {"forward": 128, "grad_q": 64, "grad_kv": 64}[launch]
-    return common | {"BLOCK_M": 128, "BLOCK_N": block_n, "SPECIALIZE": True, "num_warps": 4}
 
 
 def _chosen(launch: str, x: torch.Tensor) -> dict:
-    specialize = not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] == 9
-    return settings(launch, x.shape[-1], x.dtype, specialize)
+    hopper = not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] == 9
+    return settings(launch, x.shape[-1], x.dtype, hopper)
 
 
 def _lse_like(q: torch.Tensor) -> torch.Tensor:
@@ -618,7 +645,7 @@ OP = FusedOp(
     settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
-    interpreter_shapes=((1, 1, 1, 1, False), (1, 2, 5, 40, True), (2, 1, 129, 16, False), (1, 2, 40, 36, True)),
+    interpreter_shapes=((1, 1, 1, 1, False), (1, 2, 5, 36, True), (2, 1, 129, 16, False), (1, 1, 40, 4, True)),
     gpu_shapes=tuple(
         (*shape, causal)
         for shape in ((4, 16, 4096, 128), (2, 16, 8192, 128), (4, 32, 4096, 64), (1, 16, 16384, 128))

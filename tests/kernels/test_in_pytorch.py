@@ -13,6 +13,11 @@ DIFFERENTIABLE = pytest.mark.parametrize(
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
 
+def is_float(x) -> bool:
+    """A flag or a name among the arguments is none."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
 def as_tuple(result) -> tuple[torch.Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
@@ -23,7 +28,7 @@ def small_inputs(op: FusedOp, device: str, dtype: torch.dtype = torch.float32) -
 
 
 def tracked(inputs) -> list[torch.Tensor]:
-    return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    return [x.detach().clone().requires_grad_() if is_float(x) else x for x in inputs]
 
 
 def gradients(function, inputs, weights=None) -> tuple[torch.Tensor, ...]:
@@ -31,7 +36,7 @@ def gradients(function, inputs, weights=None) -> tuple[torch.Tensor, ...]:
     leaves = tracked(inputs)
     outputs = [y for y in as_tuple(function(*leaves)) if y.is_floating_point()]
     weights = [torch.ones_like(y) for y in outputs] if weights is None else [w.to(outputs[0].dtype) for w in weights]
-    return torch.autograd.grad(outputs, [x for x in leaves if x.requires_grad], weights)
+    return torch.autograd.grad(outputs, [x for x in leaves if is_float(x)], weights)
 
 
 @DIFFERENTIABLE
@@ -39,7 +44,7 @@ def gradients(function, inputs, weights=None) -> tuple[torch.Tensor, ...]:
 def test_gradients_are_as_accurate_as_pytorchs(op, device, dtype, poisoned):
     inputs = op.inputs(*op.interpreter_shapes[-1], dtype=dtype, device=device)
     weights = [torch.randn_like(y) for y in as_tuple(op.oracle(*inputs)) if y.is_floating_point()]
-    exact = gradients(op.oracle, [x.double() if x.is_floating_point() else x for x in inputs], weights)
+    exact = gradients(op.oracle, [x.double() if is_float(x) else x for x in inputs], weights)
     for ours, theirs, truth in zip(
         gradients(op.fused, inputs, weights), gradients(op.oracle, inputs, weights), exact, strict=True
     ):
@@ -52,7 +57,7 @@ def test_gradients_are_as_accurate_as_pytorchs(op, device, dtype, poisoned):
 @DIFFERENTIABLE
 def test_gradients_through_strided_inputs_and_gradients(op, device):
     inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)
-    strided = [torch.stack([x, x], dim=-1)[..., 0] for x in inputs]
+    strided = [torch.stack([x, x], dim=-1)[..., 0] if isinstance(x, torch.Tensor) else x for x in inputs]
     weights = [torch.randn((*y.shape, 2), device=device)[..., 0] for y in as_tuple(op.oracle(*inputs))]
     weights = [w for w, y in zip(weights, as_tuple(op.oracle(*inputs)), strict=True) if y.is_floating_point()]
     for ours, expected in zip(
@@ -116,7 +121,7 @@ def test_gradcheck(op, device):
     inputs = tracked(
         op.inputs(*(min(size, 9) for size in op.interpreter_shapes[-1]), dtype=torch.float64, device=device)
     )
-    floats = [i for i, x in enumerate(inputs) if x.requires_grad]
+    floats = [i for i, x in enumerate(inputs) if is_float(x)]
 
     def of_floats(*values):
         arguments = list(inputs)
