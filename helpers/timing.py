@@ -150,6 +150,25 @@ def _between_events(work: Callable) -> float:
     return start.elapsed_time(end) * 1e-3
 
 
+def _queued(work: Callable, cycles: int) -> float:
+    """The GPU's time alone: it waits for `cycles` while Python queues the work.
+
+    Where it woke before all was queued, gaps would be timed too: then it waits longer. Work that itself waits for the
+    GPU is never queued in time, and is timed as it is.
+    """
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for longer in (1, 4, 16):
+        torch.cuda._sleep(longer * cycles)
+        start.record()
+        work()
+        end.record()
+        in_time = not start.query()
+        end.synchronize()
+        if in_time:
+            break
+    return start.elapsed_time(end) * 1e-3
+
+
 def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], float]:
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     buffer = torch.empty(2 * l2_bytes if cold else 0, dtype=torch.uint8, device="cuda")
@@ -163,9 +182,7 @@ def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], f
 
     def one_call() -> float:
         flush()
-        # The GPU waits here while Python queues the work, so that only the GPU's time lies between the events.
-        torch.cuda._sleep(QUEUEING_CYCLES)
-        return _between_events(function)
+        return _queued(function, QUEUEING_CYCLES)
 
     if statistics.median(one_call() for _ in range(5)) >= GRAPH_BELOW:
         return one_call
@@ -179,11 +196,7 @@ def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], f
             replay = _graph(work).replay
             return lambda: _between_events(replay)
 
-        def queued() -> float:
-            torch.cuda._sleep(CALLS_PER_GRAPH * QUEUEING_CYCLES)
-            return _between_events(lambda: [work() for _ in range(CALLS_PER_GRAPH)])
-
-        return queued
+        return lambda: _queued(lambda: [work() for _ in range(CALLS_PER_GRAPH)], CALLS_PER_GRAPH * QUEUEING_CYCLES)
 
     with_calls, without = several(flush_and_call), several(flush)
     return lambda: (with_calls() - without()) / CALLS_PER_GRAPH
