@@ -133,8 +133,8 @@ for each in made.sass_view("load", "store").instructions:
     print(f"{each.name:8}  {linecache.getline(file, each.line).strip()}")
 
 # %% [markdown]
-# `a` and `b` are loaded, twice four numbers of each (the suffix counts bits), and `y` is stored. Nothing stores the sum,
-# and nothing loads it.
+# `a` and `b` are loaded, twice four numbers of each (the suffix counts bits), and `y` is stored. Nothing stores the
+# sum, and nothing loads it.
 #
 # This picture is the whole idea. Each bar is what crosses between memory and processor.
 

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 02 Bytes and launches: what fusing removes
 #
-# Eight operations, one after another, on one tensor. Fuse them and most of the traffic is gone: **how much, exactly?**
-# Now take the same eight operations on a small tensor. The traffic shrinks by the same share. **Why may the fused
-# version then be no faster at all?**
+# Eight operations, one after another, on one tensor. Fuse them and most of the traffic is gone: **how much,
+# exactly?** Now take the same eight operations on a small tensor. The traffic shrinks by the same share. **Why may
+# the fused version then be no faster at all?**
 #
 # After this lesson you can
 #
@@ -12,7 +12,8 @@
 # - tell whether a call waits for memory or for launches, and from which size on;
 # - find the bytes that a published example forgot.
 #
-# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb).
+# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb) and leads to
+# [exercise 02](../exercises/02_count_the_bytes.ipynb).
 
 # %%
 import torch
@@ -132,7 +133,12 @@ with_two.compare(100 * (1 - after / before.bytes_total))
 # ## Fusing it, and a mistake
 #
 # Here is the chain as one kernel. It is written in Triton, which is the next lesson's matter; read it as Python: load
-# some numbers, work on them, store them. Somebody moved one line too far to the right. **What will the meter say?**
+# some numbers, work on them, store them. Somebody moved one line too far to the right. Fused, eight operations on
+# fp32 numbers should move eight bytes an element. **How many does this kernel move?**
+
+# %%
+misplaced = predict_first("bytes an element, eight operations, one line misplaced", unit="B")
+misplaced
 
 # %%
 import triton
@@ -159,14 +165,16 @@ def launch(kernel, x, operations):
 
 small = torch.rand(10_000, device=device)
 wrong = measure(launch, chain_kernel, small, 8)
-wrong
+print(wrong)
+misplaced.compare(wrong.bytes_total / small.numel())
 
 # %%
 right_result = torch.allclose(launch(chain_kernel, small, 8), chain(small, 8))
 print("the result is right:", right_result)
 
 # %% [markdown]
-# One launch, and the right result: no test of values finds this. The meter does, and says in which line:
+# One launch, and the right result: no test of values finds this. The meter does, and says in which line. (What the
+# last column counts, lesson 03 explains.)
 
 # %%
 print(wrong.line_table())
@@ -189,6 +197,9 @@ def chain_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
 fused = measure(launch, chain_kernel, small, 8)
 fused
 
+# %% [markdown]
+# As a picture, with a chain of four, so that its bars can be told apart:
+
 # %%
 from helpers.traffic_chart import traffic_chart
 
@@ -202,8 +213,8 @@ traffic_chart({"unfused": unfused, "fused": fused}, title)
 # ## For real, on your own CPU
 #
 # A CPU waits for its memory, too. `torch.compile` turns the chain into one loop in C++ and compiles it, here and now;
-# the first call takes a few seconds for that. **How many times faster will the fused chain of eight be?** If memory is
-# all that counts, the bytes tell.
+# the first call takes a few seconds for that. **How many times faster will the fused chain of eight be?** If memory
+# is all that counts, the bytes tell.
 
 # %%
 on_cpu = predict_first("speed-up from fusing a chain of 8 on this CPU", unit="times")
@@ -268,7 +279,8 @@ for n, times in h200.experiment("chain_lengths").items():
 #
 # So far, bytes. A launch has a price of its own: the CPU must look up the operator, allocate the output, hand the
 # kernel to the GPU. **Claim: a kernel launch costs 5 to 10 µs.** What does a call cost on this machine, when there is
-# next to nothing to compute? And at which size does the work itself begin to count?
+# next to nothing to compute? And at which size does the work itself begin to count? (Without a GPU nothing is
+# launched: what you then see is PyTorch's own overhead for a call.)
 
 # %% tags=["nbval-ignore-output"]
 from helpers.timing import benchmark_together
@@ -282,8 +294,8 @@ for n, timing in benchmark_together(calls, runs=5, launches=True).items():
 # %% [markdown]
 # For small tensors the size hardly matters: what you see is the price of asking. On an H200 the course has recorded
 # `gelu(a + b)` both ways: the GPU's own time, and what a caller waits per call in a long row of calls. **On a million
-# numbers, how many times faster is a call of the fused kernel?** It moves fewer bytes in half the launches, as you have
-# counted.
+# numbers, how many times faster is a call of the fused kernel?** It moves fewer bytes in half the launches, as you
+# have counted.
 
 # %%
 small_call = predict_first("speed-up of a call of add+GELU, 1M numbers", unit="times")
@@ -308,10 +320,11 @@ small_call.compare(eager_call / fused_call)
 
 # %% [markdown]
 # Less than one: the call of the fused kernel is *slower*. The GPU needs less time for it, but nobody waits for the
-# GPU here. All of the call is the CPU launching, and launching a Triton kernel from Python costs more than running two
-# of PyTorch's operators, which are launched from C++.
+# GPU here. All of the call is the CPU launching, and launching a Triton kernel from Python costs more than running
+# two of PyTorch's operators, which are launched from C++.
 #
-# What does a launch cost by itself? A chain of four on a thousand numbers is nothing but launches. How fares the claim?
+# What does a launch cost by itself? A chain of four on a thousand numbers is nothing but launches. How fares the
+# claim?
 
 # %%
 from helpers.launches import chain_time, launch_costs
@@ -331,8 +344,8 @@ for what, seconds in (
 #
 # ## Who waits for whom
 #
-# The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. This picture is
-# drawn from a model: the launch costs above, and bytes over the bandwidth measured on that H200.
+# The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. This picture
+# is drawn from a model: the launch costs above, and bytes over the bandwidth measured on that H200.
 
 # %%
 from helpers.launch_chart import timeline_chart
@@ -371,8 +384,8 @@ for n, times in list(h200.experiment("chain_sizes").items())[4:]:
 # ## Move it
 #
 # The same model, for a chain as long and a tensor as large as you like. Where a line is flat, launching is what takes
-# the time; where it climbs, memory. (What a launch costs is taken from the H200's machine for every GPU; the bandwidth
-# is the data sheet's.) Find out:
+# the time; where it climbs, memory. (What a launch costs is taken from the H200's machine for every GPU; the
+# bandwidth is the data sheet's.) Find out:
 #
 # 1. At which size does the fused chain begin to climb? Why later than the unfused one?
 # 2. How short must a chain be for fusing in Triton to be slower on small tensors? And if the fused kernel is launched
@@ -387,7 +400,13 @@ explorer = launch_explorer(device="H200", elements=1_000_000, operations=4)
 explorer
 
 # %% [markdown]
-# From which size on does memory take most of a single launch's time? Where the bytes take as long as the launch:
+# From which size on does memory take most of a single launch's time? Where the bytes take as long as the launch.
+# **How many numbers are that, for one PyTorch operator on an H200?** An operator costs what the table above says,
+# reads and writes four bytes a number, and the memory delivers the bytes a second that lesson 01 printed.
+
+# %%
+large_enough = predict_first("numbers whose bytes take as long as a launch, H200", unit="numbers")
+large_enough
 
 
 # %%
@@ -396,8 +415,8 @@ def break_even(host):
     return host * h200.copy_bandwidth / (2 * 4)
 
 
-print(f"a PyTorch operator on an H200: {break_even(costs.operator):12,.0f} numbers")
-print(f"a Triton kernel on an H200:    {break_even(costs.triton):12,.0f} numbers")
+print(f"a Triton kernel on an H200: {break_even(costs.triton):,.0f} numbers")
+large_enough.compare(break_even(costs.operator))
 
 # %% [markdown]
 # That is millions of numbers. Below, fusing helps by saving *launches*; far above, by saving *bytes*. So the two
@@ -474,8 +493,8 @@ predictions()
 # <details><summary>Answer</summary>None. It reads x and writes x either way. It saves the room for a second
 # tensor.</details>
 #
-# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Somebody needs `z` as well as `w`. What does fusing all
-#    three still save?
+# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Somebody needs `z` as well as `w`. What does fusing
+#    all three still save?
 # <details><summary>Answer</summary>The write and the read of y, and the read of z. z must be written, since somebody
 # needs it: three passes of the six remain.</details>
 #
@@ -483,8 +502,8 @@ predictions()
 # <details><summary>Answer</summary>By storing or loading the same thing again and again, as the store in the loop did.
 # Values do not show it, the meter's table by line does.</details>
 #
-# 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and what
-#    will not?
+# 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and
+#    what will not?
 # <details><summary>Answer</summary>Fewer launches: fuse, or replay them from a CUDA graph. A GPU with faster memory
 # will not help: nobody waits for it.</details>
 #
@@ -499,4 +518,7 @@ correct = 100 * (1 - 4 * x1.nbytes / whole)
 self_test(answer, correct, "count every read and write; fused, four tensors cross")
 
 # %% [markdown]
-# Next: [03 Your first fused kernel](03_first_fused_kernel.ipynb).
+# ## Now you
+#
+# [Exercise 02](../exercises/02_count_the_bytes.ipynb) gives you snippets of PyTorch to count before the meter does,
+# and a worked example to put right. Next: [03 Your first fused kernel](03_first_fused_kernel.ipynb).

@@ -51,8 +51,8 @@ print(out.tolist())
 # Read it again, line by line:
 #
 # - `sign_kernel[(3,)](...)` launches three instances. They run in any order, many at a time.
-# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3. Everything in Triton is done on whole blocks. A block's length is a
-#   power of two, known when the kernel is compiled: `tl.constexpr`.
+# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3: the numbers of its places, its **lanes**. Everything in Triton is
+#   done on whole blocks. A block's length is a power of two, known when the kernel is compiled: `tl.constexpr`.
 # - A tensor arrives as the address of its first element. `out_ptr + element` is a block of addresses.
 # - `tl.store` writes a block, `tl.load` reads one.
 #
@@ -122,6 +122,8 @@ ten
 beyond.compare(ten.hazards[0].elements)
 
 # %% [markdown]
+# (An instance has three numbers, as a launch may be laid out in up to three dimensions. Ours has one.)
+#
 # On a GPU this kernel reads what lies behind `a` and `b`, and *overwrites what lies behind `y`*: some other tensor of
 # your model. No message, no crash, most days.
 #
@@ -143,8 +145,8 @@ def add_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 measure(launch, add_kernel, a, b)
 
 # %% [markdown]
-# One element too many: they are numbered from 0 to `elements - 1`. Put right, nothing is left to report, and the bytes
-# are those of ten numbers, not of twelve:
+# One element too many: they are numbered from 0 to `elements - 1`. Put right, nothing is left to report, and the
+# bytes are those of ten numbers, not of twelve:
 
 
 # %%
@@ -189,8 +191,8 @@ unfused = measure(two_kernels, a, b)
 unfused
 
 # %% [markdown]
-# Look at the two kernels. The first ends by storing the sum; the second begins by loading it. Take both lines out, put
-# what is left together, and you have fused them. **How many bytes an element will the fused kernel move?**
+# Look at the two kernels. The first ends by storing the sum; the second begins by loading it. Take both lines out,
+# put what is left together, and you have fused them. **How many bytes an element will the fused kernel move?**
 
 # %%
 per_element = predict_first("bytes an element of the fused kernel, fp32", unit="B")
@@ -259,9 +261,10 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
 # The claim of 1.86 does not hold on this GPU. Nor could it by bytes alone: they allow what the chart above says. On
-# large tensors the measured speed-up comes close to that. On a million numbers, starting the kernels takes a good part
-# of the time, and the sum may still lie in the cache when GELU reads it back. (The recorded kernel is the course's own,
-# with GELU's tanh form, which you will write in the exercise. Its arithmetic costs nothing either way.)
+# large tensors the measured speed-up comes close to that. On a million numbers, starting the kernels takes a good
+# part of the time, and the sum may still lie in the **cache** when GELU reads it back: a small, faster memory between
+# the large one and the processor, which keeps what was touched last. (The recorded kernel is the course's own, with
+# GELU's tanh form, which you will write in the exercise. Its arithmetic costs nothing either way.)
 #
 # With a GPU at hand, your kernel, here:
 
@@ -282,9 +285,11 @@ else:
 # %% [markdown]
 # ## What the compiler made of it
 #
-# Triton's compiler and NVIDIA's assembler run here, without a GPU. The values of a block live in **registers**, 32 bits
-# each, and a thread has a limited number of them. **Claim: fusing takes add+GELU from 24 to 32 registers.** How many
-# does the fused kernel need on an A100, in blocks of 1024 on 4 warps (128 threads)?
+# Triton's compiler and NVIDIA's assembler run here, without a GPU. They share a block out among *threads*, and those
+# step together in **warps** of 32. The values of a block live in **registers**, 32 bits each, of which a thread has a
+# limited number. **Claim: fusing takes add+GELU from 24 to 32 registers.** How many does the fused kernel need on an
+# A100, in blocks of 1024 on 4 warps? (That is eight elements a thread. Addresses, and what is being worked on, take
+# registers, too.)
 
 # %%
 registers = predict_first("registers a thread of the fused kernel, A100", unit="")
@@ -308,14 +313,16 @@ print({name: each.registers for name, each in alone.items()})
 registers.compare(compiled.registers)
 
 # %% [markdown]
-# The fused kernel needs no more than the hungrier of the two: the sum's register is free again as soon as GELU has used
-# it. So the claim's second number comes out here as well; its first does not, whichever of the two kernels you ask, and
-# both change with the block, as you will see.
+# (Spills come up at the end of this lesson; what the other lines mean, lesson 07 explains.)
+#
+# The fused kernel needs no more than the hungrier of the two: the sum's register is free again as soon as GELU has
+# used it. So the claim's second number comes out here as well; its first does not, whichever of the two kernels you
+# ask, and both change with the block, as you will see.
 #
 # ## Wide loads
 #
-# Each of 128 threads has eight elements of a block of 1024. **How many load instructions does a thread execute for the
-# two inputs?**
+# Each of 128 threads has eight elements of a block of 1024. **How many load instructions does a thread execute for
+# the two inputs?**
 
 # %%
 load_count = predict_first("load instructions a thread, for a and b", unit="")
@@ -328,14 +335,17 @@ compiled.sass_view("load", "store")
 load_count.compare(len(compiled.sass_view("load").instructions))
 
 # %% [markdown]
+# This is the machine code, which NVIDIA calls **SASS**, with the line of the kernel that asked for it. Names with an
+# R are registers, `@!P0` is the mask at work: a thread to which it does not apply skips the instruction.
+#
 # `LDG.E.128`: a load of 128 bits, four numbers at once. CUDA programmers write `float4` for that. In Triton the
 # compiler does it when it can prove two things: that neighbouring elements belong to one thread, which it arranges
 # itself, and that the address is a multiple of 16 bytes. That it learns at the launch, from the pointers it is given:
 # the **divisibility hint**.
 #
-# So take the hint away. Give it a tensor that begins one number later: `x[1:]`, a view that PyTorch users make without
-# a thought. Or a length that is no multiple of 16, so that the mask may end in the middle of four numbers. **How many
-# loads now?**
+# So take the hint away. Give it a tensor that begins one number later: `x[1:]`, a view that PyTorch users make
+# without a thought. Or a length that is no multiple of 16, so that the mask may end in the middle of four numbers.
+# **How many loads now?**
 
 # %%
 narrow_count = predict_first("load instructions a thread, tensors one number on", unit="")
@@ -361,7 +371,7 @@ narrow_count.compare(loads["one number on"])
 
 # %% [markdown]
 # Four times the instructions, for the same bytes. Does that cost time? The memory delivers **sectors** of 32 bytes,
-# however they are asked for. Here is what the 32 lanes of a *warp* fetch with one instruction:
+# however they are asked for. Here is what the 32 threads of a warp, its lanes, fetch with one instruction:
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
@@ -415,8 +425,8 @@ sectors.compare(measure(take_every, numbers, 8).sectors_read)
 #
 # 1. From which stride on does each lane have a sector of its own, in fp32? In fp16?
 # 2. What does an offset cost, at most? At which offsets nothing?
-# 3. Stride 8 with one number a lane, then with four (the next lane begins eight times as far on as a lane is wide): how
-#    much is used of what is fetched, and why does it differ?
+# 3. Stride 8 with one number a lane, then with four (the next lane begins eight times as far on as a lane is wide):
+#    how much is used of what is fetched, and why does it differ?
 
 # %%
 from helpers.explorers import warp_explorer
@@ -426,8 +436,9 @@ explorer
 
 # %% [markdown]
 # **Claim: wide loads make add+GELU another 1.2 to 1.3 times faster.** You have the means to judge: the bytes and the
-# sectors are the same, wide or narrow; what differs is how many instructions ask for them, and how much each thread has
-# asked for while it waits. That is worth something only where asking is what limits the kernel. On the recorded H200:
+# sectors are the same, wide or narrow; what differs is how many instructions ask for them, and how much each thread
+# has asked for while it waits. That is worth something only where asking is what limits the kernel. On the recorded
+# H200:
 
 # %%
 for n, widths in h200.experiment("load_widths").items():
@@ -440,8 +451,8 @@ for n, widths in h200.experiment("load_widths").items():
 # %% [markdown]
 # ## Block size and warps
 #
-# Two numbers are yours to choose: `BLOCK`, and `num_warps`, the warps (of 32 threads) that share a block. What follows
-# from them:
+# Two numbers are yours to choose: `BLOCK`, and `num_warps`, the warps (of 32 threads) that share a block. What
+# follows from them:
 
 # %%
 print(" BLOCK  warps  a thread  widest load  registers  active warps")
@@ -485,8 +496,9 @@ edge = compile_for(fused_kernel, x, x, x, n, device="H200", BLOCK=16384, num_war
 print(f"{edge.registers} registers a thread, {edge.spill_bytes} bytes of spills")
 
 # %% [markdown]
-# A thread cannot have more registers than that. What does not fit is **spilled** to memory, and the kernel moves bytes
-# that nobody asked for. So choose a block that gives each thread one or two wide loads, and look elsewhere for speed.
+# A thread cannot have more registers than that. What does not fit is **spilled** to memory, and the kernel moves
+# bytes that nobody asked for. So choose a block that gives each thread one or two wide loads, and look elsewhere for
+# speed.
 #
 # ## What you said, what was found
 
@@ -513,8 +525,8 @@ predictions()
 # <details><summary>Answer</summary>The widths of the loads in the SASS: the address is no longer a multiple of 16
 # bytes. And the sectors: each row begins in the middle of one.</details>
 #
-# 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes an element does it move? Put your number in place of the
-#    dots.
+# 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes an element does it move? Put your number in place of
+#    the dots.
 
 # %%
 answer = ...

@@ -315,7 +315,8 @@ print(kept_for_backward(lambda *tensors: Fused.apply(*tensors, 3, 0.1), x, bias,
 fused_bytes.compare(fused.unique_total / x.numel())
 
 # %% [markdown]
-# Nothing is kept, and the mask crosses no bus. (The catalogue's `bias_dropout_residual` also sums the bias's gradient
+# Nothing is kept, and the mask is nowhere in memory. (The course's own kernels, in the folder `kernels`, are its
+# *catalogue*. Its `bias_dropout_residual` also sums the bias's gradient
 # on the way, where we call `sum`, and keeps its seed in a tensor.)
 #
 # ## What the dice cost
@@ -463,8 +464,9 @@ fewer.compare(unfused.bytes_total / halves.bytes_total)
 # another, and the halves are not: from one row of a half to the next it is two halves' width. So the launcher makes
 # copies first (its docstring says so). The meter's launch table shows them.
 #
-# A kernel that knows the **row stride** needs no copy. Write it with a program a row. SiLU and GELU both let a share of
-# `gate` through; `ACT` says which share, when the kernel is compiled, so that only one is in the machine code:
+# A kernel that knows the **row stride** needs no copy. Write it with a program a row. (The row's number is made an
+# `int64`: times the stride it may pass what an `int32` holds.) SiLU and GELU both let a share of `gate` through; `ACT`
+# says which share, when the kernel is compiled, so that only one is in the machine code:
 
 
 # %%

@@ -66,7 +66,7 @@ unfused_bytes.compare(unfused.bytes_total / x.numel())
 # ## In small steps
 #
 # A block has a power of two lanes. Rows have any length. So a program takes the next power of two, and masks the lanes
-# past the end of the row: they load 0, which adds nothing to a sum.
+# past the end of the row, its **padding**: they load 0, which adds nothing to a sum.
 
 
 # %%
@@ -183,7 +183,8 @@ def one_pass_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
 
 # %% [markdown]
 # It even needs no second mask. **fp32 has about seven decimal digits. At a mean of 100 and a variance of 1, how many of
-# them are left in the variance?** Think of the size of the two numbers that are subtracted.
+# them are left in the variance?** Think of the size of the two numbers that are subtracted:
+# what they have in common is gone, and the digits with it. This is **cancellation**.
 
 # %%
 digits = predict_first("digits left in the variance, one pass, mean 100", unit="digits")
@@ -238,7 +239,8 @@ print("Welford, mean 10,000, right to 0.1:", error(welford_kernel, x[:4] + 10_00
 # %% [markdown]
 # ## How wrong, at which mean?
 #
-# Move the mean, with the mouse or the arrow keys. The sums are those of a GPU (trees), each step rounded.
+# Move the mean, with the mouse or the arrow keys. The sums are those of a GPU (pairs, then pairs of pairs, a
+# *tree*), each step rounded.
 #
 # 1. How much steeper is the line of the one pass than the other two? Why should it be?
 # 2. From which mean on is a result not a number? How does a *variance* come to give one?
@@ -270,7 +272,8 @@ for kernel in (one_pass_kernel, two_pass_kernel, welford_kernel):
     print(f", {made.instructions['LDG.128']} wide loads, {made.registers} registers")
 
 # %% [markdown]
-# All three load the row once. Welford takes twice the instructions for the accuracy of two passes. So: **two
+# All three load the row once. (In a *shuffle* the threads of a warp hand each other numbers, to add them up.) Welford
+# takes twice the instructions for the accuracy of two passes. So: **two
 # passes in registers**. Merging has its place where the row comes in chunks, below.
 #
 # ## Before and after the norm
@@ -333,7 +336,8 @@ print(apart.launch_table())
 fewer.compare(apart.bytes_total / together.unique_total)
 
 # %% [markdown]
-# (Weight and bias are read by every program, from the cache; here the fused kernel's count once, as DRAM sees them.)
+# (Weight and bias are read by every program, from the cache; here the fused kernel's count once, as the
+# large memory, **DRAM**, sees them.)
 #
 # Five trips become four. And the clock?
 
@@ -349,8 +353,8 @@ print(h200.table("residual_layer_norm", "bfloat16"))
 # ## Leaner norms: RMSNorm and L2
 #
 # RMSNorm leaves the mean out: `x / sqrt(mean(x^2) + eps)`. No mean, no padding trap: 0 squared is 0, and no
-# subtraction, no cancellation. The L2 norm divides by the root of the sum. **Claim: "a fused L2 norm is 3 to 5 times
-# faster."** First the bytes:
+# subtraction, no cancellation. The L2 norm divides by the root of the sum of squares. **Claim: "a fused L2 norm is 3
+# to 5 times faster."** First the bytes:
 
 # %%
 from kernels import l2_norm
@@ -432,9 +436,10 @@ for columns in (4096, 16384, 32768, 65536):
     print(f", {made.spill_bytes} B spilled")
 
 # %% [markdown]
-# At the last width the row takes all registers there are, and addresses and sums take none: it spills. So a wide row
-# comes in chunks: a first loop reduces, a second one writes. Here merging is at home. `mean` and `squares` of what was
-# seen so far merge with those of a chunk, found by two passes in registers:
+# (**Occupancy** is the share of the warps a processor has room for that it can run at once, with so many registers
+# each: lesson 07.) At the last width the row takes all registers there are, and addresses and sums take none: it
+# spills. So a wide row comes in chunks: a first loop reduces, a second one writes. Here merging is at home. `mean`
+# and `squares` of what was seen so far merge with those of a chunk, found by two passes in registers:
 
 
 # %%
@@ -458,7 +463,7 @@ def wide_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
         lane = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + lane, mask=lane < columns, other=0.0)
         mean, squares = with_chunk(mean, squares, start, x, lane < columns)
-    rstd = tl.rsqrt(squares / columns + 1e-5)
+    rstd = tl.rsqrt(squares / columns + 1e-5)  # one over the standard deviation
     for start in range(0, columns, BLOCK):
         lane = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + lane, mask=lane < columns)
@@ -481,8 +486,8 @@ print(f"distinct bytes: {wide.unique_total / long.numel():.0f} B/element")
 
 # %% [markdown]
 # Half as much again as one read and one write; but the second read follows soon on the first, and may find the row in
-# the L2 cache still: the next lesson says when. `layer_norm` in the catalogue does this beyond a width that its
-# settings name.
+# the cache that all programs share, **L2**, still: the next lesson says when. `layer_norm` in the catalogue does this
+# beyond a width that its settings name.
 #
 # ## What you said, what was found
 

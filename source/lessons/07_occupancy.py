@@ -33,10 +33,10 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 # ## What an SM has to share out
 #
 # A GPU is many *streaming multiprocessors*, SMs. Each takes whole **blocks** (Triton: program instances), as many as
-# fit. A block is made of **warps** of threads that step together. While one warp waits for memory, the SM runs another:
-# that is how it hides the wait. The share of its warp slots that are filled is its **occupancy**.
+# fit. A block is made of **warps**: 32 threads each, that step together. While one warp waits for memory, the SM runs
+# another: that is how it hides the wait. The share of its warp slots that are filled is its **occupancy**.
 #
-# What is shared out, on an H100:
+# What is shared out, on an H100 (*shared memory* is a small fast store that the threads of a block have in common):
 
 # %%
 h100 = DEVICES["H100"]
@@ -130,7 +130,8 @@ def forward_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
 
 
 # %% [markdown]
-# One program holds a row of 1024 numbers in 4 warps: that is eight numbers a thread, eight registers.
+# (`tl.static_range` is a loop that the compiler writes out, step after step.) One program holds a row of 1024 numbers
+# in 4 warps: that is eight numbers a thread, eight registers.
 #
 # **One step needs about thirty registers a thread in all. How many do twenty-four steps need?**
 
@@ -288,9 +289,9 @@ for steps in (1, 12):
 # ## The over-fusion lab
 #
 # An instruction has eight bits to name a register, so a thread can have no more than the 255 of the first cell. What
-# does not fit **spills**: it is stored to *local memory*, which is ordinary GPU memory behind the L1 cache, and loaded
-# back. You know what each step costs, and that about thirty registers are needed for everything else. **Which number of
-# fused operations is the first to spill on an H100?**
+# does not fit **spills**: it is stored to *local memory*, which is ordinary GPU memory behind the SM's own cache,
+# **L1**, and loaded back. You know what each step costs, and that about thirty registers are needed for everything
+# else. **Which number of fused operations is the first to spill on an H100?**
 
 # %%
 first_spill = predict_first("the first number of operations to spill", unit="operations")
@@ -526,9 +527,10 @@ for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2), (1638
 
 # %% [markdown]
 # From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way
-# are what memory needs (**Little's law**: bytes in flight are latency times bandwidth). Slow are the two that spill,
-# and the last is the best witness of all: **full occupancy, and the slowest of them by far**. As an alarm the claim is
-# fair: a chain that waits at every step, such as ours, did need its blocks. As a rule it is wrong.
+# are what memory needs (**Little's law**: bytes in flight are bandwidth times *latency*, the time from asking to
+# having). Slow are the two that spill, and the last is the best witness of all: **full occupancy, and the slowest of
+# them by far**. As an alarm the claim is fair: a chain that waits at every step, such as ours, did need its blocks. As a
+# rule it is wrong.
 #
 # **Claim: "spilled registers are 100 times slower."** Twelve steps, free and capped at 64 registers:
 
@@ -555,9 +557,9 @@ print(f"{worst:.1f} times slower than the best block size")
 # %% [markdown]
 # ## Waves and the tail
 #
-# Blocks that fit at once, on all SMs, are a **wave**. A grid of more blocks takes several; the last may be nearly
-# empty, and takes as long as a full one. Twelve steps allow two blocks an SM. **On 264 rows every slot of an H100 is
-# used. What share is used on 265?**
+# Blocks that fit at once, on all SMs, are a **wave**. A launch of more blocks (its *grid*) takes several; the last
+# may be nearly empty, and takes as long as a full one. Twelve steps allow two blocks an SM. **On 264 rows every slot
+# of an H100 is used. What share is used on 265?**
 
 # %%
 used = predict_first("slots used by 265 blocks, two an SM, on an H100", unit="%")
