@@ -194,6 +194,8 @@ def settings(
         3x3, 64 to 64 at 56 x 56                                 328
         1x1, 512 to 2048 at 14 x 14    403          463          451       of 256 pixels: 400 tiles, 3.03 rounds
 
+    cuDNN's own fused kernel, timed beside the chosen ones: 661, 721, 281, 491.
+
     One stage more does not fit in shared memory. One program a tile, where these walk over tiles and load the next one
     while they finish this, was 2 to 13 % slower.
     """

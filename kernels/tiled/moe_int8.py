@@ -15,6 +15,20 @@ of an H200, which at 64 tokens is 8 tokens an expert. In 16 bits they would be t
 of its own, five times. One scale an output comes off the sum: acc * scale, in fp32, is one product an output where
 dequantising takes one a weight.
 
+On an H200 in bf16, 64 experts of 2048 x 768, top 8, launch gaps excluded, with the share of what the bytes (at 4.43
+TB/s) or the arithmetic (at cuBLAS's 792 TFLOP/s) allow:
+
+    tokens               1      2      4      16     64     512    2048   8192
+    microseconds         11.6   14.2   21.3   42.5   45.6   92     191    539
+    share, per cent      25     40     54     54     50     25     34     48
+    in PyTorch           1149                        6873                 7199    an expert at a time, as below
+    grouped matmul       598                         688    732           1734    all weights dequantised beforehand
+
+One token's 12.6 MB would take 3 us, and a launch that finds its experts and reads an eighth of that takes 5 already. At
+8192 tokens the experts take 482 us, the tensor cores busy for half of it: a step's weights are converted, written to
+shared memory and multiplied in turn, and two programs on a multiprocessor hide only some of that. The sums over experts,
+113 MB, add 33 us.
+
 Few tokens take one launch: a program finds the token's experts and reads some rows of all k, so that the sum over
 experts never leaves its registers. Otherwise four:
 
@@ -44,7 +58,7 @@ from kernels.arguments import FLOATS, as_rows, check_alike
 from kernels.fused_op import FusedOp, Work
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-FEW = 4  # tokens for which one launch is faster than four
+FEW = 8  # tokens for which one launch is faster than four: on an H200, 36 us against 40 for 8 tokens
 
 
 @triton.jit
@@ -231,8 +245,8 @@ def combine_kernel(
 def few_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
     """Launch settings of moe_int8_few_kernel.
 
-    On an H200, bf16, 64 experts of 2048 x 768, top 8: 10.5 us for one token, 13 for two, and with 8 outputs a program
-    20.5 for four, where 4 outputs take 24.6; with 2, one token takes 13.
+    On an H200, bf16, 64 experts of 2048 x 768, top 8: 11.6 us for one token, 14.2 for two, 21.3 for four. With 8
+    outputs a program two tokens take 1.6 us more; with 4, four tokens take 4 us more.
     """
     return {
         "BLOCK_EXPERTS": triton.next_power_of_2(experts),
