@@ -3,8 +3,8 @@
     y[t] = sum over the k experts e of token t of  gate[t, e] * act(scale[e] * (weight[e] x[t]))
 
 The k experts are those of the largest logits, and the gates the softmax of these k logits. An expert is one linear
-layer, without a bias, and the activation after it; its weights are int8 with one scale an output. In the two-layer
-experts of a transformer it is the first layer, which reads the same tokens with the same routing as the second.
+layer, without a bias, and the activation after it; its weights are int8 with one scale an output. (A transformer's
+experts have a second linear layer before the sum; it is routed and gathered the same way.)
 
     unfused   an expert at a time: read its int8 weights, write them in 16 bits, read them; gather its tokens,
               linear, activation, product with the gates, sum into y; some ten launches an expert
@@ -26,8 +26,8 @@ TB/s) or the arithmetic (at cuBLAS's 792 TFLOP/s) allow:
 
 One token's 12.6 MB would take 3 us, and a launch that finds its experts and reads an eighth of that takes 5 already. At
 8192 tokens the experts take 482 us, the tensor cores busy for half of it: a step's weights are converted, written to
-shared memory and multiplied in turn, and two programs on a multiprocessor hide only some of that. The sums over experts,
-113 MB, add 33 us.
+shared memory and multiplied in turn, and two programs on a multiprocessor hide only some of that. The sums over
+experts, 113 MB, add 33 us.
 
 Few tokens take one launch: a program finds the token's experts and reads some rows of all k, so that the sum over
 experts never leaves its registers. Otherwise four:
