@@ -95,11 +95,11 @@ def least_time(work: Work, limits: dict[str, float]) -> tuple[str, float]:
 
 def backward_pass(function, inputs: tuple) -> Callable:
     """A call of no argument that runs the backward pass of `function` alone, its forward done once, now."""
-    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in inputs]
     outputs = function(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     gradients = [torch.randn_like(y) for y in outputs]
-    wanted = [x for x in leaves if x.requires_grad]
+    wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
     return lambda: torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
 
 

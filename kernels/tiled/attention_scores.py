@@ -315,9 +315,9 @@ def attention_scores_reference(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""
-    s = (q @ k.repeat_interleave(q.shape[1] // max(1, k.shape[1]), dim=1).mT) * (
-        q.shape[-1] ** -0.5 if scale is None else scale
-    )
+    if k.shape[1] not in (0, q.shape[1]):
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    s = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
         queries, keys = s.shape[-2:]
         seen = torch.ones(queries, keys, dtype=torch.bool, device=s.device).tril(keys - queries)

@@ -594,8 +594,8 @@ def flash_attention_reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
 ) -> torch.Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""
-    group = q.shape[1] // max(1, k.shape[1])
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    if k.shape[1] not in (0, q.shape[1]):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     s = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if not causal:
         return torch.softmax(s, dim=-1) @ v

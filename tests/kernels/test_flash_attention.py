@@ -1,0 +1,302 @@
+"""What is flash attention's own: shapes, masks, layouts, gradients, bytes, registration, errors and resources."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies
+
+from helpers.resources import compile_for
+from helpers.traffic import measure
+from kernels import flash_attention, runtime
+from kernels.descriptors import described, row_strides
+from kernels.tiled import flash_attention as module
+from kernels.tiled.flash_attention import (
+    OP,
+    FlashAttention,
+    flash_attention_backward_op,
+    flash_attention_op,
+    flash_attention_reference,
+)
+
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
+
+
+def operands(batch, heads, kv_heads, queries, keys, dim, device, dtype=HALF):
+    shapes = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
+    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def with_gradients(function, tensors, weight, *rest, dtype=None):
+    leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in tensors]
+    out = function(*leaves, *rest)
+    return out.detach(), *torch.autograd.grad(out, leaves, weight.to(out.dtype))
+
+
+def assert_as_accurate(ours, theirs, exact):
+    """At most twice PyTorch's own error, plus one rounding of the largest value and four in fp32."""
+    error, allowed = (ours.double() - exact).abs().amax(), (theirs.double() - exact).abs().amax()
+    roundings = torch.finfo(ours.dtype).eps + 4 * torch.finfo(torch.float32).eps
+    assert error <= 2 * allowed + roundings * exact.abs().amax()
+
+
+def check(tensors, *rest):
+    weight = torch.randn_like(tensors[0])
+    results = (
+        with_gradients(flash_attention, tensors, weight, *rest),
+        with_gradients(flash_attention_reference, tensors, weight, *rest),
+        with_gradients(flash_attention_reference, tensors, weight, *rest, dtype=torch.float64),
+    )
+    for ours, theirs, exact in zip(*results, strict=True):
+        assert (ours.shape, ours.dtype, ours.is_contiguous()) == (theirs.shape, theirs.dtype, True)
+        assert_as_accurate(ours, theirs, exact)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [  # batch, heads, key heads, queries, keys, dim
+        (1, 1, 1, 1, 1, 32),
+        (2, 2, 1, 127, 130, 40),
+        (1, 4, 2, 70, 33, 64),
+        (1, 3, 3, 1, 200, 80),
+        (1, 2, 2, 130, 127, 96),
+        (1, 2, 1, 129, 257, 128),
+        (1, 1, 1, 65, 40, 256),
+        (1, 1, 1, 9, 17, 7),
+    ],
+    ids=str,
+)
+def test_shapes_and_their_gradients(device, shape, causal, poisoned):
+    check(operands(*shape, device), causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wider_types(device, dtype, poisoned):
+    check(operands(1, 2, 1, 35, 50, 48, device, dtype), True)
+
+
+def test_a_given_scale(device):
+    check(operands(1, 1, 1, 20, 30, 32, device), False, 0.7)
+
+
+def test_a_wrong_answer_is_not_as_accurate(device):
+    """The rule can fail: one key too many for each query, and an output not divided by its sum's last part."""
+    tensors = operands(1, 1, 1, 40, 40, 32, device)
+    exact = flash_attention_reference(*[x.double() for x in tensors], True)
+    theirs = flash_attention_reference(*tensors, True)
+    shifted = flash_attention(tensors[0][:, :, 1:], *tensors[1:], True)
+    for wrong, truth, native in (
+        (shifted, exact[:, :, :-1], theirs[:, :, :-1]),
+        (flash_attention(*tensors, True) * 1.01, exact, theirs),
+    ):
+        with pytest.raises(AssertionError):
+            assert_as_accurate(wrong, native, truth)
+
+
+def test_queries_that_see_no_key_give_zero_and_take_no_gradient(device, poisoned):
+    q, k, v = operands(1, 2, 2, 150, 20, 32, device)
+    out, grad_q, grad_k, grad_v = with_gradients(flash_attention, (q, k, v), torch.ones_like(q), True)
+    assert not out[:, :, :130].any()
+    assert not grad_q[:, :, :130].any()
+    assert all(x.isfinite().all() for x in (out, grad_q, grad_k, grad_v))
+    assert not flash_attention(q, k[:, :, :0], v[:, :, :0]).any()
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    queries=strategies.integers(1, 140),
+    keys=strategies.integers(1, 140),
+    causal=strategies.booleans(),
+    seed=strategies.integers(0, 99),
+)
+def test_probabilities_sum_to_one(queries, keys, causal, seed):
+    """With v all ones every query that sees a key gives ones; the others zeros."""
+    torch.manual_seed(seed)
+    device = "cuda" if runtime.has_gpu() else "cpu"
+    q, k, v = operands(1, 1, 1, queries, keys, 16, device)
+    out = flash_attention(8 * q, k, torch.ones_like(v), causal)
+    expected = torch.ones_like(out)
+    if causal:
+        expected[:, :, : max(0, queries - keys)] = 0
+    torch.testing.assert_close(out, expected, rtol=4 * torch.finfo(HALF).eps, atol=0)
+
+
+def test_nan_and_infinity_stay_in_their_rows(device):
+    q, k, v = operands(1, 1, 1, 70, 90, 32, device, torch.float32)
+    clean = flash_attention(q, k, v, True)
+    q[0, 0, 3, 5] = torch.nan
+    q[0, 0, 66, 0] = torch.inf
+    out = flash_attention(q, k, v, True)
+    assert out[0, 0, [3, 66]].isnan().all()
+    keep = [row for row in range(70) if row not in (3, 66)]
+    assert torch.equal(out[0, 0, keep], clean[0, 0, keep])
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_scores_far_beyond_what_an_exponential_holds(device, sign):
+    """All of them near -800 or 800; a lane past the last key, whose score is 0, must not become inf times 0.
+
+    The backward pass knows a row's sum by a logarithm near 1154, which fp32 holds to that many roundings.
+    """
+    q, k, v = operands(1, 1, 1, 40, 33, 64, device, torch.float32)
+    tensors, weight = (10 + q, sign * (10 + k), v), torch.randn_like(q)
+    ours, theirs = (with_gradients(f, tensors, weight) for f in (flash_attention, flash_attention_reference))
+    exact = with_gradients(flash_attention_reference, tensors, weight, dtype=torch.float64)
+    for x, native, truth in zip(ours, theirs, exact, strict=True):
+        roundings = 1154 * torch.finfo(torch.float32).eps * truth.abs().amax()
+        assert (x - truth).abs().amax() <= 2 * (native - truth).abs().amax() + roundings
+
+
+def test_heads_inside_tokens_are_not_copied(device):
+    """(batch, tokens, heads, dim), as a projection gives them, seen as (batch, heads, tokens, dim)."""
+    joined = torch.randn(2, 50, 3, 4, 32, device=device, dtype=HALF)
+    q, k, v = (x.transpose(1, 2) for x in joined.unbind(2))
+    assert measure(flash_attention, q, k, v).launches == 1
+    check((q, k, v), True)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.stack([x, x], dim=-1)[..., 0],
+        lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+        lambda x: x.mT.contiguous().mT,
+        lambda x: x[:, :1].expand_as(x),
+    ],
+    ids=["every other element", "odd offset", "columns first", "expanded"],
+)
+def test_layouts_that_descriptors_cannot_tell_of_are_copied(device, view):
+    check([view(x) for x in operands(1, 2, 2, 20, 30, 40, device)], True)
+
+
+def test_traffic_is_linear_in_the_tokens(device):
+    """Distinct bytes, as memory sees them: what eager's would be grows with the square."""
+    distinct = {}
+    for tokens in (128, 256):
+        q, k, v = operands(1, 1, 1, tokens, tokens, 32, device)
+        fused = measure(flash_attention, q, k, v)
+        assert (fused.launches, fused.hazards) == (1, ())
+        assert (fused.unique_read, fused.unique_written) == (3 * q.nbytes, q.nbytes)
+        # k and v are asked for once a tile of queries; memory sees that once, L2 answers the rest.
+        rows = module.settings("forward", 32, HALF)["BLOCK_M"]
+        assert fused.bytes_read == q.nbytes + tokens // rows * 2 * k.nbytes
+        eager = measure(flash_attention_reference, q, k, v)
+        assert (eager.launches, eager.bytes_total) == (4, 12 * tokens**2 + 8 * tokens * 32)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        out = flash_attention(*leaves)
+        backward = measure(lambda out=out, leaves=leaves: torch.autograd.grad(out, leaves, torch.ones_like(out)))
+        assert backward.hazards == ()
+        distinct[tokens] = fused.unique_read + fused.unique_written, backward.unique_read + backward.unique_written
+    assert all(double == 2 * once for once, double in zip(distinct[128], distinct[256], strict=True))
+
+
+def test_causal_programs_skip_what_no_query_sees(device):
+    q, k, v = operands(1, 1, 1, 256, 256, 32, device)
+    assert (
+        measure(flash_attention, q, k, v, True).by_tensor["k"].read
+        < measure(flash_attention, q, k, v).by_tensor["k"].read
+    )
+
+
+def test_registration(device):
+    q, k, v = (x.requires_grad_() for x in operands(1, 2, 1, 5, 9, 16, device, torch.float32))
+    torch.library.opcheck(flash_attention_op, (q, k, v, True, None))
+    out, lse = flash_attention_op(q, k, v, True, None)
+    saved = [x.detach() for x in (torch.randn_like(out), q, k, v, out, lse)]
+    torch.library.opcheck(
+        flash_attention_backward_op, (*saved, True, None), test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def test_the_module_and_autocast(device):
+    q, k, v = operands(1, 2, 2, 20, 20, 32, device, torch.float32)
+    assert torch.equal(FlashAttention(causal=True)(q, k, v), flash_attention(q, k, v, True))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        inside = flash_attention(q, k, v)
+    assert torch.equal(inside, flash_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_backward_does_not_spill_and_its_instructions_are_those_of_the_docstring(dim, causal):
+    x = torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
+    rows = torch.empty(1, 16, 4096, device="meta")
+    strides = row_strides(x)
+    for launch, kernel in (("grad_q", module.grad_q_kernel), ("grad_kv", module.grad_kv_kernel)):
+        chosen = module.settings(launch, dim, x.dtype)
+        tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
+        of_x, of_rows, sizes = described(x, tile), described(rows, tile[:3]), (16, 1, 4096, 4096)
+        if launch == "grad_q":
+            arguments = x, x, of_x, of_x, rows, rows, x, *sizes, *strides, *strides, dim, 4096
+            chosen["MASKED"] = causal
+        else:
+            arguments = x, x, of_x, of_x, of_rows, of_rows, x, x, *sizes, *strides, *strides, dim
+        found = compile_for(kernel, *arguments, device="H100", SCALE=0.125, CAUSAL=causal, **chosen)
+        counts = found.instructions
+        assert (found.spill_bytes, counts["HGMMA"] > 0, counts["UTMALDG"] > 0) == (0, True, True)
+        assert (counts["USETMAXREG"] > 0) == (dim == 128)
+
+
+@pytest.mark.parametrize(("dim", "roles"), [(64, False), (128, True)])
+def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
+    arguments, options = OP.compile_arguments(4, 16, 4096, dim, True, dtype=torch.bfloat16)
+    counts = compile_for(OP.kernel, *arguments, device="H100", **options).instructions
+    assert counts["HGMMA"] > 0
+    assert counts["UTMALDG"] > 0
+    assert (counts["USETMAXREG"] > 0) == roles
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda q, k, v: ([1.0], k, v), TypeError, "takes tensors, got q of type list"),
+        (
+            lambda q, k, v: (q, k.double(), v),
+            TypeError,
+            "takes one dtype, got q of torch.float16 and k of torch.float64",
+        ),
+        (lambda q, k, v: (q[0], k, v), ValueError, r"takes \(batch, heads, tokens, dim\), got q of \(4, 8, 16\)"),
+        (lambda q, k, v: (q, k, v[:, :, 1:]), ValueError, "one batch and dim, k and v alike, got q of"),
+        (lambda q, k, v: (q[..., :8], k, v), ValueError, "one batch and dim, k and v alike, got q of"),
+        (lambda q, k, v: (q[:, :3], k, v), ValueError, "heads of q in multiples of those of k, got q of"),
+        (lambda q, k, v: (*(x.repeat(1, 1, 1, 17) for x in (q, k, v)),), ValueError, "heads of dim 1 to 256, got q of"),
+        (lambda q, k, v: (q, k, v, False, -1.0), ValueError, "takes a positive scale, got -1.0: negate q"),
+        (lambda q, k, v: (q, k.to("meta"), v), ValueError, "takes tensors on one device, got q on"),
+    ],
+)
+def test_bad_input_is_one_clear_line(device, change, error, message):
+    arguments = change(*operands(2, 4, 2, 8, 8, 16, device, torch.float16))
+    with pytest.raises(error, match=f"flash_attention {message}" if message.startswith("takes") else message) as raised:
+        flash_attention(*arguments)
+    assert "\n" not in str(raised.value)
+
+
+@gpu_only
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_and_the_same_bits_each_time(dim, causal):
+    tensors = operands(2, 8, 2, 2000, 3001, dim, "cuda")
+    check(tensors, causal)
+    weight = torch.randn_like(tensors[0])
+    first = with_gradients(flash_attention, tensors, weight, causal)
+    for again, once in zip(with_gradients(flash_attention, tensors, weight, causal), first, strict=True):
+        assert torch.equal(again, once)
+
+
+@gpu_only
+def test_strides_past_two_to_the_31():
+    shape, far = (2, 1, 300, 128), 2**31 + 1024
+    spread = [
+        torch.empty(far + 300 * 128, dtype=torch.bfloat16, device="cuda").as_strided(shape, (far, 128, 128, 1))
+        for _ in range(3)
+    ]
+    near = operands(2, 1, 1, 300, 300, 128, "cuda")
+    for x, y in zip(spread, near, strict=True):
+        x.copy_(y)
+    weight = torch.randn_like(near[0])
+    for x, y in zip(
+        with_gradients(flash_attention, spread, weight, True),
+        with_gradients(flash_attention, near, weight, True),
+        strict=True,
+    ):
+        assert torch.equal(x, y)
