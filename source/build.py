@@ -149,13 +149,13 @@ def exercise_of(solution: NotebookNode) -> NotebookNode:
     return exercise
 
 
-def original_of(notebook: NotebookNode, solution: NotebookNode) -> list[dict]:
-    """What `fusion check` runs a learner's answers in: every code cell as built, and what each check shows at a pass.
+def original_of(exercise: NotebookNode, solution: NotebookNode) -> list[dict]:
+    """What `fusion check` runs a learner's answers in: an exercise's code cells, and what each check shows at a pass.
 
     A check that has no passing outputs here is hidden: its cell holds no more than a comment.
     """
     cells = []
-    for cell, solved in zip(notebook.cells, solution.cells, strict=True):
+    for cell, solved in zip(exercise.cells, solution.cells, strict=True):
         if cell.cell_type != "code":
             continue
         entry = {"id": cell.id, "source": cell.source, "answer": is_answer(cell)}
@@ -316,7 +316,8 @@ def build(source: Path, root: Path) -> None:
     for result in built.values():
         course = {"source": digest_of_source(source)}
         if len(targets) == 2:
-            course |= {"exercise": source.stem, "original": original_of(result, notebook)}
+            # The exercise's in both: whoever makes notebooks of the solution, as nbgrader does, keeps its metadata.
+            course |= {"exercise": source.stem, "original": original_of(exercise, notebook)}
         result.metadata["kernel_fusion"] = course
         nbformat.validate(result)
         # On disk a long string is a list of lines: the digest is taken of what a reader of the file finds.

@@ -266,9 +266,20 @@ def test_an_exercise_carries_its_original(built):
     assert course["exercise"] == "03_double"
     answer, check, hidden = course["original"]
     assert answer["answer"]
+    assert answer["source"].endswith(build.STUB)
     assert check["points"] == 3
     assert check["pass"][0]["text"] == "pass\n"
     assert hidden["pass"] is None
+
+
+def test_a_solution_carries_its_exercise_and_no_answer_in_its_metadata(built):
+    exercise, solution = (
+        json.loads((built / folder / "03_double.ipynb").read_text())["metadata"]["kernel_fusion"]
+        for folder in ("exercises", "solutions")
+    )
+    assert solution["original"] == exercise["original"]
+    assert "2 * x" not in json.dumps(solution)
+    assert "-3" not in json.dumps(solution)
 
 
 @pytest.mark.parametrize(

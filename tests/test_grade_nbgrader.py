@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.grading.submission import read_submission
+
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.name for path in (ROOT / "solutions").glob("*.ipynb"))
 PINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["nbgrader"]
@@ -80,6 +82,8 @@ def test_its_validator_accepts_the_metadata(environment, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_its_generator_gives_the_same_exercise(generated, name):
     assert cells_of(generated / name) == cells_of(ROOT / "exercises" / name)
+    # What `fusion check` reads, and no answer with it.
+    assert read_submission(generated / name) == read_submission(ROOT / "exercises" / name)
 
 
 def cells_of(path: Path) -> list[tuple]:

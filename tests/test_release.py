@@ -11,7 +11,8 @@ import pytest
 
 from helpers import release as released
 from helpers.cli import main
-from helpers.grading.submission import read_submission
+from helpers.grading.exercise import exercises_in
+from helpers.grading.submission import answers_in, left_out_of, read_notebook, read_submission
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,6 +70,12 @@ def test_its_own_command_runs(tree):
     assert "there is no notebook none.ipynb: give one of exercises/" in run.stderr
     for path in sorted((tree / "exercises").glob("*.ipynb")):
         assert read_submission(path).left_out == 0
+
+
+def test_a_notebook_as_given_out_has_nothing_that_is_left_out_of_the_grading():
+    for name, exercise in exercises_in().items():
+        notebook = read_notebook(ROOT / "exercises" / f"{name}.ipynb")
+        assert left_out_of(notebook, answers_in(notebook, exercise.asked, name), exercise.given) == 0
 
 
 def test_an_exercise_that_holds_an_answer_is_not_released(tmp_path, monkeypatch, capsys):

@@ -16,11 +16,13 @@ class Exercise:
     Args:
         name: such as "03_fused_add_gelu".
         cells: the solution's code cells, model answers included: `id`, `source`, `answer`, and `points` of a check.
+        given: the same cells as a class gets them: stubs, and no hidden checks.
         digest: of what the solution was built from.
     """
 
     name: str
     cells: list[dict]
+    given: list[dict]
     digest: str
 
     @property
@@ -70,7 +72,7 @@ def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[st
             solution = json.loads(path.read_text(encoding="utf-8"))
             course = solution["metadata"]["kernel_fusion"]
             cells = [described(cell) for cell in solution["cells"] if cell["cell_type"] == "code"]
-            found[path.stem] = Exercise(course["exercise"], cells, course["built"])
+            found[path.stem] = Exercise(course["exercise"], cells, course["original"], course["built"])
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"
         raise FileNotFoundError(f"no solution in {folder} is {only!r}: there are {known}")

@@ -87,7 +87,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         answers = answers_in(notebook, exercise.asked, name)
     except ValueError as error:
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
-    left_out = left_out_of(notebook, answers, exercise.cells)
+    left_out = left_out_of(notebook, answers, exercise.given)
     if refusals := screen(answers, exercise.kept) or (
         screen_plain(answers, exercise.kept) if exercise.is_plain else []
     ):
