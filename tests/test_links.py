@@ -27,3 +27,13 @@ def test_links_resolve(path):
 def test_a_broken_link_is_found():
     text = "[here](00_welcome.ipynb), [gone](99_gone.ipynb#top), [out](https://example.org), `kernel[grid](x)`"
     assert broken(text, ROOT / "notebooks") == ["99_gone.ipynb"]
+
+
+@pytest.mark.parametrize("exercise", sorted(path.stem for path in (ROOT / "exercises").glob("*.ipynb")))
+def test_the_lesson_of_an_exercise_leads_to_it(exercise):
+    lessons = sorted((ROOT / "notebooks").glob(f"{exercise[:2]}_*.ipynb"))
+    if not lessons:
+        pytest.skip(f"lesson {exercise[:2]} is not there yet")
+    cells = nbformat.read(lessons[0], as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert f"../exercises/{exercise}.ipynb" in LINK.findall(CODE.sub("", text))

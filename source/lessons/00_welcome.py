@@ -163,6 +163,11 @@ explorer = traffic_explorer("add+GELU", dtype="fp32", device="H200", rows=1024, 
 explorer
 
 # %% [markdown]
+# <details><summary>What is to be found</summary>1. GELU in single steps: all it writes between its eight launches is
+# saved. ReLU and the addition are one launch already: there is nothing in between. 2. It depends on how many tensors
+# lie in between, and not on the dtype; on the size hardly (LayerNorm with a single row reads weights as large as the
+# row, fused or not). 3. The time alone. The bytes belong to the program.</details>
+#
 # ## Fewer bytes, less time?
 #
 # If memory is what the GPU waits for, then time should shrink as the bytes do. **How many times faster is the fused

@@ -180,7 +180,24 @@ print("the result is right:", right_result)
 print(wrong.line_table())
 
 # %% [markdown]
-# The store stands inside the loop. It belongs after it:
+# Would the compiler not drop what the next store overwrites? Triton's compiler runs here, GPU or none. Compiled for an
+# A100, a thread has eight numbers, and stores four at once:
+
+# %% tags=["nbval-ignore-output"]
+from helpers.resources import compile_for
+
+meta = torch.empty(10_000, device="meta")  # no contents: nothing will run
+
+
+def stores(kernel):
+    made = compile_for(kernel, meta, meta, 10_000, device="A100", OPERATIONS=8)
+    return f"{made.instructions['STG.128']} stores a thread"
+
+
+print(stores(chain_kernel))
+
+# %% [markdown]
+# It does not. The store stands inside the loop. It belongs after it:
 
 
 # %%
@@ -196,6 +213,9 @@ def chain_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
 
 fused = measure(launch, chain_kernel, small, 8)
 fused
+
+# %% tags=["nbval-ignore-output"]
+print(stores(chain_kernel))
 
 # %% [markdown]
 # As a picture, with a chain of four, so that its bars can be told apart:
@@ -400,6 +420,11 @@ explorer = launch_explorer(device="H200", elements=1_000_000, operations=4)
 explorer
 
 # %% [markdown]
+# <details><summary>What is to be found</summary>1. Where its bytes take as long as its launch. A launch from Triton
+# costs more than an operator's, so that is later. 2. One or two operations: so many operators cost less than one
+# launch from Triton. From C++ it is never slower. 3. The starts on the GPU: one in place of as many as there are
+# operations. 4. Less: where memory is slower, the bytes take most of the time on smaller tensors already.</details>
+#
 # From which size on does memory take most of a single launch's time? Where the bytes take as long as the launch.
 # **How many numbers are that, for one PyTorch operator on an H200?** An operator costs what the table above says,
 # reads and writes four bytes a number, and the memory delivers the bytes a second that lesson 01 printed.

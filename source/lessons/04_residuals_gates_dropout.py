@@ -578,6 +578,11 @@ explorer = recomputation_explorer("bias+dropout+residual", "bf16", "H200", 16384
 explorer
 
 # %% [markdown]
+# <details><summary>What is to be found</summary>1. A sixth in bf16, an eleventh in fp32: the mask's bytes, one an
+# element, stay what they are, and all others double. 2. An A100 holds it either way. An L4 holds it only recomputed,
+# and then has hardly room for anything else. 3. As many bytes are moved, and twice as many kept: it does not pay. 4.
+# None of the lengths: the bytes are the same. The times change, and the share of the memory.</details>
+#
 # ## The claims about gates
 #
 # **Claim: "fused GELU or SwiGLU: 1.5 to 2 times faster."** In bf16, ten bytes an element become six. **How many

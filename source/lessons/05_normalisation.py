@@ -254,6 +254,10 @@ explorer = variance_explorer(mean=10_000.0, columns=1024, arithmetic="fp32")
 explorer
 
 # %% [markdown]
+# <details><summary>What is to be found</summary>1. Twice as steep: it squares the mean before it subtracts. 2. From
+# 10,000 in fp32: the difference of two rounded numbers comes out negative. 3. The sum of the row goes past the
+# largest number there is: infinity. 4. Yes: of about sixteen digits it loses eight.</details>
+#
 # The error of one pass grows with the *square* of the mean, that of the others with the mean. A negative variance has
 # no root: that is the nonsense of our first question.
 #

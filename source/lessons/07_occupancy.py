@@ -106,6 +106,11 @@ explorer = occupancy_explorer("H100", threads=512, registers=41)
 explorer
 
 # %% [markdown]
+# <details><summary>What is to be found</summary>1. At 512 threads, 32. 2. Warps, registers and shared memory, all
+# three at once: fewer registers let nobody in. 3. Half of them: of two blocks one is left. 4. Yes. A T4 has half the
+# room for warps, and it is full at 41 registers. An RTX 4090 has room for more warps than so many registers
+# allow.</details>
+#
 # ## A chain that lets go
 #
 # Let us fuse a chain of equal operations, each of them RMSNorm and SiLU on a row: `n = y / rms(y)`, `y = n sigmoid(n)`.
@@ -311,6 +316,12 @@ from helpers.explorers.registers import registers_explorer
 sizes = (1, 2, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24)
 lab = registers_explorer(compiled, sizes, device="H100", operations=16)
 lab
+
+# %% [markdown]
+# <details><summary>What is to be found</summary>1. The one of the warps: it falls from the second operation on. 2.
+# From ten: two blocks fit then, and they do even with all the registers that a thread can have. 3. The first spill
+# hardly moves, as a thread's limit is the same on all of them. The blocks do not move either; the share of the warps
+# does, as an SM has more room for warps on some GPUs than on others.</details>
 
 # %%
 spills = {steps: compiled(steps).spill_bytes for steps in sizes}
@@ -529,8 +540,8 @@ for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2), (1638
 # From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way
 # are what memory needs (**Little's law**: bytes in flight are bandwidth times *latency*, the time from asking to
 # having). Slow are the two that spill, and the last is the best witness of all: **full occupancy, and the slowest of
-# them by far**. As an alarm the claim is fair: a chain that waits at every step, such as ours, did need its blocks. As a
-# rule it is wrong.
+# them by far**. As an alarm the claim is fair: a chain that waits at every step, such as ours, did need its blocks.
+# As a rule it is wrong.
 #
 # **Claim: "spilled registers are 100 times slower."** Twelve steps, free and capped at 64 registers:
 
