@@ -44,7 +44,10 @@ RESULTS = Path(__file__).parent / "results"
 CEILING_BYTES = 4 * 2**30  # far beyond any L2
 MATRIX_SIZE = 8192
 SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
+LONG = 1e-3  # seconds: nobody asks what launching costs of work that takes longer
 RUNS = 30
+NOT_COMPILED = {"moe_int8"}  # the sizes in its reference depend on the routing: torch.compile leaves them to eager
+FORWARD_ONLY = {"max-autotune", "cuBLAS alone"}  # whose backward takes minutes to tune, or is another operation's
 
 # What lessons show where there is no GPU: name -> a function that times it, nested dicts of Timing.
 EXPERIMENTS = {
@@ -110,7 +113,8 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: 
     compiled = {}
     if limits:
         torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
-        functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
+        if op.name not in NOT_COMPILED:
+            functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
         functions |= peers(op.name, inputs)
         arguments, options = op.compile_arguments(*shape, dtype=dtype)
         found = compile_for(op.kernel_for(*shape), *arguments, device=this_device(), **options)
@@ -121,7 +125,11 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: 
         rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), limits, short)
     rows[0] |= compiled
     if op.backward_work is not None:
-        backward = {provider: backward_pass(function, inputs) for provider, function in functions.items()}
+        backward = {
+            provider: backward_pass(function, inputs)
+            for provider, function in functions.items()
+            if provider not in FORWARD_ONLY
+        }
         work = op.backward_work(shape, dtype)
         rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, limits, short, graphs=False)
     return rows
@@ -141,7 +149,7 @@ def timed_rows(
     runs = RUNS if limits else 3
     gpu = benchmark_together(providers, runs=runs, graphs=graphs)
     call = {}
-    if limits and short:
+    if limits and short and max(timing.median for timing in gpu.values()) < LONG:
         call = benchmark_together(providers, runs=runs, launches=True)
     ceiling, least_seconds = least_time(work, limits) if limits else (None, None)
     return [

@@ -39,3 +39,37 @@ for _name in ("layer_norm backward", "rms_norm backward"):
 _SHARES |= {("softmax backward", _ROWS[columns]): 0.90 for columns in (4096, 16384)}
 
 TARGETS = {key: Target(share=share) for key, share in _SHARES.items()}
+
+_ALL = {"eager": 1.0, "torch.compile": 1.0, "max-autotune": 1.0}
+for _shape, _of_cublas in (
+    ((1024, 4096, 4096), 0.97),
+    ((4096, 4096, 4096), 1.0),
+    ((8192, 8192, 8192), 1.0),
+    ((8192, 4096, 11008), 0.97),
+):
+    TARGETS["linear_act", _shape] = Target(ahead={**_ALL, "cuBLAS alone": _of_cublas})
+TARGETS["ffn", (8192, 4096, 11008)] = Target(ahead={"torch.compile": 1.03, "cuBLAS alone": 0.0})
+for _shape in (
+    (32, 256, 28, 28, 256, 3),
+    (64, 128, 56, 56, 256, 3),
+    (32, 64, 56, 56, 64, 3),
+    (32, 512, 14, 14, 2048, 1),
+):
+    TARGETS["conv_bn_act", _shape] = Target(ahead={**_ALL, "cuDNN fused": 0.7})
+TARGETS["attention_scores", (4, 16, 2048, 64, False)] = Target(share=0.7, ahead={"torch.compile": 2.5})
+_RATES = {  # TFLOP/s: forward in full, forward causal, backward
+    (4, 16, 4096, 128): (500, 460, 0),
+    (2, 16, 8192, 128): (500, 460, 0),
+    (1, 16, 16384, 128): (500, 500, 340),
+    (4, 32, 4096, 64): (475, 430, 0),
+}
+for _shape, (_full, _causal, _backward) in _RATES.items():
+    _older = {"FlashAttention-2": 1.0, "Flex": 1.0} | ({"cuDNN": 1.0} if _shape[-1] == 64 else {})
+    for _flag, _rate in ((False, _full), (True, _causal)):
+        TARGETS["flash_attention", (*_shape, _flag)] = Target(flops_per_second=_rate * 1e12, ahead=_older)
+        _target = Target(flops_per_second=_backward * 1e12, ahead={"FlashAttention-2": 1.0})
+        TARGETS["flash_attention backward", (*_shape, _flag)] = _target
+for _tokens in (1, 8, 64, 512, 8192):
+    TARGETS["moe_int8", (_tokens, 2048, 768, 64)] = Target(
+        share=0.6 if _tokens in (1, 64, 8192) else 0.0, ahead={"eager": 2.0}
+    )
