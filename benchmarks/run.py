@@ -196,8 +196,8 @@ def shortfalls(rows: list[dict]) -> list[str]:
             if peers[provider] < ratio * median:
                 lines.append(f"under its target: {what}: {peers[provider] / median:.2f} x {provider}, not {ratio}")
         rivals = {provider: time for provider, time in peers.items() if provider not in target.ahead}
-        best = min(rivals, key=rivals.get)
-        if median > 1.03 * rivals[best]:
+        best = min(rivals, key=rivals.get, default=None)
+        if best and median > 1.03 * rivals[best]:
             lines.append(f"behind {best}: {what}: {median / rivals[best]:.2f} times its time")
     return sorted(lines, reverse=True)
 
