@@ -159,7 +159,7 @@ traffic_chart({"unfused": unfused, "fused": fused}, title)
 # %%
 from helpers.explorers.traffic import traffic_explorer
 
-explorer = traffic_explorer("add+GELU", dtype="fp32", device="H200", rows=1024, columns=1000)
+explorer = traffic_explorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000)
 explorer
 
 # %% [markdown]

@@ -227,7 +227,8 @@ meta = torch.empty(2**20, device="meta")  # no contents: nothing will run
 for steps in (1, 64):
     chosen = {"device": "H200", "STEPS": steps, "BLOCK": 1024}
     made = compile_for(chain_kernel, meta, meta, meta.numel(), **chosen)
-    counts = (f"{made.instructions[name]:3} {name}" for name in ("LDG.128", "FFMA", "STG.128"))
+    names = ("LDG.128", "FFMA", "STG.128")
+    counts = (f"{made.instructions[name]:3} {name}" for name in names)
     print(f"{steps:3} steps:", ", ".join(counts))
 
 # %% [markdown]
@@ -244,7 +245,7 @@ print(f"ordinary cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 # tried.)
 
 # %%
-free_steps = predict_first("multiply-adds per number that are free on an H200", unit="steps")
+free_steps = predict_first("multiply-adds per number, free on an H200", unit="steps")
 free_steps
 
 # %%

@@ -137,7 +137,7 @@ with_two.compare(100 * (1 - after / before.bytes_total))
 # fp32 numbers should move eight bytes an element. **How many does this kernel move?**
 
 # %%
-misplaced = predict_first("bytes an element, eight operations, one line misplaced", unit="B")
+misplaced = predict_first("bytes an element, a chain of 8, one line misplaced", unit="B")
 misplaced
 
 # %%
@@ -430,7 +430,7 @@ explorer
 # reads and writes four bytes a number, and the memory delivers the bytes a second that lesson 01 printed.
 
 # %%
-large_enough = predict_first("numbers whose bytes take as long as a launch, H200", unit="numbers")
+large_enough = predict_first("size at which bytes take as long as a launch", unit="numbers")
 large_enough
 
 
