@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_autocast_says, check_heads
-from kernels.descriptors import describable, described, head_rows, lend_scratch, row_strides
+from kernels.descriptors import describable, described, load_rows
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
 
@@ -77,7 +77,7 @@ def scores(
 
 @triton.jit
 def attention_scores_kernel(
-    q_ptr,  # (batch, heads, queries, D), strides given
+    q_desc,  # (batch, heads, queries, D) in tiles of (1, 1, BLOCK_M, BLOCK_D)
     k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
     mask_ptr,  # (batch, heads, queries, keys), bool or floating-point, strides given; or None
     p_ptr,  # (batch, heads, queries, keys), contiguous
@@ -85,9 +85,6 @@ def attention_scores_kernel(
     group,  # query heads a key head
     queries,
     keys,
-    q_stride_b,
-    q_stride_h,
-    q_stride_s,
     mask_stride_b,
     mask_stride_h,
     mask_stride_s,
@@ -107,7 +104,7 @@ def attention_scores_kernel(
     start = tl.program_id(0) % blocks * BLOCK_M
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
-    q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
+    q = load_rows(q_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False)
     row = start + tl.arange(0, BLOCK_M)
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     end = tl.maximum(tl.minimum(keys, start + BLOCK_M + keys - queries), 0) if CAUSAL else keys
@@ -141,8 +138,9 @@ def attention_scores_kernel(
         base = tl.where(higher == -float("inf"), 0.0, higher)
         total = total * tl.exp2(peak - base) + tl.sum(tl.exp2(s * FACTOR - base[:, None]), axis=1)
         peak = higher
-    # Dividing by the total is subtracting its logarithm; a row that sees no key subtracts inf, and is 0.
-    shift = tl.where(total == 0.0, float("inf"), peak + tl.log2(total))
+    # peak + log2(total) would lose the logarithm where the peak is large. A row that sees no key is 0.
+    base = tl.where(peak == -float("inf"), 0.0, peak)
+    inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     p_ptr += head.to(tl.int64) * queries * keys
     at = row.to(tl.int64)[:, None] * keys + tl.arange(0, BLOCK_N)[None, :]
     for n in tl.range(0, end, BLOCK_N):
@@ -165,7 +163,7 @@ def attention_scores_kernel(
             PRECISION,
             COMPUTE,
         )
-        p = tl.exp2(s * FACTOR - shift[:, None])
+        p = tl.exp2(s * FACTOR - base[:, None]) * inverse[:, None]
         inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
         tl.store(p_ptr + at + n, p.to(p_ptr.dtype.element_ty), mask=inside)
     # 0 for keys that no row here sees, but in a row with NaN all of it is NaN, as in PyTorch.
@@ -214,9 +212,8 @@ def _forward(
     if mask is not None:
         mask = mask.expand(p.shape)
     with torch.cuda.device_of(q):
-        lend_scratch()
         attention_scores_kernel[(triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](
-            q,
+            described(q, [1, 1, chosen["BLOCK_M"], chosen["BLOCK_D"]]),
             described(k, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]),
             mask,
             p,
@@ -224,7 +221,6 @@ def _forward(
             heads // k.shape[1],
             queries,
             keys,
-            *row_strides(q),
             *((0,) * 4 if mask is None else mask.stride()),
             SCALE=dim**-0.5 if scale is None else scale,
             CAUSAL=causal,
@@ -349,9 +345,9 @@ def _compile_arguments(*shape, dtype: torch.dtype) -> tuple[tuple, dict]:
     batch, heads, tokens, dim, causal = shape
     chosen = settings(dim, dtype)
     x = torch.empty(batch, heads, tokens, dim, dtype=dtype, device="meta")
-    of_k = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
+    of_q, of_k = (described(x, [1, 1, chosen[side], chosen["BLOCK_D"]]) for side in ("BLOCK_M", "BLOCK_N"))
     p = torch.empty(batch, heads, tokens, tokens, device="meta")
-    arguments = x, of_k, None, p, heads, 1, tokens, tokens, *row_strides(x), 0, 0, 0, 0
+    arguments = of_q, of_k, None, p, heads, 1, tokens, tokens, 0, 0, 0, 0
     masked = causal or tokens % chosen["BLOCK_N"] > 0
     return arguments, {"SCALE": dim**-0.5, "CAUSAL": causal, "MASKED": masked, **chosen}
 

@@ -33,18 +33,28 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from kernels.arguments import as_autocast_says, check_heads
-from kernels.descriptors import describable, described, head_rows, lend_scratch, padded_empty, row_strides
+from kernels.descriptors import (
+    describable,
+    described,
+    lend_scratch,
+    load_rows,
+    load_values,
+    of_rows,
+    padded_empty,
+    store_rows,
+    store_values,
+)
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
 from kernels.tiled.attention_scores import keys_for_all, last_keys
 
 
 @triton.jit
-def hide(s, n, last, seen, SPECIALIZE: tl.constexpr):
+def hide(s, n, last, seen, ROLES: tl.constexpr):
     """The scores s of BLOCK_N keys from n on, -inf for those after a row's last; keys before `seen` all rows see."""
     # Not `arange <= last - n`: the compiler would keep every column's number in a register throughout the loop.
     visible = (n + tl.arange(0, s.shape[1]))[None, :] <= last[:, None]
-    if SPECIALIZE:  # a branch would keep warps from taking roles
+    if ROLES:  # which a branch would keep warps from
         return tl.where(visible, s, -float("inf"))
     if n + s.shape[1] > seen:
         s = tl.where(visible, s, -float("inf"))
@@ -52,58 +62,16 @@ def hide(s, n, last, seen, SPECIALIZE: tl.constexpr):
 
 
 @triton.jit
-def attend(
-    q,
-    k_desc,
-    v_desc,
-    b,
-    h,
-    n,
-    peak,
-    total,
-    acc,
-    last,
-    seen,
-    MASKED: tl.constexpr,
-    SPECIALIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    """The running maximum, sum and output of the rows of q after BLOCK_N more keys, those from n on."""
-    BLOCK_N: tl.constexpr = k_desc.block_shape[2]
-    k = k_desc.load([b, h, n, 0]).reshape(BLOCK_N, q.shape[1])
-    s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
-    if MASKED:
-        s = hide(s, n, last, seen, SPECIALIZE)
-    higher = tl.maximum(peak, tl.max(s, axis=1) * (SCALE * LOG2_E))
-    # A row that has seen no key yet would compute -inf - -inf.
-    base = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
-    # The scale is folded into the exponent's one multiply-add; exponentials are powers of two, as the GPU's are.
-    p = tl.exp2(s * (SCALE * LOG2_E) - base[:, None])
-    shrink = tl.exp2(peak - base)
-    total = total * shrink + tl.sum(p, axis=1)
-    acc = acc * shrink[:, None]
-    v = v_desc.load([b, h, n, 0]).reshape(BLOCK_N, q.shape[1])
-    return higher, total, tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION, out_dtype=COMPUTE)
-
-
-@triton.jit
 def flash_attention_kernel(
-    q_ptr,  # (batch, heads, queries, D), strides given
+    q,  # (batch, heads, queries, D) in tiles of (BLOCK_M, BLOCK_D), as load_rows takes it
     k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
     v_desc,  # the same
-    out_ptr,  # (batch, heads, queries, D_STRIDE), contiguous
-    lse_ptr,  # (batch, heads, lse_stride) of COMPUTE, or None where no backward pass will ask for it
+    out,  # as q
+    lse,  # (batch, heads, queries) of COMPUTE, in tiles of (BLOCK_M,), or None where no backward pass will ask for it
     heads,
     group,  # query heads a key head
     queries,
     keys,
-    q_stride_b,
-    q_stride_h,
-    q_stride_s,
-    out_stride_s,
-    lse_stride,
     SCALE: tl.constexpr,  # of the scores
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,  # whether a tile may hold keys that some row must not see
@@ -113,113 +81,75 @@ def flash_attention_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPECIALIZE: tl.constexpr,
+    ROLES: tl.constexpr,  # whether some warps only load, and the others halve the rows
 ):
     blocks = tl.cdiv(queries, BLOCK_M)
     # Causal programs near the end see the most keys: the longest first, so that the last to finish are short.
     start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    head = tl.program_id(0) // blocks
-    b, h = head // heads, head % heads
-    q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
+    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    q = load_rows(q, b, h, start, queries, D, BLOCK_M, BLOCK_D, ROLES)
     end = tl.minimum(keys, start + BLOCK_M + keys - queries) if CAUSAL else keys
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     seen = keys_for_all(start, queries, keys, CAUSAL)
     peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M,), COMPUTE)
     acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
-        peak, total, acc = attend(
-            q,
-            k_desc,
-            v_desc,
-            b,
-            h // group,
-            n,
-            peak,
-            total,
-            acc,
-            last,
-            seen,
-            MASKED,
-            SPECIALIZE,
-            SCALE,
-            PRECISION,
-            COMPUTE,
-        )
-    out = acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None]
-    out_desc = head_rows(
-        out_ptr,
-        heads * queries * out_stride_s,
-        queries * out_stride_s,
-        out_stride_s,
-        b,
-        h,
-        queries,
-        D,
-        BLOCK_M,
-        BLOCK_D,
-    )
-    out_desc.store([start, 0], out.to(out_ptr.dtype.element_ty))
-    if lse_ptr is not None:
-        lse_desc = tl.make_tensor_descriptor(lse_ptr + head.to(tl.int64) * lse_stride, [queries], [1], [BLOCK_M])
-        lse_desc.store([start], tl.where(total == 0, float("inf"), peak + tl.log2(total)))
+    for n in tl.range(0, end, BLOCK_N, warp_specialize=ROLES):
+        k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
+        if MASKED:
+            s = hide(s, n, last, seen, ROLES)
+        higher = tl.maximum(peak, tl.max(s, axis=1) * (SCALE * LOG2_E))
+        # A row that has seen no key yet would compute -inf - -inf.
+        base = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
+        # The scale is folded into the exponent's one multiply-add; exponentials are powers of two, as the GPU's are.
+        p = tl.exp2(s * (SCALE * LOG2_E) - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = acc * shrink[:, None]
+        v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+        peak = higher
+    store_rows(out, acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None], b, h, start, queries, D, ROLES)
+    if lse is not None:
+        # In base 2. A row that sees no key has inf, which makes every p of the backward pass 0.
+        store_values(lse, tl.where(total == 0, float("inf"), peak + tl.log2(total)), b, h, start, queries, ROLES)
 
 
 @triton.jit
 def delta_kernel(
-    out_ptr,
-    grad_ptr,
-    delta_ptr,
+    out_desc,  # (batch, heads, queries, D) in tiles of (1, 1, BLOCK_M, BLOCK_D)
+    grad_desc,  # the same
+    delta_desc,  # (batch, heads, queries) of COMPUTE in tiles of (1, 1, BLOCK_M)
     heads,
     queries,
-    out_stride_b,
-    out_stride_h,
-    out_stride_s,
-    grad_stride_b,
-    grad_stride_h,
-    grad_stride_s,
-    lse_stride,
     COMPUTE: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    """sum(grad out) of each row."""
     blocks = tl.cdiv(queries, BLOCK_M)
     start = tl.program_id(0) % blocks * BLOCK_M
-    head = tl.program_id(0) // blocks
-    b, h = head // heads, head % heads
-    out = head_rows(out_ptr, out_stride_b, out_stride_h, out_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load(
-        [start, 0]
-    )
-    grad = head_rows(grad_ptr, grad_stride_b, grad_stride_h, grad_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load(
-        [start, 0]
-    )
-    delta = tl.sum(out.to(COMPUTE) * grad.to(COMPUTE), axis=1)
-    row = start + tl.arange(0, BLOCK_M)
-    tl.store(delta_ptr + head.to(tl.int64) * lse_stride + row, delta, mask=row < queries)
+    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    out = load_rows(out_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False).to(COMPUTE)
+    grad = load_rows(grad_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False).to(COMPUTE)
+    store_values(delta_desc, tl.sum(out * grad, axis=1), b, h, start, queries, False)
 
 
 @triton.jit
 def grad_q_kernel(
-    q_ptr,
-    grad_ptr,
-    k_desc,
-    v_desc,
-    lse_ptr,
-    delta_ptr,
-    grad_q_ptr,
+    q,  # (batch, heads, queries, D) in tiles of (BLOCK_M, BLOCK_D), as load_rows takes it
+    grad,  # the same
+    k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
+    v_desc,  # the same
+    lse,  # (batch, heads, queries) of COMPUTE, in tiles of (BLOCK_M,)
+    delta,  # the same
+    grad_q,  # as q
     heads,
     group,
     queries,
     keys,
-    q_stride_b,
-    q_stride_h,
-    q_stride_s,
-    grad_stride_b,
-    grad_stride_h,
-    grad_stride_s,
-    grad_q_stride_s,
-    lse_stride,
     SCALE: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
@@ -229,69 +159,46 @@ def grad_q_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPECIALIZE: tl.constexpr,
+    ROLES: tl.constexpr,
 ):
     blocks = tl.cdiv(queries, BLOCK_M)
     start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    head = tl.program_id(0) // blocks
-    b, h = head // heads, head % heads
-    q = head_rows(q_ptr, q_stride_b, q_stride_h, q_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load([start, 0])
-    grad = head_rows(grad_ptr, grad_stride_b, grad_stride_h, grad_stride_s, b, h, queries, D, BLOCK_M, BLOCK_D).load(
-        [start, 0]
-    )
-    of_head = head.to(tl.int64) * lse_stride
-    lse = tl.make_tensor_descriptor(lse_ptr + of_head, [queries], [1], [BLOCK_M]).load([start])
-    delta = tl.make_tensor_descriptor(delta_ptr + of_head, [queries], [1], [BLOCK_M]).load([start])
+    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    q = load_rows(q, b, h, start, queries, D, BLOCK_M, BLOCK_D, ROLES)
+    grad = load_rows(grad, b, h, start, queries, D, BLOCK_M, BLOCK_D, ROLES)
+    lse = load_values(lse, b, h, start, queries, BLOCK_M, ROLES)
+    delta = load_values(delta, b, h, start, queries, BLOCK_M, ROLES)
     end = tl.minimum(keys, start + BLOCK_M + keys - queries) if CAUSAL else keys
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     seen = keys_for_all(start, queries, keys, CAUSAL)
     acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    for n in tl.range(0, end, BLOCK_N, warp_specialize=SPECIALIZE):
+    for n in tl.range(0, end, BLOCK_N, warp_specialize=ROLES):
         k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
         v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
         grad_p = tl.dot(grad, v.T, input_precision=PRECISION, out_dtype=COMPUTE)
         if MASKED:
-            s = hide(s, n, last, seen, SPECIALIZE)
+            s = hide(s, n, last, seen, ROLES)
         p = tl.exp2(s * (SCALE * LOG2_E) - lse[:, None])
         grad_s = p * (grad_p - delta[:, None])
         acc = tl.dot(grad_s.to(k.dtype), k, acc, input_precision=PRECISION, out_dtype=COMPUTE)
-    out = head_rows(
-        grad_q_ptr,
-        heads * queries * grad_q_stride_s,
-        queries * grad_q_stride_s,
-        grad_q_stride_s,
-        b,
-        h,
-        queries,
-        D,
-        BLOCK_M,
-        BLOCK_D,
-    )
-    out.store([start, 0], (acc * SCALE).to(grad_q_ptr.dtype.element_ty))
+    store_rows(grad_q, acc * SCALE, b, h, start, queries, D, ROLES)
 
 
 @triton.jit
 def grad_kv_kernel(
-    k_ptr,
-    v_ptr,
-    q_desc,
-    grad_desc,
-    lse_desc,
-    delta_desc,
-    grad_k_ptr,
-    grad_v_ptr,
+    k,  # (batch, kv_heads, keys, D) in tiles of (BLOCK_M, BLOCK_D), as load_rows takes it
+    v,  # the same
+    q_desc,  # (batch, kv_heads * group, queries, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
+    grad_desc,  # the same
+    lse_desc,  # (batch, kv_heads * group, queries) of COMPUTE in tiles of (1, 1, BLOCK_N)
+    delta_desc,  # the same
+    grad_k,  # as k
+    grad_v,  # as k
     kv_heads,
     group,
     queries,
     keys,
-    k_stride_b,
-    k_stride_h,
-    k_stride_s,
-    v_stride_b,
-    v_stride_h,
-    v_stride_s,
-    grad_kv_stride_s,
     SCALE: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -300,62 +207,37 @@ def grad_kv_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,  # keys
     BLOCK_N: tl.constexpr,  # queries
-    SPECIALIZE: tl.constexpr,
+    ROLES: tl.constexpr,
 ):
     blocks = tl.cdiv(keys, BLOCK_M)
     start = tl.program_id(0) % blocks * BLOCK_M
-    head = tl.program_id(0) // blocks
-    b, h = head // kv_heads, head % kv_heads
-    k = head_rows(k_ptr, k_stride_b, k_stride_h, k_stride_s, b, h, keys, D, BLOCK_M, BLOCK_D).load([start, 0])
-    v = head_rows(v_ptr, v_stride_b, v_stride_h, v_stride_s, b, h, keys, D, BLOCK_M, BLOCK_D).load([start, 0])
-    first = 0
+    b, h = tl.program_id(0) // blocks // kv_heads, tl.program_id(0) // blocks % kv_heads
+    k = load_rows(k, b, h, start, keys, D, BLOCK_M, BLOCK_D, ROLES)
+    v = load_rows(v, b, h, start, keys, D, BLOCK_M, BLOCK_D, ROLES)
+    # The first query that sees each key; tiles of queries before all of them are left out.
     row = (start + queries - keys) + tl.arange(0, BLOCK_M)
-    if CAUSAL:
-        first = tl.maximum(start + queries - keys, 0) // BLOCK_N
+    first = tl.maximum(start + queries - keys, 0) // BLOCK_N if CAUSAL else 0
     steps = tl.maximum(tl.cdiv(queries, BLOCK_N) - first, 0)
-    grad_k = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    grad_v = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    for step in tl.range(0, group * steps, warp_specialize=SPECIALIZE):
+    sum_k = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    sum_v = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
+    for step in tl.range(0, group * steps, warp_specialize=ROLES):  # every query head that the key head serves
         qh = h * group + step // steps
         n = (first + step % steps) * BLOCK_N
+        # Transposed, keys down and queries across: the second products take p and grad_s from registers as they are.
         q = q_desc.load([b, qh, n, 0]).reshape(BLOCK_N, BLOCK_D)
         s = tl.dot(k, q.T, input_precision=PRECISION, out_dtype=COMPUTE)
-        lse = lse_desc.load([b, qh, n]).reshape(BLOCK_N)
+        lse = lse_desc.load([b, qh, n]).reshape(BLOCK_N)  # 0 past the last query, where grad is 0 too: adds nothing
         if CAUSAL:
             s = tl.where((n + tl.arange(0, BLOCK_N))[None, :] >= row[:, None], s, -float("inf"))
         p = tl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
         grad = grad_desc.load([b, qh, n, 0]).reshape(BLOCK_N, BLOCK_D)
-        grad_v = tl.dot(p.to(grad.dtype), grad, grad_v, input_precision=PRECISION, out_dtype=COMPUTE)
+        sum_v = tl.dot(p.to(grad.dtype), grad, sum_v, input_precision=PRECISION, out_dtype=COMPUTE)
         grad_p = tl.dot(v, grad.T, input_precision=PRECISION, out_dtype=COMPUTE)
         delta = delta_desc.load([b, qh, n]).reshape(BLOCK_N)
         grad_s = p * (grad_p - delta[None, :])
-        grad_k = tl.dot(grad_s.to(q.dtype), q, grad_k, input_precision=PRECISION, out_dtype=COMPUTE)
-    gk = head_rows(
-        grad_k_ptr,
-        kv_heads * keys * grad_kv_stride_s,
-        keys * grad_kv_stride_s,
-        grad_kv_stride_s,
-        b,
-        h,
-        keys,
-        D,
-        BLOCK_M,
-        BLOCK_D,
-    )
-    gk.store([start, 0], (grad_k * SCALE).to(grad_k_ptr.dtype.element_ty))
-    gv = head_rows(
-        grad_v_ptr,
-        kv_heads * keys * grad_kv_stride_s,
-        keys * grad_kv_stride_s,
-        grad_kv_stride_s,
-        b,
-        h,
-        keys,
-        D,
-        BLOCK_M,
-        BLOCK_D,
-    )
-    gv.store([start, 0], grad_v.to(grad_v_ptr.dtype.element_ty))
+        sum_k = tl.dot(grad_s.to(q.dtype), q, sum_k, input_precision=PRECISION, out_dtype=COMPUTE)
+    store_rows(grad_k, sum_k * SCALE, b, h, start, keys, D, ROLES)
+    store_rows(grad_v, sum_v, b, h, start, keys, D, ROLES)
 
 
 def settings(launch: str, dim: int, dtype: torch.dtype, hopper: bool = True) -> dict:
@@ -379,7 +261,7 @@ def settings(launch: str, dim: int, dtype: torch.dtype, hopper: bool = True) -> 
         "BLOCK_D": block_d,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "SPECIALIZE": roles,
+        "ROLES": roles,
         "num_warps": warps,
         "num_stages": 2,
     }
@@ -391,9 +273,9 @@ def _chosen(launch: str, x: torch.Tensor) -> dict:
 
 
 def _lse_like(q: torch.Tensor) -> torch.Tensor:
-    """Uninitialised, one value a query; as long as descriptors want it, so that the last values may mean nothing."""
+    """Uninitialised, one value a query."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty(*q.shape[:2], triton.cdiv(q.shape[2], 4) * 4, dtype=dtype, device=q.device)
+    return padded_empty(q.shape[:3], q.new_empty(0, dtype=dtype))
 
 
 def _run(q, k, v, causal: bool, scale: float | None, lse: torch.Tensor | None) -> torch.Tensor:
@@ -403,22 +285,20 @@ def _run(q, k, v, causal: bool, scale: float | None, lse: torch.Tensor | None) -
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     chosen = _chosen("forward", q)
     q, k, v, out = describable(q), describable(k), describable(v), padded_empty(q.shape, q)
-    tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
+    rows, wide, roles = chosen["BLOCK_M"], chosen["BLOCK_D"], chosen["ROLES"]
+    tile = [1, 1, chosen["BLOCK_N"], wide]
     with torch.cuda.device_of(q):
         lend_scratch()
-        flash_attention_kernel[(triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](
-            q,
+        flash_attention_kernel[(triton.cdiv(queries, rows) * batch * heads,)](
+            of_rows(q, [rows, wide], roles),
             described(k, tile),
             described(v, tile),
-            out,
-            lse,
+            of_rows(out, [rows, wide], roles),
+            None if lse is None else of_rows(lse, [rows], roles),
             heads,
             heads // k.shape[1],
             queries,
             keys,
-            *row_strides(q),
-            out.stride(2),
-            0 if lse is None else lse.shape[2],
             SCALE=dim**-0.5 if scale is None else scale,
             CAUSAL=causal,
             MASKED=causal or keys % chosen["BLOCK_N"] > 0,
@@ -450,60 +330,43 @@ def _backward(
         return tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     grad, q, k, v, out = map(describable, (grad, q, k, v, out))
     grad_q, grad_k, grad_v = (padded_empty(x.shape, x) for x in (q, k, v))
-    delta = torch.empty_like(lse)
+    lse, delta = describable(lse), _lse_like(q)
     sizes = heads // kv_heads, queries, keys
     fixed = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal}
     with torch.cuda.device_of(q):
         lend_scratch()
         chosen = _chosen("grad_q", q)
-        blocks = triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads
-        delta_kernel[(blocks,)](
-            out,
-            grad,
-            delta,
+        rows, others, wide, roles = (chosen[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D", "ROLES"))
+        programs = (triton.cdiv(queries, rows) * batch * heads,)
+        whole = [1, 1, rows, wide]
+        delta_kernel[programs](
+            described(out, whole),
+            described(grad, whole),
+            described(delta, whole[:3]),
             heads,
             queries,
-            *row_strides(out),
-            *row_strides(grad),
-            lse.shape[2],
             **{name: chosen[name] for name in ("COMPUTE", "D", "BLOCK_D", "BLOCK_M")},
         )
-        tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
-        grad_q_kernel[(blocks,)](
-            q,
-            grad,
-            described(k, tile),
-            described(v, tile),
-            lse,
-            delta,
-            grad_q,
+        grad_q_kernel[programs](
+            *(of_rows(x, [rows, wide], roles) for x in (q, grad)),
+            *(described(x, [1, 1, others, wide]) for x in (k, v)),
+            *(of_rows(x, [rows], roles) for x in (lse, delta)),
+            of_rows(grad_q, [rows, wide], roles),
             heads,
             *sizes,
-            *row_strides(q),
-            *row_strides(grad),
-            grad_q.stride(2),
-            lse.shape[2],
-            MASKED=causal or keys % chosen["BLOCK_N"] > 0,
+            MASKED=causal or keys % others > 0,
             **fixed,
             **chosen,
         )
         chosen = _chosen("grad_kv", q)
-        tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
-        # The rows of lse and delta end where the queries do: what lies behind reads as zero, and adds nothing.
-        of_rows = [described(x[..., :queries], tile[:3]) for x in (lse, delta)]
-        grad_kv_kernel[(triton.cdiv(keys, chosen["BLOCK_M"]) * batch * kv_heads,)](
-            k,
-            v,
-            described(q, tile),
-            described(grad, tile),
-            *of_rows,
-            grad_k,
-            grad_v,
+        rows, others, wide, roles = (chosen[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D", "ROLES"))
+        grad_kv_kernel[(triton.cdiv(keys, rows) * batch * kv_heads,)](
+            *(of_rows(x, [rows, wide], roles) for x in (k, v)),
+            *(described(x, [1, 1, others, wide]) for x in (q, grad)),
+            *(described(x, [1, 1, others]) for x in (lse, delta)),
+            *(of_rows(x, [rows, wide], roles) for x in (grad_k, grad_v)),
             kv_heads,
             *sizes,
-            *row_strides(k),
-            *row_strides(v),
-            grad_k.stride(2),
             **fixed,
             **chosen,
         )
@@ -630,9 +493,10 @@ def _compile_arguments(*shape, dtype: torch.dtype) -> tuple[tuple, dict]:
     batch, heads, tokens, dim, causal = shape
     chosen = settings("forward", dim, dtype)
     x = torch.empty(batch, heads, tokens, dim, dtype=dtype, device="meta")
-    of_x = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
+    rows = of_rows(x, [chosen["BLOCK_M"], chosen["BLOCK_D"]], chosen["ROLES"])
+    passing = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
     masked = causal or tokens % chosen["BLOCK_N"] > 0
-    arguments = x, of_x, of_x, x, None, heads, 1, tokens, tokens, *row_strides(x), dim, 0
+    arguments = rows, passing, passing, rows, None, heads, 1, tokens, tokens
     return arguments, {"SCALE": dim**-0.5, "CAUSAL": causal, "MASKED": masked, **chosen}
 
 

@@ -83,7 +83,7 @@ def test_queries_that_see_no_key_are_zero(device, poisoned):
 
 def test_a_wrong_answer_is_not_as_accurate(device):
     """The rule can fail: a key too many for each query, and sums that leave out a part."""
-    q, k = operands(1, 1, 1, 40, 40, 32, device)
+    q, k = operands(1, 1, 1, 40, 40, 32, device, torch.float32)
     exact, theirs = (attention_scores_reference(x, y, True) for x, y in ((q.double(), k.double()), (q, k)))
     with pytest.raises(AssertionError):
         assert_as_accurate(attention_scores(q[:, :, 1:], k, True), theirs[:, :, :-1], exact[:, :, :-1])

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies
 from helpers.resources import compile_for
 from helpers.traffic import measure
 from kernels import flash_attention, runtime
-from kernels.descriptors import described, row_strides
+from kernels.descriptors import described, of_rows
 from kernels.tiled import flash_attention as module
 from kernels.tiled.flash_attention import (
     OP,
@@ -81,7 +81,7 @@ def test_a_given_scale(device):
 
 def test_a_wrong_answer_is_not_as_accurate(device):
     """The rule can fail: one key too many for each query, and an output not divided by its sum's last part."""
-    tensors = operands(1, 1, 1, 40, 40, 32, device)
+    tensors = operands(1, 1, 1, 40, 40, 32, device, torch.float32)
     exact = flash_attention_reference(*[x.double() for x in tensors], True)
     theirs = flash_attention_reference(*tensors, True)
     shifted = flash_attention(tensors[0][:, :, 1:], *tensors[1:], True)
@@ -219,19 +219,20 @@ def test_the_module_and_autocast(device):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_backward_does_not_spill_and_its_instructions_are_those_of_the_docstring(dim, causal):
-    x = torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
-    rows = torch.empty(1, 16, 4096, device="meta")
-    strides = row_strides(x)
+    x, values = (torch.empty(shape, device="meta") for shape in ((1, 16, 4096, dim), (1, 16, 4096)))
+    x = x.bfloat16()
     for launch, kernel in (("grad_q", module.grad_q_kernel), ("grad_kv", module.grad_kv_kernel)):
         chosen = module.settings(launch, dim, x.dtype)
-        tile = [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]
-        of_x, of_rows, sizes = described(x, tile), described(rows, tile[:3]), (16, 1, 4096, 4096)
+        stays = of_rows(x, [chosen["BLOCK_M"], chosen["BLOCK_D"]], chosen["ROLES"])
+        passes = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
         if launch == "grad_q":
-            arguments = x, x, of_x, of_x, rows, rows, x, *sizes, *strides, *strides, dim, 4096
+            its_values = of_rows(values, [chosen["BLOCK_M"]], chosen["ROLES"])
+            tensors = stays, stays, passes, passes, its_values, its_values, stays
             chosen["MASKED"] = causal
         else:
-            arguments = x, x, of_x, of_x, of_rows, of_rows, x, x, *sizes, *strides, *strides, dim
-        found = compile_for(kernel, *arguments, device="H100", SCALE=0.125, CAUSAL=causal, **chosen)
+            its_values = described(values, [1, 1, chosen["BLOCK_N"]])
+            tensors = stays, stays, passes, passes, its_values, its_values, stays, stays
+        found = compile_for(kernel, *tensors, 16, 1, 4096, 4096, device="H100", SCALE=0.125, CAUSAL=causal, **chosen)
         counts = found.instructions
         assert (found.spill_bytes, counts["HGMMA"] > 0, counts["UTMALDG"] > 0) == (0, True, True)
         assert (counts["USETMAXREG"] > 0) == (dim == 128)
