@@ -261,7 +261,8 @@ def test_the_comparison_is_nbvals(saved):
 
 
 def test_grading_imports_neither_kernels_nor_torch():
-    for path in (ROOT / "helpers/grading").glob("*.py"):
+    # The fork server is there to import them, in a process of its own.
+    for path in set((ROOT / "helpers/grading").glob("*.py")) - {ROOT / "helpers/grading/fork_server.py"}:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
