@@ -168,4 +168,4 @@ def test_interleaved_tiles_do_not_race_and_a_wrong_stride_does():
 def test_the_catalogue_is_clean(name):
     op = kernels.CATALOGUE[name]
     for shape in op.interpreter_shapes:
-        assert measure(op.fused, *op.inputs(*shape)).hazards == ()
+        assert measure(op.fused, *op.inputs(*shape, dtype=op.dtypes[0])).hazards == ()
