@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch._functorch.config
 import triton
 from tqdm import tqdm
 
@@ -39,6 +40,9 @@ from helpers.resources import compile_for
 from helpers.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import FusedOp, Work
+
+# A backward pass that is timed again and again keeps its graph, so that a compiled one may give no buffer of it away.
+torch._functorch.config.donated_buffer = False
 
 RESULTS = Path(__file__).parent / "results"
 CEILING_BYTES = 4 * 2**30  # far beyond any L2

@@ -165,20 +165,21 @@ def attention_scores_kernel(
         )
         p = tl.exp2(s * FACTOR - base[:, None]) * inverse[:, None]
         inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
-        tl.store(p_ptr + at + n, p.to(p_ptr.dtype.element_ty), mask=inside)
+        tl.store(p_ptr + at + n, p.to(p_ptr.dtype.element_ty), mask=inside, cache_modifier=".cs")  # not read again here
     # 0 for keys that no row here sees, but in a row with NaN all of it is NaN, as in PyTorch.
     unseen = tl.broadcast_to((total * 0.0)[:, None], (BLOCK_M, BLOCK_N)).to(p_ptr.dtype.element_ty)
     for n in tl.range(tl.cdiv(end, BLOCK_N) * BLOCK_N, keys, BLOCK_N):
         inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
-        tl.store(p_ptr + at + n, unseen, mask=inside)
+        tl.store(p_ptr + at + n, unseen, mask=inside, cache_modifier=".cs")
 
 
 def settings(dim: int, dtype: torch.dtype) -> dict:
     """Tiles of attention_scores_kernel.
 
-    On an H200 (bf16 in, fp32 out, (4, 16, 2048, 64), GB/s written, all / causal): 64 x 64 tiles, four programs a
-    multiprocessor, 2948 / 3213; 64 x 128, two programs, 2604 / 3216; 128 x 64 with 8 warps 2701 / 3061; with tiles
-    stored through a descriptor 2777 / 3019. Two stages of loads instead of three: 2541 / 3058.
+    On an H200 (bf16 in, fp32 out, (4, 16, 2048, 64), GB/s written, all keys / causal; a fill writes 4660): 64 x 64
+    tiles, four programs a multiprocessor, 2963 / 3133, and 3127 / 3357 with streaming stores (.cs); without them
+    64 x 128 2604 / 3216, 128 x 64 with 8 warps 2701 / 3061, two stages of loads 2541 / 3058, tiles stored through a
+    descriptor 2777 / 3019, a first pass by 128 keys 2967 / 3216.
     """
     block_d = max(16, triton.next_power_of_2(dim))
     side = 64 if dtype.itemsize == 2 and block_d <= 128 else 32 if dtype.itemsize == 2 or block_d <= 64 else 16
