@@ -44,11 +44,10 @@ def keys_for_all(start, queries, keys, CAUSAL: tl.constexpr):
 def scores(
     q,
     k_desc,
-    mask_ptr,
-    mask_stride_s,
-    mask_stride_k,
+    mask,
     b,
     h,
+    group,
     n,
     row,
     queries,
@@ -62,14 +61,15 @@ def scores(
 ):
     """q k^T + mask / scale for BLOCK_N keys from n on; -inf for keys that a row does not see."""
     BLOCK_N: tl.constexpr = k_desc.block_shape[2]
-    k = k_desc.load([b, h, n, 0]).reshape(BLOCK_N, q.shape[1])
+    k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, q.shape[1])
     s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
     col = tl.arange(0, BLOCK_N)[None, :]
-    if mask_ptr is not None:
-        inside = (row < queries)[:, None] & (col < keys - n)
-        at = row.to(tl.int64)[:, None] * mask_stride_s + (n + col).to(tl.int64) * mask_stride_k
-        mask = tl.load(mask_ptr + at, mask=inside, other=0)
-        s = tl.where(mask, s, -float("inf")) if mask.dtype == tl.int1 else s + mask.to(COMPUTE) * (1 / SCALE)
+    if mask is not None:
+        # int64 before the multiplications: offsets pass 2**31 on large tensors.
+        of_head = mask[0] + b.to(tl.int64) * mask[1] + h.to(tl.int64) * mask[2]
+        at = row.to(tl.int64)[:, None] * mask[3] + (n + col).to(tl.int64) * mask[4]
+        given = tl.load(of_head + at, mask=(row < queries)[:, None] & (col < keys - n), other=0)
+        s = tl.where(given, s, -float("inf")) if given.dtype == tl.int1 else s + given.to(COMPUTE) * (1 / SCALE)
     if MASKED and n + BLOCK_N > seen:  # tiles before that are seen whole
         s = tl.where(n + col <= last[:, None], s, -float("inf"))
     return s
@@ -79,16 +79,12 @@ def scores(
 def attention_scores_kernel(
     q_desc,  # (batch, heads, queries, D) in tiles of (1, 1, BLOCK_M, BLOCK_D)
     k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
-    mask_ptr,  # (batch, heads, queries, keys), bool or floating-point, strides given; or None
+    mask,  # (batch, heads, queries, keys), bool or floating-point: its pointer and strides; or None
     p_ptr,  # (batch, heads, queries, keys), contiguous
     heads,
     group,  # query heads a key head
     queries,
     keys,
-    mask_stride_b,
-    mask_stride_h,
-    mask_stride_s,
-    mask_stride_k,
     SCALE: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,  # whether a tile may hold keys that some row must not see
@@ -108,31 +104,11 @@ def attention_scores_kernel(
     row = start + tl.arange(0, BLOCK_M)
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     end = tl.maximum(tl.minimum(keys, start + BLOCK_M + keys - queries), 0) if CAUSAL else keys
-    if mask_ptr is not None:
-        mask_ptr += b.to(tl.int64) * mask_stride_b + h.to(tl.int64) * mask_stride_h
     peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M,), COMPUTE)
     seen = keys_for_all(start, queries, keys, CAUSAL)
     for n in tl.range(0, end, BLOCK_N):
-        s = scores(
-            q,
-            k_desc,
-            mask_ptr,
-            mask_stride_s,
-            mask_stride_k,
-            b,
-            h // group,
-            n,
-            row,
-            queries,
-            keys,
-            last,
-            seen,
-            MASKED,
-            SCALE,
-            PRECISION,
-            COMPUTE,
-        )
+        s = scores(q, k_desc, mask, b, h, group, n, row, queries, keys, last, seen, MASKED, SCALE, PRECISION, COMPUTE)
         higher = tl.maximum(peak, tl.max(s, axis=1) * FACTOR)
         # A row that has seen no key yet would compute -inf - -inf.
         base = tl.where(higher == -float("inf"), 0.0, higher)
@@ -144,28 +120,11 @@ def attention_scores_kernel(
     p_ptr += head.to(tl.int64) * queries * keys
     at = row.to(tl.int64)[:, None] * keys + tl.arange(0, BLOCK_N)[None, :]
     for n in tl.range(0, end, BLOCK_N):
-        s = scores(
-            q,
-            k_desc,
-            mask_ptr,
-            mask_stride_s,
-            mask_stride_k,
-            b,
-            h // group,
-            n,
-            row,
-            queries,
-            keys,
-            last,
-            seen,
-            MASKED,
-            SCALE,
-            PRECISION,
-            COMPUTE,
-        )
+        s = scores(q, k_desc, mask, b, h, group, n, row, queries, keys, last, seen, MASKED, SCALE, PRECISION, COMPUTE)
         p = tl.exp2(s * FACTOR - base[:, None]) * inverse[:, None]
         inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
-        tl.store(p_ptr + at + n, p.to(p_ptr.dtype.element_ty), mask=inside, cache_modifier=".cs")  # not read again here
+        # Streaming: p is not read again here, and should not drive k out of L2.
+        tl.store(p_ptr + at + n, p.to(p_ptr.dtype.element_ty), mask=inside, cache_modifier=".cs")
     # 0 for keys that no row here sees, but in a row with NaN all of it is NaN, as in PyTorch.
     unseen = tl.broadcast_to((total * 0.0)[:, None], (BLOCK_M, BLOCK_N)).to(p_ptr.dtype.element_ty)
     for n in tl.range(tl.cdiv(end, BLOCK_N) * BLOCK_N, keys, BLOCK_N):
@@ -216,13 +175,12 @@ def _forward(
         attention_scores_kernel[(triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](
             described(q, [1, 1, chosen["BLOCK_M"], chosen["BLOCK_D"]]),
             described(k, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]),
-            mask,
+            None if mask is None else (mask, *mask.stride()),
             p,
             heads,
             heads // k.shape[1],
             queries,
             keys,
-            *((0,) * 4 if mask is None else mask.stride()),
             SCALE=dim**-0.5 if scale is None else scale,
             CAUSAL=causal,
             MASKED=causal or keys % chosen["BLOCK_N"] > 0,
@@ -348,7 +306,7 @@ def _compile_arguments(*shape, dtype: torch.dtype) -> tuple[tuple, dict]:
     x = torch.empty(batch, heads, tokens, dim, dtype=dtype, device="meta")
     of_q, of_k = (described(x, [1, 1, chosen[side], chosen["BLOCK_D"]]) for side in ("BLOCK_M", "BLOCK_N"))
     p = torch.empty(batch, heads, tokens, tokens, device="meta")
-    arguments = of_q, of_k, None, p, heads, 1, tokens, tokens, 0, 0, 0, 0
+    arguments = of_q, of_k, None, p, heads, 1, tokens, tokens
     masked = causal or tokens % chosen["BLOCK_N"] > 0
     return arguments, {"SCALE": dim**-0.5, "CAUSAL": causal, "MASKED": masked, **chosen}
 
