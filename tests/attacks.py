@@ -398,7 +398,14 @@ assert len(glob.glob("/proc/[0-9]*")) == 2
 open_files = {os.readlink(each) for each in glob.glob("/proc/self/fd/*") if os.path.lexists(each)}
 foreign = [each for each in open_files if not each.startswith(("socket:", "pipe:", "anon_inode:", "/dev/null"))]
 assert not foreign, foreign
-os.mkdir("/tmp/left")  # another spy, after or beside it, would fail here
+for path in ["/tmp/x", "/dev/shm/x", os.path.dirname(glob.glob("/tmp/fusion-*/kernel/*")[0]) + "/x"]:
+    for make in [os.mkdir, os.mknod, lambda path: os.symlink("/", path), lambda path: open(path, "a"),
+                 socket.socket(socket.AF_UNIX).bind]:
+        try:
+            make(path)
+        except PermissionError:
+            continue
+        raise AssertionError(path + " can be made")
 for call in [libc.fork, lambda: libc.unshare(0x10000000), lambda: libc.memfd_create(b"x", 0), lambda: libc.ptrace(0)]:
     assert call() == -1
 """.replace("{root}", str(ROOT))
@@ -486,6 +493,36 @@ UNSCREENED = {
     "a disk bomb": Attack(
         launcher=before("with open('/tmp/x', 'wb') as file:\n    while True:\n        file.write(bytes(1 << 20))"),
         told="OSError",
+    ),
+    "folders without end": Attack(
+        launcher=before(
+            "import glob, os\nos.chdir(os.path.dirname(glob.glob('/tmp/fusion-*/kernel/*')[0]))\n"
+            "while True:\n    os.mkdir('x')\n    os.chdir('x')"
+        ),
+        told="PermissionError",
+    ),
+    "the sandbox's first process rewritten": Attack(
+        launcher=before("open('/proc/1/mem', 'r+b', buffering=0)"), told="PermissionError"
+    ),
+    "shared memory": Attack(
+        launcher=before(
+            "import mmap\nheld = []\ntry:\n    while True:\n        held.append(mmap.mmap(-1, 1 << 26))\n"
+            "except OSError:\n    assert len(held) < 64, len(held)"
+        ),
+        earned=15,
+        state="pass",
+    ),
+    "messages of nothing without end": Attack(
+        launcher=before("from IPython.display import publish_display_data\nwhile True:\n    publish_display_data({})"),
+        told="printed over 10,000,000 characters|ran for over 4 s",
+        timeout=4.0,
+    ),
+    "a message with much beside its text": Attack(
+        launcher=before(
+            "kernel = get_ipython().kernel\nwhile True:\n    kernel.session.send(kernel.iopub_socket, 'stream', "
+            "{'name': 'stdout', 'text': ''}, parent=kernel.get_parent(), buffers=[bytes(1 << 24)])"
+        ),
+        told="printed over 10,000,000 characters",
     ),
     "prints without end": Attack(
         launcher=before("while True:\n    print('x' * 100000)"), told="printed over 10,000,000 characters"

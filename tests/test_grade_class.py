@@ -64,6 +64,20 @@ def test_students_are_read_from_the_path(tmp_path, path, student):
     assert found_in(tmp_path)[path] == student
 
 
+@pytest.mark.parametrize("name", [f"smith_1_2_{NOTEBOOK}", f"smith_1_assignsubmission_file_{NOTEBOOK}"])
+def test_a_students_own_folder_speaks_for_nobody_else(tmp_path, name):
+    put(tmp_path, f"smith/{NOTEBOOK}")
+    put(tmp_path, f"zoe/{name}")
+    put(tmp_path, f"Zoe B_7_assignsubmission_file_/{name}")
+    assert sorted(found_in(tmp_path).values()) == ["Zoe B", "smith", "zoe"]
+
+
+def test_a_folder_of_the_platforms_names_is_no_student(tmp_path):
+    for name in (f"smith_1_2_{NOTEBOOK}", f"jones_3_4_{NOTEBOOK}"):
+        put(tmp_path, f"download/{name}")
+    assert sorted(found_in(tmp_path).values()) == ["jones", "smith"]
+
+
 def test_a_pattern_of_ones_own(tmp_path):
     put(tmp_path, f"group-7/s123-{NOTEBOOK}")
     assert set(found_in(tmp_path, student=r"s(?P<student>\d+)-").values()) == {"123"}

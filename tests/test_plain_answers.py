@@ -50,6 +50,7 @@ def numbers(answer, expected, **options):
         (["a", "b", "a"], {"a", "b"}, ""),
         (["a"], {"a", "b"}, "b is missing"),
         ("ab", {"a", "b"}, "a list of names is expected"),
+        ({"a", "b"}, {"a", "b"}, "a list of names is expected"),  # which a notebook's JSON has not
         (["a", "c"], {"a"}, "c should not be there"),
         ("memory", "memory", ""),
         ("compute", "memory", "got 'compute', expected 'memory'"),

@@ -1,6 +1,8 @@
 """Records of calls that return several tensors: what is replayed, and what a forged record earns."""
 
 import copy
+import subprocess
+import time
 
 import pytest
 
@@ -131,3 +133,30 @@ def test_tensor_descriptors_are_replayed_within_their_tensors(exercise, called, 
     reply = server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, tmp_path)
     assert reply["state"] == state, reply
     assert told in reply["message"]
+
+
+@pytest.mark.parametrize("variant", ["__setattr__", "overloads", "no_such"])
+def test_an_operators_variant_is_one_of_its_own(exercise, tmp_path, variant):
+    step = {"operator": f"aten.add.{variant}", "args": ["default", 1], "kwargs": {}, "made": []}
+    verdict = judged(exercise, {"steps": [step], "result": []}, tmp_path)
+    assert verdict["state"] == FAIL
+    assert f"add has no variant {variant!r}" in verdict["message"]
+
+
+def test_what_a_replay_has_started_ends_with_it(monkeypatch):
+    monkeypatch.setattr(server, "TIME", 0.5)
+    verdict = server.in_a_fork(lambda: time.sleep(subprocess.Popen(["sleep", "987"]).pid))
+    assert (verdict["state"], verdict["message"]) == (ERROR, "replaying took over 0.5 s")
+    assert not subprocess.run(["pgrep", "-f", "^sleep 987$"], capture_output=True, text=True).stdout
+
+
+def test_compiled_kernels_are_kept_until_they_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "MOST_COMPILED", 20_000)
+    (tmp_path / "kept/a").mkdir(parents=True)
+    (tmp_path / "kept/a/b").write_bytes(bytes(9000))
+    server.make_room(tmp_path / "kept")
+    assert (tmp_path / "kept/a/b").exists()
+    (tmp_path / "kept/c").write_bytes(bytes(9000))
+    server.make_room(tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+    server.make_room(tmp_path / "kept")

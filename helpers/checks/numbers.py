@@ -87,7 +87,7 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
         for part, mine, right in zip(parts, got, expected, strict=True):
             compare_one(mine, right, f"{asked}, {part}", within)
     elif isinstance(expected, set):
-        if not isinstance(got, list | tuple | set) or not all(isinstance(each, str) for each in got):
+        if not isinstance(got, list | tuple) or not all(isinstance(each, str) for each in got):
             raise AnswerError(f"{asked} gives {shown(got)}; a list of names is expected", "what your function returns")
         if wrong := sorted(set(got) ^ expected):
             where = "should not be there" if wrong[0] in got else "is missing"

@@ -24,7 +24,7 @@ from nbformat import NotebookNode
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
-MOST_OUTPUT = 10_000_000  # characters a cell may print
+MOST_OUTPUT = 10_000_000  # characters a cell may print, with what Jupyter puts around them
 
 
 @dataclass
@@ -59,7 +59,7 @@ class WatchedKernel(RunningKernel):
         self.size = 0
         while True:
             with contextlib.suppress(Empty):
-                while True:
+                while time.monotonic() <= deadline:  # messages may come as fast as they are taken
                     self.printed.append(self._next_printed(timeout=0))
             try:
                 return super().await_reply(msg_id, timeout=0.1)
@@ -79,8 +79,8 @@ class WatchedKernel(RunningKernel):
     def _next_printed(self, timeout):
         # Not by way of nbval, which writes each message out for its log, wanted or not.
         message = self.kc.get_iopub_msg(timeout=timeout)
-        content = message["content"]
-        self.size += len(content["text"] if "text" in content else str(content))
+        # All of it, for all of it is kept: a message without text has a header, and may have more.
+        self.size += len(str(message)) + sum(map(len, message["buffers"]))
         if self.size > MOST_OUTPUT:
             raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop")
         return message

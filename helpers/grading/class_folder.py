@@ -21,8 +21,9 @@ from helpers.grading.exercise import Exercise, number_of
 from helpers.grading.grade import MOST_BYTES
 
 MOST_FILES = 100_000
-MOODLE = re.compile(r"(?:^|/)(?P<student>[^/]+?)_\d+_assignsubmission_")
-CANVAS = re.compile(r"(?:^|/)(?P<student>[^/_]+)(?:_LATE)?_\d+_\d+_[^/]+$")
+# From the path's start: what comes after it, in a student's own folder or archive, is the student's to name.
+MOODLE = re.compile(r"(?P<student>[^/]+?)_\d+_assignsubmission_")
+CANVAS = re.compile(r"(?P<student>[^/_]+)(?:_LATE)?_\d+_\d+_[^/]+$")
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,10 @@ def in_zip(root: Path) -> tuple[list[str], list[tuple[str, str]]]:
 def common_folder(paths: list[str]) -> str:
     """The folder that all paths are in and that is no student's: what a zip of a folder starts with."""
     parts = [path.split("/") for path in paths]
-    alike = parts and len({part[0] for part in parts}) == 1 and all(len(part) > 2 for part in parts)
-    return parts[0][0] + "/" if alike else ""
+    alike = parts and len({part[0] for part in parts}) == 1 and all(len(part) > 1 for part in parts)
+    of_folders = all(len(part) > 2 for part in parts)
+    of_platform = any(MOODLE.match(part[1]) or CANVAS.match(part[1]) for part in parts if len(part) == 2)
+    return parts[0][0] + "/" if alike and (of_folders or of_platform) else ""
 
 
 def natural(path: str) -> list:
@@ -184,7 +187,7 @@ def student_of(path: str, exercise: str, pattern: re.Pattern | None) -> str:
     if pattern:
         return (match["student"] or "").strip() if (match := pattern.search(path)) else ""
     for known in (MOODLE, CANVAS):
-        if match := known.search(path):
+        if match := known.match(path):
             return match["student"].strip()
     if "/" in path:
         return path.split("/")[0].strip()

@@ -9,9 +9,12 @@ import os
 import platform
 import resource
 import struct
+from collections.abc import Iterable
 
 MEMORY = 2 << 30  # bytes of data a submission's kernel may have
-ADDRESSES = 8 << 30  # bytes of address space, of which PyTorch's libraries take some
+# Bytes of address space that it may add to what it starts with, libraries: its data, and stacks and heaps of threads,
+# which mostly stay empty. It bounds shared memory, which is not counted as data.
+ADDRESSES = MEMORY + (1 << 30)
 PROCESSOR_TIME = 120  # seconds
 LIMITS = {
     resource.RLIMIT_FSIZE: 0,  # no byte to any file: there is no disk to fill
@@ -19,7 +22,6 @@ LIMITS = {
     resource.RLIMIT_NOFILE: 512,
     resource.RLIMIT_CPU: PROCESSOR_TIME,
     resource.RLIMIT_DATA: MEMORY,
-    resource.RLIMIT_AS: ADDRESSES,
 }
 
 # Linux system calls that a submission's kernel has no use for: new processes, System V and anonymous shared memory
@@ -47,6 +49,13 @@ DENIED = {
         *(217, 218, 219, 280, 241, 282, 425, 426, 427),
     ),
 }
+# And those with which it could fill a disk, or its folder on the host, with empty files: mkdir, mknod, creat, symlink,
+# link, openat2 (whose flags are in memory), bind (a socket in the file system); open where it may make a file.
+MAKE_FILES = {
+    "x86_64": (83, 258, 133, 259, 85, 88, 266, 86, 265, 437, 49),
+    "aarch64": (34, 33, 36, 37, 437, 200),
+}
+OPEN = {"x86_64": {2: 1, 257: 2}, "aarch64": {56: 2}}  # open and openat: which argument holds the flags
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
@@ -57,7 +66,9 @@ _USER, _PID, _NETWORK, _MOUNTS, _IPC, _HOST, _CGROUP = (
     *(0x10000000, 0x20000000, 0x40000000, 0x00020000, 0x08000000, 0x04000000, 0x02000000),
 )
 _ALL_NAMESPACES = _USER | _PID | _NETWORK | _MOUNTS | _IPC | _HOST | _CGROUP
-_CAPBSET_DROP, _NO_NEW_PRIVS, _CHILD_SUBREAPER, _SECCOMP, _SECCOMP_MODE_FILTER = 24, 38, 36, 22, 2
+_CAPBSET_DROP, _NO_NEW_PRIVS, _CHILD_SUBREAPER = 24, 38, 36
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_FILTER, _ALL_THREADS = 1, 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -90,7 +101,9 @@ def adopt_orphans() -> None:
 
 
 def limit_resources() -> None:
-    for limit, most in LIMITS.items():
+    with open("/proc/self/statm") as pages:
+        used = int(pages.read().split()[0]) * resource.getpagesize()
+    for limit, most in (LIMITS | {resource.RLIMIT_AS: used + ADDRESSES}).items():
         resource.setrlimit(limit, (most, most))
 
 
@@ -104,38 +117,62 @@ def give_up_privileges() -> None:
     call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
-def filter_system_calls() -> None:
-    """Let the kernel refuse what `seccomp_filter` lists, from now on."""
-    program = seccomp_filter()
-    call("prctl", _SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(program) // 8, program)), 0, 0)
+def filter_system_calls(program: bytes) -> None:
+    """Let the kernel refuse what a filter lists, from now on, to every thread of this process."""
+    filtered = ctypes.byref(_Filter(len(program) // 8, program))
+    # prctl would filter this thread alone.
+    call("syscall", _SECCOMP[platform.machine()], _SET_FILTER, _ALL_THREADS, filtered)
 
 
-def seccomp_filter() -> bytes:
-    """A filter, in the kernel's BPF, that answers the denied system calls with an error.
+_LOAD, _EQUAL, _ANY, _ABOVE, _GIVE = 0x20, 0x15, 0x45, 0x35, 0x06
+_ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_EPERM, _ENOSYS = 1, 38
+
+
+def denied_filter() -> bytes:
+    """A filter, in the kernel's BPF, that answers the DENIED system calls with an error.
 
     clone makes threads alone (CLONE_THREAD); clone3 hides its flags in memory and is answered with ENOSYS, at which
     the C library falls back to clone.
     """
     machine = platform.machine()
-    load, jump_equal, jump_set, jump_above, give = 0x20, 0x15, 0x45, 0x35, 0x06
-    allow, error, kill = 0x7FFF0000, 0x00050000, 0x80000000
-    eperm, enosys = 1, 38
     program = [
-        (load, 0, 0, 4),  # the architecture: other tables of system calls are not served
-        (jump_equal, 1, 0, _AUDIT_ARCH[machine]),
-        (give, 0, 0, kill),
-        (load, 0, 0, 0),  # the number
-        (jump_above, 0, 1, 0x40000000),  # x32's numbers
-        (give, 0, 0, error | enosys),
-        (jump_equal, 0, 1, _CLONE3),
-        (give, 0, 0, error | enosys),
-        (jump_equal, 0, 4, _CLONE[machine]),
-        (load, 0, 0, 16),  # its flags: the low half of the first argument
-        (jump_set, 0, 1, _CLONE_THREAD),
-        (give, 0, 0, allow),
-        (give, 0, 0, error | eperm),
+        (_LOAD, 0, 0, 4),  # the architecture: other tables of system calls are not served
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_GIVE, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),  # the number
+        (_ABOVE, 0, 1, 0x40000000),  # x32's numbers
+        (_GIVE, 0, 0, _ERROR | _ENOSYS),
+        (_EQUAL, 0, 1, _CLONE3),
+        (_GIVE, 0, 0, _ERROR | _ENOSYS),
+        (_EQUAL, 0, 4, _CLONE[machine]),
+        (_LOAD, 0, 0, 16),  # its flags: the low half of the first argument
+        (_ANY, 0, 1, _CLONE_THREAD),
+        (_GIVE, 0, 0, _ALLOW),
+        (_GIVE, 0, 0, _ERROR | _EPERM),
     ]
-    for number in DENIED[machine]:
-        program += [(jump_equal, 0, 1, number), (give, 0, 0, error | eperm)]
-    program.append((give, 0, 0, allow))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    return assembled(program + refusals(DENIED[machine]))
+
+
+def no_new_files_filter() -> bytes:
+    """A filter that lets a process, filtered as above, make no file, folder or socket with a name."""
+    machine = platform.machine()
+    program = [(_LOAD, 0, 0, 0)]
+    for number, place in OPEN[machine].items():
+        program += [
+            (_EQUAL, 0, 4, number),
+            (_LOAD, 0, 0, 16 + 8 * place),
+            (_ANY, 0, 1, os.O_CREAT),
+            (_GIVE, 0, 0, _ERROR | _EPERM),
+            (_GIVE, 0, 0, _ALLOW),
+        ]
+    return assembled(program + refusals(MAKE_FILES[machine]))
+
+
+def refusals(numbers: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """Instructions that answer these system calls with EPERM, and go on with the others."""
+    return [each for number in numbers for each in ((_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ERROR | _EPERM))]
+
+
+def assembled(program: list[tuple[int, int, int, int]]) -> bytes:
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in [*program, (_GIVE, 0, 0, _ALLOW)])

@@ -29,10 +29,12 @@ import threading
 
 from helpers.grading.confinement import (
     adopt_orphans,
+    denied_filter,
     enter,
     filter_system_calls,
     give_up_privileges,
     limit_resources,
+    no_new_files_filter,
 )
 
 JUDGE_MEMORY = 8 << 30  # bytes of data
@@ -65,8 +67,11 @@ def become(asked: dict, held: int, descriptors: list[int]) -> None:
 
         limit_resources()
         give_up_privileges()
-        filter_system_calls()
-        kernelapp.launch_new_instance(argv=asked["kernel"])
+        filter_system_calls(denied_filter())
+        kernel = kernelapp.IPKernelApp.instance()
+        kernel.initialize(asked["kernel"])  # makes its sockets and IPython's folders
+        filter_system_calls(no_new_files_filter())
+        kernel.start()
 
 
 def fork(connection: socket.socket, asked: dict, sandbox: int, held: int, *descriptors: int) -> None:

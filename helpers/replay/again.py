@@ -95,7 +95,10 @@ class Again:
                 f"PyTorch computes {name.strip('_')}, outside your kernel",
                 "your launcher: it may allocate, copy and add; the rest is the kernel's to compute",
             )
-        operator = getattr(getattr(torch.ops.aten, name), overload)
+        packet = getattr(torch.ops.aten, name)
+        if overload not in packet.overloads():
+            raise ValueError(f"{name} has no variant {overload[:80]!r}")
+        operator = getattr(packet, overload)
         args, kwargs = self._read(step["args"], storages), self._read(step["kwargs"], storages)
         for made in step["made"]:
             if made["dtype"] not in DTYPES or math.prod(made["shape"]) * DTYPES[made["dtype"]].itemsize > MOST_BYTES:

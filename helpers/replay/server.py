@@ -22,6 +22,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -41,6 +42,7 @@ from helpers.replay.tensors import PLAIN, inputs_as_json, values_as_json
 TIME = 30.0  # seconds that one check may take
 MEMORY = 4 << 30  # bytes of data that its process may have
 MOST_SAID = 4000  # characters of a message
+MOST_COMPILED = 64 << 20  # bytes of compiled kernels that are kept; the sandbox's disk has four times as many
 
 
 class Exercise:
@@ -155,6 +157,7 @@ def in_a_fork(work: Callable[[], dict]) -> dict:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.setpgid(0, 0)
         os.close(reading)
         status = 1
         try:
@@ -176,13 +179,21 @@ def in_a_fork(work: Callable[[], dict]) -> dict:
             return verdict(ERROR, f"replaying took over {TIME:g} s", "the grid, and loops in your kernel")
     finally:
         os.close(reading)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        # With it the assembler that it may have started, which would go on for minutes beside other submissions.
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                end(child, signal.SIGKILL)
         os.waitpid(child, 0)
     try:
         return json.loads(said)
     except ValueError:
         return verdict(ERROR, "replaying ended without a result", "how much memory your kernel asks for")
+
+
+def make_room(compiled: Path) -> None:
+    """Empty the folder of compiled kernels where it has grown large: no submission may fill the disk of the next."""
+    if sum(file.stat().st_size for file in compiled.rglob("*")) > MOST_COMPILED:
+        shutil.rmtree(compiled)
 
 
 def drawn(seed: int, purpose: str) -> int:
@@ -196,6 +207,7 @@ def main() -> None:
     talk, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        os.environ["TRITON_CACHE_DIR"] = str(folder / "compiled")
         first = json.loads(sys.stdin.readline())
         shown = Exercise(first["cells"], drawn(first["seed"], "shown to submissions"), folder)
         calls = {"shown": shown.calls(folder)}
@@ -208,6 +220,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as own:
                 on = shown if request["check"] in plain else exercise
                 reply = in_a_fork(lambda on=on, request=request, own=own: judged(on, request, Path(own)))
+            make_room(folder / "compiled")
             print(json.dumps(reply), file=talk, flush=True)
 
 
