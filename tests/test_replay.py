@@ -160,3 +160,56 @@ def test_compiled_kernels_are_kept_until_they_are_many(tmp_path, monkeypatch):
     server.make_room(tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
     server.make_room(tmp_path / "kept")
+
+
+# Reads x three times and the residual twice, and calls x what the check lets be read for nothing.
+RENAMED = """\
+@triton.jit
+def forward_kernel(bias, b_ptr, residual_ptr, y_ptr, columns, p, scale, seed, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = column < columns
+    element = row * columns + column
+    x = tl.load(bias + element, mask=exists)
+    x = (x + tl.load(bias + element, mask=exists) + tl.load(bias + element, mask=exists)) / 3
+    residual = tl.load(residual_ptr + element, mask=exists)
+    residual = (residual + tl.load(residual_ptr + element, mask=exists)) / 2
+    added = (x + tl.load(b_ptr + column, mask=exists)) * scale
+    tl.store(y_ptr + element, residual + tl.where(tl.rand(seed, element) >= p, added, 0.0), mask=exists)
+"""
+
+
+@pytest.mark.parametrize("signature", ["x, bias, residual, p, seed, more=1", "x, /, bias, residual, p, seed"])
+def test_names_are_the_callers_whatever_the_signature_and_the_kernel_say(tmp_path, signature):
+    cells = exercises_in(only="04")["04_bias_dropout_residual"].cells
+    exercise = server.Exercise(cells, 0, tmp_path)
+    (call,) = exercise.calls(tmp_path)["traffic"]
+    changed = {"forward-kernel": RENAMED}
+    for cell in cells:
+        if cell["id"] == "forward":
+            changed["forward"] = cell["source"].replace("(x, bias, residual, p, seed)", f"({signature})", 1)
+    cells = [cell | {"source": changed.get(cell["id"], cell["source"])} for cell in cells]
+    theirs, record = server.Exercise(cells, 0, tmp_path), {}
+    record_call(theirs.namespace["forward"], inputs_from_json(call), record, name="traffic")
+    answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    verdict = server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, tmp_path)
+    assert verdict["state"] == FAIL
+    assert "x is read 3 times; residual is read twice; 24 B/element, 12 needed" in verdict["message"]
+
+
+def test_inputs_on_which_the_model_answer_fails_are_drawn_again(exercise, tmp_path, monkeypatch):
+    outcomes = iter([FAIL, PASS, PASS, PASS])
+    seeds = []
+
+    def calls(self, folder):
+        seeds.append(self.seed)
+        if next(outcomes) != PASS:
+            raise server.UnluckyDrawError("the model answer does not pass 'values'")
+        return {}
+
+    monkeypatch.setattr(server.Exercise, "calls", calls)
+    drawn, _ = server.drawn_exercise(exercise.cells, 5, "a test", tmp_path)
+    assert (len(set(seeds)), drawn.seed) == (2, seeds[1])
+    outcomes = iter([FAIL] * server.MOST_DRAWS)
+    with pytest.raises(server.UnluckyDrawError, match="does not pass 'values'"):
+        server.drawn_exercise(exercise.cells, 5, "a test", tmp_path)

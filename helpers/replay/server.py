@@ -41,8 +41,13 @@ from helpers.replay.tensors import PLAIN, inputs_as_json, values_as_json
 
 TIME = 30.0  # seconds that one check may take
 MEMORY = 4 << 30  # bytes of data that its process may have
+MOST_DRAWS = 4  # before a model answer is taken for wrong
 MOST_SAID = 4000  # characters of a message
 MOST_COMPILED = 64 << 20  # bytes of compiled kernels that are kept; the sandbox's disk has four times as many
+
+
+class UnluckyDrawError(ValueError):
+    """On these inputs the model answer rounds worse than a check allows."""
 
 
 class Exercise:
@@ -64,13 +69,7 @@ class Exercise:
         for cell in cells:
             if "points" not in cell:
                 self._run(cell["source"], folder / f"{cell['id']}.py")
-        answers = [ast.parse(cell["source"]) for cell in cells if cell["answer"]]
-        self.functions = [
-            statement.name
-            for tree in answers
-            for statement in tree.body
-            if isinstance(statement, ast.FunctionDef) and not is_kernel(statement)
-        ]
+        self.functions = parameters_of({cell["id"]: cell["source"] for cell in cells if cell["answer"]})
 
     def _run(self, source: str, path: Path):
         """Run a cell; the value of its last expression, as a notebook shows it."""
@@ -96,7 +95,7 @@ class Exercise:
             calls = []
             outcome = self.run_check(check, {name: _noted(answer, calls) for name, answer in model.items()}, folder)
             if outcome.state != PASS:
-                raise ValueError(f"the model answer does not pass {check!r}: {outcome}")
+                raise UnluckyDrawError(f"the model answer does not pass {check!r}: {outcome}")
             found[check] = [
                 {"function": name, **inputs_as_json(inputs), "values": expected_as_json(model[name], inputs, result)}
                 for name, inputs, result in calls
@@ -130,7 +129,10 @@ def judged(exercise: Exercise, request: dict, folder: Path) -> dict:
         return verdict(ERROR, f"line {error.line}: {error}", "the answer's text")
     parameters = parameters_of(answers)
     calls, results = iter(request["calls"]), []
-    replays = {name: Again(name, parameters.get(name, []), calls, kernels, results) for name in exercise.functions}
+    replays = {
+        name: Again(name, known_by(parameters.get(name, []), own), calls, kernels, results)
+        for name, own in exercise.functions.items()
+    }
     outcome = exercise.run_check(request["check"], replays, folder)
     stopped = next((each.stopped for each in replays.values() if each.stopped), None)
     if outcome.state != PASS and stopped:
@@ -143,12 +145,21 @@ def verdict(state: str, message: str, look_at: str = "") -> dict:
     return {"state": state, "message": message[:MOST_SAID], "look_at": look_at[:MOST_SAID], "values": []}
 
 
+def known_by(theirs: list[str], own: list[str]) -> list[str]:
+    """The names that the meter gives the arguments: the submission's where there are as many, or else the model's.
+
+    With too few or too many it would give none, and go by what the kernel calls them.
+    """
+    return theirs if len(theirs) == len(own) else own
+
+
 def parameters_of(answers: dict[str, str]) -> dict[str, list[str]]:
+    """The names of the parameters of each function of the answers that is no kernel."""
     return {
-        statement.name: [argument.arg for argument in statement.args.args]
+        statement.name: [argument.arg for argument in (*statement.args.posonlyargs, *statement.args.args)]
         for source in answers.values()
         for statement in parsed(source).body
-        if isinstance(statement, ast.FunctionDef)
+        if isinstance(statement, ast.FunctionDef) and not is_kernel(statement)
     }
 
 
@@ -190,6 +201,21 @@ def in_a_fork(work: Callable[[], dict]) -> dict:
         return verdict(ERROR, "replaying ended without a result", "how much memory your kernel asks for")
 
 
+def drawn_exercise(cells: list[dict], seed: int, purpose: str, folder: Path) -> tuple[Exercise, dict[str, list[dict]]]:
+    """An exercise on inputs drawn for one purpose, and what its checks call: the first draw that is not unlucky.
+
+    Raises:
+        UnluckyDrawError: none is, so it is the model answer that is wrong.
+    """
+    for attempt in range(MOST_DRAWS):
+        exercise = Exercise(cells, drawn(seed, f"{purpose} {attempt}"), folder)
+        try:
+            return exercise, exercise.calls(folder)
+        except UnluckyDrawError as error:
+            unlucky = error
+    raise unlucky
+
+
 def make_room(compiled: Path) -> None:
     """Empty the folder of compiled kernels where it has grown large: no submission may fill the disk of the next."""
     if sum(file.stat().st_size for file in compiled.rglob("*")) > MOST_COMPILED:
@@ -209,12 +235,11 @@ def main() -> None:
         folder = Path(place)
         os.environ["TRITON_CACHE_DIR"] = str(folder / "compiled")
         first = json.loads(sys.stdin.readline())
-        shown = Exercise(first["cells"], drawn(first["seed"], "shown to submissions"), folder)
-        calls = {"shown": shown.calls(folder)}
-        plain = {check for check, seen in calls["shown"].items() if any(call["values"] == PLAIN for call in seen)}
-        exercise = Exercise(first["cells"], drawn(first["seed"], "for the checks alone"), folder)
-        calls["kept"] = {check: [call["values"] for call in kept] for check, kept in exercise.calls(folder).items()}
-        print(json.dumps(calls), file=talk, flush=True)
+        shown, seen_calls = drawn_exercise(first["cells"], first["seed"], "shown to submissions", folder)
+        plain = {check for check, seen in seen_calls.items() if any(call["values"] == PLAIN for call in seen)}
+        exercise, kept_calls = drawn_exercise(first["cells"], first["seed"], "for the checks alone", folder)
+        kept = {check: [call["values"] for call in kept] for check, kept in kept_calls.items()}
+        print(json.dumps({"shown": seen_calls, "kept": kept}), file=talk, flush=True)
         for line in sys.stdin:
             request = json.loads(line)
             with tempfile.TemporaryDirectory() as own:
