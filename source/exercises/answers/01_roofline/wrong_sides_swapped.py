@@ -1,6 +1,6 @@
 # Left of the ridge taken for compute-bound.
 # rejected by: bound
-# told: got 'compute', expected 'memory'
+# told: got 'memory', expected 'compute'
 
 
 # %% grade_id="bound-answer"
