@@ -55,9 +55,7 @@ def test_what_is_installed_is_what_is_pinned():
 @pytest.mark.parametrize("version", ["3.11.0", "3.12.0", "3.13.0", "3.14.0"])
 def test_pins_hold_for_each_python(version):
     """Debian 12 has Python 3.11.2, for one: the first release of each line must do."""
-    needs = {
-        each.name: each.metadata["Requires-Python"] for each in distributions() if each.metadata["Requires-Python"]
-    }
+    needs = {each.name: need for each in distributions() if (need := each.metadata.get("Requires-Python"))}
     assert {name: need for name, need in needs.items() if version not in SpecifierSet(need)} == {}
 
 
