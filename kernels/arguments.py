@@ -147,11 +147,15 @@ def check_heads(operation: str, scale: float | None, **tensors: torch.Tensor) ->
         raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
 
 
-def as_autocast_says(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def autocasts(x: torch.Tensor) -> bool:
+    """Whether x is on a device for which autocast is on."""
+    return isinstance(x, torch.Tensor) and x.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(x.device.type)
+
+
+def as_autocast_says(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Under autocast, the tensors in its precision, as PyTorch's products take them; fp64 stays."""
-    first = tensors[0]
-    if not (isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)):
+    if not autocasts(tensors[0]):
         return tensors
-    dtype = torch.get_autocast_dtype(first.device.type)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     lowered = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in lowered else x for x in tensors)

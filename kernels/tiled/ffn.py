@@ -32,12 +32,11 @@ from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import check_together, multiprocessors
+from kernels.arguments import as_autocast_says, check_together, multiprocessors
 from kernels.elementwise.geglu import geglu_backward_kernel, geglu_kernel
 from kernels.elementwise.geglu import settings as geglu_settings
 from kernels.fused_op import FusedOp, Work
 from kernels.tiled.linear_act import (
-    as_autocast_says,
     as_matrix,
     grouped_order,
     linear_act,

@@ -45,7 +45,7 @@ from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
-from kernels.arguments import check_together, multiprocessors, shared_memory
+from kernels.arguments import as_autocast_says, autocasts, check_together, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 
 TILES_IN_SHARED_MEMORY = 227 * 2**10  # bytes that linear_act_kernel's tiles may take
@@ -438,21 +438,6 @@ def _check(operation: str, x, weight, bias, residual, act: str | None, tf32: boo
         raise ValueError(f"{operation} takes tf32=True for float32, got {x.dtype}: leave it out")
 
 
-def _autocasts(x) -> bool:
-    return isinstance(x, torch.Tensor) and x.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(x.device.type)
-
-
-def as_autocast_says(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """The operands in the dtype that PyTorch's linear would take them in: under autocast, in the lower precision."""
-    if not _autocasts(x):
-        return x, *others
-    dtype = torch.get_autocast_dtype(x.device.type)
-    lowered = (torch.float32, torch.float16, torch.bfloat16)
-    return tuple(
-        each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype in lowered else each for each in (x, *others)
-    )
-
-
 def linear_act(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -482,7 +467,7 @@ def linear_act(
             the CPU where kernels run on a GPU.
     """
     x, weight, bias = as_autocast_says(x, weight, bias)
-    if isinstance(residual, torch.Tensor) and _autocasts(x) and residual.dtype != x.dtype:
+    if isinstance(residual, torch.Tensor) and autocasts(x) and residual.dtype != x.dtype:
         return linear_act(x, weight, bias, None, act, tf32) + residual  # a stream of residuals in fp32 stays that
     _check("linear_act", x, weight, bias, residual, act, tf32)
     arguments = x, weight, bias, residual, act, tf32
