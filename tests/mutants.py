@@ -41,6 +41,18 @@ FLASH_LOADS = {
     ),
 }
 FLASH_LAST = "last = tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M) if CAUSAL else seq"
+LINEAR_BIAS = "s = acc + tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]"
+LINEAR_LOADS = {
+    "x = tl.load(x_ptr + row[:, None] * x_stride_m + k[None, :] * x_stride_k, "
+    "mask=(row < M)[:, None] & (k < K)[None, :], other=0.0)": (
+        "beyond K the weights are 0, and any finite number times 0 is 0; rows beyond M are not stored"
+    ),
+    "weight = tl.load(weight_ptr + k[:, None] * weight_stride_k + col[None, :] * weight_stride_n, "
+    "mask=(k < K)[:, None] & (col < N)[None, :], other=0.0)": (
+        "beyond K x is 0, and any finite number times 0 is 0; columns beyond N are not stored"
+    ),
+    LINEAR_BIAS: "columns that do not exist are not stored",
+}
 EQUIVALENT = {
     f"05_layer_norm: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
         "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
@@ -100,6 +112,11 @@ EQUIVALENT = {
     ),
     f"10b_flash_attention: {FLASH_LAST} -> {FLASH_LAST.replace('+ 1', '+ 2')}": (
         "walks over keys that none of its queries sees: slower, with the same values; no causal call is metered"
+    ),
+    "08_linear_act: y = tl.where(s < 0, 0.0, s) -> y = tl.where(s <= 0, 0.0, s)": "0 is 0 either way",
+    **{f"08_linear_act: {load} -> {load.replace('other=0.0', 'other=1.0')}": why for load, why in LINEAR_LOADS.items()},
+    f"08_linear_act: {LINEAR_BIAS} -> {LINEAR_BIAS.replace('float32', 'float16')}": (
+        "the bias is float16 already, and becomes float32 where it meets the sum"
     ),
 }
 
