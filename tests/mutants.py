@@ -53,6 +53,38 @@ LINEAR_LOADS = {
     ),
     LINEAR_BIAS: "columns that do not exist are not stored",
 }
+SCORES_WALK = "for start in range(0, tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M), BLOCK_N):"
+SCORES_UNSEEN = "walks over keys that none of its queries sees: slower, with the same weights"
+SCORES = {  # (before, a text in it, what becomes of it) -> why
+    ("top = tl.full((BLOCK_M,), -float('inf'), tl.float32)", "float32", "float16"): (
+        "-inf is -inf in float16, and the first tile's maximum takes its place; compiled, such a loop is refused"
+    ),
+    ("total = tl.zeros((BLOCK_M,), tl.float32)", "float32", "float16"): (
+        "0 is 0 in float16, and the first tile's sum takes its place; compiled, such a loop is refused"
+    ),
+    ("safe = tl.where(top == -float('inf'), 0.0, top)", "0.0", "1.0"): "-inf - 1 is -inf, too",
+    ("safe = tl.where(grown == -float('inf'), 0.0, grown)", "0.0", "1.0"): "-inf - 1 is -inf, too",
+    ("share = tl.where(total > 0, 1.0 / total, 0.0)", "0.0", "1.0"): (
+        "where nothing was summed, what it multiplies is 0"
+    ),
+    (
+        "q = tl.load(q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d, "
+        "mask=(query < seq)[:, None], other=0.0)",
+        "other=0.0",
+        "other=1.0",
+    ): "rows of queries that do not exist are never stored",
+    (
+        "k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, "
+        "mask=(key < seq)[None, :], other=0.0)",
+        "other=0.0",
+        "other=1.0",
+    ): "the scores of keys that do not exist become -inf, whatever they were",
+    ("valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0", "other=0", "other=1"): (
+        "a key that does not exist comes after every query whose row is stored"
+    ),
+    (SCORES_WALK, "minimum", "maximum"): SCORES_UNSEEN,
+    (SCORES_WALK, "+ 1", "+ 2"): SCORES_UNSEEN,
+}
 EQUIVALENT = {
     f"05_layer_norm: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
         "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
@@ -118,6 +150,7 @@ EQUIVALENT = {
     f"08_linear_act: {LINEAR_BIAS} -> {LINEAR_BIAS.replace('float32', 'float16')}": (
         "the bias is float16 already, and becomes float32 where it meets the sum"
     ),
+    **{f"10_attention_scores: {before} -> {before.replace(*change)}": why for (before, *change), why in SCORES.items()},
 }
 
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
