@@ -38,7 +38,7 @@ def report_without_times(out: Path) -> dict[str, str]:
     texts = {}
     for path in sorted(out.rglob("*")):
         if path.is_file():
-            text = re.sub(r'"seconds": [\d.]+|time="[\d.]+"', "", path.read_text())
+            text = re.sub(r'"seconds": [\d.]+|time="[\d.]+"|timestamp="[^"]+"', "", path.read_text())
             texts[str(path.relative_to(out))] = re.sub(r"<h2>Slowest.*", "", text, flags=re.DOTALL)
     return texts
 
