@@ -1,10 +1,12 @@
 """How long a call takes: medians with their spread, on the GPU by its own clock, on the CPU by the host's.
 
-On a GPU every run starts with a cold L2 (a buffer of twice its size is written first), as a tensor fresh from another
-layer would. Work under 100 us is captured in a CUDA graph, several calls a replay (or queued several calls at a time,
-where it cannot be captured), so that neither the gaps between launches nor the clock's own cost counts. Functions
-measured together take turns, so that a clock that drifts drifts for all. `launches=True` asks the other question:
-what one call costs its caller, Python and launch included, in a row of calls.
+On a GPU every run starts with a cold L2: a buffer of twice its size is read, then as many bytes written as the timed
+call returns. So a call finds none of its inputs there and, where it has to make room, as many lines to write back as it
+leaves for the next: one that only reads waits for nobody's writes, and none writes for free. Work under 100 us is
+captured in a CUDA graph, several calls a replay (or queued several calls at a time, where it cannot be captured), so
+that neither the gaps between launches nor the clock's own cost counts. Functions measured together take turns, so that
+a clock that drifts drifts for all. `launches=True` asks the other question: what one call costs its caller, Python and
+launch included, in a row of calls.
 """
 
 import gc
@@ -15,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_leaves
 from tqdm.auto import tqdm
 
 GRAPH_BELOW = 100e-6  # seconds
@@ -169,12 +172,20 @@ def _queued(work: Callable, cycles: int) -> float:
     return start.elapsed_time(end) * 1e-3
 
 
+def _bytes_of(result) -> int:
+    """Bytes of the tensors in what a function returned, each counted once."""
+    tensors = {each.data_ptr(): each for each in tree_leaves(result) if isinstance(each, torch.Tensor)}
+    return sum(each.numel() * each.itemsize for each in tensors.values())
+
+
 def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], float]:
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    buffer = torch.empty(2 * l2_bytes if cold else 0, dtype=torch.uint8, device="cuda")
+    others = torch.zeros(2 * l2_bytes // 4 if cold else 0, device="cuda")
+    left = torch.empty(min(l2_bytes, _bytes_of(function())) if cold else 0, dtype=torch.uint8, device="cuda")
 
     def flush() -> None:
-        buffer.fill_(1)
+        others.sum()
+        left.fill_(1)
 
     for _ in range(5):
         flush()

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from helpers.timing import Timing, benchmark, benchmark_together
+from helpers.timing import Timing, _bytes_of, benchmark, benchmark_together
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="sleeping on the host takes no GPU time")
@@ -52,3 +52,21 @@ def test_bad_input():
         benchmark(torch.ones(3))
     with pytest.raises(ValueError, match="at least 3 runs, got 2"):
         benchmark(time.sleep, 0, runs=2)
+
+
+def test_bytes_left_behind():
+    x = torch.ones(3, 4)
+    assert _bytes_of(None) == 0
+    assert _bytes_of((x, [x, x.half()], {"a": torch.ones(5, dtype=torch.uint8)}, 7)) == 48 + 24 + 5
+    assert _bytes_of(torch.empty(0)) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU's L2")
+def test_l2_is_cold_and_what_it_holds_is_written_back():
+    """What fits in L2 comes faster from there; a copy of it takes longer than reading it, cold as well as warm."""
+    x = torch.ones(2**22, device="cuda")
+    y = torch.empty_like(x)
+    cold = benchmark_together({"read": x.sum, "copy": lambda: y.copy_(x)})
+    warm = benchmark_together({"read": x.sum}, cold=False)
+    assert cold["read"].median > 1.2 * warm["read"].median
+    assert cold["copy"].median > 1.2 * cold["read"].median
