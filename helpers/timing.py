@@ -210,7 +210,12 @@ def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], f
         return lambda: _queued(lambda: [work() for _ in range(CALLS_PER_GRAPH)], CALLS_PER_GRAPH * QUEUEING_CYCLES)
 
     with_calls, without = several(flush_and_call), several(flush)
-    return lambda: (with_calls() - without()) / CALLS_PER_GRAPH
+
+    def sample() -> float:
+        return (with_calls() - without()) / CALLS_PER_GRAPH
+
+    sample.memory = others, left  # a graph does not keep what it reads and writes: another tensor would get it
+    return sample
 
 
 def _graph(function: Callable) -> torch.cuda.CUDAGraph:

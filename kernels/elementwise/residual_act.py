@@ -5,10 +5,15 @@ The end of a residual block. Written out in PyTorch, the sum goes to memory and 
     unfused   add: read x, read residual, write s | act: read s, write y       10 B/element in 16 bits, two launches
     fused     read x, read residual, write y                                    6 B/element, one launch
 
-The backward pass needs one tensor, from which it makes the one gradient that x and residual share: with ReLU y itself,
-which the next layer keeps anyway; else the sum, which the forward then writes too:
+The backward pass makes the one gradient that x and residual share. Of the sum it asks ReLU's question alone, above 0 or
+not, so with ReLU the forward of a training step writes one bit an element; else it writes the sum:
 
-    backward  read the gradient, read y or the sum, write the gradient          6 B/element, one launch
+    training  ReLU: and write a bit             6.125 B/element | else: and write the sum           8 B/element
+    backward  ReLU: read the gradient, read the bit, write the gradient    4.125 B/element, one launch
+              else: read the gradient, read the sum, write the gradient        6 B/element, one launch
+
+PyTorch asks y instead, and torch.compile a mask of one byte an element. The bits are memory of their own, 1/16 of y's
+bytes in 16 bits, where the next layer most often keeps y anyway; in return y may be changed in place at once.
 
 Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; the activations and their sources
 stand in kernels/activations.py.
@@ -29,7 +34,7 @@ def residual_act_kernel(
     x_ptr,  # (elements,)
     residual_ptr,  # (elements,), x's dtype
     y_ptr,  # (elements,), x's dtype
-    sum_ptr,  # (elements,), x's dtype, or None where no backward pass will ask for it
+    kept_ptr,  # for the backward pass: (elements,), the sum; with ReLU a bit an element; None where nobody will ask
     elements,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,  # a name in ACTIVATIONS
@@ -42,14 +47,20 @@ def residual_act_kernel(
     residual = tl.load(residual_ptr + offset, mask=inside).to(COMPUTE)
     s = x + residual
     tl.store(y_ptr + offset, activate(s, ACT).to(y_ptr.dtype.element_ty), mask=inside)
-    if sum_ptr is not None:
-        tl.store(sum_ptr + offset, s.to(sum_ptr.dtype.element_ty), mask=inside)
+    if kept_ptr is not None:
+        if ACT == "relu":
+            bit = tl.where(inside & ~(s <= 0), 1 << (tl.arange(0, BLOCK) % 8), 0)
+            byte = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
+            bits = tl.sum(tl.reshape(bit, (BLOCK // 8, 8)), axis=1)
+            tl.store(kept_ptr + byte, bits.to(tl.uint8), mask=byte * 8 < elements)
+        else:
+            tl.store(kept_ptr + offset, s.to(kept_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def residual_act_backward_kernel(
     grad_y_ptr,  # (elements,)
-    kept_ptr,  # (elements,): the sum, or y with ReLU
+    kept_ptr,  # what the forward kept
     grad_ptr,  # (elements,): the gradient of the sum, which is x's and residual's
     elements,
     BLOCK: tl.constexpr,
@@ -59,7 +70,11 @@ def residual_act_backward_kernel(
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < elements
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
-    kept = tl.load(kept_ptr + offset, mask=inside).to(COMPUTE)
+    if ACT == "relu":
+        # The eight pointers that are one make one load where a thread holds eight neighbours.
+        kept = (tl.load(kept_ptr + offset // 8, mask=inside) >> (tl.arange(0, BLOCK) % 8)) & 1
+    else:
+        kept = tl.load(kept_ptr + offset, mask=inside).to(COMPUTE)
     grad = activate_gradient(grad_y, kept, ACT)
     tl.store(grad_ptr + offset, grad.to(grad_ptr.dtype.element_ty), mask=inside)
 
@@ -92,48 +107,44 @@ def _forward(x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:
     return y
 
 
-def _forward_keeping_sum(x: torch.Tensor, residual: torch.Tensor, act: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward_for_training(x: torch.Tensor, residual: torch.Tensor, act: str) -> tuple[torch.Tensor, torch.Tensor]:
     x, residual = x.contiguous(), residual.contiguous()
-    y, s = torch.empty_like(x), torch.empty_like(x)
-    _launch(residual_act_kernel, y, act, x, residual, y, s)
-    return y, s
+    y, kept = torch.empty_like(x), _empty_kept(x, act)
+    _launch(residual_act_kernel, y, act, x, residual, y, kept)
+    return y, kept
+
+
+def _empty_kept(x: torch.Tensor, act: str) -> torch.Tensor:
+    if act == "relu":
+        return torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
+    return _like(x)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _backward(grad_y: torch.Tensor, kept: torch.Tensor, act: str) -> torch.Tensor:
-    grad = torch.empty_like(kept)
-    _launch(residual_act_backward_kernel, grad, act, grad_y.contiguous(), kept, grad)
+    grad_y = grad_y.contiguous()
+    grad = torch.empty_like(grad_y)
+    _launch(residual_act_backward_kernel, grad, act, grad_y, kept, grad)
     return grad
 
 
-def _keep_y(ctx, inputs, output):
+def _keep(ctx, inputs, output):
     ctx.act = inputs[2]
-    ctx.save_for_backward(output)
-
-
-def _keep_sum(ctx, inputs, output):
-    ctx.act = inputs[2]
-    ctx.set_materialize_grads(False)  # no tensor of zeros for the sum, which nobody differentiates
+    ctx.set_materialize_grads(False)  # no tensor of zeros for what is kept, which nobody differentiates
     ctx.save_for_backward(output[1])
 
 
-class ResidualRelu(torch.autograd.Function):
-    """relu(x + residual) for autograd. Calling it costs Python less than the registered operator does."""
-
-    forward = staticmethod(_forward)
-    setup_context = staticmethod(_keep_y)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y):
-        grad = _backward(grad_y, *ctx.saved_tensors, ctx.act)
-        return grad, grad, None
-
-
 class ResidualAct(torch.autograd.Function):
-    """act(x + residual) and the sum, for autograd."""
+    """act(x + residual) and what its gradient needs, for autograd.
 
-    forward = staticmethod(_forward_keeping_sum)
-    setup_context = staticmethod(_keep_sum)
+    Calling it costs Python less than the registered operator does.
+    """
+
+    forward = staticmethod(_forward_for_training)
+    setup_context = staticmethod(_keep)
 
     @staticmethod
     @once_differentiable
@@ -145,25 +156,20 @@ class ResidualAct(torch.autograd.Function):
 # The same for torch.compile, which does not look inside registered operators.
 residual_act_op = torch.library.custom_op("kernel_fusion::residual_act", _forward, mutates_args=())
 residual_act_training_op = torch.library.custom_op(
-    "kernel_fusion::residual_act_training", _forward_keeping_sum, mutates_args=()
+    "kernel_fusion::residual_act_training", _forward_for_training, mutates_args=()
 )
 residual_act_backward_op = torch.library.custom_op("kernel_fusion::residual_act_backward", _backward, mutates_args=())
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _gradients(ctx, grad_y, _=None):
+def _gradients(ctx, grad_y, _):
     grad = None if grad_y is None else residual_act_backward_op(grad_y, *ctx.saved_tensors, ctx.act)
     return grad, grad, None
 
 
 residual_act_op.register_fake(lambda x, residual, act: _like(x))
-residual_act_training_op.register_fake(lambda x, residual, act: (_like(x), _like(x)))
-residual_act_backward_op.register_fake(lambda grad_y, kept, act: _like(kept))
-residual_act_op.register_autograd(_gradients, setup_context=_keep_y)  # with ReLU, whose gradient y tells
-residual_act_training_op.register_autograd(_gradients, setup_context=_keep_sum)
+residual_act_training_op.register_fake(lambda x, residual, act: (_like(x), _empty_kept(x, act)))
+residual_act_backward_op.register_fake(lambda grad_y, kept, act: _like(grad_y))
+residual_act_training_op.register_autograd(_gradients, setup_context=_keep)
 
 
 def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
@@ -187,12 +193,9 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     check_alike("residual_act", x=x, residual=residual)
     check_activation("residual_act", act)
     tracked = torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad)
-    keeps_sum = tracked and act != "relu"
     if torch.compiler.is_compiling():
-        return residual_act_training_op(x, residual, act)[0] if keeps_sum else residual_act_op(x, residual, act)
-    if keeps_sum:
-        return ResidualAct.apply(x, residual, act)[0]
-    return ResidualRelu.apply(x, residual, act) if tracked else _forward(x, residual, act)
+        return residual_act_training_op(x, residual, act)[0] if tracked else residual_act_op(x, residual, act)
+    return ResidualAct.apply(x, residual, act)[0] if tracked else _forward(x, residual, act)
 
 
 def residual_act_reference(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
@@ -207,9 +210,13 @@ def residual_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def residual_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradient with ReLU: 1 comparison; the gradient and y in, one gradient out."""
+    """FLOPs and least bytes of the gradient with ReLU: 1 comparison; the gradient and a bit in, one gradient out."""
     elements = torch.Size(shape).numel()
-    return Work(flops=elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
+    return Work(
+        flops=elements,
+        bytes_read=elements * dtype.itemsize + (elements + 7) // 8,
+        bytes_written=elements * dtype.itemsize,
+    )
 
 
 def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.kept import kept_for_backward
 from helpers.traffic import measure
 from kernels import residual_act, runtime
 from kernels.activations import ACTIVATIONS
@@ -20,10 +21,13 @@ def test_the_bytes_of_the_docstring(device):
     unfused, fused = measure(residual_act_reference, x, residual), measure(residual_act, x, residual)
     assert (unfused.launches, unfused.bytes_total) == (2, 10 * 1025)
     assert (fused.launches, fused.bytes_total) == (1, 6 * 1025)
-    y = residual_act(x.requires_grad_(), residual.requires_grad_())
-    grad_y = torch.randn_like(y)
-    backward = measure(lambda: torch.autograd.grad(y, (x, residual), grad_y))
-    assert (backward.launches, backward.bytes_total) == (1, 6 * 1025)
+    x, residual, bits = x.requires_grad_(), residual.requires_grad_(), 129
+    for act, written, moved in (("relu", 2 * 1025 + bits, 4 * 1025 + bits), ("silu", 4 * 1025, 6 * 1025)):
+        training = measure(residual_act, x, residual, act)
+        assert (training.launches, training.bytes_read, training.bytes_written) == (1, 4 * 1025, written)
+        grad_y = torch.randn_like(training.result)
+        backward = measure(lambda y=training.result, g=grad_y: torch.autograd.grad(y, (x, residual), g))
+        assert (backward.launches, backward.unique_total) == (1, moved)
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
@@ -59,6 +63,36 @@ def test_relu_chooses_where_a_product_would_make_nan(device):
     assert gradient.tolist() == [0, torch.inf, torch.inf]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_relu_passes_the_gradient_where_pytorchs_does(device, dtype):
+    """One bit an element, eight in a byte: every place in a byte, the last one cut short, and the special numbers."""
+    numbers = torch.finfo(dtype)
+    least = numbers.tiny * numbers.eps  # the smallest above 0
+    special = [0.0, -0.0, torch.nan, torch.inf, -torch.inf, least, -least, numbers.max, numbers.min]
+    for elements in (1, 7, 8, 9, 1003, 1025):
+        x = torch.randn(elements, device=device).to(dtype)
+        x[-9:] = torch.tensor(special, dtype=dtype)[:elements]
+        x.requires_grad_()
+        zeros, grad_y = torch.zeros_like(x), torch.randn_like(x)
+        (ours,) = torch.autograd.grad(residual_act(x, zeros), x, grad_y)
+        (theirs,) = torch.autograd.grad(residual_act_reference(x, zeros), x, grad_y)
+        assert torch.equal(ours, theirs)
+
+
+def test_with_relu_a_bit_an_element_is_kept_and_the_result_is_free_to_change(device):
+    x, residual = pair(3, 171, device=device, grad=True)
+    kept = kept_for_backward(residual_act, x, residual)
+    assert (kept.arguments, kept.made) == ({}, {"uint8 of (65,)": 65})
+    y = kept.result
+    grad_y = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(residual_act_reference(x, residual), x, grad_y)
+    with torch.no_grad():
+        y.fill_(torch.nan)
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(y, x, grad_y, retain_graph=True)
+        assert torch.equal(gradient, expected)
+
+
 def test_one_input_may_need_no_gradient(device):
     x, residual = pair(5, device=device)
     residual.requires_grad_()
@@ -68,8 +102,9 @@ def test_one_input_may_need_no_gradient(device):
 
 
 def test_registration(device):
-    torch.library.opcheck(residual_act_op, (*pair(9, device=device, grad=True), "relu"))
-    torch.library.opcheck(residual_act_training_op, (*pair(9, device=device, grad=True), "silu"))
+    torch.library.opcheck(residual_act_op, (*pair(9, device=device), "relu"))
+    for act in ("relu", "silu"):
+        torch.library.opcheck(residual_act_training_op, (*pair(9, device=device, grad=True), act))
 
 
 def test_under_autocast_two_dtypes_meet_in_the_wider(device):
@@ -106,7 +141,11 @@ def test_offsets_past_two_to_the_31():
     elements = 2**31 + 1025
     x, residual = torch.ones(2, elements, dtype=torch.bfloat16, device="cuda").unbind()
     x[-1], residual[-1] = 3, -5
-    y = residual_act(x, residual)
     expected = residual_act_reference(x[-2:], residual[-2:])
+    y = residual_act(x, residual)
     assert torch.equal(y[-2:], expected)
     assert bool((y[:-1] == expected[0]).all())
+    y = residual_act(x.requires_grad_(), residual)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert gradient[-2:].tolist() == [1, 0]
+    assert bool((gradient[:-1] == 1).all())
