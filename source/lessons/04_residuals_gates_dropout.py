@@ -557,7 +557,7 @@ for act in ("gelu", "relu"):
 # %% [markdown]
 # With GELU it stores the sum, a second tensor. ReLU's slope asks only whether the sum is above 0, so the answer is
 # stored, one bit an element. The result would tell, too, and the next layer most often keeps it anyway: nothing more
-# would be kept, but 32 bits an element read where one is enough. The rule:
+# would be kept, but a float an element read where a bit is enough. The rule:
 #
 # **Recompute what follows from something that the backward pass has at hand in any case: a seed, a gate it must read.
 # Store what would need more to be read than it takes up itself.**
