@@ -1,6 +1,7 @@
 """The `fusion` command. Errors are one line: what is wrong, how to mend it; the exit status is then 2."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -55,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return run(arguments, rest)
+    except BrokenPipeError:  # `| head` has seen enough; what Python would still write at its end goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (OSError, TypeError, ValueError, RuntimeError) as error:
         print(f"fusion: {error}", file=sys.stderr)
         return 2

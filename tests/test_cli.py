@@ -1,5 +1,8 @@
 """The `fusion` command: what it runs, and that its errors are one line."""
 
+import subprocess
+import sys
+
 import pytest
 
 from helpers import cli
@@ -62,3 +65,11 @@ def test_check_of_what_is_no_notebook_is_one_line(name, tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("fusion: ")
     assert error.count("\n") == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    start = "import sys; from helpers.cli import main; sys.exit(main())"
+    command = f"{sys.executable} -c '{start}' bench --recorded | head -n 1"
+    run = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert run.stderr == ""
+    assert len(run.stdout.splitlines()) == 1
