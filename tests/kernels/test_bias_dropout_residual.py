@@ -34,11 +34,34 @@ def test_every_p_and_the_gradients(device, p, poisoned):
 
 def test_more_rows_than_the_backwards_programs_take_at_once(device, monkeypatch):
     monkeypatch.setattr(module, "PROGRAMS_ALONG_ROWS", 3)
+    monkeypatch.setattr(module, "multiprocessors", lambda x: 2)
     inputs = arguments(29, 3, device=device, grad=True)
     ours, exact = bias_dropout_residual(*inputs), bias_dropout_residual_oracle(*inputs)
     weight = torch.randn_like(ours)
     for mine, true in zip(*(torch.autograd.grad(y, inputs[:3], weight) for y in (ours, exact)), strict=True):
         torch.testing.assert_close(mine, true, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (2, 127), (132, 65)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_and_their_gradients(device, monkeypatch, poisoned, rows, cols, dtype):
+    monkeypatch.setattr(module, "multiprocessors", lambda x: 132)
+    x, bias, residual, seed = arguments(rows, cols, device=device, dtype=dtype, grad=True)
+    bias = bias.detach().float().requires_grad_()
+    weight = torch.randn(cols, rows, device=device, dtype=dtype).T  # a gradient of other strides
+    ours = torch.autograd.grad(bias_dropout_residual(x, bias, residual, seed), (x, bias, residual), weight)
+    exact = [each.detach().double().requires_grad_() for each in (x, bias, residual)]
+    theirs = torch.autograd.grad(bias_dropout_residual_oracle(*exact, seed), exact, weight.double())
+    for mine, true in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, true.to(mine.dtype))
+
+
+def test_few_rows_leave_no_sum_to_a_second_launch(device):
+    x, bias, residual, seed = arguments(2, 65, device=device, grad=True)
+    y = bias_dropout_residual(x, bias, residual, seed)
+    weight = torch.randn_like(y)
+    backward = measure(lambda: torch.autograd.grad(y, (x, bias), weight))
+    assert (backward.launches, backward.bytes_written) == (1, y.nbytes + bias.nbytes)
 
 
 def test_without_a_seed_pytorchs_generator_draws_one(device):
@@ -50,7 +73,9 @@ def test_without_a_seed_pytorchs_generator_draws_one(device):
     assert not torch.equal(first, second)
 
 
-def test_the_gradients_are_the_same_in_every_run(device):
+@pytest.mark.parametrize("multiprocessors", [2, 132])
+def test_the_gradients_are_the_same_in_every_run(device, monkeypatch, multiprocessors):
+    monkeypatch.setattr(module, "multiprocessors", lambda x: multiprocessors)
     inputs = arguments(40, 33, device=device, grad=True)
     weight = torch.randn(40, 33, device=device)
     runs = [torch.autograd.grad(bias_dropout_residual(*inputs), inputs[:3], weight) for _ in range(2)]
@@ -72,7 +97,8 @@ def test_under_autocast_two_dtypes_meet_in_the_wider(device):
     torch.testing.assert_close(y, bias_dropout_residual_oracle(x.bfloat16().float(), bias, residual, seed))
 
 
-def test_the_bytes_of_the_docstring(device):
+def test_the_bytes_of_the_docstring(device, monkeypatch):
+    monkeypatch.setattr(module, "multiprocessors", lambda x: 2)
     x, bias, residual, seed = arguments(4, 1025, device=device, dtype=torch.bfloat16, grad=True)
     n = x.numel()
     unfused, fused = (
@@ -92,11 +118,13 @@ def test_the_bytes_of_the_docstring(device):
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
-def test_the_backward_does_not_spill(gpu):
-    x = torch.empty(16384, 4096, dtype=torch.bfloat16, device="meta")
-    partial, seed = torch.empty(264, 4096, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
-    kernel, chosen = module.bias_dropout_residual_backward_kernel, module.backward_settings(x.dtype)
-    compiled = compile_for(kernel, x, x, partial, seed, 16384, 4096, 4096, 0.1, 1.1, device=gpu, **chosen)
+@pytest.mark.parametrize(("rows", "cols", "few_rows"), [(16384, 4096, False), (128, 8192, True)])
+def test_the_backward_does_not_spill(gpu, rows, cols, few_rows):
+    x = torch.empty(rows, cols, dtype=torch.bfloat16, device="meta")
+    partial = torch.empty(cols, dtype=torch.bfloat16 if few_rows else torch.float32, device="meta")
+    seed = torch.empty((), dtype=torch.int64, device="meta")
+    kernel, chosen = module.bias_dropout_residual_backward_kernel, module.backward_settings(x.dtype, few_rows)
+    compiled = compile_for(kernel, x, x, partial, seed, rows, cols, cols, 0.1, 1.1, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
 
 

@@ -12,7 +12,7 @@ from kernels.rowwise.softmax import softmax_op, softmax_reference, softmax_unfus
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("cols", [1, 2, 1023, 4096, 16384, 16385, 49152, 262144])
+@pytest.mark.parametrize("cols", [1, 2, 1023, 4096, 16384, 16385, 32769, 49152, 262144])
 def test_rows_of_every_width_and_their_gradients(device, cols, poisoned):
     x = torch.randn(2, cols, dtype=torch.float64, device=device, requires_grad=True)
     y, expected = softmax(x), softmax_reference(x)
@@ -75,7 +75,7 @@ def test_a_wide_row_is_read_twice_but_for_what_is_kept(device, cols, kept):
 def test_the_backward_does_not_spill(gpu, cols):
     x = torch.empty(32768, cols, dtype=torch.bfloat16, device="meta")
     chosen = module.backward_settings(cols, x.dtype)
-    if cols <= module.WIDEST_BLOCK:
+    if cols <= module.WIDEST_BACKWARD_BLOCK:
         kernel, sizes = module.softmax_backward_kernel, (32768, cols, cols)
     else:
         kernel, sizes = module.softmax_backward_wide_kernel, (cols, cols)
