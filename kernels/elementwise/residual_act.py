@@ -80,15 +80,17 @@ def residual_act_backward_kernel(
 
 
 def settings(dtype: torch.dtype, act: str = "relu") -> dict:
-    """Launch settings: a block that gives each of 64 threads two 16-byte loads an input in 16 bits.
+    """Launch settings: a block that gives each of 128 threads one 16-byte load an input in 16 bits.
 
-    On an H200, 10^8 elements in bf16: 98 per cent of copy bandwidth, forward and backward, ReLU and exact GELU alike.
+    A thread's eight neighbours are then one byte of ReLU's bits; 64 threads of two loads each sort the bytes in shared
+    memory. On an H200, 10^8 elements in bf16, per cent of copy bandwidth: forward 99, backward with ReLU's bits 99 (64
+    threads 98, blocks of 512 elements 82). Writing the bits takes the forward 2.5 per cent longer (64 threads 3.5).
     """
     return {
         "BLOCK": 1024,
         "ACT": act,
         "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": 2,
+        "num_warps": 4,
     }
 
 
