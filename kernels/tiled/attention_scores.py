@@ -104,18 +104,22 @@ def attention_scores_kernel(
     row = start + tl.arange(0, BLOCK_M)
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     end = tl.maximum(tl.minimum(keys, start + BLOCK_M + keys - queries), 0) if CAUSAL else keys
-    peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
-    total = tl.zeros((BLOCK_M,), COMPUTE)
+    # Eight peaks and totals a row, each in one thread: only at the end do threads put a row's together.
+    peak = tl.full((BLOCK_M, 8), -float("inf"), COMPUTE)
+    total = tl.zeros((BLOCK_M, 8), COMPUTE)
     seen = keys_for_all(start, queries, keys, CAUSAL)
     for n in tl.range(0, end, BLOCK_N):
         s = scores(q, k_desc, mask, b, h, group, n, row, queries, keys, last, seen, MASKED, SCALE, PRECISION, COMPUTE)
+        s = s.reshape(BLOCK_M, BLOCK_N // 8, 8)
         higher = tl.maximum(peak, tl.max(s, axis=1) * FACTOR)
-        # A row that has seen no key yet would compute -inf - -inf.
+        # What has seen no key yet would compute -inf - -inf.
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * tl.exp2(peak - base) + tl.sum(tl.exp2(s * FACTOR - base[:, None]), axis=1)
+        total = total * tl.exp2(peak - base) + tl.sum(tl.exp2(s * FACTOR - base[:, None, :]), axis=1)
         peak = higher
     # peak + log2(total) would lose the logarithm where the peak is large. A row that sees no key is 0.
-    base = tl.where(peak == -float("inf"), 0.0, peak)
+    top = tl.max(peak, axis=1)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(total * tl.exp2(peak - base[:, None]), axis=1)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     p_ptr += head.to(tl.int64) * queries * keys
     at = row.to(tl.int64)[:, None] * keys + tl.arange(0, BLOCK_N)[None, :]
@@ -139,6 +143,14 @@ def settings(dim: int, dtype: torch.dtype) -> dict:
     tiles, four programs a multiprocessor, 2963 / 3133, and 3127 / 3357 with streaming stores (.cs); without them
     64 x 128 2604 / 3216, 128 x 64 with 8 warps 2701 / 3061, two stages of loads 2541 / 3058, tiles stored through a
     descriptor 2777 / 3019, a first pass by 128 keys 2967 / 3216.
+
+    Side by side since: 3130 / 3400, and with eight peaks and totals a row 3240 / 3430. What holds it is the second
+    pass: alone it writes 3580, the first alone takes a third of the whole's time and hides behind it, but for what no
+    program has to write in the beginning and few have in the end (16 batches: 3560, the second pass alone 3680). And
+    64 x 64 tiles of ones, written by programs that do nothing else, come to 3460 to 3960, whole rows of them to 4360.
+    Without gain: one block's second pass and the next one's first in one loop over the keys, which reads k once for
+    both (2890 with two blocks a program, 2750 with four), five programs a multiprocessor (2840), 128 x 64 with 8 warps
+    (2960), every program beginning at another key (3140).
     """
     block_d = max(16, triton.next_power_of_2(dim))
     side = 64 if dtype.itemsize == 2 and block_d <= 128 else 32 if dtype.itemsize == 2 or block_d <= 64 else 16

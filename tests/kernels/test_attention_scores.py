@@ -81,6 +81,24 @@ def test_queries_that_see_no_key_are_zero(device, poisoned):
     assert not check(q, k, False, lowest)[:, :, 7].any()
 
 
+def test_a_row_that_sees_one_key_is_sure_of_it(device):
+    """Wherever the key stands: all but one of the peaks and totals that a row is made of stay -inf and 0."""
+    q, k = operands(1, 1, 1, 70, 70, 16, device)
+    alone = torch.eye(70, device=device, dtype=torch.bool)
+    assert torch.equal(attention_scores(q, k, False, alone)[0, 0], alone.to(HALF))
+
+
+def test_nan_and_infinity_stay_in_their_rows(device):
+    q, k = operands(1, 1, 1, 70, 90, 32, device)
+    clean = attention_scores(q, k, True)
+    q[0, 0, 3, 5] = torch.nan
+    q[0, 0, 66, 0] = torch.inf
+    p = attention_scores(q, k, True)
+    assert p[0, 0, [3, 66]].isnan().all()
+    keep = [row for row in range(70) if row not in (3, 66)]
+    assert torch.equal(p[0, 0, keep], clean[0, 0, keep])
+
+
 def test_a_wrong_answer_is_not_as_accurate(device):
     """The rule can fail: a key too many for each query, and sums that leave out a part."""
     q, k = operands(1, 1, 1, 40, 40, 32, device, torch.float32)
