@@ -66,6 +66,25 @@ def hide(s, n, last, seen, ROLES: tl.constexpr):
 
 
 @triton.jit
+def longest_first(blocks, CAUSAL: tl.constexpr):
+    """Which head this program serves, and which of its `blocks` blocks of rows, the longest being 0.
+
+    Causal: the longest of several heads first, so that the last programs to finish are short. Of several only: those
+    heads' k and v are to stay in L2.
+    """
+    pid = tl.program_id(0)
+    if CAUSAL:
+        side = tl.maximum(512 // blocks, 1)
+        first = pid // (side * blocks) * side
+        side = tl.minimum(side, tl.num_programs(0) // blocks - first)
+        at = pid - first * blocks
+        head, block = first + at % side, at // side
+    else:
+        head, block = pid // blocks, pid % blocks
+    return head, block
+
+
+@triton.jit
 def flash_attention_kernel(
     q,  # (batch, heads, queries, D) in tiles of (BLOCK_M, BLOCK_D), as load_rows takes it
     k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
@@ -88,32 +107,43 @@ def flash_attention_kernel(
     ROLES: tl.constexpr,  # whether some warps only load, and the others halve the rows
 ):
     blocks = tl.cdiv(queries, BLOCK_M)
-    # Causal programs near the end see the most keys: the longest first, so that the last to finish are short.
-    start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    head, block = longest_first(blocks, CAUSAL)
+    start = (blocks - 1 - block) * BLOCK_M  # programs near the end see the most keys
+    b, h = head // heads, head % heads
     q = load_rows(q, b, h, start, queries, D, BLOCK_M, BLOCK_D, ROLES)
     end = tl.minimum(keys, start + BLOCK_M + keys - queries) if CAUSAL else keys
     last = last_keys(start, queries, keys, CAUSAL, BLOCK_M)
     seen = keys_for_all(start, queries, keys, CAUSAL)
     peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
-    total = tl.zeros((BLOCK_M,), COMPUTE)
+    # Eight sums a row, each in one thread: only at the end do threads add up a row's together. Larger heads and wider
+    # types leave no registers for that, and where warps take roles, the compiler could not halve such sums.
+    APART: tl.constexpr = BLOCK_D <= 64 and v_desc.dtype.primitive_bitwidth == 16
+    total = tl.zeros((BLOCK_M, 8) if APART else (BLOCK_M,), COMPUTE)
     acc = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
     for n in tl.range(0, end, BLOCK_N, warp_specialize=ROLES):
         k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION, out_dtype=COMPUTE)
         if MASKED:
             s = hide(s, n, last, seen, ROLES)
+        if APART:  # v is waited for here, not amid the arithmetic
+            v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
         higher = tl.maximum(peak, tl.max(s, axis=1) * (SCALE * LOG2_E))
         # A row that has seen no key yet would compute -inf - -inf.
         base = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
         # The scale is folded into the exponent's one multiply-add; exponentials are powers of two, as the GPU's are.
         p = tl.exp2(s * (SCALE * LOG2_E) - base[:, None])
         shrink = tl.exp2(peak - base)
-        total = total * shrink + tl.sum(p, axis=1)
+        if APART:
+            total = total * shrink[:, None] + tl.sum(p.reshape(BLOCK_M, BLOCK_N // 8, 8), axis=1)
+        else:
+            total = total * shrink + tl.sum(p, axis=1)
         acc = acc * shrink[:, None]
-        v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
+        if not APART:
+            v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION, out_dtype=COMPUTE)
         peak = higher
+    if APART:
+        total = tl.sum(total, axis=1)
     store_rows(out, acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None], b, h, start, queries, D, ROLES)
     if lse is not None:
         # In base 2. A row that sees no key has inf, which makes every p of the backward pass 0.
@@ -166,8 +196,9 @@ def grad_q_kernel(
     ROLES: tl.constexpr,
 ):
     blocks = tl.cdiv(queries, BLOCK_M)
-    start = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    head, block = longest_first(blocks, CAUSAL)
+    start = (blocks - 1 - block) * BLOCK_M
+    b, h = head // heads, head % heads
     q = load_rows(q, b, h, start, queries, D, BLOCK_M, BLOCK_D, ROLES)
     grad = load_rows(grad, b, h, start, queries, D, BLOCK_M, BLOCK_D, ROLES)
     lse = load_values(lse, b, h, start, queries, BLOCK_M, ROLES)
@@ -214,8 +245,9 @@ def grad_kv_kernel(
     ROLES: tl.constexpr,
 ):
     blocks = tl.cdiv(keys, BLOCK_M)
-    start = tl.program_id(0) % blocks * BLOCK_M
-    b, h = tl.program_id(0) // blocks // kv_heads, tl.program_id(0) // blocks % kv_heads
+    head, block = longest_first(blocks, CAUSAL)
+    start = block * BLOCK_M  # the first keys are seen by the most queries
+    b, h = head // kv_heads, head % kv_heads
     k = load_rows(k, b, h, start, keys, D, BLOCK_M, BLOCK_D, ROLES)
     v = load_rows(v, b, h, start, keys, D, BLOCK_M, BLOCK_D, ROLES)
     # The first query that sees each key; tiles of queries before all of them are left out.
@@ -253,10 +285,17 @@ def settings(launch: str, dim: int, dtype: torch.dtype, hopper: bool = True) -> 
     of 64 rows hide one another's exponentials, 474 / 409; 64 keys at a time 439 / 392; 128 rows 417 / 372; roles with
     128 keys 403 / 287.
 
+    Side by side since, heads of 64: 484 / 431; with eight sums a row and v loaded before the exponentials 492 / 439
+    (either alone: nothing); the longest of several heads first 445 causal, and 483 instead of 463 for heads of 128.
+    Nothing came of a loop of its own for tiles seen whole (481 / 429; with roles it does not compile), a quarter of
+    the exponentials by polynomial (481 / 434), the next tile's scores before this one's exponentials (376 / 338).
+    With roles, programs that stay and take rows in turn gain at 4096 tokens, 591 / 512, and lose at 16384 causal, 545
+    instead of 564, where they share the rows less evenly than programs that come as others end.
+
     Backward, both launches, heads of 128: 477 / 383; grad_q without roles 412 / 330, grad_kv without 366 / 321. Heads
-    of 64: 375 / 316 with 64 rows, 336 / 280 with roles. grad_kv takes 64 queries at a time: two sums of 64 registers a
-    thread leave no room for more. Heads of 256 and GPUs before 9.0 take what spills little; fp32 and fp64 are there to
-    be exact, not fast.
+    of 64: 375 / 316 with 64 rows, 336 / 280 with roles. The longest of several heads first: causal 399 instead of 384.
+    grad_kv takes 64 queries at a time: two sums of 64 registers a thread leave no room for more. Heads of 256 and GPUs
+    before 9.0 take what spills little; fp32 and fp64 are there to be exact, not fast.
     """
     block_d = max(16, triton.next_power_of_2(dim))
     roles, warps = False, 8 if block_d > 128 else 4

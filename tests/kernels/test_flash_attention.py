@@ -93,6 +93,17 @@ def test_a_wrong_answer_is_not_as_accurate(device):
             assert_as_accurate(wrong, native, truth)
 
 
+def test_causal_programs_reach_every_head_in_their_order(device, poisoned):
+    """More heads than stand side by side, and a last few fewer than that."""
+    q, k, v = operands(1, 514, 2, 1, 3, 16, device)
+    ours, theirs, exact = (
+        flash_attention(q, k, v, True),
+        flash_attention_reference(q, k, v, True),
+        flash_attention_reference(q.double(), k.double(), v.double(), True),
+    )
+    assert_as_accurate(ours, theirs, exact)
+
+
 def test_queries_that_see_no_key_give_zero_and_take_no_gradient(device, poisoned):
     q, k, v = operands(1, 2, 2, 150, 20, 32, device)
     out, grad_q, grad_k, grad_v = with_gradients(flash_attention, (q, k, v), torch.ones_like(q), True)
@@ -121,8 +132,9 @@ def test_probabilities_sum_to_one(queries, keys, causal, seed):
     torch.testing.assert_close(out, expected, rtol=4 * torch.finfo(HALF).eps, atol=0)
 
 
-def test_nan_and_infinity_stay_in_their_rows(device):
-    q, k, v = operands(1, 1, 1, 70, 90, 32, device, torch.float32)
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_nan_and_infinity_stay_in_their_rows(device, dtype):
+    q, k, v = operands(1, 1, 1, 70, 90, 32, device, dtype)
     clean = flash_attention(q, k, v, True)
     q[0, 0, 3, 5] = torch.nan
     q[0, 0, 66, 0] = torch.inf
