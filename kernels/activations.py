@@ -64,10 +64,33 @@ def sigmoid_base_2(z):
 
 
 @triton.jit
-def activate(s, ACT: tl.constexpr):
-    """act(s), in the dtype of s."""
+def gelu_of_16_bits(s, ACT: tl.constexpr, RESULT: tl.constexpr):
+    """gelu or gelu_tanh in half the instructions, for results of 16 bits:  max(s, 0) - a 2^q(a),  a = |s|.
+
+    2^q is the gate at -a, so that the tail keeps its digits. q is a minimax polynomial of the gate's log2 on a <= 4,
+    where PyTorch's own tail still has digits. Of all 16-bit s with |s| < 4 the worst result is off by 0.71 units in the
+    last place of bf16 and 0.70 of fp16 with tanh, 0.51 and 0.63 with erf; PyTorch's by 0.50, 1.3, 128 and 5.8.
+    """
+    a = tl.minimum(tl.abs(s), 10.0)  # not inf * 0; at 10 the tail is below 1e-22
+    if ACT == "gelu":
+        q = -0.04875484 + a * (0.005982341 + a * -0.00033655544)
+        q = -1.0000977 + a * (-1.1494949 + a * (-0.46342711 + a * q))
+    elif RESULT.is_fp16():
+        q = -0.059118383 + a * (0.017955969 + a * (-0.0051593134 + a * 0.00039422537))
+        q = -1.0001518 + a * (-1.1497775 + a * (-0.45892983 + a * q))
+    else:
+        q = -0.51684562 + a * (-0.0021658451 + a * -0.0073170271)
+        q = -1.0014386 + a * (-1.1282613 + a * q)
+    return tl.maximum(s, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * tl.exp2(q)
+
+
+@triton.jit
+def activate(s, ACT: tl.constexpr, RESULT: tl.constexpr = tl.float32):
+    """act(s), in the dtype of s; RESULT is what the caller rounds it to, and says how exact it has to be."""
     if ACT == "relu":
         y = tl.where(s < 0, 0.0, s)  # tl.maximum would turn NaN into 0
+    elif (ACT == "gelu" or ACT == "gelu_tanh") and (RESULT.is_fp16() or RESULT.is_bf16()):
+        y = gelu_of_16_bits(s, ACT, RESULT)
     elif ACT == "gelu":
         below, _ = normal(s)
         y = s * below

@@ -74,7 +74,7 @@ def gated_kernel(
             x = x_desc.load([row, step * BLOCK_K])
             g = tl.dot(x, gate_desc.load([col, step * BLOCK_K]).T, g)
             u = tl.dot(x, up_desc.load([col, step * BLOCK_K]).T, u)
-        h_desc.store([row, col], (activate(g, ACT) * u).to(h_desc.dtype))
+        h_desc.store([row, col], (activate(g, ACT, h_desc.dtype) * u).to(h_desc.dtype))
         if g_desc is not None:
             g_desc.store([row, col], g.to(g_desc.dtype))
             u_desc.store([row, col], u.to(u_desc.dtype))

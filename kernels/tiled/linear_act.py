@@ -91,7 +91,7 @@ def linear_act_plain_kernel(
     inside = (row < m) & (col < n)
     if sum_ptr is not None:
         tl.store(sum_ptr + row * n + col, acc.to(sum_ptr.dtype.element_ty), mask=inside)
-    y = acc if ACT is None else activate(acc, ACT)
+    y = acc if ACT is None else activate(acc, ACT, y_ptr.dtype.element_ty)
     if residual_ptr is not None:
         y += tl.load(residual_ptr + row * n + col, mask=inside, other=0.0).to(COMPUTE)
     tl.store(y_ptr + row * n + col, y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -107,21 +107,18 @@ def grouped_order(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, bias_ptr, residual_desc, y_desc, sum_desc, row, col, n, ACT: tl.constexpr, PARTS: tl.constexpr):
+def finish(acc, residual_desc, y_desc, sum_desc, row, col, ACT: tl.constexpr, PARTS: tl.constexpr):
     """The epilogue, from fp32 sums in registers to memory, in PARTS side by side one after another."""
     ROWS: tl.constexpr = acc.shape[0]
     COLS: tl.constexpr = acc.shape[1]
     if PARTS > 1:
         left, right = tl.split(tl.permute(tl.reshape(acc, (ROWS, 2, COLS // 2)), (0, 2, 1)))
-        finish(left, bias_ptr, residual_desc, y_desc, sum_desc, row, col, n, ACT, PARTS // 2)
-        finish(right, bias_ptr, residual_desc, y_desc, sum_desc, row, col + COLS // 2, n, ACT, PARTS // 2)
+        finish(left, residual_desc, y_desc, sum_desc, row, col, ACT, PARTS // 2)
+        finish(right, residual_desc, y_desc, sum_desc, row, col + COLS // 2, ACT, PARTS // 2)
     else:
-        if bias_ptr is not None:
-            at = col + tl.arange(0, COLS)
-            acc += tl.load(bias_ptr + at, mask=at < n, other=0.0).to(tl.float32)[None, :]
         if sum_desc is not None:
             sum_desc.store([row, col], acc.to(sum_desc.dtype))
-        y = acc if ACT is None else activate(acc, ACT)
+        y = acc if ACT is None else activate(acc, ACT, y_desc.dtype)
         if residual_desc is not None:
             y += residual_desc.load([row, col]).to(tl.float32)
         y_desc.store([row, col], y.to(y_desc.dtype))
@@ -156,7 +153,11 @@ def linear_act_kernel(
             x = x_desc.load([row, step * BLOCK_K])
             weight = weight_desc.load([col, step * BLOCK_K])
             acc = tl.dot(x, weight.T, acc, input_precision=PRECISION)
-        finish(acc, bias_ptr, residual_desc, y_desc, sum_desc, row, col, n, ACT, PARTS)
+        if bias_ptr is not None:
+            # For all parts at once: its way from memory is waited for once, and under the last product.
+            at = col + tl.arange(0, BLOCK_N)
+            acc += tl.load(bias_ptr + at, mask=at < n, other=0.0).to(tl.float32)[None, :]
+        finish(acc, residual_desc, y_desc, sum_desc, row, col, ACT, PARTS)
 
 
 @triton.jit
