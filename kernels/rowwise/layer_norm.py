@@ -7,15 +7,14 @@ Written out in PyTorch, every step goes to memory and comes straight back:
                                                             48 B/element in fp32, nine launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
-The variance is the mean square of what is left after the mean is taken off. E[x^2] - E[x]^2 would need one reduction
-less, and loses every digit where the mean is large. Every program reads weight and bias anew, from L2: DRAM gives them
-once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2 while it holds them; the chunks'
-means and variances are merged by Chan's formula.
+Mean and variance are as in kernels/rowwise/normalise.py. Every program reads weight and bias anew, from L2: DRAM gives
+them once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2 while it holds them; means and
+variances of the chunks are merged by Chan's formula.
 
 The backward pass recomputes mean and variance from x, which it reads anyway, so the forward stores nothing but y: read
-the gradient and x, write x's gradient, 12 B/element in fp32. Beyond 8192 columns the two sums over rows, for weight and
-bias, no longer fit in registers beside the row: then a first kernel reduces each row to four numbers and a second one
-reads it again, 20 B/element.
+the gradient and x, write x's gradient, 12 B/element in fp32. Beyond 8192 columns (16384 of bf16, two to a register) the
+two sums over rows, for weight and bias, no longer fit in registers beside the row: then a first kernel reduces each row
+to four numbers and a second one reads it again, 20 B/element.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm;
 Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
@@ -30,9 +29,12 @@ from torch.autograd.function import once_differentiable
 
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
+from kernels.rowwise.normalise import normalise
+from kernels.widen import widen, widen_pairs
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 WIDEST_BACKWARD_BLOCK = 8192  # the same with the gradient's row and two sums over rows beside it
+WIDEST_PACKED_BACKWARD_BLOCK = 16384  # the same with x's row and the gradient's two elements to a register
 
 
 @triton.jit
@@ -47,22 +49,27 @@ def layer_norm_kernel(
     eps,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    # Weight and bias, held in registers during the reduction, cost every second program on an SM, and a program that is
+    # alone on its SM nothing: it then asks for them together with the row.
+    VECTORS_FIRST: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    num_warps: tl.constexpr,
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    # Lanes past the row's end hold 0, which adds nothing to the sum.
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    mean = tl.sum(x, axis=1, keep_dims=True) / cols
-    # Those lanes would now hold -mean and count in the variance.
-    centred = tl.where(col < cols, x - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / cols + eps)
-    # Loaded only now: held during the reductions, their registers would cost every second program on the SM.
-    weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-    bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
-    y = centred * rstd * weight + bias
+    inside = col < cols
+    if BLOCK_ROWS > 1:  # else there are as many programs as rows
+        inside = inside & (row < rows)
+    x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), COMPUTE)
+    if VECTORS_FIRST:
+        weight = tl.load(weight_ptr + col, mask=col < cols)
+        bias = tl.load(bias_ptr + col, mask=col < cols)
+    x_hat = normalise(x, cols, eps, 128 // x_ptr.dtype.element_ty.primitive_bitwidth, num_warps)
+    if not VECTORS_FIRST:
+        weight = tl.load(weight_ptr + col, mask=col < cols)
+        bias = tl.load(bias_ptr + col, mask=col < cols)
+    y = x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE)
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -146,6 +153,62 @@ def layer_norm_backward_kernel(
     at = tl.program_id(0).to(tl.int64) * cols + col
     tl.store(grad_weight_ptr + at, tl.sum(grad_weight, axis=0, keep_dims=True), mask=col < cols)
     tl.store(grad_bias_ptr + at, tl.sum(grad_bias, axis=0, keep_dims=True), mask=col < cols)
+
+
+@triton.jit
+def layer_norm_packed_backward_kernel(
+    grad_y_ptr,  # (rows, cols), bf16 from an even address on, even row stride, unit column stride
+    x_ptr,  # the same
+    weight_ptr,  # (cols,), bf16 from an even address on
+    grad_x_ptr,  # (rows, cols), contiguous, bf16
+    grad_weight_ptr,  # (programs, cols), fp32: each program's sum over its rows
+    grad_bias_ptr,  # (programs, cols), fp32
+    rows,
+    cols: tl.constexpr,  # even
+    grad_y_row_stride,
+    x_row_stride,
+    eps,
+    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+):
+    PAIRS: tl.constexpr = tl.pointer_type(tl.int32)
+    pair = tl.arange(0, BLOCK_COLS // 2)
+    col = tl.arange(0, BLOCK_COLS)
+    in_row = pair < cols // 2
+    some = tl.arange(0, BLOCK_COLS // 32) * 32
+    # Neither is ever other than 16; see widen_pairs.
+    again = 16 + (rows < 0).to(tl.int32)
+    once_more = 16 + (rows < -1).to(tl.int32)
+    grad_weight = tl.zeros((BLOCK_COLS,), dtype=tl.float32)
+    grad_bias = tl.zeros((BLOCK_COLS,), dtype=tl.float32)
+    for first in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = tl.cast(first, tl.int64)
+        x = tl.load((x_ptr + row * x_row_stride).to(PAIRS) + pair, mask=in_row, other=0)
+        grad_y = tl.load((grad_y_ptr + row * grad_y_row_stride).to(PAIRS) + pair, mask=in_row, other=0)
+        # An element every 64 bytes brings the next row to L2 while this one is computed. Nobody waits for the elements,
+        # and the compiler keeps a load that nobody uses if it is volatile.
+        after = row + tl.num_programs(0)
+        touched = (some < cols) & (after < rows)
+        tl.load(x_ptr + after * x_row_stride + some, mask=touched, volatile=True)
+        tl.load(grad_y_ptr + after * grad_y_row_stride + some, mask=touched, volatile=True)
+        mean = tl.sum(widen_pairs(x, 16), axis=0) / cols
+        centred = tl.where(col < cols, widen_pairs(x, again) - mean, 0.0)
+        weight = tl.load(weight_ptr.to(PAIRS) + pair, mask=in_row, other=0)
+        grad_x_hat = widen_pairs(grad_y, again) * widen_pairs(weight, 16)
+        shift = tl.sum(grad_x_hat, axis=0) / cols
+        variance, slope = tl.split(tl.sum(tl.join(centred * centred, grad_x_hat * centred), axis=0) / cols)
+        rstd = tl.rsqrt(variance + eps)
+        wide_grad_y = widen_pairs(grad_y, once_more)
+        x_hat = (widen_pairs(x, once_more) - mean) * rstd
+        weight = tl.load(weight_ptr.to(PAIRS) + pair, mask=in_row, other=0, eviction_policy="evict_last")
+        grad_x_hat = wide_grad_y * widen_pairs(weight, once_more)
+        # The mean's and the variance's dependence on x: what is left is orthogonal to ones and to x_hat.
+        grad_x = rstd * (grad_x_hat - shift - x_hat * (slope * rstd))
+        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < cols)
+        grad_weight += wide_grad_y * x_hat
+        grad_bias += wide_grad_y
+    at = tl.program_id(0).to(tl.int64) * cols + col
+    tl.store(grad_weight_ptr + at, grad_weight, mask=col < cols)
+    tl.store(grad_bias_ptr + at, grad_bias, mask=col < cols)
 
 
 @triton.jit
@@ -241,12 +304,12 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     """Launch settings for rows of `cols` elements.
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
-    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 89 (1024 columns), 93 (4096), 96 (8192),
-    95 (16384). What costs: weight and bias loaded before the reductions (36 at 16384), 16 elements a thread (6 at
-    8192).
+    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 89 (1024 columns), 95 (4096), 97 (8192),
+    98 (16384). What costs: weight and bias loaded before the reductions (36 at 16384), 16 elements a thread (6 at
+    8192), a mask of rows that is always true (3 at 16384), two reductions for mean and variance (1 at 16384).
 
     `few_rows`: no more than the GPU has SMs. Then each has a program of its own and twice the warps: 128 rows of 8192
-    take 4.1 us instead of 4.6.
+    take 4.2 us; 4.5 where weight and bias are asked for after mean and variance, which then take two reductions.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
@@ -256,6 +319,7 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
+        "VECTORS_FIRST": few_rows and block_cols <= 16384,
         "COMPUTE": compute,
         "num_warps": min(32, elements // 512) if few_rows else elements // 1024,
     }
@@ -267,14 +331,18 @@ def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 
 
     Two rows on their way while one is computed gain 20 points over none (`shared_memory`: bytes for them that a program
     may have). On an H200, bf16, 32768 rows, per cent of copy bandwidth, the last sums over programs included: 84 (4096
-    columns), 88 (8192); at 16384, read twice, 59. One pass there spills 600 bytes and gets 47.
+    columns), 88 (8192); read twice, 59 (16384), 57 (12000).
+
+    Pairs of bf16 take a row of 16384 in one pass, which in fp32 spills 600 bytes and gets 47: 79 (16384), 66 (12000).
+    There it costs 10 not to touch the next row, or to touch it every 128 bytes, and 20 to touch it every 32; half the
+    warps cost 9, x and the gradient read again from L1 instead of held 8.
 
     `few_rows`: no more than the GPU has SMs. Then every row is reduced to its terms first, and one program sums some
     columns over all rows: a program a row would write as many bytes of partial sums as the rows have, twice over.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if few_rows:
-        return {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
+        return {"BLOCK_ROWS": 128, "BLOCK_COLS": 64, "STAGES": 1, "COMPUTE": compute, "num_warps": 8}
     if cols > WIDEST_BACKWARD_BLOCK:
         return {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
     block_cols = triton.next_power_of_2(cols)
@@ -305,6 +373,17 @@ def _forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: flo
     return y
 
 
+def _in_pairs(*tensors: torch.Tensor) -> bool:
+    """Whether every row of these is pairs of bf16 at multiples of four bytes."""
+    return all(
+        x.dtype == torch.bfloat16
+        and x.data_ptr() % 4 == 0
+        and x.shape[-1] % 2 == 0
+        and all(stride % 2 == 0 for stride in x.stride()[:-1])
+        for x in tensors
+    )
+
+
 def _backward(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -324,6 +403,14 @@ def _backward(
             grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
             layer_norm_backward_kernel[(programs,)](
                 grad_y, x, contiguous_weight, grad_x, grad_weight, grad_bias, rows, cols, *strides, eps, **chosen
+            )
+        elif cols <= WIDEST_PACKED_BACKWARD_BLOCK and not few_rows and _in_pairs(grad_y, x, contiguous_weight):
+            programs = min(rows, multiprocessors(x))
+            grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
+            layer_norm_packed_backward_kernel[(programs,)](
+                *(grad_y, x, contiguous_weight, grad_x, grad_weight, grad_bias, rows, cols, *strides, eps),
+                BLOCK_COLS=WIDEST_PACKED_BACKWARD_BLOCK,
+                num_warps=16,
             )
         else:
             terms = torch.empty(4, rows, dtype=sums, device=x.device)

@@ -3,8 +3,9 @@
     unfused   layer_norm: read x, write z | act: read z, write y     16 B/element in fp32, two launches
     fused     read x once, keep the row in registers, write y         8 B/element, one launch
 
-Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are read twice, in
-chunks, the second time from L2 while it holds them; the chunks' means and variances are merged by Chan's formula.
+Every program reads weight and bias anew, from L2: DRAM gives them once. Rows of more than 8192 16-bit elements are read
+thrice, in chunks, twice from L1. Rows beyond 32768 elements are read twice, in chunks, the second time from L2 while it
+holds them; the chunks' means and variances are merged by Chan's formula.
 
 The backward pass recomputes mean, variance and what the activation saw from x, so the forward stores nothing but y:
 read the gradient and x, write x's gradient, 12 B/element in fp32, where PyTorch stores z and reads and writes it and
@@ -26,8 +27,11 @@ from torch.autograd.function import once_differentiable
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
+from kernels.rowwise.normalise import normalise
+from kernels.widen import widen
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+AGAIN = range(8193, 16385)  # a row of so many 16-bit elements stays in L1 instead, and is read thrice
 WIDEST_BACKWARD_BLOCK = 8192  # the same with the gradient's row and two sums over rows beside it
 
 
@@ -43,24 +47,67 @@ def layer_norm_act_kernel(
     eps,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    # Weight and bias, held in registers during the reduction, cost every second program on an SM, and a program that is
+    # alone on its SM nothing: it then asks for them together with the row.
+    VECTORS_FIRST: tl.constexpr,
     ACT: tl.constexpr,  # a name in ACTIVATIONS
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    num_warps: tl.constexpr,
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    # Lanes past the row's end hold 0, which adds nothing to the sum.
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    mean = tl.sum(x, axis=1, keep_dims=True) / cols
-    # Those lanes would now hold -mean and count in the variance.
-    centred = tl.where(col < cols, x - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / cols + eps)
-    # Loaded only now: held during the reductions, their registers would cost every second program on the SM.
-    weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-    bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
-    y = activate(centred * rstd * weight + bias, ACT)
+    inside = col < cols
+    if BLOCK_ROWS > 1:  # else there are as many programs as rows
+        inside = inside & (row < rows)
+    x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), COMPUTE)
+    if VECTORS_FIRST:
+        weight = tl.load(weight_ptr + col, mask=col < cols)
+        bias = tl.load(bias_ptr + col, mask=col < cols)
+    x_hat = normalise(x, cols, eps, 128 // x_ptr.dtype.element_ty.primitive_bitwidth, num_warps)
+    if not VECTORS_FIRST:
+        weight = tl.load(weight_ptr + col, mask=col < cols)
+        bias = tl.load(bias_ptr + col, mask=col < cols)
+    y = activate(x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE), ACT)
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def layer_norm_act_again_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    bias_ptr,  # (cols,)
+    y_ptr,  # (rows, cols), contiguous, x's dtype
+    cols: tl.constexpr,
+    x_row_stride,
+    eps,
+    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    ACT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
+    # Static: all chunks of a loop are asked for before the first is waited for.
+    for start in tl.static_range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        # The row is wanted twice more: it should outlive in L1 what is only written.
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+        total += widen(x, COMPUTE)
+    mean = tl.sum(total, axis=0) / cols
+    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
+    for start in tl.static_range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0)
+        centred = tl.where(col < cols, widen(x, COMPUTE) - mean, 0.0)
+        squares += centred * centred
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / cols + eps)
+    for start in range(0, cols, BLOCK_COLS):
+        col = start + tl.arange(0, BLOCK_COLS)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first")
+        weight = tl.load(weight_ptr + col, mask=col < cols, eviction_policy="evict_last")
+        bias = tl.load(bias_ptr + col, mask=col < cols, eviction_policy="evict_last")
+        z = (widen(x, COMPUTE) - mean) * rstd * widen(weight, COMPUTE) + widen(bias, COMPUTE)
+        tl.store(y_ptr + row * cols + col, activate(z, ACT).to(y_ptr.dtype.element_ty), mask=col < cols)
 
 
 @triton.jit
@@ -83,7 +130,7 @@ def layer_norm_act_wide_kernel(
         col = start + tl.arange(0, BLOCK_COLS)
         # The row is wanted once more: it should outlive in L2 what is only written.
         x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        x = x.to(COMPUTE)
+        x = widen(x, COMPUTE)
         count = tl.minimum(cols - start, BLOCK_COLS).to(COMPUTE)
         share = count / (start + count)
         chunk_mean = tl.sum(x, axis=0, keep_dims=True) / count
@@ -94,10 +141,10 @@ def layer_norm_act_wide_kernel(
     rstd = tl.rsqrt(squares / cols + eps)
     for start in range(0, cols, BLOCK_COLS):
         col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-        bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
-        y = activate((x - mean) * rstd * weight + bias, ACT)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first")
+        weight = widen(tl.load(weight_ptr + col, mask=col < cols), COMPUTE)
+        bias = widen(tl.load(bias_ptr + col, mask=col < cols), COMPUTE)
+        y = activate((widen(x, COMPUTE) - mean) * rstd * weight + bias, ACT)
         tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
 
 
@@ -248,27 +295,36 @@ def layer_norm_act_wide_backward_kernel(
     tl.store(grad_bias_ptr + at, tl.sum(grad_bias, axis=0, keep_dims=True), mask=col < cols)
 
 
+def _reads_again(cols: int, dtype: torch.dtype, few_rows: bool) -> bool:
+    return cols in AGAIN and dtype.itemsize == 2 and not few_rows
+
+
 @cache
 def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     """Launch settings for rows of `cols` elements.
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
     others compute; rows from 4096 on have a program each, for what computes must not wait for a second row. On an H200,
-    bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth: 88 (1024 columns), 92 (4096), 91 (8192), 78 (16384:
-    an SM holds two programs, and while both compute nothing loads; the row asked for again after the reductions, for
-    twice the warps, 77, the next row fetched ahead 77). Exact GELU gets 69, 69, 70, 64.
+    bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth: 87 (1024 columns), 94 (4096), 95 (8192), 97 (16384).
+
+    At 16384 a row in registers leaves an SM two programs, and while both compute nothing loads: 83. A row that stays in
+    L1 and is read thrice takes 32 registers, and four programs. Chunks of 8192 give 93, loops that are not unrolled 91,
+    the row held in 16 bits and widened at each use 92 to 95.
 
     `few_rows`: no more than the GPU has SMs. Then each has a program of its own and twice the warps: 128 rows of 8192
-    take 4.3 us instead of 4.9.
+    take 4.5 us; 5.3 where weight and bias are asked for after mean and variance, which then take two reductions.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
+    if _reads_again(cols, dtype, few_rows):
+        return {"BLOCK_COLS": 4096, "COMPUTE": compute, "num_warps": 16}
     block_cols = triton.next_power_of_2(cols)
     elements = max(2048, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
+        "VECTORS_FIRST": few_rows and block_cols <= 16384,
         "COMPUTE": compute,
         "num_warps": min(32, elements // 512) if few_rows else elements // 1024,
     }
@@ -308,9 +364,12 @@ def _forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, act: str
         return y
     x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
     rows, cols = x.shape
-    chosen = {"ACT": act, **settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))}
+    few_rows = rows <= multiprocessors(x)
+    chosen = {"ACT": act, **settings(cols, x.dtype, few_rows)}
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK:
+        if _reads_again(cols, x.dtype, few_rows):
+            layer_norm_act_again_kernel[(rows,)](x, weight, bias, y, cols, x.stride(0), eps, **chosen)
+        elif cols <= WIDEST_BLOCK:
             grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
             layer_norm_act_kernel[grid](x, weight, bias, y, rows, cols, x.stride(0), eps, **chosen)
         else:
@@ -468,12 +527,10 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
+    few_rows = rows <= 132  # as on an H200, which has 132 SMs
     x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
-    # As on an H200, which has 132 SMs.
-    return (x, weight, weight, x, rows, cols, cols, 1e-5), {
-        "ACT": "gelu_tanh",
-        **settings(cols, dtype, few_rows=rows <= 132),
-    }
+    counts = (cols,) if _reads_again(cols, dtype, few_rows) else (rows, cols)
+    return (x, weight, weight, x, *counts, cols, 1e-5), {"ACT": "gelu_tanh", **settings(cols, dtype, few_rows)}
 
 
 OP = FusedOp(
@@ -485,6 +542,9 @@ OP = FusedOp(
     settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
+    kernel_for=lambda rows, cols: (
+        layer_norm_act_again_kernel if _reads_again(cols, torch.bfloat16, rows <= 132) else layer_norm_act_kernel
+    ),
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
     backward_work=layer_norm_act_backward_work,

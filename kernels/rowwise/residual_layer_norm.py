@@ -21,6 +21,8 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest
 from kernels.fused_op import FusedOp, Work
+from kernels.rowwise.normalise import normalise
+from kernels.widen import widen
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 
@@ -41,24 +43,23 @@ def residual_layer_norm_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    num_warps: tl.constexpr,
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    # Lanes past the row's end hold 0, which adds nothing to the sum.
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+    inside = col < cols
+    if BLOCK_ROWS > 1:  # else there are as many programs as rows
+        inside = inside & (row < rows)
+    x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), COMPUTE)
+    residual = widen(tl.load(residual_ptr + row * residual_row_stride + col, mask=inside, other=0.0), COMPUTE)
     s = x + residual
     tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=inside)
-    mean = tl.sum(s, axis=1, keep_dims=True) / cols
-    # Those lanes would now hold -mean and count in the variance.
-    centred = tl.where(col < cols, s - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / cols + eps)
-    # Loaded only now: held during the reductions, their registers would cost every second program on the SM.
-    weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-    bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
-    y = centred * rstd * weight + bias
+    x_hat = normalise(s, cols, eps, 128 // x_ptr.dtype.element_ty.primitive_bitwidth, num_warps)
+    # Loaded only now: held during the reduction, their registers would cost every second program on the SM.
+    weight = tl.load(weight_ptr + col, mask=col < cols)
+    bias = tl.load(bias_ptr + col, mask=col < cols)
+    y = x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE)
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -109,9 +110,9 @@ def residual_layer_norm_wide_kernel(
 def settings(cols: int, dtype: torch.dtype) -> dict:
     """Launch settings for rows of `cols` elements.
 
-    32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
-    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 95 (1024 columns), 95 (4096), 96 (8192),
-    96 (16384). Two rows of 4096 to a program of 8 warps cost 1.
+    32 elements a thread in 64 registers let an SM hold 32 warps, so that some load while others compute. On an H200,
+    bf16, 32768 rows, per cent of copy bandwidth: 95 (1024 columns), 96 (4096), 96 (8192), 97 (16384). Two rows of 4096
+    to a program of 8 warps cost 1.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
@@ -123,6 +124,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
         "BLOCK_COLS": block_cols,
         "COMPUTE": compute,
         "num_warps": elements // 1024,
+        "maxnreg": 64 if dtype.itemsize == 2 else None,
     }
 
 

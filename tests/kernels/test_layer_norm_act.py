@@ -23,6 +23,24 @@ def test_values(act, cols, device, poisoned):
     torch.testing.assert_close(layer_norm_act(*inputs, act).double(), exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("cols", "stride", "offset"), [(8193, 8193, 1), (9001, 9100, 3), (16384, 16384, 0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_that_stay_in_l1(cols, stride, offset, dtype, device, poisoned):
+    """Odd strides and odd starts too; a mean far from zero, a NaN and an infinity in rows of their own."""
+    rows = 5 if device == "cpu" else 300  # more than multiprocessors, or another kernel runs
+    x = torch.randn(rows * stride + offset, device=device).to(dtype)[offset:].view(rows, stride)[:, :cols]
+    x[0] += 100
+    x[1, cols - 1], x[2, 0] = float("nan"), float("inf")
+    weight, bias = torch.randn(2, cols, device=device).to(dtype)
+    ours = layer_norm_act(x, weight, bias, "silu")
+    theirs = layer_norm_act_reference(x, weight, bias, "silu")
+    exact = layer_norm_act_reference(x.double(), weight.double(), bias.double(), "silu")
+    assert ours[1:3].isnan().all()
+    whole = [row for row in range(rows) if row not in (1, 2)]
+    allowed = 2 * (theirs - exact)[whole].abs().amax() + torch.finfo(dtype).eps * exact[whole].abs().amax()
+    assert (ours - exact)[whole].abs().amax() <= allowed
+
+
 @ACTS
 def test_gradcheck(act, device):
     inputs = leaves(3, 7, device=device, dtype=torch.float64)

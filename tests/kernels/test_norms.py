@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from helpers.resources import compile_for
 from helpers.traffic import measure
 from kernels import CATALOGUE, runtime
+from kernels.rowwise import rms_norm as rms_norm_module
 from kernels.rowwise.layer_norm import (
     LayerNorm,
     layer_norm,
     layer_norm_backward_kernel,
     layer_norm_backward_op,
+    layer_norm_packed_backward_kernel,
     layer_norm_reference,
 )
 from kernels.rowwise.layer_norm import backward_settings as layer_norm_backward_settings
@@ -21,7 +23,9 @@ from kernels.rowwise.rms_norm import (
     rms_norm,
     rms_norm_backward_kernel,
     rms_norm_backward_op,
+    rms_norm_few_rows_backward_kernel,
     rms_norm_reference,
+    rms_norm_training_op,
 )
 from kernels.rowwise.rms_norm import backward_settings as rms_norm_backward_settings
 
@@ -115,6 +119,44 @@ def test_gradients_of_wide_rows(fused, reference, vectors, cols, device, poisone
     exact = torch.autograd.grad(reference(*[x.double() for x in leaves]), leaves, grad_y.double())
     for mine, truth in zip(ours, exact, strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 127), (128, 65), (127, 1025), (129, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_few_rows(rows, cols, dtype, device, monkeypatch, poisoned):
+    monkeypatch.setattr(rms_norm_module, "multiprocessors", lambda x: 132)
+    wide = torch.randn(rows, cols + 3, device=device, dtype=dtype)
+    x, weight = wide[:, 1:-2].requires_grad_(), torch.randn(cols, device=device, requires_grad=True)
+    grad_y = torch.randn(cols, rows, device=device, dtype=dtype).T
+    ours, again = (torch.autograd.grad(rms_norm(x, weight), (x, weight), grad_y) for _ in range(2))
+    exact = [each.detach().double().requires_grad_() for each in (x, weight)]
+    truths = torch.autograd.grad(rms_norm_reference(*exact), exact, grad_y.double())
+    for mine, same, truth in zip(ours, again, truths, strict=True):
+        assert torch.equal(mine, same)
+        tolerance = {"rtol": 1e-4, "atol": 1e-4} if mine.dtype == torch.float32 else {}
+        torch.testing.assert_close(mine, truth.to(mine.dtype), **tolerance)
+
+
+def test_few_rows_keep_a_number_each_and_take_one_launch(device):
+    x, weight = (
+        torch.randn(2, 300, device=device, requires_grad=True),
+        torch.ones(300, device=device, requires_grad=True),
+    )
+    y = rms_norm(x, weight)
+    assert sorted(kept.numel() for kept in y.grad_fn.saved_tensors) == [2, 300, 600]
+    grad_y = torch.randn_like(y)
+    backward = measure(lambda: torch.autograd.grad(y, (x, weight), grad_y))
+    assert (backward.launches, backward.bytes_written, backward.hazards) == (1, x.nbytes + weight.nbytes, ())
+    assert backward.by_tensor["grad_y"].read == 2 * x.nbytes
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_registration_of_rms_norm(device, rows):
+    x, weight = (
+        torch.randn(rows, 9, device=device, requires_grad=True),
+        torch.randn(9, device=device, requires_grad=True),
+    )
+    torch.library.opcheck(rms_norm_training_op, (x, weight, 1e-6))
 
 
 def test_modules_take_pytorchs_state(device):
@@ -211,10 +253,45 @@ def test_unfused_bytes_of_the_docstrings():
 @pytest.mark.parametrize(("cols", "reads"), [(300, 1), (17000, 2)])
 def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(backward, vectors, cols, reads):
     grad_y, x, *affine = torch.randn(2, 3, cols).unbind() + torch.randn(vectors, cols).unbind()
-    traffic = measure(lambda: backward(grad_y, x, *affine, 1e-5))
+    kept = (torch.ones(3),) if backward is rms_norm_backward_op else (1e-5,)
+    traffic = measure(lambda: backward(grad_y, x, *affine, *kept))
     assert traffic.by_tensor["grad_y"].read == traffic.by_tensor["x"].read == reads * x.nbytes
     assert traffic.by_tensor["result[0]"].written == x.nbytes
     assert traffic.hazards == ()
+
+
+def bf16_rows(rows, cols, stride, offset, device):
+    """Rows that start at an odd address where `stride` or `offset` is odd."""
+    return torch.randn(rows * stride + offset, device=device).bfloat16()[offset:].view(rows, stride)[:, :cols]
+
+
+@pytest.mark.parametrize(("cols", "stride", "offset"), [(8194, 8200, 2), (16384, 16384, 0)])
+def test_bf16_rows_of_pairs_are_read_once(cols, stride, offset):
+    x, grad_y = (bf16_rows(3, cols, stride, offset, "cpu") for _ in range(2))
+    weight = torch.randn(cols).bfloat16()
+    traffic = measure(lambda: layer_norm_backward_op(grad_y, x, weight, weight, 1e-5))
+    # The next row is touched at every 32nd element.
+    assert x.nbytes <= traffic.by_tensor["x"].read <= 1.05 * x.nbytes
+    assert x.nbytes <= traffic.by_tensor["grad_y"].read <= 1.05 * x.nbytes
+    assert traffic.hazards == ()
+
+
+@pytest.mark.parametrize(
+    ("cols", "stride", "offset"),
+    [(8194, 8200, 2), (16384, 16384, 0), (9001, 9002, 0), (8194, 8195, 0), (8194, 8194, 1)],
+)
+def test_bf16_gradients_of_wide_rows(cols, stride, offset, device, poisoned):
+    rows = 5 if device == "cpu" else 300  # more than multiprocessors, or the kernels for few rows run
+    leaves = [bf16_rows(rows, cols, stride, offset, device), *torch.randn(2, cols, device=device).bfloat16()]
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    grad_y = bf16_rows(rows, cols, stride, offset, device)
+    ours = torch.autograd.grad(layer_norm(*leaves), leaves, grad_y)
+    native = torch.autograd.grad(layer_norm_reference(*leaves), leaves, grad_y)
+    doubles = [x.detach().double().requires_grad_() for x in leaves]
+    exact = torch.autograd.grad(layer_norm_reference(*doubles), doubles, grad_y.double())
+    for mine, theirs, truth in zip(ours, native, exact, strict=True):
+        allowed = 2 * (theirs - truth).abs().amax() + torch.finfo(torch.bfloat16).eps * truth.abs().amax()
+        assert (mine - truth).abs().amax() <= allowed
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
@@ -225,9 +302,25 @@ def test_backward_kernels_do_not_spill(cols, gpu):
     room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
     of_rms = rms_norm_backward_settings(cols, x, room)
     of_layer = layer_norm_backward_settings(cols, x, room)
-    rms = compile_for(rms_norm_backward_kernel, *[x] * 4, sums, *shape, device=gpu, **of_rms)
+    rms = compile_for(rms_norm_backward_kernel, *[x] * 3, sums, x, sums, *shape[:-1], device=gpu, **of_rms)
     layer = compile_for(layer_norm_backward_kernel, *[x] * 4, *[sums] * 2, *shape, device=gpu, **of_layer)
     assert rms.spill_bytes == layer.spill_bytes == 0
+
+
+def test_backward_of_packed_rows_does_not_spill():
+    x, sums = torch.bfloat16, torch.float32
+    arguments = (*[x] * 4, *[sums] * 2, 32768, *[16384] * 3, 1e-5)
+    options = {"BLOCK_COLS": 16384, "num_warps": 16}
+    assert compile_for(layer_norm_packed_backward_kernel, *arguments, **options).spill_bytes == 0
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("cols", [1024, 8192, 16384])
+def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
+    x, rstd = torch.bfloat16, torch.float32
+    chosen = rms_norm_backward_settings(cols, x, few_rows=True)
+    arguments = (x, x, x, rstd, x, x, 128, cols, cols, cols)
+    assert compile_for(rms_norm_few_rows_backward_kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
 
 
 @gpu_only
