@@ -75,6 +75,17 @@ def test_a_mean_of_ten_thousand(name, shape, device, poisoned):
             assert not (wrong(*inputs) - exact).abs().amax() <= 0.02
 
 
+@pytest.mark.parametrize("cols", [1024, 4096])
+def test_a_mean_of_16_bits_far_from_zero(cols, device, poisoned):
+    """Rows that fill a block are merged from means and variances of threads. One has a first element far from all."""
+    x = (16384 + 16 * torch.randint(-1, 2, (3, cols), device=device)).half()
+    x[2, 1:], x[2, 0] = torch.randn(cols - 1, device=device), 30000
+    weight, bias = torch.ones(cols, device=device).half(), torch.zeros(cols, device=device).half()
+    exact = written_out(x.double(), 1.0, 0.0)
+    assert (layer_norm(x, weight, bias) - exact).abs().amax() <= torch.finfo(torch.half).eps * exact.abs().amax()
+    assert not (by_squares(x.float(), 1.0, 0.0) - exact)[:2].abs().amax() <= 0.02
+
+
 @CENTRED
 def test_a_constant_row_without_eps_is_nan_as_in_pytorch(name, device):
     op = CATALOGUE[name]
