@@ -68,7 +68,7 @@ def layer_norm_act_kernel(
     if not VECTORS_FIRST:
         weight = tl.load(weight_ptr + col, mask=col < cols)
         bias = tl.load(bias_ptr + col, mask=col < cols)
-    y = activate(x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE), ACT)
+    y = activate(x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE), ACT, y_ptr.dtype.element_ty)
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -107,7 +107,8 @@ def layer_norm_act_again_kernel(
         weight = tl.load(weight_ptr + col, mask=col < cols, eviction_policy="evict_last")
         bias = tl.load(bias_ptr + col, mask=col < cols, eviction_policy="evict_last")
         z = (widen(x, COMPUTE) - mean) * rstd * widen(weight, COMPUTE) + widen(bias, COMPUTE)
-        tl.store(y_ptr + row * cols + col, activate(z, ACT).to(y_ptr.dtype.element_ty), mask=col < cols)
+        y = activate(z, ACT, y_ptr.dtype.element_ty)
+        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
 
 
 @triton.jit
@@ -144,7 +145,7 @@ def layer_norm_act_wide_kernel(
         x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first")
         weight = widen(tl.load(weight_ptr + col, mask=col < cols), COMPUTE)
         bias = widen(tl.load(bias_ptr + col, mask=col < cols), COMPUTE)
-        y = activate((widen(x, COMPUTE) - mean) * rstd * weight + bias, ACT)
+        y = activate((widen(x, COMPUTE) - mean) * rstd * weight + bias, ACT, y_ptr.dtype.element_ty)
         tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
 
 
@@ -305,14 +306,15 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
     others compute; rows from 4096 on have a program each, for what computes must not wait for a second row. On an H200,
-    bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth: 87 (1024 columns), 94 (4096), 95 (8192), 97 (16384).
+    bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth: 86 (1024 columns), 96 (4096), 96 (8192), 96 (16384);
+    exact GELU 94 (4096), 95 (8192), 95 (16384).
 
-    At 16384 a row in registers leaves an SM two programs, and while both compute nothing loads: 83. A row that stays in
-    L1 and is read thrice takes 32 registers, and four programs. Chunks of 8192 give 93, loops that are not unrolled 91,
-    the row held in 16 bits and widened at each use 92 to 95.
+    At 16384 a row in registers leaves an SM two programs, and while both compute nothing loads: 93, and 73 at 12288,
+    where a quarter of the registers hold nothing. A row that stays in L1 and is read thrice takes 32 registers, and an
+    SM holds four programs. Half the warps, or chunks of half the size, cost 6, chunks and warps twice that 16.
 
     `few_rows`: no more than the GPU has SMs. Then each has a program of its own and twice the warps: 128 rows of 8192
-    take 4.5 us; 5.3 where weight and bias are asked for after mean and variance, which then take two reductions.
+    take 4.4 us; 5.0 where weight and bias are asked for after mean and variance, which then take two reductions.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:

@@ -129,7 +129,7 @@ def layer_norm_int8_wide_kernel(
 def settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
     """Launch settings for rows of `cols` elements.
 
-    On an H200, bf16, 32768 rows, per cent of copy bandwidth: 83 (1024 columns), 90 (4096), 94 (8192), 91 (16384). With
+    On an H200, bf16, 32768 rows, per cent of copy bandwidth: 83 (1024 columns), 89 (4096), 94 (8192), 91 (16384). With
     16 elements side by side in a thread it is 82, 86, 84, 77; with two reductions for mean and variance 90, 91, 87 from
     4096 columns on. 64 elements a thread gain 4 over 32 at 16384. One program a row, weight and bias loaded for each,
     gives 96 at 8192 and 87 at 16384. `shared_memory`: bytes that a program may have; rows are fetched ahead into it
