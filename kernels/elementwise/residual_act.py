@@ -84,8 +84,8 @@ def settings(dtype: torch.dtype, act: str = "relu") -> dict:
 
     A thread's eight neighbours are then one byte of ReLU's bits; 64 threads of two loads each sort the bytes in shared
     memory. On an H200, 10^8 elements in bf16, per cent of copy bandwidth: forward 99; backward from ReLU's bits 97 (64
-    threads 95, blocks of 512 elements 79, of 2048 for 8 warps 97, evict_first on the gradient 94, programs that stay
-    and loop 90), else 99. Writing the bits takes the forward 2.7 per cent longer. evict_last on the bits shows 99, but
+    threads 95, blocks of 512 elements 80, of 2048 for 8 warps 97, evict_first on the gradient 95, programs that stay
+    and loop 91), else 99. Writing the bits takes the forward 2.7 per cent longer. evict_last on the bits shows 99, but
     that is their own bytes saved: they may outlive the timer's flush of L2, where a training step reads them once.
     """
     return {
