@@ -10,24 +10,37 @@ of arithmetic at cuBLAS's 788 TFLOP/s. So what fusion can gain is a tenth, and a
 would lose all of it. It is also more precise: the fp32 sum is rounded once, after the epilogue, not once an operation.
 
 Two kernels compute the same. `linear_act_plain_kernel` is the tiled matmul of textbooks: one program a tile, pointers
-and masks. `linear_act_kernel` takes three steps from there, TFLOP/s with bias and GELU on an H200 in one run:
+and masks. `linear_act_kernel` takes four steps from there, TFLOP/s with bias and GELU on an H200 in one run:
 
                                                                           8192^3   4096^3   8192 x 4096 x 11008
-    plain kernel, tiles of 128 x 128                                         578      577      573
-    tensor descriptors: the copy engine (TMA) fetches whole tiles into       708      698      679
+    plain kernel, tiles of 128 x 128                                         572      578      568
+    tensor descriptors: the copy engine (TMA) fetches whole tiles into       705      700      682
         shared memory and checks the bounds; no registers spent on
         addresses and masks, so that tiles of 128 x 256 fit
-    grouped order: tiles that run together form a block of the result,       757      709      746
+    grouped order: tiles that run together form a block of the result,       756      714      741
         not a strip, and share x and W in L2
-    persistent programs: one a multiprocessor walks over tiles, and the      767      729      768
+    persistent programs: one a multiprocessor walks over tiles, and the      774      734      771
         next tile's loads run under this tile's epilogue
-    cuBLAS and a GELU kernel                                                 751      685      712
-    cuBLAS, linear and bias alone                                            794      764      788
+    a shorter epilogue: GELU with one special instruction an element         778      741      779
+        instead of two, and the bias loaded once a tile, coalesced
+    cuBLAS and a GELU kernel                                                 748      686      704
+    cuBLAS, linear and bias alone                                            793      762      783
 
 Descriptors need rows that start at multiples of 16 bytes, and these tiles the shared memory of compute capability 9.0
-or 10.0; everything else is for the plain kernel. What is left to cuBLAS's matmul alone is the activation: 1.7 us of the
-47 that a tile takes at 4096^3, in which tensor cores wait. Letting other warps compute meanwhile (warp_specialize) was
-measured too: 4 to 9 per cent slower, and NaN with some epilogues in Triton 3.6.
+or 10.0; everything else is for the plain kernel. Without an activation the kernel is level with cuBLAS (789, 762 and
+799). With it the tensor cores wait 1.2 us of the 46 that a tile takes at 4096^3: the GELU's eight instructions an
+element keep a multiprocessor's four schedulers for 2048 cycles. Measured to hide or shorten that, and not taken:
+
+    - the hardware's own tanh, two instructions fewer: 1 per cent faster, but with an error that the tail shows;
+    - a tile kept back (in 16 bits, or half of it in 32) and finished in the next one's first steps of K: 9 to 25 per
+      cent slower, since every step then copies the registers it is kept in, and wrong values in Triton 3.6;
+    - two programs of 128 x 128 a multiprocessor, one's epilogue under the other's products: 1, 5 and 22 per cent slower
+      at 1024 rows, 4096^3 and 8192^3, for they ask L2 for a third more;
+    - the bias as the sum's first value: each product then waits for the last, less than half the speed; loaded in the
+      loop over K, under the products: 1 per cent slower at 8192^3;
+    - the tile in one part with three stages of loads, in quarters, or of 256 x 128: up to 3 per cent slower;
+    - letting other warps compute meanwhile (warp_specialize): 4 to 9 per cent slower, and NaN with some epilogues in
+      Triton 3.6.
 
 Training keeps s = x W^T + bias for the backward pass: grad_s = grad_y act'(s), its column sums (the bias's gradient) in
 the same launch, then the two products grad_s W and grad_s^T x, which have no epilogue and are left to PyTorch.
