@@ -309,9 +309,9 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     bf16, 32768 rows, GELU's tanh form, per cent of copy bandwidth: 86 (1024 columns), 96 (4096), 96 (8192), 96 (16384);
     exact GELU 94 (4096), 95 (8192), 95 (16384).
 
-    At 16384 a row in registers leaves an SM two programs, and while both compute nothing loads: 93, and 73 at 12288,
-    where a quarter of the registers hold nothing. A row that stays in L1 and is read thrice takes 32 registers, and an
-    SM holds four programs. Half the warps, or chunks of half the size, cost 6, chunks and warps twice that 16.
+    At 16384 a row in registers leaves an SM two programs, and while both compute nothing loads: 93. A row that stays in
+    L1 and is read thrice takes 32 registers, and an SM holds four programs. Half the warps, or chunks of half the size,
+    cost 6, chunks and warps twice that 16.
 
     `few_rows`: no more than the GPU has SMs. Then each has a program of its own and twice the warps: 128 rows of 8192
     take 4.4 us; 5.0 where weight and bias are asked for after mean and variance, which then take two reductions.
