@@ -63,7 +63,8 @@ def swiglu_backward_kernel(
 def settings(dtype: torch.dtype) -> dict:
     """Launch settings: a block that gives each of 128 threads one 16-byte load an input in 16 bits.
 
-    On an H200, 10^8 elements in bf16: 98 per cent of copy bandwidth, forward and backward.
+    On an H200, 10^8 elements in bf16: 98 per cent of copy bandwidth, forward and backward. At 2^20 elements no block of
+    512 to 8192 for 2 to 32 warps gains more than the 5 % by which one kernel varies.
     """
     return {"BLOCK": 1024, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 

@@ -13,7 +13,7 @@ an H200's counters 16 % of it at 65536 columns, 58 % at 131072 where no chunk wa
 
 The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element. Beyond 8192 columns y and its
 gradient are asked for again after the sum, and the L1 cache answers: held in registers, they would leave an SM half the
-warps. Beyond WIDEST_BACKWARD_BLOCK columns a row is read in chunks, twice.
+warps.
 
 Source: torch.nn.functional.softmax; Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -28,7 +28,6 @@ from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
-WIDEST_BACKWARD_BLOCK = 32768  # elements of a row that one program of the backward takes at once
 
 
 @triton.jit
@@ -131,7 +130,7 @@ def softmax_backward_wide_kernel(
     grad_y_ptr,  # (rows, cols), any row stride, unit column stride
     y_ptr,  # (rows, cols), contiguous
     grad_x_ptr,  # (rows, cols), contiguous
-    cols,
+    cols: tl.constexpr,  # known to the compiler: where BLOCK_COLS divides it, masks go
     grad_y_row_stride,
     BLOCK_COLS: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -180,12 +179,16 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
 
 def backward_settings(cols: int, dtype: torch.dtype) -> dict:
     """Launch settings of the backward: on an H200 (bf16, per cent of copy bandwidth) 95 at 1024 columns, 98 and more at
-    4096 and 8192; asked for again 103 at 16384 (held 99) and 102 at 32768 (held, spilling, 92; in chunks of 32 elements
-    a thread 101, of 64 99, of fewer 97 to 76). In chunks of 64 elements a thread 94 at 65536 and 70 at 131072.
+    4096 and 8192; asked for again 103 at 16384 (held 99). 32 warps that ask for all 32768 columns again, without masks,
+    reach 102 (16 warps with masks 99, 32 with masks 83; held in registers, spilling, 92). Chunks of 16384 reach 101,
+    smaller ones 98 to 73. In chunks of 64 elements a thread 94 at 65536 and 70 at 131072.
+
+    128 rows of 8192 take 5.3 us. Neither 8 or 32 warps nor doing without masks nor asking again nor chunks of 1024 to
+    4096 gain more than the 5 % by which one kernel varies.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if cols > WIDEST_BACKWARD_BLOCK:
-        return {"BLOCK_COLS": 32768, "COMPUTE": compute, "num_warps": 16}
+    if cols > WIDEST_BLOCK:
+        return {"BLOCK_COLS": 32768, "COMPUTE": compute, "num_warps": 32 if cols <= 32768 else 16}
     block_cols = triton.next_power_of_2(cols)
     warps = 2 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16 if block_cols <= 8192 else 32
     return {
@@ -220,7 +223,7 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rows, cols = grad_y.shape
     chosen = backward_settings(cols, y.dtype)
     with torch.cuda.device_of(y):
-        if cols <= WIDEST_BACKWARD_BLOCK:
+        if cols <= WIDEST_BLOCK:
             grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
             softmax_backward_kernel[grid](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **chosen)
         else:

@@ -75,7 +75,7 @@ def test_a_wide_row_is_read_twice_but_for_what_is_kept(device, cols, kept):
 def test_the_backward_does_not_spill(gpu, cols):
     x = torch.empty(32768, cols, dtype=torch.bfloat16, device="meta")
     chosen = module.backward_settings(cols, x.dtype)
-    if cols <= module.WIDEST_BACKWARD_BLOCK:
+    if cols <= module.WIDEST_BLOCK:
         kernel, sizes = module.softmax_backward_kernel, (32768, cols, cols)
     else:
         kernel, sizes = module.softmax_backward_wide_kernel, (cols, cols)
