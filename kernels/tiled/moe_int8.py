@@ -18,25 +18,29 @@ dequantising takes one a weight.
 On an H200 in bf16, 64 experts of 2048 x 768, top 8, launch gaps excluded, with the share of what the bytes (at 4.43
 TB/s) or the arithmetic (at cuBLAS's 792 TFLOP/s) allow:
 
-    tokens               1      2      4      16     64     512    2048   8192
-    microseconds         11.6   14.2   21.3   42.5   45.6   92     191    539
-    share, per cent      25     40     54     54     50     25     34     48
-    in PyTorch           1149                        6873                 7199    an expert at a time, as below
-    grouped matmul       598                         688    732           1734    all weights dequantised beforehand
+    tokens               1      2      4      8      16     64     512    8192
+    microseconds         8.7    13.0   18.9   32.0   38.1   36.7   84     498
+    share, per cent      33     44     60     72     61     63     28     53
+    in PyTorch           1149                               6873          7199    an expert at a time, as below
+    grouped matmul       598                                688    732    1734    all weights dequantised beforehand
 
-One token's 12.6 MB would take 3 us, and a launch that finds its experts and reads an eighth of that takes 5 already. At
-8192 tokens the experts take 482 us, the tensor cores busy for half of it: a step's weights are converted, written to
-shared memory and multiplied in turn, and two programs on a multiprocessor hide only some of that. The sums over
-experts, 113 MB, add 33 us.
+One token's 12.6 MB would take 3 us. An empty launch takes 2.6 and one that finds the experts 4.1; reading begins when
+they are known. At 8192 tokens the experts take 456 us, the tensor cores busy for half of it, the sums over experts,
+113 MB, 28, and the routing 13. (512 and 8192: times of the launches, added.) Weights go from shared memory to
+registers, become floats there and are multiplied from there; written back to shared memory, as the right matrix of a
+product must be, they take 510 us, or 492 with Triton's own conversion. Tiles of 256 outputs or tokens, which read less
+but have a multiprocessor to themselves, take 538 to 590.
 
 Few tokens take one launch: a program finds the token's experts and reads some rows of all k, so that the sum over
-experts never leaves its registers. Otherwise four:
+experts never leaves its registers. A few more take two, and many four:
 
-    route      ranks each token's experts; writes ranks and gates
-    gather     one program an expert lists its tokens; no atomics, so that the order is always the same
+    route      many tokens only: ranks each token's experts; writes ranks and the logits of the chosen
+    gather     many tokens only: one program an expert lists its tokens; no atomics, so that the order is always the
+               same
     experts    one program a tile of an expert's outputs and tokens, which it gathers from x; writes h, one row for each
-               token and expert. No program knows beforehand how many tiles there are: the grid is for the worst case,
-               and what is left over ends at once
+               token and expert. With few tokens a program finds those of its expert by itself. With many, no program
+               knows beforehand how many tiles there are: the grid is for the worst case, and what is left over ends at
+               once
     combine    each token's k rows of h, weighted and summed in the order of their ranks
 
 Nothing comes back to the host, so that a CUDA graph can hold it.
@@ -58,7 +62,31 @@ from kernels.arguments import FLOATS, as_rows, check_alike
 from kernels.fused_op import FusedOp, Work
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-FEW = 8  # tokens for which one launch is faster than four: on an H200, 36 us against 40 for 8 tokens
+FEW = 8  # tokens for which one launch is fastest
+SMALL = 64  # tokens for which two are
+# A byte u in the low bits of a 16-bit float is a denormal number, u times the smallest there is. Times a power of 2,
+# less 128 units, it is the int8 weight u - 128 in units: one multiply-add, exact, for two weights at a time.
+FACTOR = {torch.bfloat16: 2.0**127, torch.float16: 2.0**15, torch.float32: 1.0}
+UNIT = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1.0}
+
+
+@triton.jit
+def in_units(weight, dtype: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr):
+    """int8 weights times UNIT in a dtype of tensor cores, exactly."""
+    if dtype == tl.float32:
+        made = weight.to(dtype)
+    else:
+        byte = (weight.to(tl.int16) & 0xFF) ^ 0x80
+        made = byte.to(dtype, bitcast=True) * FACTOR - 128 * UNIT
+    return made
+
+
+@triton.jit
+def is_ahead(theirs, their_expert, mine, my_expert):
+    """Whether their logit ranks before mine: NaN first, so that its token cannot miss it; of equals the first."""
+    theirs = tl.where(theirs != theirs, float("inf"), theirs)
+    mine = tl.where(mine != mine, float("inf"), mine)
+    return (theirs > mine) | ((theirs == mine) & (their_expert < my_expert))
 
 
 @triton.jit
@@ -79,11 +107,9 @@ def rank_experts(logits, expert, experts, TOP_K: tl.constexpr):
 
 
 @triton.jit
-def softmax_of(logits, chosen):
-    """The softmax over axis 1 of the chosen logits; 0 elsewhere."""
-    top = tl.max(tl.where(chosen, logits, -float("inf")), axis=1, keep_dims=True)
-    e = tl.where(chosen, tl.exp(logits - top), 0.0)
-    return e / tl.sum(e, axis=1, keep_dims=True)
+def softmax(logits):
+    e = tl.exp(logits - tl.max(logits, axis=0))
+    return e / tl.sum(e, axis=0)
 
 
 @triton.jit
@@ -107,36 +133,95 @@ def moe_int8_few_kernel(
 ):
     # int64 before the multiplications: offsets pass 2**31 on large tensors.
     token = tl.program_id(1).to(tl.int64)
-    e = tl.arange(0, BLOCK_EXPERTS)[None, :]
-    logits = tl.load(logits_ptr + token * logits_row_stride + e, mask=e < experts, other=-float("inf")).to(tl.float32)
+    logits_row = logits_ptr + token * logits_row_stride
+    e = tl.arange(0, BLOCK_EXPERTS)
+    logits = tl.load(logits_row + e, mask=e < experts, other=-float("inf")).to(tl.float32)
+    rank = tl.sum(is_ahead(logits[:, None], e[:, None], logits[None, :], e[None, :]).to(tl.int32), axis=0)
     slot = tl.arange(0, BLOCK_SLOTS)
-    here = rank_experts(logits, e, experts, TOP_K) == slot[:, None]
-    expert = tl.sum(tl.where(here, e, 0), axis=1)
-    gate = softmax_of(tl.sum(tl.where(here, logits, 0.0), axis=1)[None, :], (slot < TOP_K)[None, :])
+    expert = tl.sum(tl.where(rank[None, :] == slot[:, None], e[None, :], 0), axis=1)
     # The rows of all k experts that make this program's outputs, one below the other.
     ROWS: tl.constexpr = BLOCK_SLOTS * BLOCK_OUT
     out = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
     row = (expert[:, None].to(tl.int64) * out_cols + out).reshape(ROWS)
     inside = ((slot < TOP_K)[:, None] & (out < out_cols)).reshape(ROWS)
-    first = tl.arange(0, 16)[:, None] == 0  # tensor cores take no fewer than 16 tokens: the others are zeros
-    acc = tl.zeros((16, ROWS), tl.float32)
+    scale = tl.load(scale_ptr + row, mask=inside, other=0.0).to(tl.float32)
+    acc = tl.zeros((ROWS,), tl.float32)
     for start in range(0, cols, BLOCK_IN):
         col = start + tl.arange(0, BLOCK_IN)[None, :]
+        x = tl.load(x_ptr + token * x_row_stride + col, mask=col < cols, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + row[:, None] * cols + col, mask=inside[:, None] & (col < cols), other=0)
-        x_tile = tl.broadcast_to(x_ptr + token * x_row_stride + col, (16, BLOCK_IN))
-        x = tl.load(x_tile, mask=first & (col < cols), other=0.0)
-        acc = tl.dot(x, weight.to(x.dtype).T, acc, input_precision="ieee")
-    scale = tl.load(scale_ptr + row, mask=inside, other=0.0).to(tl.float32)
-    h = activate(tl.sum(acc, axis=0) * scale, ACT).reshape(BLOCK_SLOTS, BLOCK_OUT)
-    y = tl.sum(tl.where((slot < TOP_K)[:, None], h * gate.reshape(BLOCK_SLOTS, 1), 0.0), axis=0)[None, :]
+        # 2**23 + 128 + weight, made of bits: a conversion instruction takes eight times as long.
+        biased = (weight.to(tl.uint8, bitcast=True).to(tl.int32) ^ 0x4B000080).to(tl.float32, bitcast=True)
+        acc += tl.sum((biased - 8388736.0) * x, axis=1)
+    h = activate(acc * scale, ACT).reshape(BLOCK_SLOTS, BLOCK_OUT)
+    used = slot < TOP_K
+    gate = softmax(tl.load(logits_row + expert, mask=used, other=-float("inf")).to(tl.float32))
+    y = tl.sum(tl.where(used[:, None], h * gate[:, None], 0.0), axis=0)[None, :]
     tl.store(y_ptr + token * out_cols + out, y.to(y_ptr.dtype.element_ty), mask=out < out_cols)
+
+
+@triton.jit
+def moe_int8_small_kernel(
+    x_ptr,  # (tokens, cols), any row stride, unit column stride
+    logits_ptr,  # (tokens, experts), the same
+    weight_desc,  # (experts, out_cols, cols), int8, in blocks of (1, BLOCK_OUT, BLOCK_IN)
+    scale_ptr,  # (experts, out_cols), contiguous
+    h_ptr,  # (tokens * TOP_K, out_cols), contiguous
+    chosen_ptr,  # (tokens, TOP_K), fp32: the logits of the chosen experts
+    tokens,
+    experts,
+    cols,  # a multiple of BLOCK_IN
+    out_cols,
+    x_row_stride,
+    logits_row_stride,
+    TOP_K: tl.constexpr,
+    ACT: tl.constexpr,
+    ALL_TOKENS: tl.constexpr,  # a power of two, at least tokens
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    FACTOR: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    expert = tl.program_id(1)
+    first_out = tl.program_id(0) * BLOCK_OUT
+    out = first_out + tl.arange(0, BLOCK_OUT)
+    token = tl.arange(0, ALL_TOKENS)
+    logits_row = logits_ptr + token.to(tl.int64) * logits_row_stride
+    mine = tl.load(logits_row + expert, mask=token < tokens, other=0.0).to(tl.float32)
+    rank = tl.zeros((ALL_TOKENS,), tl.int32)
+    for start in range(0, experts, BLOCK_EXPERTS):
+        e = start + tl.arange(0, BLOCK_EXPERTS)[None, :]
+        here = (token < tokens)[:, None] & (e < experts)
+        theirs = tl.load(logits_row[:, None] + e, mask=here, other=-float("inf")).to(tl.float32)
+        rank += tl.sum(is_ahead(theirs, e, mine[:, None], expert).to(tl.int32), axis=1)
+    chosen = (rank < TOP_K) & (token < tokens)
+    entry_of = token * TOP_K + rank
+    tl.store(chosen_ptr + entry_of, mine, mask=chosen & (first_out == 0))
+    place = tl.where(chosen, tl.cumsum(chosen.to(tl.int32), axis=0), 0) - 1
+    count = tl.sum(chosen.to(tl.int32), axis=0)
+    for first in range(0, count, BLOCK_TOKENS):
+        slot = first + tl.arange(0, BLOCK_TOKENS)
+        entry = tl.sum(tl.where(place[None, :] == slot[:, None], entry_of[None, :], 0), axis=1)
+        x_tile = x_ptr + (entry // TOP_K).to(tl.int64)[:, None] * x_row_stride + tl.arange(0, BLOCK_IN)[None, :]
+        acc = tl.zeros((BLOCK_TOKENS, BLOCK_OUT), tl.float32)
+        for start in range(0, cols, BLOCK_IN):
+            weight = weight_desc.load([expert, first_out, start]).reshape(BLOCK_OUT, BLOCK_IN)
+            x = tl.load(x_tile)
+            acc = tl.dot(x, in_units(weight, x.dtype, FACTOR, UNIT).T, acc, input_precision="ieee")
+            x_tile += BLOCK_IN
+        scale = tl.load(scale_ptr + expert.to(tl.int64) * out_cols + out, mask=out < out_cols, other=0.0)
+        h = activate(acc * (scale.to(tl.float32) / UNIT)[None, :], ACT)
+        h_tile = h_ptr + entry.to(tl.int64)[:, None] * out_cols + out[None, :]
+        tl.store(h_tile, h.to(h_ptr.dtype.element_ty), mask=(slot < count)[:, None] & (out < out_cols)[None, :])
 
 
 @triton.jit
 def route_kernel(
     logits_ptr,  # (tokens, experts), any row stride, unit column stride
     rank_ptr,  # (experts, tokens), int16: the expert's rank for the token, TOP_K where it was not chosen
-    gate_ptr,  # (tokens, TOP_K), fp32
+    chosen_ptr,  # (tokens, TOP_K), fp32: the logits of the chosen experts
     tokens,
     experts,
     logits_row_stride,
@@ -150,8 +235,7 @@ def route_kernel(
     logits = tl.load(logits_ptr + token * logits_row_stride + expert, mask=inside, other=-float("inf")).to(tl.float32)
     rank = rank_experts(logits, expert, experts, TOP_K)
     tl.store(rank_ptr + expert.to(tl.int64) * tokens + token, rank.to(tl.int16), mask=inside)
-    chosen = inside & (rank < TOP_K)
-    tl.store(gate_ptr + token * TOP_K + rank, softmax_of(logits, chosen), mask=chosen)
+    tl.store(chosen_ptr + token * TOP_K + rank, logits, mask=inside & (rank < TOP_K))
 
 
 @triton.jit
@@ -194,6 +278,8 @@ def moe_int8_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
+    FACTOR: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     # Tiles of the same tokens come one after another: they run together, and L2 gives them x once.
     tiles_out = tl.cdiv(out_cols, BLOCK_OUT)
@@ -207,25 +293,29 @@ def moe_int8_kernel(
         # Past the expert's last token stands token 0: what it gives is not stored, and no load needs a mask.
         entry = tl.load(entry_ptr + expert.to(tl.int64) * tokens + place, mask=inside, other=0)
         first_out = tl.program_id(0) % tiles_out * BLOCK_OUT
-        x_tile = x_ptr + (entry // TOP_K).to(tl.int64)[:, None] * x_row_stride + tl.arange(0, BLOCK_IN)[None, :]
-        acc = tl.zeros((BLOCK_TOKENS, BLOCK_OUT), tl.float32)
+        # Weights are the left matrix of the product: tensor cores take that from registers, and conversion leaves them
+        # there.
+        x_tile = x_ptr + (entry // TOP_K).to(tl.int64)[None, :] * x_row_stride + tl.arange(0, BLOCK_IN)[:, None]
+        acc = tl.zeros((BLOCK_OUT, BLOCK_TOKENS), tl.float32)
         for start in range(0, cols, BLOCK_IN):
             weight = weight_desc.load([expert, first_out, start]).reshape(BLOCK_OUT, BLOCK_IN)
             x = tl.load(x_tile)
-            # int8 has no more digits than bf16: the conversion is exact.
-            acc = tl.dot(x, weight.to(x.dtype).T, acc, input_precision="ieee")
+            product = tl.dot(in_units(weight, x.dtype, FACTOR, UNIT), x, acc, input_precision="ieee")
+            # Always so, and it keeps products of two steps from overlapping: the assembler (of CUDA 12.8) then writes
+            # a step's weights into registers from which tensor cores still read.
+            acc = tl.where(start < cols, product, acc)
             x_tile += BLOCK_IN
         out = first_out + tl.arange(0, BLOCK_OUT)
         scale = tl.load(scale_ptr + expert.to(tl.int64) * out_cols + out, mask=out < out_cols, other=0.0)
-        h = activate(acc * scale.to(tl.float32)[None, :], ACT)
+        h = activate(acc * (scale.to(tl.float32) / UNIT)[:, None], ACT).to(h_ptr.dtype.element_ty)
         h_tile = h_ptr + entry.to(tl.int64)[:, None] * out_cols + out[None, :]
-        tl.store(h_tile, h.to(h_ptr.dtype.element_ty), mask=inside[:, None] & (out < out_cols)[None, :])
+        tl.store(h_tile, h.T, mask=inside[:, None] & (out < out_cols)[None, :])
 
 
 @triton.jit
 def combine_kernel(
     h_ptr,  # (tokens, TOP_K, out_cols), contiguous
-    gate_ptr,  # (tokens, TOP_K), fp32
+    chosen_ptr,  # (tokens, TOP_K), fp32: the logits of the chosen experts
     y_ptr,  # (tokens, out_cols), contiguous
     out_cols,
     TOP_K: tl.constexpr,
@@ -233,52 +323,87 @@ def combine_kernel(
     BLOCK_OUT: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.arange(0, BLOCK_SLOTS)[:, None]
+    slot = tl.arange(0, BLOCK_SLOTS)
     out = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
-    inside = (slot < TOP_K) & (out < out_cols)
-    gate = tl.load(gate_ptr + token * TOP_K + slot, mask=slot < TOP_K, other=0.0)
-    h = tl.load(h_ptr + (token * TOP_K + slot) * out_cols + out, mask=inside, other=0.0).to(tl.float32)
-    y = tl.sum(h * gate, axis=0)[None, :]
+    inside = (slot < TOP_K)[:, None] & (out < out_cols)
+    gate = softmax(tl.load(chosen_ptr + token * TOP_K + slot, mask=slot < TOP_K, other=-float("inf")))
+    h = tl.load(h_ptr + (token * TOP_K + slot)[:, None] * out_cols + out, mask=inside, other=0.0).to(tl.float32)
+    y = tl.sum(h * gate[:, None], axis=0)[None, :]
     tl.store(y_ptr + token * out_cols + out, y.to(y_ptr.dtype.element_ty), mask=out < out_cols)
 
 
 def few_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of moe_int8_few_kernel.
+    """Launch settings of moe_int8_few_kernel: rows of 2048 weights in pieces, so that loads are always under way.
 
-    On an H200, bf16, 64 experts of 2048 x 768, top 8: 11.6 us for one token, 14.2 for two, 21.3 for four. With 8
-    outputs a program two tokens take 1.6 us more; with 4, four tokens take 4 us more.
+    On an H200, bf16, 64 experts of 2048 x 768, top 8: 8.5 us for one token with 2 outputs a program, 10.3 with 4,
+    12 with 8 warps; 12.9 for two tokens with 4 outputs; 18.8 for four and 31.9 for eight with 8 outputs, 20.5 and 34.2
+    with 4. Products on tensor cores, which need 16 rows for the one there is, took 11 us for one token.
     """
+    block_out = min(8, 2 * triton.next_power_of_2(tokens))
     return {
         "BLOCK_EXPERTS": triton.next_power_of_2(experts),
         "BLOCK_SLOTS": triton.next_power_of_2(top_k),
-        "BLOCK_OUT": 4 if tokens <= 2 else 8,
-        "BLOCK_IN": min(32 if dtype == torch.float32 else 256, max(16, triton.next_power_of_2(cols))),
+        "BLOCK_OUT": block_out,
+        "BLOCK_IN": min(2048 // block_out, triton.next_power_of_2(cols)),
         "num_warps": 4,
-        "num_stages": 4,
+        "num_stages": 2 if tokens == 1 else 3,
     }
 
 
 @cache
-def settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of moe_int8_kernel, for as many tokens a tile as an expert has on average, 16 to 128.
+def small_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
+    """Launch settings of moe_int8_small_kernel.
 
-    On an H200, bf16, 64 experts of 2048 x 768, top 8, this kernel alone: 37 us for 64 tokens with tiles of 16, 39 with
-    tiles of 32; 64 us for 512 with tiles of 64, 79 with 128; 482 us for 8192 with 128, 563 with 64. Two tiles of 128
-    outputs and tokens fit on a multiprocessor, and one converts weights while the other's products run; tiles of 256
-    of either, which read less, have it to themselves: 572.
+    On an H200, bf16, 64 experts of 2048 x 768, top 8, 64 tokens, both launches: 36.0 us with three stages, 37.9 with
+    four, 45 with five; 43 and more with 64 outputs a program, or 256 columns a step. Ranks and lists in launches of
+    their own took 4 us more. At 128 tokens finding them in every program costs as much as it saves.
     """
-    block_tokens = min(128, max(16, triton.next_power_of_2(triton.cdiv(tokens * top_k, experts))))
-    few = block_tokens <= 32
+    mean = triton.cdiv(tokens * top_k, experts)
     chosen = {
-        "BLOCK_EXPERTS": triton.next_power_of_2(experts),
-        "BLOCK_TOKENS": block_tokens,
+        "ALL_TOKENS": triton.next_power_of_2(tokens),
+        "BLOCK_EXPERTS": min(64, triton.next_power_of_2(experts)),
+        "BLOCK_TOKENS": min(64, max(16, triton.next_power_of_2(mean))),
         "BLOCK_OUT": 128,
-        "BLOCK_IN": gcd(cols, 128 if few else 64),
+        "BLOCK_IN": gcd(cols, 128),
+        "FACTOR": FACTOR[dtype],
+        "UNIT": UNIT[dtype],
         "num_warps": 4,
-        "num_stages": 3 if block_tokens == 128 else 4,
+        "num_stages": 3,
     }
     if dtype == torch.float32:  # no tensor cores: small tiles, so that the products fit in registers
         return chosen | {"BLOCK_TOKENS": 16, "BLOCK_OUT": 32, "BLOCK_IN": gcd(cols, 32), "num_stages": 2}
+    return chosen
+
+
+@cache
+def settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
+    """Launch settings of moe_int8_kernel, by how many tokens an expert has on average.
+
+    On an H200, bf16, 64 experts of 2048 x 768, top 8. This kernel alone, 8192 tokens: 456 us, two programs on a
+    multiprocessor; 459 with three stages, 470 with 4 warps; 512 tokens: 73 us, 79 with 128 outputs, 102 with 16 warps,
+    131 with tiles of 128 tokens. All launches, 256 tokens: 59 us, 68 with 256 outputs, 73 with tiles of 64; 2048: 178
+    with tiles of 64 tokens and 128 outputs, 189 with 128 of both.
+    """
+    mean = triton.cdiv(tokens * top_k, experts)
+    if mean <= 32:
+        block_tokens, block_out, block_in, warps, stages = 32, 128, 128, 4, 3
+    elif mean <= 256:
+        block_tokens, block_out, block_in, warps, stages = 64, 256, 64, 8, 4
+    else:
+        block_tokens, block_out, block_in, warps, stages = 128, 128, 64, 8, 4
+    chosen = {
+        "BLOCK_EXPERTS": triton.next_power_of_2(experts),
+        "BLOCK_TOKENS": block_tokens,
+        "BLOCK_OUT": block_out,
+        "BLOCK_IN": gcd(cols, block_in),
+        "FACTOR": FACTOR[dtype],
+        "UNIT": UNIT[dtype],
+        "num_warps": warps,
+        "num_stages": stages,
+    }
+    if dtype == torch.float32:
+        small = {"BLOCK_TOKENS": 16, "BLOCK_OUT": 32, "BLOCK_IN": gcd(cols, 32), "num_warps": 4, "num_stages": 2}
+        return chosen | small
     return chosen
 
 
@@ -304,36 +429,44 @@ def _forward(
             sizes = experts, cols, out_cols, x.stride(0), logits.stride(0)
             moe_int8_few_kernel[grid](x, logits, weight, scale, y, *sizes, TOP_K=top_k, ACT=act, **chosen)
             return y
-        entries, count, gate = _routed(logits, top_k)
         h = torch.empty(tokens * top_k, out_cols, dtype=x.dtype, device=x.device)
-        chosen = settings(tokens, experts, top_k, cols, x.dtype)
+        small = tokens <= SMALL
+        chosen = (small_settings if small else settings)(tokens, experts, top_k, cols, x.dtype)
         described = TensorDescriptor.from_tensor(weight, [1, chosen["BLOCK_OUT"], chosen["BLOCK_IN"]])
-        # At worst every expert's last tile has one token.
-        tiles = min(experts, tokens * top_k) + tokens * top_k // chosen["BLOCK_TOKENS"]
         sizes = tokens, experts, cols, out_cols, x.stride(0)
-        moe_int8_kernel[(tiles * triton.cdiv(out_cols, chosen["BLOCK_OUT"]),)](
-            x, described, scale, entries, count, h, *sizes, TOP_K=top_k, ACT=act, **chosen
-        )
+        tiles_out = triton.cdiv(out_cols, chosen["BLOCK_OUT"])
+        if small:
+            picked = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+            moe_int8_small_kernel[tiles_out, experts](
+                x, logits, described, scale, h, picked, *sizes, logits.stride(0), TOP_K=top_k, ACT=act, **chosen
+            )
+        else:
+            entries, count, picked = _routed(logits, top_k)
+            # At worst every expert's last tile has one token.
+            tiles = min(experts, tokens * top_k) + tokens * top_k // chosen["BLOCK_TOKENS"]
+            moe_int8_kernel[(tiles * tiles_out,)](
+                x, described, scale, entries, count, h, *sizes, TOP_K=top_k, ACT=act, **chosen
+            )
         slots, block = triton.next_power_of_2(top_k), min(1024, triton.next_power_of_2(out_cols))
         grid = tokens, triton.cdiv(out_cols, block)
-        combine_kernel[grid](h, gate, y, out_cols, TOP_K=top_k, BLOCK_SLOTS=slots, BLOCK_OUT=block)
+        combine_kernel[grid](h, picked, y, out_cols, TOP_K=top_k, BLOCK_SLOTS=slots, BLOCK_OUT=block)
     return y
 
 
 def _routed(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each expert's entries and their count, each token's gates."""
+    """Each expert's entries and their count, the logits of each token's."""
     tokens, experts = logits.shape
     rank = torch.empty(experts, tokens, dtype=torch.int16, device=logits.device)
     entries = torch.empty(experts, tokens, dtype=torch.int32, device=logits.device)
     count = torch.empty(experts, dtype=torch.int32, device=logits.device)
-    gate = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
+    picked = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
     block_experts = triton.next_power_of_2(experts)
     blocks = {"BLOCK_TOKENS": max(1, 1024 // block_experts), "BLOCK_EXPERTS": block_experts}
     grid = (triton.cdiv(tokens, blocks["BLOCK_TOKENS"]),)
-    route_kernel[grid](logits, rank, gate, tokens, experts, logits.stride(0), TOP_K=top_k, **blocks)
+    route_kernel[grid](logits, rank, picked, tokens, experts, logits.stride(0), TOP_K=top_k, **blocks)
     block = min(4096, triton.next_power_of_2(tokens))
     gather_kernel[(experts,)](rank, entries, count, tokens, TOP_K=top_k, BLOCK=block, num_warps=8)
-    return entries, count, gate
+    return entries, count, picked
 
 
 # For autograd, which finds no gradient here and says so, and for torch.compile.
@@ -449,10 +582,19 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     if tokens <= FEW:
         sizes = experts, cols, out_cols, cols, experts
         return (x, logits, weight, scale, x, *sizes), options | few_settings(tokens, experts, 8, cols, dtype)
-    chosen = settings(tokens, experts, 8, cols, dtype)
+    small = tokens <= SMALL
+    chosen = (small_settings if small else settings)(tokens, experts, 8, cols, dtype)
     described = TensorDescriptor.from_tensor(weight, [1, chosen["BLOCK_OUT"], chosen["BLOCK_IN"]])
     entries = torch.empty(experts, tokens, dtype=torch.int32, device="meta")
-    return (x, described, scale, entries, entries, x, tokens, experts, cols, out_cols, cols), options | chosen
+    sizes = tokens, experts, cols, out_cols, cols
+    if small:
+        picked = torch.empty(tokens, 8, dtype=torch.float32, device="meta")
+        return (x, logits, described, scale, x, picked, *sizes, experts), options | chosen
+    return (x, described, scale, entries, entries, x, *sizes), options | chosen
+
+
+def _kernel_for(tokens: int, *_):
+    return moe_int8_few_kernel if tokens <= FEW else moe_int8_small_kernel if tokens <= SMALL else moe_int8_kernel
 
 
 OP = FusedOp(
@@ -464,7 +606,13 @@ OP = FusedOp(
     settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
-    interpreter_shapes=((1, 16, 1, 8), (FEW, 7, 5, 9), (FEW + 1, 33, 3, 8), (9, 48, 20, 12)),
+    interpreter_shapes=(
+        (1, 16, 1, 8),
+        (FEW, 7, 5, 9),
+        (FEW + 1, 33, 3, 8),
+        (FEW + 1, 48, 20, 12),
+        (SMALL + 1, 48, 20, 12),
+    ),
     gpu_shapes=tuple((tokens, 2048, 768, 64) for tokens in (1, 8, 64, 512, 8192)),
-    kernel_for=lambda tokens, *_: moe_int8_few_kernel if tokens <= FEW else moe_int8_kernel,
+    kernel_for=_kernel_for,
 )

@@ -1,6 +1,7 @@
 """What is moe_int8's own: routing, empty and crowded experts, the same bits each time, its bytes, its registers."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -13,12 +14,19 @@ from helpers.traffic import measure
 from kernels import moe_int8, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import moe_int8 as module
-from kernels.tiled.moe_int8 import FEW, OP, moe_int8_op, moe_int8_reference
+from kernels.tiled.moe_int8 import FEW, OP, SMALL, moe_int8_op, moe_int8_reference
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
 DEVICE = "cuda" if runtime.has_gpu() else "cpu"
-COUNTS = pytest.mark.parametrize("tokens", [3, FEW + 1])  # one launch, and four
+
+
+@pytest.fixture(params=["one launch", "two launches", "four launches"])
+def tokens(request, monkeypatch):
+    """How many tokens to take, for each way the layer can go."""
+    if request.param == "four launches":
+        monkeypatch.setattr(module, "SMALL", 0)
+    return 3 if request.param == "one launch" else FEW + 1
 
 
 def one_token_at_a_time(x, logits, weight, scale, top_k=8, act="silu"):
@@ -41,21 +49,18 @@ def assert_as_accurate(ours, arguments, **options):
     assert error <= 2 * allowed + torch.finfo(ours.dtype).eps * exact.abs().amax()
 
 
-@COUNTS
-@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (5, 3), (6, 6), (33, 2)])
+@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (5, 3), (6, 6), (70, 2)])
 def test_experts_and_how_many_are_chosen(device, tokens, experts, top_k, poisoned):
     arguments = OP.inputs(tokens, 32, 20, experts, dtype=HALF, device=device)
     assert_as_accurate(moe_int8(*arguments, top_k=top_k), arguments, top_k=top_k)
 
 
-@COUNTS
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_activations(device, tokens, act):
     arguments = OP.inputs(tokens, 16, 8, 4, dtype=HALF, device=device)
     assert_as_accurate(moe_int8(*arguments, top_k=2, act=act), arguments, top_k=2, act=act)
 
 
-@COUNTS
 @pytest.mark.parametrize("favourites", [(3,), (3, 0)])
 def test_all_tokens_to_the_same_experts_and_none_to_the_others(device, tokens, favourites, poisoned):
     x, logits, weight, scale = OP.inputs(tokens, 32, 20, 7, dtype=HALF, device=device)
@@ -65,7 +70,6 @@ def test_all_tokens_to_the_same_experts_and_none_to_the_others(device, tokens, f
     assert_as_accurate(y, (x, logits, weight, scale), top_k=len(favourites))
 
 
-@COUNTS
 def test_a_wrong_layer_is_not_as_accurate(device, tokens):
     """The rule can fail: gates over all experts, another expert's weights, one expert too few, no activation."""
     arguments = x, logits, weight, scale = OP.inputs(tokens, 32, 20, 6, dtype=HALF, device=device)
@@ -81,7 +85,6 @@ def test_a_wrong_layer_is_not_as_accurate(device, tokens):
             assert_as_accurate(wrong.to(x.dtype), arguments, top_k=2)
 
 
-@COUNTS
 def test_equal_logits_go_to_the_first_experts(device, tokens):
     x, _, weight, scale = OP.inputs(tokens, 16, 8, 5, dtype=torch.float32, device=device)
     logits = torch.tensor([0.0, -0.0, 0.0, 0.0, -1.0], device=device).expand(tokens, 5)
@@ -89,7 +92,6 @@ def test_equal_logits_go_to_the_first_experts(device, tokens):
     torch.testing.assert_close(moe_int8(x, logits, weight, scale, top_k=3).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@COUNTS
 @pytest.mark.parametrize("odd", [torch.nan, -torch.nan, torch.inf])
 def test_a_token_that_cannot_be_routed_says_so_and_harms_no_other(device, tokens, odd):
     x, logits, weight, scale = OP.inputs(tokens, 16, 8, 5, dtype=torch.float32, device=device)
@@ -102,7 +104,16 @@ def test_a_token_that_cannot_be_routed_says_so_and_harms_no_other(device, tokens
     torch.testing.assert_close(y[others], expected[others])
 
 
-@COUNTS
+@pytest.mark.parametrize("favourite", [0, 3])
+def test_more_tokens_than_a_tile_in_two_launches(device, favourite):
+    """An expert whose tokens fill two tiles and begin a third: it reads its weights three times."""
+    arguments = OP.inputs(33, 32, 20, 8, dtype=HALF, device=device)
+    arguments[1][:, favourite] += 100
+    assert_as_accurate(moe_int8(*arguments, top_k=1), arguments, top_k=1)
+    traffic = measure(moe_int8, *arguments, 1)
+    assert (traffic.launches, traffic.by_tensor["weight"].read) == (2, 3 * 20 * 32)
+
+
 def test_infinite_tokens_stay_alone(device, tokens):
     x, logits, weight, scale = OP.inputs(tokens, 32, 8, 5, dtype=torch.float32, device=device)
     expected = moe_int8(x, logits, weight, scale, top_k=2)
@@ -112,7 +123,6 @@ def test_infinite_tokens_stay_alone(device, tokens):
     assert torch.equal(y[1:], expected[1:])
 
 
-@COUNTS
 def test_all_of_int8_is_exact(device, tokens):
     """Weights from -128 to 127 and small whole numbers make whole sums, which nothing may round."""
     x = torch.randint(-3, 4, (tokens, 256), device=device).to(HALF)
@@ -155,12 +165,12 @@ def test_weights_that_no_descriptor_takes(device, spoil, cols):
 @settings(max_examples=10, deadline=None)
 def test_every_token_stands_with_each_of_its_experts_once(scores, top_k):
     logits = torch.from_numpy(scores).to(DEVICE)
-    entries, count, gate = module._routed(logits, top_k)
+    entries, count, picked = module._routed(logits, top_k)
     expected = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     for expert in range(6):
         token, rank = (expected == expert).nonzero(as_tuple=True)
         assert entries[expert, : count[expert]].tolist() == (token * top_k + rank).tolist()
-    torch.testing.assert_close(gate, logits.gather(1, expected).softmax(dim=1))
+    assert torch.equal(picked, logits.gather(1, expected))
 
 
 def test_one_launch_reads_the_weights_of_the_chosen_experts_alone(device):
@@ -172,14 +182,17 @@ def test_one_launch_reads_the_weights_of_the_chosen_experts_alone(device):
     assert traffic.by_tensor["weight"].read == 8 * 8 * 256
 
 
-def test_four_launches_read_weights_once_a_tile_of_tokens(device):
-    tokens, cols, out_cols, experts = 24, 64, 128, 4
+@pytest.mark.parametrize("launches", [2, 4])
+def test_weights_are_read_once_a_tile_of_tokens(device, launches, monkeypatch):
+    tokens, cols, out_cols, experts = 40, 64, 128, 4
+    if launches == 4:
+        monkeypatch.setattr(module, "SMALL", 0)
     x, logits, weight, scale = OP.inputs(tokens, cols, out_cols, experts, dtype=torch.float16, device=device)
     logits[:, :2] += 10
     traffic = measure(moe_int8, x, logits, weight, scale, 2)
-    assert (traffic.launches, traffic.hazards) == (4, ())
-    block = module.settings(tokens, experts, 2, cols, torch.float16)["BLOCK_TOKENS"]
-    tiles = math.ceil(tokens / block)
+    assert (traffic.launches, traffic.hazards) == (launches, ())
+    chosen = (module.small_settings if launches == 2 else module.settings)(tokens, experts, 2, cols, torch.float16)
+    tiles = math.ceil(tokens / chosen["BLOCK_TOKENS"])
     assert traffic.by_tensor["weight"].read == 2 * tiles * out_cols * cols
     # Each expert's tokens, and token 0 in place of those that its last tile has not.
     assert traffic.by_tensor["x"].read == 2 * (tokens + 1) * cols * x.itemsize
@@ -191,27 +204,41 @@ def test_four_launches_read_weights_once_a_tile_of_tokens(device):
         (1, torch.float32),
         (1, torch.bfloat16),
         (64, torch.float32),
+        (64, torch.float16),
         (64, torch.bfloat16),
+        (512, torch.float32),
         (512, torch.bfloat16),
         (8192, torch.float16),
         (8192, torch.bfloat16),
     ],
 )
 def test_what_the_compiler_makes_of_the_settings(tokens, dtype):
-    """No spills; weights become bf16 by arithmetic on pairs, not by a conversion instruction each."""
+    """No spills; 16-bit weights are made by arithmetic, not by a conversion instruction each."""
     shape = tokens, 2048, 768, 64
     arguments, options = OP.compile_arguments(*shape, dtype=dtype)
     compiled = compile_for(OP.kernel_for(*shape), *arguments, device="H100", **options)
     assert compiled.spill_bytes == 0
-    if dtype != torch.float32:
-        assert compiled.instructions["HGMMA" if tokens >= 512 else "HMMA"] > 0
-    if dtype == torch.bfloat16:
-        assert compiled.instructions["I2F"] <= 1  # of a count of tiles
     if tokens > FEW:
         assert compiled.instructions["UTMALDG"] > 0
+    if tokens <= FEW or dtype != torch.float32:
+        assert compiled.instructions["I2F"] <= 1  # of a count of tiles
+    if FEW < tokens <= SMALL and dtype != torch.float32:
+        assert compiled.instructions["HMMA"] > 0
+    if tokens > SMALL and dtype != torch.float32:
+        # Weights go from registers into the products.
+        assert set(re.findall(r"HGMMA\S* R\d+, (\w)", compiled.sass)) == {"R"}
+        # All of a step's are done before the next step writes its weights into the same registers.
+        assert set(re.findall(r"gsb0, 0x(\d)", compiled.sass)) == {"0"}
+        assert compiled.sass.count("gsb0, 0x0") <= 2
     if tokens == 8192:
         assert 2 * (compiled.shared_memory + 1024) <= 228 * 2**10
         assert 2 * compiled.num_warps * 32 * compiled.registers <= 65536
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_tokens_on_an_older_gpu_do_not_spill(dtype):
+    arguments, options = OP.compile_arguments(1, 2048, 768, 64, dtype=dtype)
+    assert compile_for(module.moe_int8_few_kernel, *arguments, device="A100", **options).spill_bytes == 0
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
@@ -219,13 +246,13 @@ def test_routing_and_combining_do_not_spill(gpu):
     def empty(*shape, dtype):
         return torch.empty(*shape, dtype=dtype, device="meta")
 
-    logits, gate = empty(8192, 64, dtype=torch.bfloat16), empty(8192, 8, dtype=torch.float32)
+    logits, picked = empty(8192, 64, dtype=torch.bfloat16), empty(8192, 8, dtype=torch.float32)
     rank, entries = empty(64, 8192, dtype=torch.int16), empty(64, 8192, dtype=torch.int32)
     h = empty(65536, 768, dtype=torch.bfloat16)
     for kernel, arguments, options in (
-        (module.route_kernel, (logits, rank, gate, 8192, 64, 64), {"BLOCK_TOKENS": 16, "BLOCK_EXPERTS": 64}),
+        (module.route_kernel, (logits, rank, picked, 8192, 64, 64), {"BLOCK_TOKENS": 16, "BLOCK_EXPERTS": 64}),
         (module.gather_kernel, (rank, entries, entries, 8192), {"BLOCK": 4096, "num_warps": 8}),
-        (module.combine_kernel, (h, gate, h, 768), {"BLOCK_SLOTS": 8, "BLOCK_OUT": 1024}),
+        (module.combine_kernel, (h, picked, h, 768), {"BLOCK_SLOTS": 8, "BLOCK_OUT": 1024}),
     ):
         assert compile_for(kernel, *arguments, device=gpu, TOP_K=8, **options).spill_bytes == 0
 
@@ -265,7 +292,7 @@ def test_bad_input_is_one_clear_line(device, change, error, message):
 
 @gpu_only
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, FEW, FEW + 1, 64, 513, 8192])
+@pytest.mark.parametrize("tokens", [1, FEW, FEW + 1, 64, SMALL, SMALL + 1, 513, 8192])
 def test_the_benchmarks_sizes(tokens, dtype):
     x, logits, weight, scale = OP.inputs(tokens, 2048, 768, 64, dtype=dtype, device="cuda")
     y = moe_int8(x, logits, weight, scale)
