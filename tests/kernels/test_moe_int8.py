@@ -206,6 +206,7 @@ def test_weights_are_read_once_a_tile_of_tokens(device, launches, monkeypatch):
         (64, torch.float32),
         (64, torch.float16),
         (64, torch.bfloat16),
+        (256, torch.bfloat16),
         (512, torch.float32),
         (512, torch.bfloat16),
         (8192, torch.float16),
