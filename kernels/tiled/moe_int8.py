@@ -301,7 +301,7 @@ def moe_int8_kernel(
             weight = weight_desc.load([expert, first_out, start]).reshape(BLOCK_OUT, BLOCK_IN)
             x = tl.load(x_tile)
             product = tl.dot(in_units(weight, x.dtype, FACTOR, UNIT), x, acc, input_precision="ieee")
-            # Always so, and it keeps products of two steps from overlapping: the assembler (of CUDA 12.8) then writes
+            # Always so, and it keeps products of two steps from overlapping: the compiler (Triton 3.6) then writes
             # a step's weights into registers from which tensor cores still read.
             acc = tl.where(start < cols, product, acc)
             x_tile += BLOCK_IN
