@@ -7,7 +7,7 @@ Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: wh
 calls, Python and launch included, for work short enough that it matters. Per cent is of the ceiling measured in the
 same run: the copy bandwidth on the least bytes, the read-only or write-only bandwidth where almost all is read or
 written, and the rate of cuBLAS's bf16 product where arithmetic takes longer than the bytes do. Rows of ours that miss
-their target in benchmarks/targets.py come first, then those behind a peer.
+their target in benchmarks/targets.py come first, then those behind a peer, each with what was tried.
 
 The lessons' experiments (chains, occupancies) run with all of the kernels, or with --experiments alone.
 
@@ -24,6 +24,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -34,6 +36,7 @@ from tqdm import tqdm
 from benchmarks import chains, free_flops, load_widths, occupancy_sweep, over_fusion
 from benchmarks.peers import peers
 from benchmarks.targets import TARGETS, Target
+from benchmarks.tried import TRIED
 from helpers.devices import this_device
 from helpers.recorded import recorded
 from helpers.resources import compile_for
@@ -179,31 +182,49 @@ def share(row: dict) -> float:
 
 
 def shortfalls(rows: list[dict]) -> list[str]:
-    """One line for each of our rows that misses its target, or is more than 3 % behind a peer in the same run."""
-    lines = []
+    """One line for each of our rows that misses its target, or is more than 3 % behind a peer in the same run, or as a
+    call of short work, Python and launch included, behind torch.compile's.
+
+    What misses a target comes first, and after a kernel's rows a line with what was tried.
+    """
+    found = []
     for row in (row for row in rows if row["provider"] == "fused"):
         key = ("kernel", "shape", "dtype")
-        peers = {
-            other["provider"]: other["gpu"]["median"]
-            for other in rows
-            if all(other[name] == row[name] for name in key) and other is not row
-        }
-        what = f"{row['kernel']} {'x'.join(map(str, row['shape']))} {row['dtype']}"
+        others = [other for other in rows if all(other[name] == row[name] for name in key) and other is not row]
+        peers = {other["provider"]: other["gpu"]["median"] for other in others}
+        calls = {other["provider"]: other["call"]["median"] for other in others if other["call"]}
+        what = f"{'x'.join(map(str, row['shape']))} {row['dtype']}"
         median = row["gpu"]["median"]
         target = TARGETS.get((row["kernel"], tuple(row["shape"])), Target())
+        missed = []
         if share(row) < target.share:
-            lines.append(f"under its target: {what}: {share(row):.1%}, not {target.share:.0%}")
+            missed.append(f"{share(row):.1%}, not {target.share:.0%}")
         if row["flops"] / median < target.flops_per_second:
             reached, wanted = row["flops"] / median / 1e12, target.flops_per_second / 1e12
-            lines.append(f"under its target: {what}: {reached:.0f} TFLOP/s, not {wanted:.0f}")
+            missed.append(f"{reached:.0f} TFLOP/s, not {wanted:.0f}")
         for provider, ratio in target.ahead.items():
             if peers[provider] < ratio * median:
-                lines.append(f"under its target: {what}: {peers[provider] / median:.2f} x {provider}, not {ratio}")
+                missed.append(f"{peers[provider] / median:.2f} x {provider}, not {ratio}")
+        found += [(0, row["kernel"], f"under its target: {row['kernel']} {what}: {miss}") for miss in missed]
         rivals = {provider: time for provider, time in peers.items() if provider not in target.ahead}
         best = min(rivals, key=rivals.get, default=None)
         if best and median > 1.03 * rivals[best]:
-            lines.append(f"behind {best}: {what}: {median / rivals[best]:.2f} times its time")
-    return sorted(lines, reverse=True)
+            ratio = median / rivals[best]
+            found.append((1, row["kernel"], f"behind {best}: {row['kernel']} {what}: {ratio:.2f} times its time"))
+        call, compiled = row["call"], calls.get("torch.compile")
+        if call and compiled and call["median"] > 1.03 * compiled:
+            ratio = call["median"] / compiled
+            line = (
+                f"a call behind torch.compile's: {row['kernel']} {what}: {ratio:.2f} times, Python and launch included"
+            )
+            found.append((2, row["kernel"], line))
+    lines = []
+    kernel_of = itemgetter(0, 1)  # what it is, and the kernel
+    for (_, kernel), misses in groupby(sorted(found, key=kernel_of), key=kernel_of):
+        lines += [line for *_, line in misses]
+        if kernel in TRIED:
+            lines.append(f"    tried: {TRIED[kernel]}")
+    return lines
 
 
 def table(rows: list[dict]) -> str:

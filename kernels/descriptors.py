@@ -10,13 +10,15 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.sizes import cdiv
+
 ALIGNMENT = 16  # bytes: CUDA driver API, cuTensorMapEncodeTiled
 
 
 def padded_empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """An uninitialised tensor of `shape`, of like's dtype and device, whose rows start at multiples of 16 bytes."""
     unit = ALIGNMENT // like.element_size()
-    columns = triton.cdiv(shape[-1], unit) * unit
+    columns = cdiv(shape[-1], unit) * unit
     return torch.empty((*shape[:-1], columns), dtype=like.dtype, device=like.device)[..., : shape[-1]]
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks import run
 from benchmarks.targets import TARGETS, Target
+from benchmarks.tried import TRIED
+from helpers.recorded import recorded
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import Work
 
@@ -24,14 +26,17 @@ def row(kernel: str, shape: tuple[int, ...], provider: str, microseconds: float)
     }
 
 
-def test_rows_under_target_come_first_then_those_behind_a_peer():
+def test_rows_under_target_come_first_then_those_behind_a_peer(monkeypatch):
     shape = (32768, 1024)
+    monkeypatch.setitem(TRIED, "softmax", "wider tiles")
     assert TARGETS["softmax", shape] == Target(share=0.86)
     rows = [row("softmax", shape, "fused", 1.2), row("softmax", shape, "eager", 1.0)]
     rows += [row("l2_norm", shape, "fused", 1.1), row("l2_norm", shape, "eager", 1.08)]
     assert run.shortfalls(rows) == [
         "under its target: softmax 32768x1024 bfloat16: 83.3%, not 86%",
+        "    tried: wider tiles",
         "behind eager: softmax 32768x1024 bfloat16: 1.20 times its time",
+        "    tried: wider tiles",
     ]
     assert run.shortfalls(rows[2:]) == []
 
@@ -47,6 +52,18 @@ def test_targets_in_flops_and_against_a_peer(monkeypatch):
     monkeypatch.setitem(TARGETS, ("softmax", shape), Target(flops_per_second=1e15, ahead={"cuBLAS": 0.9}))
     assert run.shortfalls([*rows, row("softmax", shape, "cuBLAS", 0.91)]) == []
     assert run.shortfalls([rows[0], row("softmax", shape, "cuBLAS", 0.91)]) == []  # nobody else to be behind
+
+
+def test_calls_of_short_work_are_compared_with_torch_compile():
+    shape = (128, 8192)
+    rows = [row("softmax", shape, "fused", 1.0), row("softmax", shape, "torch.compile", 1.0)]
+    for one, microseconds in zip(rows, (10.4, 10.0), strict=True):
+        one["call"] = {"median": microseconds * 1e-6}
+    assert run.shortfalls(rows) == [
+        "a call behind torch.compile's: softmax 128x8192 bfloat16: 1.04 times, Python and launch included"
+    ]
+    rows[0]["call"] = {"median": 10.2e-6}
+    assert run.shortfalls(rows) == []
 
 
 def test_the_ceiling_is_what_bounds_the_work():
@@ -66,6 +83,12 @@ def test_every_target_is_of_a_kernel_and_a_shape_that_is_measured():
 
 
 @pytest.mark.skipif(runtime.has_gpu(), reason="this is what happens without a GPU")
+def test_whatever_falls_short_in_the_record_says_what_was_tried():
+    rows = recorded("h200").rows
+    of_kernel = {kernel: [row for row in rows if row["kernel"] == kernel] for kernel in {row["kernel"] for row in rows}}
+    assert {kernel for kernel, its in of_kernel.items() if run.shortfalls(its)} == set(TRIED)
+
+
 def test_without_a_gpu_it_runs_small_and_says_so(capsys):
     assert run.main(["add_gelu"]) == 0
     printed = capsys.readouterr().out

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.arguments import check_alike
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv
 
 
 @triton.jit
@@ -100,7 +101,7 @@ def _launch(kernel, template: torch.Tensor, *pointers: torch.Tensor | None) -> N
     if elements:
         chosen = settings(template.dtype, backward=kernel is add_gelu_backward_kernel)
         with torch.cuda.device_of(template):
-            kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
+            kernel[(cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
 
 def _forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

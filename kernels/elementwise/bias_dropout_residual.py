@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.philox import check_dropout, dropout_mask, kept, new_seed
+from kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -92,7 +93,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     On an H200 (16384 x 4096, bf16, per cent of copy bandwidth): a row of 4096 for 8 warps 98, of 2048 for 4 warps 93,
     1024 for 4 warps 85, so 16 elements a thread, whose four Philox evaluations overlap.
     """
-    block = min(4096, max(16, triton.next_power_of_2(cols)))
+    block = min(4096, max(16, next_power_of_2(cols)))
     return {
         "BLOCK": block,
         "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
@@ -129,7 +130,7 @@ def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: 
     x, residual, bias = as_rows(x), as_rows(residual), bias.contiguous()
     rows, cols = x.shape
     chosen = settings(cols, x.dtype)
-    blocks = triton.cdiv(cols, chosen["BLOCK"])
+    blocks = cdiv(cols, chosen["BLOCK"])
     with torch.cuda.device_of(x):
         bias_dropout_residual_kernel[(rows * blocks,)](
             x, bias, residual, y, seed, cols, x.stride(0), residual.stride(0), float(p), _scale(p), blocks, **chosen
@@ -147,10 +148,10 @@ def _backward(
     rows, cols = grad_y.shape
     few_rows = rows <= multiprocessors(grad_y)
     chosen = backward_settings(grad_y.dtype, few_rows)
-    programs = 1 if few_rows else min(PROGRAMS_ALONG_ROWS, triton.cdiv(rows, chosen["BLOCK_ROWS"]))
+    programs = 1 if few_rows else min(PROGRAMS_ALONG_ROWS, cdiv(rows, chosen["BLOCK_ROWS"]))
     sums = bias_dtype if few_rows else torch.promote_types(grad_y.dtype, torch.float32)
     partial = torch.empty((programs, cols), dtype=sums, device=grad_y.device)
-    grid = (programs, triton.cdiv(cols, chosen["BLOCK_COLS"]))
+    grid = (programs, cdiv(cols, chosen["BLOCK_COLS"]))
     with torch.cuda.device_of(grad_y):
         bias_dropout_residual_backward_kernel[grid](
             grad_y, grad_x, partial, seed, rows, cols, grad_y.stride(0), float(p), _scale(p), **chosen
@@ -284,7 +285,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     x = torch.empty(shape, dtype=dtype, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
     chosen = settings(cols, dtype)
-    return (x, x, x, x, seed, cols, cols, cols, 0.1, _scale(0.1), triton.cdiv(cols, chosen["BLOCK"])), chosen
+    return (x, x, x, x, seed, cols, cols, cols, 0.1, _scale(0.1), cdiv(cols, chosen["BLOCK"])), chosen
 
 
 OP = FusedOp(

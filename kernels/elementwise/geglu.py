@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv
 
 # PyTorch's name for the form of GELU -> its name in kernels.activations.
 APPROXIMATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
@@ -83,7 +84,7 @@ def _launch(kernel, template: torch.Tensor, approximate: str, *pointers: torch.T
     if elements:
         chosen = settings(template.dtype, approximate)
         with torch.cuda.device_of(template):
-            kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
+            kernel[(cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor, approximate: str) -> torch.Tensor:

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import check_alike, in_widest
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv
 
 
 @triton.jit
@@ -101,7 +102,7 @@ def _launch(kernel, template: torch.Tensor, act: str, *pointers: torch.Tensor | 
     if elements:
         chosen = settings(template.dtype, act)
         with torch.cuda.device_of(template):
-            kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
+            kernel[(cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
 
 def _forward(x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv
 
 
 @triton.jit
@@ -74,7 +75,7 @@ def _launch(kernel, template: torch.Tensor, *pointers: torch.Tensor) -> None:
     if elements:
         chosen = settings(template.dtype)
         with torch.cuda.device_of(template):
-            kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
+            kernel[(cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

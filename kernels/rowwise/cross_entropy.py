@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.sizes import cdiv
 
 
 @triton.jit
@@ -176,7 +177,7 @@ def _backward(
     x = as_rows(logits)
     rows, classes = x.shape
     chosen = backward_settings(x.dtype)
-    blocks = triton.cdiv(classes, chosen["BLOCK"])
+    blocks = cdiv(classes, chosen["BLOCK"])
     with torch.cuda.device_of(x):
         cross_entropy_backward_kernel[(rows * blocks,)](
             grad_losses.contiguous(),

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 
@@ -91,7 +92,7 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     elements = max(2048 if block_cols <= 2048 or few_rows else 16384, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
@@ -110,7 +111,7 @@ def _launch(x: torch.Tensor, eps: float) -> torch.Tensor:
     chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
             l2_norm_kernel[grid](x, y, rows, cols, x.stride(0), eps, **chosen)
         else:
             l2_norm_wide_kernel[(rows,)](x, y, cols, x.stride(0), eps, **chosen)

@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.rowwise.normalise import normalise
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen, widen_pairs
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
@@ -314,7 +315,7 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     elements = max(2048 if block_cols <= 2048 or few_rows else 8192, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
@@ -346,7 +347,7 @@ def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 
         return {"BLOCK_ROWS": 128, "BLOCK_COLS": 64, "STAGES": 1, "COMPUTE": compute, "num_warps": 8}
     if cols > WIDEST_BACKWARD_BLOCK:
         return {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     elements = max(2048, block_cols)
     in_flight = 2 * dtype.itemsize * elements  # bytes of one stage: x and the gradient
     return {
@@ -367,7 +368,7 @@ def _forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: flo
     chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
             layer_norm_kernel[grid](x, weight, bias, y, rows, cols, x.stride(0), eps, **chosen)
         else:
             layer_norm_wide_kernel[(rows,)](x, weight, bias, y, cols, x.stride(0), eps, **chosen)
@@ -400,7 +401,7 @@ def _backward(
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BACKWARD_BLOCK and not few_rows:
             per_multiprocessor = max(1, 8192 // (chosen["BLOCK_ROWS"] * chosen["BLOCK_COLS"]))
-            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), per_multiprocessor * multiprocessors(x))
+            programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), per_multiprocessor * multiprocessors(x))
             grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
             layer_norm_backward_kernel[(programs,)](
                 grad_y, x, contiguous_weight, grad_x, grad_weight, grad_bias, rows, cols, *strides, eps, **chosen
@@ -415,14 +416,14 @@ def _backward(
             )
         else:
             terms = torch.empty(4, rows, dtype=sums, device=x.device)
-            block = min(8192 if few_rows else 4096, triton.next_power_of_2(cols))
+            block = min(8192 if few_rows else 4096, next_power_of_2(cols))
             warps = max(1, block // 512) if few_rows else 4
             chunk = {"BLOCK_COLS": block, "COMPUTE": chosen["COMPUTE"], "num_warps": warps}
             layer_norm_row_terms_kernel[(rows,)](
                 grad_y, x, contiguous_weight, terms, rows, cols, *strides, eps, **chunk
             )
-            tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
-            programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(4 * multiprocessors(x), tiles))
+            tiles = cdiv(cols, chosen["BLOCK_COLS"])
+            programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), cdiv(4 * multiprocessors(x), tiles))
             if few_rows:  # one program for some columns of all rows: nothing is left to sum
                 programs = 1
             grad_weight = torch.empty(programs, cols, dtype=weight.dtype if few_rows else sums, device=x.device)

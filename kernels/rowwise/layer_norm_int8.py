@@ -23,6 +23,7 @@ import triton.language as tl
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.rowwise.normalise import normalise
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
@@ -137,7 +138,7 @@ def settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) ->
     """
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "num_warps": 16}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     elements = max(1024, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
@@ -160,7 +161,7 @@ def _forward(
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
             resident = multiprocessors(x) * (16 if chosen["BLOCK_COLS"] <= 4096 else 8) // chosen["num_warps"]
-            grid = (min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), max(1, resident)),)
+            grid = (min(cdiv(rows, chosen["BLOCK_ROWS"]), max(1, resident)),)
             layer_norm_int8_kernel[grid](x, weight, bias, q, scale, rows, cols, x.stride(0), eps, **chosen)
         else:
             layer_norm_int8_wide_kernel[(rows,)](x, weight, bias, q, scale, cols, x.stride(0), eps, **chosen)

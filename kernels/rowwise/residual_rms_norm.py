@@ -21,6 +21,7 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 
@@ -104,7 +105,7 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     elements = max(2048 if block_cols <= 2048 or few_rows else 16384, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
@@ -126,7 +127,7 @@ def _forward(
     strides = x.stride(0), residual.stride(0)
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
             residual_rms_norm_kernel[grid](x, residual, weight, y, s, rows, cols, *strides, eps, **chosen)
         else:
             residual_rms_norm_wide_kernel[(rows,)](x, residual, weight, y, s, cols, *strides, eps, **chosen)

@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 WIDEST_BACKWARD_BLOCK = 16384  # the same with the gradient's row and a sum over rows beside it
@@ -247,7 +248,7 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     elements = max(2048 if block_cols <= 2048 or few_rows else 16384, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
@@ -273,7 +274,7 @@ def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 
     if few_rows and cols > WIDEST_BACKWARD_BLOCK:
         return {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
     if few_rows:
-        whole_row = triton.next_power_of_2(cols)
+        whole_row = next_power_of_2(cols)
         warps = 8 if whole_row <= 8192 else 16
         return {
             "WHOLE_ROW": whole_row,
@@ -284,7 +285,7 @@ def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 
         }
     if cols > WIDEST_BACKWARD_BLOCK:
         return {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024, "STAGES": 3, "COMPUTE": compute, "num_warps": 4}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     elements = max(2048, block_cols)
     in_flight = (2 * dtype.itemsize + 4) * elements  # bytes of one stage: x, the gradient and the weight
     return {
@@ -305,7 +306,7 @@ def _launch(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor | None, ep
     chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
             rms_norm_kernel[grid](x, weight, y, rstd, rows, cols, x.stride(0), eps, **chosen)
         else:
             rms_norm_wide_kernel[(rows,)](x, weight, y, rstd, cols, x.stride(0), eps, **chosen)
@@ -336,14 +337,14 @@ def _backward(
     few_rows = rows <= min(FEW_ROWS, multiprocessors(x))
     chosen = backward_settings(cols, x.dtype, shared_memory(x), few_rows)
     inputs, strides = (grad_y, x, contiguous_weight, rstd), (grad_y.stride(0), x.stride(0))
-    tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
+    tiles = cdiv(cols, chosen["BLOCK_COLS"])
     if few_rows:  # one program for some columns of all rows: nothing is left to sum
         programs = 1
     elif cols <= WIDEST_BACKWARD_BLOCK:
         per_multiprocessor = max(1, 8192 // (chosen["BLOCK_ROWS"] * chosen["BLOCK_COLS"]))
-        programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), per_multiprocessor * multiprocessors(x))
+        programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), per_multiprocessor * multiprocessors(x))
     else:
-        programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(4 * multiprocessors(x), tiles))
+        programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), cdiv(4 * multiprocessors(x), tiles))
     grad_weight = torch.empty(programs, cols, dtype=weight.dtype if few_rows else rstd.dtype, device=x.device)
     with torch.cuda.device_of(x):
         if cols > WIDEST_BACKWARD_BLOCK:

@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
 
@@ -167,7 +168,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
         keeps_last = cols > 65536 and dtype.itemsize == 2
         each = 32 if keeps_last else 16
         return {"LANES": 1024, "EACH": each, "KEEPS_LAST": keeps_last, "COMPUTE": compute, "num_warps": 32}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     warps = 2 if block_cols <= 2048 else 4 if block_cols <= 4096 else 16
     return {
         "BLOCK_ROWS": max(1, 2048 // block_cols),
@@ -189,7 +190,7 @@ def backward_settings(cols: int, dtype: torch.dtype) -> dict:
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 32768, "COMPUTE": compute, "num_warps": 32 if cols <= 32768 else 16}
-    block_cols = triton.next_power_of_2(cols)
+    block_cols = next_power_of_2(cols)
     warps = 2 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16 if block_cols <= 8192 else 32
     return {
         "BLOCK_ROWS": max(1, 2048 // block_cols),
@@ -209,7 +210,7 @@ def _forward(x: torch.Tensor) -> torch.Tensor:
     chosen = settings(cols, x.dtype)
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            softmax_kernel[(triton.cdiv(rows, chosen["BLOCK_ROWS"]),)](x, y, rows, cols, x.stride(0), **chosen)
+            softmax_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](x, y, rows, cols, x.stride(0), **chosen)
         else:
             softmax_wide_kernel[(rows,)](x, y, cols, x.stride(0), **chosen)
     return y
@@ -224,7 +225,7 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     chosen = backward_settings(cols, y.dtype)
     with torch.cuda.device_of(y):
         if cols <= WIDEST_BLOCK:
-            grid = (triton.cdiv(rows, chosen["BLOCK_ROWS"]),)
+            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
             softmax_backward_kernel[grid](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **chosen)
         else:
             softmax_backward_wide_kernel[(rows,)](grad_y, y, grad_x, cols, grad_y.stride(0), **chosen)

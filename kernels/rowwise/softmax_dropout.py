@@ -19,6 +19,7 @@ from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.philox import check_dropout, dropout_mask, kept, new_seed
+from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
 
@@ -172,7 +173,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"LANES": 1024, "EACH": 8, "COMPUTE": compute, "num_warps": 32}
-    block_cols = max(4, triton.next_power_of_2(cols))
+    block_cols = max(4, next_power_of_2(cols))
     warps = 2 if block_cols <= 1024 else 4 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16
     return {
         "BLOCK_ROWS": max(1, 1024 // block_cols),
@@ -190,7 +191,7 @@ def backward_settings(cols: int, dtype: torch.dtype) -> dict:
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 8192, "COMPUTE": compute, "num_warps": 32}
-    block_cols = max(4, triton.next_power_of_2(cols))
+    block_cols = max(4, next_power_of_2(cols))
     return {
         "BLOCK_ROWS": max(1, 1024 // block_cols),
         "BLOCK_COLS": block_cols,
@@ -217,7 +218,7 @@ def _launch(x: torch.Tensor, sums: torch.Tensor | None, seed: torch.Tensor, p: f
     chosen = settings(cols, x.dtype)
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            softmax_dropout_kernel[(triton.cdiv(rows, chosen["BLOCK_ROWS"]),)](
+            softmax_dropout_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 x, y, sums, seed, rows, cols, x.stride(0), float(p), _scale(p), **chosen
             )
         else:
@@ -244,7 +245,7 @@ def _backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: t
     strides = grad_y.stride(0), x.stride(0)
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            softmax_dropout_backward_kernel[(triton.cdiv(rows, chosen["BLOCK_ROWS"]),)](
+            softmax_dropout_backward_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 grad_y, x, sums, seed, grad_x, rows, cols, *strides, float(p), _scale(p), **chosen
             )
         else:

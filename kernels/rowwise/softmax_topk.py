@@ -21,6 +21,7 @@ import triton.language as tl
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 4096  # elements of a row that one program holds in registers
 MOST = 16  # entries of a row
@@ -169,13 +170,13 @@ def settings(cols: int, k: int, dtype: torch.dtype) -> dict:
     (50) at 16384, 72 at 65536, 62 at 131072.
     """
     fits = dtype.itemsize == 2 and cols <= 2**16
-    key = {"K": k, "SLOTS": triton.next_power_of_2(k), "KEY": tl.int32 if fits else tl.int64}
+    key = {"K": k, "SLOTS": next_power_of_2(k), "KEY": tl.int32 if fits else tl.int64}
     if cols > WIDEST_BLOCK:
-        warps = min(32, triton.next_power_of_2(cols) // 2048)
-        chunks = triton.next_power_of_2(triton.cdiv(cols, 256 * warps))
+        warps = min(32, next_power_of_2(cols) // 2048)
+        chunks = next_power_of_2(cdiv(cols, 256 * warps))
         return {**key, "LANES": 32 * warps, "EACH": 8, "CHUNKS": chunks, "num_warps": warps}
     each = 16 if cols <= 2048 or dtype.itemsize == 4 else 32
-    lanes = max(1, triton.next_power_of_2(cols) // each)
+    lanes = max(1, next_power_of_2(cols) // each)
     return {**key, "LANES": lanes, "EACH": each, "num_warps": max(1, lanes // 64 if each == 16 else lanes // 32)}
 
 

@@ -22,6 +22,7 @@ from kernels.arguments import as_autocast_says, check_heads
 from kernels.descriptors import describable, described, load_rows
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
+from kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def settings(dim: int, dtype: torch.dtype) -> dict:
     both (2890 with two blocks a program, 2750 with four), five programs a multiprocessor (2840), 128 x 64 with 8 warps
     (2960), every program beginning at another key (3140).
     """
-    block_d = max(16, triton.next_power_of_2(dim))
+    block_d = max(16, next_power_of_2(dim))
     side = 64 if dtype.itemsize == 2 and block_d <= 128 else 32 if dtype.itemsize == 2 or block_d <= 64 else 16
     return {
         "PRECISION": "ieee",
@@ -184,7 +185,7 @@ def _forward(
     if mask is not None:
         mask = mask.expand(p.shape)
     with torch.cuda.device_of(q):
-        attention_scores_kernel[(triton.cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](
+        attention_scores_kernel[(cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](
             described(q, [1, 1, chosen["BLOCK_M"], chosen["BLOCK_D"]]),
             described(k, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]]),
             None if mask is None else (mask, *mask.stride()),

@@ -37,6 +37,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import FLOATS, check_alike, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TILES_IN_SHARED_MEMORY = 227 * 2**10  # bytes that conv_bn_act_kernel's tiles may take
@@ -162,7 +163,7 @@ def conv_bn_act_kernel(
 
 
 def _tiles(box: tuple[int, int, int], images: int, height: int, width: int) -> int:
-    return prod(triton.cdiv(size, side) for size, side in zip((images, height, width), box, strict=True))
+    return prod(cdiv(size, side) for size, side in zip((images, height, width), box, strict=True))
 
 
 def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[int, int, int]:
@@ -203,7 +204,7 @@ def settings(
     def speed(tile: tuple) -> float:
         pixels, out, _, _, at_once, full = tile
         tiles = _tiles(box_of_pixels(pixels, images, height, width), images, height, width)
-        rounds = triton.cdiv(tiles * triton.cdiv(out_channels, out), multiprocessors * at_once)
+        rounds = cdiv(tiles * cdiv(out_channels, out), multiprocessors * at_once)
         return full * images * height * width * out_channels / (rounds * at_once * pixels * out)
 
     pixels, out, warps, stages, _, _ = max(TILES, key=speed)
@@ -301,7 +302,7 @@ def _forward(
         if _takes_descriptors(x, weight, stride):
             descriptors, sizes, options = _described(x, weight, y, stride, pads, multiprocessors(x))
             tiles = _tiles((options["BOX_N"], options["BOX_H"], options["BOX_W"]), *sizes[:3])
-            tiles *= triton.cdiv(out_channels, options["BLOCK_OUT"])
+            tiles *= cdiv(out_channels, options["BLOCK_OUT"])
             resident = multiprocessors(x) * 8 // options["num_warps"]
             conv_bn_act_kernel[(min(tiles, resident),)](*descriptors, *vectors, eps, *sizes, ACT=act, **options)
         else:
@@ -312,7 +313,7 @@ def _forward(
 def _launch_plain(x, weight, vectors, y, act, stride, padding, eps) -> None:
     pixels, out_channels = y.numel() // y.shape[3], y.shape[3]
     chosen = plain_settings(x.dtype)
-    grid = (triton.cdiv(pixels, chosen["BLOCK_PIXELS"]) * triton.cdiv(out_channels, chosen["BLOCK_OUT"]),)
+    grid = (cdiv(pixels, chosen["BLOCK_PIXELS"]) * cdiv(out_channels, chosen["BLOCK_OUT"]),)
     conv_bn_act_plain_kernel[grid](
         x,
         weight,

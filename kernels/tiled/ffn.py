@@ -36,6 +36,7 @@ from kernels.arguments import as_autocast_says, check_together, multiprocessors
 from kernels.elementwise.geglu import geglu_backward_kernel, geglu_kernel
 from kernels.elementwise.geglu import settings as geglu_settings
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv
 from kernels.tiled.linear_act import (
     as_matrix,
     grouped_order,
@@ -87,7 +88,7 @@ def settings(m: int, n: int, multiprocessors: int = 132) -> dict:
     with 8192 tokens, 4096 -> 11008, bf16: 781 TFLOP/s. The loop over tiles stays a loop around the loop over K: made
     one with it (flatten), as linear_act's is, it reaches 578.
     """
-    large = 4 * triton.cdiv(m, 128) * triton.cdiv(n, 128) >= 3 * multiprocessors
+    large = 4 * cdiv(m, 128) * cdiv(n, 128) >= 3 * multiprocessors
     size = 128 if large else 64
     return {
         "BLOCK_M": size,
@@ -106,7 +107,7 @@ def _launch_gated(x, gate, up, act: str, h, g, u) -> None:
     describe = TensorDescriptor.from_tensor
     operands = describe(x, [tile_m, tile_k]), describe(gate, [tile_n, tile_k]), describe(up, [tile_n, tile_k])
     results = [None if each is None else describe(each, [tile_m, tile_n]) for each in (h, g, u)]
-    grid = (min(multiprocessors(x), triton.cdiv(m, tile_m) * triton.cdiv(n, tile_n)),)
+    grid = (min(multiprocessors(x), cdiv(m, tile_m) * cdiv(n, tile_n)),)
     gated_kernel[grid](*operands, *results, m, n, k, ACT=act, **chosen)
 
 
@@ -114,7 +115,7 @@ def _launch_elementwise(kernel, act: str, *tensors: torch.Tensor) -> None:
     """GEGLU's kernels, which take any of the activations."""
     elements = tensors[0].numel()
     chosen = geglu_settings(tensors[0].dtype) | {"ACT": act}
-    kernel[(triton.cdiv(elements, chosen["BLOCK"]),)](*tensors, elements, **chosen)
+    kernel[(cdiv(elements, chosen["BLOCK"]),)](*tensors, elements, **chosen)
 
 
 def _gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, act: str, keep: bool) -> tuple:

@@ -50,6 +50,7 @@ from kernels.descriptors import (
 )
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled.attention_scores import keys_for_all, last_keys
 
 
@@ -297,7 +298,7 @@ def settings(launch: str, dim: int, dtype: torch.dtype, hopper: bool = True) -> 
     grad_kv takes 64 queries at a time: two sums of 64 registers a thread leave no room for more. Heads of 256 and GPUs
     before 9.0 take what spills little; fp32 and fp64 are there to be exact, not fast.
     """
-    block_d = max(16, triton.next_power_of_2(dim))
+    block_d = max(16, next_power_of_2(dim))
     roles, warps = False, 8 if block_d > 128 else 4
     if dtype.itemsize > 2:
         block_m = block_n = 32 if dtype.itemsize == 4 and block_d <= 64 else 16
@@ -344,7 +345,7 @@ def _run(q, k, v, causal: bool, scale: float | None, lse: torch.Tensor | None) -
     tile = [1, 1, chosen["BLOCK_N"], wide]
     with torch.cuda.device_of(q):
         lend_scratch()
-        flash_attention_kernel[(triton.cdiv(queries, rows) * batch * heads,)](
+        flash_attention_kernel[(cdiv(queries, rows) * batch * heads,)](
             of_rows(q, [rows, wide], roles),
             described(k, tile),
             described(v, tile),
@@ -392,7 +393,7 @@ def _backward(
         lend_scratch()
         chosen = _chosen("grad_q", q)
         rows, others, wide, roles = (chosen[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D", "ROLES"))
-        programs = (triton.cdiv(queries, rows) * batch * heads,)
+        programs = (cdiv(queries, rows) * batch * heads,)
         whole = [1, 1, rows, wide]
         delta_kernel[programs](
             described(out, whole),
@@ -415,7 +416,7 @@ def _backward(
         )
         chosen = _chosen("grad_kv", q)
         rows, others, wide, roles = (chosen[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D", "ROLES"))
-        grad_kv_kernel[(triton.cdiv(keys, rows) * batch * kv_heads,)](
+        grad_kv_kernel[(cdiv(keys, rows) * batch * kv_heads,)](
             *(of_rows(x, [rows, wide], roles) for x in (k, v)),
             *(described(x, [1, 1, others, wide]) for x in (q, grad)),
             *(described(x, [1, 1, others]) for x in (lse, delta)),

@@ -49,7 +49,7 @@ Source: torch.nn.functional.linear; the order of tiles and the persistent loop a
 """
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import torch
 import triton
@@ -60,6 +60,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import as_autocast_says, autocasts, check_together, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv
 
 TILES_IN_SHARED_MEMORY = 227 * 2**10  # bytes that linear_act_kernel's tiles may take
 
@@ -223,6 +224,7 @@ def plain_settings(dtype: torch.dtype, tf32: bool = False) -> dict:
     }
 
 
+@cache
 def settings(
     m: int, n: int, dtype: torch.dtype, residual: bool = False, keep_sum: bool = False, multiprocessors: int = 132
 ) -> dict:
@@ -240,7 +242,7 @@ def settings(
     4096^3 and 4 at 1024 rows. 16 rows of tiles make a group: 132 tiles of 128 x 256 are about a square then.
     """
     for block_m, block_n in ((128, 256), (128, 128), (64, 128), (64, 64)):
-        if 4 * triton.cdiv(m, block_m) * triton.cdiv(n, block_n) >= 3 * multiprocessors:
+        if 4 * cdiv(m, block_m) * cdiv(n, block_n) >= 3 * multiprocessors:
             break
     block_k = (256 if block_n == 64 else 128) // dtype.itemsize
     parts = 4 if residual or keep_sum or dtype.itemsize == 4 else 2
@@ -288,7 +290,7 @@ def take_descriptors(*matrices: torch.Tensor) -> bool:
 def _launch_plain(x, weight, bias, residual, y, s, act: str | None, tf32: bool) -> None:
     (m, k), n = x.shape, weight.shape[0]
     chosen = plain_settings(x.dtype, tf32)
-    grid = (triton.cdiv(m, chosen["BLOCK_M"]) * triton.cdiv(n, chosen["BLOCK_N"]),)
+    grid = (cdiv(m, chosen["BLOCK_M"]) * cdiv(n, chosen["BLOCK_N"]),)
     strides = x.stride(0), weight.stride(0)
     linear_act_plain_kernel[grid](x, weight, bias, residual, y, s, m, n, k, *strides, ACT=act, **chosen)
 
@@ -301,7 +303,7 @@ def _launch_descriptors(x, weight, bias, residual, y, s, act: str | None) -> Non
     describe = TensorDescriptor.from_tensor
     of_x, of_weight = describe(x, [tile_m, tile_k]), describe(weight, [tile_n, tile_k])
     results = [None if each is None else describe(each, part) for each in (residual, y, s)]
-    grid = (min(multiprocessors(x), triton.cdiv(m, tile_m) * triton.cdiv(n, tile_n)),)
+    grid = (min(multiprocessors(x), cdiv(m, tile_m) * cdiv(n, tile_n)),)
     linear_act_kernel[grid](of_x, of_weight, bias, *results, m, n, k, ACT=act, **chosen)
 
 
@@ -354,8 +356,8 @@ def _backward(grad_y: torch.Tensor, s: torch.Tensor, act: str) -> tuple[torch.Te
     grad_y = as_matrix(grad_y)
     rows, cols = grad_y.shape
     chosen = backward_settings(s.dtype)
-    tiles = triton.cdiv(cols, chosen["BLOCK_COLS"])
-    programs = min(triton.cdiv(rows, chosen["BLOCK_ROWS"]), triton.cdiv(8 * multiprocessors(s), tiles))
+    tiles = cdiv(cols, chosen["BLOCK_COLS"])
+    programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), cdiv(8 * multiprocessors(s), tiles))
     grad_bias = torch.empty(programs, cols, dtype=sums, device=s.device)
     with torch.cuda.device_of(s):
         linear_act_backward_kernel[(tiles, programs)](

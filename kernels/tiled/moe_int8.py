@@ -60,6 +60,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import FLOATS, as_rows, check_alike
 from kernels.fused_op import FusedOp, Work
+from kernels.sizes import cdiv, next_power_of_2
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FEW = 8  # tokens for which one launch is fastest
@@ -339,12 +340,12 @@ def few_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.
     12 with 8 warps; 12.9 for two tokens with 4 outputs; 18.8 for four and 31.9 for eight with 8 outputs, 20.5 and 34.2
     with 4. Products on tensor cores, which need 16 rows for the one there is, took 11 us for one token.
     """
-    block_out = min(8, 2 * triton.next_power_of_2(tokens))
+    block_out = min(8, 2 * next_power_of_2(tokens))
     return {
-        "BLOCK_EXPERTS": triton.next_power_of_2(experts),
-        "BLOCK_SLOTS": triton.next_power_of_2(top_k),
+        "BLOCK_EXPERTS": next_power_of_2(experts),
+        "BLOCK_SLOTS": next_power_of_2(top_k),
         "BLOCK_OUT": block_out,
-        "BLOCK_IN": min(2048 // block_out, triton.next_power_of_2(cols)),
+        "BLOCK_IN": min(2048 // block_out, next_power_of_2(cols)),
         "num_warps": 4,
         "num_stages": 2 if tokens == 1 else 3,
     }
@@ -358,11 +359,11 @@ def small_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torc
     four, 45 with five; 43 and more with 64 outputs a program, or 256 columns a step. Ranks and lists in launches of
     their own took 4 us more. At 128 tokens finding them in every program costs as much as it saves.
     """
-    mean = triton.cdiv(tokens * top_k, experts)
+    mean = cdiv(tokens * top_k, experts)
     chosen = {
-        "ALL_TOKENS": triton.next_power_of_2(tokens),
-        "BLOCK_EXPERTS": min(64, triton.next_power_of_2(experts)),
-        "BLOCK_TOKENS": min(64, max(16, triton.next_power_of_2(mean))),
+        "ALL_TOKENS": next_power_of_2(tokens),
+        "BLOCK_EXPERTS": min(64, next_power_of_2(experts)),
+        "BLOCK_TOKENS": min(64, max(16, next_power_of_2(mean))),
         "BLOCK_OUT": 128,
         "BLOCK_IN": gcd(cols, 128),
         "FACTOR": FACTOR[dtype],
@@ -384,7 +385,7 @@ def settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtyp
     131 with tiles of 128 tokens. All launches, 256 tokens: 59 us, 68 with 256 outputs, 73 with tiles of 64; 2048: 178
     with tiles of 64 tokens and 128 outputs, 189 with 128 of both.
     """
-    mean = triton.cdiv(tokens * top_k, experts)
+    mean = cdiv(tokens * top_k, experts)
     if mean <= 32:
         block_tokens, block_out, block_in, warps, stages = 32, 128, 128, 4, 3
     elif mean <= 256:
@@ -392,7 +393,7 @@ def settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtyp
     else:
         block_tokens, block_out, block_in, warps, stages = 128, 128, 64, 8, 4
     chosen = {
-        "BLOCK_EXPERTS": triton.next_power_of_2(experts),
+        "BLOCK_EXPERTS": next_power_of_2(experts),
         "BLOCK_TOKENS": block_tokens,
         "BLOCK_OUT": block_out,
         "BLOCK_IN": gcd(cols, block_in),
@@ -425,7 +426,7 @@ def _forward(
     with torch.cuda.device_of(x):
         if tokens <= FEW or not _takes_descriptors(weight):
             chosen = few_settings(tokens, experts, top_k, cols, x.dtype)
-            grid = triton.cdiv(out_cols, chosen["BLOCK_OUT"]), tokens
+            grid = cdiv(out_cols, chosen["BLOCK_OUT"]), tokens
             sizes = experts, cols, out_cols, x.stride(0), logits.stride(0)
             moe_int8_few_kernel[grid](x, logits, weight, scale, y, *sizes, TOP_K=top_k, ACT=act, **chosen)
             return y
@@ -434,7 +435,7 @@ def _forward(
         chosen = (small_settings if small else settings)(tokens, experts, top_k, cols, x.dtype)
         described = TensorDescriptor.from_tensor(weight, [1, chosen["BLOCK_OUT"], chosen["BLOCK_IN"]])
         sizes = tokens, experts, cols, out_cols, x.stride(0)
-        tiles_out = triton.cdiv(out_cols, chosen["BLOCK_OUT"])
+        tiles_out = cdiv(out_cols, chosen["BLOCK_OUT"])
         if small:
             picked = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
             moe_int8_small_kernel[tiles_out, experts](
@@ -447,8 +448,8 @@ def _forward(
             moe_int8_kernel[(tiles * tiles_out,)](
                 x, described, scale, entries, count, h, *sizes, TOP_K=top_k, ACT=act, **chosen
             )
-        slots, block = triton.next_power_of_2(top_k), min(1024, triton.next_power_of_2(out_cols))
-        grid = tokens, triton.cdiv(out_cols, block)
+        slots, block = next_power_of_2(top_k), min(1024, next_power_of_2(out_cols))
+        grid = tokens, cdiv(out_cols, block)
         combine_kernel[grid](h, picked, y, out_cols, TOP_K=top_k, BLOCK_SLOTS=slots, BLOCK_OUT=block)
     return y
 
@@ -460,11 +461,11 @@ def _routed(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tenso
     entries = torch.empty(experts, tokens, dtype=torch.int32, device=logits.device)
     count = torch.empty(experts, dtype=torch.int32, device=logits.device)
     picked = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
-    block_experts = triton.next_power_of_2(experts)
+    block_experts = next_power_of_2(experts)
     blocks = {"BLOCK_TOKENS": max(1, 1024 // block_experts), "BLOCK_EXPERTS": block_experts}
-    grid = (triton.cdiv(tokens, blocks["BLOCK_TOKENS"]),)
+    grid = (cdiv(tokens, blocks["BLOCK_TOKENS"]),)
     route_kernel[grid](logits, rank, picked, tokens, experts, logits.stride(0), TOP_K=top_k, **blocks)
-    block = min(4096, triton.next_power_of_2(tokens))
+    block = min(4096, next_power_of_2(tokens))
     gather_kernel[(experts,)](rank, entries, count, tokens, TOP_K=top_k, BLOCK=block, num_warps=8)
     return entries, count, picked
 
