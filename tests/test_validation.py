@@ -25,11 +25,6 @@ DRAM, SECTORS = 0.05, 0.02  # of what the meter counts
 # What the hardware counts otherwise than the meter, and why. (operation, version) -> DRAM bytes and sectors read, as
 # shares of what the meter counts, and the reason.
 OTHERWISE = {
-    ("layer_norm_int8", "fused"): (
-        0.99,
-        2.00,
-        "rows arrive by LDGSTS, whose sectors this counter has twice; DRAM agrees",
-    ),
     ("softmax_dropout", "fused"): (0.99, 1.03, "each of 8 warps loads the seed; the meter has it once an instance"),
     ("softmax_topk", "fused"): (
         1.07,

@@ -15,21 +15,24 @@ of an H200, which at 64 tokens is 8 tokens an expert. In 16 bits they would be t
 of its own, five times. One scale an output comes off the sum: acc * scale, in fp32, is one product an output where
 dequantising takes one a weight.
 
-On an H200 in bf16, 64 experts of 2048 x 768, top 8, launch gaps excluded, with the share of what the bytes (at 4.43
-TB/s) or the arithmetic (at cuBLAS's 792 TFLOP/s) allow:
+On an H200 in bf16, 64 experts of 2048 x 768, top 8, launch gaps excluded, with the share of what the bytes (at 4.40
+TB/s) or the arithmetic (at cuBLAS's 808 TFLOP/s) allow:
 
     tokens               1      2      4      8      16     64     512    8192
-    microseconds         8.7    13.0   18.9   32.0   38.1   36.7   84     498
-    share, per cent      33     44     60     72     61     63     28     53
-    in PyTorch           1149                               6873          7199    an expert at a time, as below
-    grouped matmul       598                                688    732    1734    all weights dequantised beforehand
+    microseconds         8.9    13.0   18.9   31.3   38.1   42.6   83     500
+    share, per cent      32     44     60     73     61     54     28     51
+    in PyTorch           1080                 4900          7540   7590   8190    an expert at a time, as below
+    grouped matmul       579                  618           665    712    1720    all weights dequantised beforehand
+
+(At 64 tokens the benchmark, which times the three in turn, has 42.6 us; by itself or beside one of them the same call
+took 35.4 to 37.3. Why is not known.)
 
 One token's 12.6 MB would take 3 us. An empty launch takes 2.6 and one that finds the experts 4.1; reading begins when
 they are known. At 8192 tokens the experts take 456 us, the tensor cores busy for half of it, the sums over experts,
-113 MB, 28, and the routing 13. (512 and 8192: times of the launches, added.) Weights go from shared memory to
-registers, become floats there and are multiplied from there; written back to shared memory, as the right matrix of a
-product must be, they take 510 us, or 492 with Triton's own conversion. Tiles of 256 outputs or tokens, which read less
-but have a multiprocessor to themselves, take 538 to 590.
+113 MB, 28, and the routing 13. Weights go from shared memory to registers, become floats there and are multiplied from
+there; written back to shared memory, as the right matrix of a product must be, they take 510 us, or 492 with Triton's
+own conversion. Tiles of 256 outputs or tokens, which read less but have a multiprocessor to themselves, take 538 to
+590.
 
 Few tokens take one launch: a program finds the token's experts and reads some rows of all k, so that the sum over
 experts never leaves its registers. A few more take two, and many four:

@@ -260,11 +260,12 @@ times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
-# The claim of 1.86 does not hold on this GPU. Nor could it by bytes alone: they allow what the chart above says. On
-# large tensors the measured speed-up comes close to that. On a million numbers, starting the kernels takes a good
-# part of the time, and the sum may still lie in the **cache** when GELU reads it back: a small, faster memory between
-# the large one and the processor, which keeps what was touched last. (The recorded kernel is the course's own, with
-# GELU's tanh form, which you will write in the exercise. Its arithmetic costs nothing either way.)
+# The claim of 1.86 does not hold on this GPU. Nor could it by bytes alone: they allow what the chart above says, and
+# the measured speed-ups come close to that. On a million numbers the bytes are not all: starting kernels takes a good
+# part of the time, and takes it twice where there are two; on the other side the sum may still lie in the **cache**
+# when GELU reads it back: a small, faster memory between the large one and the processor, which keeps what was
+# touched last. (The recorded kernel is the course's own, with GELU's tanh form, which you will write in the exercise.
+# Its arithmetic costs nothing either way.)
 #
 # With a GPU at hand, your kernel, here:
 
