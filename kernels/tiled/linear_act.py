@@ -40,7 +40,16 @@ element keep a multiprocessor's four schedulers for 2048 cycles. Measured to hid
       loop over K, under the products: 1 per cent slower at 8192^3;
     - the tile in one part with three stages of loads, in quarters, or of 256 x 128: up to 3 per cent slower;
     - letting other warps compute meanwhile (warp_specialize): 4 to 9 per cent slower, and NaN with some epilogues in
-      Triton 3.6.
+      Triton 3.6;
+    - the same by hand (in Gluon), each half of the warps with its own 64 rows: as fast as here while the halves keep
+      step. One must be two steps of K ahead for its epilogue to run under the other's products; that takes two of the
+      four stages that fit in shared memory, and a third of the speed;
+    - by hand, the tile's left half two steps ahead of its right: that hides the epilogue, but products of 128 columns
+      read x twice as often. With the loads that asks 144 bytes a cycle of a shared memory that gives 128: 10 per cent
+      slower;
+    - the last two rounds' steps of K shared out evenly over the programs (stream-K), whose gain could be 3 per cent at
+      8192^3, 15.5 rounds of which the last counts whole: level there and 10 per cent slower at 4096^3, for programs
+      at different places in K share nothing in L2 and run at half the speed.
 
 Training keeps s = x W^T + bias for the backward pass: grad_s = grad_y act'(s), its column sums (the bias's gradient) in
 the same launch, then the two products grad_s W and grad_s^T x, which have no epilogue and are left to PyTorch.
@@ -63,6 +72,14 @@ from kernels.fused_op import FusedOp, Work
 from kernels.sizes import cdiv
 
 TILES_IN_SHARED_MEMORY = 227 * 2**10  # bytes that linear_act_kernel's tiles may take
+# Rows and columns of a tile, warps, microseconds of a round of one tile a multiprocessor at K = 4096 (H200, bf16).
+TILES = (
+    (128, 256, 8, 45.4),
+    (256, 128, 8, 47.0),
+    (128, 128, 8, 26.7),
+    (64, 128, 4, 20.3),
+    (64, 64, 4, 12.2),
+)
 
 
 @triton.jit
@@ -230,20 +247,25 @@ def settings(
 ) -> dict:
     """Tiles of linear_act_kernel for an (m, n) result, with a residual read or the sum written beside it.
 
-    The largest tile of which there are enough for three multiprocessors in four: 128 x 256 asks L2 for 3/4 of the bytes
-    that 128 x 128 does, and its sums take 128 of a thread's registers in 8 warps. On an H200, bf16, K = N = 4096,
-    TFLOP/s: 128 rows 216 with 64 x 64 against 134 with 128 x 128, 256 rows 289 with 64 x 128 against 266, 512 rows 514
-    with 128 x 128 against 383 with 128 x 256, and 4096 rows 729 with that.
+    Large tiles ask L2 for fewer bytes (128 x 256 for 3/4 of what 128 x 128 does), but multiprocessors take tiles in
+    rounds, and a last round for a few tiles takes as long as a full one: the fastest are those of TILES whose rounds
+    add up to the least time. On an H200, bf16, K = N = 4096: 1024 rows 47 us with 128 x 256, one round; 1056 rows 88,
+    two rounds, and 78 with 128 x 128, three short ones. At 3000 x 4104 it is 182 us with 128 x 256 and 145 with
+    256 x 128. cuBLAS has more tiles to choose from: 1056 rows take it 50 us, 3000 x 4104 141.
 
     A step of K is 128 bytes of a row, what the copy engine's swizzle spans; the smallest tile, which waits for memory
-    and not for tensor cores, takes two (16 rows: 28 against 20). A tile leaves in halves, up to 1 per cent faster
-    than in quarters; quarters where a second tensor needs registers that halves would spill, and for 4-byte elements.
-    As many stages of loads as shared memory has room for beside that, up to four: against three they gain 2 per cent at
-    4096^3 and 4 at 1024 rows. 16 rows of tiles make a group: 132 tiles of 128 x 256 are about a square then.
+    and not for tensor cores, takes two (16 rows: 28 TFLOP/s against 20). A tile leaves in halves, up to 1 per cent
+    faster than in quarters; quarters where a second tensor needs registers that halves would spill, and for 4-byte
+    elements. As many stages of loads as shared memory has room for beside that, up to four: against three they gain 2
+    per cent at 4096^3 and 4 at 1024 rows. 16 rows of tiles make a group: 132 tiles of 128 x 256 are about a square
+    then.
     """
-    for block_m, block_n in ((128, 256), (128, 128), (64, 128), (64, 64)):
-        if 4 * cdiv(m, block_m) * cdiv(n, block_n) >= 3 * multiprocessors:
-            break
+
+    def time(tile: tuple) -> float:
+        block_m, block_n, _, of_a_round = tile
+        return cdiv(cdiv(m, block_m) * cdiv(n, block_n), multiprocessors) * of_a_round
+
+    block_m, block_n, warps, _ = min(TILES, key=time)
     block_k = (256 if block_n == 64 else 128) // dtype.itemsize
     parts = 4 if residual or keep_sum or dtype.itemsize == 4 else 2
     stage = (block_m + block_n) * block_k * dtype.itemsize
@@ -255,7 +277,7 @@ def settings(
         "BLOCK_K": block_k,
         "GROUP": 16,
         "PARTS": parts,
-        "num_warps": block_m // 16,
+        "num_warps": warps,
         "num_stages": min(4, (TILES_IN_SHARED_MEMORY - 1024 - passing) // stage),
     }
 
@@ -272,19 +294,18 @@ def backward_settings(dtype: torch.dtype) -> dict:
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
     """x as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def take_descriptors(*matrices: torch.Tensor) -> bool:
     """Whether the kernels with tensor descriptors can have them: rows start at multiples of 16 bytes, and the GPU has
     shared memory for the tiles."""
-    return shared_memory(matrices[0]) >= TILES_IN_SHARED_MEMORY and all(
-        matrix.data_ptr() % 16 == 0
-        and matrix.stride(0) * matrix.itemsize % 16 == 0
-        and matrix.stride(0) >= matrix.shape[1] > 0
-        for matrix in matrices
-    )
+    for matrix in matrices:
+        stride = matrix.stride(0)
+        if matrix.data_ptr() % 16 or stride * matrix.itemsize % 16 or not stride >= matrix.shape[1] > 0:
+            return False
+    return shared_memory(matrices[0]) >= TILES_IN_SHARED_MEMORY
 
 
 def _launch_plain(x, weight, bias, residual, y, s, act: str | None, tf32: bool) -> None:
