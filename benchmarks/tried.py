@@ -13,12 +13,14 @@ TRIED = {
     ),
     "linear_act": (
         "GELU in one special instruction (kept), its work deferred into the next tile's products, quarter-tile "
-        "epilogues, other tiles, groups and stages, two CTAs an SM, warp specialisation"
+        "epilogues, other tiles, groups and stages, two CTAs an SM, warp specialisation, warp groups in turns by hand "
+        "(Gluon), stream-K"
     ),
     "linear_act backward": _BACKWARD_OF_FEW_ROWS,
     "moe_int8": (
         "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token, wider and narrower tiles, "
-        "weights by way of shared memory, more stages; not tried: dequantising all weights beforehand"
+        "weights by way of shared memory, more stages, wider reads of weights, dequantising all of them first (5 % "
+        "faster at 8192 tokens, for 201 MB of memory)"
     ),
     "conv_bn_act": "sizes rounded in plain Python (kept); the rest of a call is three tensor descriptors and checks",
     "flash_attention": (

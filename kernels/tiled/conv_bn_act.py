@@ -35,7 +35,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import FLOATS, check_alike, multiprocessors, shared_memory
+from kernels.arguments import FLOATS, check_together, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.sizes import cdiv
 
@@ -232,10 +232,13 @@ def _paddings(weight: torch.Tensor, padding: int | None) -> tuple[int, int]:
     return (taps_h // 2, taps_w // 2) if padding is None else (padding, padding)
 
 
-def _out_shape(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int | None) -> list[int]:
+def _out_shape(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int | None) -> tuple[int, int, int, int]:
     """(images, out_channels, out_height, out_width), a size below 1 where the filter does not fit."""
-    sizes = zip(x.shape[2:], weight.shape[2:], _paddings(weight, padding), strict=True)
-    return [x.shape[0], weight.shape[0], *((size + 2 * pad - taps) // stride + 1 for size, taps, pad in sizes)]
+    images, _, height, width = x.shape
+    out_channels, _, taps_h, taps_w = weight.shape
+    padding_h, padding_w = _paddings(weight, padding)
+    out_height, out_width = height + 2 * padding_h - taps_h, width + 2 * padding_w - taps_w
+    return images, out_channels, out_height // stride + 1, out_width // stride + 1
 
 
 def _channels_last(x: torch.Tensor) -> torch.Tensor:
@@ -246,37 +249,50 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
 def _takes_descriptors(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bool:
     """Whether conv_bn_act_kernel can: x and weight with channels last."""
     _, height, width, channels = x.shape
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight))
+    aligned = (x.data_ptr() | weight.data_ptr()) % 16 == 0
     # Tensor cores take 16 channels at a time, descriptors 16 bytes.
     fits = height % stride == 0 and width % stride == 0 and channels % 16 == 0 and weight.shape[0] % 8 == 0
     return x.dtype != torch.float32 and aligned and fits and shared_memory(x) >= TILES_IN_SHARED_MEMORY
 
 
-def _described(x, weight, y, stride: int, padding: tuple[int, int], multiprocessors: int = 132):
-    """conv_bn_act_kernel's arguments but for the vectors and eps (descriptors, sizes), and its constexprs."""
-    images, height, width, channels = x.shape
-    out_channels, taps_h, taps_w, _ = weight.shape
+@cache
+def _plan(
+    x_shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    y_shape: tuple[int, ...],
+    stride: int,
+    padding: tuple[int, int],
+    multiprocessors: int,
+) -> tuple[tuple[int], tuple, tuple[int, ...], dict]:
+    """All that a launch of conv_bn_act_kernel is but its tensors: grid, (shape, strides, block) of the descriptors of
+    x, weight and y, sizes, and constexprs. It takes Python longer to work out than the launch itself."""
+    images, height, width, channels = x_shape
+    out_channels, taps_h, taps_w, _ = weight_shape
+    sizes = y_shape[:3]
     if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no neighbours are seen: all pixels are one row
-        x, y = x.view(1, 1, -1, channels), y.view(1, 1, -1, out_channels)
-        images, height, width = x.shape[:3]
-    chosen = settings(*y.shape[:3], channels, out_channels, multiprocessors)
+        images, height, width = sizes = 1, 1, images * height * width
+    chosen = settings(*sizes, channels, out_channels, multiprocessors)
     box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
     block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
-    phases = x.view(images, height // stride, stride, width // stride, stride * channels)
-    descriptors = (
-        _descriptor(phases, [box[0], box[1], 1, box[2], block_in]),
-        _descriptor(weight.view(out_channels, -1), [block_out, block_in]),
-        _descriptor(y, [*box, block_out]),
+    views = (
+        ([images, height // stride, stride, width // stride, stride * channels], [*box[:2], 1, box[2], block_in]),
+        ([out_channels, taps_h * taps_w * channels], [block_out, block_in]),
+        ([*sizes, out_channels], [*box, block_out]),
     )
+    # Strides of contiguous tensors; PyTorch leaves the stride of a dimension of size 1 open, the copy engine does not.
+    described = tuple((shape, [prod(shape[i + 1 :]) for i in range(len(shape))], block) for shape, block in views)
     constants = {"CHANNELS": channels, "TAPS_H": taps_h, "TAPS_W": taps_w, "STRIDE": stride}
     constants |= {"PADDING_H": padding[0], "PADDING_W": padding[1]}
-    return descriptors, (*y.shape[:3], out_channels), constants | chosen
+    tiles = _tiles(box, *sizes) * cdiv(out_channels, block_out)
+    grid = (min(tiles, multiprocessors * 8 // chosen["num_warps"]),)
+    return grid, described, (*sizes, out_channels), constants | chosen
 
 
-def _descriptor(x: torch.Tensor, block: list[int]) -> TensorDescriptor:
-    """Of a contiguous tensor; PyTorch leaves the stride of a dimension of size 1 open, the copy engine does not."""
-    strides = [prod(x.shape[i + 1 :]) for i in range(x.dim())]
-    return TensorDescriptor(x, list(x.shape), strides, block)
+def _described(x, weight, y, stride: int, padding: tuple[int, int], multiprocessors: int = 132):
+    """conv_bn_act_kernel's grid, its descriptors and sizes, and its constexprs."""
+    grid, described, *rest = _plan(x.shape, weight.shape, y.shape, stride, padding, multiprocessors)
+    descriptors = [TensorDescriptor(each, *views) for each, views in zip((x, weight, y), described, strict=True)]
+    return grid, descriptors, *rest
 
 
 def _forward(
@@ -300,11 +316,8 @@ def _forward(
     vectors = [vector.contiguous() for vector in (gamma, beta, mean, var)]
     with torch.cuda.device_of(x):
         if _takes_descriptors(x, weight, stride):
-            descriptors, sizes, options = _described(x, weight, y, stride, pads, multiprocessors(x))
-            tiles = _tiles((options["BOX_N"], options["BOX_H"], options["BOX_W"]), *sizes[:3])
-            tiles *= cdiv(out_channels, options["BLOCK_OUT"])
-            resident = multiprocessors(x) * 8 // options["num_warps"]
-            conv_bn_act_kernel[(min(tiles, resident),)](*descriptors, *vectors, eps, *sizes, ACT=act, **options)
+            grid, descriptors, sizes, options = _described(x, weight, y, stride, pads, multiprocessors(x))
+            conv_bn_act_kernel[grid](*descriptors, *vectors, eps, *sizes, ACT=act, **options)
         else:
             _launch_plain(x, weight, vectors, y, act, stride, pads, eps)
     return y.permute(0, 3, 1, 2)
@@ -387,27 +400,22 @@ def conv_bn_act(
 
 def _check(x, weight, vectors: dict[str, torch.Tensor], act: str, stride: int, padding: int | None) -> None:
     check_activation("conv_bn_act", act)
-    check_alike("conv_bn_act", DTYPES, x=x)
-    check_alike("conv_bn_act", DTYPES, weight=weight)
-    if x.dtype != weight.dtype or x.device != weight.device:
-        raise (TypeError if x.dtype != weight.dtype else ValueError)(
-            f"conv_bn_act takes x and weight of one dtype and device, got {x.dtype} on {x.device} and {weight.dtype} "
-            f"on {weight.device}: move one with .to(other)"
-        )
+    check_together("conv_bn_act", DTYPES, x=x, weight=weight)
     if x.dim() != 4 or weight.dim() != 4 or x.shape[1] != weight.shape[1] or 0 in weight.shape:
         raise ValueError(
             f"conv_bn_act takes x (images, channels, height, width) and weight (out_channels, channels, taps_h, "
             f"taps_w), got {tuple(x.shape)} and {tuple(weight.shape)}: give both the same channels, at least one"
         )
+    device, one_a_channel = x.device, weight.shape[:1]
     for name, vector in vectors.items():
         if not isinstance(vector, torch.Tensor) or vector.dtype not in FLOATS:
             kind = vector.dtype if isinstance(vector, torch.Tensor) else type(vector).__name__
             raise TypeError(
                 f"conv_bn_act takes {name} as a floating-point tensor, got {kind}: convert it with .to(dtype)"
             )
-        if vector.shape != weight.shape[:1] or vector.device != x.device:
+        if vector.shape != one_a_channel or vector.device != device:
             raise ValueError(
-                f"conv_bn_act takes {name} of shape ({weight.shape[0]},) on {x.device}, got {tuple(vector.shape)} on "
+                f"conv_bn_act takes {name} of shape ({weight.shape[0]},) on {device}, got {tuple(vector.shape)} on "
                 f"{vector.device}: give it one value an output channel"
             )
     if stride < 1 or (padding or 0) < 0:
@@ -463,7 +471,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     weight = torch.empty(out_channels, taps, taps, channels, dtype=dtype, device="meta")
     y = torch.empty(images, height, width, out_channels, dtype=dtype, device="meta")
     vector = torch.empty(out_channels, dtype=dtype, device="meta")
-    descriptors, sizes, options = _described(x, weight, y, 1, (taps // 2, taps // 2))
+    _, descriptors, sizes, options = _described(x, weight, y, 1, (taps // 2, taps // 2))
     return (*descriptors, *4 * (vector,), 1e-5, *sizes), options | {"ACT": "relu"}
 
 

@@ -206,11 +206,15 @@ def test_registration(device):
         ({"x": torch.ones(1, 15, 4, 4)}, ValueError, "give both the same channels"),
         ({"x": torch.ones(16, 4, 4)}, ValueError, r"x \(images, channels, height, width\)"),
         ({"x": torch.ones(1, 16, 4, 4).double()}, TypeError, "got x of torch.float64: convert it with .to"),
-        ({"x": torch.ones(1, 16, 4, 4).half()}, TypeError, "x and weight of one dtype and device"),
+        (
+            {"x": torch.ones(1, 16, 4, 4).half()},
+            TypeError,
+            "one dtype, got x of torch.float16 and weight of torch.float32",
+        ),
         ({"mean": torch.ones(7)}, ValueError, r"mean of shape \(8,\).*got \(7,\)"),
         ({"var": torch.ones(8).int()}, TypeError, "var as a floating-point tensor, got torch.int32"),
         ({"gamma": None}, TypeError, "gamma as a floating-point tensor, got NoneType"),
-        ({"x": torch.ones(1, 16, 4, 4, device="meta")}, ValueError, "got tensors on meta: move them with .cuda"),
+        ({"x": torch.ones(1, 16, 4, 4, device="meta")}, ValueError, "got x on meta and weight on"),
     ],
 )
 def test_bad_input_is_one_clear_line(device, change, error, message):
