@@ -253,12 +253,12 @@ def settings(
     two rounds, and 78 with 128 x 128, three short ones. At 3000 x 4104 it is 182 us with 128 x 256 and 145 with
     256 x 128. cuBLAS has more tiles to choose from: 1056 rows take it 50 us, 3000 x 4104 141.
 
-    A step of K is 128 bytes of a row, what the copy engine's swizzle spans; the smallest tile, which waits for memory
-    and not for tensor cores, takes two (16 rows: 28 TFLOP/s against 20). A tile leaves in halves, up to 1 per cent
-    faster than in quarters; quarters where a second tensor needs registers that halves would spill, and for 4-byte
-    elements. As many stages of loads as shared memory has room for beside that, up to four: against three they gain 2
-    per cent at 4096^3 and 4 at 1024 rows. 16 rows of tiles make a group: 132 tiles of 128 x 256 are about a square
-    then.
+    A step of K is 128 bytes of a row, what the copy engine's swizzle spans. Tiles of 64 rows, which wait for memory and
+    not for tensor cores, take two, and as many stages of loads as fit, up to six: 200 rows 19 us against 26, 64 rows of
+    K = 14336 37 against 44. The others take four, where residual and sum leave room for them: against three they gain 2
+    per cent at 4096^3 and 4 at 1024 rows. A tile leaves in halves, up to 1 per cent faster than in quarters; quarters
+    where a second tensor needs registers that halves would spill, and for 4-byte elements. 16 rows of tiles make a
+    group: 132 tiles of 128 x 256 are about a square then.
     """
 
     def time(tile: tuple) -> float:
@@ -266,7 +266,8 @@ def settings(
         return cdiv(cdiv(m, block_m) * cdiv(n, block_n), multiprocessors) * of_a_round
 
     block_m, block_n, warps, _ = min(TILES, key=time)
-    block_k = (256 if block_n == 64 else 128) // dtype.itemsize
+    small = block_m == 64
+    block_k = (256 if small else 128) // dtype.itemsize
     parts = 4 if residual or keep_sum or dtype.itemsize == 4 else 2
     stage = (block_m + block_n) * block_k * dtype.itemsize
     passing = (2 if residual else 1) * block_m * block_n // parts * dtype.itemsize
@@ -278,7 +279,7 @@ def settings(
         "GROUP": 16,
         "PARTS": parts,
         "num_warps": warps,
-        "num_stages": min(4, (TILES_IN_SHARED_MEMORY - 1024 - passing) // stage),
+        "num_stages": min(6 if small else 4, (TILES_IN_SHARED_MEMORY - 1024 - passing) // stage),
     }
 
 

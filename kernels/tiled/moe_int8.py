@@ -389,7 +389,7 @@ def settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtyp
     with tiles of 64 tokens and 128 outputs, 189 with 128 of both.
     """
     mean = cdiv(tokens * top_k, experts)
-    if mean <= 32:
+    if mean <= 64:
         block_tokens, block_out, block_in, warps, stages = 32, 128, 128, 4, 3
     elif mean <= 256:
         block_tokens, block_out, block_in, warps, stages = 64, 256, 64, 8, 4
