@@ -22,7 +22,7 @@ TRIED = {
         "weights by way of shared memory, more stages, wider reads of weights, dequantising all of them first (5 % "
         "faster at 8192 tokens, for 201 MB of memory)"
     ),
-    "conv_bn_act": "sizes rounded in plain Python (kept); the rest of a call is three tensor descriptors and checks",
+    "conv_bn_act": "what follows from the shapes is worked out once (kept); the rest of a call is Triton's, and checks",
     "flash_attention": (
         "warp specialisation (kept), programs in order of their length (kept), exponentials by polynomial, persistent "
         "programs, separate loops for whole and masked tiles"

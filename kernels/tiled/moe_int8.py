@@ -16,23 +16,25 @@ of its own, five times. One scale an output comes off the sum: acc * scale, in f
 dequantising takes one a weight.
 
 On an H200 in bf16, 64 experts of 2048 x 768, top 8, launch gaps excluded, with the share of what the bytes (at 4.40
-TB/s) or the arithmetic (at cuBLAS's 808 TFLOP/s) allow:
+TB/s) or the arithmetic (at cuBLAS's 789 TFLOP/s) allow:
 
     tokens               1      2      4      8      16     64     512    8192
-    microseconds         8.9    13.0   18.9   31.3   38.1   42.6   83     500
-    share, per cent      32     44     60     73     61     54     28     51
-    in PyTorch           1080                 4900          7540   7590   8190    an expert at a time, as below
-    grouped matmul       579                  618           665    712    1720    all weights dequantised beforehand
+    microseconds         8.9    13.0   18.9   31.7   38.1   37.2   80     500
+    share, per cent      32     44     60     72     61     62     29     52
+    in PyTorch           1240                 5280          8400   8610   8960    an expert at a time, as below
+    grouped matmul       583                  621           670    716    1730    all weights dequantised beforehand
 
-(At 64 tokens the benchmark, which times the three in turn, has 42.6 us; by itself or beside one of them the same call
-took 35.4 to 37.3. Why is not known.)
+(At 64 tokens a tile has room for 16 of an expert's, who gets 8 on average. Where the fullest has more, as in one
+routing of eight, it reads its weights twice: 42.6 us, 54 per cent. Two tiles side by side would need registers of all
+programs that few use.)
 
 One token's 12.6 MB would take 3 us. An empty launch takes 2.6 and one that finds the experts 4.1; reading begins when
 they are known. At 8192 tokens the experts take 456 us, the tensor cores busy for half of it, the sums over experts,
 113 MB, 28, and the routing 13. Weights go from shared memory to registers, become floats there and are multiplied from
 there; written back to shared memory, as the right matrix of a product must be, they take 510 us, or 492 with Triton's
 own conversion. Tiles of 256 outputs or tokens, which read less but have a multiprocessor to themselves, take 538 to
-590.
+590; weights read two at a time, for an x with even columns first, 474. All weights made floats beforehand take 75 us
+and then 356, which 201 MB of memory for 5 per cent are not worth; with more tokens they would be.
 
 Few tokens take one launch: a program finds the token's experts and reads some rows of all k, so that the sum over
 experts never leaves its registers. A few more take two, and many four:
@@ -384,9 +386,9 @@ def settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtyp
     """Launch settings of moe_int8_kernel, by how many tokens an expert has on average.
 
     On an H200, bf16, 64 experts of 2048 x 768, top 8. This kernel alone, 8192 tokens: 456 us, two programs on a
-    multiprocessor; 459 with three stages, 470 with 4 warps; 512 tokens: 73 us, 79 with 128 outputs, 102 with 16 warps,
-    131 with tiles of 128 tokens. All launches, 256 tokens: 59 us, 68 with 256 outputs, 73 with tiles of 64; 2048: 178
-    with tiles of 64 tokens and 128 outputs, 189 with 128 of both.
+    multiprocessor; 459 with three stages, 470 with 4 warps; 512 tokens: 68 us; 73 with tiles of 64 tokens and 256
+    outputs, 79 of 64 and 128, 131 of 128 tokens. All launches, 256 tokens: 59 us, 68 with 256 outputs, 73 with tiles of
+    64; 2048: 178 with tiles of 64 tokens and 128 outputs, 189 with 128 of both.
     """
     mean = cdiv(tokens * top_k, experts)
     if mean <= 64:
