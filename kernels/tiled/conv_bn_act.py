@@ -25,7 +25,7 @@ Source: Ioffe and Szegedy, arXiv:1502.03167 (batch norm); Chetlur et al., arXiv:
 torch.nn.functional.conv2d, batch_norm.
 """
 
-from functools import cache
+from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 
@@ -179,7 +179,6 @@ def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[in
 TILES = ((256, 128, 8, 3, 1, 1.25), (128, 256, 8, 3, 1, 1.2), (128, 64, 4, 4, 2, 1.0))
 
 
-@cache
 def settings(
     images: int, height: int, width: int, channels: int, out_channels: int, multiprocessors: int = 132
 ) -> dict:
@@ -255,7 +254,7 @@ def _takes_descriptors(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bo
     return x.dtype != torch.float32 and aligned and fits and shared_memory(x) >= TILES_IN_SHARED_MEMORY
 
 
-@cache
+@lru_cache(maxsize=1024)  # pictures come in many sizes
 def _plan(
     x_shape: tuple[int, ...],
     weight_shape: tuple[int, ...],

@@ -58,7 +58,7 @@ Source: torch.nn.functional.linear; the order of tiles and the persistent loop a
 """
 
 import math
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import torch
 import triton
@@ -241,7 +241,7 @@ def plain_settings(dtype: torch.dtype, tf32: bool = False) -> dict:
     }
 
 
-@cache
+@lru_cache(maxsize=1024)  # batches come in many sizes
 def settings(
     m: int, n: int, dtype: torch.dtype, residual: bool = False, keep_sum: bool = False, multiprocessors: int = 132
 ) -> dict:

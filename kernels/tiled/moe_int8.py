@@ -54,7 +54,7 @@ Source: Shazeer et al., arXiv:1701.06538 (top-k gating); Jiang et al., arXiv:240
 logits); Dettmers et al., arXiv:2208.07339 (int8 weights, one scale a row).
 """
 
-from functools import cache
+from functools import lru_cache
 from math import gcd
 
 import torch
@@ -356,7 +356,7 @@ def few_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.
     }
 
 
-@cache
+@lru_cache(maxsize=1024)  # batches come in many sizes
 def small_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
     """Launch settings of moe_int8_small_kernel.
 
@@ -381,7 +381,7 @@ def small_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torc
     return chosen
 
 
-@cache
+@lru_cache(maxsize=1024)  # batches come in many sizes
 def settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
     """Launch settings of moe_int8_kernel, by how many tokens an expert has on average.
 

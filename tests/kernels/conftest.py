@@ -10,6 +10,13 @@ def same_numbers_each_time():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def tritons_own_assembler(monkeypatch):
+    """torch.compile gives Triton PyTorch's assembler for the rest of the process, which spills where Triton's does not:
+    what a test says of registers must not depend on the tests before it."""
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+
+
 @pytest.fixture
 def device() -> str:
     """Where kernels run here: compiled on the GPU, or interpreted on the CPU."""
