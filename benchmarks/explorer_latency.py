@@ -210,7 +210,7 @@ def _one_run(page, handle, explorer: Explorer) -> Latency:
     _rewind(page, handle)
     presses = []
     for number, key in enumerate(keys):
-        page.wait_for_timeout(90 + 7 * (number % 5))  # not in step with the screen
+        page.wait_for_timeout(40 + 7 * (number % 5))  # not in step with the screen
         page.evaluate("forget()")
         page.keyboard.press(key)
         page.evaluate("next")
