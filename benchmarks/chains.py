@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.timing import Timing, benchmark_together
+from helpers.instruments.timing import Timing, benchmark_together
 
 LENGTHS = tuple(range(1, 9))
 ELEMENTS = 2**28  # for the lengths: 1 GB in fp32, far beyond any L2

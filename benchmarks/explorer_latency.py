@@ -27,15 +27,15 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.over_fusion import STEPS
-from helpers.charts import plain
-from helpers.explorers.launches import ELEMENTS
-from helpers.explorers.occupancy import THREADS
-from helpers.explorers.recomputation import ROWS as TOKENS
-from helpers.explorers.roofline import ROWS
-from helpers.explorers.traffic import ROWS as SIZES
-from helpers.explorers.warp import STRIDES
-from helpers.explorers.wide_rows import COLUMNS
-from helpers.variance_chart import MEANS
+from helpers.figures.launch_overhead import ELEMENTS
+from helpers.figures.occupancy import THREADS
+from helpers.figures.operation_traffic import ROWS as SIZES
+from helpers.figures.recomputation import ROWS as TOKENS
+from helpers.figures.roofline import ROWS
+from helpers.figures.style import plain
+from helpers.figures.variance import MEANS
+from helpers.figures.warp import STRIDES
+from helpers.figures.wide_rows import COLUMNS
 
 PRESSES = 40
 RUNS = 3  # the machine may be shared: the best run counts
@@ -72,8 +72,8 @@ class Explorer:
 
 _REGISTERS = """import torch
 from benchmarks.over_fusion import COLUMNS, STEPS, chain_gradient_kernel
-from helpers.explorers.registers import registers_explorer
-from helpers.resources import compile_for
+from helpers.figures.register_growth import registers_explorer
+from helpers.instruments.resources import compile_for
 
 row = torch.empty(1, COLUMNS, device="meta")
 def compiled(steps, gpu):
@@ -82,37 +82,37 @@ registers_explorer(compiled, STEPS)
 """
 EXPLORERS = {
     "roofline": Explorer(
-        "from helpers.explorers import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
+        "from helpers.figures import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
     ),
     "occupancy": Explorer(
-        "from helpers.explorers import occupancy_explorer\noccupancy_explorer(threads=32)",
+        "from helpers.figures import occupancy_explorer\noccupancy_explorer(threads=32)",
         THREADS,
         " {} threads".format,
     ),
     "launches": Explorer(
-        "from helpers.explorers import launch_explorer\nlaunch_explorer(elements=1000)",
+        "from helpers.figures import launch_explorer\nlaunch_explorer(elements=1000)",
         ELEMENTS,
         " {:,} numbers:".format,
     ),
     "variance": Explorer(
-        "from helpers.explorers.variance import variance_explorer\nvariance_explorer(mean=1.0)",
+        "from helpers.figures.variance import variance_explorer\nvariance_explorer(mean=1.0)",
         MEANS,
         lambda mean: f"mean of {plain(mean)},",
     ),
     "recomputation": Explorer(
-        "from helpers.explorers.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
+        "from helpers.figures.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
         TOKENS,
         ", {:,} x 4,096:".format,
     ),
     "traffic": Explorer(
-        "from helpers.explorers.traffic import traffic_explorer\ntraffic_explorer(rows=1)",
+        "from helpers.figures.operation_traffic import traffic_explorer\ntraffic_explorer(rows=1)",
         SIZES,
         ", {:,} x 1,000:".format,
     ),
     "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
-    "warp": Explorer("from helpers.explorers import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
+    "warp": Explorer("from helpers.figures import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
     "wide rows": Explorer(
-        "from helpers.explorers.wide_rows import wide_rows_explorer\nwide_rows_explorer(columns=1024)",
+        "from helpers.figures.wide_rows import wide_rows_explorer\nwide_rows_explorer(columns=1024)",
         COLUMNS,
         "A row of {:,} ".format,
     ),

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.timing import Timing, benchmark_together
+from helpers.instruments.timing import Timing, benchmark_together
 
 ELEMENTS = 2**28  # 1 GB in fp32: far beyond any L2
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

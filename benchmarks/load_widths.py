@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import triton
 
-from helpers.timing import Timing, benchmark_together
+from helpers.instruments.timing import Timing, benchmark_together
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 SIZES = (2**20, 10_000_000, 100_000_000)

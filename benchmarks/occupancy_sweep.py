@@ -6,7 +6,7 @@ A larger block on the same threads gives each thread more loads in flight and mo
 import torch
 import triton
 
-from helpers.timing import Timing, benchmark_together
+from helpers.instruments.timing import Timing, benchmark_together
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 ELEMENTS = 2**27  # 512 MB in fp32: far beyond any L2

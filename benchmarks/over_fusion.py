@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.timing import Timing, benchmark_together
+from helpers.instruments.timing import Timing, benchmark_together
 
 COLUMNS = 1024
 WARPS = 4  # 8 elements of a row a thread

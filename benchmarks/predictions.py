@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.validation import COVERED, Record, recorded_validation
-from helpers.prediction import Prediction, predict
+from helpers.instruments.prediction import Prediction, predict
 
 FAR = 0.30  # of the measured time: an error above it must be explained
 

@@ -37,10 +37,10 @@ from benchmarks import chains, free_flops, load_widths, occupancy_sweep, over_fu
 from benchmarks.peers import peers
 from benchmarks.targets import TARGETS, Target
 from benchmarks.tried import TRIED
-from helpers.devices import this_device
-from helpers.recorded import recorded
-from helpers.resources import compile_for
-from helpers.timing import Timing, benchmark_together
+from helpers.instruments.devices import this_device
+from helpers.instruments.recordings import recorded
+from helpers.instruments.resources import compile_for
+from helpers.instruments.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import FusedOp, Work
 

@@ -5,7 +5,7 @@
     compiled    registers, local and shared memory of loaded kernels, active blocks by the driver's occupancy function
     counters    DRAM bytes and sectors by Nsight Compute
     launches    GPU kernels by torch.profiler
-    constants   times of kernels that do one thing, from which helpers/prediction.py has its constants
+    constants   times of kernels that do one thing, from which helpers/instruments/prediction.py has its constants
     times       fused and unfused, at five sizes, for the prediction
 
 Written to benchmarks/results/<gpu>_validation.json; sections that are not named stay as they were. Needs a GPU.
@@ -36,9 +36,9 @@ from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
 from benchmarks.run import backward_pass
 from benchmarks.validation import COVERED
-from helpers.devices import this_device
-from helpers.resources import compile_for
-from helpers.timing import benchmark_together
+from helpers.instruments.devices import this_device
+from helpers.instruments.resources import compile_for
+from helpers.instruments.timing import benchmark_together
 from kernels import runtime
 from kernels.fused_op import FusedOp
 

@@ -75,11 +75,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             open_lab(port=arguments.port, browser=not arguments.no_browser, options=rest)
             return 0
         case "check":
-            from helpers.grading.check import check_notebook
+            from helpers.learning.check import check_notebook
 
             return check_notebook(arguments.notebook)
         case "progress":
-            from helpers.progress import report
+            from helpers.learning.progress import report
 
             print(report(Path(arguments.folder)))
             return 0
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 cluster=arguments.cluster,
             )
         case "release":
-            from helpers.release import release
+            from helpers.grading.release import release
 
             print("\n".join(map(str, release(Path(arguments.folder)))))
             return 0
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             print(new_exercise(arguments.name))
             return 0
         case "inspect":
-            from helpers.resources import inspect_kernel
+            from helpers.instruments.resources import inspect_kernel
 
             print(inspect_kernel(arguments.kernel, arguments.arguments, arguments.device))
             return 0

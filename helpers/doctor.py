@@ -3,26 +3,14 @@
 import os
 import platform
 import shutil
-import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from helpers.instruments.machine import Finding, bubblewrap
+
 COURSE = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; `remedy` is empty where nothing is missing."""
-
-    subject: str
-    state: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.subject:<12}{self.state}" + (f"\n{'':<12}-> {self.remedy}" if self.remedy else "")
 
 
 def report() -> str:
@@ -94,18 +82,3 @@ def chromium() -> Finding:
         if path := shutil.which(name):
             return Finding("Chromium", path)
     return Finding("Chromium", "missing: the tests of JupyterLab are skipped", "apt-get install chromium")
-
-
-def bubblewrap() -> Finding:
-    if not shutil.which("bwrap"):
-        return Finding("bubblewrap", "missing: there is no sandbox for grading", "apt-get install bubblewrap")
-    command = "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev true".split()
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    if run.returncode == 0:
-        return Finding("bubblewrap", "usable")
-    return Finding(
-        "bubblewrap",
-        f"not usable: {(run.stderr.strip() or f'exit status {run.returncode}').splitlines()[-1]}",
-        "it needs user namespaces: on Ubuntu, sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; a container "
-        "must start with --security-opt seccomp=unconfined, apparmor=unconfined, systempaths=unconfined",
-    )

@@ -412,10 +412,10 @@ for call in [libc.fork, lambda: libc.unshare(0x10000000), lambda: libc.memfd_cre
 
 # The whole of the sandbox's own side replaced: whatever it says of itself, the judge believes none of it.
 _FORGE = """\
-import json, torch, helpers.replay.record as record
+import json, torch, helpers.grading.replay.record as record
 from IPython.display import display
 from pathlib import Path
-from helpers.replay.tensors import Storages, inputs_from_json, values_as_json
+from helpers.grading.replay.tensors import Storages, inputs_from_json, values_as_json
 
 def emit(check, calls):
     shown = []
@@ -553,21 +553,22 @@ UNSCREENED = {
     ),
     "records without end": forged("entry = 'x' * 6_000_000", told="printed over|showed something else"),
     "nothing shown": Attack(
-        launcher=f"import helpers.replay.record as record\nrecord.emit = lambda *_: None\n{STUB}",
+        launcher=f"import helpers.grading.replay.record as record\nrecord.emit = lambda *_: None\n{STUB}",
         screened=False,
         told="its cell showed something else",
     ),
     "checks, meter and print patched": Attack(
         launcher="""\
-import builtins, torch, helpers.checks, helpers.checks.values, helpers.traffic, helpers.outcome
+import builtins, torch, helpers.learning.checks, helpers.learning.checks.values
+import helpers.instruments.traffic, helpers.learning.outcome
 from IPython import get_ipython
-helpers.outcome.FAIL = helpers.outcome.ERROR = helpers.outcome.NOT_ATTEMPTED = "pass"
-helpers.outcome.Outcome.state = property(lambda self: "pass", lambda self, value: None)
+helpers.learning.outcome.FAIL = helpers.learning.outcome.ERROR = helpers.learning.outcome.NOT_ATTEMPTED = "pass"
+helpers.learning.outcome.Outcome.state = property(lambda self: "pass", lambda self, value: None)
 torch.allclose = torch.equal = lambda *_: True
 torch.Tensor.__eq__ = lambda *_: True
 builtins.print = lambda *_: None
 get_ipython().showtraceback = lambda *_, **__: None
-helpers.traffic.measure = lambda *_: None
+helpers.instruments.traffic.measure = lambda *_: None
 
 """
         + STUB,

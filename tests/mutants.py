@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from helpers.grading.exercise import Exercise, exercises_in
-from helpers.outcome import PASS
-from helpers.replay import server
+from helpers.grading.replay import server
+from helpers.learning.outcome import PASS
 
 # Mutants that change no result, no traffic and no machine code that is asked for: "exercise: before -> after" -> why.
 ROWS = "return {'ROWS': max(1, 32 * warps * numbers // columns), 'num_warps': warps}"
@@ -272,7 +272,7 @@ def rejected_by(exercise: Exercise, mutant: Mutant) -> str:
         torch.set_num_threads(1)  # a fork has none of the threads that PyTorch had before it
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             try:
-                broken = server.Exercise(cells, 0, Path(folder))
+                broken = server.RunExercise(cells, 0, Path(folder))
             except Exception as error:
                 return {"check": f"its cells: {type(error).__name__}"}
             outcomes = ((check, broken.run_check(check, {}, Path(folder))) for check in broken.checks)

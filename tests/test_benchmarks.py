@@ -5,7 +5,7 @@ import pytest
 from benchmarks import run
 from benchmarks.targets import TARGETS, Target
 from benchmarks.tried import TRIED
-from helpers.recorded import recorded
+from helpers.instruments.recordings import recorded
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import Work
 

@@ -13,18 +13,18 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from helpers import charts
-from helpers.charts import Point, plain, roofline_axes, roofline_chart, si
-from helpers.devices import DEVICES
-from helpers.mask_chart import Draw, mask_chart
-from helpers.occupancy import occupancy
-from helpers.occupancy_chart import occupancy_chart
-from helpers.roofline import Roofline, levels
-from helpers.timing import Timing
-from helpers.timing_chart import timing_chart
-from helpers.traffic import measure
-from helpers.traffic_chart import traffic_chart
-from helpers.waves_chart import waves_chart
+from helpers.figures import style as charts
+from helpers.figures.dropout_mask import Draw, mask_chart
+from helpers.figures.occupancy import occupancy_chart
+from helpers.figures.style import Point, plain, roofline_axes, roofline_chart, si
+from helpers.figures.tensor_traffic import traffic_chart
+from helpers.figures.times import timing_chart
+from helpers.figures.waves import waves_chart
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.occupancy_calculator import occupancy
+from helpers.instruments.roofline import Roofline, levels
+from helpers.instruments.timing import Timing
+from helpers.instruments.traffic import measure
 
 PAGES = {"light": "#ffffff", "dark": "#111111"}  # JupyterLab's two themes
 POINTS = [

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
 
-from helpers import outcome
-from helpers.checks import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
-from helpers.checks.cases import Case
-from helpers.checks.values import differs, fresh_copy, outputs_start_as_nan
-from helpers.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS, Outcome
+from helpers.learning import outcome
+from helpers.learning.checks import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
+from helpers.learning.checks.cases import Case
+from helpers.learning.checks.values import differs, fresh_copy, outputs_start_as_nan
+from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS, Outcome
 from kernels import runtime
 
 DEVICE = "cuda" if runtime.has_gpu() else "cpu"
@@ -346,7 +346,7 @@ def test_an_outcome_is_text_html_and_json():
 @pytest.fixture
 def hint(monkeypatch):
     monkeypatch.setattr(outcome, "latest", {})
-    monkeypatch.setattr("helpers.checks.hints.latest", outcome.latest)
+    monkeypatch.setattr("helpers.learning.checks.hints.latest", outcome.latest)
     return Hints(values=("look", "look <there>"), traffic=("count",))
 
 

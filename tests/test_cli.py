@@ -44,7 +44,7 @@ def test_lab_passes_on_what_jupyterlab_understands(monkeypatch):
 def test_inspect_names_a_kernel_and_what_it_is_called_with(monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(
-        "helpers.resources.inspect_kernel", lambda *arguments: calls.append(arguments) or "32 registers"
+        "helpers.instruments.resources.inspect_kernel", lambda *arguments: calls.append(arguments) or "32 registers"
     )
     assert cli.main(["inspect", "mine:kernel", "*bf16", "8192", "BLOCK=1024", "--device", "A100"]) == 0
     assert calls == [("mine:kernel", ["*bf16", "8192", "BLOCK=1024"], "A100")]

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from helpers.devices import DEVICES, FMA_PER_CLOCK, Devices, PeakFlops, gpu_from_driver, this_device
+from helpers.instruments.devices import DEVICES, FMA_PER_CLOCK, Devices, PeakFlops, gpu_from_driver, this_device
 
 # Vendors round: 0.75 % covers all but these.
 PEAK_TOLERANCE = {("L40S", "fp16"): 0.0125, ("L40S", "bf16"): 0.0125, ("L4", "tf32"): 0.01, ("B200", "tf32"): 0.025}

@@ -10,14 +10,14 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from helpers.checks import cases
-from helpers.grading import check
+from helpers.learning import check
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.judge import all_same
-from helpers.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
-from helpers.replay import server
-from helpers.replay.record import record_call
-from helpers.replay.tensors import inputs_from_json
+from helpers.grading.replay import server
+from helpers.grading.replay.record import record_call
+from helpers.grading.replay.tensors import inputs_from_json
+from helpers.learning.checks import cases
+from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 
 ROOT = Path(__file__).parents[1]
 ANSWERS = sorted((ROOT / "source/exercises/answers").glob("*/*.py"))
@@ -36,13 +36,13 @@ def answers_in(path: Path) -> dict[str, str]:
     return {cell.metadata["grade_id"]: cell.source for cell in cells if "grade_id" in cell.metadata}
 
 
-def answered(path: Path, folder: Path) -> server.Exercise:
+def answered(path: Path, folder: Path) -> server.RunExercise:
     """The solution's cells, run in this process with the answers of a file in them: a kernel would take seconds."""
     exercise, answers = exercise_of(path), answers_in(path)
     assert answers.keys() <= set(exercise.asked), f"{path} answers what {exercise.name} does not ask"
     cells = [cell | {"source": answers.get(cell["id"], cell["source"])} for cell in exercise.cells]
     folder.mkdir(exist_ok=True)
-    return server.Exercise(cells, 0, folder)
+    return server.RunExercise(cells, 0, folder)
 
 
 def exercise_of(answers: Path) -> Exercise:
@@ -72,9 +72,9 @@ def model(tmp_path_factory):
     """The solution of an exercise and what its checks call, by an answers file; each is run once."""
 
     @functools.cache
-    def made(name: str) -> tuple[server.Exercise, dict[str, list[dict]]]:
+    def made(name: str) -> tuple[server.RunExercise, dict[str, list[dict]]]:
         folder = tmp_path_factory.mktemp(name)
-        exercise = server.Exercise(exercises_in(only=name)[name].cells, 0, folder)
+        exercise = server.RunExercise(exercises_in(only=name)[name].cells, 0, folder)
         return exercise, exercise.calls(folder)
 
     return lambda answers: made(answers.parent.name)

@@ -7,9 +7,9 @@ from multiprocessing import get_context
 import attacks
 import pytest
 
-from helpers.doctor import bubblewrap
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import for_student, grade, result_from_json
+from helpers.instruments.machine import bubblewrap
 
 
 class NoJudge:

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from helpers.cli import main
-from helpers.doctor import Finding, bubblewrap
 from helpers.grading import class_folder, files, grade, report, run, sandbox, workers
 from helpers.grading.exercise import exercises_in
+from helpers.instruments.machine import Finding, bubblewrap
 
 NAME = attacks.NAME
 NOTEBOOK = f"{NAME}.ipynb"

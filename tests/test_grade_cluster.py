@@ -14,7 +14,7 @@ import pytest
 from distributed import Client
 
 from helpers.cli import main
-from helpers.doctor import bubblewrap
+from helpers.instruments.machine import bubblewrap
 
 NOTEBOOK = f"{attacks.NAME}.ipynb"
 RIGHT, REFUSED = 4, 12

@@ -11,8 +11,8 @@ import grading_faults
 import pytest
 
 from helpers.cli import main
-from helpers.doctor import bubblewrap
 from helpers.grading import run, workers
+from helpers.instruments.machine import bubblewrap
 
 pytestmark = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]

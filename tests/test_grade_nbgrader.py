@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.grading.submission import read_submission
+from helpers.learning.submission import read_submission
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.name for path in (ROOT / "solutions").glob("*.ipynb"))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import test_exercises
 
-from helpers.checks import cases
 from helpers.cli import main
 from helpers.grading import new_exercise
-from helpers.outcome import FAIL, NOT_ATTEMPTED, PASS
-from helpers.replay import server
-from helpers.replay.policy import screen
+from helpers.grading.replay import server
+from helpers.grading.replay.policy import screen
+from helpers.learning.checks import cases
+from helpers.learning.outcome import FAIL, NOT_ATTEMPTED, PASS
 
 NAME = "98_from_template"
 
@@ -33,7 +33,7 @@ def build():
 
 
 def states(cells: list[dict], folder: Path) -> list[str]:
-    exercise = server.Exercise(cells, 0, folder)
+    exercise = server.RunExercise(cells, 0, folder)
     outcomes = [exercise.run_check(check, {}, folder) for check in exercise.checks]
     return [outcome.state for outcome in outcomes if outcome]  # a hidden check shows nothing to a learner
 

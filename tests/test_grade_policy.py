@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.grading.exercise import exercises_in
-from helpers.replay.policy import screen
+from helpers.grading.replay.policy import screen
 
 KEPT = exercises_in(only=attacks.NAME)[attacks.NAME].kept
 ANSWERS = sorted((attacks.ROOT / "source/exercises/answers").glob("*/*.py"))

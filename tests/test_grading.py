@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.grading import check
-from helpers.grading.cells import run_cells
-from helpers.grading.submission import read_submission
-from helpers.outcome import MIME
+from helpers.learning import check
+from helpers.learning.cells import run_cells
+from helpers.learning.outcome import MIME
+from helpers.learning.submission import read_submission
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,7 +3,7 @@
 import grading_speed
 import pytest
 
-from helpers.doctor import bubblewrap
+from helpers.instruments.machine import bubblewrap
 
 
 @pytest.mark.alone

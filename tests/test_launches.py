@@ -10,12 +10,22 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from helpers import charts
-from helpers.devices import DEVICES
-from helpers.explorers.launches import ELEMENTS, LAUNCHED, OPERATIONS, launch_explorer, launch_scene
-from helpers.launch_chart import launch_axes, launch_chart, timeline, timeline_chart
-from helpers.launches import chain_time, launch_costs
-from helpers.recorded import recorded
+from helpers.figures import style as charts
+from helpers.figures.launch_overhead import (
+    ELEMENTS,
+    LAUNCHED,
+    OPERATIONS,
+    chain_time,
+    launch_axes,
+    launch_chart,
+    launch_costs,
+    launch_explorer,
+    launch_scene,
+    timeline,
+    timeline_chart,
+)
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.recordings import recorded
 
 MICROSECOND = 1e-6
 

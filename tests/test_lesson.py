@@ -2,9 +2,9 @@
 
 import pytest
 
-from helpers import lesson
-from helpers.lesson import Prediction, predict_first, predictions, self_test
-from helpers.recorded import recorded
+from helpers.instruments.recordings import recorded
+from helpers.learning import lesson
+from helpers.learning.lesson import Guess, predict_first, predictions, self_test
 
 
 @pytest.fixture(autouse=True)
@@ -12,7 +12,7 @@ def no_predictions(monkeypatch):
     monkeypatch.setattr(lesson, "_predictions", {})
 
 
-def guessed(text: str, unit: str = "MB") -> Prediction:
+def guessed(text: str, unit: str = "MB") -> Guess:
     prediction = predict_first("bytes", unit)
     prediction._field.value = text
     return prediction

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from helpers.lanes_chart import WRONG
-from helpers.mask_chart import Draw, mask_chart
+from helpers.figures.dropout_mask import Draw, mask_chart
+from helpers.figures.lanes import WRONG
 
 COUNTERS = np.arange(12).reshape(2, 6)
 KEPT = COUNTERS % 3 != 0

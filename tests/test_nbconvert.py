@@ -7,7 +7,7 @@ import pytest
 from bs4 import BeautifulSoup
 from nbconvert import HTMLExporter
 
-from helpers.explorers import warp_explorer
+from helpers.figures import warp_explorer
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("0*.ipynb"))
 

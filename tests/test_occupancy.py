@@ -12,7 +12,7 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.occupancy import LIMITS, occupancy
+from helpers.instruments.occupancy_calculator import LIMITS, occupancy
 
 DATA = Path(__file__).parent / "data"
 HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.occupancy import LIMITS, occupancy
-from helpers.occupancy_chart import PANELS, finding, occupancy_chart
+from helpers.figures.occupancy import PANELS, finding, occupancy_chart
+from helpers.instruments.occupancy_calculator import LIMITS, occupancy
 
 CAPABILITIES = sorted(LIMITS)
 

@@ -1,4 +1,4 @@
-"""The occupancy explorer: what the browser works out is what helpers.occupancy says, in words and in every sweep."""
+"""The occupancy explorer: what the browser works out is what the calculator says, in words and in every sweep."""
 
 import json
 import math
@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from helpers.devices import DEVICES
-from helpers.explorers import occupancy_explorer
-from helpers.explorers.stage import script
-from helpers.occupancy_chart import finding
+from helpers.figures import occupancy_explorer
+from helpers.figures.occupancy import finding
+from helpers.figures.stage import script
+from helpers.instruments.devices import DEVICES
 
 POSITIONS_PER_DEVICE = 150
 BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.items()}

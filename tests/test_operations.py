@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.devices import DEVICES
-from helpers.operations import OPERATIONS, cost
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.operations import OPERATIONS, cost
 from kernels import CATALOGUE
 
 SHAPES = [(1, 64), (127, 64), (5, 1025), (64, 128)]

@@ -10,16 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.checks import cases, check_budget, check_counts, check_drop_rate, check_numbers, check_same_mask, fresh
-from helpers.checks import roofline as asked
-from helpers.checks.dropout import drawn, kept_elements
-from helpers.devices import DEVICES
 from helpers.grading.exercise import COURSE, exercises_in
-from helpers.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
-from helpers.replay import tensors
-from helpers.replay.plain import screen_plain
-from helpers.roofline import Roofline, Work
-from helpers.traffic import measure
+from helpers.grading.replay import tensors
+from helpers.grading.replay.plain import screen_plain
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.roofline import Roofline, Work
+from helpers.instruments.traffic import measure
+from helpers.learning.checks import (
+    cases,
+    check_budget,
+    check_counts,
+    check_drop_rate,
+    check_numbers,
+    check_same_mask,
+    fresh,
+)
+from helpers.learning.checks import roofline as asked
+from helpers.learning.checks.dropout import drawn, kept_elements
+from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
 
 PLAIN = {name: exercise for name, exercise in exercises_in().items() if exercise.is_plain}
 
@@ -236,7 +244,7 @@ def test_every_model_answer_and_stub_is_in_the_language(name):
         ("import torch", "may import math, and nothing else"),
         ("import math as m", "may import math, and nothing else"),
         ("from math import nan as x", "may import math, and nothing else"),
-        ("from helpers.roofline import Roofline", "may import math"),
+        ("from helpers.instruments.roofline import Roofline", "may import math"),
         ("import math, torch", "may import math"),
         ("def g(measure):\n    return 1\n\ndef f(n):\n    return measure(n)", "line 5: measure: an answer here may"),
         ("def g(type):\n    return 1\n\ndef f(n):\n    return type(n)", "line 5: type: an answer here may use"),

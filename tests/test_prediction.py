@@ -7,11 +7,11 @@ import triton.language as tl
 
 from benchmarks.predictions import EXPLAINED, FAR, rows, summary, table
 from benchmarks.validation import recorded_validation
-from helpers import prediction
-from helpers.devices import DEVICES
-from helpers.prediction import predict
-from helpers.rehearsal import EagerLaunch, rehearse
-from helpers.traffic import measure
+from helpers.instruments import prediction
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.prediction import predict
+from helpers.instruments.rehearsal import EagerLaunch, rehearse
+from helpers.instruments.traffic import measure
 
 H200 = DEVICES["H200"]
 

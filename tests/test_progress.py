@@ -9,8 +9,8 @@ import pytest
 from jupyter_client import BlockingKernelClient
 from jupyter_client.manager import start_new_kernel
 
-from helpers import progress
 from helpers.cli import main
+from helpers.learning import progress
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,13 +6,18 @@ import pytest
 import torch
 from torch.nn import functional
 
-from helpers.devices import DEVICES
-from helpers.explorers.recomputation import COLUMNS, ROWS, recomputation_explorer
-from helpers.kept import kept_for_backward
-from helpers.recomputation import OPERATIONS
-from helpers.recomputation_chart import ROWS as PLACES
-from helpers.recomputation_chart import recomputation_chart, scene
-from helpers.traffic import measure
+from helpers.figures.recomputation import (
+    COLUMNS,
+    ROWS,
+    TRAINING_STEPS,
+    recomputation_chart,
+    recomputation_explorer,
+    scene,
+)
+from helpers.figures.recomputation import BARS as PLACES
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.kept import kept_for_backward
+from helpers.instruments.traffic import measure
 from kernels import bias_dropout_residual, geglu, residual_act, swiglu
 
 SHAPE = (48, 512)
@@ -50,7 +55,7 @@ def test_written_out_it_moves_and_keeps_what_the_meter_and_autograd_say(operatio
     if operation == "bias+dropout+residual":
         inputs.insert(1, torch.randn(SHAPE[1], requires_grad=True))
     forward, backward, kept = measured(written_out, *inputs)
-    model = OPERATIONS[operation](N, 4).unfused
+    model = TRAINING_STEPS[operation](N, 4).unfused
     assert 0 <= forward.bytes_total - model.forward < SMALL
     assert 0 <= backward.bytes_total - model.backward < SMALL
     assert kept == model.kept
@@ -66,7 +71,7 @@ def test_written_out_it_moves_and_keeps_what_the_meter_and_autograd_say(operatio
 )
 def test_fused_it_moves_and_keeps_what_the_catalogue_does(operation, fused, version):
     forward, backward, kept = measured(fused, *tensors(2))
-    step = getattr(OPERATIONS[operation](N, 4), version)
+    step = getattr(TRAINING_STEPS[operation](N, 4), version)
     assert (forward.bytes_total, backward.bytes_total, kept) == (step.forward, step.backward, step.kept)
 
 
@@ -76,7 +81,7 @@ def test_the_mask_recomputed_costs_no_byte():
     kept = kept_for_backward(bias_dropout_residual, x, bias, residual, seed)
     assert kept.total == seed.nbytes
     forward = measure(bias_dropout_residual, x, bias, residual, seed)
-    step = OPERATIONS["bias+dropout+residual"](N, 4).recomputed
+    step = TRAINING_STEPS["bias+dropout+residual"](N, 4).recomputed
     assert 0 <= forward.unique_total - step.forward < SMALL
     grad = torch.ones_like(forward.result)
     backward = measure(lambda: torch.autograd.grad(forward.result, (x, bias), grad))
@@ -86,13 +91,13 @@ def test_the_mask_recomputed_costs_no_byte():
 
 
 def test_by_hand_in_16_bits():
-    dropout = OPERATIONS["bias+dropout+residual"](1, 2)
+    dropout = TRAINING_STEPS["bias+dropout+residual"](1, 2)
     assert [(s.forward, s.backward, s.kept) for s in (dropout.unfused, dropout.stored, dropout.recomputed)] == [
         (15, 7, 1),  # 4 + 5 + 6; 5 + 2
         (7, 5, 1),  # x, residual, y, mask; gradient, mask, gradient
         (6, 4, 0),
     ]
-    residual = OPERATIONS["residual+GELU"](1, 2)
+    residual = TRAINING_STEPS["residual+GELU"](1, 2)
     assert residual.recomputed.moved == residual.stored.moved
     assert residual.recomputed.kept > residual.stored.kept
 
@@ -102,9 +107,9 @@ def widths(svg):
     return [float(width) for width in re.findall(r'<rect [^>]*width="([0-9.]+)"', svg)]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", TRAINING_STEPS)
 def test_bars_are_as_long_as_the_bytes(operation):
-    steps = OPERATIONS[operation](4096 * 4096, 2)
+    steps = TRAINING_STEPS[operation](4096 * 4096, 2)
     shown = scene(steps, DEVICES["H200"], "what")
     moved = [box for box in shown.boxes if box.x < 400]
     for box, nbytes in zip(

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from benchmarks.over_fusion import COLUMNS, chain_gradient_kernel
-from helpers.explorers.registers import registers_explorer
-from helpers.register_file_chart import register_file_chart
-from helpers.registers_chart import registers_axes
-from helpers.resources import compile_for
+from helpers.figures.register_file import register_file_chart
+from helpers.figures.register_growth import registers_axes, registers_explorer
+from helpers.instruments.resources import compile_for
 
 SIZES = (1, 4, 16)
 

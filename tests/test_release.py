@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import release as released
 from helpers.cli import main
+from helpers.grading import release as released
 from helpers.grading.exercise import exercises_in
-from helpers.grading.submission import answers_in, left_out_of, read_notebook, read_submission
+from helpers.learning.submission import answers_in, left_out_of, read_notebook, read_submission
 
 ROOT = Path(__file__).parents[1]
 

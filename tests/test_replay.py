@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from helpers.checks import cases
 from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same, same
-from helpers.outcome import ERROR, FAIL, PASS
-from helpers.replay import server
-from helpers.replay.record import record_call
-from helpers.replay.tensors import MOST_RESULTS, inputs_from_json
+from helpers.grading.replay import server
+from helpers.grading.replay.record import record_call
+from helpers.grading.replay.tensors import MOST_RESULTS, inputs_from_json
+from helpers.learning.checks import cases
+from helpers.learning.outcome import ERROR, FAIL, PASS
 
 NAME = "05b_residual_rms_norm"
 
@@ -20,7 +20,7 @@ NAME = "05b_residual_rms_norm"
 @pytest.fixture(scope="module")
 def exercise(tmp_path_factory):
     before = cases.draw
-    yield server.Exercise(exercises_in(only=NAME)[NAME].cells, 0, tmp_path_factory.mktemp("cells"))
+    yield server.RunExercise(exercises_in(only=NAME)[NAME].cells, 0, tmp_path_factory.mktemp("cells"))
     cases.draw = before
 
 
@@ -126,7 +126,7 @@ def test_tensor_descriptors_are_replayed_within_their_tensors(exercise, called, 
         cell | {"source": DESCRIPTORS.replace("MORE", str(more)) if cell["id"] == "kernel" else cell["source"]}
         for cell in exercise.cells
     ]
-    own = server.Exercise(cells, 0, tmp_path)
+    own = server.RunExercise(cells, 0, tmp_path)
     call, record = called[0], {}
     record_call(own.namespace["residual_rms_norm"], inputs_from_json(call), record, name="traffic")
     answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
@@ -181,7 +181,7 @@ def forward_kernel(bias, b_ptr, residual_ptr, y_ptr, columns, p, scale, seed, BL
 
 def test_names_are_the_callers_whatever_the_signature_and_the_kernel_say(tmp_path):
     cells = exercises_in(only="04")["04_bias_dropout_residual"].cells
-    exercise = server.Exercise(cells, 0, tmp_path)
+    exercise = server.RunExercise(cells, 0, tmp_path)
     (call,) = exercise.calls(tmp_path)["traffic"]
     (launcher,) = (cell["source"] for cell in cells if cell["id"] == "forward")
     for signature in ("x, bias, residual, p, seed, more=1", "x, /, bias, residual, p, seed"):
@@ -190,7 +190,7 @@ def test_names_are_the_callers_whatever_the_signature_and_the_kernel_say(tmp_pat
         answers |= {"forward-kernel": RENAMED, "forward": changed}
         theirs = [cell | {"source": answers.get(cell["id"], cell["source"])} for cell in cells]
         record = {}
-        forward = server.Exercise(theirs, 0, tmp_path).namespace["forward"]
+        forward = server.RunExercise(theirs, 0, tmp_path).namespace["forward"]
         record_call(forward, inputs_from_json(call), record, name="traffic")
         verdict = server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, tmp_path)
         assert verdict["state"] == FAIL
@@ -207,7 +207,7 @@ def test_inputs_on_which_the_model_answer_fails_are_drawn_again(exercise, tmp_pa
             raise server.UnluckyDrawError("the model answer does not pass 'values'")
         return {}
 
-    monkeypatch.setattr(server.Exercise, "calls", calls)
+    monkeypatch.setattr(server.RunExercise, "calls", calls)
     drawn, _ = server.drawn_exercise(exercise.cells, 5, "a test", tmp_path)
     assert (len(set(seeds)), drawn.seed) == (2, seeds[1])
     outcomes = iter([FAIL] * server.MOST_DRAWS)

@@ -21,11 +21,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from helpers import resources as module
-from helpers.devices import DEVICES, this_device
-from helpers.occupancy import occupancy
-from helpers.resources import compile_for, inspect_kernel
-from helpers.sass import Instruction, SassView, disassemble
+from helpers.instruments import resources as module
+from helpers.instruments.devices import DEVICES, this_device
+from helpers.instruments.occupancy_calculator import occupancy
+from helpers.instruments.resources import compile_for, inspect_kernel
+from helpers.instruments.sass import Instruction, SassView, disassemble
 from kernels import runtime
 
 
@@ -376,7 +376,7 @@ def test_kernels_compile_before_and_after_they_ran():
 def test_in_a_notebook_cell():
     cells = [
         "import torch, triton, triton.language as tl\n"
-        "from helpers.resources import compile_for\n"
+        "from helpers.instruments.resources import compile_for\n"
         "@triton.jit\n"
         "def half(x):\n"
         "    return x * 0.5",

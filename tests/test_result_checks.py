@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.checks import check_passes, check_values, large_mean_cases, norm_cases, topk_cases
-from helpers.checks.cases import Case
-from helpers.checks.matmul import half_ulp
-from helpers.outcome import FAIL, PASS
+from helpers.learning.checks import check_passes, check_values, large_mean_cases, norm_cases, topk_cases
+from helpers.learning.checks.cases import Case
+from helpers.learning.checks.matmul import half_ulp
+from helpers.learning.outcome import FAIL, PASS
 
 CASE = [Case("", (torch.randn(4), torch.randn(4)), "the formula")]
 

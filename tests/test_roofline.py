@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.devices import DEVICES
-from helpers.operations import OPERATIONS
-from helpers.roofline import Roofline, Work, levels, roofs
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.operations import OPERATIONS
+from helpers.instruments.roofline import Roofline, Work, levels, roofs
 
 A100 = Roofline(DEVICES["A100"], "fp16")
 H100 = Roofline(DEVICES["H100"], "fp16")

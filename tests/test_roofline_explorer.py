@@ -7,11 +7,11 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from helpers import charts
-from helpers.devices import DEVICES
-from helpers.explorers import roofline_explorer
-from helpers.explorers.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_scene
-from helpers.operations import ITEMSIZE, OPERATIONS
+from helpers.figures import roofline_explorer
+from helpers.figures import style as charts
+from helpers.figures.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_scene
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.operations import ITEMSIZE, OPERATIONS
 
 EVERY = [(name, dtype) for name, device in DEVICES.items() for dtype in device.peak_flops]
 

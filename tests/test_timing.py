@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from helpers.timing import Timing, _bytes_of, _gpu_sampler, benchmark, benchmark_together
+from helpers.instruments.timing import Timing, _bytes_of, _gpu_sampler, benchmark, benchmark_together
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="sleeping on the host takes no GPU time")

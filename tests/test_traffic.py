@@ -11,8 +11,8 @@ import triton.language as tl
 from torch.nn.functional import gelu
 
 import kernels
-from helpers.traffic import measure
-from helpers.traffic.result import size
+from helpers.instruments.traffic import measure
+from helpers.instruments.traffic.result import size
 from kernels import runtime
 
 interpreted_here = pytest.mark.skipif(runtime.has_gpu(), reason="launches kernels on the CPU without the meter")
@@ -178,7 +178,7 @@ def test_an_error_in_the_function_leaves_nothing_behind():
 
 def test_kernels_of_notebook_cells():
     cells = [
-        "import torch, triton, triton.language as tl\nfrom helpers.traffic import measure",
+        "import torch, triton, triton.language as tl\nfrom helpers.instruments.traffic import measure",
         "@triton.jit\n"
         "def half(ptr, at):\n"
         "    return tl.load(ptr + at) / 2\n"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.traffic import measure
-from helpers.traffic_chart import READ, WRITE, traffic_chart
+from helpers.figures.tensor_traffic import READ, WRITE, traffic_chart
+from helpers.instruments.traffic import measure
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from helpers.traffic import measure
+from helpers.instruments.traffic import measure
 
 N = 1025
 

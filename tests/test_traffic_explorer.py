@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from helpers.devices import DEVICES
-from helpers.explorers.traffic import COLUMNS, ROWS, SHOWN, traffic_explorer
-from helpers.operation_chart import operation_scene
-from helpers.operations import OPERATIONS
-from helpers.traffic import measure
+from helpers.figures.operation_traffic import COLUMNS, ROWS, SHOWN, operation_scene, traffic_explorer
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.operations import OPERATIONS
+from helpers.instruments.traffic import measure
 
 
 def test_add_gelu_is_what_the_meter_says():

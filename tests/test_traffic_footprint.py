@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.traffic.footprint import ByteSet, from_starts, from_strided
+from helpers.instruments.traffic.footprint import ByteSet, from_starts, from_strided
 
 shapes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), min_size=0, max_size=3)
 

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 import kernels
-from helpers.traffic import measure
-from helpers.traffic.launches import TritonMeter
-from helpers.traffic.ledger import Ledger
+from helpers.instruments.traffic import measure
+from helpers.instruments.traffic.launches import TritonMeter
+from helpers.instruments.traffic.ledger import Ledger
 from kernels import runtime
 
 

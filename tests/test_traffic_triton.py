@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from helpers.traffic import measure
+from helpers.instruments.traffic import measure
 
 QUICK = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)  # shrinking would launch thousands of kernels
 
@@ -347,8 +347,8 @@ def test_any_tile_against_sets(start, row_stride, col_stride, rows, cols):
 
 def test_a_gpus_tensors_are_known_by_the_originals():
     """On a GPU the kernel runs on copies on the host, new ones in each launch; the tensors are still the same."""
-    from helpers.traffic.launches import TritonMeter
-    from helpers.traffic.ledger import Ledger
+    from helpers.instruments.traffic.launches import TritonMeter
+    from helpers.instruments.traffic.ledger import Ledger
 
     ledger = Ledger()
     meter = TritonMeter(ledger)

@@ -7,10 +7,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from helpers.explorers.variance import COLUMNS, variance_explorer
-from helpers.lanes_chart import WRONG, lanes_chart
-from helpers.variance import WAYS, layer_norm_errors, mean_and_variance
-from helpers.variance_chart import MEANS, TOP, ErrorCurves, variance_axes
+from helpers.figures.lanes import WRONG, lanes_chart
+from helpers.figures.variance import (
+    COLUMNS,
+    MEANS,
+    TOP,
+    WAYS,
+    ErrorCurves,
+    layer_norm_errors,
+    mean_and_variance,
+    variance_axes,
+    variance_explorer,
+)
 
 
 def exact_variance(row):

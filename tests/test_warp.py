@@ -9,9 +9,8 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.explorers.warp import OFFSETS, STRIDES, warp_explorer, warp_load
-from helpers.traffic import measure
-from helpers.warp_chart import WarpLoad, warp_chart
+from helpers.figures.warp import OFFSETS, STRIDES, WarpLoad, warp_chart, warp_explorer, warp_load
+from helpers.instruments.traffic import measure
 
 
 @triton.jit

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.occupancy import Waves
-from helpers.waves_chart import waves_chart
+from helpers.figures.waves import waves_chart
+from helpers.instruments.occupancy_calculator import Waves
 
 
 @given(st.integers(1, 5000), st.integers(1, 10**6))

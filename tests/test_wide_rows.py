@@ -8,13 +8,21 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.devices import DEVICES
-from helpers.explorers.wide_rows import COLUMNS, ROWS, WARPS, wide_rows_explorer
-from helpers.online_softmax_chart import online_softmax_chart, running
-from helpers.resources import compile_for
-from helpers.traffic import measure
-from helpers.wide_rows import LOOP_REGISTERS, READS, WideRows
-from helpers.wide_rows_chart import segments, wide_rows_axes
+from helpers.figures.online_softmax import online_softmax_chart, running
+from helpers.figures.wide_rows import (
+    COLUMNS,
+    LOOP_REGISTERS,
+    READS,
+    ROWS,
+    WARPS,
+    WideRows,
+    segments,
+    wide_rows_axes,
+    wide_rows_explorer,
+)
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 
 POINTERS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

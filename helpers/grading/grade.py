@@ -9,14 +9,14 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from helpers.grading.cells import CellRun, run_cells
 from helpers.grading.exercise import Exercise
 from helpers.grading.judge import Judge
+from helpers.grading.replay.plain import screen_plain
+from helpers.grading.replay.policy import screen
 from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
-from helpers.grading.submission import answers_in, left_out_of, parsed_notebook
-from helpers.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
-from helpers.replay.plain import screen_plain
-from helpers.replay.policy import screen
+from helpers.learning.cells import CellRun, run_cells
+from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
+from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
 
 INVALID, REFUSED = "invalid", "refused"
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR, INVALID, REFUSED)
@@ -124,7 +124,7 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
     cells = []
     for cell in exercise.cells:
         if "points" in cell:
-            source = f"from helpers.replay.record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
+            source = f"from helpers.grading.replay.record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
             new = nbformat.v4.new_code_cell(source, id=cell["id"])
             # nbval compares nothing where no output is stored. What is compared with is the judge's.
             new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]

@@ -1,4 +1,4 @@
-"""The trusted side of a run: what was shown is compared here, what was launched is replayed by `helpers.replay.server`.
+"""The trusted side of a run: what was shown is compared here, what was launched is replayed by `replay.server`.
 
 Three things must agree before a check passes. The values that the submission's own kernel showed must be the model
 answer's, compared in this process. The record of its launches must pass the check itself when it is replayed on other
@@ -18,7 +18,7 @@ import numpy as np
 
 from helpers.grading.exercise import Exercise
 from helpers.grading.sandbox import forked
-from helpers.outcome import ERROR, FAIL, PASS
+from helpers.learning.outcome import ERROR, FAIL, PASS
 
 MIME = "application/vnd.kernel-fusion.calls"
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

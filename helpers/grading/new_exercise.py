@@ -30,8 +30,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import Hints, check_traffic, check_values, elementwise_cases
-from helpers.traffic import measure
+from helpers.learning.checks import Hints, check_traffic, check_values, elementwise_cases
+from helpers.instruments.traffic import measure
 
 # %% [markdown]
 # ## The unfused reference

@@ -22,7 +22,7 @@ from helpers.grading.class_folder import Class
 from helpers.grading.exercise import Exercise
 from helpers.grading.files import write_whole
 from helpers.grading.grade import STATES, Result, clean, for_student, result_from_json
-from helpers.outcome import EDGE, PASS
+from helpers.learning.outcome import EDGE, PASS
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }

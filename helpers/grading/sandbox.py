@@ -27,8 +27,8 @@ from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode
 
 import helpers
-from helpers.doctor import bubblewrap
 from helpers.grading.confinement import DENIED
+from helpers.instruments.machine import bubblewrap
 
 COURSE = Path(helpers.__file__).resolve().parents[1]
 KERNEL_NAME = "fusion-sandbox"
@@ -126,7 +126,9 @@ class ForkServer:
                 raise RuntimeError(f"the fork server said nothing for {START_TIME:g} s")
             said = self._connection.recv(1 << 12).decode().strip()
         except OSError as error:
-            raise RuntimeError(f"the fork server ended: {error}: does `python -m helpers.replay.record` run?") from None
+            raise RuntimeError(
+                f"the fork server ended: {error}: does `python -m helpers.grading.replay.record` run?"
+            ) from None
         if said:
             raise RuntimeError(said)
 

@@ -25,7 +25,7 @@
 # ```
 
 # %%
-from helpers.checks import Hints, check_numbers, fresh, roofline
+from helpers.learning.checks import Hints, check_numbers, fresh, roofline
 
 # %% [markdown]
 # ## How to count

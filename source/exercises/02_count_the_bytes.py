@@ -24,8 +24,8 @@
 import torch
 from torch.nn.functional import gelu, linear
 
-from helpers.checks import Hints, check_counts, check_numbers, fresh
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import Hints, check_counts, check_numbers, fresh
 
 # %% [markdown]
 # ## The rules

@@ -25,8 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
 
 # %% [markdown]
 # ## The unfused reference

@@ -30,7 +30,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import (
+from helpers.instruments import measure
+from helpers.learning import (
     Hints,
     check_drop_rate,
     check_same_mask,
@@ -39,7 +40,6 @@ from helpers.checks import (
     dropout_cases,
     kept_elements,
 )
-from helpers.traffic import measure
 
 # %% [markdown]
 # ## The unfused reference

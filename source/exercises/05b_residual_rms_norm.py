@@ -24,8 +24,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import Hints, check_passes, check_values, norm_cases
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import Hints, check_passes, check_values, norm_cases
 
 # %% [markdown]
 # ## The unfused reference

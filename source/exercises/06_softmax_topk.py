@@ -27,8 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import Hints, check_passes, check_values, topk_cases
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import Hints, check_passes, check_values, topk_cases
 
 # %% [markdown]
 # ## The unfused reference

@@ -27,10 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import Hints, check_budget
-from helpers.devices import DEVICES
-from helpers.occupancy import REGISTERS, WARP, limits
-from helpers.resources import compile_for
+from helpers.instruments import DEVICES, REGISTERS, WARP, compile_for, limits
+from helpers.learning import Hints, check_budget
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPUS = ("A100", "RTX 4090")

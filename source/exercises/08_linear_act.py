@@ -28,7 +28,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import (
+from helpers.instruments import measure
+from helpers.learning import (
     Hints,
     check_one_rounding,
     check_tensor_cores,
@@ -36,7 +37,6 @@ from helpers.checks import (
     check_values,
     linear_cases,
 )
-from helpers.traffic import measure
 
 # %% [markdown]
 # ## The unfused reference

@@ -32,8 +32,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import Hints, check_passes, check_values, masked_cases, scores_cases
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import Hints, check_passes, check_values, masked_cases, scores_cases
 
 # %% [markdown]
 # ## The unfused reference

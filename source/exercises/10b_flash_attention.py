@@ -31,8 +31,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.checks import Hints, check_linear_traffic, check_tensor_cores, check_values, flash_cases
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import Hints, check_linear_traffic, check_tensor_cores, check_values, flash_cases
 
 # %% [markdown]
 # ## The unfused reference

@@ -20,8 +20,8 @@
 import torch
 from torch.nn.functional import gelu
 
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import predict_first, predictions, self_test
 from kernels import add_gelu, runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -122,7 +122,7 @@ print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-
 import inspect
 import linecache
 
-from helpers.resources import compile_for
+from helpers.instruments import compile_for
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 x = torch.empty(2**20, device="meta")  # a tensor without memory: nothing will run
@@ -139,7 +139,7 @@ for each in made.sass_view("load", "store").instructions:
 # This picture is the whole idea. Each bar is what crosses between memory and processor.
 
 # %%
-from helpers.traffic_chart import traffic_chart
+from helpers.figures import traffic_chart
 
 title = f"Fusing moves {fewer_bytes:.2f} times fewer bytes"
 traffic_chart({"unfused": unfused, "fused": fused}, title)
@@ -157,7 +157,7 @@ traffic_chart({"unfused": unfused, "fused": fused}, title)
 # 3. From an H200 to a T4: which figures change, and which do not?
 
 # %%
-from helpers.explorers.traffic import traffic_explorer
+from helpers.figures import traffic_explorer
 
 explorer = traffic_explorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000)
 explorer
@@ -185,7 +185,7 @@ speed_up
 # bytes can be much faster. (A little it can: a copy writes as much as it reads, our kernel writes half as much.)
 
 # %%
-from helpers.recorded import recorded
+from helpers.instruments import recorded
 
 h200 = recorded("h200")
 print(h200.table("add_gelu", "float32"))
@@ -204,7 +204,7 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 # With a GPU at hand, the same comparison runs here:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
     x, y = torch.randn(2, 100_000_000, device="cuda")
@@ -223,8 +223,7 @@ else:
 # the **ridge point**: the operations that the machine could do while one byte arrives.
 
 # %% tags=["nbval-ignore-output"]
-from helpers.devices import DEVICES, this_device
-from helpers.roofline import Roofline
+from helpers.instruments import DEVICES, Roofline, this_device
 
 mine = this_device()
 print(mine.name)

@@ -18,11 +18,8 @@
 # %%
 import torch
 
-from helpers.devices import DEVICES
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.operations import OPERATIONS, cost
-from helpers.roofline import Roofline, Work
-from helpers.traffic import measure
+from helpers.instruments import DEVICES, OPERATIONS, Roofline, Work, cost, measure
+from helpers.learning import predict_first, predictions, self_test
 
 # %% [markdown]
 # ## Arithmetic intensity
@@ -101,7 +98,7 @@ print(f"{ordinary.ridge / relu.intensity:.0f} times ReLU's intensity")
 # 3. Attention over few rows: on which side is it? Over many, unfused and fused?
 
 # %%
-from helpers.explorers import roofline_explorer
+from helpers.figures import roofline_explorer
 
 explorer = roofline_explorer(device="A100", dtype="fp16", rows=4096, columns=4096)
 explorer
@@ -221,7 +218,7 @@ for steps in (1, 64):
 # (`FFMA` is a multiply-add on one of them, `LDG.128` and `STG.128` load and store four):
 
 # %%
-from helpers.resources import compile_for
+from helpers.instruments import compile_for
 
 meta = torch.empty(2**20, device="meta")  # no contents: nothing will run
 for steps in (1, 64):
@@ -249,7 +246,7 @@ free_steps = predict_first("multiply-adds per number, free on an H200", unit="st
 free_steps
 
 # %%
-from helpers.recorded import recorded
+from helpers.instruments import recorded
 
 h200 = recorded("h200")
 recorded_times = h200.experiment("free_flops")
@@ -275,7 +272,7 @@ print(f"ridge {h200_fp32.ridge:.1f} FLOP/byte = {per_number:.0f} multiply-adds p
 # And drawn: every point measured, on the roof or under it.
 
 # %%
-from helpers.charts import Point, roofline_chart
+from helpers.figures import Point, roofline_chart
 
 points = [Point(f"{k}", 2 * k / 8, 2 * k * ELEMENTS / times[k]) for k in (1, 8, 64, 512)]
 gain = times[measured_free] / times[1]
@@ -292,7 +289,7 @@ roofline_chart(
 # waiting. With a GPU at hand, try it on yours:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 from kernels import runtime
 
 if runtime.has_gpu():

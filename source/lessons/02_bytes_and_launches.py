@@ -19,8 +19,8 @@
 import torch
 from torch.nn.functional import gelu
 
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -184,7 +184,7 @@ print(wrong.line_table())
 # A100, a thread has eight numbers, and stores four at once:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.resources import compile_for
+from helpers.instruments import compile_for
 
 meta = torch.empty(10_000, device="meta")  # no contents: nothing will run
 
@@ -221,7 +221,7 @@ print(stores(chain_kernel))
 # As a picture, with a chain of four, so that its bars can be told apart:
 
 # %%
-from helpers.traffic_chart import traffic_chart
+from helpers.figures import traffic_chart
 
 unfused = measure(chain, small, 4)
 fused = measure(launch, chain_kernel, small, 4)
@@ -279,7 +279,7 @@ else:
 # traffic saved?
 
 # %%
-from helpers.recorded import recorded
+from helpers.instruments import recorded
 
 h200 = recorded("h200")
 print(f"{h200.label}, 2^28 numbers in fp32")
@@ -303,7 +303,7 @@ for n, times in h200.experiment("chain_lengths").items():
 # launched: what you then see is PyTorch's own overhead for a call.)
 
 # %% tags=["nbval-ignore-output"]
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 
 sizes = (1, 1_000, 10_000, 100_000)
 tensors = {n: torch.rand(n, device=device) for n in sizes}
@@ -347,7 +347,7 @@ small_call.compare(eager_call / fused_call)
 # claim?
 
 # %%
-from helpers.launches import chain_time, launch_costs
+from helpers.figures import chain_time, launch_costs
 
 costs = launch_costs(h200)
 for what, seconds in (
@@ -368,7 +368,7 @@ for what, seconds in (
 # is drawn from a model: the launch costs above, and bytes over the bandwidth measured on that H200.
 
 # %%
-from helpers.launch_chart import timeline_chart
+from helpers.figures import timeline_chart
 
 
 def four_operations(n):
@@ -414,7 +414,7 @@ for n, times in list(h200.experiment("chain_sizes").items())[4:]:
 # 4. Go from an H200 to a T4. Do launches matter more or less?
 
 # %%
-from helpers.explorers import launch_explorer
+from helpers.figures import launch_explorer
 
 explorer = launch_explorer(device="H200", elements=1_000_000, operations=4)
 explorer
@@ -478,8 +478,7 @@ linear_saving.compare(100 * intermediate / example.bytes_total)
 # Half of what was claimed. And does the *time* fall by that much? Lesson 01 has the answer ready: ask the roofline.
 
 # %%
-from helpers.devices import DEVICES
-from helpers.roofline import Roofline, Work
+from helpers.instruments import DEVICES, Roofline, Work
 
 flops = 2 * 1024 * 4096 * 4096
 h200_bf16 = Roofline(DEVICES["H200"], "bf16")

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch.nn.functional import gelu
 
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -220,7 +220,7 @@ print("agrees with PyTorch:", close)
 per_element.compare(fused.bytes_total / a.numel())
 
 # %%
-from helpers.traffic_chart import traffic_chart
+from helpers.figures import traffic_chart
 
 times_fewer = unfused.bytes_total / fused.bytes_total
 title = f"One kernel moves {times_fewer:.2f} times fewer bytes than two"
@@ -250,7 +250,7 @@ speed_up = predict_first("speed-up from fusing add+GELU, 1M numbers", unit="time
 speed_up
 
 # %%
-from helpers.recorded import recorded
+from helpers.instruments import recorded
 
 h200 = recorded("h200")
 print(h200.table("add_gelu", "float32"))
@@ -272,7 +272,7 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 # %% tags=["nbval-ignore-output"]
 from functools import partial
 
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
     for n in (2**20, 10_000_000, 100_000_000):
@@ -297,7 +297,7 @@ registers = predict_first("registers a thread of the fused kernel, A100", unit="
 registers
 
 # %%
-from helpers.resources import compile_for
+from helpers.instruments import compile_for
 
 x = torch.empty(2**20, device="meta")  # a tensor without memory: nothing will run
 n = x.numel()
@@ -376,7 +376,7 @@ narrow_count.compare(loads["one number on"])
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
-from helpers.warp_chart import WarpLoad, warp_chart
+from helpers.figures import WarpLoad, warp_chart
 
 warp_chart(
     {
@@ -430,7 +430,7 @@ sectors.compare(measure(take_every, numbers, 8).sectors_read)
 #    how much is used of what is fetched, and why does it differ?
 
 # %%
-from helpers.explorers import warp_explorer
+from helpers.figures import warp_explorer
 
 explorer = warp_explorer(dtype="fp32", stride=2, offset=1)
 explorer

@@ -24,9 +24,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.kept import kept_for_backward
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.traffic import measure
+from helpers.instruments import kept_for_backward, measure
+from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
 torch.manual_seed(0)
@@ -127,7 +126,7 @@ dropped.compare(int((draw(3, 10_000, each=2500) < 0.1).sum()))
 # six draw the left mask, three programs of eight the right one:
 
 # %%
-from helpers.mask_chart import Draw, mask_chart
+from helpers.figures import Draw, mask_chart
 
 number = np.arange(24).reshape(4, 6)  # of each element in the tensor: its counter
 kept_six, kept_eight = (each.view(4, 6).numpy() >= 0.5 for each in (by_six, by_eight))
@@ -342,7 +341,7 @@ more_instructions = predict_first("times as many instructions with tl.rand", uni
 more_instructions
 
 # %% tags=["nbval-ignore-output"]
-from helpers.resources import compile_for
+from helpers.instruments import compile_for
 
 BLOCK = 4096  # on 8 warps: 16 numbers a thread
 row = torch.empty(8, BLOCK, device="meta")
@@ -360,8 +359,7 @@ more_instructions.compare(count["tl.rand"] / count["no dice"])
 # where each element moves six bytes. (The count above is of the fp32 kernel; the dice are the same.)
 
 # %% tags=["nbval-ignore-output"]
-from helpers.devices import DEVICES
-from helpers.recorded import recorded
+from helpers.instruments import DEVICES, recorded
 
 h200, gpu = recorded("h200"), DEVICES["H200"]
 elements = 16384 * 4096
@@ -532,7 +530,7 @@ for name, result in (("unfused", F.silu(gate) * up), ("fused", swiglu(gate, up))
     print(f"backward, {name}: {steps[name]}")
 
 # %%
-from helpers.traffic_chart import traffic_chart
+from helpers.figures import traffic_chart
 
 lighter = steps["unfused"].bytes_total / steps["fused"].bytes_total
 title = f"SwiGLU's backward pass, fused, moves {lighter:.1f} times fewer bytes"
@@ -573,7 +571,7 @@ for act in ("gelu", "relu"):
 # 4. From an H200 to a T4: which of the bars' lengths change, and which numbers?
 
 # %%
-from helpers.explorers.recomputation import recomputation_explorer
+from helpers.figures import recomputation_explorer
 
 explorer = recomputation_explorer("bias+dropout+residual", "bf16", "H200", 16384, 4096)
 explorer
@@ -624,7 +622,7 @@ for name, shape in shapes.items():
 # own kernels:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
     with torch.no_grad():
@@ -671,10 +669,10 @@ predictions()
 #    place of the dots.
 
 # %%
-from helpers.recomputation import OPERATIONS
+from helpers.figures import TRAINING_STEPS
 
 answer = ...
-correct = OPERATIONS["SwiGLU"](1, 2).stored.moved
+correct = TRAINING_STEPS["SwiGLU"](1, 2).stored.moved
 self_test(answer, correct, "forward 2 in, 2 out; backward 4 in (the gradient, too), 2 out")
 
 # %% [markdown]

@@ -22,9 +22,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments import compile_for, measure
+from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -113,7 +112,7 @@ measure(normalise, first_kernel, shifted)
 # %%
 import numpy as np
 
-from helpers.lanes_chart import lanes_chart
+from helpers.figures import lanes_chart
 
 lanes = np.array([3, 4, 2, 5, 3, 1, 4, 2, 3, 3] + 6 * [0])
 centred = lanes - lanes.sum() / 10
@@ -248,7 +247,7 @@ print("Welford, mean 10,000, right to 0.1:", error(welford_kernel, x[:4] + 10_00
 # 4. Choose fp64. At a mean of ten thousand, is one pass good enough?
 
 # %%
-from helpers.explorers.variance import variance_explorer
+from helpers.figures import variance_explorer
 
 explorer = variance_explorer(mean=10_000.0, columns=1024, arithmetic="fp32")
 explorer
@@ -296,7 +295,7 @@ ratio = library.bytes_total / fused.bytes_total
 print(f"F.layer_norm, then relu: {library.launches} launches, {ratio:.1f} times the bytes")
 
 # %%
-from helpers.traffic_chart import traffic_chart
+from helpers.figures import traffic_chart
 
 traffic_chart({"unfused": unfused, "fused": fused})
 
@@ -306,7 +305,7 @@ traffic_chart({"unfused": unfused, "fused": fused})
 # an activation, `fused` the catalogue's `layer_norm_act`, the kernel above with weight, bias and activation:
 
 # %%
-from helpers.recorded import recorded
+from helpers.instruments import recorded
 
 h200 = recorded("h200")
 print(h200.table("layer_norm_act", "bfloat16"))
@@ -402,7 +401,7 @@ print(f" at {share:.0%} of the speed of a copy")
 # With a GPU at hand, try your own shape:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
     big = torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16)

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -155,7 +155,7 @@ for rows in (fives, x, 100 * x):
     print("rows add up to 1:", rows_add_up(y), " equal to PyTorch's:", right)
 
 # %%
-from helpers.traffic_chart import traffic_chart
+from helpers.figures import traffic_chart
 
 fused = measure(softmax, held_kernel, x)
 traffic_chart({"unfused": unfused, "fused": fused})
@@ -166,7 +166,7 @@ traffic_chart({"unfused": unfused, "fused": fused})
 # the share of the speed at which a copy moves as many bytes. **Do the same bytes take the same time?**
 
 # %%
-from helpers.recorded import recorded
+from helpers.instruments import recorded
 
 print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
 h200 = recorded("h200")
@@ -233,7 +233,7 @@ print(h200.table("softmax_dropout", "bfloat16"))
 # both for an H200, counts instructions and bytes, and says which of them takes longer:
 
 # %%
-from helpers.prediction import predict
+from helpers.instruments import predict
 
 many = torch.empty(32768, 1024, device=device)
 print("softmax:", predict(softmax, held_kernel, many, device="H200").bound)
@@ -345,7 +345,7 @@ print("the random rows:", *(f"{total:.2f}" for total in y.sum(1).tolist()))
 # %%
 import numpy as np
 
-from helpers.online_softmax_chart import online_softmax_chart
+from helpers.figures import online_softmax_chart
 
 levels = np.repeat([0, 0.5, 2, 1, 3, 1.5], 8)
 row = levels + np.random.default_rng(0).normal(0, 0.6, 48)
@@ -410,7 +410,7 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # 4. At 32 warps and 8,192 rows, choose an RTX 4090, then a T4. On which of them may you read three times unpunished?
 
 # %%
-from helpers.explorers.wide_rows import wide_rows_explorer
+from helpers.figures import wide_rows_explorer
 
 explorer = wide_rows_explorer("H100", dtype="bf16", rows=8192, columns=50257, warps=8)
 explorer
@@ -606,7 +606,7 @@ print(f"fused: {1e6 * topk['fused'].median:.0f} us")
 # With a GPU at hand, see for yourself what the second and the third read cost:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
     big = torch.randn(4096, 131072, device="cuda")

@@ -21,10 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.devices import DEVICES
-from helpers.lesson import predict_first, predictions, self_test
-from helpers.occupancy import MAX_REGISTERS, REGISTERS, limits, occupancy
-from helpers.resources import compile_for
+from helpers.instruments import DEVICES, MAX_REGISTERS, REGISTERS, compile_for, limits, occupancy
+from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -50,7 +48,7 @@ print(f"a thread can have {MAX_REGISTERS} at most")
 # With more registers a thread, fewer blocks fit:
 
 # %%
-from helpers.register_file_chart import register_file_chart
+from helpers.figures import register_file_chart
 
 title = "The more registers a thread has, the fewer blocks an SM holds"
 register_file_chart(h100.compute_capability, 128, (32, 64, 96, 168, 255), title)
@@ -77,7 +75,7 @@ found
 # warp lives in one of them, and what is left over in two parts cannot be put together.
 
 # %%
-from helpers.occupancy import REGISTER_UNIT, SUB_PARTITIONS, WARP
+from helpers.instruments import REGISTER_UNIT, SUB_PARTITIONS, WARP
 
 of_a_warp = -(-41 * WARP // REGISTER_UNIT) * REGISTER_UNIT
 in_a_part = REGISTERS // SUB_PARTITIONS // of_a_warp
@@ -100,7 +98,7 @@ print(f"a block has 16 warps: {SUB_PARTITIONS * in_a_part // 16} blocks")
 # <!-- given 48 KB: where the slider is set -->
 
 # %%
-from helpers.explorers import occupancy_explorer
+from helpers.figures import occupancy_explorer
 
 explorer = occupancy_explorer("H100", threads=512, registers=41)
 explorer
@@ -283,7 +281,7 @@ print("gradient right to one part in 100,000:", bool(error < 1e-5))
 
 # %%
 from benchmarks.over_fusion import chain_gradient
-from helpers.traffic import measure
+from helpers.instruments import measure
 
 for steps in (1, 12):
     print(f"{steps:2} steps: {measure(chain_gradient, x, grad_y, steps)}")
@@ -311,7 +309,7 @@ first_spill
 # 3. Compare a T4, an A100 and an RTX 4090. Does the first spill move? Does the occupancy?
 
 # %%
-from helpers.explorers.registers import registers_explorer
+from helpers.figures import registers_explorer
 
 sizes = (1, 2, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24)
 lab = registers_explorer(compiled, sizes, device="H100", operations=16)
@@ -380,7 +378,7 @@ stops = predict_first("operations from which two pieces beat one, H200", unit="o
 stops
 
 # %%
-from helpers.recorded import recorded
+from helpers.instruments import recorded
 
 h200 = recorded("h200")
 pieces = h200.experiment("over_fusion")
@@ -438,7 +436,7 @@ for steps in (first, 16, 20, 24):
 # With a GPU at hand, look for the point on yours:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.timing import benchmark_together
+from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
     big_x, big_grad = torch.randn(2, 2**16, 1024, device="cuda")
@@ -583,7 +581,7 @@ for rows in (264, 265, 1000, 100_000):
 used.compare(100 * twelve.waves(265, h100.sms).efficiency)
 
 # %%
-from helpers.waves_chart import waves_chart
+from helpers.figures import waves_chart
 
 waves_chart(twelve.waves(300, h100.sms))
 

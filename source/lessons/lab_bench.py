@@ -8,19 +8,28 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.charts import Point, roofline_chart
-from helpers.devices import DEVICES, this_device
-from helpers.explorers import occupancy_explorer, roofline_explorer
-from helpers.occupancy import occupancy
-from helpers.occupancy_chart import occupancy_chart
-from helpers.prediction import predict
-from helpers.resources import compile_for
-from helpers.roofline import Roofline, Work
-from helpers.timing import benchmark, benchmark_together
-from helpers.timing_chart import timing_chart
-from helpers.traffic import measure
-from helpers.traffic_chart import traffic_chart
-from helpers.waves_chart import waves_chart
+from helpers.figures import (
+    Point,
+    occupancy_chart,
+    occupancy_explorer,
+    roofline_chart,
+    roofline_explorer,
+    timing_chart,
+    traffic_chart,
+    waves_chart,
+)
+from helpers.instruments import (
+    DEVICES,
+    Roofline,
+    Work,
+    benchmark,
+    benchmark_together,
+    compile_for,
+    measure,
+    occupancy,
+    predict,
+    this_device,
+)
 from kernels import runtime
 
 

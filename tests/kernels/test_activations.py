@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.resources import compile_for
+from helpers.instruments.resources import compile_for
 from kernels.activations import ACTIVATIONS, activate
 
 BLOCK = 4096

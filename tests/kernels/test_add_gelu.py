@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.traffic import measure
+from helpers.instruments.traffic import measure
 from kernels import add_gelu, runtime
 from kernels.elementwise.add_gelu import (
     add_gelu_backward_op,

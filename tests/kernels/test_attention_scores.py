@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import attention_scores, runtime
 from kernels.tiled.attention_scores import OP, attention_scores_op, attention_scores_reference
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import bias_dropout_residual, runtime
 from kernels.elementwise import bias_dropout_residual as module
 from kernels.elementwise.bias_dropout_residual import (

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import conv_bn_act, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import conv_bn_act as module

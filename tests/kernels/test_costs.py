@@ -6,8 +6,8 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import CATALOGUE
 
 OPS = pytest.mark.parametrize("op", CATALOGUE.values(), ids=CATALOGUE)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from triton.runtime.errors import InterpreterError
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import cross_entropy, runtime
 from kernels.rowwise import cross_entropy as module
 from kernels.rowwise.cross_entropy import cross_entropy_op, cross_entropy_reference, cross_entropy_training_op

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from benchmarks.ffn_one_launch import ffn_one_launch
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import ffn, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import ffn as module

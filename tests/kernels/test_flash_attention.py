@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import flash_attention, runtime
 from kernels.descriptors import described, of_rows
 from kernels.tiled import flash_attention as module

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.traffic import measure
+from helpers.instruments.traffic import measure
 from kernels import geglu, runtime
 from kernels.elementwise.geglu import geglu_op, geglu_reference
 

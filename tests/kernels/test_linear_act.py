@@ -4,8 +4,8 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import linear_act, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import linear_act as module

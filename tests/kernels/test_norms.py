@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import CATALOGUE, runtime
 from kernels.rowwise import rms_norm as rms_norm_module
 from kernels.rowwise.layer_norm import (

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.kept import kept_for_backward
-from helpers.traffic import measure
+from helpers.instruments.kept import kept_for_backward
+from helpers.instruments.traffic import measure
 from kernels import residual_act, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.elementwise.residual_act import residual_act_op, residual_act_reference, residual_act_training_op

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import runtime, softmax
 from kernels.rowwise import softmax as module
 from kernels.rowwise.softmax import softmax_op, softmax_reference, softmax_unfused

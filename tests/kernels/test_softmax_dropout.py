@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.resources import compile_for
-from helpers.traffic import measure
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import measure
 from kernels import runtime, softmax_dropout
 from kernels.rowwise import softmax_dropout as module
 from kernels.rowwise.softmax_dropout import (

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.traffic import measure
+from helpers.instruments.traffic import measure
 from kernels import runtime, softmax_topk
 from kernels.rowwise.softmax_topk import softmax_topk_op, softmax_topk_oracle, softmax_topk_reference
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.traffic import measure
+from helpers.instruments.traffic import measure
 from kernels import runtime, swiglu
 from kernels.elementwise.swiglu import swiglu_op, swiglu_reference
 

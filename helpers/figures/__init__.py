@@ -1,0 +1,26 @@
+"""The pictures and live charts of the lessons, one file a figure: its model, its chart, its explorer."""
+
+from helpers import room
+
+__getattr__, __dir__ = room(
+    __name__,
+    {
+        "dropout_mask": "Draw mask_chart",
+        "lanes": "lanes_chart",
+        "launch_overhead": "chain_time launch_costs launch_explorer timeline_chart",
+        "occupancy": "occupancy_chart occupancy_explorer",
+        "online_softmax": "online_softmax_chart",
+        "operation_traffic": "traffic_explorer",
+        "recomputation": "TRAINING_STEPS recomputation_explorer",
+        "register_file": "register_file_chart",
+        "register_growth": "registers_explorer",
+        "roofline": "roofline_explorer",
+        "style": "Point roofline_chart",
+        "tensor_traffic": "traffic_chart",
+        "times": "timing_chart",
+        "variance": "variance_explorer",
+        "warp": "WarpLoad warp_chart warp_explorer",
+        "waves": "waves_chart",
+        "wide_rows": "wide_rows_explorer",
+    },
+)

@@ -1,0 +1,128 @@
+"""The live traffic of an operation: bytes moved, unfused and fused, over the size of its tensors."""
+
+import functools
+
+import ipywidgets as widgets
+
+from helpers.figures.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
+from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
+from helpers.figures.style import FUSED, UNFUSED, Chart, si
+from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Launch, Versions
+
+SIZE = (576, 160)  # points
+COLOURS = {"unfused": UNFUSED, "fused": FUSED}
+BARS = {"unfused": 68, "fused": 104}  # the middle of each version's bar
+READ, WRITTEN = 24, 12  # heights
+MOVED = Panel(64, 430, "bytes moved, launch by launch: wide bars are read, narrow ones written")
+
+
+def operation_scene(versions: Versions, device: Device, what: str) -> Scene:
+    """The bars of one operation on one device; times are bytes over its bandwidth. `what` opens the line of text."""
+    by_version = {"unfused": versions.unfused, "fused": versions.fused}
+    end = axis_end(max(_moved(launches) for launches in by_version.values()))
+    scale = (MOVED.right - MOVED.left) / end
+    boxes, labels, told = [], [], []
+    for version, launches in by_version.items():
+        x, y = MOVED.left, BARS[version]
+        for launch in launches:
+            for nbytes, height in ((launch.work.bytes_read, READ), (launch.work.bytes_written, WRITTEN)):
+                boxes.append(Box(x, y, nbytes * scale, height, COLOURS[version]))
+                x += nbytes * scale
+        moved = _moved(launches)
+        cost = f"{si(moved, 'B')}, {si(moved / device.memory_bandwidth, 's')}"
+        labels.append(Label(cost, x + 5, y, "left"))
+        count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+        told.append(f"{version} {count}, {cost}")
+    title = _finding(versions)
+    return Scene(title, tuple(boxes), (*labels, *MOVED.ends(end, SIZE)), f"{what}: {'; '.join(told)}. {title}.")
+
+
+def _moved(launches: tuple[Launch, ...]) -> int:
+    return sum(launch.work.bytes for launch in launches)
+
+
+def _finding(versions: Versions) -> str:
+    if versions.fused == versions.unfused:
+        return "Nothing to fuse: it is one launch already"
+    return f"Fusing moves {_moved(versions.unfused) / _moved(versions.fused):.2f} times fewer bytes"
+
+
+def operation_axes():
+    """What stays still: the versions' names, the panel's head and its axis."""
+    return still(SIZE, BARS, (MOVED,))
+
+
+def operation_chart(shown: Scene) -> Chart:
+    """One bar a version, as long as the bytes that it moves: what each launch reads, then what it writes."""
+    return picture(*operation_axes(), shown)
+
+
+ROWS = tuple(2**power for power in range(0, 17, 2))
+COLUMNS = (256, 1000, 1024, 4096, 11008, 16384)
+DTYPES = ("fp32", "fp16", "bf16")
+# Those whose time is that of their bytes, on every GPU.
+SHOWN = ("ReLU", "vector add", "GELU", "add+GELU", "LayerNorm", "softmax")
+
+
+class _TrafficStage(Stage):
+    _esm = script("frames.js")
+
+
+class TrafficExplorer(Explorer):
+    """Bars of bytes, with sliders for rows and columns, and a choice of operation, dtype and GPU.
+
+    Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); what it shows is also the
+    string `text`. Displayed where no kernel runs, it is a picture and that text.
+    """
+
+    def __init__(self, operation: str, dtype: str, device: str, rows: int, columns: int):
+        if operation not in SHOWN or dtype not in DTYPES:
+            raise ValueError(
+                f"{operation!r} in {dtype!r}: one of {', '.join(SHOWN)} in one of {', '.join(DTYPES)} expected"
+            )
+        DEVICES[device]  # refuses a name that it does not know
+        self.rows = slider("rows", ROWS, rows, [f"{each:,}" for each in ROWS])
+        self.columns = slider("columns", COLUMNS, columns, [f"{each:,}" for each in COLUMNS])
+        self.operation = widgets.Dropdown(options=list(SHOWN), value=operation, description="operation")
+        self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
+        self.device = widgets.Dropdown(options=list(DEVICES), value=device, description="GPU")
+        super().__init__(_TrafficStage(), [self.rows, self.columns], [[self.operation, self.dtype, self.device]])
+
+    def _scene(self, rows: int, columns: int) -> Scene:
+        operation, dtype, device = self.operation.value, self.dtype.value, DEVICES[self.device.value]
+        versions = OPERATIONS[operation](rows, columns, ITEMSIZE[dtype])
+        memory = si(device.memory_bandwidth, "B/s")
+        return operation_scene(
+            versions, device, f"{device.name} ({memory}), {operation} in {dtype}, {rows:,} x {columns:,}"
+        )
+
+    @property
+    def text(self) -> str:
+        return self._scene(self.rows.value, self.columns.value).text
+
+    def chart(self) -> Chart:
+        return operation_chart(self._scene(self.rows.value, self.columns.value))
+
+    def _still_and_data(self) -> tuple[str, dict]:
+        still, opening = _still()
+        scenes = (self._scene(rows, columns) for rows in ROWS for columns in COLUMNS)
+        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
+        return still, {"frames": frames, "columns": len(COLUMNS)}
+
+
+@functools.cache
+def _still():
+    figure, _ = operation_axes()
+    return still_svg(figure), svg_opening(figure)
+
+
+def traffic_explorer(
+    operation: str = "add+GELU", dtype: str = "fp32", device: str = "H200", rows: int = 1024, columns: int = 1000
+) -> TrafficExplorer:
+    """The live traffic of an operation; the last expression of a cell shows it.
+
+    Raises:
+        ValueError: an operation, dtype or device that is not offered, or a value that is not on its slider.
+    """
+    return TrafficExplorer(operation, dtype, device, rows, columns)

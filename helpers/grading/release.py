@@ -1,0 +1,61 @@
+"""`fusion release`: the tree that a class gets, which works as a repository of its own."""
+
+import re
+import shutil
+from pathlib import Path
+
+COURSE = Path(__file__).resolve().parents[2]
+FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
+FILES = "LICENSE environment.yml pyproject.toml setup.sh .gitignore docs/lesson.png".split()
+MADE_HERE = (
+    "__pycache__",
+    ".ipynb_checkpoints",
+    ".progress",
+    ".*_cache",
+    "*.pyc",
+    "*.edited",
+    "*.building",
+    "*.egg-info",
+)
+TARGETS = ("lab", "bench")  # of the Makefile; the others need what is left out
+SECTIONS_LEFT_OUT = ("For instructors", "Map")  # of the README
+
+
+def release(out: Path) -> list[Path]:
+    """Write lessons, exercises, kernels and helpers to `out`: no solutions, sources, tests or hidden checks.
+
+    Returns:
+        What stands in `out`, sorted.
+
+    Raises:
+        ValueError: `out` holds something already, or an exercise holds an answer; one line.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is not empty: give a new folder")
+    for path in sorted((COURSE / "exercises").glob("*.ipynb")):
+        if re.search("(BEGIN|END) (SOLUTION|HIDDEN TESTS)", path.read_text(encoding="utf-8")):
+            raise ValueError(f"{path} holds an answer or a hidden check: run `make notebooks`, then release again")
+    for folder in FOLDERS:
+        shutil.copytree(COURSE / folder, out / folder, ignore=shutil.ignore_patterns(*MADE_HERE))
+    for file in FILES:
+        (out / file).parent.mkdir(exist_ok=True)
+        shutil.copy(COURSE / file, out / file)
+    (out / "Makefile").write_text(makefile((COURSE / "Makefile").read_text()))
+    (out / "README.md").write_text(readme((COURSE / "README.md").read_text()))
+    return sorted(out.iterdir())
+
+
+def makefile(text: str) -> str:
+    """A Makefile with the targets that a class can use."""
+    rules = [rule for rule in text.split("\n\n") if re.search(rf"^({'|'.join(TARGETS)}):", rule, re.MULTILINE)]
+    return "\n\n".join([f".PHONY: {' '.join(TARGETS)}", *(rule.strip("\n") for rule in rules)]) + "\n"
+
+
+def readme(text: str) -> str:
+    """The README without what speaks of files that are left out."""
+    sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    kept = [section for section in sections if not section.startswith(tuple(f"## {s}\n" for s in SECTIONS_LEFT_OUT))]
+    lines = [
+        line for line in "".join(kept).splitlines() if not line.startswith(("make test", "Nothing else is needed"))
+    ]
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,37 @@
+"""What is expected of a call: the model answer's values, and how far an ulp in the inputs moves them."""
+
+from collections.abc import Callable
+
+import torch
+
+from helpers.grading.replay.tensors import PLAIN, values_as_json
+from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ulp, of_tensors
+
+
+def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | list[dict]:
+    """`values_as_json(result)`, and in each tensor's entry `slack`, a float.
+
+    Two right answers may round differently on their way. Where the inputs' last digits decide, as in a norm at mean
+    10^4, they may then differ by far more than rounding; by no more, in order, than inputs do that are an ulp apart.
+
+    Args:
+        answer: the model answer.
+        inputs: of the call.
+        result: what it gave.
+    """
+    written = values_as_json(result)
+    if written == PLAIN:
+        return written
+    moved = answer(*of_tensors(_moved, inputs))
+    for entry, there, here in zip(
+        written if isinstance(written, list) else [written], as_tuple(moved), as_tuple(result), strict=True
+    ):
+        apart = (there.double() - here.double()).abs()
+        apart = apart[apart.isfinite()]
+        entry["slack"] = apart.max().item() if here.is_floating_point() and apart.numel() else 0.0
+    return written
+
+
+def _moved(x: torch.Tensor) -> torch.Tensor:
+    """A copy that lies in memory as x does, each element an ulp up or down."""
+    return fresh_copy(x).copy_(moved_by_one_ulp(x, x.dtype)) if x.is_floating_point() else x

@@ -1,0 +1,20 @@
+"""What measures, compiles and computes: any callable, any kernel, a GPU that need not be there."""
+
+from helpers import room
+
+__getattr__, __dir__ = room(
+    __name__,
+    {
+        "devices": "DEVICES Device this_device",
+        "roofline": "Roofline Work levels",
+        "operations": "OPERATIONS cost",
+        "occupancy_calculator": "MAX_REGISTERS REGISTERS REGISTER_UNIT SUB_PARTITIONS WARP limits occupancy",
+        "resources": "Resources compile_for inspect_kernel",
+        "sass": "disassemble",
+        "traffic": "Traffic measure",
+        "kept": "kept_for_backward",
+        "timing": "Timing benchmark benchmark_together",
+        "prediction": "predict",
+        "recordings": "recorded",
+    },
+)

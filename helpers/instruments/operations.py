@@ -1,0 +1,208 @@
+"""What well-known operations cost, launch by launch: FLOPs and bytes, unfused and fused.
+
+Each operation takes `rows`, `columns` and the bytes of one element, and gives `Versions(unfused, fused)`. Every launch
+reads each of its inputs once and writes each of its outputs once, as eager PyTorch does it; intermediates have the
+inputs' dtype. Below, R = rows, C = columns and N = R*C. Each of +, -, *, /, max, exp, tanh and rsqrt counts one FLOP,
+a multiply-add two.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from helpers.instruments.devices import Device
+from helpers.instruments.roofline import Roofline, Work
+
+ITEMSIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes; tf32 is a way to multiply fp32 values
+
+HEAD = 64  # columns of one attention head
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `tensor_cores`: its arithmetic is a matrix product; if not, it runs in fp32 on CUDA cores."""
+
+    name: str
+    work: Work
+    tensor_cores: bool = False
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The launches of an operation written out, and those of its fused form."""
+
+    unfused: tuple[Launch, ...]
+    fused: tuple[Launch, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What launches take at best on a device: `time` in seconds, `bound` of the launches that take most of it."""
+
+    launches: int
+    work: Work
+    time: float
+    bound: str  # "memory" or "compute"
+
+    @property
+    def performance(self) -> float:
+        """FLOP/s over all launches."""
+        return self.work.flops / self.time
+
+
+def cost(launches: tuple[Launch, ...], device: Device, dtype: str) -> Cost:
+    """The roofline's least time of launches that follow one another; launch overhead is not in it.
+
+    Raises:
+        ValueError: the device has no peak for dtype, or none for fp32.
+    """
+    vector, tensor = Roofline(device, "fp32"), Roofline(device, dtype)
+    total, time = Work(0, 0, 0), {"memory": 0.0, "compute": 0.0}
+    for launch in launches:
+        roof = tensor if launch.tensor_cores else vector
+        total += launch.work
+        time[roof.bound(launch.work)] += roof.time(launch.work)
+    return Cost(len(launches), total, sum(time.values()), max(time, key=time.get))
+
+
+def _launch(name, itemsize, flops, reads, writes, tensor_cores=False) -> Launch:
+    """A launch that reads and writes so many elements."""
+    return Launch(name, Work(flops, reads * itemsize, writes * itemsize), tensor_cores)
+
+
+def relu(rows: int, columns: int, itemsize: int) -> Versions:
+    """max(x, 0): N FLOPs, x in, y out. One launch: nothing to fuse."""
+    n = rows * columns
+    only = (_launch("max(x, 0)", itemsize, n, n, n),)
+    return Versions(only, only)
+
+
+def vector_add(rows: int, columns: int, itemsize: int) -> Versions:
+    """a + b: N FLOPs, two tensors in, one out. One launch: nothing to fuse."""
+    n = rows * columns
+    only = (_launch("a + b", itemsize, n, 2 * n, n),)
+    return Versions(only, only)
+
+
+def gelu(rows: int, columns: int, itemsize: int) -> Versions:
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) written out in eight launches: 9 FLOPs an element.
+
+    Unfused, 10 N elements read and 8 N written; fused, N and N.
+    """
+    n = rows * columns
+    unfused = (
+        _launch("x^3", itemsize, 2 * n, n, n),
+        _launch("0.044715 *", itemsize, n, n, n),
+        _launch("x +", itemsize, n, 2 * n, n),
+        _launch("sqrt(2/pi) *", itemsize, n, n, n),
+        _launch("tanh", itemsize, n, n, n),
+        _launch("1 +", itemsize, n, n, n),
+        _launch("0.5 x", itemsize, n, n, n),
+        _launch("product", itemsize, n, 2 * n, n),
+    )
+    return Versions(unfused, (_launch("gelu", itemsize, 9 * n, n, n),))
+
+
+def add_gelu(rows: int, columns: int, itemsize: int) -> Versions:
+    """gelu(a + b), tanh form, with a library's GELU: the sum is written and read back between the two launches.
+
+    10 FLOPs an element; unfused, 3 N elements read and 2 N written; fused, 2 N and N.
+    """
+    n = rows * columns
+    unfused = (_launch("a + b", itemsize, n, 2 * n, n), _launch("gelu", itemsize, 9 * n, n, n))
+    return Versions(unfused, (_launch("gelu(a + b)", itemsize, 10 * n, 2 * n, n),))
+
+
+def layer_norm(rows: int, columns: int, itemsize: int) -> Versions:
+    """(x - mean) * rsqrt(var + eps) * w + b over each row, written out in nine launches: 7 N + 4 R FLOPs.
+
+    Fused: x, w and b in, y out.
+    """
+    n, r, c = rows * columns, rows, columns
+    unfused = (
+        _launch("mean", itemsize, n + r, n, r),
+        _launch("x - mean", itemsize, n, n + r, n),
+        _launch("square", itemsize, n, n, n),
+        _launch("variance", itemsize, n + r, n, r),
+        _launch("+ eps", itemsize, r, r, r),
+        _launch("rsqrt", itemsize, r, r, r),
+        _launch("* rsqrt", itemsize, n, n + r, n),
+        _launch("* w", itemsize, n, n + c, n),
+        _launch("+ b", itemsize, n, n + c, n),
+    )
+    return Versions(unfused, (_launch("layer_norm", itemsize, 7 * n + 4 * r, n + 2 * c, n),))
+
+
+def softmax(rows: int, columns: int, itemsize: int) -> Versions:
+    """exp(x - max) / sum over each row, written out in five launches: 5 N FLOPs. Fused: x in, y out."""
+    n, r = rows * columns, rows
+    unfused = (
+        _launch("max", itemsize, n, n, r),
+        _launch("x - max", itemsize, n, n + r, n),
+        _launch("exp", itemsize, n, n, n),
+        _launch("sum", itemsize, n, n, r),
+        _launch("/ sum", itemsize, n, n + r, n),
+    )
+    return Versions(unfused, (_launch("softmax", itemsize, 5 * n, n, n),))
+
+
+def linear_relu(rows: int, columns: int, itemsize: int) -> Versions:
+    """max(x @ w + b, 0) with x (R, C), w (C, C), b (C): 2 N C FLOPs on tensor cores, 2 N in the epilogue.
+
+    Unfused, the product goes out and back twice. Fused: x, w and b in, y out.
+    """
+    n, c = rows * columns, columns
+    unfused = (
+        _launch("x @ w", itemsize, 2 * n * c, n + c * c, n, tensor_cores=True),
+        _launch("+ b", itemsize, n, n + c, n),
+        _launch("max(., 0)", itemsize, n, n, n),
+    )
+    fused = (_launch("linear_relu", itemsize, 2 * n * c + 2 * n, n + c * c + c, n, tensor_cores=True),)
+    return Versions(unfused, fused)
+
+
+def conv_bn_relu(rows: int, columns: int, itemsize: int) -> Versions:
+    """A 3x3 convolution of R pixels with C channels in and out, batch norm, ReLU.
+
+    18 N C FLOPs in the convolution; batch norm in inference subtracts, scales twice and adds (4 N) and reads four
+    vectors of C. Fused, the scales are folded into the weights and one bias of C is left: 2 N more.
+    """
+    n, c = rows * columns, columns
+    unfused = (
+        _launch("conv", itemsize, 18 * n * c, n + 9 * c * c, n, tensor_cores=True),
+        _launch("batch norm", itemsize, 4 * n, n + 4 * c, n),
+        _launch("max(., 0)", itemsize, n, n, n),
+    )
+    fused = (_launch("conv_bn_relu", itemsize, 18 * n * c + 2 * n, n + 9 * c * c + c, n, tensor_cores=True),)
+    return Versions(unfused, fused)
+
+
+def attention(rows: int, columns: int, itemsize: int) -> Versions:
+    """softmax(q k^T / 8) v over R tokens; q, k, v (R, C) in heads of 64 columns (the last one takes what is left).
+
+    Each of the two products is 2 R N FLOPs. Unfused, the S = heads * R * R scores are written by the first product,
+    scaled, softmaxed (5 FLOPs each) and read by the second. Fused (FlashAttention), they never leave the chip.
+    """
+    n, scores = rows * columns, math.ceil(columns / HEAD) * rows * rows
+    product = 2 * rows * n
+    unfused = (
+        _launch("q k^T", itemsize, product, 2 * n, scores, tensor_cores=True),
+        _launch("/ 8", itemsize, scores, scores, scores),
+        _launch("softmax", itemsize, 5 * scores, scores, scores),
+        _launch("p v", itemsize, product, scores + n, n, tensor_cores=True),
+    )
+    fused = (_launch("flash attention", itemsize, 2 * product + 6 * scores, 3 * n, n, tensor_cores=True),)
+    return Versions(unfused, fused)
+
+
+OPERATIONS: dict[str, Callable[[int, int, int], Versions]] = {
+    "ReLU": relu,
+    "vector add": vector_add,
+    "GELU": gelu,
+    "add+GELU": add_gelu,
+    "LayerNorm": layer_norm,
+    "softmax": softmax,
+    "matmul+bias+ReLU": linear_relu,
+    "conv+BN+ReLU": conv_bn_relu,
+    "attention": attention,
+}

@@ -1,0 +1,384 @@
+"""How long a call should take on a GPU that need not be there, term by term.
+
+    predict(add_gelu, a, b, device="H200")
+
+`fn` is rehearsed (rehearsal.py): its launches are known, with the bytes of each, at any size, without data. Every
+launch then takes
+
+    launch       from the end of the launch before to the first instruction
+    ramp         until the first bytes arrive, and the instructions of one block once through: nothing hides these
+    DRAM         bytes that L2 does not have / achievable bandwidth
+    L2           bytes that the SMs ask for / L2's bandwidth
+    latency      what one block after another must wait: further rounds of its loops, further waves of blocks
+    arithmetic   instructions of the busiest SM (so an uneven last wave counts) / its pipelines' rates; for matrix
+                 products of PyTorch, FLOPs / peak
+
+    time = launch + ramp + the largest of the last four + the second largest / (2 x blocks on an SM), for half of one
+           block's share finds no other block to hide behind
+
+For Triton kernels the instructions are those of the SASS compiled for the device, loops weighed by how often the
+rehearsal ran their loads. What PyTorch's kernels reach is a table of what they were measured to reach.
+
+L2 starts cold, as timing.py measures. A later launch finds in L2 what the ones before left there: bytes whose
+reuse distance (bytes moved since) is below a quarter of L2 all hit, and none beyond five quarters (three for bytes
+that were only read, which both halves of the L2 keep); between, linearly.
+
+The constants were measured on an H200 by `python benchmarks/validate.py constants`. Four have no kernel of their own
+and were fitted to times of ten kernels of the catalogue, recorded first: CYCLES, EXTRA_CYCLES, ROUND and the 2 above.
+Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
+`python benchmarks/predictions.py` prints how far the predictions are from the recorded times.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.occupancy_calculator import WARP
+from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch, rehearse
+from helpers.instruments.resources import Resources, compile_for
+from helpers.instruments.sass import Instruction, disassemble
+
+LAUNCH = 1.0e-6  # s: an empty kernel in a row of launches
+FIRST_ACCESS = 0.6e-6  # s: a copy of 64 KB, less an empty kernel and its own instructions
+FIRST_ACCESS_L2 = 0.2e-6  # s: the same for a copy of the copy
+BANDWIDTH_SHARE = 0.88  # of the datasheet's: a copy of 1 GB
+L2_BYTES = 39  # a clock and SM: a copy of 8 MB that lie in L2
+MATRIX_SHARE = 0.81  # of the datasheet's peak: a bf16 product of 8192^3 (benchmarks/run.py)
+HITS_FROM = 0.25  # of L2's size: reuse distance up to which all bytes hit
+HITS_TO = {"written": 1.25, "read": 0.75}  # and beyond which none does
+
+# Latency of one warp's instructions, in cycles: on average, and what a step of a reduction across lanes or warps adds.
+CYCLES = 4.7
+EXTRA_CYCLES = {"SHFL": 20, "BAR": 60, "LDS": 20}
+ROUND = 0.45e-6  # s: a load in a loop that is not the first
+
+# Cycles of a warp's instruction on its pipeline, 32 / (results per clock and sub-partition). Source: throughput table
+# of the CUDA C++ Programming Guide, compute capability 8.0 and 9.0; opcodes: CUDA Binary Utilities.
+PIPELINES = {
+    "integer and compare": (
+        2,
+        "LOP3 PLOP3 IADD3 IADD IABS ISETP FSETP FMNMX IMNMX VIMNMX SEL FSEL SHF SHL SHR PRMT LEA POPC F2FP HSETP2 "
+        "HMNMX2 FMNMX3 VIADD VIADDMNMX BMSK SGXT I2FP P2R R2P",
+    ),
+    "integer multiply": (2, "IMAD"),
+    "special functions": (8, "MUFU F2F F2I I2F FRND"),
+    "load and store": (4, "LDG STG LDS STS SHFL LDL STL LDGSTS LDSM STSM ATOMG ATOMS RED"),
+}
+_PIPELINE = {opcode: (name, cycles) for name, (cycles, opcodes) in PIPELINES.items() for opcode in opcodes.split()}
+SUB_PARTITIONS = 4  # of an SM, each issuing one instruction a clock
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What PyTorch's kernels of one kind reach.
+
+    latency: s, beyond the first access, of a launch with little to do.
+    by_column: s for each column of a row, which one block works off; hidden where there are rows enough.
+    bandwidth: share of the device's; results: at most, a clock and SM.
+    """
+
+    latency: float = 0.0
+    by_column: float = 0.0
+    bandwidth: float = BANDWIDTH_SHARE
+    results: float = math.inf
+
+
+PACES = {
+    "elementwise": Pace(),
+    "fill": Pace(),
+    # Several dtypes or shapes: an element at a time, with its offsets computed.
+    "converting or broadcasting": Pace(results=1.42),
+    "transposing": Pace(results=0.55),
+    "gelu": Pace(results=2.9),
+    "random": Pace(latency=2.3e-6, results=2.28),
+    "reduction": Pace(bandwidth=0.8, results=5.1),  # latency: _reduction_rounds
+    "layer norm": Pace(latency=0.8e-6, by_column=1.8e-9, bandwidth=0.52),
+    "RMS norm": Pace(latency=0.4e-6, by_column=1.4e-9, bandwidth=0.62),
+    "softmax": Pace(latency=1.9e-6, by_column=0.17e-9, bandwidth=0.45),
+    "top-k": Pace(latency=40e-6, bandwidth=0.045),
+    "matrix product": Pace(),
+}
+KINDS = {
+    "fill": "fill_ zero_ full full_like zeros ones",
+    "gelu": "gelu gelu_backward erf",
+    "random": "rand randn rand_like randn_like bernoulli bernoulli_ native_dropout uniform_ normal_ random_",
+    "reduction": "sum mean amax amin max min prod var std var_mean argmax argmin any all norm linalg_vector_norm "
+    "logsumexp",
+    "layer norm": "native_layer_norm native_group_norm native_batch_norm",
+    "RMS norm": "_fused_rms_norm",
+    "softmax": "_softmax _log_softmax",
+    "top-k": "topk sort",
+}
+_KIND = {name: kind for kind, names in KINDS.items() for name in names.split()}
+_COPIES = frozenset("copy_ _to_copy clone".split())
+
+
+@dataclass(frozen=True)
+class LaunchPrediction:
+    """One launch: `terms` in seconds by name, of which `time` is made as the module says; `note`: how it is known."""
+
+    name: str
+    time: float
+    terms: dict[str, float]
+    note: str
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """What a call should take on a device.
+
+    time: s, from the start of its first kernel to the end of its last.
+    bound: the term that takes most of it.
+    terms: name -> s, summed over the launches; those that run at the same time as another add up to more than `time`.
+    launches: each launch's own prediction.
+    """
+
+    device: str
+    time: float
+    bound: str
+    terms: dict[str, float]
+    launches: tuple[LaunchPrediction, ...]
+
+    def __repr__(self):
+        terms = ", ".join(f"{name} {_readable(seconds)}" for name, seconds in self.terms.items())
+        width = max((len(launch.name) for launch in self.launches), default=0)
+        lines = [
+            f"  {launch.name:{width}}  {_readable(launch.time):>8}  {launch.note}".rstrip() for launch in self.launches
+        ]
+        return "\n".join([f"{_readable(self.time)} on {self.device}, bound by {self.bound}: {terms}", *lines])
+
+
+def _readable(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def predict(fn: Callable, *args, device: str | Device = "H200") -> Prediction:
+    """The time of `fn(*args)` on a GPU, L2 cold, gaps between launches excluded: what timing.py measures there.
+
+    Args:
+        fn: any callable. Tensors that it does not get as arguments must be on the CPU.
+        args: its arguments. Tensors may be on any device: `torch.empty(shape, dtype=..., device="meta")` takes no
+            memory at any size. Only shapes, strides and dtypes count, and the values of integers on the CPU.
+        device: a name in DEVICES, or a Device.
+
+    Raises:
+        TypeError: fn is not callable.
+        ValueError: an unknown device or a CPU, a kernel that does not compile for it, or an operator whose result's
+            shape depends on data.
+    """
+    device = device if isinstance(device, Device) else DEVICES[device]
+    if device.sms is None:
+        raise ValueError(f"{device.name} is a CPU: name a GPU to predict for, such as device='H200'")
+    cache = _L2(device.l2_cache)
+    launches = []
+    for launch in rehearse(fn, *args, multiprocessors=device.sms):
+        missing = cache.pass_through(launch)
+        of = _triton if isinstance(launch, TritonLaunch) else _eager
+        launches.append(of(launch, missing, device))
+    names = dict.fromkeys(name for launch in launches for name in launch.terms)
+    terms = {name: sum(launch.terms.get(name, 0.0) for launch in launches) for name in names}
+    bound = max(terms, key=terms.get) if terms else "nothing"
+    return Prediction(device.name, sum(launch.time for launch in launches), bound, terms, tuple(launches))
+
+
+def still_in_l2(distance: float, size: int, way: str) -> float:
+    """How likely bytes are still in an L2 of `size` bytes when `distance` bytes have moved since they were touched.
+
+    `way` is "read" or "written".
+    """
+    least, most = HITS_FROM * size, HITS_TO[way] * size
+    return min(1.0, max(0.0, (most - distance) / (most - least)))
+
+
+class _L2:
+    """What earlier launches left in L2."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._moved = 0  # bytes, by all launches so far
+        self._last = {}  # storage -> how it was touched last: way, bytes, and _moved before and after that launch
+
+    def pass_through(self, launch: EagerLaunch | TritonLaunch) -> float:
+        """Bytes that the launch must have of DRAM, reads that miss and all writes."""
+        operands = launch.operands
+        total = sum(operand.read + operand.written for operand in operands.values())
+        missing = sum(operand.written for operand in operands.values())
+        missing += sum(
+            operand.read * (1 - self._hits(storage, operand.read, total))
+            for storage, operand in operands.items()
+            if operand.read
+        )
+        for storage, operand in operands.items():
+            way = "written" if operand.written else "read"
+            self._last[storage] = way, operand.read + operand.written, self._moved, self._moved + total
+        self._moved += total
+        return missing
+
+    def _hits(self, storage: int, nbytes: float, total: float) -> float:
+        """The share of the bytes read that hit, when this launch and the one before go over them in the same order."""
+        if storage not in self._last:
+            return 0.0
+        way, touched, before, after = self._last[storage]
+        places = [(step + 0.5) / 32 for step in range(32)]
+        distances = ((1 - place) * (after - before) + self._moved - after + place * total for place in places)
+        return min(1.0, touched / nbytes) * sum(still_in_l2(distance, self._size, way) for distance in distances) / 32
+
+
+def _made_of(name: str, terms: dict[str, float], note: str, exposed: float = 0.0) -> LaunchPrediction:
+    """`exposed`: the share of the second largest of DRAM, L2 and arithmetic that the largest does not hide."""
+    *_, second, first = sorted(seconds for term, seconds in terms.items() if term not in ("launch", "ramp"))
+    return LaunchPrediction(name, terms["launch"] + terms["ramp"] + first + exposed * second, terms, note)
+
+
+def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPrediction:
+    resources = compile_for(launch.kernel, device=device, **launch.given)
+    fitting = resources.occupancy().blocks
+    on_one_sm = math.ceil(launch.programs / device.sms)
+    resident = min(on_one_sm, fitting)
+    busy, once, again = (cycles / device.sm_clock for cycles in _cycles(resources, launch))
+    issue = busy * resources.num_warps / SUB_PARTITIONS  # of one block
+    ramp = _first_access(missing, launch) + max(once, issue - again)
+    # What an instance reads again comes from L2, if it is still there when all resident instances have moved theirs.
+    kept = still_in_l2(launch.working_set * resident * device.sms, device.l2_cache, "read")
+    missing += launch.repeated * (1 - kept)
+    waves = math.ceil(on_one_sm / fitting)
+    terms = {
+        "launch": LAUNCH,
+        "ramp": ramp,
+        "DRAM": missing / (BANDWIDTH_SHARE * device.memory_bandwidth),
+        "L2": launch.requested / (L2_BYTES * device.sms * device.sm_clock),
+        "latency": (waves - 1) * ramp + waves * again,
+        "arithmetic": (on_one_sm - 1) * issue,
+    }
+    sampled = launch.sampled < launch.programs
+    note = f"{launch.sampled} of {launch.programs} program instances metered, the others taken to be like them"
+    return _made_of(launch.name, terms, note if sampled else "", exposed=1 / (2 * resident))
+
+
+def _first_access(missing: float, launch: EagerLaunch | TritonLaunch) -> float:
+    """Until the first bytes arrive: from L2 where the launch before left all of them."""
+    reads = any(operand.read for operand in launch.operands.values())
+    written = sum(operand.written for operand in launch.operands.values())
+    return FIRST_ACCESS if reads and missing > written else FIRST_ACCESS_L2
+
+
+def _cycles(resources: Resources, launch: TritonLaunch) -> tuple[float, float, float]:
+    """Cycles of one warp: on the pipeline that it uses most; alone, through the code once; and what loops add."""
+    instructions = disassemble(resources.cubin)
+    loops = _iterations(instructions, resources.num_warps * WARP, launch)
+    busy, once, again = Counter(), 0.0, 0.0
+    for place, instruction in enumerate(instructions):
+        times = max((count for (start, end), count in loops.items() if start <= place <= end), default=1)
+        opcode = instruction.opcode.split(".")[0]
+        latency = CYCLES + EXTRA_CYCLES.get(opcode, 0)
+        once += min(times, 1) * latency
+        again += max(times - 1, 0) * latency
+        busy["issue"] += times
+        if opcode in _PIPELINE:
+            pipeline, cycles = _PIPELINE[opcode]
+            busy[pipeline] += times * cycles
+    if not any(each.opcode.startswith("LDGSTS") for each in instructions):  # those fetch ahead
+        again = max(again, (launch.rounds - 1) * ROUND * resources.device.sm_clock)
+    return max(busy.values()), once, again
+
+
+def _iterations(instructions: tuple[Instruction, ...], threads: int, launch: TritonLaunch) -> dict:
+    """(first, last instruction) -> how often each loop runs: as often as it takes to load what its source lines load.
+
+    An unrolled loop comes before the one that works off what is left. A loop that loads nothing by itself runs as
+    often as any load.
+    """
+    found, left = {}, dict(launch.loads)
+    for start, end in _loops(instructions):
+        at_once = Counter()
+        for each in instructions[start : end + 1]:
+            width = re.fullmatch(r"(?:LDG|LDGSTS)\.(\d+)", each.name)
+            if width and each.line in launch.loads:
+                at_once[each.line] += int(width[1]) // 8 * threads
+        runs = [min(launch.rounds, left[line] // size) for line, size in at_once.items()]
+        for line, size in at_once.items():
+            left[line] -= max(runs) * size
+        found[start, end] = max(runs, default=launch.rounds)
+    return found
+
+
+def _loops(instructions: tuple[Instruction, ...]) -> list[tuple[int, int]]:
+    """First and last instruction of each loop: a branch back."""
+    labels = {each.label: place for place, each in enumerate(instructions) if each.label}
+    branches = ((place, re.search(r"\bBRA\b.*?(\.L_\w+)", each.text)) for place, each in enumerate(instructions))
+    ends = ((labels.get(found[1], place), place) for place, found in branches if found)
+    return [(start, end) for start, end in ends if start < end]
+
+
+def _eager(launch: EagerLaunch, missing: float, device: Device) -> LaunchPrediction:
+    tensors = [tensor for tensor in (*launch.inputs, *launch.results) if tensor.numel() > 1]
+    elements = max((tensor.numel() for tensor in tensors), default=1)
+    results = max((tensor.numel() for tensor in launch.results), default=1)
+    kind = "matrix product" if launch.operator.overloadpacket in flop_registry else _kind(launch, tensors)
+    pace = PACES[kind]
+    columns = launch.inputs[0].shape[-1] if launch.inputs and launch.inputs[0].dim() else 1
+    first = _first_access(missing, launch)
+    per_clock = device.sms * device.sm_clock
+    arithmetic = elements / (pace.results * per_clock)
+    if kind == "matrix product":
+        arithmetic = _flops(launch) / (MATRIX_SHARE * _peak(launch, device))
+    ramp, latency = first + pace.latency, pace.by_column * columns
+    if kind == "reduction":
+        # A round waits for DRAM or for L2, as the first access does.
+        latency = ROUND * first / FIRST_ACCESS * _reduction_rounds(results, elements // max(1, results))
+    terms = {
+        "launch": LAUNCH,
+        "ramp": ramp,
+        "DRAM": missing / (pace.bandwidth * device.memory_bandwidth),
+        "L2": sum(each.read + each.written for each in launch.operands.values()) / (L2_BYTES * per_clock),
+        "latency": latency,
+        "arithmetic": arithmetic,
+    }
+    return _made_of(launch.name, terms, f"PyTorch's {kind}")
+
+
+def _kind(launch: EagerLaunch, tensors: list[torch.Tensor]) -> str:
+    name = launch.operator.overloadpacket.__name__
+    if name in _KIND:
+        return _KIND[name]
+    if torch.Tag.pointwise not in launch.operator.tags and name not in _COPIES:
+        return "elementwise"
+    if any(tensor.dim() > 1 and not tensor.is_contiguous() and tensor.stride(-1) > 1 for tensor in tensors):
+        return "transposing"
+    alike = {(tensor.shape, tensor.dtype) for tensor in tensors}
+    plain = len(alike) <= 1 and all(tensor.is_contiguous() for tensor in tensors)
+    return "elementwise" if plain else "converting or broadcasting"
+
+
+def _reduction_rounds(outputs: int, length: int) -> int:
+    """How often in turn a thread of PyTorch's reduction waits for its four loads.
+
+    Source: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh: up to 512 threads of a block share 16 outputs.
+    """
+    width = min(_power_of_two(length), 32)
+    height = min(_power_of_two(outputs), 512 // width)
+    width = min(_power_of_two(length), 512 // height)
+    values = math.ceil(length / width)
+    if values >= min(16 * height, 256):
+        values = math.ceil(values / height)
+    return min(math.ceil(values / 4), 64)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value.bit_length() - 1)
+
+
+def _flops(launch: EagerLaunch) -> float:
+    count = flop_registry[launch.operator.overloadpacket]
+    return count(*launch.arguments.values(), out_val=launch.results[0] if len(launch.results) == 1 else launch.results)
+
+
+def _peak(launch: EagerLaunch, device: Device) -> float:
+    dtype = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(launch.inputs[0].dtype, "fp32")
+    return device.peak_flops[dtype]

@@ -1,0 +1,440 @@
+"""What the compiler makes of a kernel, for a GPU that need not be there: registers, spills, shared memory, SASS.
+
+    compile_for(add_gelu_kernel, x, y, out, n, device="A100", BLOCK=1024).registers
+
+Triton's own compiler and NVIDIA's assembler do the work; the driver is not asked.
+"""
+
+import ast
+import contextlib
+import importlib
+import io
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompilationError, CompiledKernel, make_backend
+from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
+from triton.runtime.errors import PTXASError
+from triton.runtime.jit import JITFunction, MockTensor, create_function_from_signature
+
+from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP, Occupancy, limits, occupancy
+from helpers.instruments.sass import SassView, count, disassemble
+
+OLDEST = (7, 5)  # the oldest compute capability that Triton and its assembler target
+TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
+LOG_FILE = "ptxas.log"  # kept in Triton's cache beside the cubin that it tells of
+
+_one_compilation_at_a_time = threading.RLock()  # Triton's settings and standard output belong to the whole process
+
+
+@dataclass(frozen=True, repr=False)
+class Resources:
+    """What one compiled kernel needs of a GPU.
+
+    Attributes:
+        kernel: its name.
+        device: the Device that it was compiled for.
+        registers: a thread.
+        spill_stores, spill_loads: bytes a thread writes and reads back where registers ran out, each instruction
+            counted once, as `ptxas -v` counts them.
+        stack: bytes a thread, for spills and for whatever else lives there (tl.sin keeps a table in it).
+        static_shared_memory, dynamic_shared_memory: bytes a block, without what the driver reserves.
+        barriers: named barriers a block.
+        num_warps: a block, those that warp specialisation adds included.
+        ptx: the code that Triton hands to NVIDIA's assembler.
+        cubin: the assembled code.
+    """
+
+    kernel: str
+    device: Device
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    static_shared_memory: int
+    dynamic_shared_memory: int
+    barriers: int
+    num_warps: int
+    ptx: str
+    cubin: bytes
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes of spill stores and spill loads; 0 if every value has a register."""
+        return self.spill_stores + self.spill_loads
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block, static and dynamic."""
+        return self.static_shared_memory + self.dynamic_shared_memory
+
+    @cached_property
+    def instructions(self) -> Counter[str]:
+        """How often each instruction stands in the SASS, loads and stores by width in bits.
+
+        "LDG.128" and "STG.128" (16-byte loads and stores), "LDL.32", "STL.32" (stack), "HMMA", "HGMMA", "UTCHMMA"
+        (tensor cores), "UTMALDG", "UTMASTG" (tensor-memory copies), "USETMAXREG", "FFMA" and so on; 0 if absent.
+        """
+        return count(disassemble(self.cubin))
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine code, an instruction a line."""
+        rows = ((each.label and f"{each.label}:\n") + f"    {each.text}" for each in disassemble(self.cubin))
+        return "\n".join(rows)
+
+    def sass_view(self, *kinds: str) -> SassView:
+        """The SASS with source lines, and with loads, stores, tensor-core and spill instructions marked.
+
+        Args:
+            kinds: show only these: "load", "store" and "atomic" (global memory), "shared", "stack" (spills among it),
+                "tensor core".
+
+        Raises:
+            ValueError: another kind.
+        """
+        known = ("load", "store", "atomic", "shared", "stack", "tensor core")
+        if unknown := sorted(set(kinds) - set(known)):
+            raise ValueError(f"no kind of instruction is called {unknown[0]!r}: choose from {', '.join(known)}")
+        shown = tuple(each for each in disassemble(self.cubin) if not kinds or each.kind in kinds)
+        return SassView(shown, _entry_file(self.ptx), spills=self.spill_bytes > 0)
+
+    def occupancy(self, carveout: int | None = None) -> Occupancy:
+        """How many blocks of the kernel fit on an SM of the device; `carveout` as `occupancy` takes it."""
+        return occupancy(
+            self.device.compute_capability,
+            threads=self.num_warps * WARP,
+            registers=self.registers,
+            shared_memory=self.static_shared_memory,
+            dynamic_shared_memory=self.dynamic_shared_memory,
+            barriers=self.barriers,
+            carveout=carveout,
+        )
+
+    def __repr__(self):
+        major, minor = self.device.compute_capability
+        spills = f"{self.spill_stores} B stored, {self.spill_loads} B loaded" if self.spill_bytes else "none"
+        return "\n".join(
+            [
+                f"{self.kernel} on {self.device.name} (compute capability {major}.{minor}), {self.num_warps} warps",
+                f"  registers      {self.registers} a thread",
+                f"  spills         {spills}",
+                f"  stack          {self.stack} B a thread",
+                f"  shared memory  {self.shared_memory} B a block",
+                f"  occupancy      {self.occupancy()}",
+            ]
+        )
+
+
+def compile_for(
+    kernel: JITFunction,
+    /,
+    *args,
+    device: str | Device = "H100",
+    num_warps: int = 4,
+    num_stages: int = 3,
+    maxnreg: int | None = None,
+    **constexprs,
+) -> Resources:
+    """Compile a `@triton.jit` kernel as a launch with these arguments would on `device`, and tell what it needs.
+
+    Like a launch, the compiler learns each argument's type, whether a pointer is aligned to 16 bytes and an integer a
+    multiple of 16 (which decides how wide loads become), and integers that are 1. Nothing runs, so tensors may be on
+    any device, "meta" included.
+
+    Args:
+        args: as in a launch: tensors, TensorDescriptors, numbers; a torch.dtype stands for an aligned pointer to it.
+        device: a name in DEVICES, or a Device.
+        num_warps: a block, a power of two up to 32.
+        num_stages: loads in flight ahead of a loop's arithmetic.
+        maxnreg: the most registers a thread may have, 1 to 255; None leaves it to the compiler.
+        constexprs: the kernel's other parameters by name, and any launch option of Triton.
+
+    Raises:
+        TypeError: not a kernel, or arguments that do not fit its parameters.
+        ValueError: an unknown device or one that Triton cannot target, a kernel that does not compile, or one that
+            needs more shared memory than the device has.
+    """
+    device = device if isinstance(device, Device) else DEVICES[device]
+    target = _target(device)
+    if not isinstance(kernel, JITFunction):
+        mend = "pass its .fn" if hasattr(kernel, "fn") else "write it in a file or a notebook cell under @triton.jit"
+        raise TypeError(f"compile_for takes a @triton.jit kernel, got {_called(kernel)}: {mend}")
+    name = kernel.fn.__name__
+    if num_warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(f"num_warps is a power of two from 1 to 32, got {num_warps}")
+    if maxnreg is not None and not 1 <= maxnreg <= MAX_REGISTERS:
+        raise ValueError(f"maxnreg is 1 to {MAX_REGISTERS} registers a thread, got {maxnreg}")
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg, **constexprs}
+    source, parsed = _as_launched(kernel, target, args, options)
+    try:
+        compiled, log = _compile(source, target, parsed)
+    except Exception as error:  # whatever Triton raises, it is about this kernel on this target
+        raise ValueError(f"{name} does not compile for {device.name}: {_complaint(error)}") from None
+    _check_globals(kernel)
+
+    def logged(pattern: str) -> int:
+        return sum(map(int, re.findall(pattern, log)))
+
+    resources = Resources(
+        kernel=name,
+        device=device,
+        registers=logged(r"Used (\d+) registers"),
+        spill_stores=logged(r"(\d+) bytes spill stores"),
+        spill_loads=logged(r"(\d+) bytes spill loads"),
+        stack=logged(r"(\d+) bytes cumulative stack size"),
+        static_shared_memory=logged(r"(\d+) bytes smem"),
+        dynamic_shared_memory=compiled.metadata.shared,
+        barriers=logged(r"used (\d+) barriers"),
+        num_warps=compiled.metadata.num_warps,
+        ptx=compiled.asm["ptx"],
+        cubin=compiled.asm["cubin"],
+    )
+    _check_fits(resources, compiled)
+    return resources
+
+
+def _called(thing) -> str:
+    return f"{type(thing).__name__} {getattr(thing, '__name__', '')}".strip()
+
+
+def _entry_file(ptx: str) -> str:
+    """The file that the kernel came from when it was compiled: a cached notebook cell's has another path by now."""
+    entry = re.search(r"\.entry .*?\.loc\s+(\d+)", ptx, re.DOTALL)
+    return re.search(rf'\.file\s+{entry[1]}\s+"(.*)"', ptx)[1] if entry else ""
+
+
+def _target(device: Device) -> GPUTarget:
+    if device.compute_capability is None:
+        raise ValueError(f"{device.name} is a CPU: name a GPU to compile for, such as device='H100'")
+    limits(device.compute_capability)
+    major, minor = device.compute_capability
+    if (major, minor) < OLDEST:
+        raise ValueError(
+            f"Triton {triton.__version__} cannot compile for {device.name}, compute capability {major}.{minor}: "
+            f"it takes {OLDEST[0]}.{OLDEST[1]} and later"
+        )
+    return GPUTarget("cuda", 10 * major + minor, WARP)
+
+
+def _as_launched(kernel: JITFunction, target: GPUTarget, args: tuple, options: dict) -> tuple[ASTSource, object]:
+    """What JITFunction.run would compile, found by its own functions but for any target."""
+    name = kernel.fn.__name__
+    given = {key: value for key, value in options.items() if key in kernel.arg_names}
+    try:
+        bound = kernel.signature.bind_partial(*args, **given).arguments
+    except TypeError as error:
+        raise TypeError(f"{name}({', '.join(kernel.arg_names)}): {error}") from None
+    if missing := [p.name for p in kernel.params if not p.has_default and p.name not in bound]:
+        raise TypeError(f"{name} needs a value for {', '.join(missing)}: pass them as in a launch, by name or position")
+    # The two options that a launch adds by itself.
+    options = {
+        **options,
+        "debug": options.get("debug", kernel.debug) or knobs.runtime.debug,
+        "instrumentation_mode": knobs.compilation.instrumentation_mode,
+    }
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    try:
+        bound, specialization, rest = bind(*map(MockTensor.wrap_dtype, args), **options)
+        parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, rest)
+    except (TypeError, KeyError) as error:
+        raise TypeError(f"{name}: {error.args[0]}") from None
+    return ASTSource(kernel, signature, constants, attributes), parsed
+
+
+def _compile(source: ASTSource, target: GPUTarget, options) -> tuple[CompiledKernel, str]:
+    """The compiled kernel, and what `ptxas -v` said about it: in the cubin itself, spills are not told from stack."""
+    with _one_compilation_at_a_time, knobs.nvidia.scope(), knobs.compilation.scope(), _naming(target):
+        knobs.nvidia.dump_ptxas_log = True
+        compiled, log = _compile_and_listen(source, target, options)
+        kept = get_cache_manager(compiled.hash)
+        if not log:
+            path = kept.get_file(LOG_FILE)
+            if path is not None:
+                return compiled, Path(path).read_text()
+            knobs.compilation.always_compile = True  # cached by a launch, without its log
+            compiled, log = _compile_and_listen(source, target, options)
+        kept.put(log, LOG_FILE, binary=False)
+    return compiled, log
+
+
+def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), _diagnosed():
+            compiled = triton.compile(source, target=target, options=options.__dict__)
+    finally:
+        # Before the log, or the dump of a failed assembly: what tl.static_print says.
+        output = re.compile(r"(.*?)(^ptxas.*|\n\n={64}\n.*)?", re.DOTALL | re.MULTILINE)
+        of_kernel, log = output.fullmatch(said.getvalue()).groups("")
+        print(of_kernel, end="")
+    return compiled, log
+
+
+@contextlib.contextmanager
+def _diagnosed() -> Iterator[None]:
+    """Puts into the exception what the C++ half of the compiler wrote to standard error, past Python's."""
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        real = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        failure = None
+        try:
+            yield
+        except RuntimeError as error:
+            failure = error
+        finally:
+            os.dup2(real, 2)
+            os.close(real)
+        file.seek(0)
+        said = file.read()
+    if failure is None:
+        os.write(2, said)
+        return
+    diagnostics = re.findall(r":(\d+):\d+: error: (.*)", said.decode(errors="replace"))
+    if not diagnostics:
+        raise failure
+    line, message = diagnostics[0]
+    raise RuntimeError(f"line {line}: {message}")
+
+
+class _DriverNaming:
+    """Triton's driver, but for the target it names to this thread: some tl functions ask for it while they compile."""
+
+    def __init__(self, target: GPUTarget, real):
+        self._target, self._thread, self._real = target, threading.get_ident(), real
+
+    def get_current_target(self):
+        if threading.get_ident() == self._thread:
+            return self._target
+        return (self._real or driver.default).get_current_target()
+
+    def __getattr__(self, name):
+        return getattr(self._real or driver.default, name)
+
+
+@contextlib.contextmanager
+def _naming(target: GPUTarget) -> Iterator[None]:
+    before = driver._active
+    driver.set_active(_DriverNaming(target, before))
+    try:
+        yield
+    finally:
+        driver.set_active(before)
+
+
+def _complaint(error: Exception) -> str:
+    """The line of Triton's or the assembler's message that matters."""
+    if isinstance(error, PTXASError):
+        lines = re.findall(r"(?:error|fatal) +: (.*)", str(error))
+        return lines[0] if lines else str(error).splitlines()[0]
+    while isinstance(error.__cause__, CompilationError):  # the innermost function, not those that called it
+        error = error.__cause__
+    if not isinstance(error, CompilationError):
+        return " ".join(str(error).split()) or type(error).__name__
+    said = " ".join((error.error_message or "").split())
+    if error.src is None or not hasattr(error.node, "lineno"):
+        return said
+    lines = error.src.splitlines()
+    function = re.match(r"def\s+(\w+)", lines[0])[1]
+    return f"{function}, `{lines[error.node.lineno - 1].strip()}`: {said}"
+
+
+def _check_globals(kernel: JITFunction) -> None:
+    # Triton keeps what it compiled with; a launch refuses the same.
+    for (name, _), (value, namespace) in kernel.used_global_vals.items():
+        if namespace.get(name) != value:
+            raise ValueError(
+                f"{kernel.fn.__name__} was defined with {name} = {value}, now {namespace.get(name)}: define it again"
+            )
+
+
+def _check_fits(resources: Resources, compiled: CompiledKernel) -> None:
+    device = resources.device
+    used, most = resources.shared_memory, limits(device.compute_capability).shared_memory_per_block
+    if used > most:
+        raise ValueError(
+            f"{resources.kernel} needs {used} B of shared memory and a block on {device.name} has at most {most} B: "
+            f"{used - most} B too many; use smaller tiles or fewer stages"
+        )
+    columns = compiled.metadata.tmem_size or 0
+    if columns > TENSOR_MEMORY:
+        raise ValueError(
+            f"{resources.kernel} needs {columns} columns of tensor memory and an SM of {device.name} has "
+            f"{TENSOR_MEMORY}: {columns - TENSOR_MEMORY} too many; use smaller tiles"
+        )
+
+
+POINTERS = {
+    "*fp64": torch.float64,
+    "*fp32": torch.float32,
+    "*fp16": torch.float16,
+    "*bf16": torch.bfloat16,
+    "*fp8e4nv": torch.float8_e4m3fn,
+    "*fp8e5": torch.float8_e5m2,
+    "*i64": torch.int64,
+    "*i32": torch.int32,
+    "*i16": torch.int16,
+    "*i8": torch.int8,
+    "*u8": torch.uint8,
+    "*i1": torch.bool,
+}
+
+
+def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H100") -> Resources:
+    """Compile a kernel named on the command line.
+
+    Args:
+        where: "module:kernel", the module found from the current folder too.
+        arguments: in the kernel's order, "*bf16" for an aligned pointer, a number, or NAME=VALUE for any parameter or
+            launch option. May be left out for a kernel whose module has its FusedOp, as OP.
+        device: a name in DEVICES.
+
+    Raises:
+        ValueError, TypeError: as compile_for; or no such module or kernel, or an argument that is none of these.
+    """
+    module_name, colon, name = where.partition(":")
+    if not (module_name and colon and name):
+        raise ValueError(f"a kernel is named as module:kernel, such as kernels.elementwise.add_gelu:..., got {where!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"cannot import {module_name}: {error}") from None
+    kernel = getattr(module, name, None)
+    if not isinstance(kernel, JITFunction):
+        found = [key for key, value in vars(module).items() if isinstance(value, JITFunction)]
+        raise ValueError(f"{module_name} has no @triton.jit kernel {name}: it has {', '.join(found) or 'none'}")
+    op = getattr(module, "OP", None)
+    if not arguments and getattr(op, "kernel", None) is kernel:
+        positional, options = op.compile_arguments(*op.gpu_shapes[0], dtype=op.dtypes[0])
+        return compile_for(kernel, *positional, device=device, **options)
+    named = dict(word.split("=", 1) for word in arguments if "=" in word)
+    positional = [_value(word) for word in arguments if "=" not in word]
+    return compile_for(kernel, *positional, device=device, **{key: _value(word) for key, word in named.items()})
+
+
+def _value(word: str):
+    if word in POINTERS:
+        return POINTERS[word]
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        known = ", ".join(POINTERS)
+        raise ValueError(f"{word!r} is no argument: expected a number, NAME=VALUE or one of {known}") from None

@@ -1,0 +1,101 @@
+"""The traffic meter: the bytes that a call moves to and from memory, counted, not estimated.
+
+What is counted, for eager PyTorch:
+
+    Every operator that does work is one launch. It reads each of its input tensors once and writes each of its outputs
+    once, whatever its own implementation does. Only elements count: views, expanded (stride 0) dimensions, Python
+    scalars and empty tensors cost nothing. Operators in place read and write what they change; fill_, zero_, copy_, the
+    random ones and `out=` do not read their destination. Allocating without contents (`empty`) is free. Indexing reads
+    the elements that are indexed, each once. `.item()` reads its element and launches nothing. An operator made of
+    others (a backward pass, `clone`, a custom operator) counts as what runs inside.
+
+and for Triton kernels:
+
+    A load or store of one program instance counts each distinct byte once: a scalar that all lanes load is one element,
+    and the same data loaded twice counts twice. Masked-off lanes and the part of a tensor descriptor's tile that lies
+    outside its tensor count nothing. An atomic counts as a read and a write of every active lane.
+
+These are the bytes requested of memory: no L1 or L2 cache is modelled. Distinct bytes (`unique_read`,
+`unique_written`) are what would move if every reuse were served by a cache; a GPU's DRAM traffic lies between the two,
+in units of 32-byte sectors. Storages are taken to start on a sector, as a GPU's allocations do.
+
+On a machine with a GPU, Triton launches are interpreted while metered; eager operators run where their tensors are.
+What torch.compile made runs uncompiled inside `measure`, and counts as such.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from helpers.instruments.traffic.eager import EagerMeter
+from helpers.instruments.traffic.launches import TritonMeter
+from helpers.instruments.traffic.ledger import Ledger
+from helpers.instruments.traffic.result import Traffic
+from kernels import runtime
+
+__all__ = ["Traffic", "measure"]
+
+
+def measure(fn: Callable, *args) -> Traffic:
+    """Run `fn(*args)` and count the memory traffic of every PyTorch operator and Triton kernel in it.
+
+    Tensors are named as the caller knows them: by fn's parameters, or by the variables that a lambda uses; what fn
+    returns is "result"; others by the kernel's parameter or the operator that made them.
+
+    Args:
+        fn: any callable; its keyword arguments go in a lambda, `measure(lambda: gelu(x, approximate="tanh"))`.
+        args: its arguments; tensors on the CPU or a GPU.
+
+    Raises:
+        TypeError: fn is not callable or comes from torch.compile, or a tensor is sparse or nested.
+        ValueError: a kernel was launched with no tensor.
+    """
+    if not callable(fn):
+        raise TypeError(f"measure takes a function and its arguments, got {_kind(fn)}: wrap it, measure(lambda: ...)")
+    if hasattr(fn, "_torchdynamo_orig_callable"):
+        raise TypeError("measure cannot see into torch.compile's kernels: give it the function as it was before")
+    ledger = Ledger()
+    for name, tensor in _names(fn, args):
+        ledger.name(tensor, name, given=True)
+    with runtime.observed(TritonMeter(ledger)), EagerMeter(ledger):
+        result = fn(*args)
+    for path, tensor in _leaves(result):
+        ledger.name_result(tensor, f"result{path}")
+    return Traffic.of(ledger, result)
+
+
+def _kind(value) -> str:
+    return "a tensor (the function has already run)" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _leaves(tree) -> list[tuple[str, torch.Tensor]]:
+    """(path, tensor) of each tensor in nested containers: ("[0]", x)."""
+    leaves, _ = tree_flatten_with_path(tree)
+    return [(keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _names(fn, args) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that the caller can see, as the caller calls them."""
+    seen = {}
+    if isinstance(fn, torch.nn.Module):
+        seen = _state(fn)
+        fn = fn.forward
+    with contextlib.suppress(TypeError, ValueError):  # a builtin tells no names; a wrong call is for fn to refuse
+        seen |= inspect.signature(fn).bind(*args).arguments
+    code = getattr(fn, "__code__", None)
+    if code is not None:
+        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a variable that has no value yet
+                seen.setdefault(name, cell.cell_contents)
+        for name in code.co_names:
+            if name in fn.__globals__:
+                seen.setdefault(name, fn.__globals__[name])
+    seen = {name: _state(value) if isinstance(value, torch.nn.Module) else value for name, value in seen.items()}
+    return [(f"{name}{path}", tensor) for name, value in seen.items() for path, tensor in _leaves(value)]

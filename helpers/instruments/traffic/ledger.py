@@ -1,0 +1,174 @@
+"""The account of one metered call: bytes, sectors and launches, by storage, by tensor and by source line."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from helpers.instruments.traffic.footprint import ByteSet, Footprint, from_strided
+from helpers.instruments.traffic.hazards import Hazard
+
+
+@dataclass
+class Moved:
+    """Bytes requested of memory."""
+
+    read: int = 0
+    written: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+
+@dataclass
+class Line(Moved):
+    """Bytes requested by one line of source.
+
+    `requests` counts warps' worth of lanes (32 elements with at least one active) of a Triton kernel's loads, stores
+    and atomics, `request_sectors` the 32-byte sectors of each. Eager operators have none.
+    """
+
+    requests: int = 0
+    request_sectors: int = 0
+
+    @property
+    def sectors_per_request(self) -> float | None:
+        """1 at best for a broadcast, itemsize when lanes are neighbours, 32 when every lane has its own sector."""
+        return self.request_sectors / self.requests if self.requests else None
+
+
+@dataclass(eq=False)
+class Region(Moved):
+    """A named tensor within a storage; footprint None: all of it."""
+
+    name: str = ""
+    footprint: Footprint | None = None
+    given: bool = False  # the caller's own name for it
+
+
+@dataclass(eq=False)
+class Storage:
+    """What is known of one storage during a call."""
+
+    alive: StorageWeakRef  # keeps the identity of a freed storage from being given to another
+    size: int  # bytes
+    read: ByteSet
+    written: ByteSet
+    fresh: bool = False  # allocated during the call, with no contents
+    free: bool = False  # holds a Python scalar: reading it costs nothing
+    regions: list[Region] = field(default_factory=list)
+
+    def region(self, footprint: Footprint, name: str) -> Region:
+        """The named tensor that the footprint lies in; `name` is given where there is none."""
+        inside = ByteSet(self.size)
+        for region in self.regions:
+            if region.footprint is None or region.footprint == footprint:
+                return region
+            if not region.footprint.dims:
+                if region.footprint.low <= footprint.low and footprint.high <= region.footprint.high:
+                    return region
+            else:
+                inside.add(region.footprint)
+                if inside.covers(footprint):
+                    return region
+                inside = ByteSet(self.size)
+        if not self.regions:
+            self.regions.append(Region(name=name))
+        return self.regions[0]
+
+
+def footprint_of(tensor: torch.Tensor) -> Footprint | None:
+    """The bytes of a strided tensor, relative to its storage; None when it has no elements.
+
+    Raises:
+        TypeError: the tensor is sparse or nested: it has no strides.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise TypeError(f"the meter counts strided tensors, got {tensor.layout}: make it dense with to_dense()")
+    itemsize = tensor.element_size()
+    return from_strided(tensor.storage_offset() * itemsize, tensor.shape, tensor.stride(), itemsize)
+
+
+class Ledger:
+    """Adds up what eager operators and Triton launches report."""
+
+    def __init__(self):
+        self.launches: list[tuple[str, Moved]] = []
+        self.storages: dict[int, Storage] = {}
+        self.lines: dict[tuple[str, int], Line] = {}
+        self.outside = Region(name="outside")  # out-of-bounds addresses belong to no tensor
+        self.sectors_read = 0
+        self.sectors_written = 0
+        self.atomics = 0
+        self.elements = 0  # of the largest tensor touched
+        self.hazards: dict[tuple, tuple[Hazard, Region]] = {}  # "{0}" in a hazard's text is the region's name
+
+    def storage(self, tensor: torch.Tensor) -> Storage:
+        untyped = tensor.untyped_storage()
+        record = self.storages.get(untyped._cdata)
+        size = untyped.nbytes()
+        if record is None:
+            record = Storage(StorageWeakRef(untyped), size, ByteSet(size), ByteSet(size))
+            self.storages[untyped._cdata] = record
+        elif size > record.size:
+            record.size = size
+            record.read.grow(size)
+            record.written.grow(size)
+        return record
+
+    def name(self, tensor: torch.Tensor, name: str, given: bool = False) -> None:
+        """Call this tensor `name` from now on, unless it has a name already; `given`: it is the caller's name."""
+        footprint = footprint_of(tensor)
+        if footprint is None:
+            return
+        storage = self.storage(tensor)
+        if any(region.footprint is None or region.footprint == footprint for region in storage.regions):
+            return
+        whole = not footprint.dims and footprint.nbytes == storage.size
+        storage.regions.append(Region(name=name, footprint=None if whole else footprint, given=given))
+
+    def name_result(self, tensor: torch.Tensor, name: str) -> None:
+        """Call a tensor that the function returned `name`, unless the caller had a name for it."""
+        footprint = footprint_of(tensor)
+        storage = self.storages.get(tensor.untyped_storage()._cdata)
+        if footprint is not None and storage is not None:
+            region = storage.region(footprint, name)
+            if not region.given:
+                region.name, region.given = name, True
+
+    def line(self, file: str, number: int) -> Line:
+        line = self.lines.get((file, number))
+        if line is None:
+            line = self.lines[file, number] = Line()
+        return line
+
+    def add(self, moved: Moved, place: tuple[str, int]) -> None:
+        """Enter what an eager operator moved under its line of source."""
+        line = self.line(*place)
+        line.read += moved.read
+        line.written += moved.written
+
+    def move(self, way: str, storage: Storage, region: Region, footprint: Footprint) -> None:
+        """Enter that an eager operator read or wrote ("read", "written") these bytes."""
+        sectors = footprint.sectors(0)
+        if way == "read":
+            storage.read.add(footprint)
+            region.read += footprint.nbytes
+            self.sectors_read += sectors
+        else:
+            storage.written.add(footprint)
+            region.written += footprint.nbytes
+            self.sectors_written += sectors
+
+    def by_tensor(self) -> dict[str, Moved]:
+        """Name -> bytes, of each tensor that was touched, in the order in which they were first seen."""
+        regions = [region for storage in self.storages.values() for region in storage.regions]
+        table = {}
+        for region in (*regions, self.outside):
+            if region.total:
+                name, again = region.name, 2
+                while name in table:
+                    name, again = f"{region.name} ({again})", again + 1
+                table[name] = Moved(region.read, region.written)
+        return table

@@ -1,0 +1,157 @@
+"""What the meter found: the record that a lesson shows."""
+
+import linecache
+import textwrap
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from helpers.instruments.traffic.footprint import SECTOR
+from helpers.instruments.traffic.hazards import Hazard
+from helpers.instruments.traffic.ledger import Ledger, Line, Moved
+
+
+@dataclass(frozen=True, repr=False)
+class Traffic:
+    """Memory traffic of one call. All in bytes, unless said.
+
+    bytes_read, bytes_written: requested of memory.
+    launches: eager operators and Triton launches that did work; atomics: lanes of atomic operations.
+    unique_read, unique_written: distinct bytes over the whole call.
+    sectors_read, sectors_written: 32-byte sectors, summed over program instances' loads and stores, and operators.
+    by_tensor: name -> Moved; "outside" is what lay outside every tensor of a launch.
+    by_line: (file, line) -> Line, of the kernel's source, or of the line that called an eager operator.
+    by_launch: (name, Moved) of each launch, in order.
+    hazards: out-of-bounds accesses, uninitialised reads and races of the Triton kernels. Initial contents are known of
+        tensors that the call itself allocates. A race is two program instances storing to one byte; an instance that
+        used an atomic before is taken to hold a lock.
+    elements: of the result, if it is one tensor and none in the call has more; else None.
+    result: what the function returned.
+    """
+
+    bytes_read: int
+    bytes_written: int
+    launches: int
+    sectors_read: int
+    sectors_written: int
+    unique_read: int
+    unique_written: int
+    atomics: int
+    by_tensor: dict[str, Moved]
+    by_line: dict[tuple[str, int], Line]
+    by_launch: tuple[tuple[str, Moved], ...]
+    hazards: tuple[Hazard, ...]
+    elements: int | None
+    result: Any
+
+    @classmethod
+    def of(cls, ledger: Ledger, result) -> "Traffic":
+        same = isinstance(result, torch.Tensor) and result.numel() == ledger.elements
+        elements = ledger.elements if same and ledger.elements else None
+        return cls(
+            bytes_read=sum(line.read for line in ledger.lines.values()),
+            bytes_written=sum(line.written for line in ledger.lines.values()),
+            launches=len(ledger.launches),
+            sectors_read=ledger.sectors_read,
+            sectors_written=ledger.sectors_written,
+            unique_read=sum(len(storage.read) for storage in ledger.storages.values()),
+            unique_written=sum(len(storage.written) for storage in ledger.storages.values()),
+            atomics=ledger.atomics,
+            by_tensor=ledger.by_tensor(),
+            by_line=ledger.lines,
+            by_launch=tuple(ledger.launches),
+            hazards=tuple(
+                replace(hazard, where=hazard.where.format(region.name)) for hazard, region in ledger.hazards.values()
+            ),
+            elements=elements,
+            result=result,
+        )
+
+    @property
+    def bytes_total(self) -> int:
+        """Read and written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def unique_total(self) -> int:
+        """The least that DRAM must move: every distinct byte once."""
+        return self.unique_read + self.unique_written
+
+    @property
+    def uncached_bytes(self) -> int:
+        """What DRAM would move if no cache kept anything: whole sectors, for every load and store anew."""
+        return SECTOR * (self.sectors_read + self.sectors_written)
+
+    @property
+    def sectors_per_request(self) -> float | None:
+        """Sectors per warp request over all Triton loads and stores; None where there were none.
+
+        For neighbouring lanes it is the element size in bytes: 4 for fp32, 2 for fp16; 32 when each lane has a sector
+        of its own. A warp is taken as 32 neighbours of the block, one element each; a compiled kernel gives a lane up
+        to 16 bytes, which makes fewer requests of the same sectors.
+        """
+        requests = sum(line.requests for line in self.by_line.values())
+        return sum(line.request_sectors for line in self.by_line.values()) / requests if requests else None
+
+    def tensor_table(self) -> str:
+        """Bytes read and written of each tensor, as text."""
+        rows = [(name, size(moved.read), size(moved.written)) for name, moved in self.by_tensor.items()]
+        return _table([("tensor", "read", "written"), *rows])
+
+    def launch_table(self) -> str:
+        """Bytes read and written by each launch in order, as text."""
+        rows = [(name, size(moved.read), size(moved.written)) for name, moved in self.by_launch]
+        return _table([("launch", "read", "written"), *rows])
+
+    def line_table(self) -> str:
+        """Bytes read and written by each line of source and, for a kernel's, sectors per request, as text."""
+        rows = []
+        for (file, number), line in self.by_line.items():
+            source = linecache.getline(file, number).strip() or "backward pass"
+            each = line.sectors_per_request
+            rows.append(
+                (
+                    textwrap.shorten(f"{number}: {source}", 72, placeholder=" ..."),
+                    size(line.read),
+                    size(line.written),
+                    "" if each is None else f"{each:.4g}",
+                )
+            )
+        return _table([("line", "read", "written", "sectors/request"), *rows])
+
+    def __str__(self):
+        text = (
+            f"{self.launches} launch{'es' * (self.launches != 1)}: {size(self.bytes_read)} read + "
+            f"{size(self.bytes_written)} written = {size(self.bytes_total)}"
+        )
+        if self.elements:
+            text += f", {self.bytes_total / self.elements:.4g} B/element"
+        if self.atomics:
+            text += f", {self.atomics} atomic{'s' * (self.atomics != 1)}"
+        return "\n".join([text, *(f"  {hazard}" for hazard in self.hazards)])
+
+    __repr__ = __str__
+
+
+def size(nbytes: int) -> str:
+    """Bytes as people write them, in powers of 1000 and four digits: "12 B", "8 MB", "4.194 MB"."""
+    value, unit = float(nbytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.95:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.4g} {unit}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """Rows of text under one another: names to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,124 @@
+"""`fusion check`: a learner grades their own notebook."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from helpers.learning import progress
+from helpers.learning.cells import CellRun, run_cells
+from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
+from helpers.learning.submission import Submission, read_submission
+
+CELL_TIMEOUT = 60.0  # seconds; a check takes under five
+HIDDEN = "hidden"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of a submission.
+
+    Args:
+        check: the check's grade_id.
+        state: "pass", "fail", "not attempted", "error", or "hidden" where the check is kept for the grading.
+        points: points it is worth.
+        message: what was seen and where to look; empty for a pass.
+    """
+
+    check: str
+    state: str
+    points: float
+    message: str = ""
+
+    @property
+    def earned(self) -> float:
+        return self.points if self.state == PASS else 0
+
+
+def assembled(submission: Submission) -> NotebookNode:
+    """The original notebook with the learner's answers in it; a check cell stores the outputs of a pass."""
+    cells = []
+    for cell in submission.original:
+        new = nbformat.v4.new_code_cell(submission.answers.get(cell["id"], cell["source"]), id=cell["id"])
+        if cell.get("pass"):
+            # nbval compares nothing where the count is missing.
+            new.execution_count, new.outputs = 1, nbformat.from_dict(cell["pass"])
+        cells.append(new)
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> list[CheckResult]:
+    """Run a submission's checks."""
+    needed = {cell["id"] for cell in submission.original if "points" not in cell}
+    runs = run_cells(assembled(submission), needed, cell_timeout)
+    broken = next((f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem), "")
+    return [
+        CheckResult(cell["id"], *judged(cell, runs[cell["id"]], broken))
+        for cell in submission.original
+        if "points" in cell
+    ]
+
+
+def judged(cell: dict, run: CellRun, broken: str) -> tuple[str, float, str]:
+    """A check's state, points and message from what its cell showed."""
+    points = cell["points"]
+    if cell["pass"] is None:
+        return HIDDEN, points, ""
+    if run.same:
+        return PASS, points, ""
+    if run.problem == CellRun().problem:
+        return ERROR, points, f"not run: {broken}"
+    if run.problem:
+        return ERROR, points, f"it {run.problem}"
+    shown = next((output.data[MIME] for output in run.outputs if MIME in output.get("data", {})), None)
+    if shown is None or shown["state"] not in (FAIL, NOT_ATTEMPTED, ERROR):
+        return (
+            ERROR,
+            points,
+            "it showed something else than this check's outcome: restart your kernel and run all cells",
+        )
+    look_at = f"\nLook at {shown['look_at']}." if shown["look_at"] else ""
+    return shown["state"], points, shown["message"] + look_at
+
+
+def report(submission: Submission, results: list[CheckResult]) -> str:
+    """The results as lines of text."""
+    width = max(len(result.check) for result in results)
+    lines = [submission.exercise]
+    for result in results:
+        if result.state == HIDDEN:
+            lines.append(f"  {result.check:{width}}  kept for the grading, {result.points:g} points")
+            continue
+        lines.append(f"  {result.check:{width}}  {result.state:13}  {result.earned:g} of {result.points:g} points")
+        lines += [f"      {line}" for line in result.message.splitlines()]
+    shown = [result for result in results if result.state != HIDDEN]
+    total = f"  {sum(result.earned for result in shown):g} of {sum(result.points for result in shown):g} points"
+    kept = sum(result.points for result in results) - sum(result.points for result in shown)
+    lines.append(total + (f"; {kept:g} more for hidden checks" if kept else ""))
+    if submission.left_out:
+        lines.append(
+            f"  Not taken: {submission.left_out} code cells that you added or changed outside the answer cells."
+        )
+    return "\n".join(lines)
+
+
+def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
+    """Grade a learner's own notebook with its public checks, and print the report.
+
+    Args:
+        path: an exercise notebook, or a solution notebook.
+        cell_timeout: seconds a cell may run.
+
+    Returns:
+        0 where every check passed, else 1.
+
+    Raises:
+        FileNotFoundError, ValueError: no notebook, or not one of an exercise that can be graded; one line.
+    """
+    submission = read_submission(Path(path))
+    results = results_of(submission, cell_timeout)
+    print(report(submission, results))
+    states = {result.check: result.state for result in results if result.state != HIDDEN}
+    progress.record(Path(path), states, submission.answers)
+    return 0 if all(result.state in (PASS, HIDDEN) for result in results) else 1

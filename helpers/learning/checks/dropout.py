@@ -1,0 +1,145 @@
+"""Dropout whose mask is a function of a seed: the numbers behind it, and checks of what drops, and how often."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from helpers.learning.checks import cases
+from helpers.learning.checks.cases import Case
+from helpers.learning.outcome import AnswerError, as_check
+from kernels import runtime
+from kernels.philox import philox
+
+
+def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Which elements dropout keeps, (elements,) of bool: those for which `tl.rand(seed, element)` is p or more."""
+    # p is rounded to float32 as a kernel's argument is.
+    return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
+
+
+def drawn(seed: int, elements: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """`tl.rand(seed, element)` of the elements 0, 1, 2 and so on: (elements,), float32.
+
+    Source: tl.rand of Triton, the first word of Philox4x32-10 at the counter (element, 0, 0, 0), as a float.
+    """
+    element = torch.arange(elements, device=device)
+    zero = torch.zeros_like(element)
+    word = philox(seed, (element & 2**32 - 1, element >> 32, zero, zero))[0]
+    signed = torch.where(word < 2**31, word, 2**32 - 1 - word).to(torch.float32)
+    return signed * 4.6566127342e-10
+
+
+def dropout_cases(
+    seed: int, tensors: Callable, shapes: tuple[tuple[int, int], ...], rates: tuple[float, ...]
+) -> list[Case]:
+    """Calls of a function of tensors, then p and a seed, the simplest first.
+
+    Args:
+        seed: decides the tensors' values; the seeds of the calls are 1, 2, 3 and so on.
+        tensors: (rows, cols, draw) -> the tensors of a call, where draw(*shape) is a random float32 tensor.
+        shapes: (rows, cols) of the calls.
+        rates: p of the calls, in turn.
+    """
+    generator = torch.Generator().manual_seed(seed + (cases.draw << 16))
+    device = "cuda" if runtime.has_gpu() else "cpu"
+
+    def draw(*shape: int) -> torch.Tensor:
+        return (2 * torch.randn(shape, generator=generator)).to(device)
+
+    found = []
+
+    def add(label: str, inputs: list[torch.Tensor], look_at: str, p: float | None = None) -> None:
+        number = len(found)
+        p = rates[number % len(rates)] if p is None else p
+        label = f"{label + ', ' if label else ''}p = {p:.6g}, seed = {number + 1}"
+        # Where x + bias and the residual nearly cancel, the result hangs on their last digits.
+        found.append(Case(label, (*inputs, p, number + 1), look_at, input_error=torch.float32))
+
+    formula = "the formula: what is dropped, what is scaled, what is added after"
+    extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
+    for shape in shapes:
+        add("", tensors(*shape, draw), formula if math.prod(shape) <= 8 else extent)
+    numbers = drawn(len(found) + 1, 100)
+    exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()
+    add("p is a number that is drawn", tensors(1, 100, draw), "the comparison with p, where both are equal", exactly)
+    rows, cols = shapes[-1]
+    turned = [
+        x.t().contiguous().t() if x.dim() == 2 else torch.stack([x, -x], dim=1)[:, 0] for x in tensors(rows, cols, draw)
+    ]
+    add("strided", turned, "the strides: the kernel walks memory in order, and these tensors do not lie in order")
+    shifted = [torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape) for x in tensors(rows, cols, draw)]
+    add("views that start at element 1", shifted, "where each tensor starts")
+    for dtype in (torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        like = [x.to(dtype) for x in tensors(rows, cols, draw)]
+        add(name, like, f"{name}: load, convert to float32, compute, then store")
+    add("no elements", tensors(0, cols, draw), "the empty tensor: return before launching on it")
+    return found
+
+
+@as_check
+def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols: int = 1000) -> str:
+    """Call `answer(x, bias, residual, p, seed)` on ones, zeros and zeros: a share p is 0, the rest 1 / (1 - p).
+
+    Args:
+        answer: the learner's forward.
+        name: the check's name.
+    """
+    device = "cuda" if runtime.has_gpu() else "cpu"
+    x = torch.ones(rows, cols, device=device)
+    bias, residual = torch.zeros(cols, device=device), torch.zeros(rows, cols, device=device)
+    y = answer(x, bias, residual, p, seed)
+    refuse_shape(y, x, "the forward")
+    share = (y == 0).double().mean().item()
+    deviation = math.sqrt(p * (1 - p) / y.numel())
+    if abs(share - p) > 5 * deviation:
+        raise AnswerError(
+            f"x = 1, bias = 0, residual = 0, p = {p}: {share:.1%} of {y.numel()} elements are 0, {p:.0%} expected",
+            "which side of p is dropped, and what numbers each element gets",
+        )
+    scale = 1 / (1 - p)
+    wrong = (y != 0) & ((y - scale).abs() > 1e-5 * scale)
+    if wrong.any():
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise AnswerError(
+            f"x = 1, bias = 0, residual = 0, p = {p}: element {index} is {y[index].item():.6g}, "
+            f"{scale:.6g} or 0 expected",
+            "what an element that is kept is multiplied by, so that the mean stays what it was",
+        )
+    return f"a share of {p:g} is dropped, and the rest scaled by {scale:.6g}."
+
+
+@as_check
+def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, rows: int = 3, cols: int = 700) -> str:
+    """On ones, `forward(x, bias, residual, p, seed)` and `backward(grad, p, seed)` must be 0 at the same elements.
+
+    Args:
+        forward, backward: the learner's functions.
+        name: the check's name.
+    """
+    device = "cuda" if runtime.has_gpu() else "cpu"
+    x = torch.ones(rows, cols, device=device)
+    bias, residual = torch.zeros(cols, device=device), torch.zeros(rows, cols, device=device)
+    y = forward(x, bias, residual, p, seed)
+    refuse_shape(y, x, "the forward")
+    grad_x = backward(torch.ones_like(x), p, seed)
+    refuse_shape(grad_x, x, "the backward")
+    differ = (y == 0) != (grad_x == 0)
+    if differ.any():
+        index = tuple(differ.nonzero()[0].tolist())
+        ways = ("dropped", "kept") if y[index] == 0 else ("kept", "dropped")
+        raise AnswerError(
+            f"shape {tuple(x.shape)}, p = {p}, seed = {seed}: {int(differ.sum())} of {x.numel()} elements differ\n"
+            f"first at {index}: the forward {ways[0]} it, the backward {ways[1]} it",
+            "the two numbers that tl.rand is given: the seed, and the element's number in its tensor",
+        )
+    if not (y == 0).any() or (y == 0).all():
+        raise AnswerError(f"p = {p}: everything is kept, or nothing", "the comparison with p")
+    return "the backward drops what the forward dropped."
+
+
+def refuse_shape(result: object, x: torch.Tensor, what: str) -> None:
+    if not isinstance(result, torch.Tensor) or result.shape != x.shape:
+        kind = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
+        raise AnswerError(f"{what} gives {kind}, a tensor of shape {tuple(x.shape)} is expected", "what it returns")

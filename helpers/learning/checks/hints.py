@@ -1,0 +1,46 @@
+"""Hints that are given one at a time, on asking."""
+
+import html
+from dataclasses import dataclass
+
+from helpers.learning.outcome import PASS, latest
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A hint as Jupyter shows it."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f'<div style="border-left: 4px solid #CC79A7; padding: 0.2em 0.8em">{html.escape(self.text)}</div>'
+
+
+class Hints:
+    """The hints of an exercise: `hint(1)`, then `hint(2)`, for the first check that has not passed.
+
+    Args:
+        hints: for each check, in the order in which they stand, its hints from the vaguest to the plainest.
+    """
+
+    def __init__(self, **hints: tuple[str, ...]):
+        self.hints = hints
+
+    def __repr__(self) -> str:
+        return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
+
+    def __call__(self, number: int, check: str | None = None) -> Hint:
+        """Hint `number`, from 1, on `check`, or on the first check that has not passed."""
+        if check is None:
+            check = next((name for name in self.hints if name not in latest or latest[name].state != PASS), None)
+        if check is None:
+            return Hint("Every check here has passed.")
+        if check not in self.hints:
+            raise ValueError(f"there is no check {check!r}; there are: {', '.join(self.hints)}")
+        hints = self.hints[check]
+        if not 1 <= number <= len(hints):
+            return Hint(f"{check}: there are {len(hints)} hints, hint(1) to hint({len(hints)}).")
+        return Hint(f"{check}, hint {number} of {len(hints)}: {hints[number - 1]}")

@@ -1,0 +1,52 @@
+"""Does memory traffic grow with the sequence, or with its square?"""
+
+from collections.abc import Callable
+
+import torch
+
+from helpers.instruments.traffic import measure
+from helpers.instruments.traffic.result import size
+from helpers.learning.checks.cases import described
+from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.passes import refuse_launches
+from helpers.learning.outcome import AnswerError, as_check
+
+
+@as_check
+def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple) -> str:
+    """Meter two calls: one launch each, the result written once, and no byte touched but of inputs and result.
+
+    What the inputs and the result have is linear in the sequence; a matrix of scores, wherever it is kept, is not.
+
+    Args:
+        answer: the learner's function, returning one tensor.
+        shorter, longer: its arguments for two lengths of the sequence.
+        name: the check's name.
+    """
+    for inputs in (shorter, longer):
+        traffic = measure(answer, *inputs)
+        where = described(inputs)
+        refuse_hazards(traffic, where)
+        refuse_launches(traffic)
+        result = traffic.result
+        if not isinstance(result, torch.Tensor) or not result.numel():
+            raise AnswerError("the result is no tensor, or has no elements", "what your function returns")
+        given = [x for x in inputs if isinstance(x, torch.Tensor)]
+        least = sum(x.nbytes for x in given) + result.nbytes
+        touched = traffic.unique_total
+        if touched > least or traffic.bytes_written > result.nbytes:
+            moved = ", ".join(
+                f"{name}: {size(each.read)} read, {size(each.written)} written"
+                for name, each in traffic.by_tensor.items()
+            )
+            raise AnswerError(
+                f"{where}: {size(touched)} of memory are touched, {size(least)} needed; {size(traffic.bytes_written)} "
+                f"written, {size(result.nbytes)} needed\n{moved}",
+                "what your kernel stores besides the result: scores and weights live in registers, a tile at a time",
+            )
+        if touched < least:
+            raise AnswerError(
+                f"{where}: {size(touched)} of memory are touched, {size(least)} needed",
+                "what is never read, or never written",
+            )
+    return "1 launch; memory touched grows with the sequence, not with its square."

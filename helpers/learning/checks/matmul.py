@@ -1,0 +1,134 @@
+"""Is a matrix product done as tensor cores want it: in their instructions, in large tiles, rounded once?"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from helpers.instruments.resources import Resources, compile_for
+from helpers.instruments.traffic import measure
+from helpers.instruments.traffic.result import size
+from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.passes import refuse_launches
+from helpers.learning.checks.resources import launches
+from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.values import described_difference, in_float64, of_tensors
+from helpers.learning.outcome import AnswerError, as_check
+
+TENSOR_CORE = ("HMMA", "HGMMA", "UTCHMMA")  # SASS of compute capability 8, 9 and 10
+
+
+@as_check
+def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...] = ("A100", "H100")) -> str:
+    """Compile each kernel that `answer(*inputs)` launches: products in tensor-core instructions, no spills.
+
+    Args:
+        answer: the learner's function.
+        inputs: its arguments, tensors aligned to 16 bytes whose sizes are multiples of 16.
+        devices: the GPUs compiled for, names in helpers.instruments.devices.DEVICES.
+        name: the check's name.
+    """
+    seen = launches(answer, inputs)
+    if not seen:
+        raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
+    for device in devices:
+        try:
+            compiled = [compile_for(kernel, *args, device=device, **kwargs) for kernel, args, kwargs in seen]
+        except ValueError as error:
+            raise AnswerError(str(error), "the line that this names, or the size of your tiles") from error
+        if not any(on_tensor_cores(each) for each in compiled):
+            counts = "; ".join(f"{each.kernel}: {each.instructions['FFMA']} FFMA, 0 HMMA" for each in compiled)
+            raise AnswerError(
+                f"no tensor-core instruction on {device} ({counts})",
+                "the product: tl.dot of fp16 tiles; of fp32 ones only with input_precision='tf32', which loses digits",
+            )
+        for each in compiled:
+            if each.spill_bytes:
+                raise AnswerError(
+                    f"{each.kernel} spills {each.spill_bytes} bytes of registers to memory on {device}",
+                    "the tiles: smaller ones, or more warps, need fewer registers a thread",
+                )
+    return f"tensor-core instructions and no spills on {' and '.join(devices)}."
+
+
+def on_tensor_cores(resources: Resources) -> bool:
+    return any(resources.instructions[opcode] for opcode in TENSOR_CORE)
+
+
+@as_check
+def check_one_rounding(answer: Callable, reference: Callable, cases: Iterable[Case]) -> str:
+    """Each element of `answer` is the exact value, rounded once to the result's dtype, but for fp32's own error.
+
+    A value that is rounded on its way, before the activation say, or summed in fp16, comes out further off.
+
+    Args:
+        answer: the learner's function, returning one tensor of 16 bits.
+        reference: the same in PyTorch; it runs in fp64, and in fp32 to see what fp32 arithmetic loses.
+        cases: calls whose results are finite.
+        name: the check's name.
+    """
+    cases = list(cases)
+    for case in cases:
+        traffic = measure(answer, *case.inputs)
+        refuse_hazards(traffic, described(case.inputs, case.label))
+        exact = reference(*of_tensors(in_float64, case.inputs))
+        single = reference(*of_tensors(in_float32, case.inputs))
+        got = traffic.result
+        where = described(case.inputs, case.label)
+        if not isinstance(got, torch.Tensor) or got.shape != exact.shape:
+            raise AnswerError(f"{where}: got no tensor of shape {tuple(exact.shape)}", "what your function returns")
+        # Twice what PyTorch's fp32 loses: another order of summation may lose more.
+        lost = 2 * (single.double() - exact).abs().max()
+        wrong = ~((got.double() - exact).abs() <= half_ulp(exact, got.dtype) + lost)
+        if wrong.any():
+            nearest = exact.to(got.dtype)
+            raise AnswerError(
+                f"{where}: {described_difference(got, nearest, wrong)}, the nearest {str(got.dtype)[6:]}",
+                "what is rounded to 16 bits before the store: sum, add the bias and activate in float32",
+            )
+    return f"every element is rounded once, on {len(cases)} inputs."
+
+
+def in_float32(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.is_floating_point() else x
+
+
+def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Half the distance of neighbouring numbers of `dtype` at each value: the error of one rounding to nearest."""
+    kind = torch.finfo(dtype)
+    power = torch.frexp(exact.abs().clamp(min=kind.tiny)).exponent
+    return torch.ldexp(torch.full_like(exact, kind.eps / 4), power)
+
+
+@as_check
+def check_tile_traffic(answer: Callable, inputs: tuple, tile: int = 64) -> str:
+    """Meter a linear layer: one launch, and at most 1.1 times the bytes of tiles of `tile` x `tile`.
+
+    Args:
+        answer: the learner's function of x (M, K), weight (N, K), bias (N,) and more, returning (M, N).
+        inputs: its arguments, contiguous.
+        tile: rows and columns of the tiles that are compared with.
+        name: the check's name.
+    """
+    traffic = measure(answer, *inputs)
+    refuse_hazards(traffic, described(inputs))
+    refuse_launches(traffic)
+    x, weight, bias = inputs[:3]
+    result = x.shape[0] * weight.shape[0] * x.itemsize
+    model = x.nbytes * -(-weight.shape[0] // tile) + (weight.nbytes + bias.nbytes) * -(-x.shape[0] // tile) + result
+    if traffic.unique_written < result:
+        raise AnswerError(
+            f"{size(traffic.unique_written)} are written, {size(result)} needed", "the grid and the store"
+        )
+    if traffic.bytes_total > 1.1 * model:
+        raise AnswerError(
+            "\n".join(
+                [
+                    f"{size(traffic.bytes_total)} moved, {traffic.bytes_total / model:.3g} times the {size(model)} of "
+                    f"{tile} x {tile} tiles; in bytes per element of the result:",
+                    *lines_of(traffic, x.shape[0] * weight.shape[0]),
+                ]
+            ),
+            "the tiles: each loaded value serves a whole row or column of the tile, so larger tiles load less",
+        )
+    return f"1 launch, at most 1.1 times the traffic of {tile} x {tile} tiles."

@@ -1,0 +1,79 @@
+"""Does the answer read its inputs, and write its results, as few times as it can?"""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks.cases import described
+from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.values import as_tuple
+from helpers.learning.outcome import AnswerError, as_check
+
+
+@as_check
+def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> str:
+    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory.
+
+    Args:
+        answer: the learner's function, returning a tensor or a tuple of tensors.
+        inputs: its arguments, tensors first; the first tensor's elements are what bytes are counted by.
+        reads: for each tensor, how many times it may be read; where this is 1, it must be read just once.
+        name: the check's name.
+    """
+    traffic = measure(answer, *inputs)
+    refuse_hazards(traffic, described(inputs))
+    elements = inputs[0].numel()
+    results = as_tuple(traffic.result)
+    if not all(isinstance(result, torch.Tensor) and result.numel() for result in results):
+        raise AnswerError("a result is no tensor, or has no elements", "what your function returns")
+    refuse_launches(traffic)
+
+    def refuse(what: str, look_at: str) -> None:
+        raise AnswerError("\n".join([what, *lines_of(traffic, elements)]), look_at)
+
+    moved = dict(traffic.by_tensor)
+    for name, x, most in zip(inspect.signature(answer).parameters, inputs, reads, strict=False):
+        read = moved.pop(name).read if name in moved else 0
+        if read > most * x.nbytes:
+            each, least = read / elements, most * x.nbytes / elements
+            refuse(
+                f"{name} is read {times(read / x.nbytes)}: {each:.4g} B/element, {least:.4g} needed",
+                "the loads above: what was loaded once is at hand in its variable",
+            )
+        if most == 1 and read < x.nbytes:
+            refuse(f"{name} is read to {read / x.nbytes:.0%}", "what is never read")
+    for number, result in enumerate(results):
+        name = "result" if isinstance(traffic.result, torch.Tensor) else f"result[{number}]"
+        of_result = moved.pop(name, None)
+        if of_result is None or of_result.written < result.nbytes:
+            refuse(f"{name} is not written whole", "the grid and the stores")
+        if of_result.written > result.nbytes or of_result.read:
+            refuse(
+                f"{name} is written {times(of_result.written / result.nbytes)} and read "
+                f"{times(of_result.read / result.nbytes)}",
+                "the stores: a result is stored when it is done, and never read back",
+            )
+    if moved:
+        name, of_other = next(iter(moved.items()))
+        refuse(
+            f"{name}: {of_other.written / elements:.4g} B/element out, {of_other.read / elements:.4g} in, 0 needed",
+            "that tensor: what lives only inside the kernel belongs in registers",
+        )
+    return "1 launch; what must be read once is read once, results are written once and nothing else is."
+
+
+def refuse_launches(traffic: Traffic) -> None:
+    """Raise AnswerError unless the call was one launch."""
+    if traffic.launches != 1:
+        names = ", ".join(name for name, _ in traffic.by_launch)
+        raise AnswerError(
+            f"{traffic.launches} launches ({names}), 1 needed",
+            "your launcher: every PyTorch operation that does work is a launch of its own",
+        )
+
+
+def times(count: float) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count:.4g} times")

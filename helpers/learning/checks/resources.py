@@ -1,0 +1,72 @@
+"""What does the compiler make of the answer's kernels, on a GPU that need not be there?"""
+
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from helpers.instruments.resources import Resources, compile_for
+from helpers.instruments.traffic import measure
+from helpers.learning.outcome import AnswerError, as_check
+
+WIDTHS = (8, 16, 32, 64, 128)  # bits of one thread's load or store
+
+
+@as_check
+def check_vectorised(answer: Callable, inputs: tuple[torch.Tensor, ...], device: str = "A100") -> str:
+    """Compile each kernel that `answer(*inputs)` launches: global memory in steps of 16 bytes a thread, no spills.
+
+    Args:
+        answer: the learner's function.
+        inputs: tensors aligned to 16 bytes, of a multiple of 16 elements, as most tensors are.
+        device: the GPU compiled for, a name in helpers.instruments.devices.DEVICES.
+        name: the check's name.
+    """
+    compiled = [
+        compile_for(kernel, *args, device=device, **kwargs) for kernel, args, kwargs in launches(answer, inputs)
+    ]
+    if not compiled:
+        raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
+    for resources in compiled:
+        check_widths(resources)
+        if resources.spill_bytes:
+            raise AnswerError(
+                f"{resources.kernel} spills {resources.spill_bytes} bytes of registers to memory on {device}",
+                "the block: fewer elements a program, or more warps, need fewer registers a thread",
+            )
+    major, minor = compiled[0].device.compute_capability
+    return f"every load and store is 16 bytes wide on {device} (sm_{major}{minor}), and no register spills."
+
+
+def check_widths(resources: Resources) -> None:
+    """Raise AnswerError where a load or store of global memory is narrower than 16 bytes."""
+    for opcode, what in (("LDG", "loads"), ("STG", "stores")):
+        counts = {width: resources.instructions[f"{opcode}.{width}"] for width in WIDTHS}
+        narrowest = next((width for width in WIDTHS if counts[width]), 128)
+        if narrowest < 128:
+            raise AnswerError(
+                f"a thread of {resources.kernel} {what} {narrowest // 8} bytes at a time on {resources.device.name}: "
+                f"{counts[narrowest]} {opcode}.{narrowest}, {counts[128]} {opcode}.128",
+                f"the block: {resources.num_warps} warps are {32 * resources.num_warps} threads; each needs 16 bytes "
+                "of elements that lie next to one another",
+            )
+
+
+def launches(answer: Callable, inputs: tuple[torch.Tensor, ...]) -> list[tuple[JITFunction, tuple, dict]]:
+    """The kernels that `answer(*inputs)` launches, each with its positional and keyword arguments."""
+    seen = []
+
+    def recorded(*inputs):
+        run = JITFunction.run
+
+        def record(self, *args, grid, warmup, **kwargs):
+            seen.append((self, args, kwargs))
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+        with mock.patch.object(JITFunction, "run", record):
+            return answer(*inputs)
+
+    # Under the meter, which keeps a kernel without its mask from writing over this process's memory.
+    measure(recorded, *inputs)
+    return seen

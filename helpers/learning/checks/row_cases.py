@@ -1,0 +1,118 @@
+"""Inputs on which a kernel that works on rows turns out wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from helpers.learning.checks import cases
+from helpers.learning.checks.cases import Case
+from kernels import runtime
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+PADDING = "the lanes past the row's end: what they hold, and in which sums they count"
+STRIDES = "the strides: rows that do not lie in order, or whose elements are not side by side"
+
+
+def normal(seed: int) -> Callable[..., torch.Tensor]:
+    """`draw(*shape, dtype=float32, mean=0.0)`: normal values of deviation 2, on the GPU where there is one."""
+    generator = torch.Generator().manual_seed(seed + (cases.draw << 16))
+    device = "cuda" if runtime.has_gpu() else "cpu"
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float32, mean: float = 0.0) -> torch.Tensor:
+        return (2 * torch.randn(shape, generator=generator) + mean).to(device=device, dtype=dtype)
+
+    return draw
+
+
+def norm_cases(
+    tensors: int, vectors: int, seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000
+) -> list[Case]:
+    """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
+
+    Rows of 64 and of each of `widths` elements, and of `widest`; more dimensions; strided, transposed and offset
+    tensors; another eps; a constant row; NaN and inf; 16 bits; no row at all.
+
+    Args:
+        tensors: how many of (..., cols) come first.
+        vectors: how many of (cols,) follow.
+        seed: decides the values.
+        widths: elements of a row.
+        widest: elements of the widest row.
+    """
+    draw = normal(seed)
+
+    def call(label: str, look_at: str, *shape: int, view=lambda x: x, eps: float = 1e-5, scale=1.0, **kind) -> Case:
+        rows = [view(draw(*shape, **kind) * scale) for _ in range(tensors)]
+        cols = rows[0].shape[-1]
+        return Case(label, (*rows, *(draw(cols, **kind) for _ in range(vectors)), eps), look_at)
+
+    found = [call("", "the formula", 2, 64)]
+    found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
+    found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
+    found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
+    found.append(call("transposed", STRIDES, 65, 3, view=lambda x: x.T))
+    found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
+    found.append(call("eps 0.5 and small values", "eps: inside the square root", 2, 65, eps=0.5, scale=0.25))
+    constant = call("a constant row", "eps: without it, this row divides by zero", 2, 65)
+    constant.inputs[0][0] = 3.0
+    constant = replace(constant, input_error=torch.float32)  # what its mean is off by is all that is left of it
+    special = call("NaN in one row, inf in another", "what rows share: nothing but the weights", 4, 65)
+    special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
+    found += [constant, special]
+    for dtype in LOW_PRECISION:
+        name = str(dtype).removeprefix("torch.")
+        found.append(call(name, f"{name}: load, convert to float32, compute, then store", 2, 127, dtype=dtype))
+    found.append(call("a wide row", "the block: it must hold any row (triton.next_power_of_2)", 1, widest))
+    found.append(call("no rows", "the empty tensor", 0, 65))
+    return found
+
+
+def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 1000)) -> list[Case]:
+    """Calls of `norm(x, weight, .., eps)` on rows of mean 10^4 and deviation 2, in fp32."""
+    draw = normal(seed)
+    look_at = "the variance: a small difference of large numbers has lost its digits; take the mean off first"
+    return [
+        Case(
+            "mean 10000",
+            (draw(2, cols, mean=1e4), *(draw(cols) for _ in range(vectors)), 1e-5),
+            look_at if cols == min(widths) else f"{look_at}; {PADDING}",
+            input_error=torch.float32,
+        )
+        for cols in sorted(widths)
+    ]
+
+
+def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
+    """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
+
+    Each of `widths`, with k from 1 to 16; rows of equal elements; as many winners as there are columns; -inf; more
+    dimensions; strided and transposed tensors; a mean of 1000; 16 bits; a wide row; no row at all.
+    """
+    draw = normal(seed)
+
+    def call(label: str, look_at: str, k: int, *shape: int, view=lambda x: x, **kind) -> Case:
+        return Case(f"{label}{', ' * bool(label)}k = {k}", (view((draw(*shape, **kind) * 16).round() / 16), k), look_at)
+
+    ties = "ties: of equal elements the lower index comes first, and none comes twice"
+    found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
+    equal = call("equal elements", ties, 3, 2, 10)
+    equal.inputs[0][:] = 1.0
+    pairs = call("every element twice", ties, 6, 2, 16)
+    pairs.inputs[0][:, 8:] = pairs.inputs[0][:, :8]
+    masked = call("only three finite", "elements of -inf: their probability is 0, and yet each can win once", 5, 2, 12)
+    masked.inputs[0][:, 3:] = -torch.inf
+    found += [equal, pairs, masked]
+    found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
+    found.append(call("", "k of 16", 16, 2, 100))
+    found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
+    found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
+    found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
+    found.append(call("transposed", STRIDES, 4, 65, 3, view=lambda x: x.T))
+    found.append(call("mean 1000", "the exponential: take the row's maximum off first", 4, 2, 65, mean=1e3))
+    for dtype in LOW_PRECISION:
+        name = str(dtype).removeprefix("torch.")
+        found.append(call(name, f"{name}: load, convert to float32, compute, then store", 4, 2, 127, dtype=dtype))
+    found.append(call("a wide row", "the block: it must hold any row (triton.next_power_of_2)", 2, 1, widest))
+    found.append(call("no rows", "the empty tensor", 4, 0, 65))
+    return found

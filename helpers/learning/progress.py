@@ -1,0 +1,202 @@
+"""`fusion progress`: what the checks of each exercise last said, kept across restarts.
+
+Beside the notebooks, in `.progress/<exercise>.json`, stands each check's latest state with a digest of the answers that
+it was about. Check cells write it while a notebook runs in JupyterLab, and `fusion check` does. A state counts only as
+long as the saved notebook holds those very answers.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome, listeners
+
+FOLDER = ".progress"
+STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One exercise at a glance.
+
+    Args:
+        exercise: its name.
+        states: check -> "pass", "fail", "not attempted" or "error", of checks whose answers have not changed since.
+        points: check -> points, of every check that learners see.
+        changed: checks that said something about other answers than the notebook now holds.
+        when: the time of the latest state that counts, in seconds since 1970; 0 where there is none.
+    """
+
+    exercise: str
+    states: dict[str, str]
+    points: dict[str, float]
+    changed: tuple[str, ...]
+    when: float
+
+    @property
+    def earned(self) -> float:
+        return sum(self.points[check] for check, state in self.states.items() if state == PASS)
+
+    def __str__(self) -> str:
+        score = f"{self.earned:g} of {sum(self.points.values()):g} points"
+        return f"{self.exercise:28} {score:18} {self.described}"
+
+    @property
+    def described(self) -> str:
+        """What is done and what is left, in words."""
+        if not self.states and not self.changed:
+            return "not checked yet"
+        said = []
+        if self.states.keys() == self.points.keys() and set(self.states.values()) == {PASS}:
+            said.append("every check passes")
+        for state in (FAIL, ERROR):
+            if checks := [check for check, found in self.states.items() if found == state]:
+                said.append(f"{state}: {', '.join(checks)}")
+        if self.changed:
+            said.append(f"changed since: run {', '.join(self.changed)} again")
+        elif left := [check for check in self.points if self.states.get(check, NOT_ATTEMPTED) == NOT_ATTEMPTED]:
+            said.append(f"to do: {', '.join(left)}")
+        when = time.strftime(" (%Y-%m-%d %H:%M)", time.localtime(self.when)) if self.when else ""
+        return "; ".join(said) + when
+
+
+# Keeping
+
+
+def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> None:
+    """Keep what checks said; where the notebook's folder cannot be written, nothing is kept.
+
+    Args:
+        notebook: the exercise notebook.
+        states: check -> "pass", "fail", "not attempted" or "error".
+        answers: grade_id -> source, of every answer cell, as it was checked.
+    """
+    course = course_of(notebook)
+    if course is None:
+        return
+    place = place_of(notebook, course["exercise"])
+    now = {"answers": digest_of(answers), "when": int(time.time())}
+    kept = kept_in(place) | {check: {"state": state, **now} for check, state in states.items()}
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(exist_ok=True)
+        # Written beside and moved, so that no reader finds half of it.
+        beside = place.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        beside.replace(place)
+
+
+def kept_in(place: Path) -> dict[str, dict]:
+    """What `record` wrote; entries of another form are left out."""
+    try:
+        kept = json.loads(place.read_text(encoding="utf-8"))
+        return {
+            check: entry
+            for check, entry in kept.items()
+            if entry["state"] in STATES and isinstance(entry["answers"], str) and isinstance(entry["when"], int)
+        }
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return {}
+
+
+def place_of(notebook: Path, exercise: str) -> Path:
+    return notebook.parent / FOLDER / f"{exercise}.json"
+
+
+def digest_of(answers: dict[str, str]) -> str:
+    text = json.dumps({answer: source.strip() for answer, source in answers.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def course_of(notebook: Path) -> dict | None:
+    """What the build wrote into an exercise notebook: its name and its original cells; None where it is no exercise."""
+    content = read(notebook)
+    course = content.get("metadata", {}).get("kernel_fusion", {}) if isinstance(content, dict) else {}
+    return course if {"exercise", "original"} <= course.keys() else None
+
+
+def read(notebook: Path) -> object:
+    try:
+        return json.loads(notebook.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+# Showing
+
+
+def progress_of(notebook: Path) -> Progress | None:
+    """What is known of the answers that an exercise notebook holds; None where the file is no exercise."""
+    course = course_of(notebook)
+    if course is None:
+        return None
+    asked = {cell["id"] for cell in course["original"] if cell["answer"]}
+    answers = {
+        cell["id"]: "".join(cell["source"]) for cell in read(notebook).get("cells", []) if cell.get("id") in asked
+    }
+    points = {cell["id"]: cell["points"] for cell in course["original"] if cell.get("pass")}
+    kept = kept_in(place_of(notebook, course["exercise"]))
+    kept = {check: kept[check] for check in points if check in kept}
+    digest = digest_of(answers)
+    counting = {check: entry for check, entry in kept.items() if entry["answers"] == digest}
+    return Progress(
+        course["exercise"],
+        {check: entry["state"] for check, entry in counting.items()},
+        points,
+        tuple(check for check in kept if check not in counting),
+        max((entry["when"] for entry in counting.values()), default=0),
+    )
+
+
+def report(folder: Path) -> str:
+    """Every exercise in a folder, a line each.
+
+    Raises:
+        FileNotFoundError: there is none; one line.
+    """
+    found = [each for path in sorted(folder.glob("*.ipynb")) if (each := progress_of(path)) is not None]
+    if not found:
+        raise FileNotFoundError(f"{folder} holds no exercise: give the folder of the exercise notebooks")
+    earned, points = sum(each.earned for each in found), sum(sum(each.points.values()) for each in found)
+    total = f"{earned:g} of {points:g} points"
+    return "\n".join([*map(str, found), f"{'':28} {total}", f"Kept in {folder / FOLDER}."])
+
+
+# Watching a notebook that runs
+
+
+def watch() -> None:
+    """In a notebook's kernel, record what its check cells say from now on; elsewhere do nothing."""
+    name = os.environ.get("JPY_SESSION_NAME", "")  # Jupyter's server tells its kernels the notebook's path
+    with contextlib.suppress(ImportError):
+        from IPython import get_ipython
+
+        if (shell := get_ipython()) is not None and name.endswith(".ipynb"):
+            watcher = Watcher(Path(name))
+            shell.events.register("pre_run_cell", watcher.runs)
+            listeners.append(watcher.said)
+
+
+class Watcher:
+    """Keeps which answers have been run, and records what the checks say of them."""
+
+    def __init__(self, notebook: Path):
+        self.notebook = notebook
+        self.ran: dict[str, str] = {}  # cell id -> source
+
+    def runs(self, info) -> None:
+        if info.cell_id is not None:
+            self.ran[info.cell_id] = info.raw_cell
+
+    def said(self, outcome: Outcome) -> None:
+        course = course_of(self.notebook)
+        if course is None:
+            return
+        asked = [cell["id"] for cell in course["original"] if cell["answer"]]
+        # An answer that was not run here, or has been run before this watch began, is not known: nothing is claimed.
+        if all(answer in self.ran for answer in asked):
+            answers = {answer: self.ran[answer] for answer in asked}
+            record(self.notebook, {outcome.check: outcome.state}, answers)
