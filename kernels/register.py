@@ -1,0 +1,141 @@
+"""Makes of a forward and a backward what PyTorch asks of an operation: an autograd function, registered operators for
+torch.compile, which does not look inside them, and the choice between the two.
+
+    softmax_op = register(
+        "softmax",
+        _forward,                                     # (x) -> y
+        like,                                         # the same on tensors without data
+        keep=lambda arguments, y: (y,),               # what the backward takes after the gradient: tensors first
+        backward=_backward,                           # (grad_y, y) -> grad_x
+        backward_fake=lambda grad_y, y: like(y),
+    )
+
+The public function checks its arguments and returns softmax_op(x). Where a backward pass needs more than the forward's
+arguments and result, `training` is a second forward that returns (y, *more). The operators are softmax_op.forward_op,
+.training_op (the same without `training`) and .backward_op, for tests and meters.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """A new contiguous tensor of `tensor`'s shape, dtype and device, uninitialised."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+class _Once(torch.autograd.Function):
+    """A backward pass that autograd records (create_graph=True), so that nobody differentiates it unnoticed."""
+
+    @staticmethod
+    def forward(name, gradients, *arguments):
+        return gradients(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.name = inputs[0]
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(
+            f"{ctx.name} is differentiable once, got a second derivative: use {ctx.name}_reference where you need one"
+        )
+
+
+def _operator(name: str, function: Callable, fake: Callable):
+    operator = torch.library.custom_op(f"kernel_fusion::{name}", function, mutates_args=())
+    operator.register_fake(fake)
+    return operator
+
+
+def _all_of_backward(backward: Callable, needed: tuple[bool, ...], grad_y: torch.Tensor, *kept) -> tuple:
+    gradients = backward(grad_y, *kept)
+    return gradients if isinstance(gradients, tuple) else (gradients,)
+
+
+def register(
+    name: str,
+    forward: Callable,
+    fake: Callable,
+    *,
+    training: Callable | None = None,
+    training_fake: Callable | None = None,
+    keep: Callable | None = None,
+    backward: Callable | None = None,
+    backward_fake: Callable | None = None,
+    gradients: Callable = _all_of_backward,
+) -> Callable:
+    """The operation as one function: `forward` at once where no gradient is asked for, an autograd function where one
+    is (it costs Python less than an operator does), an operator under torch.compile.
+
+    Args:
+        name: of the public function; its operators are kernel_fusion::name, name_training and name_backward.
+        forward: (*arguments) -> y or a tuple, annotated as torch.library.custom_op asks. It allocates and launches.
+        fake: the same without data: returns what `forward` would allocate.
+        training: (*arguments) -> (y, *more), where the backward pass needs more than forward's arguments and result.
+        training_fake: the same without data.
+        keep: (arguments, result) -> what `backward` takes after the gradient: a tuple, its tensors first. `result` is
+            y, or all of what `training` returns.
+        backward: (grad_y, *kept) -> gradients. Without it, a backward pass raises PyTorch's error for operators
+            without a gradient.
+        backward_fake: the same without data.
+        gradients: (backward, needed, grad_y, *kept) -> a tuple, one for each of the first arguments, None for the rest.
+            Where not given, what `backward` returns. `needed` says of each argument whether its gradient is asked for.
+
+    Returns:
+        A function of forward's arguments, by position, that returns y. A second derivative through it raises
+        RuntimeError.
+    """
+    forward_op = training_op = _operator(name, forward, fake)
+    backward_op, apply = None, forward_op
+    if backward is not None:
+        backward_op = _operator(f"{name}_backward", backward, backward_fake)
+        if training is not None:
+            training_op = _operator(f"{name}_training", training, training_fake)
+        arity = len(forward_op._opoverload._schema.arguments)
+
+        def setup_context(ctx, inputs, output):
+            kept = keep(inputs, output)
+            tensors = [x for x in kept if isinstance(x, torch.Tensor)]
+            ctx.set_materialize_grads(False)  # no zeros for the rest of training's results: nobody differentiates them
+            ctx.save_for_backward(*tensors)
+            ctx.settings = kept[len(tensors) :]
+
+        def by(backward):
+            def differentiate(ctx, grad_y, *_):
+                if grad_y is None:
+                    return (None,) * arity
+                arguments = backward, ctx.needs_input_grad, grad_y, *ctx.saved_tensors, *ctx.settings
+                found = _Once.apply(name, gradients, *arguments) if torch.is_grad_enabled() else gradients(*arguments)
+                return *found, *(None,) * (arity - len(found))
+
+            return differentiate
+
+        run = forward if training is None else training
+        methods = {
+            # Not `run` itself: PyTorch binds the arguments to this signature at every call, and two stars bind fastest.
+            "forward": staticmethod(lambda *arguments: run(*arguments)),
+            "setup_context": staticmethod(setup_context),
+            "backward": staticmethod(by(backward)),
+        }
+        apply = type(name, (torch.autograd.Function,), methods).apply
+        training_op.register_autograd(by(backward_op), setup_context=setup_context)
+
+    def operation(*arguments):
+        tracked = False
+        if torch.is_grad_enabled():
+            for x in arguments:
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    tracked = True
+                    break
+        if torch.compiler.is_compiling():
+            result = (training_op if tracked else forward_op)(*arguments)
+        elif tracked:
+            result = apply(*arguments)
+        else:
+            return forward(*arguments)
+        return result[0] if tracked and training is not None else result
+
+    operation.forward_op, operation.training_op, operation.backward_op = forward_op, training_op, backward_op
+    return operation
