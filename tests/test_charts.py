@@ -16,9 +16,10 @@ from PIL import Image
 from helpers.figures import style as charts
 from helpers.figures.dropout_mask import Draw, mask_chart
 from helpers.figures.occupancy import occupancy_chart
-from helpers.figures.style import Point, plain, roofline_axes, roofline_chart, si
+from helpers.figures.roofline import LABEL_HEIGHT, Point, place_labels, roofline_axes, roofline_chart
+from helpers.figures.style import plain, si
 from helpers.figures.tensor_traffic import traffic_chart
-from helpers.figures.times import timing_chart
+from helpers.figures.timing import timing_chart
 from helpers.figures.waves import waves_chart
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import occupancy
@@ -200,7 +201,7 @@ def overlaps(labels):
     return [
         (a, b)
         for a, b in itertools.combinations(boxes, 2)
-        if a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and abs(a[1] - b[1]) < charts.LABEL_HEIGHT - 0.001
+        if a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and abs(a[1] - b[1]) < LABEL_HEIGHT - 0.001
     ]
 
 
@@ -211,7 +212,7 @@ intensities = st.floats(0.05, 1e5)
 def test_labels_never_overlap(points):
     _, axes, obstacles = roofline_axes([roof()])
     marks = [Point("conv+BN+ReLU", x, roof().attainable(x), kind) for x, kind in points]
-    placed = charts.place_labels(marks, charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), obstacles)
+    placed = place_labels(marks, charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), obstacles)
     assert len(placed) == len(points)
     assert overlaps(placed + obstacles) == overlaps(obstacles)
 

@@ -1,4 +1,4 @@
-"""The house: an import goes down a floor or stays, the instruments know no kernel, and no name stands for two things."""
+"""The house: an import goes down a floor or stays, the instruments know no kernel, and a name stands for one thing."""
 
 import ast
 from pathlib import Path

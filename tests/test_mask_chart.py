@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from helpers.figures.dropout_mask import Draw, mask_chart
-from helpers.figures.lanes import WRONG
+from helpers.figures.style import WRONG
 
 COUNTERS = np.arange(12).reshape(2, 6)
 KEPT = COUNTERS % 3 != 0

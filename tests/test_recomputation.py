@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from helpers.figures.recomputation import BARS as PLACES
 from helpers.figures.recomputation import (
     COLUMNS,
     ROWS,
@@ -14,7 +15,6 @@ from helpers.figures.recomputation import (
     recomputation_explorer,
     scene,
 )
-from helpers.figures.recomputation import BARS as PLACES
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.kept import kept_for_backward
 from helpers.instruments.traffic import measure

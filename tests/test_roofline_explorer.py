@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from helpers.figures import roofline_explorer
 from helpers.figures import style as charts
-from helpers.figures.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_scene
+from helpers.figures.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_axes, roofline_scene
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS
 
@@ -82,7 +82,7 @@ def test_every_frame_is_that_of_its_sliders(explorer):
 
 def test_marks_stand_where_the_axes_put_them(explorer):
     scene = roofline_scene(DEVICES["A100"], "fp16", 4096, 4096, SHOWN)
-    figure, axes, _ = charts.roofline_axes(scene.rooflines)
+    figure, axes, _ = roofline_axes(scene.rooflines)
     circles = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', frame(explorer)["svg"])
     unfused = [point for point in scene.points if point.kind == "unfused"]
     assert len(circles) == len(unfused) >= 4

@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from helpers.figures.lanes import WRONG, lanes_chart
+from helpers.figures.lanes import lanes_chart
+from helpers.figures.style import WRONG
 from helpers.figures.variance import (
     COLUMNS,
     MEANS,

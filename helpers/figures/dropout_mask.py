@@ -7,8 +7,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from helpers.figures.lanes import WRONG
-from helpers.figures.style import LIMIT, STYLE, TEXT, TITLE_SIZE, Chart
+from helpers.figures.style import LIMIT, STYLE, TEXT, TITLE_SIZE, WRONG, Chart
 
 CELL = 30  # points: the height of an element's box
 HEAD, FOOT = 50, 26

@@ -5,9 +5,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from helpers.figures.style import LIMIT, STYLE, TITLE_SIZE, Chart
-
-WRONG = "#D55E00"  # Okabe and Ito's vermilion
+from helpers.figures.style import LIMIT, STYLE, TITLE_SIZE, WRONG, Chart
 
 
 def lanes_chart(stages: dict[str, np.ndarray], columns: int, title: str) -> Chart:

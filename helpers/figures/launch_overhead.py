@@ -1,4 +1,4 @@
-"""The live launch-overhead curve: a chain of elementwise operations, unfused and fused, over the size of its tensor."""
+"""Launch overhead: a model of a chain of operations, its timeline, its curve over sizes, and the live curve."""
 
 import functools
 from dataclasses import dataclass
@@ -10,9 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from helpers.figures import style as charts
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
-from helpers.figures.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, UNFUSED, Chart, plain, si
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_mark, svg_opening, svg_title
+from helpers.figures.style import (
+    LIMIT,
+    MARKER_SIZE,
+    MARKERS,
+    STYLE,
+    TEXT,
+    TITLE_SIZE,
+    UNFUSED,
+    Chart,
+    page_position,
+    plain,
+    si,
+)
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE
 from helpers.instruments.recordings import Recorded, recorded
@@ -209,7 +220,7 @@ class LaunchScene:
 
 
 def launch_scene(device: Device, dtype: str, launched: str, elements: int, operations: int) -> LaunchScene:
-    """A chain of `operations` that each read one tensor and write one, in the model of helpers.figures.launch_overhead.
+    """A chain of `operations` that each read one tensor and write one, in the model of `chain_time`.
 
     The memory is the device's, by its data sheet; what a launch costs was recorded, and is taken for every device.
 
@@ -258,27 +269,20 @@ def _finding(unfused: ChainTime, fused: ChainTime) -> str:
 @functools.cache
 def _still():
     figure, axes = launch_axes()
-    return still_svg(figure), figure, charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1)
-
-
-def _mark(kind: str, x: float, y: float) -> str:
-    size, colour = charts.MARKER_SIZE, charts.MARKERS[kind][1]
-    paint = f'fill="{colour}" stroke="{charts.TEXT}"'
-    if kind == "unfused":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 2}" {paint}/>'
-    return f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size}" height="{size}" {paint}/>'
+    return still_svg(figure), figure, page_position(axes), (axes.bbox.x0, axes.bbox.x1)
 
 
 def _moving(scene: LaunchScene) -> str:
     _, figure, position, (left, _) = _still()
-    pieces = [f'<text x="{left}" y="15" font-size="{charts.TITLE_SIZE}" font-weight="bold">{scene.title}</text>']
+    pieces = [svg_title(scene.title, left, 15)]
     (x, bottom), (_, top) = position(scene.elements, SECONDS[0]), position(scene.elements, SECONDS[1])
-    pieces.append(f'<path d="M{x:.1f} {bottom:.1f}V{top:.1f}" stroke="{charts.LIMIT}" stroke-dasharray="1 2"/>')
+    pieces.append(f'<path d="M{x:.1f} {bottom:.1f}V{top:.1f}" stroke="{LIMIT}" stroke-dasharray="1 2"/>')
     for curve, height in zip(scene.curves, label_heights(scene.curves), strict=True):
         points = (position(n, seconds) for n, seconds in zip(SAMPLES, curve.seconds, strict=True))
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        pieces.append(f'<path d="M{line}" stroke="{charts.MARKERS[curve.kind][1]}" stroke-width="2" fill="none"/>')
-        pieces.append(_mark(curve.kind, *position(scene.elements, curve.marked.total)))
+        pieces.append(f'<path d="M{line}" stroke="{MARKERS[curve.kind][1]}" stroke-width="2" fill="none"/>')
+        mark = svg_mark(curve.kind, *position(scene.elements, curve.marked.total))
+        pieces.append(f'<g stroke="{TEXT}">{mark}</g>')
         x, y = position(SAMPLES[0], curve.seconds[0])
         pieces.append(f'<text x="{x + LABEL_RIGHT:.1f}" y="{y - height + 3:.1f}">{curve.label}</text>')
     return svg_opening(figure) + "".join(pieces) + "</svg>"
@@ -293,10 +297,6 @@ def _table(scene: LaunchScene) -> str:
         cells = (f"{time.launches}", si(time.nbytes, "B"), *(si(each, "s") for each in seconds))
         rows.append(f"<tr><th scope=row>{curve.kind}<td>" + "<td>".join(cells))
     return head + "".join(rows) + "</table>"
-
-
-class _LaunchStage(Stage):
-    _esm = script("frames.js")
 
 
 class LaunchExplorer(Explorer):
@@ -314,7 +314,7 @@ class LaunchExplorer(Explorer):
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
         self.launched = widgets.Dropdown(options=list(LAUNCHED), value=launched, description="launched")
         choices = [[self.device, self.dtype, self.launched]]
-        super().__init__(_LaunchStage(), [self.elements, self.operations], choices)
+        super().__init__(FramePlayer(), [self.elements, self.operations], choices)
 
     def _scene(self, elements: int, operations: int) -> LaunchScene:
         return launch_scene(DEVICES[self.device.value], self.dtype.value, self.launched.value, elements, operations)

@@ -1,4 +1,4 @@
-"""The live occupancy: how many blocks fit on an SM as threads, registers and shared memory change.
+"""Occupancy: how many warps are active as threads, registers and shared memory vary, as a chart and live.
 
 The three sliders have nearly two million positions, but each resource allows its number of blocks by itself. These
 numbers are tabulated here, by `helpers.instruments.occupancy_calculator`; the browser takes the least of them.

@@ -1,11 +1,11 @@
-"""The live traffic of an operation: bytes moved, unfused and fused, over the size of its tensors."""
+"""The bytes of an operation, launch by launch, unfused and fused: their bars, and the live ones over sizes."""
 
 import functools
 
 import ipywidgets as widgets
 
 from helpers.figures.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.style import FUSED, UNFUSED, Chart, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Launch, Versions
@@ -65,10 +65,6 @@ DTYPES = ("fp32", "fp16", "bf16")
 SHOWN = ("ReLU", "vector add", "GELU", "add+GELU", "LayerNorm", "softmax")
 
 
-class _TrafficStage(Stage):
-    _esm = script("frames.js")
-
-
 class TrafficExplorer(Explorer):
     """Bars of bytes, with sliders for rows and columns, and a choice of operation, dtype and GPU.
 
@@ -87,7 +83,7 @@ class TrafficExplorer(Explorer):
         self.operation = widgets.Dropdown(options=list(SHOWN), value=operation, description="operation")
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
         self.device = widgets.Dropdown(options=list(DEVICES), value=device, description="GPU")
-        super().__init__(_TrafficStage(), [self.rows, self.columns], [[self.operation, self.dtype, self.device]])
+        super().__init__(FramePlayer(), [self.rows, self.columns], [[self.operation, self.dtype, self.device]])
 
     def _scene(self, rows: int, columns: int) -> Scene:
         operation, dtype, device = self.operation.value, self.dtype.value, DEVICES[self.device.value]

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from helpers.figures.stage import svg_title
 from helpers.figures.style import LIMIT, STYLE, TEXT, TITLE_SIZE, Chart, si
 
 LEFT = 12  # of the title
@@ -110,9 +111,6 @@ def _write(axes: Axes, label: Label) -> None:
 
 def svg(opening: str, shown: Scene) -> str:
     """The scene as an SVG; `opening`: its opening tag."""
-    title = (
-        f'<text x="{LEFT}" y="{TITLE_FROM_TOP + 3}" font-size="{TITLE_SIZE}" font-weight="bold">{shown.title}</text>'
-    )
     boxes = (
         f'<rect x="{box.x:.1f}" y="{box.y - box.height / 2:.1f}" width="{box.width:.1f}" height="{box.height}" '
         f'fill="{box.colour or "none"}" stroke="{TEXT}"/>'
@@ -123,7 +121,7 @@ def svg(opening: str, shown: Scene) -> str:
         f"{label.text}</text>"
         for label in shown.labels
     )
-    return f"{opening}{title}{''.join(boxes)}{''.join(labels)}</svg>"
+    return f"{opening}{svg_title(shown.title, LEFT, TITLE_FROM_TOP + 3)}{''.join(boxes)}{''.join(labels)}</svg>"
 
 
 def _paint(label: Label) -> str:

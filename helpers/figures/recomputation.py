@@ -1,4 +1,4 @@
-"""The live choice between storing and recomputing: bytes moved and kept in a training step, over the tensor's size."""
+"""Storing or recomputing: the bytes that a training step moves and keeps, their bars, and the live bars over sizes."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import ipywidgets as widgets
 
 from helpers.figures.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.style import FUSED, INK, UNFUSED, Chart, label_width, plain, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE
@@ -152,10 +152,6 @@ COLUMNS = (256, 512, 1024, 2048, 4096, 8192, 11008, 16384)
 DTYPES = ("bf16", "fp16", "fp32")
 
 
-class _RecomputationStage(Stage):
-    _esm = script("frames.js")
-
-
 class RecomputationExplorer(Explorer):
     """Bars for three versions, with sliders for rows and columns, and a choice of operation, dtype and GPU.
 
@@ -174,7 +170,7 @@ class RecomputationExplorer(Explorer):
         self.operation = widgets.Dropdown(options=list(TRAINING_STEPS), value=operation, description="operation")
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
         self.device = widgets.Dropdown(options=list(DEVICES), value=device, description="GPU")
-        super().__init__(_RecomputationStage(), [self.rows, self.columns], [[self.operation, self.dtype, self.device]])
+        super().__init__(FramePlayer(), [self.rows, self.columns], [[self.operation, self.dtype, self.device]])
 
     def _scene(self, rows: int, columns: int) -> Scene:
         operation, dtype, device = self.operation.value, self.dtype.value, DEVICES[self.device.value]

@@ -1,4 +1,4 @@
-"""The live register budget: what a growing kernel needs of a GPU, compiled for real.
+"""A growing kernel's registers, spills and occupancy: compiled for real, their curves, and the live register budget.
 
 All sizes are compiled when a GPU is chosen, which takes some seconds; the slider then moves over what was found.
 """
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
 from helpers.figures.style import FUSED, LIMIT, MARKER_SIZE, STYLE, TEXT, TITLE_SIZE, Chart
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, limits
@@ -102,10 +102,6 @@ def registers_chart(growth: Growth, size: int) -> Chart:
     return Chart(figure, growth.text(size))
 
 
-class _RegistersStage(Stage):
-    _esm = script("frames.js")
-
-
 class RegistersExplorer(Explorer):
     """Registers, spills and occupancy over the operations fused, with a slider for these and a choice of GPU.
 
@@ -120,7 +116,7 @@ class RegistersExplorer(Explorer):
         self._growth_on = functools.cache(lambda gpu: Growth(sizes, tuple(compiled(size, gpu) for size in sizes)))
         self.operations = slider("operations", sizes, operations)
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
-        super().__init__(_RegistersStage(), [self.operations], [[self.device]])
+        super().__init__(FramePlayer(), [self.operations], [[self.device]])
 
     @property
     def _growth(self) -> Growth:
@@ -142,18 +138,18 @@ class RegistersExplorer(Explorer):
     def _still_and_data(self) -> tuple[str, dict]:
         growth = self._growth
         figure, panels = registers_axes(growth)
-        frames = [_frame(growth, size, figure, panels) for size in growth.sizes]
+        frames = [
+            {"svg": _moving(growth, size, figure, panels), "text": growth.text(size), "table": ""}
+            for size in growth.sizes
+        ]
         return still_svg(figure), {"frames": frames, "columns": 1}
 
 
-def _frame(growth: Growth, size: int, figure, panels) -> dict[str, str]:
+def _moving(growth: Growth, size: int, figure: Figure, panels: dict[str, Axes]) -> str:
     height, half = figure.bbox.height, MARKER_SIZE / 2
     index = growth.sizes.index(size)
     left = next(iter(panels.values())).bbox.x0
-    parts = [
-        f'<text x="{left:.1f}" y="{TITLE_FROM_TOP}" font-size="{TITLE_SIZE}" font-weight="bold">'
-        f"{growth.finding(size)}</text>"
-    ]
+    parts = [svg_title(growth.finding(size), left, TITLE_FROM_TOP)]
     for panel, axes in panels.items():
         value = growth.values(panel)[index]
         x, y = axes.transData.transform((size, value))
@@ -164,7 +160,7 @@ def _frame(growth: Growth, size: int, figure, panels) -> dict[str, str]:
             f' fill="{FUSED}" stroke="currentColor"/>'
             f'<text x="{left:.1f}" y="{top - LABEL_ABOVE:.1f}">{value} {panel}</text>'
         )
-    return {"svg": f"{svg_opening(figure)}{''.join(parts)}</svg>", "text": growth.text(size), "table": ""}
+    return f"{svg_opening(figure)}{''.join(parts)}</svg>"
 
 
 def registers_explorer(

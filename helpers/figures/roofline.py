@@ -1,20 +1,211 @@
-"""The live roofline: operations, unfused and fused, under the roofs of a GPU, as rows and columns change.
+"""The roofline: its chart, and the live one, whose operations, unfused and fused, move with rows and columns.
 
 All positions of the sliders are drawn beforehand, under a millisecond each, and the browser picks one.
 """
 
 import functools
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import ipywidgets as widgets
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
-from helpers.figures import style as charts
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
-from helpers.figures.style import Chart, PlacedLabel, Point, plain, si
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_mark, svg_opening, svg_title
+from helpers.figures.style import (
+    LIMIT,
+    MARKER_SIZE,
+    MARKERS,
+    STYLE,
+    TEXT,
+    TITLE_SIZE,
+    Chart,
+    label_width,
+    page_position,
+    plain,
+    si,
+)
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Cost, cost
-from helpers.instruments.roofline import Roofline, levels
+from helpers.instruments.roofline import LEVELS, Roofline, levels
+
+# Sizes in points.
+LABEL_HEIGHT = 11
+LABEL_GAP = 8  # between a mark's middle and its label
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mark on the roofline chart: FLOP/byte, FLOP/s, and a kind: "unfused", "fused", or "single" for neither."""
+
+    label: str
+    intensity: float
+    performance: float
+    kind: str = "single"
+
+    def __post_init__(self):
+        if self.kind not in MARKERS:
+            raise ValueError(f"{self.label} is of kind {self.kind!r}: one of {', '.join(MARKERS)} expected")
+        if not (0 < self.intensity < math.inf and 0 < self.performance < math.inf):
+            raise ValueError(
+                f"{self.label} is at {self.intensity} FLOP/byte and {self.performance} FLOP/s: "
+                "logarithmic axes take finite numbers above 0"
+            )
+
+
+@dataclass(frozen=True)
+class PlacedLabel:
+    """A label and its mark on the page, in points, y downwards: `x` is the end that faces the mark, `y` the middle."""
+
+    text: str
+    x: float
+    y: float
+    align: str  # "left" or "right": the side of the text that x is
+    mark: tuple[float, float]
+
+    @property
+    def left(self) -> float:
+        return self.x - (label_width(self.text) if self.align == "right" else 0)
+
+
+def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[PlacedLabel]]:
+    """What stays still on a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
+
+    All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. Also given: the
+    labels, for others to keep clear of.
+    """
+    rooflines = sorted(rooflines, key=lambda roof: (roof.bandwidth, -roof.peak))
+    by_peak = {roof.peak: roof for roof in reversed(rooflines)}  # equal peaks share one line
+    roofs = [by_peak[peak] for peak in sorted(by_peak, reverse=True)]
+    by_level = {roof.level: roof for roof in reversed(rooflines)}  # each level's highest roof
+    slopes = sorted(by_level.values(), key=lambda roof: roof.bandwidth)
+    device, top, fastest = slopes[0].device, slopes[0], slopes[-1].bandwidth
+    left, right = 0.015, 2e5
+    with rc_context(STYLE):
+        figure = Figure()
+        axes = figure.add_axes((0.085, 0.1, 0.895, 0.83))
+        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(top.bandwidth * left / 3, top.peak * 30))
+        axes.set_xlabel("arithmetic intensity (FLOP/byte)")
+        axes.set_ylabel("performance at best (FLOP/s)")
+        axes.xaxis.set_major_locator(LogLocator(numticks=20))
+        axes.yaxis.set_major_locator(LogLocator(numticks=20))
+        axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+        axes.yaxis.set_major_formatter(lambda value, _: si(value))
+
+        for roof in slopes:
+            ends = (left, roof.ridge), (roof.bandwidth * left, roof.peak)
+            axes.plot(*ends, color=LIMIT, linewidth=2 if roof is top else 1)
+        for roof in roofs:
+            ends = (roof.peak / fastest, right), (roof.peak, roof.peak)
+            axes.plot(*ends, color=LIMIT, linewidth=2 if roof.peak == top.peak else 1)
+        axes.axvline(top.ridge, color=LIMIT, linewidth=1, linestyle=":")
+
+        position = page_position(axes)
+        labels = [_label("left", f"ridge, {plain(top.ridge)}", *position(top.ridge, axes.get_ylim()[0]), 4, -8)]
+        for roof in slopes:
+            name = f"{LEVELS[roof.level]}, {si(roof.bandwidth, 'B/s')}"
+            if roof.bandwidth == fastest:
+                labels.append(_label("right", name, *position(roof.ridge / 2, roof.peak / 2), -4, -4))
+            else:  # another slope runs above it
+                labels.append(_label("left", name, *position(roof.ridge / 30, roof.peak / 30), 6, 4))
+        for roof in roofs:
+            units = "CUDA cores" if roof.dtype == "fp32" else "tensor cores"
+            name = f"{roof.dtype} on {units}" if device.compute_capability else roof.dtype
+            labels.append(_label("right", f"{name}, {si(roof.peak, 'FLOP/s')}", *position(right, roof.peak), 0, -8))
+        for label in labels:
+            _draw_label(axes, label)
+        for number, kind in enumerate(("unfused", "fused")):
+            marker, colour = MARKERS[kind]
+            x, y = 0.025, 0.97 - 0.045 * number
+            axes.plot(x, y, marker, color=colour, markersize=MARKER_SIZE, mec=TEXT, transform=axes.transAxes, zorder=4)
+            x, y = axes.transAxes.transform((x, y))
+            _draw_label(axes, _label("left", kind, x, figure.bbox.height - y, LABEL_GAP, 0))
+    return figure, axes, labels
+
+
+def _label(align: str, text: str, x: float, y: float, dx: float, dy: float) -> PlacedLabel:
+    return PlacedLabel(text, x + dx, y + dy, align, (x + dx, y + dy))
+
+
+def _draw_label(axes: Axes, label: PlacedLabel) -> None:
+    height = axes.figure.bbox.height
+    if label.y != label.mark[1]:
+        axes.annotate(
+            "",
+            (label.mark[0], height - label.mark[1]),
+            (label.x, height - label.y),
+            xycoords="figure points",
+            textcoords="figure points",
+            arrowprops={"arrowstyle": "-", "color": LIMIT, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 0},
+        )
+    axes.annotate(
+        label.text, (label.x, height - label.y), xycoords="figure points", ha=label.align, va="center_baseline"
+    )
+
+
+def place_labels(
+    points: list[Point],
+    position: Callable[[float, float], tuple[float, float]],
+    edges: tuple[float, float],
+    obstacles: list[PlacedLabel],
+) -> list[PlacedLabel]:
+    """A place for each point's label such that no two overlap, and none an obstacle or a mark.
+
+    Marks lie on a roof, with free space below it to the right and above it to the left: the label of an unfused point
+    goes left and upwards, any other right and downwards, or to the other side where `edges` (left, right) come first.
+    """
+    marks = [position(point.intensity, point.performance) for point in points]
+    taken = [(label.left, label.y, label_width(label.text)) for label in obstacles]
+    taken += [(x - MARKER_SIZE / 2, y, MARKER_SIZE) for x, y in marks]
+    placed = []
+    for upwards in (False, True):
+        group = [(y, x, p.label) for (x, y), p in zip(marks, points, strict=True) if (p.kind == "unfused") is upwards]
+        for mark_y, mark_x, text in sorted(group, reverse=upwards):
+            width, step = label_width(text), -1 if upwards else 1
+            fits_left = mark_x - LABEL_GAP - width >= edges[0]
+            fits_right = mark_x + LABEL_GAP + width <= edges[1]
+            align = ("right" if fits_left else "left") if upwards else ("left" if fits_right else "right")
+            left = mark_x + LABEL_GAP if align == "left" else mark_x - LABEL_GAP - width
+            y = mark_y - LABEL_HEIGHT if upwards else mark_y + LABEL_HEIGHT / 2  # clear of the roof
+            while clashes := [
+                other_y
+                for other_left, other_y, other_width in taken
+                if other_left < left + width and left < other_left + other_width and abs(other_y - y) < LABEL_HEIGHT
+            ]:
+                y = (min if upwards else max)(clashes) + step * (LABEL_HEIGHT + 0.01)
+            taken.append((left, y, width))
+            placed.append(PlacedLabel(text, left if align == "left" else left + width, y, align, (mark_x, mark_y)))
+    return placed
+
+
+def roofline_chart(rooflines: Roofline | Iterable[Roofline], points: Iterable[Point], title: str, text: str) -> Chart:
+    """Points under the roofs of one device; an unfused and a fused point of the same label are joined.
+
+    Args:
+        rooflines: one, or several of the same device in different dtypes.
+        points: what to mark.
+        title: the finding that the chart shows.
+        text: the line that says the same to those who cannot see it.
+    """
+    points = list(points)
+    figure, axes, labels = roofline_axes([rooflines] if isinstance(rooflines, Roofline) else rooflines)
+    with rc_context(STYLE):
+        figure.text(axes.bbox.x0 / figure.bbox.width, 0.97, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
+        for label in dict.fromkeys(point.label for point in points):
+            joined = [(point.intensity, point.performance) for point in points if point.label == label]
+            axes.plot(*zip(*joined, strict=True), color=LIMIT, linewidth=1, linestyle="--", zorder=3)
+        for point in points:
+            marker, colour = MARKERS[point.kind]
+            axes.plot(
+                point.intensity, point.performance, marker, color=colour, markersize=MARKER_SIZE, mec=TEXT, zorder=4
+            )
+        for label in place_labels(points, page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels):
+            _draw_label(axes, label)
+    return Chart(figure, text)
+
 
 # Powers of two, and sizes that are met in practice or fit no tile.
 ROWS = (1, 4, 16, 64, 127, 128, 197, 256, 512, 1000, 1024, 1025, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -93,20 +284,8 @@ class _Still:
 
 @functools.cache
 def _still(*rooflines: Roofline) -> _Still:
-    figure, axes, labels = charts.roofline_axes(rooflines)
-    return _Still(
-        still_svg(figure), svg_opening(figure), charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels
-    )
-
-
-def _mark(kind: str, x: float, y: float) -> str:
-    half = charts.MARKER_SIZE / 2
-    colour = charts.MARKERS[kind][1]
-    if kind == "unfused":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{half}" fill="{colour}"/>'
-    turn = "" if kind == "fused" else f' transform="rotate(45 {x:.1f} {y:.1f})"'
-    size = charts.MARKER_SIZE
-    return f'<rect x="{x - half:.1f}" y="{y - half:.1f}" width="{size}" height="{size}" fill="{colour}"{turn}/>'
+    figure, axes, labels = roofline_axes(rooflines)
+    return _Still(still_svg(figure), svg_opening(figure), page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels)
 
 
 def _moving(scene: RooflineScene, still: _Still) -> str:
@@ -117,18 +296,18 @@ def _moving(scene: RooflineScene, still: _Still) -> str:
             x0, y0 = starts[point.label]
             joins.append(f"M{x0:.1f} {y0:.1f}L{x:.1f} {y:.1f}")
         starts[point.label] = (x, y)
-        marks.append(_mark(point.kind, x, y))
+        marks.append(svg_mark(point.kind, x, y))
     leaders = []
-    for label in charts.place_labels(scene.points, still.position, still.edges, still.labels):
+    for label in place_labels(scene.points, still.position, still.edges, still.labels):
         leaders.append(f"M{label.mark[0]:.1f} {label.mark[1]:.1f}L{label.x:.1f} {label.y:.1f}")
         anchor = ' text-anchor="end"' if label.align == "right" else ""
         labels.append(f'<text x="{label.x:.1f}" y="{label.y + 3:.1f}"{anchor}>{label.text}</text>')
     return (
         f"{still.opening}"
-        f'<text x="{still.edges[0]}" y="15" font-size="{charts.TITLE_SIZE}" font-weight="bold">{scene.title}</text>'
-        f'<g stroke="{charts.LIMIT}" fill="none"><path d="{"".join(joins)}" stroke-dasharray="4 2"/>'
+        f"{svg_title(scene.title, still.edges[0], 15)}"
+        f'<g stroke="{LIMIT}" fill="none"><path d="{"".join(joins)}" stroke-dasharray="4 2"/>'
         f'<path d="{"".join(leaders)}" stroke-width=".5"/></g>'
-        f'<g stroke="{charts.TEXT}">{"".join(marks)}</g>{"".join(labels)}</svg>'
+        f'<g stroke="{TEXT}">{"".join(marks)}</g>{"".join(labels)}</svg>'
     )
 
 
@@ -148,10 +327,6 @@ def _table(scene: RooflineScene) -> str:
         + "".join(rows)
         + "</table>"
     )
-
-
-class _RooflineStage(Stage):
-    _esm = script("frames.js")
 
 
 class RooflineExplorer(Explorer):
@@ -175,7 +350,7 @@ class RooflineExplorer(Explorer):
             for name in OPERATIONS
         }
         choices = [[self.device, self.dtype], list(self.operations.values())]
-        super().__init__(_RooflineStage(), [self.rows, self.columns], choices)
+        super().__init__(FramePlayer(), [self.rows, self.columns], choices)
 
     def _scene(self, rows: int, columns: int) -> RooflineScene:
         chosen = [name for name, box in self.operations.items() if box.value]
@@ -190,7 +365,7 @@ class RooflineExplorer(Explorer):
 
     def chart(self) -> Chart:
         scene = self._scene(self.rows.value, self.columns.value)
-        return charts.roofline_chart(scene.rooflines, scene.points, scene.title, scene.text)
+        return roofline_chart(scene.rooflines, scene.points, scene.title, scene.text)
 
     def _still_and_data(self) -> tuple[str, dict]:
         try:

@@ -19,7 +19,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from traitlets import Dict, Int, Unicode
 
-from helpers.figures.style import STYLE, TEXT, Chart
+from helpers.figures.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, Chart
 
 _HERE = Path(__file__).parent
 
@@ -41,6 +41,12 @@ class Stage(anywidget.AnyWidget):
     first = Int().tag(sync=True)
     second = Int().tag(sync=True)
     third = Int().tag(sync=True)
+
+
+class FramePlayer(Stage):
+    """A stage whose frames, one a position of the sliders, were all drawn beforehand: `data` as frames.js takes it."""
+
+    _esm = script("frames.js")
 
 
 class Explorer(ABC):
@@ -130,3 +136,18 @@ def svg_opening(figure: Figure) -> str:
     """The opening tag of an SVG that lies over a figure's still part: coordinates in points, y downwards."""
     width, height = figure.bbox.size
     return f'<svg viewBox="0 0 {width:g} {height:g}" width="100%" aria-hidden="true" fill="currentColor" font-size="9">'
+
+
+def svg_title(title: str, x: float, y: float) -> str:
+    """A chart's title, its baseline starting at (x, y)."""
+    return f'<text x="{x:.1f}" y="{y}" font-size="{TITLE_SIZE}" font-weight="bold">{title}</text>'
+
+
+def svg_mark(kind: str, x: float, y: float) -> str:
+    """The mark of a kind of point, one of MARKERS, around (x, y); the edge is the surrounding group's."""
+    half, colour = MARKER_SIZE / 2, MARKERS[kind][1]
+    if kind == "unfused":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{half}" fill="{colour}"/>'
+    turn = "" if kind == "fused" else f' transform="rotate(45 {x:.1f} {y:.1f})"'
+    box = f'x="{x - half:.1f}" y="{y - half:.1f}" width="{MARKER_SIZE}" height="{MARKER_SIZE}"'
+    return f'<rect {box} fill="{colour}"{turn}/>'

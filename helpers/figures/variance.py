@@ -1,4 +1,4 @@
-"""The live error of LayerNorm: three ways to the variance, over the mean and the width of the rows."""
+"""The error of LayerNorm: three ways to the variance, their curves over the rows' mean, and the live curves."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
 from helpers.figures.style import LIMIT, MARKER_SIZE, STYLE, TEXT, TITLE_SIZE, Chart, page_position, plain
 
 WAYS = ("one pass", "two passes", "Welford")
@@ -172,10 +172,6 @@ SHAPES = {
 }
 
 
-class _VarianceStage(Stage):
-    _esm = script("frames.js")
-
-
 class VarianceExplorer(Explorer):
     """Error over mean with sliders for the mean and the columns, and a choice of arithmetic.
 
@@ -189,7 +185,7 @@ class VarianceExplorer(Explorer):
         if arithmetic not in ARITHMETIC:
             raise ValueError(f"no arithmetic is named {arithmetic!r}: choose from {', '.join(ARITHMETIC)}")
         self.arithmetic = widgets.Dropdown(options=list(ARITHMETIC), value=arithmetic, description="arithmetic")
-        super().__init__(_VarianceStage(), [self.mean, self.columns], [[self.arithmetic]])
+        super().__init__(FramePlayer(), [self.mean, self.columns], [[self.arithmetic]])
 
     @property
     def _curves(self) -> ErrorCurves:
@@ -213,13 +209,12 @@ class VarianceExplorer(Explorer):
         return still_svg(figure), {"frames": frames, "columns": len(COLUMNS)}
 
 
-def _moving(curves: ErrorCurves, mean: float, figure, axes) -> str:
+def _moving(curves: ErrorCurves, mean: float, figure: Figure, axes: Axes) -> str:
     position = page_position(axes)
     (x, bottom), (_, top) = position(mean, FLOOR[curves.arithmetic]), position(mean, TOP)
     parts = [
-        f'<text x="{axes.bbox.x0}" y="{TITLE_FROM_TOP}" font-size="{TITLE_SIZE}" font-weight="bold">'
-        f"{curves.finding(mean)}</text>"
-        f'<path d="M{x:.1f} {bottom:.1f}V{top:.1f}" stroke="{LIMIT}" stroke-dasharray="4 2"/>'
+        svg_title(curves.finding(mean), axes.bbox.x0, TITLE_FROM_TOP),
+        f'<path d="M{x:.1f} {bottom:.1f}V{top:.1f}" stroke="{LIMIT}" stroke-dasharray="4 2"/>',
     ]
     for way, (colour, marker, dash) in LOOKS.items():
         points = (position(each, curves.height(way, each)) for each in MEANS)

@@ -1,4 +1,4 @@
-"""The live warp: the sectors that one load of 32 lanes fetches, as stride, alignment and width change."""
+"""A warp's load: the sectors that 32 lanes fetch, their picture, and the live one as stride and alignment change."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
-from helpers.figures import style as charts
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
 from helpers.figures.style import LIMIT, STYLE, TEXT, TITLE_SIZE, Chart
 from helpers.instruments.operations import ITEMSIZE
 
@@ -113,14 +112,10 @@ def warp_load(dtype: str, stride: int, offset: int, elements: int) -> WarpLoad:
 
 def _told(dtype: str, stride: int, offset: int, elements: int) -> tuple[str, str]:
     load = warp_load(dtype, stride, offset, elements)
-    share = load.wanted / (32 * len(load.sectors))
+    share = load.wanted / (SECTOR * len(load.sectors))
     title = f"A warp fetches {len(load.sectors)} sectors and uses {share:.0%} of them"
     name = f"{dtype}, {elements} a lane, stride {stride}, offset {offset}"
     return title, name
-
-
-class _WarpStage(Stage):
-    _esm = script("frames.js")
 
 
 class WarpExplorer(Explorer):
@@ -138,7 +133,7 @@ class WarpExplorer(Explorer):
         self.offset = slider("offset", OFFSETS, offset)
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
         self.elements = widgets.Dropdown(options=list(WIDTHS), value=elements, description="a lane")
-        super().__init__(_WarpStage(), [self.stride, self.offset], [[self.dtype, self.elements]])
+        super().__init__(FramePlayer(), [self.stride, self.offset], [[self.dtype, self.elements]])
 
     def _at(self, stride: int, offset: int) -> tuple[str, int, int, int]:
         return self.dtype.value, stride, offset, self.elements.value
@@ -159,7 +154,7 @@ class WarpExplorer(Explorer):
         return still_svg(figure), {"frames": frames, "columns": len(OFFSETS)}
 
 
-def _frame(figure, axes, *place) -> dict[str, str]:
+def _frame(figure: Figure, axes: Axes, *place) -> dict[str, str]:
     load, (title, name) = warp_load(*place), _told(*place)
     height, (left, right) = figure.bbox.height, (axes.bbox.x0, axes.bbox.x1)
     (_, top), (_, middle) = axes.transData.transform([(0, -HALF), (0, 0)])
@@ -176,10 +171,10 @@ def _frame(figure, axes, *place) -> dict[str, str]:
     fetched, wanted = blocks(load)
     svg = (
         svg_opening(figure)
-        + f'<text x="{left:.1f}" y="15" font-size="{charts.TITLE_SIZE}" font-weight="bold">{title}</text>'
+        + svg_title(title, left, 15)
         + f'<text x="{left:.1f}" y="{height - top - 4:.1f}">{name}: {load}</text>'
-        + boxes(fetched, full, 0, f'fill="none" stroke="{charts.LIMIT}"')
-        + boxes(wanted, full / 2, 0.5, f'fill="{charts.LIMIT}"')
+        + boxes(fetched, full, 0, f'fill="none" stroke="{LIMIT}"')
+        + boxes(wanted, full / 2, 0.5, f'fill="{LIMIT}"')
         + "</svg>"
     )
     return {"svg": svg, "text": f"{title}. {name}: {load}", "table": ""}

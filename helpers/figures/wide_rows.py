@@ -1,4 +1,4 @@
-"""The live wide row: when a block can hold it, and what reading it again costs, for a softmax."""
+"""A softmax's wide row: when a block can hold it and what reading it again costs, the bars, and the live ones."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.figures.stage import Explorer, Stage, script, slider, still_svg, svg_opening
-from helpers.figures.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, Chart, bar_axes, si
+from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
+from helpers.figures.style import FUSED, LIMIT, STYLE, TEXT, Chart, bar_axes, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, REGISTERS, WARP, occupancy
 from helpers.instruments.operations import ITEMSIZE
@@ -150,10 +150,6 @@ WARPS = (4, 8, 16, 32)
 DTYPES = ("fp32", "fp16", "bf16")
 
 
-class _WideRowsStage(Stage):
-    _esm = script("frames.js")
-
-
 class WideRowsExplorer(Explorer):
     """Bytes of three ways to a softmax, with sliders for rows, columns and warps, and a choice of dtype and GPU.
 
@@ -170,7 +166,7 @@ class WideRowsExplorer(Explorer):
         self.warps = slider("warps a row", WARPS, warps)
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
-        super().__init__(_WideRowsStage(), [self.columns, self.rows, self.warps], [[self.dtype, self.device]])
+        super().__init__(FramePlayer(), [self.columns, self.rows, self.warps], [[self.dtype, self.device]])
 
     def _at(self, columns: int, rows: int, warps: int) -> WideRows:
         return WideRows(DEVICES[self.device.value], self.dtype.value, rows, columns, warps)
@@ -193,10 +189,10 @@ class WideRowsExplorer(Explorer):
         return still_svg(figure), {"frames": frames, "columns": len(ROWS), "layers": len(WARPS)}
 
 
-def _moving(case: WideRows, figure, axes) -> str:
+def _moving(case: WideRows, figure: Figure, axes: Axes) -> str:
     page = figure.bbox.height
     (left, top), (right, bottom) = axes.transData.transform([(0, 0), (1, 1)])
-    parts = [f'<text x="12" y="{TITLE_FROM_TOP}" font-size="{TITLE_SIZE}" font-weight="bold">{case.finding}</text>']
+    parts = [svg_title(case.finding, 12, TITLE_FROM_TOP)]
     for line, way in enumerate(READS):
         middle, end = page - top + line * (top - bottom), left
         for start, width, height, colour, opacity in segments(case, way):
