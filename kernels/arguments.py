@@ -1,5 +1,6 @@
 """What every launcher asks of its tensors before it allocates anything."""
 
+import math
 from functools import cache, reduce
 
 import torch
@@ -93,6 +94,12 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
+    """x, empty or not, as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
+    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
 _properties = cache(torch.cuda.get_device_properties)
 
 
@@ -120,6 +127,35 @@ def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if len(dtypes) < 2 or not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
         return tensors
     return tuple(tensor.to(reduce(torch.promote_types, dtypes)) for tensor in tensors)
+
+
+def check_linear(
+    operation: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    names: tuple[str, str] = ("weight", "bias"),
+) -> None:
+    """Check the shapes of a linear layer's arguments: x (..., K), weight (N, K), bias (N,) and residual (..., N).
+
+    Raises:
+        ValueError: they do not fit; weight and bias are called by `names`.
+    """
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"{operation} takes x of (..., K) and {names[0]} of (N, K), got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}: transpose {names[0]}, or reshape x"
+        )
+    for name, tensor, shape in (
+        (names[1], bias, weight.shape[:1]),
+        ("residual", residual, (*x.shape[:-1], weight.shape[0])),
+    ):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(
+                f"{operation} takes {name} of {tuple(shape)} for x of {tuple(x.shape)} and {names[0]} of "
+                f"{tuple(weight.shape)}, got {tuple(tensor.shape)}: expand or reshape it"
+            )
 
 
 def check_heads(operation: str, scale: float | None, **tensors: torch.Tensor) -> None:

@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.arguments import shared_memory
 from kernels.sizes import cdiv
 
 ALIGNMENT = 16  # bytes: CUDA driver API, cuTensorMapEncodeTiled
+LARGE_TILES = 227 * 2**10  # bytes of shared memory, a program's share at compute capability 9.0 and 10.0
 
 
 def padded_empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
@@ -35,6 +37,15 @@ def describable(x: torch.Tensor) -> torch.Tensor:
     if apart and (x.stride(-1) == 1 or x.shape[-1] == 1) and x.data_ptr() % ALIGNMENT == 0:
         return x
     return padded_empty(x.shape, x).copy_(x)
+
+
+def takes_descriptors(*matrices: torch.Tensor) -> bool:
+    """Whether descriptors can tell of these (rows, cols) as they are, and their GPU has room for large tiles."""
+    for matrix in matrices:
+        stride = matrix.stride(0)
+        if matrix.data_ptr() % ALIGNMENT or stride * matrix.itemsize % ALIGNMENT or not stride >= matrix.shape[1] > 0:
+            return False
+    return shared_memory(matrices[0]) >= LARGE_TILES
 
 
 def described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:

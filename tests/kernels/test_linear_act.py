@@ -2,33 +2,31 @@
 
 import pytest
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import linear_act, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import linear_act as module
-from kernels.tiled.linear_act import (
-    OP,
-    TILES,
-    LinearAct,
-    linear_act_kernel,
-    linear_act_op,
-    linear_act_plain,
-    linear_act_plain_kernel,
-    linear_act_reference,
-    linear_act_training_op,
-    plain_settings,
-    settings,
-)
+from kernels.tiled import linear_act_descriptors
+from kernels.tiled.linear_act import OP, LinearAct, linear_act_kernel, linear_act_op, linear_act_reference
+from kernels.tiled.linear_act import settings as plain_settings
+from kernels.tiled.linear_act_backward import gradient_of_sum
+from kernels.tiled.linear_act_descriptors import TILES, linear_act_descriptors_kernel, operands, settings
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 ACTS = pytest.mark.parametrize("act", [None, *ACTIVATIONS])
-BOTH = pytest.mark.parametrize("fused", [linear_act, linear_act_plain], ids=lambda fused: fused.__name__)
 
 
-def operands(m, k, n, device, dtype=torch.float16, residual=True, grad=False):
+@pytest.fixture(params=["plain", "descriptors"])
+def kernel(request, monkeypatch):
+    """Each of the two kernels, where the other would take its place."""
+    if request.param == "plain":
+        monkeypatch.setattr(module, "takes_descriptors", lambda *matrices: False)
+    return request.param
+
+
+def tensors(m, k, n, device, dtype=torch.float16, residual=True, grad=False):
     shapes = [(m, k), (n, k), (n,)] + [(m, n)] * residual
     scales = [1, max(1, k) ** -0.5, 1, 1]
     return [
@@ -47,29 +45,28 @@ def assert_as_accurate(ours, theirs, exact):
 def launched(monkeypatch):
     """Names of the kernels launched, in order."""
     names = []
-    for launch in ("_launch_plain", "_launch_descriptors"):
-        original = getattr(module, launch)
+    for name, of, launch in (("plain", module, "_launch"), ("descriptors", linear_act_descriptors, "launch")):
+        original = getattr(of, launch)
 
-        def noted(*args, original=original, launch=launch):
-            names.append(launch.removeprefix("_launch_"))
+        def noted(*args, original=original, name=name):
+            names.append(name)
             original(*args)
 
-        monkeypatch.setattr(module, launch, noted)
+        monkeypatch.setattr(of, launch, noted)
     return names
 
 
-@BOTH
 @ACTS
-def test_every_epilogue_in_tiles_that_overhang(act, fused, device, poisoned):
-    inputs = operands(130, 72, 264, device)
+def test_every_epilogue_in_tiles_that_overhang(act, kernel, device, poisoned):
+    inputs = tensors(130, 72, 264, device)
     exact = linear_act_reference(*[x.double() for x in inputs], act)
-    assert_as_accurate(fused(*inputs, act), linear_act_reference(*inputs, act), exact)
+    assert_as_accurate(linear_act(*inputs, act), linear_act_reference(*inputs, act), exact)
     bare = linear_act_reference(*[x.double() for x in inputs[:2]], None, None, act)
-    assert_as_accurate(fused(*inputs[:2], act=act), linear_act_reference(*inputs[:2], None, None, act), bare)
+    assert_as_accurate(linear_act(*inputs[:2], act=act), linear_act_reference(*inputs[:2], None, None, act), bare)
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "tf32", "kernel"),
+    ("shape", "dtype", "tf32", "taken"),
     [
         ((33, 72, 40), torch.float16, False, "descriptors"),
         ((33, 72, 40), torch.float32, True, "descriptors"),
@@ -79,11 +76,11 @@ def test_every_epilogue_in_tiles_that_overhang(act, fused, device, poisoned):
         ((33, 0, 40), torch.float16, False, "plain"),  # nothing to describe
     ],
 )
-def test_which_kernel_takes_what(shape, dtype, tf32, kernel, launched, device, poisoned):
-    inputs = operands(*shape, device, dtype)
+def test_which_kernel_takes_what(shape, dtype, tf32, taken, launched, device, poisoned):
+    inputs = tensors(*shape, device, dtype)
     y = linear_act(*inputs, tf32=tf32)
     if not runtime.has_gpu() or torch.cuda.get_device_capability() in ((9, 0), (10, 0)):
-        assert launched == [kernel]
+        assert launched == [taken]
     exact = linear_act_reference(*[x.double() for x in inputs])
     if tf32:
         assert (y.double() - exact).norm() < 1e-3 * exact.norm()
@@ -100,7 +97,7 @@ def test_tf32_is_chosen_never_a_surprise(device):
 
 
 def test_strides_are_copied_only_where_columns_are_apart(device, launched, poisoned):
-    x, weight, bias, residual = operands(24, 64, 48, device)
+    x, weight, bias, residual = tensors(24, 64, 48, device)
     expected = linear_act(x, weight, bias, residual)
     wide = torch.randn(24, 128, device=device, dtype=x.dtype)
     wide[:, 64:] = x
@@ -117,19 +114,18 @@ def test_strides_are_copied_only_where_columns_are_apart(device, launched, poiso
     assert launched == ["descriptors"] * 4 + ["plain"]
 
 
-def test_rows_far_apart(device):
+def test_rows_far_apart(device, kernel):
     """Row strides whose multiples pass 2**31, over memory that is never touched."""
     stride = 2**30 if not runtime.has_gpu() else 2**31
     memory = torch.empty(2 * stride + 64, dtype=torch.float16, device=device)
     x = memory.as_strided((3, 64), (stride, 1))
     x.copy_(torch.randn(3, 64, device=device))
     weight = torch.randn(40, 64, device=device, dtype=torch.float16)
-    for fused in (linear_act, linear_act_plain):
-        torch.testing.assert_close(fused(x, weight), fused(x.contiguous(), weight), rtol=0, atol=0)
+    assert torch.equal(linear_act(x, weight), linear_act(x.contiguous(), weight))
 
 
 def test_nan_and_infinity_stay_where_they_are(device, poisoned):
-    x, weight, bias, _ = operands(8, 32, 16, device)
+    x, weight, bias, _ = tensors(8, 32, 16, device)
     x[2, 3], weight[5, 7] = torch.nan, torch.inf
     bias[1] = -torch.inf
     for act in ("relu", None):
@@ -150,13 +146,13 @@ def test_one_rounding(device):
 
 @ACTS
 def test_gradcheck(act, device):
-    inputs = [x.detach().requires_grad_() for x in operands(2, 3, 3, device, torch.float64)]
+    inputs = [x.detach().requires_grad_() for x in tensors(2, 3, 3, device, torch.float64)]
     assert torch.autograd.gradcheck(lambda *inputs: linear_act(*inputs, act), inputs)
 
 
 @ACTS
 def test_gradients_in_16_bits(act, device, poisoned):
-    inputs = operands(70, 40, 264, device, grad=True)
+    inputs = tensors(70, 40, 264, device, grad=True)
     weight = torch.randn(70, 264, device=device, dtype=torch.float16)
     ours = torch.autograd.grad(linear_act(*inputs, act), inputs, weight)
     theirs = torch.autograd.grad(linear_act_reference(*inputs, act), inputs, weight)
@@ -167,7 +163,7 @@ def test_gradients_in_16_bits(act, device, poisoned):
 
 
 def test_only_the_gradients_asked_for(device):
-    x, weight, bias, residual = operands(4, 32, 16, device, torch.float32)
+    x, weight, bias, residual = tensors(4, 32, 16, device, torch.float32)
     for act in (None, "silu"):
         bias.requires_grad_()
         (grad,) = torch.autograd.grad(linear_act(x, weight, bias, residual, act).sum(), bias)
@@ -177,7 +173,7 @@ def test_only_the_gradients_asked_for(device):
 
 def test_bytes_and_launches_of_training(device):
     """The docstring's account, of tiles that hold all of it: forward one launch, the activation's gradient one."""
-    x, weight, bias, _ = operands(33, 72, 40, device, grad=True)
+    x, weight, bias, _ = tensors(33, 72, 40, device, grad=True)
     forward = measure(linear_act, x, weight, bias)
     result = 33 * 40 * x.itemsize
     assert (forward.launches, forward.bytes_written) == (1, 2 * result)  # y and the sum
@@ -185,15 +181,15 @@ def test_bytes_and_launches_of_training(device):
     with torch.no_grad():
         assert measure(linear_act, x, weight, bias).bytes_written == result
     s = torch.randn(33, 40, device=device, dtype=x.dtype)
-    backward = measure(module._backward, torch.randn_like(s), s, "silu")
+    backward = measure(gradient_of_sum, torch.randn_like(s), s, "silu")
     assert backward.by_tensor["grad_y"].read == backward.by_tensor["s"].read == result
 
 
 def test_registration(device):
-    inputs = operands(9, 16, 8, device, torch.float32, grad=True)
-    torch.library.opcheck(linear_act_op, (*inputs, None, False))
-    torch.library.opcheck(linear_act_training_op, (*inputs, "silu", False))
-    torch.library.opcheck(linear_act_op, (*inputs[:2], None, None, "relu", False), test_utils="test_schema")
+    inputs = tensors(9, 16, 8, device, torch.float32, grad=True)
+    for act in (None, "silu"):
+        torch.library.opcheck(linear_act_op.training_op, (*inputs, act, False))
+    torch.library.opcheck(linear_act_op.forward_op, (*inputs[:2], None, None, "relu", False), test_utils="test_schema")
 
 
 def test_module_is_a_linear_layer(device):
@@ -208,7 +204,7 @@ def test_module_is_a_linear_layer(device):
 
 
 def test_under_autocast_as_linear_is(device):
-    x, weight, bias, residual = operands(9, 16, 8, device, torch.float32)
+    x, weight, bias, residual = tensors(9, 16, 8, device, torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16):
         y, summed = linear_act(x, weight, bias), linear_act(x, weight, bias, residual)
     lowered = linear_act(*[each.bfloat16() for each in (x, weight, bias)])
@@ -234,7 +230,7 @@ def test_under_autocast_as_linear_is(device):
     ],
 )
 def test_bad_input_is_one_clear_line(device, arguments, error, message):
-    x, weight, *_ = operands(3, 5, 4, device, torch.float32)
+    x, weight, *_ = tensors(3, 5, 4, device, torch.float32)
     with pytest.raises(error, match=message) as raised:
         linear_act(*arguments(x, weight))
     assert "\n" not in str(raised.value)
@@ -242,7 +238,7 @@ def test_bad_input_is_one_clear_line(device, arguments, error, message):
 
 def test_a_wrong_answer_is_refused(device):
     """The rule can fail: the tile that overhangs left out, and a product summed in fp16."""
-    inputs = operands(130, 72, 264, device)
+    inputs = tensors(130, 72, 264, device)
     theirs, exact = linear_act_reference(*inputs), linear_act_reference(*[x.double() for x in inputs])
     y = linear_act(*inputs)
     for wrong in (y.index_fill(0, torch.tensor([129], device=device), 0), y * 1.01):
@@ -251,22 +247,17 @@ def test_a_wrong_answer_is_refused(device):
 
 
 def compiled(act="gelu_tanh", residual=False, keep_sum=False, dtype=torch.bfloat16, m=4096, n=4096, k=4096):
-    """linear_act_kernel for an H100 as a launch would have it compiled."""
+    """linear_act_descriptors_kernel for an H100 as a launch would have it compiled."""
     chosen = settings(m, n, dtype, residual, keep_sum)
-    tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
     x, weight, y = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (m, n)))
-    of_y = TensorDescriptor.from_tensor(y, [tile_m, tile_n // chosen["PARTS"]])
-    of_x, of_weight = (
-        TensorDescriptor.from_tensor(each, [size, tile_k]) for each, size in ((x, tile_m), (weight, tile_n))
-    )
-    others = of_y if residual else None, of_y, of_y if keep_sum else None
-    return compile_for(linear_act_kernel, of_x, of_weight, y[0], *others, m, n, k, ACT=act, **chosen)
+    arguments = operands(x, weight, y[0], y if residual else None, y, y if keep_sum else None, chosen)
+    return compile_for(linear_act_descriptors_kernel, *arguments, ACT=act, **chosen)
 
 
 def test_the_copy_engine_and_the_tensor_cores_do_the_work():
     """What the docstring says of the benchmark's kernel: whole tiles in and out, no address of an operand computed."""
     arguments, options = OP.compile_arguments(*OP.gpu_shapes[0], dtype=torch.bfloat16)
-    resources = compile_for(linear_act_kernel, *arguments, **options)
+    resources = compile_for(linear_act_descriptors_kernel, *arguments, **options)
     assert options["num_stages"] == 4
     assert resources.shared_memory <= 232448
     assert resources.instructions["HGMMA"] == options["BLOCK_K"] // 16
@@ -330,9 +321,7 @@ def test_the_plain_kernel_uses_tensor_cores_and_spills_nothing(gpu):
     for dtype, tf32 in ((torch.float16, False), (torch.float32, gpu == "H100")):
         x = torch.empty(4096, 4096, dtype=dtype, device="meta")
         arguments = x, x, x[0], x, x, x, *(4096,) * 5
-        resources = compile_for(
-            linear_act_plain_kernel, *arguments, device=gpu, ACT="gelu", **plain_settings(dtype, tf32)
-        )
+        resources = compile_for(linear_act_kernel, *arguments, device=gpu, ACT="gelu", **plain_settings(dtype, tf32))
         assert resources.spill_bytes == 0
         mma = resources.instructions["HGMMA" if gpu == "H100" else "HMMA"]
         assert (mma > 0) == (dtype == torch.float16 or tf32)
@@ -344,7 +333,7 @@ def test_the_plain_kernel_uses_tensor_cores_and_spills_nothing(gpu):
     "shape", [(1000, 1032, 1048), (16, 4096, 4096), (200, 1024, 4096), (512, 4096, 4096), (3000, 1024, 4104)]
 )
 def test_large_tiles_on_a_gpu(shape, dtype, poisoned):
-    inputs = operands(*shape, "cuda", dtype, grad=True)
+    inputs = tensors(*shape, "cuda", dtype, grad=True)
     doubles = [x.detach().double().requires_grad_() for x in inputs]
     for act in ("gelu", None):
         ours, theirs, exact = (linear_act(*inputs, act), *(linear_act_reference(*x, act) for x in (inputs, doubles)))
@@ -361,9 +350,8 @@ def test_large_tiles_on_a_gpu(shape, dtype, poisoned):
 
 
 @gpu_only
-def test_a_result_past_two_to_the_31_elements():
-    x, weight, *_ = operands(2**17 + 8, 64, 2**14 + 16, "cuda", torch.bfloat16, residual=False)
-    for fused in (linear_act, linear_act_plain):
-        y = fused(x, weight, act="relu")
-        assert y.numel() > 2**31
-        torch.testing.assert_close(y[-300:, -300:], linear_act_reference(x[-300:], weight[-300:], act="relu"))
+def test_a_result_past_two_to_the_31_elements(kernel):
+    x, weight, *_ = tensors(2**17 + 8, 64, 2**14 + 16, "cuda", torch.bfloat16, residual=False)
+    y = linear_act(x, weight, act="relu")
+    assert y.numel() > 2**31
+    torch.testing.assert_close(y[-300:, -300:], linear_act_reference(x[-300:], weight[-300:], act="relu"))
