@@ -69,17 +69,26 @@ def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> N
     """
     if x.dim() == 0:
         raise ValueError(f"{operation} takes rows, (..., cols), got x of shape (): give it a dimension with x[None]")
-    columns = x.shape[-1:]
+    check_vectors(operation, x, x.shape[-1], "x's last dimension", "column", **vectors)
+
+
+def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str, **vectors: torch.Tensor) -> None:
+    """Check that each vector has `size` floating-point values, one a `unit`, on x's device; `of` says where size comes
+    from.
+
+    Raises:
+        TypeError: a vector is not a floating-point tensor.
+        ValueError: a vector has another shape or device.
+    """
     for name, vector in vectors.items():
         if not isinstance(vector, torch.Tensor):
             raise TypeError(f"{operation} takes tensors, got {name} of type {type(vector).__name__}: use torch.tensor")
         if vector.dtype not in FLOATS:
             taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
             raise TypeError(f"{operation} takes {taken}, got {name} of {vector.dtype}: convert it with .to(dtype)")
-        if vector.shape != columns:
+        if vector.shape != (size,):
             raise ValueError(
-                f"{operation} takes {name} of x's last dimension, ({x.shape[-1]},), got {tuple(vector.shape)}: "
-                f"give it one value a column"
+                f"{operation} takes {name} of {of}, ({size},), got {tuple(vector.shape)}: give it one value a {unit}"
             )
         if vector.device != x.device:
             raise ValueError(

@@ -8,43 +8,31 @@ Written out in PyTorch, tokens x hidden values go through memory between every t
     fused     gate, up, activation and product: write h | down: read h                              two launches
 
 In bf16 with 8192 tokens and 11008 hidden values each of these is 180 MB, 43 us at an H200's 4.2 TB/s; all the
-arithmetic of the layer takes 1.9 ms. The gated kernel reads x once for both products, into two sums side by side.
+arithmetic of the layer takes 1.9 ms. The gated kernel reads x once for both products, into two sums side by side; the
+other launches are linear_act's.
 
-One launch for the whole layer would spare h as well, two passes over it. It was measured and rejected
-(benchmarks/ffn_one_launch.py): no multiprocessor can hold what a token's output is a sum of, 11008 hidden values times
-4096 outputs. A program that owns some hidden values of some tokens must add its part of every output into memory, in
-fp32: 86 parts an output, 11.5 GB of additions where h is 0.36 GB written and read. On an H200 it reaches 221 TFLOP/s,
-where two launches reach 791 and torch.compile 763 in the same run; with a gate, two launches 778 and torch.compile 754.
-Computing h anew for each of 16 tiles of the output, to keep it on the chip, would be 8.5 times the arithmetic.
-
-Training keeps g and u, or s, for the backward pass: the activation's gradient in one launch, then matmuls that have no
-epilogue.
+One launch for the whole layer would spare h as well, but no multiprocessor can hold what a token's output is a sum of,
+11008 hidden values times 4096 outputs (benchmarks/ffn_one_launch.py).
 
 Source: Vaswani et al., arXiv:1706.03762, section 3.3; the gate: Shazeer, arXiv:2002.05202.
 """
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, check_together, multiprocessors
-from kernels.elementwise.geglu import geglu_backward_kernel, geglu_kernel
-from kernels.elementwise.geglu import settings as geglu_settings
+from kernels.arguments import as_autocast_says, as_matrix, check_linear, check_together, multiprocessors
+from kernels.descriptors import takes_descriptors
+from kernels.elementwise.geglu import geglu_kernel
 from kernels.fused_op import FusedOp, Work
+from kernels.register import like, register
 from kernels.sizes import cdiv
-from kernels.tiled.linear_act import (
-    as_matrix,
-    grouped_order,
-    linear_act,
-    linear_act_kernel,
-    take_descriptors,
-)
-from kernels.tiled.linear_act import compile_arguments as compile_linear
+from kernels.tiled import ffn_backward, linear_act_descriptors
+from kernels.tiled.linear_act import empty_result, linear_act
+from kernels.tiled.linear_act_descriptors import grouped_order
 
 
 @triton.jit
@@ -82,160 +70,96 @@ def gated_kernel(
 
 
 def settings(m: int, n: int, multiprocessors: int = 132) -> dict:
-    """Tiles of gated_kernel for an (m, n) result of 16-bit values; those of the other launches are linear_act's.
-
-    Two sums of 128 x 128 take as many registers and as much shared memory as linear_act's one of 128 x 256. On an H200
-    with 8192 tokens, 4096 -> 11008, bf16: 781 TFLOP/s. The loop over tiles stays a loop around the loop over K: made
-    one with it (flatten), as linear_act's is, it reaches 578.
-    """
-    large = 4 * cdiv(m, 128) * cdiv(n, 128) >= 3 * multiprocessors
-    size = 128 if large else 64
-    return {
-        "BLOCK_M": size,
-        "BLOCK_N": size,
-        "BLOCK_K": 64,
-        "GROUP": 16,
-        "num_warps": size // 16,
-        "num_stages": 4,
-    }
+    """Tiles for (m, n): two sums of 128 x 128 take as many registers and bytes as linear_act's one of 128 x 256."""
+    size = 128 if 4 * cdiv(m, 128) * cdiv(n, 128) >= 3 * multiprocessors else 64
+    tile = {"BLOCK_M": size, "BLOCK_N": size, "BLOCK_K": 64, "GROUP": 16}
+    return {**tile, "num_warps": size // 16, "num_stages": 4}
 
 
-def _launch_gated(x, gate, up, act: str, h, g, u) -> None:
-    (m, k), n = x.shape, gate.shape[0]
-    chosen = settings(m, n, multiprocessors(x))
+def _operands(x, gate, up, h, g, u, chosen: dict) -> tuple:
     tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
     describe = TensorDescriptor.from_tensor
     operands = describe(x, [tile_m, tile_k]), describe(gate, [tile_n, tile_k]), describe(up, [tile_n, tile_k])
     results = [None if each is None else describe(each, [tile_m, tile_n]) for each in (h, g, u)]
-    grid = (min(multiprocessors(x), cdiv(m, tile_m) * cdiv(n, tile_n)),)
-    gated_kernel[grid](*operands, *results, m, n, k, ACT=act, **chosen)
+    return *operands, *results, x.shape[0], gate.shape[0], x.shape[1]
 
 
-def _launch_elementwise(kernel, act: str, *tensors: torch.Tensor) -> None:
-    """GEGLU's kernels, which take any of the activations."""
-    elements = tensors[0].numel()
-    chosen = geglu_settings(tensors[0].dtype) | {"ACT": act}
-    kernel[(cdiv(elements, chosen["BLOCK"]),)](*tensors, elements, **chosen)
+def _launch(x, gate, up, h, g, u, act: str) -> None:
+    (m, n), programs = h.shape, multiprocessors(x)
+    chosen = settings(m, n, programs)
+    grid = (min(programs, cdiv(m, chosen["BLOCK_M"]) * cdiv(n, chosen["BLOCK_N"])),)
+    gated_kernel[grid](*_operands(x, gate, up, h, g, u, chosen), ACT=act, **chosen)
 
 
-def _gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, act: str, keep: bool) -> tuple:
-    """h, and g and u or None."""
-    h = x.new_empty(*x.shape[:-1], gate.shape[0])
-    g, u = (torch.empty_like(h), torch.empty_like(h)) if keep else (None, None)
+def _gated(x: Tensor, gate: Tensor, up: Tensor, act: str, keep: bool) -> tuple:
+    """h, and g = x gate^T and u = x up^T where they are kept."""
+    h = empty_result(x, gate)
+    g, u = (like(h), like(h)) if keep else (None, None)
     if h.numel() == 0:
         return h, g, u
     matrices = [as_matrix(each) for each in (x, gate, up)]
     results = [None if each is None else as_matrix(each) for each in (h, g, u)]
     with torch.cuda.device_of(x):
-        if x.dtype.itemsize == 2 and take_descriptors(*matrices, results[0]):
-            _launch_gated(*matrices, act, *results)
+        if x.dtype.itemsize == 2 and takes_descriptors(*matrices, results[0]):
+            _launch(*matrices, *results, act)
         else:
             g, u = linear_act(x, gate, act=None), linear_act(x, up, act=None)
-            _launch_elementwise(geglu_kernel, act, g, u, h)
+            ffn_backward.launch_elementwise(geglu_kernel, act, g, u, h)
     return h, g, u
 
 
-def _forward(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
+def _forward(x: Tensor, gate: Tensor, up: Tensor, act: str) -> Tensor:
     return _gated(x, gate, up, act, keep=False)[0]
 
 
-def _forward_keeping(
-    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, act: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _training(x: Tensor, gate: Tensor, up: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
     return _gated(x, gate, up, act, keep=True)
 
 
-def _backward(grad_h: torch.Tensor, g: torch.Tensor, u: torch.Tensor, act: str) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_g, grad_u = torch.empty_like(g), torch.empty_like(u)
-    if g.numel():
-        with torch.cuda.device_of(g):
-            _launch_elementwise(geglu_backward_kernel, act, grad_h.contiguous(), g, u, grad_g, grad_u)
-    return grad_g, grad_u
+gated_op = register(
+    "ffn_gated",
+    _forward,
+    lambda x, gate, up, act: empty_result(x, gate),
+    training=_training,
+    training_fake=lambda x, gate, up, act: tuple(empty_result(x, gate) for _ in range(3)),
+    keep=lambda arguments, results: (*arguments[:3], *results[1:], arguments[3]),
+    backward=ffn_backward.gradients_of_products,
+    backward_fake=lambda grad_h, g, u, act: (like(g), like(u)),
+    gradients=ffn_backward.gradients,
+)
 
 
-def _keep(ctx, inputs, output):
-    x, gate, up, ctx.act = inputs
-    ctx.set_materialize_grads(False)  # no tensors of zeros for g and u, which nobody differentiates
-    ctx.save_for_backward(x, gate, up, *output[1:])
-
-
-def _gradients(ctx, grad_h: torch.Tensor | None, of_g, of_u, elementwise=_backward):
-    if grad_h is None:
-        return None, None, None, None
-    x, gate, up, g, u = ctx.saved_tensors
-    to_x, to_gate, to_up, _ = ctx.needs_input_grad
-    grad_g, grad_u = elementwise(grad_h, g, u, ctx.act)
-    return (
-        grad_g @ gate + grad_u @ up if to_x else None,
-        as_matrix(grad_g).T @ as_matrix(x) if to_gate else None,
-        as_matrix(grad_u).T @ as_matrix(x) if to_up else None,
-        None,
-    )
-
-
-class GatedFunction(torch.autograd.Function):
-    """act(x gate^T) * x up^T and both products, for autograd."""
-
-    forward = staticmethod(_forward_keeping)
-    setup_context = staticmethod(_keep)
-    backward = staticmethod(once_differentiable(_gradients))
-
-
-# The same for torch.compile, which does not look inside registered operators.
-gated_op = torch.library.custom_op("kernel_fusion::ffn_gated", _forward, mutates_args=())
-gated_training_op = torch.library.custom_op("kernel_fusion::ffn_gated_training", _forward_keeping, mutates_args=())
-gated_backward_op = torch.library.custom_op("kernel_fusion::ffn_gated_backward", _backward, mutates_args=())
-
-
-def _hidden_like(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], gate.shape[0])
-
-
-gated_op.register_fake(lambda x, gate, up, act: _hidden_like(x, gate))
-gated_training_op.register_fake(lambda x, gate, up, act: tuple(_hidden_like(x, gate) for _ in range(3)))
-gated_backward_op.register_fake(lambda grad_h, g, u, act: (torch.empty_like(g), torch.empty_like(u)))
-gated_training_op.register_autograd(partial(_gradients, elementwise=gated_backward_op), setup_context=_keep)
-
-
-def _check(x, up, down, gate, up_bias, down_bias, act: str) -> None:
+def _check(act: str, x, up, down, gate, up_bias, down_bias) -> None:
     check_activation("ffn", act)
     named = {"x": x, "up": up, "down": down, "gate": gate, "up_bias": up_bias, "down_bias": down_bias}
-    given = {name: each for name, each in named.items() if each is not None}
-    check_together("ffn", **given)
+    check_together("ffn", **{name: each for name, each in named.items() if each is not None})
     if gate is not None and up_bias is not None:
         raise ValueError("ffn takes no up_bias beside gate, got both: leave one out")
-    if x.dim() == 0 or up.dim() != 2 or x.shape[-1] != up.shape[1]:
-        raise ValueError(
-            f"ffn takes x of (..., width) and up of (hidden, width), got {tuple(x.shape)} and {tuple(up.shape)}: "
-            f"transpose up, or reshape x"
-        )
+    check_linear("ffn", x, up, up_bias, names=("up", "up_bias"))
+    if gate is not None and gate.shape != up.shape:
+        raise ValueError(f"ffn takes gate of up's shape, {tuple(up.shape)}, got {tuple(gate.shape)}: reshape it")
     if down.dim() != 2 or down.shape[1] != up.shape[0]:
-        raise ValueError(
-            f"ffn takes down of (outputs, {up.shape[0]}) beside up of {tuple(up.shape)}, got {tuple(down.shape)}: "
-            f"transpose it"
-        )
-    for name, shape in {"gate": up.shape, "up_bias": up.shape[:1], "down_bias": down.shape[:1]}.items():
-        if name in given and given[name].shape != shape:
-            raise ValueError(f"ffn takes {name} of {tuple(shape)}, got {tuple(given[name].shape)}: reshape it")
+        raise ValueError(f"ffn takes down of (outputs, {up.shape[0]}) here, got {tuple(down.shape)}: transpose it")
+    if down_bias is not None and down_bias.shape != down.shape[:1]:
+        raise ValueError(f"ffn takes down_bias of ({len(down)},), got {tuple(down_bias.shape)}: reshape it")
 
 
 def ffn(
-    x: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    gate: torch.Tensor | None = None,
-    up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
+    x: Tensor,
+    up: Tensor,
+    down: Tensor,
+    gate: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
     act: str = "gelu_tanh",
-) -> torch.Tensor:
+) -> Tensor:
     """act(x up^T + up_bias) down^T + down_bias, or with a gate (act(x gate^T) * x up^T) down^T + down_bias, in two
     launches; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., width), any strides.
-        up: (hidden, width), of x's dtype and on its device, as are the others.
+        up, gate: (hidden, width), of x's dtype and on its device, as are the others.
         down: (outputs, hidden).
-        gate: (hidden, width).
         up_bias, down_bias: (hidden,), only without a gate, and (outputs,).
         act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
 
@@ -247,58 +171,35 @@ def ffn(
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: shapes that do not fit, act is none of these, a bias beside a gate, two devices, or tensors on the
-            CPU where kernels run on a GPU.
+        ValueError: shapes that do not fit, another act, up_bias beside a gate, two devices, or the CPU where a GPU is.
     """
     x, up, down, gate, up_bias, down_bias = as_autocast_says(x, up, down, gate, up_bias, down_bias)
-    _check(x, up, down, gate, up_bias, down_bias, act)
-    if gate is None:
-        h = linear_act(x, up, up_bias, None, act)
-    else:
-        tracked = torch.is_grad_enabled() and any(each.requires_grad for each in (x, gate, up))
-        if torch.compiler.is_compiling():
-            h = gated_training_op(x, gate, up, act)[0] if tracked else gated_op(x, gate, up, act)
-        else:
-            h = GatedFunction.apply(x, gate, up, act)[0] if tracked else _forward(x, gate, up, act)
+    _check(act, x, up, down, gate, up_bias, down_bias)
+    h = linear_act(x, up, up_bias, None, act) if gate is None else gated_op(x, gate, up, act)
     return linear_act(h, down, down_bias, act=None)
 
 
 class FeedForward(torch.nn.Module):
-    """ffn with weights that are learned, initialised as torch.nn.Linear's: up, down and, where gated, gate."""
+    """ffn with learned weights, up, down and, where gated, gate; device and dtype as torch.nn.Linear takes them."""
 
     def __init__(
-        self,
-        width: int,
-        hidden: int,
-        gated: bool = False,
-        bias: bool = False,
-        act: str = "gelu_tanh",
-        device=None,
-        dtype=None,
+        self, width: int, hidden: int, gated: bool = False, bias: bool = False, act: str = "gelu_tanh", **options
     ):
         super().__init__()
         check_activation("FeedForward", act)
         if gated and bias:
             raise ValueError("FeedForward takes no bias where gated, got both: leave one out")
         self.act = act
-        self.up = torch.nn.Linear(width, hidden, bias, device, dtype)
-        self.down = torch.nn.Linear(hidden, width, bias, device, dtype)
-        self.gate = torch.nn.Linear(width, hidden, False, device, dtype) if gated else None
+        self.up = torch.nn.Linear(width, hidden, bias, **options)
+        self.down = torch.nn.Linear(hidden, width, bias, **options)
+        self.gate = torch.nn.Linear(width, hidden, False, **options) if gated else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         gate = None if self.gate is None else self.gate.weight
         return ffn(x, self.up.weight, self.down.weight, gate, self.up.bias, self.down.bias, self.act)
 
 
-def ffn_reference(
-    x: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    gate: torch.Tensor | None = None,
-    up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-    act: str = "gelu_tanh",
-) -> torch.Tensor:
+def ffn_reference(x, up, down, gate=None, up_bias=None, down_bias=None, act: str = "gelu_tanh") -> Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""
     linear, activation = torch.nn.functional.linear, ACTIVATIONS[act]
     h = activation(linear(x, up, up_bias)) if gate is None else activation(linear(x, gate)) * linear(x, up)
@@ -310,26 +211,12 @@ def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     products, GELU's 9 operations and the gate's one; x and the weights in once, y out once."""
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
-    return Work(
-        flops=products * 2 * tokens * width * hidden + (10 if gated else 9) * tokens * hidden,
-        bytes_read=(tokens * width + products * width * hidden) * dtype.itemsize,
-        bytes_written=tokens * width * dtype.itemsize,
-    )
+    flops = products * 2 * tokens * width * hidden + (10 if gated else 9) * tokens * hidden
+    read, written = tokens * width + products * width * hidden, tokens * width
+    return Work(flops, read * dtype.itemsize, written * dtype.itemsize)
 
 
-def ffn_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradients: two products for each of the forward's, and GELU's 20 operations; grad_y,
-    x, the weights and what was kept of the hidden values in once, the gradients out once."""
-    tokens, width, hidden, gated = (*shape, False)[:4]
-    products = 3 if gated else 2
-    return Work(
-        flops=products * 4 * tokens * width * hidden + (22 if gated else 20) * tokens * hidden,
-        bytes_read=(2 * tokens * width + products * (width * hidden + tokens * hidden)) * dtype.itemsize,
-        bytes_written=(tokens * width + products * width * hidden) * dtype.itemsize,
-    )
-
-
-def _inputs(tokens: int, width: int, hidden: int, gated: bool = False, **options) -> tuple[torch.Tensor, ...]:
+def _inputs(tokens: int, width: int, hidden: int, gated: bool = False, **options) -> tuple[Tensor, ...]:
     # Weights of the size that a trained layer has, so that hidden values and results are as large as x is.
     shapes = [(hidden, width), (width, hidden)] + [(hidden, width)] * bool(gated)
     weights = [torch.randn(shape, **options) / max(1, shape[1]) ** 0.5 for shape in shapes]
@@ -338,15 +225,11 @@ def _inputs(tokens: int, width: int, hidden: int, gated: bool = False, **options
 
 def _compile_arguments(tokens: int, width: int, hidden: int, gated: bool = False, *, dtype: torch.dtype):
     if not gated:
-        return compile_linear(tokens, width, hidden, dtype, bias=False)
+        return linear_act_descriptors.compile_arguments(tokens, width, hidden, dtype, bias=False)
     chosen = settings(tokens, hidden)
-    describe = TensorDescriptor.from_tensor
     sizes = (tokens, width), (hidden, width), (tokens, hidden)
     x, weight, h = (torch.empty(size, dtype=dtype, device="meta") for size in sizes)
-    tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
-    of_weight = describe(weight, [tile_n, tile_k])
-    operands = describe(x, [tile_m, tile_k]), of_weight, of_weight, describe(h, [tile_m, tile_n]), None, None
-    return (*operands, tokens, hidden, width), {"ACT": "gelu_tanh", **chosen}
+    return _operands(x, weight, weight, h, None, None, chosen), {"ACT": "gelu_tanh", **chosen}
 
 
 OP = FusedOp(
@@ -354,12 +237,12 @@ OP = FusedOp(
     fused=ffn,
     reference=ffn_reference,
     work=ffn_work,
-    kernel=linear_act_kernel,
+    kernel=gated_kernel,
     settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1, 1), (5, 33, 129, True), (5, 33, 129), (70, 72, 136, True), (33, 40, 72)),
     gpu_shapes=((8192, 4096, 11008), (8192, 4096, 11008, True)),
-    backward_work=ffn_backward_work,
-    kernel_for=lambda *shape: gated_kernel if len(shape) == 4 and shape[3] else linear_act_kernel,
+    backward_work=ffn_backward.work,
+    kernel_for=lambda *shape: gated_kernel if any(shape[3:]) else linear_act_descriptors.linear_act_descriptors_kernel,
 )

@@ -99,8 +99,13 @@ def _launch(x, weight, bias, residual, y, s, act: str | None, tf32: bool) -> Non
     linear_act_kernel[grid](x, weight, bias, residual, y, s, m, n, k, *strides, ACT=act, **chosen)
 
 
+def empty_result(x: Tensor, weight: Tensor) -> Tensor:
+    """For x W^T, (..., n), uninitialised."""
+    return torch.empty(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device)
+
+
 def _run(x, weight, bias, residual, act: str | None, tf32: bool, keep_sum: bool) -> tuple[Tensor, Tensor | None]:
-    y = _like_result(x, weight)
+    y = empty_result(x, weight)
     s = like(y) if keep_sum else None
     if y.numel() == 0:
         return y, s
@@ -129,18 +134,14 @@ def _training(
     return y, x.new_empty(0) if s is None else s  # without an activation its gradient needs no sum
 
 
-def _like_result(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.empty(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device)
-
-
 linear_act_op = register(
     "linear_act",
     _forward,
-    lambda x, weight, *_: _like_result(x, weight),
+    lambda x, weight, *_: empty_result(x, weight),
     training=_training,
     training_fake=lambda x, weight, bias, residual, act, tf32: (
-        _like_result(x, weight),
-        x.new_empty(0) if act is None else _like_result(x, weight),
+        empty_result(x, weight),
+        x.new_empty(0) if act is None else empty_result(x, weight),
     ),
     keep=lambda arguments, results: (*arguments[:2], results[1], arguments[4]),
     backward=linear_act_backward.gradient_of_sum,

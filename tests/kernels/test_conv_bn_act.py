@@ -10,7 +10,9 @@ from helpers.instruments.traffic import measure
 from kernels import conv_bn_act, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import conv_bn_act as module
-from kernels.tiled.conv_bn_act import OP, box_of_pixels, conv_bn_act_op, conv_bn_act_reference
+from kernels.tiled import conv_bn_act_descriptors
+from kernels.tiled.conv_bn_act import OP, conv_bn_act_kernel, conv_bn_act_op, conv_bn_act_reference
+from kernels.tiled.conv_bn_act_descriptors import box_of_pixels
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
@@ -54,7 +56,7 @@ def assert_as_accurate(ours, arguments, **options):
 def test_filters_strides_and_paddings(device, shape, taps, stride, padding, by_descriptors, poisoned):
     arguments = inputs(shape, taps, device=device)
     x, weight = (module._channels_last(tensor) for tensor in arguments[:2])
-    assert module._takes_descriptors(x, weight, stride) == by_descriptors
+    assert conv_bn_act_descriptors.takes(x, weight, stride) == by_descriptors
     options = {"stride": stride, "padding": padding}
     assert_as_accurate(conv_bn_act(*arguments, **options), arguments, **options)
 
@@ -62,7 +64,7 @@ def test_filters_strides_and_paddings(device, shape, taps, stride, padding, by_d
 def test_both_kernels_agree(device, monkeypatch):
     arguments = inputs((2, 32, 6, 6, 16), (3, 3), device=device)
     fast = conv_bn_act(*arguments, stride=2)
-    monkeypatch.setattr(module, "_takes_descriptors", lambda *_: False)
+    monkeypatch.setattr(conv_bn_act_descriptors, "takes", lambda *_: False)
     assert_as_accurate(fast, arguments, stride=2)
     assert_as_accurate(conv_bn_act(*arguments, stride=2), arguments, stride=2)
 
@@ -141,7 +143,7 @@ def test_a_tile_reads_its_pixels_once_a_tap(device):
 @settings(max_examples=50, deadline=None)
 def test_no_box_covers_with_fewer(pixels, images, height, width):
     def count(box):
-        return module._tiles(box, images, height, width)
+        return conv_bn_act_descriptors._tiles(box, images, height, width)
 
     best = box_of_pixels(pixels, images, height, width)
     assert best[0] * best[1] * best[2] == pixels
@@ -165,7 +167,7 @@ def test_boxes_come_out_even_where_they_can():
 def test_what_the_compiler_makes_of_the_settings(shape):
     """Both operands reach the tensor cores from shared memory, and the loop keeps one product in flight."""
     arguments, options = OP.compile_arguments(*shape, dtype=torch.bfloat16)
-    compiled = compile_for(OP.kernel, *arguments, device="H100", **options)
+    compiled = compile_for(OP.kernel_for(*shape), *arguments, device="H100", **options)
     assert compiled.spill_bytes == 0
     at_once = 8 // options["num_warps"]
     assert at_once * (compiled.shared_memory + 1024) <= 228 * 2**10
@@ -187,21 +189,21 @@ def test_the_plain_kernel_does_not_spill(gpu, dtype):
     constants = {"TAPS_H": 3, "TAPS_W": 3, "STRIDE": 1, "PADDING_H": 1, "PADDING_W": 1, "ACT": "relu"}
     tensors = empty(32, 28, 28, 256), empty(256, 3, 3, 256), *4 * (empty(256),), empty(32, 28, 28, 256)
     sizes = 1e-5, 28, 28, 256, 32 * 28 * 28, 28, 28, 256
-    chosen = constants | module.plain_settings(dtype)
-    assert compile_for(module.conv_bn_act_plain_kernel, *tensors, *sizes, device=gpu, **chosen).spill_bytes == 0
+    chosen = constants | module.settings(dtype)
+    assert compile_for(conv_bn_act_kernel, *tensors, *sizes, device=gpu, **chosen).spill_bytes == 0
 
 
 def test_registration(device):
     arguments = inputs((1, 16, 4, 4, 8), (3, 3), torch.float32, device)
-    torch.library.opcheck(conv_bn_act_op, (*arguments, "relu", 1, None, 1e-5))
+    torch.library.opcheck(conv_bn_act_op.forward_op, (*arguments, "relu", 1, None, 1e-5))
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         ({"act": "tanh"}, ValueError, "conv_bn_act takes act of relu, gelu, gelu_tanh, silu, got 'tanh'"),
-        ({"stride": 0}, ValueError, "stride of at least 1 and a padding of at least 0, got 0, None"),
-        ({"padding": -1}, ValueError, "got 1, -1"),
+        ({"stride": 0}, ValueError, "stride >= 1 and padding >= 0, got 0 and None: change"),
+        ({"padding": -1}, ValueError, "got 1 and -1"),
         ({"padding": 0, "x": torch.ones(1, 16, 2, 9)}, ValueError, "no larger than the padded x"),
         ({"x": torch.ones(1, 15, 4, 4)}, ValueError, "give both the same channels"),
         ({"x": torch.ones(16, 4, 4)}, ValueError, r"x \(images, channels, height, width\)"),
@@ -211,9 +213,13 @@ def test_registration(device):
             TypeError,
             "one dtype, got x of torch.float16 and weight of torch.float32",
         ),
-        ({"mean": torch.ones(7)}, ValueError, r"mean of shape \(8,\).*got \(7,\)"),
-        ({"var": torch.ones(8).int()}, TypeError, "var as a floating-point tensor, got torch.int32"),
-        ({"gamma": None}, TypeError, "gamma as a floating-point tensor, got NoneType"),
+        (
+            {"mean": torch.ones(7)},
+            ValueError,
+            r"mean of weight's output channels, \(8,\), got \(7,\): give it one value a channel",
+        ),
+        ({"var": torch.ones(8).int()}, TypeError, "got var of torch.int32: convert it"),
+        ({"gamma": None}, TypeError, "got gamma of type NoneType"),
         ({"x": torch.ones(1, 16, 4, 4, device="meta")}, ValueError, "got x on meta and weight on"),
     ],
 )
@@ -248,5 +254,5 @@ def test_offsets_past_two_to_the_31():
     assert_as_accurate(y[-1:], (x[-1:], weight, *vectors))
     plain = torch.empty_like(y)
     channels_last = module._channels_last(x), module._channels_last(weight)
-    module._launch_plain(*channels_last, vectors, plain.permute(0, 2, 3, 1), "relu", 1, (1, 1), 1e-5)
+    module._launch(*channels_last, vectors, plain.permute(0, 2, 3, 1), "relu", 1, (1, 1), 1e-5)
     assert_as_accurate(plain[-1:], (x[-1:], weight, *vectors))

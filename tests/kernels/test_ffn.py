@@ -9,7 +9,7 @@ from helpers.instruments.traffic import measure
 from kernels import ffn, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import ffn as module
-from kernels.tiled.ffn import OP, FeedForward, ffn_reference, gated_kernel, gated_op, gated_training_op
+from kernels.tiled.ffn import OP, FeedForward, ffn_reference, gated_kernel, gated_op
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 GATED = pytest.mark.parametrize("gated", [False, True])
@@ -47,7 +47,7 @@ def test_values_in_tiles_that_overhang(act, gated, device, poisoned):
 
 def test_what_the_gated_kernel_cannot_take(device, monkeypatch, poisoned):
     """Rows that start between multiples of 16 bytes, and fp32: two linears and GEGLU's kernel."""
-    monkeypatch.setattr(module, "_launch_gated", lambda *args: pytest.fail("these rows cannot be described"))
+    monkeypatch.setattr(module, "_launch", lambda *args: pytest.fail("these rows cannot be described"))
     for shape, dtype in (((5, 33, 40, True), torch.float16), ((5, 32, 40, True), torch.float32)):
         inputs = operands(*shape, device=device, dtype=dtype)
         exact = ffn_reference(*[x.double() for x in inputs])
@@ -92,8 +92,8 @@ def test_only_the_gradients_asked_for(device):
 
 def test_registration(device):
     x, up, _, gate = operands(5, 16, 8, True, device=device, dtype=torch.float32, grad=True)
-    torch.library.opcheck(gated_training_op, (x, gate, up, "silu"))
-    torch.library.opcheck(gated_op, [each.detach() for each in (x, gate, up)] + ["silu"])
+    torch.library.opcheck(gated_op.training_op, (x, gate, up, "silu"))
+    torch.library.opcheck(gated_op.forward_op, [each.detach() for each in (x, gate, up)] + ["silu"])
 
 
 @GATED
@@ -120,10 +120,14 @@ def test_under_autocast_as_linear_is(device):
     [
         (lambda x, u, d: (x, u, 1.0), TypeError, "ffn takes tensors, got down of type float: use torch.tensor"),
         (lambda x, u, d: (x, u.half(), d), TypeError, "got x of torch.float32 and up of torch.float16: convert one"),
-        (lambda x, u, d: (x, u.T, d), ValueError, r"up of \(hidden, width\), got \(3, 5\) and \(5, 4\): transpose"),
-        (lambda x, u, d: (x, u, d.T), ValueError, r"down of \(outputs, 4\) beside up of \(4, 5\), got \(4, 5\)"),
-        (lambda x, u, d: (x, u, d, d), ValueError, r"ffn takes gate of \(4, 5\), got \(5, 4\): reshape it"),
-        (lambda x, u, d: (x, u, d, None, x[0]), ValueError, r"up_bias of \(4,\), got \(5,\): reshape it"),
+        (lambda x, u, d: (x, u.T, d), ValueError, r"up of \(N, K\), got \(3, 5\) and \(5, 4\): transpose up"),
+        (lambda x, u, d: (x, u, d.T), ValueError, r"down of \(outputs, 4\) here, got \(4, 5\): transpose it"),
+        (lambda x, u, d: (x, u, d, d), ValueError, r"gate of up's shape, \(4, 5\), got \(5, 4\): reshape it"),
+        (
+            lambda x, u, d: (x, u, d, None, x[0]),
+            ValueError,
+            r"up_bias of \(4,\) for x of \(3, 5\) and up of \(4, 5\), got \(5,\): expand",
+        ),
         (lambda x, u, d: (x, u, d, u, u[:, 0]), ValueError, "no up_bias beside gate, got both: leave one out"),
         (lambda x, u, d: (x, u, d, None, None, None, "tanh"), ValueError, "act of relu, gelu, gelu_tanh, silu, got"),
         (lambda x, u, d: (x.to("meta"), u, d), ValueError, r"one device, got x on meta and up on \w+(:\d)?: move"),
