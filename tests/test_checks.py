@@ -346,7 +346,7 @@ def test_an_outcome_is_text_html_and_json():
 @pytest.fixture
 def hint(monkeypatch):
     monkeypatch.setattr(outcome, "latest", {})
-    monkeypatch.setattr("helpers.learning.checks.hints.latest", outcome.latest)
+    monkeypatch.setattr("helpers.learning.hints.latest", outcome.latest)
     return Hints(values=("look", "look <there>"), traffic=("count",))
 
 

@@ -30,8 +30,8 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.learning.checks import Hints, check_traffic, check_values, elementwise_cases
-from helpers.instruments.traffic import measure
+from helpers.instruments import measure
+from helpers.learning import Hints, check_traffic, check_values, elementwise_cases
 
 # %% [markdown]
 # ## The unfused reference

@@ -6,7 +6,6 @@ from helpers.learning.checks.dropout import check_drop_rate as check_drop_rate
 from helpers.learning.checks.dropout import check_same_mask as check_same_mask
 from helpers.learning.checks.dropout import dropout_cases as dropout_cases
 from helpers.learning.checks.dropout import kept_elements as kept_elements
-from helpers.learning.checks.hints import Hints as Hints
 from helpers.learning.checks.linear_traffic import check_linear_traffic as check_linear_traffic
 from helpers.learning.checks.matmul import check_one_rounding as check_one_rounding
 from helpers.learning.checks.matmul import check_tensor_cores as check_tensor_cores
@@ -25,6 +24,7 @@ from helpers.learning.checks.tile_cases import masked_cases as masked_cases
 from helpers.learning.checks.tile_cases import scores_cases as scores_cases
 from helpers.learning.checks.traffic import check_traffic as check_traffic
 from helpers.learning.checks.values import check_values as check_values
+from helpers.learning.hints import Hints as Hints
 from helpers.learning.progress import watch
 
 watch()

@@ -1,8 +1,8 @@
-"""What a lesson asks of its reader: predictions before measurements, and answers to its self-test."""
-
-import math
+"""Predictions before measurements: a question, the learner's guess, what was found."""
 
 import ipywidgets as widgets
+
+from helpers.learning.lines import Unquoted, number
 
 _predictions: dict[str, "Guess"] = {}
 
@@ -35,33 +35,22 @@ class Guess:
     def compare(self, measured: float) -> str:
         """Keep the measurement and return one line that sets the guess beside it."""
         self.measured = measured
-        return _Line(f"{self.question}: {_beside(self.guess, measured, self.unit)}")
+        return Unquoted(f"{self.question}: {_beside(self.guess, measured, self.unit)}")
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return dict(self._box._repr_mimebundle_()) | {"text/plain": f"{self.question}: [your guess] {self.unit}"}
 
 
-class _Line(str):
-    """Text that a notebook shows without quotes."""
-
-    __repr__ = str.__str__
-
-
 def _beside(guess: float | None, measured: float, unit: str) -> str:
-    found = f"{_number(measured)} {unit}".rstrip()  # what is measured, counted or computed
+    found = f"{number(measured)} {unit}".rstrip()  # what is measured, counted or computed
     if guess is None:
         return f"{found}; you made no guess"
     if guess == measured or (measured and abs(guess / measured - 1) < 0.02):
         return f"{found}, as you said"
     if guess > 0 and measured > 0:
         ratio = max(guess, measured) / min(guess, measured)
-        return f"{found}; you said {_number(guess)}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
-    return f"{found}; you said {_number(guess)}"
-
-
-def _number(value: float) -> str:
-    """Four digits; whole numbers that have more in full."""
-    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
+        return f"{found}; you said {number(guess)}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
+    return f"{found}; you said {number(guess)}"
 
 
 def predict_first(question: str, unit: str) -> Guess:
@@ -76,29 +65,14 @@ def predictions() -> str:
     """All questions of this notebook so far, as a table: guessed, found."""
     rows = []
     for prediction in _predictions.values():
-        guess = "-" if prediction.guess is None else _number(prediction.guess)
-        measured = "-" if prediction.measured is None else _number(prediction.measured)
+        guess = "-" if prediction.guess is None else number(prediction.guess)
+        measured = "-" if prediction.measured is None else number(prediction.measured)
         rows.append((prediction.question, guess, measured, prediction.unit))
     rows.insert(0, ("question", "you said", "found", "unit"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return _Line(
+    return Unquoted(
         "\n".join(
             f"{question:{widths[0]}}  {guess:>{widths[1]}}  {measured:>{widths[2]}}  {unit}".rstrip()
             for question, guess, measured, unit in rows
         )
     )
-
-
-def self_test(answer: float | None, correct: float, hint: str, within: float = 0.01) -> str:
-    """Judge the number a learner worked out: right within `within` of it (a fraction), or the hint.
-
-    Raises:
-        TypeError: the answer is not a number.
-    """
-    if answer is None or answer is ...:
-        return _Line("not answered yet: put your number in place of the dots and run the cell")
-    if isinstance(answer, bool) or not isinstance(answer, int | float):
-        raise TypeError(f"an answer is a number, got {answer!r}: write it without quotes or unit")
-    if math.isclose(answer, correct, rel_tol=within):
-        return _Line("right")
-    return _Line(f"not {_number(answer)}: {hint}")

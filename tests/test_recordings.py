@@ -1,0 +1,49 @@
+"""Recorded measurements, as lessons use them."""
+
+import pytest
+
+from helpers.instruments.recordings import recorded
+
+
+def test_an_experiment_reads_as_it_was_measured():
+    times = recorded("h200").experiment("chain_sizes")
+    assert times[2**20]["call"]["fused"].median > times[2**20]["gpu"]["fused"].median > 0
+
+
+def test_recorded_figures_carry_their_provenance():
+    h200 = recorded("H200")
+    assert h200.label.startswith("NVIDIA H200, PyTorch ")
+    assert h200.label in h200.table("add_gelu", "float32")
+    assert 4e12 < h200.copy_bandwidth < 4.8e12
+    assert "\n 100,000,000 " in h200.table("add_gelu", "float32")
+    assert " 32768 x 4096 " in h200.table("softmax", "bfloat16")
+    fused = h200.times("add_gelu", (100_000_000,), "float32")["fused"]
+    assert fused.low <= fused.median <= fused.high
+
+
+def test_the_recorded_add_gelu_meets_its_targets():
+    """At least 97 % of the copy bandwidth at 100M fp32 elements; no slower than torch.compile at 1M and 10M."""
+    h200 = recorded("h200")
+    large = h200.times("add_gelu", (100_000_000,), "float32")["fused"]
+    assert 12 * 100_000_000 / large.median >= 0.97 * h200.copy_bandwidth
+    for elements in (2**20, 10_000_000):
+        for clock in ("gpu", "call"):
+            median = {
+                row["provider"]: row[clock]["median"]
+                for row in h200.rows
+                if (row["kernel"], row["shape"], row["dtype"]) == ("add_gelu", [elements], "float32")
+            }
+            assert median["fused"] <= median["torch.compile"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: recorded("h200").experiment("x"), "no experiment 'x' is recorded: there are free_flops, "),
+        (lambda: recorded("H300"), "nothing is recorded for H300: there is h200"),
+        (lambda: recorded("h200").times("add_gelu", (3,), "float32"), r"no recorded add_gelu of \(3,\) in float32"),
+    ],
+)
+def test_what_was_not_recorded(ask, message):
+    with pytest.raises(ValueError, match=message):
+        ask()
