@@ -12,12 +12,12 @@ TRIED = {
         "stores; the stores alone take longer than the target allows"
     ),
     "linear_act": (
-        "GELU in one special instruction (kept); the hardware's tanh (1 % faster, an error that the tail shows); a tile "
-        "finished in the next one's products (9 to 25 % slower); two programs of 128 x 128 an SM (1 to 22 %); the bias "
-        "as the sum's first value (half the speed) or under the products (1 %); other parts, stages and tiles (up to "
-        "3 %); warp specialisation (4 to 9 %, NaN with some epilogues in Triton 3.6); warp groups in turns by hand, in "
-        "Gluon (level in step, a third slower two steps apart); halves of columns in turns (10 %); stream-K (level at "
-        "8192^3, 10 % at 4096^3); the gated kernel's loops made one (578 TFLOP/s for 781)"
+        "GELU in one special instruction (kept); the hardware's tanh (1 % faster, an error that the tail shows); a "
+        "tile finished in the next one's products (9 to 25 % slower); two programs of 128 x 128 an SM (1 to 22 %); "
+        "the bias as the sum's first value (half the speed) or under the products (1 %); other parts, stages and "
+        "tiles (up to 3 %); warp specialisation (4 to 9 %, NaN with some epilogues in Triton 3.6); warp groups in "
+        "turns by hand, in Gluon (level in step, a third slower two steps apart); halves of columns in turns (10 %); "
+        "stream-K (level at 8192^3, 10 % at 4096^3); the gated kernel's loops made one (578 TFLOP/s for 781)"
     ),
     "linear_act backward": _BACKWARD_OF_FEW_ROWS,
     "moe_int8": (
@@ -26,8 +26,8 @@ TRIED = {
         "faster at 8192 tokens, for 201 MB of memory)"
     ),
     "conv_bn_act": (
-        "what follows from the shapes is worked out once (kept), the rest of a call is Triton's, and checks; one program "
-        "a tile (2 to 13 % slower)"
+        "what follows from the shapes is worked out once (kept), the rest of a call is Triton's, and checks; one "
+        "program a tile (2 to 13 % slower)"
     ),
     "flash_attention": (
         "warp specialisation (kept), programs in order of their length (kept), exponentials by polynomial, persistent "
