@@ -57,6 +57,11 @@ def new_seed(device: torch.device) -> torch.Tensor:
     return torch.randint(2**63 - 1, (), device=device)
 
 
+def scale_of_kept(p: float) -> float:
+    """1 / (1 - p), by which dropout multiplies what stays; 0 where nothing does."""
+    return 1.0 / (1.0 - p) if p < 1 else 0.0
+
+
 def check_dropout(operation: str, x: torch.Tensor, seed: torch.Tensor | None, p: float) -> None:
     """Check the arguments that every kernel with dropout takes.
 

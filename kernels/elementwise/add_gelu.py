@@ -21,10 +21,10 @@ torch.nn.functional.gelu(approximate="tanh").
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from kernels.arguments import check_alike
 from kernels.fused_op import FusedOp, Work
+from kernels.register import like, register
 from kernels.sizes import cdiv
 
 
@@ -82,12 +82,10 @@ def add_gelu_backward_kernel(
 
 
 def settings(dtype: torch.dtype, backward: bool = False) -> dict:
-    """Launch settings for 128 threads a block, proved on an H200 with 100M elements.
+    """Launch settings for 128 threads a block.
 
-    Forward: 1024 elements, which every dtype loads 16 bytes at a time. Blocks up to 4096 copy within 2 % of it; what
-    costs is 8192 elements for 2 warps (20 % slower) and evict_first hints (6 % slower). Backward: two 16-byte loads a
-    thread and input, which in bf16 reaches 96 % of copy where one reaches 90 %. At 2^20 elements in fp32 neither half
-    nor twice the block, no masks, nor the plain g (1 - g) gains more than the 5 % by which one kernel varies.
+    Forward: 1024 elements, which every dtype loads 16 bytes at a time. Backward: two 16-byte loads a thread and input;
+    on an H200, 100M elements in bf16, 96 per cent of copy bandwidth.
     """
     return {
         "BLOCK": 4096 // dtype.itemsize if backward else 1024,
@@ -124,45 +122,17 @@ def _backward(grad_y: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     return grad
 
 
-def _keep_sum(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # no tensor of zeros for the sum, which nobody differentiates
-    ctx.save_for_backward(output[1])
-
-
-class AddGelu(torch.autograd.Function):
-    """gelu(a + b) and the sum, for autograd. Calling it costs Python less than the registered operator does."""
-
-    forward = staticmethod(_forward_keeping_sum)
-    setup_context = staticmethod(_keep_sum)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y, _):
-        grad = None if grad_y is None else _backward(grad_y, *ctx.saved_tensors)
-        return grad, grad
-
-
-# The same for torch.compile, which does not look inside registered operators.
-add_gelu_op = torch.library.custom_op("kernel_fusion::add_gelu", _forward, mutates_args=())
-add_gelu_training_op = torch.library.custom_op(
-    "kernel_fusion::add_gelu_training", _forward_keeping_sum, mutates_args=()
+add_gelu_op = register(
+    "add_gelu",
+    _forward,
+    lambda a, b: like(a),
+    training=_forward_keeping_sum,
+    training_fake=lambda a, b: (like(a), like(a)),
+    keep=lambda arguments, results: results[1:],
+    backward=_backward,
+    backward_fake=lambda grad_y, s: like(s),
+    gradients=lambda backward, needed, grad_y, s: (backward(grad_y, s),) * 2,
 )
-add_gelu_backward_op = torch.library.custom_op("kernel_fusion::add_gelu_backward", _backward, mutates_args=())
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _gradients(ctx, grad_y, _):
-    grad = None if grad_y is None else add_gelu_backward_op(grad_y, *ctx.saved_tensors)
-    return grad, grad
-
-
-add_gelu_op.register_fake(lambda a, b: _like(a))
-add_gelu_training_op.register_fake(lambda a, b: (_like(a), _like(a)))
-add_gelu_backward_op.register_fake(lambda grad_y, s: _like(s))
-add_gelu_training_op.register_autograd(_gradients, setup_context=_keep_sum)
 
 
 def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -180,10 +150,7 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ValueError: the shapes or devices differ, or the tensors are on the CPU where kernels run on a GPU.
     """
     check_alike("add_gelu", a=a, b=b)
-    tracked = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if torch.compiler.is_compiling():
-        return add_gelu_training_op(a, b)[0] if tracked else add_gelu_op(a, b)
-    return AddGelu.apply(a, b)[0] if tracked else _forward(a, b)
+    return add_gelu_op(a, b)
 
 
 def add_gelu_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,9 @@ Written out in PyTorch, every step goes through memory, and dropout stores its m
     fused     read x, read residual, write y                                   6 B/element, one launch
 
 No mask is stored: kernels/philox.py makes it from the seed, the row and the column, in the forward and again in the
-backward pass. That reads the gradient and writes x's, 4 B/element; residual's gradient is y's own. The bias's gradient
-is summed on the way, in fp32, by programs that each own some rows and some columns; a second, small launch adds up what
-they found, unless the rows are so few that one program takes all of its columns' rows. There are no atomics, so the
-gradients are the same in every run.
+backward pass. That reads the gradient and writes x's, 4 B/element; residual's gradient is y's own. On the way programs
+that own some rows and columns each sum the bias's gradient in fp32; a small launch adds up what they found, unless one
+program can take all rows of its columns. There are no atomics, so the gradients are the same in every run.
 
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762, section 5.4.
 """
@@ -18,11 +17,11 @@ Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762, section 5
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
-from kernels.philox import check_dropout, dropout_mask, kept, new_seed
+from kernels.philox import check_dropout, dropout_mask, kept, new_seed, scale_of_kept
+from kernels.register import like, register
 from kernels.sizes import cdiv, next_power_of_2
 
 
@@ -90,25 +89,19 @@ def bias_dropout_residual_backward_kernel(
 def settings(cols: int, dtype: torch.dtype) -> dict:
     """Launch settings of the forward.
 
-    On an H200 (16384 x 4096, bf16, per cent of copy bandwidth): a row of 4096 for 8 warps 98, of 2048 for 4 warps 93,
-    1024 for 4 warps 85, so 16 elements a thread, whose four Philox evaluations overlap.
+    16 elements a thread, whose four Philox evaluations overlap. On an H200 (16384 x 4096, bf16): 98 per cent of copy
+    bandwidth.
     """
     block = min(4096, max(16, next_power_of_2(cols)))
-    return {
-        "BLOCK": block,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": max(1, block // 512),
-    }
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    return {"BLOCK": block, "COMPUTE": compute, "num_warps": max(1, block // 512)}
 
 
 def backward_settings(dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Launch settings of the backward, and how many programs share the rows.
-
-    On an H200, 16384 x 4096 in bf16: 82 per cent of copy bandwidth, fewer programs along the rows down to 58.
+    """Launch settings of the backward. On an H200, 16384 x 4096 in bf16: 82 per cent of copy bandwidth.
 
     `few_rows`: no more than the GPU has SMs. Then a program takes all rows of its columns and nothing is left to sum:
-    128 x 8192 in 5.5 us instead of 15.8, of which the two launches after the kernel took most; 64 columns lose 10 %, 16
-    as much.
+    128 x 8192 in 5.5 us instead of 15.8.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if few_rows:
@@ -119,21 +112,17 @@ def backward_settings(dtype: torch.dtype, few_rows: bool = False) -> dict:
 PROGRAMS_ALONG_ROWS = 264  # two for each multiprocessor of an H200
 
 
-def _scale(p: float) -> float:
-    return 1.0 / (1.0 - p) if p < 1 else 0.0
-
-
 def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
     x, residual, bias = as_rows(x), as_rows(residual), bias.contiguous()
-    rows, cols = x.shape
+    (rows, cols), strides = x.shape, (x.stride(0), residual.stride(0))
     chosen = settings(cols, x.dtype)
     blocks = cdiv(cols, chosen["BLOCK"])
     with torch.cuda.device_of(x):
         bias_dropout_residual_kernel[(rows * blocks,)](
-            x, bias, residual, y, seed, cols, x.stride(0), residual.stride(0), float(p), _scale(p), blocks, **chosen
+            x, bias, residual, y, seed, cols, *strides, float(p), scale_of_kept(p), blocks, **chosen
         )
     return y
 
@@ -154,58 +143,24 @@ def _backward(
     grid = (programs, cdiv(cols, chosen["BLOCK_COLS"]))
     with torch.cuda.device_of(grad_y):
         bias_dropout_residual_backward_kernel[grid](
-            grad_y, grad_x, partial, seed, rows, cols, grad_y.stride(0), float(p), _scale(p), **chosen
+            grad_y, grad_x, partial, seed, rows, cols, grad_y.stride(0), float(p), scale_of_kept(p), **chosen
         )
     return grad_x, partial[0] if few_rows else partial.sum(dim=0).to(bias_dtype)
 
 
-def _keep_seed(ctx, inputs, output):
-    _, bias, _, seed, ctx.p = inputs
-    ctx.bias_dtype = bias.dtype
-    ctx.save_for_backward(seed)
-
-
-class BiasDropoutResidual(torch.autograd.Function):
-    """The operation for autograd. Calling it costs Python less than the registered operator does."""
-
-    forward = staticmethod(_forward)
-    setup_context = staticmethod(_keep_seed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y):
-        return *_backward(grad_y, *ctx.saved_tensors, ctx.p, ctx.bias_dtype), grad_y, None, None
-
-
-# The same for torch.compile, which does not look inside registered operators.
-bias_dropout_residual_op = torch.library.custom_op("kernel_fusion::bias_dropout_residual", _forward, mutates_args=())
-bias_dropout_residual_backward_op = torch.library.custom_op(
-    "kernel_fusion::bias_dropout_residual_backward", _backward, mutates_args=()
+bias_dropout_residual_op = register(
+    "bias_dropout_residual",
+    _forward,
+    lambda x, bias, residual, seed, p: like(x),
+    keep=lambda arguments, y: (arguments[3], arguments[4], arguments[1].dtype),
+    backward=_backward,
+    backward_fake=lambda grad_y, seed, p, dtype: (like(grad_y), grad_y.new_empty(grad_y.shape[-1], dtype=dtype)),
+    gradients=lambda backward, needed, grad_y, *kept: (*backward(grad_y, *kept), grad_y),
 )
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _gradients(ctx, grad_y):
-    gradients = bias_dropout_residual_backward_op(grad_y, *ctx.saved_tensors, ctx.p, ctx.bias_dtype)
-    return *gradients, grad_y, None, None
-
-
-bias_dropout_residual_op.register_fake(lambda x, bias, residual, seed, p: _like(x))
-bias_dropout_residual_backward_op.register_fake(
-    lambda grad_y, seed, p, bias_dtype: (_like(grad_y), grad_y.new_empty(grad_y.shape[-1], dtype=bias_dtype))
-)
-bias_dropout_residual_op.register_autograd(_gradients, setup_context=_keep_seed)
 
 
 def bias_dropout_residual(
-    x: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor,
-    seed: torch.Tensor | None = None,
-    p: float = 0.1,
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1
 ) -> torch.Tensor:
     """residual + dropout(x + bias) in one launch, differentiable once.
 
@@ -231,10 +186,7 @@ def bias_dropout_residual(
     check_columns("bias_dropout_residual", x, bias=bias)
     check_dropout("bias_dropout_residual", x, seed, p)
     seed = new_seed(x.device) if seed is None else seed
-    tracked = torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad or residual.requires_grad)
-    if torch.compiler.is_compiling():
-        return bias_dropout_residual_op(x, bias, residual, seed, p)
-    return (BiasDropoutResidual.apply if tracked else _forward)(x, bias, residual, seed, p)
+    return bias_dropout_residual_op(x, bias, residual, seed, p)
 
 
 def bias_dropout_residual_reference(
@@ -250,34 +202,26 @@ def bias_dropout_residual_oracle(
     """The same with the elements dropped that `seed` drops."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     mask = dropout_mask(seed, rows, x.shape[-1], p).view(x.shape)
-    return residual + (x + bias) * mask.to(x.dtype) * _scale(p)
+    return residual + (x + bias) * mask.to(x.dtype) * scale_of_kept(p)
 
 
 def bias_dropout_residual_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes: two additions and a product an element, the random numbers' integers not counted; x, bias,
     residual and the seed in once, y out once."""
-    elements = torch.Size(shape).numel()
-    return Work(
-        flops=3 * elements,
-        bytes_read=(2 * elements + shape[-1]) * dtype.itemsize + 8,
-        bytes_written=elements * dtype.itemsize,
-    )
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
+    return Work(flops=3 * elements, bytes_read=(2 * elements + shape[-1]) * size + 8, bytes_written=elements * size)
 
 
 def bias_dropout_residual_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes of the gradients: a product and an addition an element; y's gradient and the seed in once,
     x's and the bias's out once (residual's is y's own)."""
-    elements = torch.Size(shape).numel()
-    return Work(
-        flops=2 * elements,
-        bytes_read=elements * dtype.itemsize + 8,
-        bytes_written=(elements + shape[-1]) * dtype.itemsize,
-    )
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
+    return Work(flops=2 * elements, bytes_read=elements * size + 8, bytes_written=(elements + shape[-1]) * size)
 
 
 def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple[torch.Tensor, ...]:
-    x, residual = (torch.randn(shape, device=device, **options) for _ in range(2))
-    return x, torch.randn(shape[-1], device=device, **options), residual, new_seed(device)
+    x, bias, residual = (torch.randn(size, device=device, **options) for size in (shape, shape[-1], shape))
+    return x, bias, residual, new_seed(device)
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
@@ -285,7 +229,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     x = torch.empty(shape, dtype=dtype, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
     chosen = settings(cols, dtype)
-    return (x, x, x, x, seed, cols, cols, cols, 0.1, _scale(0.1), cdiv(cols, chosen["BLOCK"])), chosen
+    return (x, x, x, x, seed, cols, cols, cols, 0.1, scale_of_kept(0.1), cdiv(cols, chosen["BLOCK"])), chosen
 
 
 OP = FusedOp(

@@ -14,11 +14,11 @@ Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202.
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.fused_op import FusedOp, Work
+from kernels.register import like, register
 from kernels.sizes import cdiv
 
 # PyTorch's name for the form of GELU -> its name in kernels.activations.
@@ -103,39 +103,14 @@ def _backward(
     return grad_gate, grad_up
 
 
-def _keep_inputs(ctx, inputs, output):
-    gate, up, ctx.approximate = inputs
-    ctx.save_for_backward(gate, up)
-
-
-class GEGLU(torch.autograd.Function):
-    """The operation for autograd. Calling it costs Python less than the registered operator does."""
-
-    forward = staticmethod(_forward)
-    setup_context = staticmethod(_keep_inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y):
-        return *_backward(grad_y, *ctx.saved_tensors, ctx.approximate), None
-
-
-# The same for torch.compile, which does not look inside registered operators.
-geglu_op = torch.library.custom_op("kernel_fusion::geglu", _forward, mutates_args=())
-geglu_backward_op = torch.library.custom_op("kernel_fusion::geglu_backward", _backward, mutates_args=())
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _gradients(ctx, grad_y):
-    return *geglu_backward_op(grad_y, *ctx.saved_tensors, ctx.approximate), None
-
-
-geglu_op.register_fake(lambda gate, up, approximate: _like(gate))
-geglu_backward_op.register_fake(lambda grad_y, gate, up, approximate: (_like(gate), _like(up)))
-geglu_op.register_autograd(_gradients, setup_context=_keep_inputs)
+geglu_op = register(
+    "geglu",
+    _forward,
+    lambda gate, up, approximate: like(gate),
+    keep=lambda arguments, y: arguments,
+    backward=_backward,
+    backward_fake=lambda grad_y, gate, up, approximate: (like(gate), like(up)),
+)
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -159,10 +134,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
     check_alike("geglu", gate=gate, up=up)
     if approximate not in APPROXIMATIONS:
         raise ValueError(f"geglu takes approximate of none or tanh, got {approximate!r}: choose one of them")
-    tracked = torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)
-    if torch.compiler.is_compiling():
-        return geglu_op(gate, up, approximate)
-    return GEGLU.apply(gate, up, approximate) if tracked else _forward(gate, up, approximate)
+    return geglu_op(gate, up, approximate)
 
 
 def geglu_reference(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:

@@ -22,11 +22,11 @@ stand in kernels/activations.py.
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import check_alike, in_widest
 from kernels.fused_op import FusedOp, Work
+from kernels.register import like, register
 from kernels.sizes import cdiv
 
 
@@ -83,11 +83,8 @@ def residual_act_backward_kernel(
 def settings(dtype: torch.dtype, act: str = "relu") -> dict:
     """Launch settings: a block that gives each of 128 threads one 16-byte load an input in 16 bits.
 
-    A thread's eight neighbours are then one byte of ReLU's bits; 64 threads of two loads each sort the bytes in shared
-    memory. On an H200, 10^8 elements in bf16, per cent of copy bandwidth: forward 99; backward from ReLU's bits 97 (64
-    threads 95, blocks of 512 elements 80, of 2048 for 8 warps 97, evict_first on the gradient 95, programs that stay
-    and loop 91), else 99. Writing the bits takes the forward 2.7 per cent longer. evict_last on the bits shows 99, but
-    that is their own bytes saved: they may outlive the timer's flush of L2, where a training step reads them once.
+    A thread's eight neighbours are then one byte of ReLU's bits. On an H200, 10^8 elements in bf16, per cent of copy
+    bandwidth: forward 99; backward from ReLU's bits 97, else 99. Writing the bits takes 2.7 per cent longer.
     """
     return {
         "BLOCK": 1024,
@@ -122,11 +119,7 @@ def _forward_for_training(x: torch.Tensor, residual: torch.Tensor, act: str) -> 
 def _empty_kept(x: torch.Tensor, act: str) -> torch.Tensor:
     if act == "relu":
         return torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
-    return _like(x)
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return like(x)
 
 
 def _backward(grad_y: torch.Tensor, kept: torch.Tensor, act: str) -> torch.Tensor:
@@ -136,45 +129,17 @@ def _backward(grad_y: torch.Tensor, kept: torch.Tensor, act: str) -> torch.Tenso
     return grad
 
 
-def _keep(ctx, inputs, output):
-    ctx.act = inputs[2]
-    ctx.set_materialize_grads(False)  # no tensor of zeros for what is kept, which nobody differentiates
-    ctx.save_for_backward(output[1])
-
-
-class ResidualAct(torch.autograd.Function):
-    """act(x + residual) and what its gradient needs, for autograd.
-
-    Calling it costs Python less than the registered operator does.
-    """
-
-    forward = staticmethod(_forward_for_training)
-    setup_context = staticmethod(_keep)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y, _):
-        grad = None if grad_y is None else _backward(grad_y, *ctx.saved_tensors, ctx.act)
-        return grad, grad, None
-
-
-# The same for torch.compile, which does not look inside registered operators.
-residual_act_op = torch.library.custom_op("kernel_fusion::residual_act", _forward, mutates_args=())
-residual_act_training_op = torch.library.custom_op(
-    "kernel_fusion::residual_act_training", _forward_for_training, mutates_args=()
+residual_act_op = register(
+    "residual_act",
+    _forward,
+    lambda x, residual, act: like(x),
+    training=_forward_for_training,
+    training_fake=lambda x, residual, act: (like(x), _empty_kept(x, act)),
+    keep=lambda arguments, results: (results[1], arguments[2]),
+    backward=_backward,
+    backward_fake=lambda grad_y, kept, act: like(grad_y),
+    gradients=lambda backward, needed, grad_y, kept, act: (backward(grad_y, kept, act),) * 2,
 )
-residual_act_backward_op = torch.library.custom_op("kernel_fusion::residual_act_backward", _backward, mutates_args=())
-
-
-def _gradients(ctx, grad_y, _):
-    grad = None if grad_y is None else residual_act_backward_op(grad_y, *ctx.saved_tensors, ctx.act)
-    return grad, grad, None
-
-
-residual_act_op.register_fake(lambda x, residual, act: _like(x))
-residual_act_training_op.register_fake(lambda x, residual, act: (_like(x), _empty_kept(x, act)))
-residual_act_backward_op.register_fake(lambda grad_y, kept, act: _like(grad_y))
-residual_act_training_op.register_autograd(_gradients, setup_context=_keep)
 
 
 def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
@@ -197,10 +162,7 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     x, residual = in_widest(x, residual)
     check_alike("residual_act", x=x, residual=residual)
     check_activation("residual_act", act)
-    tracked = torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad)
-    if torch.compiler.is_compiling():
-        return residual_act_training_op(x, residual, act)[0] if tracked else residual_act_op(x, residual, act)
-    return ResidualAct.apply(x, residual, act)[0] if tracked else _forward(x, residual, act)
+    return residual_act_op(x, residual, act)
 
 
 def residual_act_reference(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:

@@ -56,7 +56,7 @@ def test_one_input_may_need_no_gradient(device):
 
 
 def test_registration(device):
-    torch.library.opcheck(geglu_op, (*pair(9, device=device, grad=True), "tanh"))
+    torch.library.opcheck(geglu_op.training_op, (*pair(9, device=device, grad=True), "tanh"))
 
 
 def test_under_autocast_two_dtypes_meet_in_the_wider(device):

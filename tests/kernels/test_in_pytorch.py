@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accuracy import as_tuple, assert_as_accurate, doubled, is_float
 
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import FusedOp
@@ -11,15 +12,6 @@ DIFFERENTIABLE = pytest.mark.parametrize(
     "op", [op for op in CATALOGUE.values() if op.backward_work], ids=lambda op: op.name
 )
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
-
-
-def is_float(x) -> bool:
-    """A flag or a name among the arguments is none."""
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
-
-
-def as_tuple(result) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 def small_inputs(op: FusedOp, device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
@@ -44,14 +36,8 @@ def gradients(function, inputs, weights=None) -> tuple[torch.Tensor, ...]:
 def test_gradients_are_as_accurate_as_pytorchs(op, device, dtype, poisoned):
     inputs = op.inputs(*op.interpreter_shapes[-1], dtype=dtype, device=device)
     weights = [torch.randn_like(y) for y in as_tuple(op.oracle(*inputs)) if y.is_floating_point()]
-    exact = gradients(op.oracle, [x.double() if is_float(x) else x for x in inputs], weights)
-    for ours, theirs, truth in zip(
-        gradients(op.fused, inputs, weights), gradients(op.oracle, inputs, weights), exact, strict=True
-    ):
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        error, allowed = (ours.double() - truth).abs().amax(), (theirs.double() - truth).abs().amax()
-        roundings = torch.finfo(dtype).eps + 4 * torch.finfo(torch.float32).eps
-        assert error <= 2 * allowed + roundings * truth.abs().amax()
+    exact = gradients(op.oracle, doubled(inputs), weights)
+    assert_as_accurate(gradients(op.fused, inputs, weights), gradients(op.oracle, inputs, weights), exact)
 
 
 @DIFFERENTIABLE
@@ -60,10 +46,8 @@ def test_gradients_through_strided_inputs_and_gradients(op, device):
     strided = [torch.stack([x, x], dim=-1)[..., 0] if isinstance(x, torch.Tensor) else x for x in inputs]
     weights = [torch.randn((*y.shape, 2), device=device)[..., 0] for y in as_tuple(op.oracle(*inputs))]
     weights = [w for w, y in zip(weights, as_tuple(op.oracle(*inputs)), strict=True) if y.is_floating_point()]
-    for ours, expected in zip(
-        gradients(op.fused, strided, weights), gradients(op.oracle, inputs, weights), strict=True
-    ):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    exact = gradients(op.oracle, doubled(inputs), weights)
+    assert_as_accurate(gradients(op.fused, strided, weights), gradients(op.oracle, inputs, weights), exact)
 
 
 @DIFFERENTIABLE

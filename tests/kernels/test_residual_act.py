@@ -7,7 +7,7 @@ from helpers.instruments.kept import kept_for_backward
 from helpers.instruments.traffic import measure
 from kernels import residual_act, runtime
 from kernels.activations import ACTIVATIONS
-from kernels.elementwise.residual_act import residual_act_op, residual_act_reference, residual_act_training_op
+from kernels.elementwise.residual_act import residual_act_op, residual_act_reference
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
@@ -101,9 +101,9 @@ def test_one_input_may_need_no_gradient(device):
 
 
 def test_registration(device):
-    torch.library.opcheck(residual_act_op, (*pair(9, device=device), "relu"))
+    torch.library.opcheck(residual_act_op.forward_op, (*pair(9, device=device), "relu"))
     for act in ("relu", "silu"):
-        torch.library.opcheck(residual_act_training_op, (*pair(9, device=device, grad=True), act))
+        torch.library.opcheck(residual_act_op.training_op, (*pair(9, device=device, grad=True), act))
 
 
 def test_under_autocast_two_dtypes_meet_in_the_wider(device):
