@@ -46,12 +46,6 @@ def test_sixteen_bits_have_a_limit_too():
         assert_as_accurate(theirs * 1.005, theirs, exact)
 
 
-def test_what_is_exact_comes_from_float64():
-    theirs, _ = softmaxes()
-    with pytest.raises(AssertionError, match="compute it from arguments in float64"):
-        assert_as_accurate(theirs, theirs, theirs)
-
-
 def test_what_is_not_finite_is_so_in_the_same_way():
     exact = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e5, 1.0], dtype=torch.float64)
     theirs = exact.half()  # 1e5 overflows
