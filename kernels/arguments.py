@@ -97,6 +97,32 @@ def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str
             )
 
 
+def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> None:
+    """Check what a loss asks of (..., classes) logits and of (...) labels.
+
+    Raises:
+        TypeError: logits are not a floating-point tensor, labels not one of int64.
+        ValueError: two devices, shapes that do not fit, or no class.
+    """
+    check_alike(operation, logits=logits)
+    check_columns(operation, logits)
+    if not isinstance(labels, torch.Tensor) or labels.dtype != torch.int64:
+        kind = labels.dtype if isinstance(labels, torch.Tensor) else type(labels).__name__
+        raise TypeError(f"{operation} takes labels in a tensor of torch.int64, got {kind}: convert with .long()")
+    if labels.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"{operation} takes a label a row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
+            f"give it logits of (..., classes) and labels of (...)"
+        )
+    if labels.device != logits.device:
+        raise ValueError(
+            f"{operation} takes tensors on one device, got logits on {logits.device} and labels on {labels.device}: "
+            f"move one with .to(device)"
+        )
+    if logits.shape[-1] == 0 and labels.numel():
+        raise ValueError(f"{operation} takes at least 1 class, got logits of 0 columns: no label can be right")
+
+
 def as_rows(x: torch.Tensor) -> torch.Tensor:
     """x, not empty, as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
     rows = x.reshape(-1, x.shape[-1])

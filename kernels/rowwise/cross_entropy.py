@@ -10,18 +10,18 @@ Written out in PyTorch, the log-probabilities, as large as the logits, go to mem
 The backward pass recomputes the probabilities from the logits and the row's maximum and sum, which is all that the
 forward keeps: grad_x = grad_loss (exp(x - max) / sum - target), read x, write grad_x, 4 B/logit in one launch.
 
-Source: torch.nn.functional.cross_entropy; Szegedy et al., arXiv:1512.00567, for label smoothing; Milakov and
-Gimelshein, arXiv:1805.02867, for the running maximum and sum.
+Source: torch.nn.functional.cross_entropy; Szegedy et al., arXiv:1512.00567; Milakov and Gimelshein, arXiv:1805.02867.
 """
 
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.arguments import as_rows, check_labels, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.register import like, register
 from kernels.sizes import cdiv
 
 
@@ -48,7 +48,6 @@ def cross_entropy_kernel(
     at_label = tl.load(x_ptr + label, mask=known, other=0.0).to(COMPUTE)
     # All is measured from the label's logit: differences keep digits that large logits themselves would lose.
     origin = tl.where(tl.abs(at_label) == float("inf"), 0.0, at_label)
-
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     peak = tl.full((LANES,), -float("inf"), COMPUTE)
     total = tl.zeros((LANES,), COMPUTE)
@@ -98,179 +97,78 @@ def cross_entropy_backward_kernel(
 
 
 def settings(classes: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Launch settings of the forward for rows of `classes` logits.
-
-    On an H200 (bf16, per cent of copy bandwidth, of which reading alone reaches 103): 4 warps 97 at 16384 classes and
-    95 at 65536 and 131072, 8 warps 94, 96 and 96. The check of the labels, which `debug` turns on, costs nothing that
-    could be measured; the checks of integer overflow that come with it are left out.
-
-    `few_rows`: no more than the GPU has SMs. Then each has a program of its own and 32 warps: 128 rows of 32768 take
-    6.4 us instead of 18.3.
-    """
+    """Of the forward. `few_rows`, no more than the GPU has SMs, have 32 warps each. `debug` turns on the check of the
+    labels; the checks of integer overflow that come with it are left out."""
     warps = 32 if few_rows else 4 if classes <= 32768 else 8
-    return {
-        "LANES": 32 * warps,
-        "EACH": 16 if few_rows else 8,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": warps,
-        "debug": True,
-        "sanitize_overflow": False,
-    }
+    lanes = {"LANES": 32 * warps, "EACH": 16 if few_rows else 8, "num_warps": warps}
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    return {**lanes, "COMPUTE": compute, "debug": True, "sanitize_overflow": False}
 
 
 def backward_settings(dtype: torch.dtype) -> dict:
-    """Launch settings of the backward: 93 per cent of copy bandwidth on an H200, 3 ahead of other blocks."""
+    """Of the backward: 16 elements a thread, and nothing that a program waits for but its loads."""
     return {"BLOCK": 2048, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 
 
-def _statistics(logits: torch.Tensor, *values: int) -> torch.Tensor:
-    """Memory for each row's values."""
+def _statistics(logits: Tensor, *values: int) -> Tensor:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return torch.empty((*logits.shape[:-1], *values), dtype=dtype, device=logits.device)
 
 
-def _launch(logits, labels, losses, kept, ignore_index: int, label_smoothing: float) -> None:
-    if losses.numel() == 0:
-        return
-    x = as_rows(logits)
-    classes = x.shape[1]
-    with torch.cuda.device_of(x):
-        cross_entropy_kernel[(x.shape[0],)](
-            x,
-            labels.contiguous(),
-            losses,
-            kept,
-            classes,
-            x.stride(0),
-            ignore_index,
-            float(label_smoothing),
-            SMOOTHED=label_smoothing != 0,
-            **settings(classes, x.dtype, few_rows=x.shape[0] <= multiprocessors(x)),
-        )
-
-
-def _forward(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int, label_smoothing: float) -> torch.Tensor:
+def _launch(logits, labels, kept, ignore_index: int, label_smoothing: float) -> Tensor:
     losses = _statistics(logits)
-    _launch(logits, labels, losses, None, ignore_index, label_smoothing)
+    if losses.numel() == 0:
+        return losses
+    x = as_rows(logits)
+    rows, classes = x.shape
+    chosen = settings(classes, x.dtype, few_rows=rows <= multiprocessors(x))
+    options = ignore_index, float(label_smoothing), label_smoothing != 0
+    with torch.cuda.device_of(x):
+        cross_entropy_kernel[(rows,)](x, labels.contiguous(), losses, kept, classes, x.stride(0), *options, **chosen)
     return losses
 
 
-def _forward_keeping_sums(
-    logits: torch.Tensor, labels: torch.Tensor, ignore_index: int, label_smoothing: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    losses, kept = _statistics(logits), _statistics(logits, 2)
-    _launch(logits, labels, losses, kept, ignore_index, label_smoothing)
-    return losses, kept
+def _forward(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
+    return _launch(logits, labels, None, ignore_index, label_smoothing)
+
+
+def _training(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    kept = _statistics(logits, 2)
+    return _launch(logits, labels, kept, ignore_index, label_smoothing), kept
 
 
 def _backward(
-    grad_losses: torch.Tensor,
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    kept: torch.Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-) -> torch.Tensor:
-    grad_x = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    grad_losses: Tensor, logits: Tensor, labels: Tensor, kept: Tensor, ignore_index: int, label_smoothing: float
+) -> Tensor:
+    grad_x = like(logits)
     if grad_x.numel() == 0:
         return grad_x
     x = as_rows(logits)
     rows, classes = x.shape
     chosen = backward_settings(x.dtype)
     blocks = cdiv(classes, chosen["BLOCK"])
+    tensors = grad_losses.contiguous(), x, labels.contiguous(), kept, grad_x
+    sizes = classes, x.stride(0), ignore_index, float(label_smoothing), blocks
     with torch.cuda.device_of(x):
-        cross_entropy_backward_kernel[(rows * blocks,)](
-            grad_losses.contiguous(),
-            x,
-            labels.contiguous(),
-            kept,
-            grad_x,
-            classes,
-            x.stride(0),
-            ignore_index,
-            float(label_smoothing),
-            blocks,
-            **chosen,
-        )
+        cross_entropy_backward_kernel[(rows * blocks,)](*tensors, *sizes, **chosen)
     return grad_x
 
 
-def _keep_sums(ctx, inputs, output):
-    logits, labels, ctx.ignore_index, ctx.label_smoothing = inputs
-    ctx.set_materialize_grads(False)  # no zeros for what is kept, which nobody differentiates
-    ctx.save_for_backward(logits, labels, output[1])
-
-
-class CrossEntropy(torch.autograd.Function):
-    """The losses and what the gradient needs, for autograd. It costs Python less than the registered operator does."""
-
-    forward = staticmethod(_forward_keeping_sums)
-    setup_context = staticmethod(_keep_sums)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_losses, _):
-        if grad_losses is None:
-            return None, None, None, None
-        return _backward(grad_losses, *ctx.saved_tensors, ctx.ignore_index, ctx.label_smoothing), None, None, None
-
-
-# The same for torch.compile, which does not look inside registered operators.
-cross_entropy_op = torch.library.custom_op("kernel_fusion::cross_entropy", _forward, mutates_args=())
-cross_entropy_training_op = torch.library.custom_op(
-    "kernel_fusion::cross_entropy_training", _forward_keeping_sums, mutates_args=()
+cross_entropy_op = register(
+    "cross_entropy",
+    _forward,
+    lambda logits, labels, ignore_index, label_smoothing: _statistics(logits),
+    training=_training,
+    training_fake=lambda logits, labels, ignore_index, label_smoothing: (_statistics(logits), _statistics(logits, 2)),
+    keep=lambda arguments, result: (*arguments[:2], result[1], *arguments[2:]),
+    backward=_backward,
+    backward_fake=lambda grad_losses, logits, *_: like(logits),
 )
-cross_entropy_backward_op = torch.library.custom_op("kernel_fusion::cross_entropy_backward", _backward, mutates_args=())
-
-
-def _gradients(ctx, grad_losses, _):
-    if grad_losses is None:
-        return None, None, None, None
-    grad = cross_entropy_backward_op(grad_losses, *ctx.saved_tensors, ctx.ignore_index, ctx.label_smoothing)
-    return grad, None, None, None
-
-
-cross_entropy_op.register_fake(lambda logits, labels, ignore_index, label_smoothing: _statistics(logits))
-cross_entropy_training_op.register_fake(
-    lambda logits, labels, ignore_index, label_smoothing: (_statistics(logits), _statistics(logits, 2))
-)
-cross_entropy_backward_op.register_fake(
-    lambda grad_losses, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format)
-)
-cross_entropy_training_op.register_autograd(_gradients, setup_context=_keep_sums)
-
-
-def _check(logits, labels, label_smoothing: float, reduction: str) -> None:
-    check_alike("cross_entropy", logits=logits)
-    check_columns("cross_entropy", logits)
-    if not isinstance(labels, torch.Tensor) or labels.dtype != torch.int64:
-        kind = labels.dtype if isinstance(labels, torch.Tensor) else type(labels).__name__
-        raise TypeError(f"cross_entropy takes labels in a tensor of torch.int64, got {kind}: convert with .long()")
-    if labels.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"cross_entropy takes a label a row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
-            f"give it logits of (..., classes) and labels of (...)"
-        )
-    if labels.device != logits.device:
-        raise ValueError(
-            f"cross_entropy takes tensors on one device, got logits on {logits.device} and labels on {labels.device}: "
-            f"move one with .to(device)"
-        )
-    if logits.shape[-1] == 0 and labels.numel():
-        raise ValueError("cross_entropy takes at least 1 class, got logits of 0 columns: no label can be right")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy takes label_smoothing of 0 to 1, got {label_smoothing}: 0.1 is usual")
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"cross_entropy takes reduction of none, mean or sum, got {reduction!r}: choose one of them")
 
 
 def cross_entropy(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "none",
-) -> torch.Tensor:
+    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "none"
+) -> Tensor:
     """The cross entropy of each row of logits with its label in one launch, differentiable once by the logits.
 
     Args:
@@ -281,75 +179,58 @@ def cross_entropy(
         reduction: "none" for a loss a row; "sum", or "mean" over the rows not ignored, add small launches of their own.
 
     Returns:
-        Losses of shape (...), or one, in fp32 (fp64 for fp64 logits), as is the arithmetic, whatever autocast says.
-        A row of nothing but -inf, with NaN or with inf in it has the loss NaN, as in PyTorch.
+        Losses of shape (...), or one, in fp32 (fp64 for fp64 logits), as is the arithmetic, whatever autocast says. A
+        row of nothing but -inf, with NaN or with inf in it has the loss NaN, as in PyTorch.
 
     Raises:
         TypeError: logits are not a floating-point tensor, labels not one of int64.
-        ValueError: the shapes or devices do not fit, there are no classes, label_smoothing is not of 0 to 1, another
-            reduction, or the tensors are on the CPU where kernels run on a GPU.
-        A label that is neither a class nor ignore_index is not read. Interpreted, it raises InterpreterError; compiled,
-        it stops the GPU with a device-side assertion, as in PyTorch, which the next synchronisation raises.
+        ValueError: shapes or devices that do not fit, no classes, label_smoothing not of 0 to 1, another reduction.
+        A label that is neither a class nor ignore_index is not read: InterpreterError where interpreted; compiled, a
+        device-side assertion, as in PyTorch, which the next synchronisation raises.
     """
-    _check(logits, labels, label_smoothing, reduction)
-    tracked = torch.is_grad_enabled() and logits.requires_grad
-    if torch.compiler.is_compiling():
-        operation = cross_entropy_training_op if tracked else cross_entropy_op
-    else:
-        operation = CrossEntropy.apply if tracked else _forward
-    losses = operation(logits, labels, ignore_index, label_smoothing)
-    losses = losses[0] if tracked else losses
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / (labels != ignore_index).sum()
+    check_labels("cross_entropy", logits, labels)
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"cross_entropy takes label_smoothing of 0 to 1, got {label_smoothing}: 0.1 is usual")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"cross_entropy takes reduction of none, mean or sum, got {reduction!r}: choose one of them")
+    losses = cross_entropy_op(logits, labels, ignore_index, label_smoothing)
+    if reduction == "mean":
+        return losses.sum() / (labels != ignore_index).sum()
+    return losses.sum() if reduction == "sum" else losses
 
 
 def cross_entropy_reference(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "none",
-) -> torch.Tensor:
+    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "none"
+) -> Tensor:
     """The same in PyTorch, the losses in fp32 at least."""
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2) if logits.dim() > 1 else logits,
-        labels.flatten() if labels.dim() else labels,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-    )
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
+    losses = torch.nn.functional.cross_entropy(logits[None].flatten(0, -2), labels.flatten(), **options)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
     return losses.view(labels.shape) if reduction == "none" else losses
 
 
 def cross_entropy_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: a comparison, subtraction, exponential and addition a logit; logits and labels in once,
-    fp32 losses out once."""
+    """FLOPs and least bytes: 4 operations a logit; logits and labels in once, fp32 losses out once."""
     elements = torch.Size(shape).numel()
     rows = elements // shape[-1] if elements else 0
     return Work(flops=4 * elements, bytes_read=elements * dtype.itemsize + 8 * rows, bytes_written=4 * rows)
 
 
 def cross_entropy_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradient: subtraction, exponential, subtraction, product; logits, labels, three
-    fp32 values a row in once, the gradient out once."""
+    """The same of the gradient: 4 operations a logit; logits, labels, three fp32 values a row in, the gradient out."""
     elements = torch.Size(shape).numel()
-    rows = elements // shape[-1] if elements else 0
-    return Work(
-        flops=4 * elements, bytes_read=elements * dtype.itemsize + 20 * rows, bytes_written=elements * dtype.itemsize
-    )
+    rows, written = elements // shape[-1] if elements else 0, elements * dtype.itemsize
+    return Work(flops=4 * elements, bytes_read=written + 20 * rows, bytes_written=written)
 
 
-def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple[torch.Tensor, torch.Tensor]:
-    labels = torch.randint(max(shape[-1], 1), shape[:-1], device=device)
-    return torch.randn(shape, device=device, **options), labels
+def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple[Tensor, Tensor]:
+    return torch.randn(shape, device=device, **options), torch.randint(max(shape[-1], 1), shape[:-1], device=device)
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    x = torch.empty(shape, dtype=dtype, device="meta")
-    labels, losses = torch.empty(shape[0], dtype=torch.int64, device="meta"), torch.empty(shape[0], device="meta")
     rows, classes = shape
+    x, losses = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(rows, device="meta")
+    labels = torch.empty(rows, dtype=torch.int64, device="meta")
     chosen = settings(classes, dtype, few_rows=rows <= 132)  # as on an H200, which has 132 SMs
     return (x, labels, losses, None, classes, classes, -100, 0.0), {"SMOOTHED": False, **chosen}
 

@@ -6,8 +6,7 @@ Written out in PyTorch, x is read twice and its squares are written and read bet
     fused     read x once, keep the row in registers, write y once                         8 B/element in fp32
 
 The row is the unit of work: one program owns BLOCK_ROWS whole rows, so the sum never leaves its registers
-and no two programs have to agree on anything. Rows beyond 32768 elements are read twice, in chunks:
-12 B/element asked of memory, of which L2 serves what it still holds (measured in `settings`).
+and no two programs have to agree on anything. Rows beyond 32768 elements are in l2_norm_wide.py.
 
 Source: torch.nn.functional.normalize (p=2).
 """
@@ -20,6 +19,8 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
+from kernels.register import like, register
+from kernels.rowwise import l2_norm_wide
 from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
@@ -49,83 +50,39 @@ def l2_norm_kernel(
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def l2_norm_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    y_ptr,  # (rows, cols), contiguous, x's dtype
-    cols,
-    x_row_stride,
-    eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        # The row is wanted once more: it should outlive in L2 what is only written.
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        x = x.to(COMPUTE)
-        squares += x * x
-    norm = tl.sqrt(tl.sum(squares, axis=0))
-    divisor = tl.where(norm < eps, eps, norm)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        y = x / divisor
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
-
-
 @cache
 def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Launch settings for rows of `cols` elements.
+    """Launch settings for rows of `cols` elements, at most WIDEST_BLOCK.
 
     32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
-    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 92 (1024 columns), 95 (4096), 97 (8192),
-    98 (16384), 96 (32768). Read twice: 77 (65536), 62 (262144, where the rows at work exceed L2). What costs: one row
-    of 4096 to a program (1), 8 warps for 16384 columns (2).
-
-    `few_rows`: no more than the GPU has SMs. Then each has a program of its own and twice the warps: 128 rows of 8192
-    take 3.2 us instead of 3.4. Neither 4, 8 or 32 warps nor doing without masks nor reading the row twice in chunks, as
-    torch.compile does, gains more than the 5 % by which one kernel varies.
+    others compute. `few_rows`: no more than the GPU has SMs. Then each has a program of its own, and twice the warps.
     """
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if cols > WIDEST_BLOCK:
-        return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
     block_cols = next_power_of_2(cols)
     elements = max(2048 if block_cols <= 2048 or few_rows else 16384, block_cols)
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
-        "COMPUTE": compute,
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
         "num_warps": min(32, elements // 512) if few_rows else elements // 1024,
     }
 
 
-def _launch(x: torch.Tensor, eps: float) -> torch.Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+def _forward(x: torch.Tensor, eps: float) -> torch.Tensor:
+    y = like(x)
     if y.numel() == 0:
         return y
     x = as_rows(x)
     rows, cols = x.shape
-    chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK:
-            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
-            l2_norm_kernel[grid](x, y, rows, cols, x.stride(0), eps, **chosen)
+        if cols > WIDEST_BLOCK:
+            l2_norm_wide.forward(x, y, eps)
         else:
-            l2_norm_wide_kernel[(rows,)](x, y, cols, x.stride(0), eps, **chosen)
+            chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
+            l2_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](x, y, rows, cols, x.stride(0), eps, **chosen)
     return y
 
 
-@torch.library.custom_op("kernel_fusion::l2_norm", mutates_args=())
-def l2_norm_op(x: torch.Tensor, eps: float) -> torch.Tensor:
-    return _launch(x, eps)
-
-
-@l2_norm_op.register_fake
-def _(x, eps):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+l2_norm_op = register("l2_norm", _forward, lambda x, eps: like(x))
 
 
 def l2_norm(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
@@ -144,10 +101,7 @@ def l2_norm(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
     """
     check_alike("l2_norm", x=x)
     check_columns("l2_norm", x)
-    # The registered operator costs several microseconds in Python; only autograd and torch.compile need it.
-    if (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling():
-        return l2_norm_op(x, eps)
-    return _launch(x, eps)
+    return l2_norm_op(x, eps)
 
 
 def l2_norm_reference(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:

@@ -7,13 +7,10 @@ Every layer of a Llama begins so: y goes into the layer, s is the residual of th
               already, write y
 
 PyTorch's RMSNorm is one launch on a GPU; on a CPU it is written out and moves more. Every program reads the weight
-anew, from L2: DRAM gives it once. Rows beyond 32768 elements are read twice, in chunks, the second time from L2
-while it holds them.
+anew, from L2: DRAM gives it once. Rows beyond 32768 elements are in rms_norm_wide.py.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
-
-from functools import cache
 
 import torch
 import triton
@@ -21,9 +18,10 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
-from kernels.sizes import cdiv, next_power_of_2
-
-WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+from kernels.register import like, register
+from kernels.rowwise import rms_norm_wide
+from kernels.rowwise.l2_norm import WIDEST_BLOCK, settings
+from kernels.sizes import cdiv
 
 
 @triton.jit
@@ -57,90 +55,25 @@ def residual_rms_norm_kernel(
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def residual_rms_norm_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    residual_ptr,  # the same, x's dtype
-    weight_ptr,  # (cols,)
-    y_ptr,  # (rows, cols), contiguous, x's dtype
-    sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, the next layer's residual
-    cols,
-    x_row_stride,
-    residual_row_stride,
-    eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        s = x + residual
-        squares += s * s
-    rstd = tl.rsqrt(tl.sum(squares, axis=0) / cols + eps)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols).to(COMPUTE)
-        residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols).to(COMPUTE)
-        s = x + residual
-        tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=col < cols)
-        weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-        y = s * rstd * weight
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
-
-
-@cache
-def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Launch settings for rows of `cols` elements.
-
-    32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
-    others compute. On an H200, bf16, 32768 rows, per cent of copy bandwidth: 96 (1024 columns), 95 (4096), 96 (8192),
-    96 (16384). With four tensors to move, hardly any choice costs more than 2.
-
-    `few_rows`: no more than the GPU has SMs. Then each has a program of its own and twice the warps: 128 rows of 8192
-    take 4.2 us instead of 4.6.
-    """
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if cols > WIDEST_BLOCK:
-        return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
-    block_cols = next_power_of_2(cols)
-    elements = max(2048 if block_cols <= 2048 or few_rows else 16384, block_cols)
-    return {
-        "BLOCK_ROWS": elements // block_cols,
-        "BLOCK_COLS": block_cols,
-        "COMPUTE": compute,
-        "num_warps": min(32, elements // 512) if few_rows else elements // 1024,
-    }
-
-
 def _forward(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y, s = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    y, s = like(x), like(x)
     if y.numel() == 0:
         return y, s
     x, residual, weight = as_rows(x), as_rows(residual), weight.contiguous()
     rows, cols = x.shape
-    chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
-    strides = x.stride(0), residual.stride(0)
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK:
-            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
-            residual_rms_norm_kernel[grid](x, residual, weight, y, s, rows, cols, *strides, eps, **chosen)
+        if cols > WIDEST_BLOCK:
+            rms_norm_wide.forward(x, residual, weight, y, s, None, eps)
         else:
-            residual_rms_norm_wide_kernel[(rows,)](x, residual, weight, y, s, cols, *strides, eps, **chosen)
+            chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
+            grid, strides = (cdiv(rows, chosen["BLOCK_ROWS"]),), (x.stride(0), residual.stride(0))
+            residual_rms_norm_kernel[grid](x, residual, weight, y, s, rows, cols, *strides, eps, **chosen)
     return y, s
 
 
-# For autograd, which finds no gradient here and says so, and for torch.compile.
-residual_rms_norm_op = torch.library.custom_op("kernel_fusion::residual_rms_norm", _forward, mutates_args=())
-
-
-@residual_rms_norm_op.register_fake
-def _(x, residual, weight, eps):
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+residual_rms_norm_op = register("residual_rms_norm", _forward, lambda x, residual, weight, eps: (like(x), like(x)))
 
 
 def residual_rms_norm(
@@ -166,10 +99,7 @@ def residual_rms_norm(
     x, residual = in_widest(x, residual)
     check_alike("residual_rms_norm", x=x, residual=residual)
     check_columns("residual_rms_norm", x, weight=weight)
-    tensors = x, residual, weight
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        return residual_rms_norm_op(*tensors, eps)
-    return _forward(*tensors, eps)
+    return residual_rms_norm_op(x, residual, weight, eps)
 
 
 def residual_rms_norm_reference(

@@ -4,8 +4,8 @@
     fused     read x, write y                                                           4 B/element, one launch
 
 Neither the probabilities nor the mask are stored for the backward pass. It computes them again from x, from each row's
-maximum and sum, and from the seed (kernels/philox.py): read x, read the gradient, write x's, 6 B/element. A row of more
-than 16384 columns is read twice, as in softmax.py.
+maximum and sum, and from the seed (kernels/philox.py): read x, read the gradient, write x's, 6 B/element. Rows of more
+than 16384 columns are in softmax_dropout_wide.py.
 
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762; torch.nn.functional.dropout.
 """
@@ -13,12 +13,13 @@ Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762; torch.nn.
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
-from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.online_softmax import LOG2_E
 from kernels.philox import check_dropout, dropout_mask, kept, new_seed
+from kernels.register import like, register
+from kernels.rowwise import softmax_dropout_wide
 from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
@@ -56,45 +57,6 @@ def softmax_dropout_kernel(
 
 
 @triton.jit
-def softmax_dropout_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    y_ptr,  # (rows, cols), contiguous
-    sums_ptr,  # (rows, 2) COMPUTE, or None
-    seed_ptr,  # (1,) int64
-    cols,
-    x_row_stride,
-    p,
-    scale,
-    LANES: tl.constexpr,
-    EACH: tl.constexpr,  # neighbouring columns of a lane
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
-    CHUNK: tl.constexpr = LANES * EACH
-    place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    peak = tl.full((LANES,), -float("inf"), COMPUTE)
-    total = tl.zeros((LANES,), COMPUTE)
-    for start in tl.range(0, cols, CHUNK):
-        col = start + place
-        x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
-        peak, total = absorb(peak, total, x)
-    top, total = combine(peak, total)
-    if sums_ptr is not None:
-        tl.store(sums_ptr + 2 * row, top)
-        tl.store(sums_ptr + 2 * row + 1, tl.log2(total))
-    seed = tl.load(seed_ptr)
-    last = (tl.cdiv(cols, CHUNK) - 1) * CHUNK
-    for back in tl.range(0, cols, CHUNK):
-        first_col = last - back
-        col = first_col + tl.arange(0, CHUNK)[None, :]
-        x = tl.load(x_ptr + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        mask = kept(seed, row + tl.zeros((1, 1), tl.int64), first_col, p, 1, CHUNK)
-        y = tl.exp2((x - top) * LOG2_E) * tl.where(mask, scale / total, 0.0 / total)
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols, eviction_policy="evict_first")
-
-
-@triton.jit
 def softmax_dropout_backward_kernel(
     grad_y_ptr,  # (rows, cols), any row stride, unit column stride
     x_ptr,  # (rows, cols), any row stride, unit column stride
@@ -125,77 +87,24 @@ def softmax_dropout_backward_kernel(
     tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def softmax_dropout_backward_wide_kernel(
-    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    sums_ptr,  # (rows, 2) COMPUTE
-    seed_ptr,  # (1,) int64
-    grad_x_ptr,  # (rows, cols), contiguous
-    cols,
-    grad_y_row_stride,
-    x_row_stride,
-    p,
-    scale,
-    BLOCK_COLS: tl.constexpr,  # of a chunk
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    grad_y_ptr += row * grad_y_row_stride
-    x_ptr += row * x_row_stride
-    top, log_total = tl.load(sums_ptr + 2 * row), tl.load(sums_ptr + 2 * row + 1)
-    seed = tl.load(seed_ptr)
-    rows = row + tl.zeros((1, 1), tl.int64)
-    mean = tl.zeros((1, BLOCK_COLS), COMPUTE)
-    for start in tl.range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)[None, :]
-        grad_y = tl.load(grad_y_ptr + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
-        factor = tl.where(kept(seed, rows, start, p, 1, BLOCK_COLS), scale, 0.0)
-        mean += tl.exp2((x - top) * LOG2_E - log_total) * grad_y * factor
-    mean = tl.sum(mean)
-    last = (tl.cdiv(cols, BLOCK_COLS) - 1) * BLOCK_COLS
-    for back in tl.range(0, cols, BLOCK_COLS):
-        first_col = last - back
-        col = first_col + tl.arange(0, BLOCK_COLS)[None, :]
-        grad_y = tl.load(grad_y_ptr + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        x = tl.load(x_ptr + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        factor = tl.where(kept(seed, rows, first_col, p, 1, BLOCK_COLS), scale, 0.0)
-        grad_x = tl.exp2((x - top) * LOG2_E - log_total) * (grad_y * factor - mean)
-        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < cols)
-
-
 def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of the forward for rows of `cols` elements: softmax's, with registers left for Philox.
-
-    On an H200 (bf16, per cent of copy bandwidth): 64 at 1024 and at 4096 columns, 40 at 16384.
-    """
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if cols > WIDEST_BLOCK:
-        return {"LANES": 1024, "EACH": 8, "COMPUTE": compute, "num_warps": 32}
+    """Of the forward, for rows of `cols` elements: softmax's, with registers left for Philox."""
     block_cols = max(4, next_power_of_2(cols))
-    warps = 2 if block_cols <= 1024 else 4 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16
     return {
         "BLOCK_ROWS": max(1, 1024 // block_cols),
         "BLOCK_COLS": block_cols,
-        "COMPUTE": compute,
-        "num_warps": warps,
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
+        "num_warps": 2 if block_cols <= 1024 else 4 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16,
     }
 
 
 def backward_settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of the backward: 16 elements a thread. On an H200 (bf16, per cent of copy bandwidth): 91 at 1024,
-    4096 and 8192 columns, 75 at 16384. What costs: 8 elements a thread (28 at 8192), 32 (9 there), and a row read again
-    in chunks, whose masks are computed twice (44 at 4096).
-    """
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if cols > WIDEST_BLOCK:
-        return {"BLOCK_COLS": 8192, "COMPUTE": compute, "num_warps": 32}
+    """Of the backward: 16 elements a thread; fewer leave too little in flight, more do not fit beside Philox."""
     block_cols = max(4, next_power_of_2(cols))
     return {
         "BLOCK_ROWS": max(1, 1024 // block_cols),
         "BLOCK_COLS": block_cols,
-        "COMPUTE": compute,
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
         "num_warps": max(2, block_cols // 512),
     }
 
@@ -215,14 +124,14 @@ def _launch(x: torch.Tensor, sums: torch.Tensor | None, seed: torch.Tensor, p: f
         return y
     x = as_rows(x)
     rows, cols = x.shape
-    chosen = settings(cols, x.dtype)
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK:
+        if cols > WIDEST_BLOCK:
+            softmax_dropout_wide.forward(x, y, sums, seed, float(p), _scale(p))
+        else:
+            chosen = settings(cols, x.dtype)
             softmax_dropout_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 x, y, sums, seed, rows, cols, x.stride(0), float(p), _scale(p), **chosen
             )
-        else:
-            softmax_dropout_wide_kernel[(rows,)](x, y, sums, seed, cols, x.stride(0), float(p), _scale(p), **chosen)
     return y
 
 
@@ -241,60 +150,28 @@ def _backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: t
         return grad_x
     x, grad_y = as_rows(x), as_rows(grad_y)
     rows, cols = x.shape
-    chosen = backward_settings(cols, x.dtype)
-    strides = grad_y.stride(0), x.stride(0)
+    tensors, dropout = (grad_y, x, sums, seed, grad_x), (float(p), _scale(p))
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK:
-            softmax_dropout_backward_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
-                grad_y, x, sums, seed, grad_x, rows, cols, *strides, float(p), _scale(p), **chosen
-            )
+        if cols > WIDEST_BLOCK:
+            softmax_dropout_wide.backward(*tensors, *dropout)
         else:
-            softmax_dropout_backward_wide_kernel[(rows,)](
-                grad_y, x, sums, seed, grad_x, cols, *strides, float(p), _scale(p), **chosen
+            chosen = backward_settings(cols, x.dtype)
+            softmax_dropout_backward_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
+                *tensors, rows, cols, grad_y.stride(0), x.stride(0), *dropout, **chosen
             )
     return grad_x
 
 
-def _keep_sums(ctx, inputs, output):
-    x, seed, ctx.p = inputs
-    ctx.set_materialize_grads(False)  # no zeros for the sums, which nobody differentiates
-    ctx.save_for_backward(x, output[1], seed)
-
-
-class SoftmaxDropout(torch.autograd.Function):
-    """The operation and its rows' sums, for autograd. It costs Python less than the registered operator does."""
-
-    forward = staticmethod(_forward_keeping_sums)
-    setup_context = staticmethod(_keep_sums)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y, _):
-        return None if grad_y is None else _backward(grad_y, *ctx.saved_tensors, ctx.p), None, None
-
-
-# The same for torch.compile, which does not look inside registered operators.
-softmax_dropout_op = torch.library.custom_op("kernel_fusion::softmax_dropout", _forward, mutates_args=())
-softmax_dropout_training_op = torch.library.custom_op(
-    "kernel_fusion::softmax_dropout_training", _forward_keeping_sums, mutates_args=()
+softmax_dropout_op = register(
+    "softmax_dropout",
+    _forward,
+    lambda x, seed, p: like(x),
+    training=_forward_keeping_sums,
+    training_fake=lambda x, seed, p: (like(x), _sums(x)),
+    keep=lambda arguments, result: (arguments[0], result[1], *arguments[1:]),
+    backward=_backward,
+    backward_fake=lambda grad_y, x, sums, seed, p: like(x),
 )
-softmax_dropout_backward_op = torch.library.custom_op(
-    "kernel_fusion::softmax_dropout_backward", _backward, mutates_args=()
-)
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _gradients(ctx, grad_y, _):
-    return None if grad_y is None else softmax_dropout_backward_op(grad_y, *ctx.saved_tensors, ctx.p), None, None
-
-
-softmax_dropout_op.register_fake(lambda x, seed, p: _like(x))
-softmax_dropout_training_op.register_fake(lambda x, seed, p: (_like(x), _sums(x)))
-softmax_dropout_backward_op.register_fake(lambda grad_y, x, sums, seed, p: _like(x))
-softmax_dropout_training_op.register_autograd(_gradients, setup_context=_keep_sums)
 
 
 def softmax_dropout(x: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1) -> torch.Tensor:
@@ -312,17 +189,13 @@ def softmax_dropout(x: torch.Tensor, seed: torch.Tensor | None = None, p: float 
 
     Raises:
         TypeError: x is not a floating-point tensor, or seed is not int64.
-        ValueError: x has no dimension, p is not of 0 to 1, seed is not one value on x's device, or x is on the CPU
-            where kernels run on a GPU.
+        ValueError: x has no dimension, p is not of 0 to 1, or seed is not one value on x's device.
     """
     check_alike("softmax_dropout", x=x)
     check_columns("softmax_dropout", x)
     check_dropout("softmax_dropout", x, seed, p)
     seed = new_seed(x.device) if seed is None else seed
-    tracked = torch.is_grad_enabled() and x.requires_grad
-    if torch.compiler.is_compiling():
-        return softmax_dropout_training_op(x, seed, p)[0] if tracked else softmax_dropout_op(x, seed, p)
-    return SoftmaxDropout.apply(x, seed, p)[0] if tracked else _forward(x, seed, p)
+    return softmax_dropout_op(x, seed, p)
 
 
 def softmax_dropout_reference(x: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1) -> torch.Tensor:
@@ -338,8 +211,7 @@ def softmax_dropout_oracle(x: torch.Tensor, seed: torch.Tensor, p: float = 0.1) 
 
 
 def softmax_dropout_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: softmax's 5 operations and a product an element, the random numbers' integers not counted;
-    x and the seed in, y out, once."""
+    """FLOPs and least bytes: 6 operations an element, no random numbers counted; x and the seed in, y out, once."""
     elements = torch.Size(shape).numel()
     return Work(flops=6 * elements, bytes_read=elements * dtype.itemsize + 8, bytes_written=elements * dtype.itemsize)
 
@@ -347,13 +219,9 @@ def softmax_dropout_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 def softmax_dropout_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes of the gradient: 8 operations an element; x, y's gradient, two fp32 values a row and the
     seed in, x's gradient out, once."""
-    elements = torch.Size(shape).numel()
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
     rows = elements // shape[-1] if elements else 0
-    return Work(
-        flops=8 * elements,
-        bytes_read=2 * elements * dtype.itemsize + 8 * rows + 8,
-        bytes_written=elements * dtype.itemsize,
-    )
+    return Work(flops=8 * elements, bytes_read=2 * elements * size + 8 * rows + 8, bytes_written=elements * size)
 
 
 def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -362,10 +230,8 @@ def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
-    x = torch.empty(shape, dtype=dtype, device="meta")
-    seed = torch.empty((), dtype=torch.int64, device="meta")
-    sizes = (rows, cols, cols) if cols <= WIDEST_BLOCK else (cols, cols)
-    return (x, x, None, seed, *sizes, 0.1, _scale(0.1)), settings(cols, dtype)
+    x, seed = torch.empty(shape, dtype=dtype, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
+    return (x, x, None, seed, rows, cols, cols, 0.1, _scale(0.1)), settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -381,5 +247,4 @@ OP = FusedOp(
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (16384, 16384)),
     backward_work=softmax_dropout_backward_work,
     oracle=softmax_dropout_oracle,
-    kernel_for=lambda *shape: softmax_dropout_kernel if shape[-1] <= WIDEST_BLOCK else softmax_dropout_wide_kernel,
 )

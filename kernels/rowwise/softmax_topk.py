@@ -3,13 +3,9 @@
     unfused   softmax: read x, write y | topk: read y (several times), write values and indices
     fused     read x once, write y once, values and indices beside it          4 B/element in 16 bits
 
-The k largest of a row are found without sorting it. Its columns lie in groups; the k groups with the largest maxima
-hold all k winners, for each of those groups has one entry at least as large as anything outside them. So k rounds over
-the groups' maxima, which the softmax has at hand, choose k groups; their columns, still in the cache, are read again;
-k rounds over those give the winners. Ties go to the lower column: maxima are compared as integers that hold the value
-above and the column's complement below, so that no two are equal.
-
-A row of more than WIDEST_BLOCK columns is read twice, as in softmax.py; there a group is all that one lane sees.
+The k largest of a row are found without sorting it (kernels/top_k.py). Its columns lie in groups; k rounds over the
+groups' maxima, which the softmax has at hand, choose k groups; their columns, still in the cache, are read again; k
+rounds over those give the winners. Rows of more than 4096 columns are in softmax_topk_wide.py.
 
 Source: torch.topk(torch.softmax(x, -1), k); Milakov and Gimelshein, arXiv:1805.02867, section 4.
 """
@@ -20,67 +16,14 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
-from kernels.online_softmax import LOG2_E, absorb, combine
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.online_softmax import LOG2_E
+from kernels.register import like, register
+from kernels.rowwise import softmax_topk_wide
+from kernels.sizes import next_power_of_2
+from kernels.top_k import largest, sort_key, store_winners
 
 WIDEST_BLOCK = 4096  # elements of a row that one program holds in registers
 MOST = 16  # entries of a row
-
-
-@triton.jit
-def sort_key(x, index, KEY: tl.constexpr):
-    """Integers, half of whose bits are x's and half the index's, that order as x does, the lower index first.
-
-    NaN counts as inf, so that its row, all NaN, still has an order.
-    """
-    HALF: tl.constexpr = KEY.primitive_bitwidth // 2
-    x = tl.where(x != x, float("inf"), x)
-    x = tl.where(x == 0.0, 0.0, x)  # -0 equals 0
-    bits = (x.to(tl.int16, bitcast=True) if HALF == 16 else x.to(tl.float32).to(tl.int32, bitcast=True)).to(KEY)
-    bits ^= (bits >> (HALF - 1)) & ((1 << (HALF - 1)) - 1)  # the more negative a float, the larger its other bits
-    return (bits << HALF) | (((1 << HALF) - 1) - index.to(KEY))
-
-
-@triton.jit
-def index_of(key):
-    HALF: tl.constexpr = key.dtype.primitive_bitwidth // 2
-    return (((1 << HALF) - 1) - (key & ((1 << HALF) - 1))).to(tl.int32)
-
-
-@triton.jit
-def largest(keys, K: tl.constexpr, SLOTS: tl.constexpr):
-    """The K largest keys, in order, in SLOTS; the least integer where there are no more."""
-    LEAST: tl.constexpr = -(1 << (keys.dtype.primitive_bitwidth - 1))
-    slot = tl.arange(0, SLOTS)
-    winners = tl.full((SLOTS,), LEAST, keys.dtype)
-    for place in range(K):
-        winner = tl.max(keys)
-        winners = tl.where(slot == place, winner, winners)
-        keys = tl.where(keys == winner, LEAST, keys)
-    return winners
-
-
-@triton.jit
-def store_winners(
-    x_ptr, values_ptr, indices_ptr, cols, groups, top, scale,
-    K: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr, CHUNKS: tl.constexpr,
-):  # fmt: skip
-    """Look into the groups (SLOTS keys) for a row's winners, and store their probabilities and columns.
-
-    A key's index counts cells of EACH columns; the cells of one group are LANES apart.
-    """
-    LEAST: tl.constexpr = -(1 << (groups.dtype.primitive_bitwidth - 1))
-    member = tl.arange(0, CHUNKS * EACH)[None, :]
-    col = member // EACH * (LANES * EACH) + index_of(groups)[:, None] % LANES * EACH + member % EACH
-    inside = (groups != LEAST)[:, None] & (col < cols)
-    x = tl.load(x_ptr + col, mask=inside, other=-float("inf"))
-    winners = largest(tl.where(inside, sort_key(x, col, groups.dtype), LEAST), K, SLOTS)
-    slot = tl.arange(0, SLOTS)
-    col = index_of(winners)
-    x = tl.load(x_ptr + col, mask=slot < K).to(top.dtype)
-    value = tl.exp2((x - top) * LOG2_E) * scale
-    tl.store(values_ptr + slot, value.to(values_ptr.dtype.element_ty), mask=slot < K)
-    tl.store(indices_ptr + slot, col.to(tl.int64), mask=slot < K)
 
 
 @triton.jit
@@ -117,67 +60,23 @@ def softmax_topk_kernel(
     )
 
 
-@triton.jit
-def softmax_topk_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    y_ptr,  # (rows, cols), contiguous
-    values_ptr,  # (rows, K), contiguous
-    indices_ptr,  # (rows, K) int64, contiguous
-    cols,
-    x_row_stride,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    LANES: tl.constexpr,
-    EACH: tl.constexpr,
-    CHUNKS: tl.constexpr,  # a power of two; LANES * EACH * CHUNKS is at least cols
-    KEY: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
-    CHUNK: tl.constexpr = LANES * EACH
-    place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    peak = tl.full((LANES,), -float("inf"), tl.float32)
-    total = tl.zeros((LANES,), tl.float32)
-    first = tl.zeros((LANES,), tl.int32)  # the chunk that held a lane's peak first, for the order of ties
-    for start in tl.range(0, cols, CHUNK, loop_unroll_factor=2):
-        col = start + place
-        x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
-        before = peak
-        peak, total = absorb(peak, total, tl.where(x != x, float("inf"), x))
-        first = tl.where(peak > before, start // CHUNK, first)
-    top, total = combine(peak, total)
-    scale = 1.0 / total
-    last = (tl.cdiv(cols, CHUNK) - 1) * CHUNK
-    for back in tl.range(0, cols, CHUNK, loop_unroll_factor=2):
-        col = last - back + place
-        x = tl.load(x_ptr + col, mask=col < cols, eviction_policy="evict_first").to(tl.float32)
-        y = tl.exp2((x - top) * LOG2_E) * scale
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
-
-    cell = first * LANES + tl.arange(0, LANES)
-    groups = largest(sort_key(peak.to(x_ptr.dtype.element_ty), cell, KEY), K, SLOTS)
-    store_winners(
-        x_ptr, values_ptr + row * K, indices_ptr + row * K, cols, groups, top, scale, K, SLOTS, LANES, EACH, CHUNKS
-    )
-
-
 def settings(cols: int, k: int, dtype: torch.dtype) -> dict:
     """Launch settings for rows of `cols` elements of which k are wanted.
 
-    On an H200 (bf16, k = 8, per cent of copy bandwidth): 1024 columns 83 with one warp, which needs no barrier in its
-    2 k rounds, and 49 with two; 4096 columns 73 with 4 warps and groups of 32, 58 with groups of 8. Two reads, with a
-    group a lane, win from 8192 columns on, where holding the row leaves too few rows in flight: 77 (against 58), 82
-    (50) at 16384, 72 at 65536, 62 at 131072.
+    One warp needs no barrier in its 2 k rounds: rows of up to 1024 columns have one each. In 16 bits groups of 32 leave
+    rows of 4096 fewer maxima to go through; keys of half the width do where the columns' numbers fit beside a value.
     """
     fits = dtype.itemsize == 2 and cols <= 2**16
     key = {"K": k, "SLOTS": next_power_of_2(k), "KEY": tl.int32 if fits else tl.int64}
     if cols > WIDEST_BLOCK:
-        warps = min(32, next_power_of_2(cols) // 2048)
-        chunks = next_power_of_2(cdiv(cols, 256 * warps))
-        return {**key, "LANES": 32 * warps, "EACH": 8, "CHUNKS": chunks, "num_warps": warps}
+        return {**key, **softmax_topk_wide.settings(cols)}
     each = 16 if cols <= 2048 or dtype.itemsize == 4 else 32
     lanes = max(1, next_power_of_2(cols) // each)
     return {**key, "LANES": lanes, "EACH": each, "num_warps": max(1, lanes // 64 if each == 16 else lanes // 32)}
+
+
+def _kernel(cols: int):
+    return softmax_topk_kernel if cols <= WIDEST_BLOCK else softmax_topk_wide.softmax_topk_wide_kernel
 
 
 def _forward(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -188,21 +87,17 @@ def _forward(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch
         return y, values, indices
     x = as_rows(x)
     rows, cols = x.shape
-    kernel = softmax_topk_kernel if cols <= WIDEST_BLOCK else softmax_topk_wide_kernel
     with torch.cuda.device_of(x):
-        kernel[(rows,)](x, y, values, indices, cols, x.stride(0), **settings(cols, k, x.dtype))
+        _kernel(cols)[(rows,)](x, y, values, indices, cols, x.stride(0), **settings(cols, k, x.dtype))
     return y, values, indices
 
 
-# For torch.compile, which does not look inside it, and for a clear error where a gradient is asked for.
-softmax_topk_op = torch.library.custom_op("kernel_fusion::softmax_topk", _forward, mutates_args=())
-
-
-@softmax_topk_op.register_fake
-def _(x, k):
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+def _fake(x, k):
     values = x.new_empty((*x.shape[:-1], k))
-    return y, values, torch.empty_like(values, dtype=torch.int64)
+    return like(x), values, torch.empty_like(values, dtype=torch.int64)
+
+
+softmax_topk_op = register("softmax_topk", _forward, _fake)
 
 
 def softmax_topk(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -230,9 +125,7 @@ def softmax_topk(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tenso
         raise ValueError(
             f"softmax_topk takes k of 1 to {MOST} and at most the {x.shape[-1]} columns of x, got {k}: ask for fewer"
         )
-    if (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling():
-        return softmax_topk_op(x, k)
-    return _forward(x, k)
+    return softmax_topk_op(x, k)
 
 
 def softmax_topk_reference(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -294,5 +187,5 @@ OP = FusedOp(
         (4096, 131072),
     ),
     oracle=softmax_topk_oracle,
-    kernel_for=lambda *shape: softmax_topk_kernel if shape[-1] <= WIDEST_BLOCK else softmax_topk_wide_kernel,
+    kernel_for=lambda *shape: _kernel(shape[-1]),
 )

@@ -17,6 +17,13 @@ def doubled(arguments) -> list:
     return [x.double() if is_float(x) else x for x in arguments]
 
 
+def with_gradients(function, leaves, weight) -> tuple:
+    """function(*leaves), a tensor, and the gradients by each leaf of its product with `weight`."""
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    y = function(*leaves)
+    return y, *torch.autograd.grad(y, leaves, weight.to(y.dtype))
+
+
 def assert_as_accurate(ours, theirs, exact) -> None:
     """The largest error of `ours` is at most twice that of `theirs`, plus one rounding of the largest value in their
     dtype and four in that of the arithmetic, fp32 (fp64 for fp64): over a handful of values PyTorch's own error may
