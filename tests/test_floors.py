@@ -10,9 +10,10 @@ import helpers
 ROOT = Path(helpers.__file__).parents[1]
 FLOORS = ("kernels", "helpers.instruments", "helpers.figures", "helpers.learning", "helpers.grading", "helpers")
 ROOMS = FLOORS[1:-1]
-# Of the kernels, the instruments know how a launch is watched and what work is; the checks also the random numbers.
+# Of the kernels, the instruments know how a launch is watched, what work is, and what it comes to; the checks also the
+# random numbers.
 GROUND = {
-    "helpers.instruments": {"kernels.runtime", "kernels.fused_op"},
+    "helpers.instruments": {"kernels.runtime", "kernels.fused_op", "kernels.costs"},
     "helpers.figures": set(),
     "helpers.learning": {"kernels.runtime", "kernels.philox"},
     "helpers.grading": set(),

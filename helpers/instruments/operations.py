@@ -2,8 +2,8 @@
 
 Each operation takes `rows`, `columns` and the bytes of one element, and gives `Versions(unfused, fused)`. Every launch
 reads each of its inputs once and writes each of its outputs once, as eager PyTorch does it; intermediates have the
-inputs' dtype. Below, R = rows, C = columns and N = R*C. Each of +, -, *, /, max, exp, tanh and rsqrt counts one FLOP,
-a multiply-add two.
+inputs' dtype. Below, R = rows, C = columns and N = R*C. kernels/costs.py says what counts as a FLOP, and how many an
+operation takes.
 """
 
 import math
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from helpers.instruments.devices import Device
 from helpers.instruments.roofline import Roofline, Work
+from kernels import costs
 
 ITEMSIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes; tf32 is a way to multiply fp32 values
 
@@ -100,7 +101,7 @@ def gelu(rows: int, columns: int, itemsize: int) -> Versions:
         _launch("0.5 x", itemsize, n, n, n),
         _launch("product", itemsize, n, 2 * n, n),
     )
-    return Versions(unfused, (_launch("gelu", itemsize, 9 * n, n, n),))
+    return Versions(unfused, (_launch("gelu", itemsize, costs.GELU_TANH * n, n, n),))
 
 
 def add_gelu(rows: int, columns: int, itemsize: int) -> Versions:
@@ -109,28 +110,28 @@ def add_gelu(rows: int, columns: int, itemsize: int) -> Versions:
     10 FLOPs an element; unfused, 3 N elements read and 2 N written; fused, 2 N and N.
     """
     n = rows * columns
-    unfused = (_launch("a + b", itemsize, n, 2 * n, n), _launch("gelu", itemsize, 9 * n, n, n))
-    return Versions(unfused, (_launch("gelu(a + b)", itemsize, 10 * n, 2 * n, n),))
+    unfused = (_launch("a + b", itemsize, n, 2 * n, n), _launch("gelu", itemsize, costs.GELU_TANH * n, n, n))
+    return Versions(unfused, (_launch("gelu(a + b)", itemsize, (1 + costs.GELU_TANH) * n, 2 * n, n),))
 
 
 def layer_norm(rows: int, columns: int, itemsize: int) -> Versions:
-    """(x - mean) * rsqrt(var + eps) * w + b over each row, written out in nine launches: 7 N + 4 R FLOPs.
+    """(x - mean) * rsqrt(var + eps) * w + b over each row, written out in nine launches: 7 N FLOPs.
 
-    Fused: x, w and b in, y out.
+    Two of the launches do something once a row only. Fused: x, w and b in, y out.
     """
     n, r, c = rows * columns, rows, columns
     unfused = (
-        _launch("mean", itemsize, n + r, n, r),
+        _launch("mean", itemsize, n, n, r),
         _launch("x - mean", itemsize, n, n + r, n),
         _launch("square", itemsize, n, n, n),
-        _launch("variance", itemsize, n + r, n, r),
-        _launch("+ eps", itemsize, r, r, r),
-        _launch("rsqrt", itemsize, r, r, r),
+        _launch("variance", itemsize, n, n, r),
+        _launch("+ eps", itemsize, 0, r, r),
+        _launch("rsqrt", itemsize, 0, r, r),
         _launch("* rsqrt", itemsize, n, n + r, n),
         _launch("* w", itemsize, n, n + c, n),
         _launch("+ b", itemsize, n, n + c, n),
     )
-    return Versions(unfused, (_launch("layer_norm", itemsize, 7 * n + 4 * r, n + 2 * c, n),))
+    return Versions(unfused, (_launch("layer_norm", itemsize, costs.LAYER_NORM * n, n + 2 * c, n),))
 
 
 def softmax(rows: int, columns: int, itemsize: int) -> Versions:
@@ -143,7 +144,7 @@ def softmax(rows: int, columns: int, itemsize: int) -> Versions:
         _launch("sum", itemsize, n, n, r),
         _launch("/ sum", itemsize, n, n + r, n),
     )
-    return Versions(unfused, (_launch("softmax", itemsize, 5 * n, n, n),))
+    return Versions(unfused, (_launch("softmax", itemsize, costs.SOFTMAX * n, n, n),))
 
 
 def linear_relu(rows: int, columns: int, itemsize: int) -> Versions:
@@ -152,12 +153,13 @@ def linear_relu(rows: int, columns: int, itemsize: int) -> Versions:
     Unfused, the product goes out and back twice. Fused: x, w and b in, y out.
     """
     n, c = rows * columns, columns
+    product = costs.product(rows, columns, columns)
     unfused = (
-        _launch("x @ w", itemsize, 2 * n * c, n + c * c, n, tensor_cores=True),
+        _launch("x @ w", itemsize, product, n + c * c, n, tensor_cores=True),
         _launch("+ b", itemsize, n, n + c, n),
-        _launch("max(., 0)", itemsize, n, n, n),
+        _launch("max(., 0)", itemsize, costs.RELU * n, n, n),
     )
-    fused = (_launch("linear_relu", itemsize, 2 * n * c + 2 * n, n + c * c + c, n, tensor_cores=True),)
+    fused = (_launch("linear_relu", itemsize, product + (1 + costs.RELU) * n, n + c * c + c, n, tensor_cores=True),)
     return Versions(unfused, fused)
 
 
@@ -165,15 +167,17 @@ def conv_bn_relu(rows: int, columns: int, itemsize: int) -> Versions:
     """A 3x3 convolution of R pixels with C channels in and out, batch norm, ReLU.
 
     18 N C FLOPs in the convolution; batch norm in inference subtracts, scales twice and adds (4 N) and reads four
-    vectors of C. Fused, the scales are folded into the weights and one bias of C is left: 2 N more.
+    vectors of C. Fused, they become one scale and one shift a channel: 2 N, and ReLU's N.
     """
     n, c = rows * columns, columns
+    product = costs.product(rows, 9 * columns, columns)
     unfused = (
-        _launch("conv", itemsize, 18 * n * c, n + 9 * c * c, n, tensor_cores=True),
-        _launch("batch norm", itemsize, 4 * n, n + 4 * c, n),
-        _launch("max(., 0)", itemsize, n, n, n),
+        _launch("conv", itemsize, product, n + 9 * c * c, n, tensor_cores=True),
+        _launch("batch norm", itemsize, costs.BATCH_NORM * n, n + 4 * c, n),
+        _launch("max(., 0)", itemsize, costs.RELU * n, n, n),
     )
-    fused = (_launch("conv_bn_relu", itemsize, 18 * n * c + 2 * n, n + 9 * c * c + c, n, tensor_cores=True),)
+    flops = product + (costs.FOLDED_BATCH_NORM + costs.RELU) * n
+    fused = (_launch("conv_bn_relu", itemsize, flops, n + 9 * c * c + 4 * c, n, tensor_cores=True),)
     return Versions(unfused, fused)
 
 
@@ -181,17 +185,18 @@ def attention(rows: int, columns: int, itemsize: int) -> Versions:
     """softmax(q k^T / 8) v over R tokens; q, k, v (R, C) in heads of 64 columns (the last one takes what is left).
 
     Each of the two products is 2 R N FLOPs. Unfused, the S = heads * R * R scores are written by the first product,
-    scaled, softmaxed (5 FLOPs each) and read by the second. Fused (FlashAttention), they never leave the chip.
+    scaled, softmaxed (5 FLOPs each) and read by the second. Fused (FlashAttention), they never leave the chip, and
+    what is done to them there is not counted.
     """
     n, scores = rows * columns, math.ceil(columns / HEAD) * rows * rows
     product = 2 * rows * n
     unfused = (
         _launch("q k^T", itemsize, product, 2 * n, scores, tensor_cores=True),
         _launch("/ 8", itemsize, scores, scores, scores),
-        _launch("softmax", itemsize, 5 * scores, scores, scores),
+        _launch("softmax", itemsize, costs.SOFTMAX * scores, scores, scores),
         _launch("p v", itemsize, product, scores + n, n, tensor_cores=True),
     )
-    fused = (_launch("flash attention", itemsize, 2 * product + 6 * scores, 3 * n, n, tensor_cores=True),)
+    fused = (_launch("flash attention", itemsize, costs.attention(rows * rows, columns), 3 * n, n, tensor_cores=True),)
     return Versions(unfused, fused)
 
 
