@@ -27,6 +27,7 @@ def frame(explorer):
 
 def test_the_text_by_hand(explorer):
     # softmax: 2 * 4096^2 * 2 B fused against 8 N + 4 R elements unfused; LayerNorm: 12 N + 8 R + 2 C against 2 N + 2 C.
+    # attention, with S scores: 4 N + 6 S elements unfused against 4 * 4096 N operations fused.
     assert explorer.text == (
         "A100, fp16, shape (4096, 4096): ridge at 153 FLOP/byte. Memory-bound: ReLU, add+GELU, LayerNorm, softmax. "
         "Compute-bound: matmul+bias+ReLU, attention. "

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import check_together, check_vectors
 from kernels.batch_norm import fold
@@ -217,7 +218,8 @@ def conv_bn_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     images, channels, height, width, out_channels, taps = shape
     outputs = images * out_channels * (height + taps // 2 * 2 - taps + 1) * (width + taps // 2 * 2 - taps + 1)
     read = images * channels * height * width + out_channels * (channels * taps**2 + 4)
-    return Work((2 * channels * taps**2 + 3) * outputs, read * dtype.itemsize, outputs * dtype.itemsize)
+    flops = costs.product(outputs, channels * taps**2, 1) + (costs.FOLDED_BATCH_NORM + costs.RELU) * outputs
+    return Work(flops, read * dtype.itemsize, outputs * dtype.itemsize)
 
 
 def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:

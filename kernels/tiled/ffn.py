@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import as_autocast_says, as_matrix, check_linear, check_together, multiprocessors
 from kernels.descriptors import takes_descriptors
@@ -211,7 +212,7 @@ def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     products, GELU's 9 operations and the gate's one; x and the weights in once, y out once."""
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
-    flops = products * 2 * tokens * width * hidden + (10 if gated else 9) * tokens * hidden
+    flops = products * costs.product(tokens, width, hidden) + (costs.GELU_TANH + gated) * tokens * hidden
     read, written = tokens * width + products * width * hidden, tokens * width
     return Work(flops, read * dtype.itemsize, written * dtype.itemsize)
 
