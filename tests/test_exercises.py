@@ -7,22 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jupytext
+import answers
 import pytest
+from answers import Answer
 
-from helpers.learning import check
-from helpers.grading.exercise import Exercise, exercises_in
+from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same
 from helpers.grading.replay import server
 from helpers.grading.replay.record import record_call
 from helpers.grading.replay.tensors import inputs_from_json
+from helpers.learning import check
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 
 ROOT = Path(__file__).parents[1]
-ANSWERS = sorted((ROOT / "source/exercises/answers").glob("*/*.py"))
-WRONG = [path for path in ANSWERS if path.stem.startswith("wrong_")]
-RIGHT = [path for path in ANSWERS if path.stem.startswith("right_")]
+WRONG = [answer for answer in answers.all_answers() if answer.wrong]
+RIGHT = [answer for answer in answers.all_answers() if not answer.wrong]
 
 
 @pytest.fixture(autouse=True)
@@ -30,46 +30,31 @@ def inputs_of_learners(monkeypatch):
     monkeypatch.setattr(cases, "draw", 0)
 
 
-def answers_in(path: Path) -> dict[str, str]:
-    """grade_id -> source, of an answers file."""
-    cells = jupytext.read(path, fmt="py:percent").cells
-    return {cell.metadata["grade_id"]: cell.source for cell in cells if "grade_id" in cell.metadata}
-
-
-def answered(path: Path, folder: Path) -> server.RunExercise:
-    """The solution's cells, run in this process with the answers of a file in them: a kernel would take seconds."""
-    exercise, answers = exercise_of(path), answers_in(path)
-    assert answers.keys() <= set(exercise.asked), f"{path} answers what {exercise.name} does not ask"
-    cells = [cell | {"source": answers.get(cell["id"], cell["source"])} for cell in exercise.cells]
+def answered(answer: Answer, folder: Path) -> server.RunExercise:
+    """The solution's cells, run in this process with the answer in them: a kernel would take seconds."""
+    exercise = exercises_in(only=answer.exercise)[answer.exercise]
+    assert answer.cells.keys() <= set(exercise.asked), f"{answer} answers what {exercise.name} does not ask"
+    cells = [cell | {"source": answer.cells.get(cell["id"], cell["source"])} for cell in exercise.cells]
     folder.mkdir(exist_ok=True)
     return server.RunExercise(cells, 0, folder)
 
 
-def exercise_of(answers: Path) -> Exercise:
-    return exercises_in(only=answers.parent.name)[answers.parent.name]
-
-
-def names(path: Path) -> str:
-    return f"{path.parent.name}-{path.stem}"
-
-
-@pytest.mark.parametrize("path", WRONG, ids=names)
-def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(path, tmp_path):
-    meant = dict(re.findall(r"^# (rejected by|told): (.+)$", path.read_text(), re.MULTILINE))
-    exercise = answered(path, tmp_path)
+@pytest.mark.parametrize("answer", WRONG, ids=str)
+def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(answer, tmp_path):
+    exercise = answered(answer, tmp_path)
     # The checks after the one that is meant would say nothing new, and some compile.
     for name in exercise.checks:
         outcome = exercise.run_check(name, {}, tmp_path)
         assert outcome.state != ERROR, outcome
-        if name == meant["rejected by"]:
+        if name == answer.rejected_by:
             break
     assert outcome.state == FAIL, outcome
-    assert re.search(meant["told"], str(outcome)), outcome
+    assert re.search(answer.told, str(outcome)), outcome
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The solution of an exercise and what its checks call, by an answers file; each is run once."""
+    """The solution of an exercise and what its checks call, by its name; each is run once."""
 
     @functools.cache
     def made(name: str) -> tuple[server.RunExercise, dict[str, list[dict]]]:
@@ -77,22 +62,22 @@ def model(tmp_path_factory):
         exercise = server.RunExercise(exercises_in(only=name)[name].cells, 0, folder)
         return exercise, exercise.calls(folder)
 
-    return lambda answers: made(answers.parent.name)
+    return made
 
 
-@pytest.mark.parametrize("path", RIGHT, ids=names)
-def test_a_right_answer_passes_as_it_is_and_as_it_is_replayed(path, model, tmp_path):
-    exercise = answered(path, tmp_path / "own")
+@pytest.mark.parametrize("answer", RIGHT, ids=str)
+def test_a_right_answer_passes_as_it_is_and_as_it_is_replayed(answer, model, tmp_path):
+    exercise = answered(answer, tmp_path / "own")
     for name in exercise.checks:
         outcome = exercise.run_check(name, {}, tmp_path / "own")
         assert outcome.state == PASS, outcome
-    solution, called = model(path)
+    solution, called = model(answer.exercise)
     for name, calls in called.items():
         records = []
         for call in calls:
             records.append({})
             record_call(exercise.namespace[call["function"]], inputs_from_json(call), records[-1], name=name)
-        reply = server.judged(solution, {"check": name, "answers": answers_in(path), "calls": records}, tmp_path)
+        reply = server.judged(solution, {"check": name, "answers": answer.cells, "calls": records}, tmp_path)
         assert reply["state"] == PASS, reply
         assert all_same(reply["values"], [call["values"] for call in calls])
 
@@ -102,14 +87,40 @@ def test_an_exercise_is_whole(source):
     text = source.read_text()
     asked = int(re.search(r"^# # .*\[(\d+) points\]$", text, re.MULTILINE)[1])
     assert sum(map(int, re.findall(r"^# %% .*points=(\d+)", text, re.MULTILINE))) == asked
-    kinds = [path.stem.partition("_")[0] for path in ANSWERS if path.parent.name == source.stem]
-    assert kinds.count("wrong") >= 3
-    assert kinds.count("right") >= 2
+    kept = answers.answers_in(source.parent / "answers" / source.stem)
+    assert sum(answer.wrong for answer in kept) >= 3, "three wrong answers are needed"
+    assert sum(not answer.wrong for answer in kept) >= 2, "two right answers are needed"
     checks = re.findall(r'^# %% grade_id="(.+)" points', text, re.MULTILINE)
-    wrong = [path.read_text() for path in WRONG if path.parent.name == source.stem]
-    rejecting = set(re.findall(r"^# rejected by: (.+)$", "".join(wrong), re.MULTILINE))
+    rejecting = {answer.rejected_by for answer in kept if answer.wrong}
     hidden = set(re.findall(r'^# %% grade_id="(.+)" points=\d+\n# .*\n# BEGIN HIDDEN', text, re.MULTILINE))
     assert set(checks) - hidden <= rejecting, "a check that rejects no wrong answer"
+
+
+MODEL = {"kernel": "# Why.\na = 1\n\nb = 2\nb = 2\n", "launcher": "a = 1\nreturn c\n"}
+
+
+def test_a_change_is_made_in_the_model_answer():
+    made = answers.changed(MODEL, "-return c\n+return d\n\n+e = 0\n a = 1\n b = 2\n", "wrong_x")
+    assert made == {"kernel": "e = 0\na = 1\nb = 2\nb = 2\n", "launcher": "a = 1\nreturn d\n"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ("-z = 1\n+z = 2", r"wrong_x: \['z = 1'\] must stand in the model answer once, not 0 times"),
+        ("-a = 1\n+a = 2", "once, not 2 times"),
+        ("-b = 2\n+b = 3", "once, not 2 times"),
+        ("-= 2\n+= 3", "once, not 0 times"),  # whole lines alone
+        ("-return c\n+return d\n\n-return c\n+return e", r"\['return c'\] is also changed elsewhere"),
+        ("+x = 1", "once"),
+        ("", "once"),
+        ("-return c\n+return d\nwrongly: named", "'wrongly: named' begins with none of"),
+    ],
+)
+def test_a_change_that_does_not_fit_is_told_in_one_line(changes, told):
+    with pytest.raises(ValueError, match=told) as error:
+        answers.changed(MODEL, changes, "wrong_x")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted((ROOT / "solutions").glob("*.ipynb"))])

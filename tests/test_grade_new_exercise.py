@@ -50,19 +50,17 @@ def test_the_new_exercise_works(course, build):
     assert FAIL in states(half, course)
 
 
-def test_its_tests_fail_until_there_are_three_wrong_answers(course, monkeypatch):
+def test_its_tests_fail_until_there_are_three_wrong_answers(course):
     new_exercise.new_exercise(NAME, course)
     source = course / "source" / "exercises" / f"{NAME}.py"
-    answers = course / "source" / "exercises" / "answers" / NAME
-    rejected = {"wrong_a": "values", "wrong_b": "traffic", "wrong_c": "values", "right_a": "", "right_b": ""}
-    for number, (name, check) in enumerate(rejected.items()):
-        monkeypatch.setattr(test_exercises, "ANSWERS", sorted(answers.glob("*.py")))
-        monkeypatch.setattr(test_exercises, "WRONG", sorted(answers.glob("wrong_*.py")))
+    kept = course / "source" / "exercises" / "answers" / NAME
+    diff = ["wrong_a: A.\nrejected by: values\ntold: .\n-a", "wrong_b: B.\nrejected by: traffic\ntold: .\n-b"]
+    diff += ["wrong_c: C.\nrejected by: values\ntold: .\n-c", "right_a: D.\n-d"]
+    for number in range(len(diff) + 1):
         with pytest.raises(AssertionError, match="wrong" if number < 3 else "right"):
             test_exercises.test_an_exercise_is_whole(source)
-        (answers / f"{name}.py").write_text(f"# rejected by: {check}\n# told: .\n" if check else "")
-    monkeypatch.setattr(test_exercises, "ANSWERS", sorted(answers.glob("*.py")))
-    monkeypatch.setattr(test_exercises, "WRONG", sorted(answers.glob("wrong_*.py")))
+        (kept / "changed.diff").write_text("\n\n".join(diff[: number + 1]))
+    (kept / "right_b.py").write_text("# In another style.\n")
     test_exercises.test_an_exercise_is_whole(source)
 
 

@@ -3,14 +3,14 @@
 import math
 import re
 
-import jupytext
 import pytest
 import torch
+from answers import all_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.grading.exercise import COURSE, exercises_in
+from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import tensors
 from helpers.grading.replay.plain import screen_plain
 from helpers.instruments.devices import DEVICES
@@ -212,18 +212,9 @@ def test_numbers_are_uniform():
 # The language, and JSON
 
 
-def answers_in(path) -> dict[str, str]:
-    cells = jupytext.read(path, fmt="py:percent").cells
-    return {cell.metadata["grade_id"]: cell.source for cell in cells if "grade_id" in cell.metadata}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for name in PLAIN for path in sorted((COURSE / "source/exercises/answers" / name).glob("*.py"))],
-    ids=lambda path: f"{path.parent.name}-{path.stem}",
-)
-def test_every_answer_kept_for_the_tests_is_in_the_language(path):
-    assert not screen_plain(answers_in(path), PLAIN[path.parent.name].kept)
+@pytest.mark.parametrize("answer", [each for each in all_answers() if each.exercise in PLAIN], ids=str)
+def test_every_answer_kept_for_the_tests_is_in_the_language(answer):
+    assert not screen_plain(answer.cells, PLAIN[answer.exercise].kept)
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -126,10 +126,10 @@ check_values(double, reference, elementwise_cases(1, seed=1729, sizes=(2, 255, 4
 NEXT = """\
 {source} is an exercise that works: make it yours.
 Then, in {answers}:
-  right_*.py  two right answers in other styles than the model answer
-  wrong_*.py  three to six wrong ones, for every check one that it rejects: `# rejected by: values` and
-              `# told: first wrong` (a regular expression that its message matches) are their first lines
-  each a `# %% grade_id="..."` cell for each answer, as in {example}
+  changed.diff  what differs from the model answer in a few lines: wrong_NAME and why, the check that rejects it, what
+                that says (a regular expression), and the lines to take out and put in, as in {example}
+  right_*.py    an answer in a style of its own, a `# %% grade_id="..."` cell for each answer cell
+Two right ones are needed and three wrong ones, for every check one that it rejects.
 `make notebooks` builds it; `pytest tests/test_exercises.py` fails until all of this is there and holds."""
 
 
@@ -157,6 +157,6 @@ def new_exercise(name: str, root: Path = COURSE) -> str:
     source, answers = exercises / f"{name}.py", exercises / "answers" / name
     answers.mkdir(parents=True)
     source.write_text(SOURCE.format(number=number, name=name), encoding="utf-8")
-    example = sorted((exercises / "answers").glob("*/wrong_*.py"))
+    example = sorted((exercises / "answers").glob("*/changed.diff"))
     here = [path.relative_to(root) for path in (source, answers, *example[:1])]
     return NEXT.format(source=here[0], answers=here[1], example=here[-1])
