@@ -1,15 +1,18 @@
-"""(x - mean) / sqrt(variance + eps) of rows held in registers, with one exchange between warps where that is possible.
+"""(x - mean) / sqrt(variance + eps) of rows in registers, with one exchange between warps where that is possible.
 
 The variance is the mean square of what is left after the mean is taken off. E[x^2] - E[x]^2 would need one reduction
 less, and loses every digit where the mean is large. Two reductions, though, are two waits of all warps for each other.
 Where each thread holds as many elements of a row as every other, it takes the mean and variance of its own, and these
-are merged by Chan's formula for two halves of one size: one reduction, and no digit lost.
+are merged by Chan's formula for two halves of one size: one reduction, and no digit lost. Rows too wide for registers
+are seen in chunks, whose means and variances are merged by the same formula for two parts of any size.
 
 Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 """
 
 import triton
 import triton.language as tl
+
+from kernels.activations import activate_gradient
 
 
 @triton.jit
@@ -46,3 +49,50 @@ def normalise(x, cols: tl.constexpr, eps, VECTOR: tl.constexpr, num_warps: tl.co
         centred = tl.where(tl.arange(0, BLOCK_COLS)[None, :] < cols, x - mean, 0.0)
         x_hat = centred * tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / cols + eps)
     return x_hat
+
+
+@triton.jit
+def with_chunk(mean, squares, x, start, cols):
+    """Mean, and sum of squares about it, of a row's first `start` elements and of x, its next: Chan's formula.
+
+    mean, squares: one element each, of the elements before `start`.
+    x: (BLOCK_COLS,), 0 from the row's column `cols` on.
+    """
+    BLOCK_COLS: tl.constexpr = x.shape[0]
+    count = tl.minimum(cols - start, BLOCK_COLS).to(x.dtype)
+    share = count / (start + count)
+    chunk_mean = tl.sum(x, axis=0, keep_dims=True) / count
+    centred = tl.where(start + tl.arange(0, BLOCK_COLS) < cols, x - chunk_mean, 0.0)
+    moved = chunk_mean - mean
+    squares += tl.sum(centred * centred, axis=0, keep_dims=True) + moved * moved * share * start
+    return mean + moved * share, squares
+
+
+@triton.jit
+def through_normalise(grad_y, x, weight, bias, cols, eps, ACT: tl.constexpr):
+    """The gradients of z = x_hat weight + bias and of x where y = act(z) has gradient grad_y; x_hat = normalise(x).
+
+    All are (BLOCK_ROWS, BLOCK_COLS), 0 from column `cols` on, or (1, BLOCK_COLS). Returns grad_z, x_hat, grad_x. Two
+    sums at a time share a reduction where they can: the warps wait for each other half as often.
+    """
+    col = tl.arange(0, x.shape[1])[None, :]
+    if ACT is None:
+        grad_z = grad_y
+        grad_x_hat = grad_z * weight
+        mean, shift = tl.split(tl.sum(tl.join(x, grad_x_hat), axis=1) / cols)
+        centred = tl.where(col < cols, x - mean[:, None], 0.0)
+        variance, slope = tl.split(tl.sum(tl.join(centred * centred, grad_x_hat * centred), axis=1) / cols)
+        rstd = tl.rsqrt(variance[:, None] + eps)
+        x_hat = centred * rstd
+        along = slope[:, None] * rstd
+    else:  # what the activation saw is recomputed, not stored, and its gradient has to wait for it
+        mean = tl.sum(x, axis=1, keep_dims=True) / cols
+        centred = tl.where(col < cols, x - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / cols + eps)
+        x_hat = centred * rstd
+        grad_z = activate_gradient(grad_y, x_hat * weight + bias, ACT)
+        grad_x_hat = grad_z * weight
+        shift, slope = tl.split(tl.sum(tl.join(grad_x_hat, grad_x_hat * x_hat), axis=1) / cols)
+        along = slope[:, None]
+    # The mean's and the variance's dependence on x: what is left is orthogonal to ones and to x_hat.
+    return grad_z, x_hat, rstd * (grad_x_hat - shift[:, None] - x_hat * along)
