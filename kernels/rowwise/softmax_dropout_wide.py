@@ -1,6 +1,7 @@
-"""softmax_dropout of rows beyond 16384 columns, and their gradients: held in one program's registers they would spill.
+"""softmax_dropout of rows beyond 16384 columns, and their gradients, which held in one program's registers would spill.
 
 A row is read twice, as in softmax_wide.py, and its mask computed at the second read; in the backward pass at both.
+Held, the gradient of 32768 columns spills 512 bytes a thread and the forward of 65536 spills 776; here nothing does.
 """
 
 import torch

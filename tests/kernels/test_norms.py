@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import triton.language as tl
 from accuracy import assert_as_accurate, doubled, with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,11 +11,14 @@ from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import CATALOGUE, runtime
 from kernels.rowwise import rms_norm as rms_norm_module
-from kernels.rowwise import rms_norm_few_rows
+from kernels.rowwise import rms_norm_few_rows, rms_norm_wide
 from kernels.rowwise.rms_norm import (
+    WIDEST_BACKWARD_BLOCK,
+    WIDEST_BLOCK,
     RMSNorm,
     rms_norm,
     rms_norm_backward_kernel,
+    rms_norm_kernel,
     rms_norm_op,
     rms_norm_reference,
 )
@@ -190,6 +194,21 @@ def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
     arguments = (x, x, x, rstd, x, x, 128, cols, cols, cols)
     kernel = rms_norm_few_rows.rms_norm_few_rows_backward_kernel
     assert compile_for(kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
+
+
+def test_wider_rows_spill_where_they_are_held_and_not_where_they_are_read_twice():
+    """Why rms_norm_wide.py is there: with registers enough, it should go."""
+    x, sums = torch.bfloat16, torch.float32
+    chosen = {**rms_norm_module.settings(WIDEST_BLOCK, x), "BLOCK_COLS": 2 * WIDEST_BLOCK, "num_warps": 32}
+    sizes = 2 * WIDEST_BLOCK, 2 * WIDEST_BLOCK
+    assert compile_for(rms_norm_kernel, x, x, x, None, 5, *sizes, 1e-6, **chosen).spill_bytes > 1000
+    options = {"BLOCK_COLS": 16384, "COMPUTE": tl.float32, "num_warps": 16}
+    wide = compile_for(rms_norm_wide.rms_norm_wide_kernel, x, None, x, x, None, None, *sizes, 0, 1e-6, **options)
+    assert wide.spill_bytes == 0
+    cols = 2 * WIDEST_BACKWARD_BLOCK
+    chosen = {**rms_norm_backward_settings(WIDEST_BACKWARD_BLOCK, x), "BLOCK_COLS": cols}
+    arguments = x, x, x, sums, x, sums, 32768, cols, cols, cols
+    assert compile_for(rms_norm_backward_kernel, *arguments, **chosen).spill_bytes > 1000
 
 
 @gpu_only
