@@ -1,6 +1,9 @@
 """Peak memory of attention and its gradients: fused, and as written out in PyTorch.
 
 python benchmarks/attention_memory.py      on a GPU
+
+On an H200, causal, 16 heads of 128, 16384 tokens: 68 MB beyond the inputs, where the unfused takes 26 GB; in training
+0.34 GB and 35 GB.
 """
 
 from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accuracy import assert_as_accurate
 from hypothesis import given, settings, strategies
 
 from helpers.instruments.resources import compile_for
@@ -9,10 +10,10 @@ from helpers.instruments.traffic import measure
 from kernels import flash_attention, runtime
 from kernels.descriptors import described, of_rows
 from kernels.tiled import flash_attention as module
+from kernels.tiled import flash_attention_backward as gradients
 from kernels.tiled.flash_attention import (
     OP,
     FlashAttention,
-    flash_attention_backward_op,
     flash_attention_op,
     flash_attention_reference,
 )
@@ -32,13 +33,6 @@ def with_gradients(function, tensors, weight, *rest, dtype=None):
     return out.detach(), *torch.autograd.grad(out, leaves, weight.to(out.dtype))
 
 
-def assert_as_accurate(ours, theirs, exact):
-    """At most twice PyTorch's own error, plus one rounding of the largest value and four in fp32."""
-    error, allowed = (ours.double() - exact).abs().amax(), (theirs.double() - exact).abs().amax()
-    roundings = torch.finfo(ours.dtype).eps + 4 * torch.finfo(torch.float32).eps
-    assert error <= 2 * allowed + roundings * exact.abs().amax()
-
-
 def check(tensors, *rest):
     weight = torch.randn_like(tensors[0])
     results = (
@@ -46,9 +40,8 @@ def check(tensors, *rest):
         with_gradients(flash_attention_reference, tensors, weight, *rest),
         with_gradients(flash_attention_reference, tensors, weight, *rest, dtype=torch.float64),
     )
-    for ours, theirs, exact in zip(*results, strict=True):
-        assert (ours.shape, ours.dtype, ours.is_contiguous()) == (theirs.shape, theirs.dtype, True)
-        assert_as_accurate(ours, theirs, exact)
+    assert_as_accurate(*results)
+    assert all(x.is_contiguous() for x in results[0])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -190,7 +183,7 @@ def test_traffic_is_linear_in_the_tokens(device):
         assert (fused.launches, fused.hazards) == (1, ())
         assert (fused.unique_read, fused.unique_written) == (3 * q.nbytes, q.nbytes)
         # k and v are asked for once a tile of queries; memory sees that once, L2 answers the rest.
-        rows = module.settings("forward", 32, HALF)["BLOCK_M"]
+        rows = module.settings(32, HALF)["BLOCK_M"]
         assert fused.bytes_read == q.nbytes + tokens // rows * 2 * k.nbytes
         eager = measure(flash_attention_reference, q, k, v)
         assert (eager.launches, eager.bytes_total) == (4, 12 * tokens**2 + 8 * tokens * 32)
@@ -212,11 +205,12 @@ def test_causal_programs_skip_what_no_query_sees(device):
 
 def test_registration(device):
     q, k, v = (x.requires_grad_() for x in operands(1, 2, 1, 5, 9, 16, device, torch.float32))
-    torch.library.opcheck(flash_attention_op, (q, k, v, True, None))
-    out, lse = flash_attention_op(q, k, v, True, None)
+    torch.library.opcheck(flash_attention_op.forward_op, (q.detach(), k.detach(), v.detach(), True, None))
+    torch.library.opcheck(flash_attention_op.training_op, (q, k, v, True, None))
+    out, lse = flash_attention_op.training_op(q, k, v, True, None)
     saved = [x.detach() for x in (torch.randn_like(out), q, k, v, out, lse)]
     torch.library.opcheck(
-        flash_attention_backward_op, (*saved, True, None), test_utils=("test_schema", "test_faketensor")
+        flash_attention_op.backward_op, (*saved, True, None), test_utils=("test_schema", "test_faketensor")
     )
 
 
@@ -233,8 +227,8 @@ def test_the_module_and_autocast(device):
 def test_the_backward_does_not_spill_and_its_instructions_are_those_of_the_docstring(dim, causal):
     x, values = (torch.empty(shape, device="meta") for shape in ((1, 16, 4096, dim), (1, 16, 4096)))
     x = x.bfloat16()
-    for launch, kernel in (("grad_q", module.grad_q_kernel), ("grad_kv", module.grad_kv_kernel)):
-        chosen = module.settings(launch, dim, x.dtype)
+    for launch, kernel in (("grad_q", gradients.grad_q_kernel), ("grad_kv", gradients.grad_kv_kernel)):
+        chosen = gradients.settings(launch, dim, x.dtype)
         stays = of_rows(x, [chosen["BLOCK_M"], chosen["BLOCK_D"]], chosen["ROLES"])
         passes = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
         if launch == "grad_q":

@@ -1,0 +1,123 @@
+"""What attention kernels share: which keys a query sees, in which order programs run, the tiles for a size of head."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.descriptors import padded_empty
+from kernels.sizes import next_power_of_2
+
+
+@triton.jit
+def seen_keys(start, queries, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Of the BLOCK_M queries from `start` on: where the keys end that any sees (at 0 or before: none does), the last
+    key that each sees, negative for one that sees none, and how many of the first keys all see."""
+    if CAUSAL:
+        end = tl.minimum(keys, start + BLOCK_M + keys - queries)
+        # One sum before the splat. Where warps take roles, Triton 3.6 and 3.7 halve the rows by adding to the place of
+        # a load, `start`; whatever is made of that very value alone gets the addition a second time.
+        last = tl.minimum((start + keys - queries) + tl.arange(0, BLOCK_M), keys - 1)
+        by_all = tl.minimum(start + 1 + keys - queries, keys)
+    else:
+        end = keys
+        last = tl.full((BLOCK_M,), 0, tl.int32) + (keys - 1)
+        by_all = keys
+    return end, last, by_all
+
+
+@triton.jit
+def hide(s, n, last, by_all, ROLES: tl.constexpr):
+    """The scores s of the keys from n on, -inf for those after a row's last; the first `by_all` keys all rows see."""
+    # Not `arange <= last - n`: the compiler would keep every column's number in a register throughout the loop.
+    visible = (n + tl.arange(0, s.shape[1]))[None, :] <= last[:, None]
+    if ROLES:  # which a branch would keep warps from
+        return tl.where(visible, s, -float("inf"))
+    if n + s.shape[1] > by_all:
+        s = tl.where(visible, s, -float("inf"))
+    return s
+
+
+@triton.jit
+def longest_first(blocks, CAUSAL: tl.constexpr):
+    """Which head this program serves, and which of its `blocks` blocks of rows, the longest being 0.
+
+    Causal: the longest of several heads first, so that the last programs to finish are short. Of several only: those
+    heads' k and v are to stay in L2.
+    """
+    pid = tl.program_id(0)
+    if CAUSAL:
+        side = tl.maximum(512 // blocks, 1)
+        first = pid // (side * blocks) * side
+        side = tl.minimum(side, tl.num_programs(0) // blocks - first)
+        at = pid - first * blocks
+        head, block = first + at % side, at // side
+    else:
+        head, block = pid // blocks, pid % blocks
+    return head, block
+
+
+def head_settings(table: dict[int, tuple], dim: int, dtype: torch.dtype, hopper: bool) -> dict:
+    """Launch settings of a kernel for heads of `dim`.
+
+    Args:
+        table: for 16-bit heads up to 64, 128 and 256 on a GPU of compute capability 9.0: BLOCK_M, the rows that stay,
+            BLOCK_N, those that pass by, whether warps take roles, and num_warps.
+        hopper: whether it is such a GPU. Earlier ones take what spills little; fp32 and fp64, which tensor cores do
+            not multiply exactly, are there to be exact, not fast.
+    """
+    block_d = max(16, next_power_of_2(dim))
+    roles, warps = False, 8 if block_d > 128 else 4
+    if dtype.itemsize > 2:
+        block_m = block_n = 32 if dtype.itemsize == 4 and block_d <= 64 else 16
+    elif not hopper:
+        block_m, block_n, warps = 32 if block_d > 128 else 64, 32, 8 if block_d > 64 else 4
+    else:
+        block_m, block_n, roles, warps = table[max(64, block_d)]
+    return {
+        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
+        "D": dim,
+        "BLOCK_D": block_d,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "ROLES": roles,
+        "num_warps": warps,
+        "num_stages": 2,
+    }
+
+
+def is_hopper(x: torch.Tensor) -> bool:
+    """Whether x's GPU is of compute capability 9.0, as the reference GPU is that stands in where there is none."""
+    return not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] == 9
+
+
+def value_per_row(x: torch.Tensor) -> torch.Tensor:
+    """Uninitialised: one value a row of x, (batch, heads, rows), in the dtype of the arithmetic."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return padded_empty(x.shape[:3], x.new_empty(0, dtype=dtype))
+
+
+def check_mask(operation: str, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Check that mask, where it is given, fits the scores of q, (batch, heads, queries, dim), and k.
+
+    Raises:
+        TypeError: neither bool nor floating-point.
+        ValueError: a shape that does not broadcast to (batch, heads, queries, keys), or another device than q's.
+    """
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise TypeError(f"{operation} takes mask as a bool or floating-point tensor, got {kind}: convert it")
+    shape = (*q.shape[:3], k.shape[2])
+    fits = mask.dim() <= 4 and all(
+        size in (1, full) for size, full in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{operation} takes mask of a shape that broadcasts to {tuple(shape)}, got {tuple(mask.shape)}: reshape it"
+        )
+    if mask.device != q.device:
+        raise ValueError(
+            f"{operation} takes tensors on one device, got q on {q.device} and mask on {mask.device}: "
+            f"move one with .to(device)"
+        )
