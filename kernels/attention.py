@@ -28,9 +28,9 @@ def seen_keys(start, queries, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr)
 @triton.jit
 def hide(s, n, last, by_all, ROLES: tl.constexpr):
     """The scores s of the keys from n on, -inf for those after a row's last; the first `by_all` keys all rows see."""
-    # Not `arange <= last - n`: the compiler would keep every column's number in a register throughout the loop.
+    # Not `arange <= last - n`: Triton 3.6 and 3.7 would keep every column's number in a register throughout the loop.
     visible = (n + tl.arange(0, s.shape[1]))[None, :] <= last[:, None]
-    if ROLES:  # which a branch would keep warps from
+    if ROLES:  # Triton 3.6 and 3.7 give warps none around a branch
         return tl.where(visible, s, -float("inf"))
     if n + s.shape[1] > by_all:
         s = tl.where(visible, s, -float("inf"))

@@ -88,8 +88,8 @@ def moe_int8_kernel(
             weight = weight_desc.load([expert, first_out, start]).reshape(BLOCK_OUT, BLOCK_IN)
             x = tl.load(x_tile)
             product = tl.dot(in_units(weight, x.dtype, FACTOR, UNIT), x, acc, input_precision="ieee")
-            # Always so, and it keeps products of two steps from overlapping: the compiler (Triton 3.6) then writes
-            # a step's weights into registers from which tensor cores still read.
+            # Always so, and it keeps products of two steps from overlapping: Triton 3.6 and 3.7 would write a step's
+            # weights into registers from which tensor cores still read.
             acc = tl.where(start < cols, product, acc)
             x_tile += BLOCK_IN
         out = first_out + tl.arange(0, BLOCK_OUT)

@@ -1,13 +1,16 @@
 """What is flash attention's own: shapes, masks, layouts, gradients, bytes, registration, errors and resources."""
 
+import re
+
 import pytest
 import torch
 from accuracy import assert_as_accurate
 from hypothesis import given, settings, strategies
+from rewritten import rewritten
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import flash_attention, runtime
+from kernels import attention, flash_attention, runtime
 from kernels.descriptors import described, of_rows
 from kernels.tiled import flash_attention as module
 from kernels.tiled import flash_attention_backward as gradients
@@ -118,11 +121,12 @@ def test_probabilities_sum_to_one(queries, keys, causal, seed):
     torch.manual_seed(seed)
     device = "cuda" if runtime.has_gpu() else "cpu"
     q, k, v = operands(1, 1, 1, queries, keys, 16, device)
-    out = flash_attention(8 * q, k, torch.ones_like(v), causal)
-    expected = torch.ones_like(out)
+    q, v = 8 * q, torch.ones_like(v)
+    out = flash_attention(q, k, v, causal)
+    expected = torch.ones_like(out, dtype=torch.float64)
     if causal:
         expected[:, :, : max(0, queries - keys)] = 0
-    torch.testing.assert_close(out, expected, rtol=4 * torch.finfo(HALF).eps, atol=0)
+    assert_as_accurate(out, flash_attention_reference(q, k, v, causal), expected)
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])
@@ -251,6 +255,46 @@ def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
     assert counts["HGMMA"] > 0
     assert counts["UTMALDG"] > 0
     assert (counts["USETMAXREG"] > 0) == roles
+
+
+def compiled(dim, folder, **functions):
+    """The causal forward for heads of `dim`, with these functions in place of those it calls."""
+    arguments, options = OP.compile_arguments(4, 16, 4096, dim, True, dtype=torch.bfloat16)
+    return compile_for(rewritten(OP.kernel, folder, **functions), *arguments, device="H100", **options)
+
+
+def test_warps_take_no_roles_around_a_branch(tmp_path):
+    """When this fails, Triton can do without the special case of ROLES in `hide`."""
+    branching = rewritten(attention.hide, tmp_path, "if ROLES:", "if False:")
+    assert compiled(128, tmp_path, hide=branching).instructions["USETMAXREG"] == 0
+    assert compiled(128, tmp_path).instructions["USETMAXREG"] > 0
+
+
+def test_the_compiler_keeps_the_columns_numbers_where_it_can(tmp_path):
+    """When this fails, `hide` can be written either way."""
+    kept = "tl.arange(0, s.shape[1])[None, :] <= (last - n)[:, None]"
+    keeping = rewritten(attention.hide, tmp_path, "(n + tl.arange(0, s.shape[1]))[None, :] <= last[:, None]", kept)
+    assert compiled(64, tmp_path, hide=keeping).registers > compiled(64, tmp_path).registers + 16
+
+
+def test_the_compiler_adds_twice_to_what_is_made_of_a_loads_place(tmp_path, monkeypatch):
+    """When this fails, `seen_keys` can add the first row to the others' numbers as it likes."""
+
+    def second_half_is_moved_twice(name, **functions):
+        monkeypatch.setenv("TRITON_DUMP_DIR", str(tmp_path / name))
+        compiled(128, tmp_path, **functions)
+        (found,) = (tmp_path / name).rglob("*.ttgir")
+        half = found.read_text().split("partition1(")[1]  # of rows 64 to 127: their numbers are counted from 64 on
+        assert re.search(r"tt\.make_range .*start = 64 : i32", half)
+        moved = set(re.findall(r"(%\w+) = arith\.addi %\w+, %c64_i32\w* ", half))
+        return any(value in moved for value in re.findall(r"tt\.splat (%\w+) .*tensor<64xi32", half))
+
+    monkeypatch.setenv("TRITON_KERNEL_DUMP", "1")
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    late = "start + tl.arange(0, BLOCK_M) + (keys - queries)"
+    adding = rewritten(attention.seen_keys, tmp_path, "(start + keys - queries) + tl.arange(0, BLOCK_M)", late)
+    assert second_half_is_moved_twice("late", seen_keys=adding)
+    assert not second_half_is_moved_twice("ours")
 
 
 @pytest.mark.parametrize(
