@@ -8,8 +8,10 @@ _BACKWARD_OF_FEW_ROWS = "fewer launches; what is left of a call is autograd's an
 # Kernel, or kernel and "backward" -> what was tried.
 TRIED = {
     "attention_scores": (
-        "one loop for a block's stores and the next one's statistics, persistent programs, other tiles and stages, TMA "
-        "stores; the stores alone take longer than the target allows"
+        "in GB/s written, 3240 full and 3430 causal: one loop for a block's stores and the next one's statistics (2890), "
+        "64 x 128 and 128 x 64 tiles (up to 9 % slower), two stages (14 %), five programs an SM (2840), TMA stores "
+        "(6 %), a first pass by 128 keys (level), programs that begin at different keys (3140); the stores alone take "
+        "longer than the target allows"
     ),
     "linear_act": (
         "GELU in one special instruction (kept); the hardware's tanh (1 % faster, an error that the tail shows); a "
@@ -21,19 +23,25 @@ TRIED = {
     ),
     "linear_act backward": _BACKWARD_OF_FEW_ROWS,
     "moe_int8": (
-        "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token, wider and narrower tiles, "
-        "weights by way of shared memory, more stages, wider reads of weights, dequantising all of them first (5 % "
-        "faster at 8192 tokens, for 201 MB of memory)"
+        "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token (11 us for 8.9), other tiles (3 "
+        "to 18 % slower), weights by way of shared memory (492 to 510 us for 456), more stages (up to 25 %), wider "
+        "reads of weights (474), dequantising all of them first (5 % faster at 8192 tokens, for 201 MB of memory)"
     ),
     "conv_bn_act": (
         "what follows from the shapes is worked out once (kept), the rest of a call is Triton's, and checks; one "
         "program a tile (2 to 13 % slower)"
     ),
     "flash_attention": (
-        "warp specialisation (kept), programs in order of their length (kept), exponentials by polynomial, persistent "
-        "programs, separate loops for whole and masked tiles"
+        "warps that take roles for heads of 128 (kept: 579 / 462 TFLOP/s full / causal, without 488 / 417) and of 64 "
+        "(403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight sums a row and "
+        "v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / 434), persistent "
+        "programs (591 / 512 at 4096 tokens, 545 for 564 at 16384), separate loops for whole and masked tiles "
+        "(481 / 429), a tile's scores before the last one's exponentials (376 / 338)"
     ),
-    "flash_attention backward": "programs in order of their length (kept), other tiles, stages and warps",
+    "flash_attention backward": (
+        "programs in order of their length (kept: 399 causal for 384); heads of 128 without roles in grad_q (412 / 330 "
+        "for 477 / 383) or grad_kv (366 / 321); heads of 64 with them (336 / 280 for 375 / 316)"
+    ),
     "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas",
     "l2_norm": (
         "4 to 32 warps, no masks, a row read in pieces as torch.compile does; identical kernels differ by 5 %. Of many "
