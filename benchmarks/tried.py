@@ -8,7 +8,7 @@ _BACKWARD_OF_FEW_ROWS = "fewer launches; what is left of a call is autograd's an
 # Kernel, or kernel and "backward" -> what was tried.
 TRIED = {
     "attention_scores": (
-        "in GB/s written, 3240 full and 3430 causal: one loop for a block's stores and the next one's statistics (2890), "
+        "in GB/s written, 3240 full and 3430 causal: one loop for a block's stores and the next one's peaks (2890), "
         "64 x 128 and 128 x 64 tiles (up to 9 % slower), two stages (14 %), five programs an SM (2840), TMA stores "
         "(6 %), a first pass by 128 keys (level), programs that begin at different keys (3140); the stores alone take "
         "longer than the target allows"
@@ -23,8 +23,8 @@ TRIED = {
     ),
     "linear_act backward": _BACKWARD_OF_FEW_ROWS,
     "moe_int8": (
-        "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token (11 us for 8.9), other tiles (3 "
-        "to 18 % slower), weights by way of shared memory (492 to 510 us for 456), more stages (up to 25 %), wider "
+        "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token (11 us for 8.9), other tiles "
+        "(3 to 18 % slower), weights by way of shared memory (492 to 510 us for 456), more stages (up to 25 %), wider "
         "reads of weights (474), dequantising all of them first (5 % faster at 8192 tokens, for 201 MB of memory)"
     ),
     "conv_bn_act": (
