@@ -52,8 +52,8 @@ TRIED = {
     "layer_norm_act backward": _BACKWARD_OF_FEW_ROWS,
     "softmax backward": (
         "4 to 32 warps, no masks, a row read in pieces; identical kernels differ by 5 %. Of many rows, per cent of "
-        "copy bandwidth: 16384 columns held (99, asked for again 103); 32768 by 16 warps with masks (99, without by 32: "
-        "102), by 32 with masks (83), held (92), in chunks of 16384 (101) or less (73 to 98)"
+        "copy bandwidth: 16384 columns held (99; asked for again 103); 32768 by 16 warps with masks (99), by 32 with "
+        "masks (83) or without (102, kept), held (92), in chunks of 16384 (101) or less (73 to 98)"
     ),
     "bias_dropout_residual backward": "one launch in place of three (kept); the rest of a call is Python",
 }
