@@ -7,11 +7,10 @@
     fused     read x once, keep the row in registers, write q once            5 B/element, one launch
 
 In 16 bits it is 3 B/element. A few programs walk over all rows and keep weight and bias in registers. Rows beyond 16384
-elements are read three times, in chunks, twice from L2 while it holds them.
+elements are in layer_norm_int8_wide.py.
 
 Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
-torch.nn.functional.layer_norm; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-sample variances", 1979.
+torch.nn.functional.layer_norm.
 """
 
 from functools import cache
@@ -22,27 +21,14 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
+from kernels.register import like, register
+from kernels.rowwise.layer_norm_int8_wide import LEAST, largest_magnitude, layer_norm_int8_wide_kernel, to_nearest_int8
 from kernels.rowwise.normalise import normalise
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
-LEAST = tl.constexpr(1e-12)  # the scale of a row of zeros is this over 127, so that nothing divides by zero
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@triton.jit
-def largest_magnitude(y, axis: tl.constexpr):
-    # Magnitudes compare as integers as they do as floats, and NaN comes after infinity: tl.max of floats drops it.
-    bits = tl.abs(y).to(tl.int32, bitcast=True)
-    return tl.max(bits, axis=axis, keep_dims=True).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def to_nearest_int8(y):
-    # 1.5 * 2^23 + y has no bit below 1: the addition rounds y to an integer, ties to even, and leaves it in the low
-    # byte. A conversion instruction would take four times an addition's time.
-    return (y + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
@@ -80,61 +66,12 @@ def layer_norm_int8_kernel(
         tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=inside)
 
 
-@triton.jit
-def layer_norm_int8_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    weight_ptr,  # (cols,)
-    bias_ptr,  # (cols,)
-    q_ptr,  # (rows, cols), contiguous, int8
-    scale_ptr,  # (rows,), fp32
-    cols,
-    x_row_stride,
-    eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
-):
-    row = tl.program_id(0).to(tl.int64)
-    mean = tl.zeros((1,), dtype=tl.float32)
-    squares = tl.zeros((1,), dtype=tl.float32)  # the sum of (x - mean)^2 over what was seen
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        # The row is wanted once more: it should outlive in L2 what is only written.
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        x = x.to(tl.float32)
-        count = tl.minimum(cols - start, BLOCK_COLS).to(tl.float32)
-        share = count / (start + count)
-        chunk_mean = tl.sum(x, axis=0, keep_dims=True) / count
-        centred = tl.where(col < cols, x - chunk_mean, 0.0)
-        moved = chunk_mean - mean
-        mean += moved * share
-        squares += tl.sum(centred * centred, axis=0, keep_dims=True) + moved * moved * share * start
-    rstd = tl.rsqrt(squares / cols + eps)
-    largest = tl.full((1,), LEAST, dtype=tl.float32)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        y = (x - mean) * rstd * weight + bias
-        largest = tl.maximum(largest, largest_magnitude(y, axis=0), propagate_nan=tl.PropagateNan.ALL)
-    tl.store(scale_ptr + row + tl.arange(0, 1), largest / 127.0)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(tl.float32)
-        weight = tl.load(weight_ptr + col, mask=col < cols).to(tl.float32)
-        bias = tl.load(bias_ptr + col, mask=col < cols).to(tl.float32)
-        y = (x - mean) * rstd * weight + bias
-        tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=col < cols)
-
-
 @cache
 def settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
     """Launch settings for rows of `cols` elements.
 
-    On an H200, bf16, 32768 rows, per cent of copy bandwidth: 83 (1024 columns), 89 (4096), 94 (8192), 91 (16384). With
-    16 elements side by side in a thread it is 82, 86, 84, 77; with two reductions for mean and variance 90, 91, 87 from
-    4096 columns on. 64 elements a thread gain 4 over 32 at 16384. One program a row, weight and bias loaded for each,
-    gives 96 at 8192 and 87 at 16384. `shared_memory`: bytes that a program may have; rows are fetched ahead into it
-    where they fit.
+    A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other.
+    `shared_memory`: bytes that a program may have; rows are fetched ahead into it where they fit.
     """
     if cols > WIDEST_BLOCK:
         return {"BLOCK_COLS": 16384, "num_warps": 16}
@@ -168,13 +105,11 @@ def _forward(
     return q, scale
 
 
-# For autograd, which finds no gradient here and says so, and for torch.compile.
-layer_norm_int8_op = torch.library.custom_op("kernel_fusion::layer_norm_int8", _forward, mutates_args=())
-
-
-@layer_norm_int8_op.register_fake
-def _(x, weight, bias, eps):
-    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+layer_norm_int8_op = register(
+    "layer_norm_int8",
+    _forward,
+    lambda x, *_: (like(x.to(torch.int8)), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)),
+)
 
 
 def layer_norm_int8(
@@ -202,10 +137,7 @@ def layer_norm_int8(
     check_columns("layer_norm_int8", x, weight=weight, bias=bias)
     if x.shape[-1] == 0:
         raise ValueError("layer_norm_int8 takes rows of at least one column, got none: an empty row has no scale")
-    tensors = x, weight, bias
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        return layer_norm_int8_op(*tensors, eps)
-    return _forward(*tensors, eps)
+    return layer_norm_int8_op(x, weight, bias, eps)
 
 
 def layer_norm_int8_reference(

@@ -6,11 +6,10 @@ Every layer of a GPT-2 begins so: y goes into the layer, s is the residual of th
     fused     read x, read residual, write s, normalise what is in registers        16 B/element, one launch
               already, write y
 
-Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are read twice, in
-chunks, the second time from L2 while it holds them; the chunks' means and variances are merged by Chan's formula.
+Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are in
+residual_layer_norm_wide.py.
 
-Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm;
-Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
 
 from functools import cache
@@ -21,7 +20,9 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest
 from kernels.fused_op import FusedOp, Work
+from kernels.register import like, register
 from kernels.rowwise.normalise import normalise
+from kernels.rowwise.residual_layer_norm_wide import residual_layer_norm_wide_kernel
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen
 
@@ -64,56 +65,11 @@ def residual_layer_norm_kernel(
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def residual_layer_norm_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    residual_ptr,  # the same, x's dtype
-    weight_ptr,  # (cols,)
-    bias_ptr,  # (cols,)
-    y_ptr,  # (rows, cols), contiguous, x's dtype
-    sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, the next layer's residual
-    cols,
-    x_row_stride,
-    residual_row_stride,
-    eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    mean = tl.zeros((1,), dtype=COMPUTE)
-    squares = tl.zeros((1,), dtype=COMPUTE)  # the sum of (s - mean)^2 over what was seen
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        s = x + residual
-        count = tl.minimum(cols - start, BLOCK_COLS).to(COMPUTE)
-        share = count / (start + count)
-        chunk_mean = tl.sum(s, axis=0, keep_dims=True) / count
-        centred = tl.where(col < cols, s - chunk_mean, 0.0)
-        moved = chunk_mean - mean
-        mean += moved * share
-        squares += tl.sum(centred * centred, axis=0, keep_dims=True) + moved * moved * share * start
-    rstd = tl.rsqrt(squares / cols + eps)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols).to(COMPUTE)
-        residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols).to(COMPUTE)
-        s = x + residual
-        tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=col < cols)
-        weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-        bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
-        y = (s - mean) * rstd * weight + bias
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
-
-
 @cache
 def settings(cols: int, dtype: torch.dtype) -> dict:
     """Launch settings for rows of `cols` elements.
 
-    32 elements a thread in 64 registers let an SM hold 32 warps, so that some load while others compute. On an H200,
-    bf16, 32768 rows, per cent of copy bandwidth: 96 (1024 columns), 96 (4096), 97 (8192), 97 (16384). Two rows of 4096
-    to a program of 8 warps cost 1.
+    32 elements a thread in 64 registers let an SM hold 32 warps, so that some load while others compute.
     """
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     if cols > WIDEST_BLOCK:
@@ -132,7 +88,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
 def _forward(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    y, s = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    y, s = like(x), like(x)
     if y.numel() == 0:
         return y, s
     x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
@@ -148,13 +104,9 @@ def _forward(
     return y, s
 
 
-# For autograd, which finds no gradient here and says so, and for torch.compile.
-residual_layer_norm_op = torch.library.custom_op("kernel_fusion::residual_layer_norm", _forward, mutates_args=())
-
-
-@residual_layer_norm_op.register_fake
-def _(x, residual, weight, bias, eps):
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+residual_layer_norm_op = register(
+    "residual_layer_norm", _forward, lambda x, residual, weight, bias, eps: (like(x), like(x))
+)
 
 
 def residual_layer_norm(
@@ -180,10 +132,7 @@ def residual_layer_norm(
     x, residual = in_widest(x, residual)
     check_alike("residual_layer_norm", x=x, residual=residual)
     check_columns("residual_layer_norm", x, weight=weight, bias=bias)
-    tensors = x, residual, weight, bias
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        return residual_layer_norm_op(*tensors, eps)
-    return _forward(*tensors, eps)
+    return residual_layer_norm_op(x, residual, weight, bias, eps)
 
 
 def residual_layer_norm_reference(

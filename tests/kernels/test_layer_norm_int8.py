@@ -50,4 +50,4 @@ def test_no_column(device):
 
 
 def test_registration(device):
-    torch.library.opcheck(layer_norm_int8_op, (torch.randn(3, 9, device=device), *affine(9, device), 1e-5))
+    torch.library.opcheck(layer_norm_int8_op.forward_op, (torch.randn(3, 9, device=device), *affine(9, device), 1e-5))
