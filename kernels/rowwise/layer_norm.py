@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import costs
 from kernels.activations import activate
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
@@ -26,8 +27,7 @@ from kernels.rowwise.normalise import normalise, through_normalise
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen
 
-# Elements of a row that a program holds in registers; with the gradient's row and two sums over rows beside it.
-WIDEST_BLOCK, WIDEST_BACKWARD_BLOCK = 32768, 8192
+WIDEST_BLOCK, WIDEST_BACKWARD_BLOCK = 32768, 8192  # elements of a row in registers, alone and beside three others
 
 
 @triton.jit
@@ -220,7 +220,7 @@ def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 def layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes: 7 operations an element; x, weight and bias in once, y out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(7 * elements, (elements + 2 * shape[-1]) * size, elements * size)
+    return Work(costs.LAYER_NORM * elements, (elements + 2 * shape[-1]) * size, elements * size)
 
 
 def layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:

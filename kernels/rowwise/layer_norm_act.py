@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from kernels import costs
 from kernels.activations import ACTIVATIONS, check_activation
 from kernels.arguments import check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
@@ -68,7 +69,8 @@ def layer_norm_act_reference(
 def layer_norm_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes: 16 operations an element with GELU's tanh form; all inputs in once, y out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(flops=16 * elements, bytes_read=(elements + 2 * shape[-1]) * size, bytes_written=elements * size)
+    flops = (costs.LAYER_NORM + costs.GELU_TANH) * elements
+    return Work(flops, bytes_read=(elements + 2 * shape[-1]) * size, bytes_written=elements * size)
 
 
 def layer_norm_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import costs
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
@@ -153,7 +154,7 @@ def layer_norm_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes: 11 operations an element; x, weight and bias in once, q and the scales out once."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     bytes_read = (elements + 2 * shape[-1]) * dtype.itemsize
-    return Work(flops=11 * elements, bytes_read=bytes_read, bytes_written=elements + 4 * rows)
+    return Work(flops=(costs.LAYER_NORM + 4) * elements, bytes_read=bytes_read, bytes_written=elements + 4 * rows)
 
 
 def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

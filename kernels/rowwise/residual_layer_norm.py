@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import costs
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
@@ -147,7 +148,7 @@ def residual_layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work
     """FLOPs and least bytes: 8 operations an element; all four inputs in once, y and the sum out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(
-        flops=8 * elements,
+        flops=(1 + costs.LAYER_NORM) * elements,
         bytes_read=(2 * elements + 2 * shape[-1]) * size,
         bytes_written=2 * elements * size,
     )
