@@ -49,7 +49,7 @@ TRIED = {
     ),
     "layer_norm": (
         "128 rows: weight and bias asked for with the row (kept), 4 to 32 warps, one reduction or two; 32768 rows: "
-        "weight and bias before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two reductions (1 %)"
+        "both before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two (1 %)"
     ),
     "layer_norm backward": _BACKWARD_OF_FEW_ROWS,
     "layer_norm_act backward": _BACKWARD_OF_FEW_ROWS,
