@@ -5,6 +5,16 @@ import os
 import sys
 from pathlib import Path
 
+COURSE = Path(__file__).resolve().parents[1]
+# Commands of authors and instructors -> what they work on, in the course's repository alone: no package and no copy for
+# a class has it.
+REPOSITORY = {
+    "bench": ("benchmarks/run.py",),
+    "grade": ("helpers/grading", "solutions"),
+    "new-exercise": ("helpers/grading", "source/exercises"),
+    "release": ("helpers/grading", "solutions"),
+}
+
 
 class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str):
@@ -67,6 +77,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    for needed in REPOSITORY.get(arguments.command, ()):
+        if not (COURSE / needed).exists():
+            raise FileNotFoundError(
+                f"{arguments.command} needs {needed}, which is not in {COURSE}: run it in the course's repository"
+            )
     # Each command imports what it needs, so that one whose needs are missing does not take the others with it.
     match arguments.command:
         case "lab":

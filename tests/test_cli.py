@@ -1,7 +1,10 @@
 """The `fusion` command: what it runs, and that its errors are one line."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +42,31 @@ def test_lab_passes_on_what_jupyterlab_understands(monkeypatch):
     monkeypatch.setattr("helpers.lab.open_lab", lambda **options: calls.append(options))
     assert cli.main(["lab", "--port", "9000", "--no-browser", "--ServerApp.ip=0.0.0.0"]) == 0
     assert calls == [{"port": 9000, "browser": False, "options": ["--ServerApp.ip=0.0.0.0"]}]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """The course as a package gives it: no repository around it."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    for package in ("helpers", "kernels"):
+        shutil.copytree(Path(cli.COURSE, package), folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        (["bench", "--recorded"], "benchmarks/run.py"),
+        (["grade", "all", "--out", "report"], "solutions"),
+        (["release", "student"], "solutions"),
+        (["new-exercise", "11_mine"], "source/exercises"),
+    ],
+)
+def test_an_installed_package_says_what_needs_the_repository(packages, command, needed):
+    start = [sys.executable, "-c", "import sys; from helpers.cli import main; sys.exit(main())", *command]
+    run = subprocess.run(start, cwd=packages, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+    told = f"fusion: {command[0]} needs {needed}, which is not in {packages}: run it in the course's repository\n"
+    assert (run.returncode, run.stderr) == (2, told)
 
 
 def test_inspect_names_a_kernel_and_what_it_is_called_with(monkeypatch, capsys):

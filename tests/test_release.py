@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,22 @@ def tree(tmp_path_factory):
     out = tmp_path_factory.mktemp("release") / "student"
     assert main(["release", str(out)]) == 0
     return out
+
+
+def test_what_a_class_gets(tree):
+    assert sorted(os.listdir(tree)) == sorted(
+        ".devcontainer .gitignore LICENSE Makefile README.md benchmarks docs environment.yml exercises helpers kernels "
+        "notebooks pyproject.toml setup.sh".split()
+    )
+    assert sorted(path.name for path in (tree / "helpers").iterdir()) == sorted(
+        "__init__.py cli.py doctor.py figures instruments jupyterlab lab.py learning prompt_websocket.py".split()
+    )
+    for folder in ("notebooks", "exercises", "kernels"):
+        assert files_in(tree / folder) == files_in(ROOT / folder)
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".py", ".ipynb"))
 
 
 def test_nothing_is_given_away(tree):
@@ -70,6 +87,50 @@ def test_its_own_command_runs(tree):
     assert "there is no notebook none.ipynb: give one of exercises/" in run.stderr
     for path in sorted((tree / "exercises").glob("*.ipynb")):
         assert read_submission(path).left_out == 0
+
+
+def run_in(tree: Path, *command: str) -> subprocess.CompletedProcess:
+    """A Python command in the class's copy, which finds no other copy of the course."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run([sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True)
+
+
+def test_every_module_of_it_is_imported_without_the_grader(tree):
+    code = (
+        "import importlib, pkgutil, helpers, kernels\n"
+        "for package in (helpers, kernels):\n"
+        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        print(importlib.import_module(module.name).__file__)\n"
+    )
+    run = run_in(tree, "-c", code)
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.split()) > 80
+    assert all(Path(line).is_relative_to(tree) for line in run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "command", [["grade", "all", "--out", "report"], ["release", "student"], ["new-exercise", "1"]]
+)
+def test_what_needs_the_grader_says_so_in_one_line(tree, command):
+    run = run_in(tree, "-c", "import sys; from helpers.cli import main; sys.exit(main())", *command)
+    told = f"fusion: {command[0]} needs helpers/grading, which is not in {tree}: run it in the course's repository\n"
+    assert (run.returncode, run.stderr) == (2, told)
+
+
+def test_its_package_names_nothing_that_it_lacks(tree):
+    given, ours = (tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (tree, ROOT))
+    assert ours["project"].pop("entry-points")
+    assert given == ours
+
+
+SAMPLE = {"notebooks/00_welcome.ipynb", "exercises/03_fused_add_gelu.ipynb"}
+
+
+@pytest.mark.parametrize("notebook", sorted(SAMPLE))
+def test_its_lessons_and_exercises_run(tree, notebook):
+    options = ["--nbval", "--nbval-current-env", f"--nbval-sanitize-with={ROOT / 'tests/nbval_sanitize.cfg'}"]
+    run = run_in(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, notebook)
+    assert run.returncode == 0, run.stdout
 
 
 def test_a_notebook_as_given_out_has_nothing_that_is_left_out_of_the_grading():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 COURSE = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
-FILES = "LICENSE environment.yml pyproject.toml setup.sh .gitignore docs/lesson.png".split()
+FILES = "LICENSE environment.yml setup.sh .gitignore docs/lesson.png".split()
+FOR_INSTRUCTORS = "helpers/grading"
 MADE_HERE = (
     "__pycache__",
     ".ipynb_checkpoints",
@@ -22,7 +23,7 @@ SECTIONS_LEFT_OUT = ("For instructors", "Map")  # of the README
 
 
 def release(out: Path) -> list[Path]:
-    """Write lessons, exercises, kernels and helpers to `out`: no solutions, sources, tests or hidden checks.
+    """Write lessons, exercises, kernels and helpers to `out`: no solutions, sources, tests, hidden checks or grader.
 
     Returns:
         What stands in `out`, sorted.
@@ -37,10 +38,12 @@ def release(out: Path) -> list[Path]:
             raise ValueError(f"{path} holds an answer or a hidden check: run `make notebooks`, then release again")
     for folder in FOLDERS:
         shutil.copytree(COURSE / folder, out / folder, ignore=shutil.ignore_patterns(*MADE_HERE))
+    shutil.rmtree(out / FOR_INSTRUCTORS)
     for file in FILES:
         (out / file).parent.mkdir(exist_ok=True)
         shutil.copy(COURSE / file, out / file)
     (out / "Makefile").write_text(makefile((COURSE / "Makefile").read_text()))
+    (out / "pyproject.toml").write_text(pyproject((COURSE / "pyproject.toml").read_text()))
     (out / "README.md").write_text(readme((COURSE / "README.md").read_text()))
     return sorted(out.iterdir())
 
@@ -49,6 +52,12 @@ def makefile(text: str) -> str:
     """A Makefile with the targets that a class can use."""
     rules = [rule for rule in text.split("\n\n") if re.search(rf"^({'|'.join(TARGETS)}):", rule, re.MULTILINE)]
     return "\n\n".join([f".PHONY: {' '.join(TARGETS)}", *(rule.strip("\n") for rule in rules)]) + "\n"
+
+
+def pyproject(text: str) -> str:
+    """A pyproject.toml that names nothing of the grader: its entry point goes, with the comment above it."""
+    sandbox = re.compile(r"(?:^#.*\n)*^\[project\.entry-points\.[^\n]*\n(?:[^\[\n].*\n)*\n?", re.MULTILINE)
+    return sandbox.sub("", text)
 
 
 def readme(text: str) -> str:
