@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels import runtime
+from kernels import arguments, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +15,13 @@ def tritons_own_assembler(monkeypatch):
     """torch.compile gives Triton PyTorch's assembler for the rest of the process, which spills where Triton's does not:
     what a test says of registers must not depend on the tests before it."""
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def a_small_gpu(monkeypatch):
+    """Where kernels are interpreted, two multiprocessors: programs walk over several rows, and rows are few or many,
+    at sizes that an interpreter takes in its stride."""
+    monkeypatch.setattr(arguments, "MULTIPROCESSORS", 2)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from collections.abc import Callable
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.traffic.eager import EagerMeter
 from helpers.instruments.traffic.launches import TritonMeter
 from helpers.instruments.traffic.ledger import Ledger
@@ -39,7 +40,7 @@ from kernels import runtime
 __all__ = ["Traffic", "measure"]
 
 
-def measure(fn: Callable, *args) -> Traffic:
+def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
     """Run `fn(*args)` and count the memory traffic of every PyTorch operator and Triton kernel in it.
 
     Tensors are named as the caller knows them: by fn's parameters, or by the variables that a lambda uses; what fn
@@ -48,10 +49,12 @@ def measure(fn: Callable, *args) -> Traffic:
     Args:
         fn: any callable; its keyword arguments go in a lambda, `measure(lambda: gelu(x, approximate="tanh"))`.
         args: its arguments; tensors on the CPU or a GPU.
+        device: for launchers that ask how many multiprocessors the GPU has: a name in DEVICES, or a Device. Where not
+            given, the GPU of the tensors; without one the H200, which the course refers to.
 
     Raises:
         TypeError: fn is not callable or comes from torch.compile, or a tensor is sparse or nested.
-        ValueError: a kernel was launched with no tensor.
+        ValueError: a kernel was launched with no tensor, or `device` is unknown or no GPU.
     """
     if not callable(fn):
         raise TypeError(f"measure takes a function and its arguments, got {_kind(fn)}: wrap it, measure(lambda: ...)")
@@ -60,11 +63,20 @@ def measure(fn: Callable, *args) -> Traffic:
     ledger = Ledger()
     for name, tensor in _names(fn, args):
         ledger.name(tensor, name, given=True)
-    with runtime.observed(TritonMeter(ledger)), EagerMeter(ledger):
+    with runtime.observed(TritonMeter(ledger, _multiprocessors(device))), EagerMeter(ledger):
         result = fn(*args)
     for path, tensor in _leaves(result):
         ledger.name_result(tensor, f"result{path}")
     return Traffic.of(ledger, result)
+
+
+def _multiprocessors(device: str | Device | None) -> int | None:
+    if device is None:
+        return None
+    device = device if isinstance(device, Device) else DEVICES[device]
+    if device.sms is None:
+        raise ValueError(f"measure takes a GPU as device, got {device.name}: choose one that DEVICES lists")
+    return device.sms
 
 
 def _kind(value) -> str:

@@ -128,10 +128,11 @@ class Operand:
 class TritonMeter:
     """Enters every Triton launch in a ledger, and watches for accesses that a GPU would not forgive.
 
-    It is the observer of `kernels.runtime.observed`.
+    It is the observer of `kernels.runtime.observed`. `multiprocessors` are those of the GPU it stands for, if any.
     """
 
-    def __init__(self, ledger: Ledger):
+    def __init__(self, ledger: Ledger, multiprocessors: int | None = None):
+        self.multiprocessors = multiprocessors
         self._ledger = ledger
         self._pending = []
 

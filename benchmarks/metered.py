@@ -1,0 +1,59 @@
+"""What the meter counts of every kernel on this machine: launches and bytes, forward and backward.
+
+    python benchmarks/metered.py            # writes benchmarks/results/<gpu>_metered.json; seconds, on a GPU
+
+A launcher asks its GPU how many multiprocessors it has and how much shared memory. tests/test_metered.py meters the
+same calls without a GPU: they must launch and move the same as on the one that this recorded.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from benchmarks.run import backward_pass
+from helpers.instruments import measure
+from kernels import CATALOGUE
+from kernels.fused_op import FusedOp
+
+RESULTS = Path(__file__).parent / "results"
+FEW_ROWS = (64, 512)  # fewer rows than an H200 has multiprocessors; more than smaller GPUs have
+
+
+def shapes(op: FusedOp) -> list[tuple]:
+    """The last of the interpreter's shapes, and for kernels of rows also few rows of a usual width."""
+    usual = [(*FEW_ROWS, *op.gpu_shapes[0][2:])] if op.group == "rowwise" else []
+    return [op.interpreter_shapes[-1], *usual]
+
+
+def metered(op: FusedOp, shape: tuple, device: str) -> dict[str, list[int]]:
+    """Of "forward" and, where the kernel has one, "backward": launches, bytes read, bytes written.
+
+    The inputs are the same on every device: what some kernels read depends on them.
+    """
+    torch.manual_seed(0)
+    inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in op.inputs(*shape, dtype=op.gpu_dtypes[-1])]
+    with torch.no_grad():
+        passes = {"forward": measure(lambda: op.fused(*inputs))}
+    if op.backward_work is not None:
+        passes["backward"] = measure(backward_pass(op.fused, tuple(inputs)))
+    return {name: [each.launches, each.bytes_read, each.bytes_written] for name, each in passes.items()}
+
+
+def rows(device: str) -> list[dict]:
+    """One for each kernel of the catalogue and shape."""
+    return [
+        {"kernel": op.name, "shape": list(shape), **metered(op, shape, device)}
+        for op in CATALOGUE.values()
+        for shape in shapes(op)
+    ]
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks/metered.py records what a GPU's launchers choose, and finds none: run it on one")
+    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ")
+    record = {"gpu": gpu, "torch": torch.__version__, "rows": rows("cuda")}
+    path = RESULTS / f"{gpu.lower().replace(' ', '_')}_metered.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(path)
