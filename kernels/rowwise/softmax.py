@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import costs
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
@@ -182,7 +183,8 @@ def softmax_unfused(x: torch.Tensor) -> torch.Tensor:
 def softmax_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes: a comparison, subtraction, exponential, addition and product each; x in, y out, once."""
     elements = torch.Size(shape).numel()
-    return Work(flops=5 * elements, bytes_read=elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
+    moved = elements * dtype.itemsize
+    return Work(flops=costs.SOFTMAX * elements, bytes_read=moved, bytes_written=moved)
 
 
 def softmax_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import costs
 from kernels.arguments import as_autocast_says, check_heads
 from kernels.attention import head_settings, hide, is_hopper, longest_first, seen_keys, value_per_row
 from kernels.descriptors import (
@@ -218,7 +219,7 @@ def flash_attention_work(shape: tuple[int, int, int, int, bool], dtype: torch.dt
     batch, heads, tokens, dim, causal = shape
     pairs = tokens * (tokens + 1) // 2 if causal else tokens**2
     size = batch * heads * tokens * dim * dtype.itemsize
-    return Work(flops=4 * batch * heads * pairs * dim, bytes_read=3 * size, bytes_written=size)
+    return Work(flops=costs.attention(batch * heads * pairs, dim), bytes_read=3 * size, bytes_written=size)
 
 
 def _inputs(batch: int, heads: int, tokens: int, dim: int, causal: bool, **options) -> tuple:
