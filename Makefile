@@ -1,4 +1,4 @@
-.PHONY: lab test notebooks bench
+.PHONY: lab test test-all notebooks bench
 
 # The lessons, in JupyterLab.
 lab:
@@ -12,9 +12,14 @@ test:
 	.venv/bin/ruff format --check .
 	.venv/bin/codespell
 	.venv/bin/python source/build.py --check
-	.venv/bin/pytest -n 2 --dist loadfile -m "not alone"
-	.venv/bin/pytest -m alone
+	.venv/bin/pytest -n 2 --dist loadfile -m "not alone and not long"
+	.venv/bin/pytest -m "alone and not long"
 	.venv/bin/pytest -n 2 --dist loadfile --nbval notebooks solutions
+
+# That, and what takes hours: every attack, every mutant, graders that are killed, a class of 400, an empty environment.
+test-all: test
+	.venv/bin/pytest -n 2 --dist loadfile -m "long and not alone"
+	.venv/bin/pytest -m "long and alone"
 
 # Build the notebooks whose source has changed.
 notebooks:

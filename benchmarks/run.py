@@ -181,6 +181,36 @@ def share(row: dict) -> float:
     return row["least_seconds"] / row["gpu"]["median"]
 
 
+def target_of(row: dict) -> Target:
+    return TARGETS.get((row["kernel"], tuple(row["shape"])), Target())
+
+
+def misses_of(row: dict, peers: dict[str, float]) -> list[str]:
+    """Which parts of its target a row of ours misses; `peers` are the others' times in seconds, by provider."""
+    target, median, missed = target_of(row), row["gpu"]["median"], []
+    if share(row) < target.share:
+        missed.append(f"{share(row):.1%}, not {target.share:.0%}")
+    if row["flops"] / median < target.flops_per_second:
+        reached, wanted = row["flops"] / median / 1e12, target.flops_per_second / 1e12
+        missed.append(f"{reached:.0f} TFLOP/s, not {wanted:.0f}")
+    for provider, ratio in target.ahead.items():
+        if peers[provider] < ratio * median:
+            missed.append(f"{peers[provider] / median:.2f} x {provider}, not {ratio}")
+    return missed
+
+
+def peers_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float]:
+    """provider -> seconds of the others at the same work, where that time was taken."""
+    same = [other for other in rows if all(other[name] == row[name] for name in ("kernel", "shape", "dtype"))]
+    return {other["provider"]: other[time]["median"] for other in same if other is not row and other[time]}
+
+
+def missed_targets(rows: list[dict]) -> set[tuple[str, tuple[int, ...]]]:
+    """Kernel and shape of each of our rows that misses its target: what benchmarks/targets.py lists as MISSED."""
+    ours = [row for row in rows if row["provider"] == "fused"]
+    return {(row["kernel"], tuple(row["shape"])) for row in ours if misses_of(row, peers_of(row, rows))}
+
+
 def shortfalls(rows: list[dict]) -> list[str]:
     """One line for each of our rows that misses its target, or is more than 3 % behind a peer in the same run, or as a
     call of short work, Python and launch included, behind torch.compile's.
@@ -189,22 +219,11 @@ def shortfalls(rows: list[dict]) -> list[str]:
     """
     found = []
     for row in (row for row in rows if row["provider"] == "fused"):
-        key = ("kernel", "shape", "dtype")
-        others = [other for other in rows if all(other[name] == row[name] for name in key) and other is not row]
-        peers = {other["provider"]: other["gpu"]["median"] for other in others}
-        calls = {other["provider"]: other["call"]["median"] for other in others if other["call"]}
+        peers, calls = peers_of(row, rows), peers_of(row, rows, "call")
         what = f"{'x'.join(map(str, row['shape']))} {row['dtype']}"
         median = row["gpu"]["median"]
-        target = TARGETS.get((row["kernel"], tuple(row["shape"])), Target())
-        missed = []
-        if share(row) < target.share:
-            missed.append(f"{share(row):.1%}, not {target.share:.0%}")
-        if row["flops"] / median < target.flops_per_second:
-            reached, wanted = row["flops"] / median / 1e12, target.flops_per_second / 1e12
-            missed.append(f"{reached:.0f} TFLOP/s, not {wanted:.0f}")
-        for provider, ratio in target.ahead.items():
-            if peers[provider] < ratio * median:
-                missed.append(f"{peers[provider] / median:.2f} x {provider}, not {ratio}")
+        target = target_of(row)
+        missed = misses_of(row, peers)
         found += [(0, row["kernel"], f"under its target: {row['kernel']} {what}: {miss}") for miss in missed]
         rivals = {provider: time for provider, time in peers.items() if provider not in target.ahead}
         best = min(rivals, key=rivals.get, default=None)

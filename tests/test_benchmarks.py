@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import run
-from benchmarks.targets import TARGETS, Target
+from benchmarks.targets import MISSED, TARGETS, Target
 from benchmarks.tried import TRIED
 from helpers.instruments.recordings import recorded
 from kernels import CATALOGUE, runtime
@@ -80,6 +80,20 @@ def test_every_target_is_of_a_kernel_and_a_shape_that_is_measured():
         op = CATALOGUE[name.removesuffix(" backward")]
         assert shape in op.gpu_shapes, f"{name} is not measured at {shape}"
         assert op.backward_work is not None or not name.endswith(" backward")
+
+
+def test_the_record_misses_the_targets_that_are_listed_as_missed_and_no_other():
+    assert run.missed_targets(recorded("h200").rows) == MISSED
+    assert {kernel for kernel, _ in MISSED} <= TRIED.keys()
+
+
+def test_a_target_missed_in_another_record_is_noticed():
+    """Ours at a thousand times its time, and at a tenth."""
+    rows = recorded("h200").rows
+    for factor, missed in ((1000, TARGETS.keys()), (0.1, set())):
+        other = [row | {"gpu": row["gpu"] | {"median": row["gpu"]["median"] * factor}} for row in rows]
+        timed = [new if new["provider"] == "fused" else row for new, row in zip(other, rows, strict=True)]
+        assert run.missed_targets(timed) == missed
 
 
 @pytest.mark.skipif(runtime.has_gpu(), reason="this is what happens without a GPU")

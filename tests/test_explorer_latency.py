@@ -16,8 +16,14 @@ def measure():
         yield measure
 
 
+# Every third in `make test`.
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.long] if n % 3 else []) for n, name in enumerate(explorer_latency.EXPLORERS)
+]
+
+
 @pytest.mark.alone
-@pytest.mark.parametrize("name", explorer_latency.EXPLORERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_chart_follows_the_keys(measure, name):
     runs = []
     for run in measure(name):

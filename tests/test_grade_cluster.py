@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import attacks
 import pytest
@@ -17,23 +18,21 @@ from helpers.cli import main
 from helpers.instruments.machine import bubblewrap
 
 NOTEBOOK = f"{attacks.NAME}.ipynb"
-RIGHT, REFUSED = 4, 12
 pytestmark = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
 
 
-@pytest.fixture
-def submissions(tmp_path):
-    for number in range(RIGHT + REFUSED):
-        path = tmp_path / "submissions" / f"student{number:02}" / NOTEBOOK
+def put_class(folder: Path, right: int, refused: int) -> Path:
+    for number in range(right + refused):
+        path = folder / "submissions" / f"student{number:02}" / NOTEBOOK
         path.parent.mkdir(parents=True)
-        launcher = attacks.LAUNCHER if number < RIGHT else "import os"
+        launcher = attacks.LAUNCHER if number < right else "import os"
         path.write_text(json.dumps(attacks.notebook(launcher=launcher)))
-    return tmp_path / "submissions"
+    return folder / "submissions"
 
 
 @pytest.fixture
-def scheduler(tmp_path):
-    """The address of a scheduler with four workers, all processes of this machine."""
+def scheduler(tmp_path, request):
+    """The address of a scheduler with as many workers as the test names, all processes of this machine."""
     file = tmp_path / "scheduler.json"
     started = [dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))]
     deadline = time.monotonic() + 60
@@ -41,9 +40,9 @@ def scheduler(tmp_path):
         time.sleep(0.1)
     address = json.loads(file.read_text())["address"]
     options = "--nthreads 1 --no-dashboard --no-nanny --local-directory".split()
-    started += [dask("worker", address, *options, str(tmp_path / f"worker{number}")) for number in range(4)]
+    started += [dask("worker", address, *options, str(tmp_path / f"worker{number}")) for number in range(request.param)]
     with Client(address, set_as_default=False) as client:
-        client.wait_for_workers(4, timeout=60)
+        client.wait_for_workers(request.param, timeout=60)
     yield address
     for process in started:
         process.kill()
@@ -66,22 +65,33 @@ def kill_a_worker_at_work(address: str, killed: list[int]) -> None:
                 return
 
 
-@pytest.mark.timeout(300)
-def test_a_class_is_graded_though_a_worker_is_killed(submissions, scheduler, tmp_path, capsys):
-    killed = []
-    killer = threading.Thread(target=kill_a_worker_at_work, args=(scheduler, killed), daemon=True)
-    killer.start()
-    assert main(["grade", str(submissions), "--out", str(tmp_path / "out"), "--cluster", scheduler]) == 0
-    killer.join(10)
-    assert killed
+def assert_graded(submissions: Path, out: Path, scheduler: str, right: int, capsys) -> None:
+    assert main(["grade", str(submissions), "--out", str(out), "--cluster", scheduler]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == RIGHT + REFUSED + 1
+    assert len(lines) == len(list(submissions.iterdir())) + 1
     for number, line in enumerate(lines[:-1]):
-        earned = "15 of 15" if number < RIGHT else "0 of 15  refused"
+        earned = "15 of 15" if number < right else "0 of 15  refused"
         assert re.fullmatch(rf"student{number:02}  {attacks.NAME}  {earned}", line)
 
 
-def test_no_cluster_is_told_in_one_line(submissions, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("scheduler", [1], indirect=True)
+def test_a_class_is_graded(scheduler, tmp_path, capsys):
+    assert_graded(put_class(tmp_path, 1, 2), tmp_path / "out", scheduler, 1, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheduler", [4], indirect=True)
+def test_a_class_is_graded_though_a_worker_is_killed(scheduler, tmp_path, capsys):
+    killed = []
+    killer = threading.Thread(target=kill_a_worker_at_work, args=(scheduler, killed), daemon=True)
+    killer.start()
+    assert_graded(put_class(tmp_path, 4, 12), tmp_path / "out", scheduler, 4, capsys)
+    killer.join(10)
+    assert killed
+
+
+def test_no_cluster_is_told_in_one_line(tmp_path, capsys, monkeypatch):
+    submissions = put_class(tmp_path, 0, 1)
     monkeypatch.setattr("helpers.grading.workers.CONNECT_TIME", 1.0)
     assert main(["grade", str(submissions), "--out", str(tmp_path / "out"), "--cluster", "tcp://127.0.0.1:9"]) == 2
     *_, told = capsys.readouterr().err.splitlines()

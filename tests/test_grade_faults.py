@@ -34,7 +34,7 @@ def fork_of_this_process(arguments: list[str]) -> int:
     return process
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_grader_killed_ten_times_gives_the_report_of_one_that_was_not(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(run, "graded_here", graded_in_this_process)
     refused = ["import os", "open('/etc/passwd')", "x = 1 +", "torch.ops"]
@@ -48,6 +48,12 @@ def test_a_grader_killed_ten_times_gives_the_report_of_one_that_was_not(tmp_path
     assert sorted(killed) == sorted(whole)
     assert killed == whole
     assert len(whole["grades.csv"].splitlines()) == grading_faults.SIZE + 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_so_does_the_command_killed_with_its_workers():
+    grading_faults.in_full()
 
 
 def test_a_full_disk_is_told_in_one_line_and_nothing_is_scored(tmp_path):

@@ -31,6 +31,10 @@ for path in sys.argv[1:]:
 """
 
 
+# nbgrader is installed for it, and generates every notebook.
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     """Variables with which Python finds nbgrader: in a folder of its own, as it changes the JupyterLab beside it."""

@@ -19,6 +19,13 @@ def test_a_mutant_of_each_exercise_is_rejected(name):
     assert mutants.rejected_by(exercise, mutant), mutant.change
 
 
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", EXERCISES)
+def test_every_mutant_is_rejected_or_argued(name, capsys):
+    assert mutants.main(["--only", name]) == 0, capsys.readouterr().out
+
+
 def test_every_equivalent_is_a_mutant_and_is_argued():
     known = {f"{name}: {each.change}" for name in EXERCISES for each in mutants.all_mutants(EXERCISES[name])}
     assert mutants.EQUIVALENT.keys() <= known

@@ -10,6 +10,7 @@ from benchmarks.validation import recorded_validation
 from helpers.instruments import prediction
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.prediction import predict
+from helpers.instruments.recordings import recorded
 from helpers.instruments.rehearsal import EagerLaunch, rehearse
 from helpers.instruments.traffic import measure
 
@@ -173,7 +174,7 @@ def test_matrix_products_are_bound_by_arithmetic():
     a = meta(8192, 8192, dtype=torch.bfloat16)
     found = predict(torch.matmul, a, a)
     assert found.bound == "arithmetic"
-    assert found.time == pytest.approx(2 * 8192**3 / 804e12, rel=0.05)  # 804 TFLOP/s in benchmarks/results/h200.json
+    assert found.time == pytest.approx(2 * 8192**3 / recorded("h200").matrix_rate, rel=0.05)
 
 
 def test_repr_is_the_same_each_time_and_says_what_was_sampled():

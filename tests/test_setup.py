@@ -66,6 +66,7 @@ def test_conda_environment_takes_its_packages_from_pyproject():
     assert conda[0].split("=")[1] in SpecifierSet(PYPROJECT["project"]["requires-python"])
 
 
+@pytest.mark.long
 def test_conda_environment_installs_into_an_empty_one(tmp_path):
     python = tmp_path / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
