@@ -5,6 +5,7 @@ from helpers import room
 __getattr__, __dir__ = room(
     __name__,
     {
+        "blocks": "blocks_chart",
         "dropout_mask": "Draw mask_chart",
         "lanes": "lanes_chart",
         "launch_overhead": "chain_time launch_costs launch_explorer timeline_chart",

@@ -6,6 +6,7 @@ __getattr__, __dir__ = room(
     __name__,
     {
         "guesses": "predict_first predictions",
+        "puzzles": "puzzle",
         "self_tests": "self_test",
         "outcome": "Outcome",
         "hints": "Hints",

@@ -1,0 +1,91 @@
+"""What each lane of each program instance asked for: a kernel's loads and stores, one by one."""
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from helpers.instruments.traffic import measure
+from helpers.instruments.traffic.launches import tensors_in
+from helpers.instruments.traffic.result import Traffic
+from kernels import runtime
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load, store or atomic of one program instance.
+
+    kind: "read", "write" or "atomic"; place: (file, line) of the kernel; program: three ints.
+    tensor: the kernel's parameter; elements: (lanes,) int64, what each lane asks for, counted in memory from that
+        tensor's first element; active: (lanes,) bool, False where the mask keeps a lane out.
+    """
+
+    kind: str
+    place: tuple[str, int]
+    program: tuple[int, int, int]
+    tensor: str
+    elements: np.ndarray
+    active: np.ndarray
+
+
+class LaneRecorder:
+    """Keeps every access, and passes it on to the observer that was there before."""
+
+    def __init__(self, before):
+        self.accesses: list[Access] = []
+        self._before = before
+
+    def launch(self, kernel, grid, arguments: dict, originals: dict):
+        self._tensors = [
+            (name, tensor)
+            for argument, value in arguments.items()
+            for name, tensor, _ in tensors_in(argument, value, value)
+        ]
+        self._of_line = {}
+        return self._before.launch(kernel, grid, arguments, originals)
+
+    def program(self, index) -> None:
+        self._program = index
+        self._before.program(index)
+
+    def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> np.ndarray | None:
+        frame = sys._getframe(1)
+        while frame.f_code not in runtime.kernel_code:
+            frame = frame.f_back
+        place, first = (frame.f_code.co_filename, frame.f_lineno), int(addresses.ravel()[0])
+        # A line stays with the tensor that it began in: its later blocks may lie wholly outside.
+        key = kind, frame.f_code, frame.f_lasti
+        name, tensor = self._of_line.setdefault(key, min(self._tensors, key=lambda named: _distance(named[1], first)))
+        elements = (addresses.ravel().astype(np.int64) - tensor.data_ptr()) // itemsize
+        active = np.array(np.broadcast_to(np.asarray(mask), addresses.shape)).ravel()
+        self.accesses.append(Access(kind, place, self._program, name, elements, active))
+        return self._before.access(kind, addresses, mask, itemsize)
+
+
+def _distance(tensor, address: int) -> int:
+    low = tensor.untyped_storage().data_ptr()
+    return max(low - address, address - (low + tensor.untyped_storage().nbytes() - 1), 0)
+
+
+def trace(fn: Callable, *args) -> tuple[Traffic, list[Access]]:
+    """Meter `fn(*args)` and keep what each lane of its Triton kernels asked for, in order.
+
+    Args:
+        fn, args: as `measure` takes them; small inputs, since every access is kept.
+
+    Raises:
+        as `measure` does.
+    """
+    accesses = []
+
+    @functools.wraps(fn)
+    def watched(*args):
+        with runtime.observed(LaneRecorder(runtime.observer())) as recorder:
+            try:
+                return fn(*args)
+            finally:
+                accesses.extend(recorder.accesses)
+
+    return measure(watched, *args), accesses

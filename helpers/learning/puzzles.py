@@ -1,0 +1,153 @@
+"""Micro-puzzles: a kernel of a few lines to put right, run on a few numbers, its lanes drawn and the wrong ones red."""
+
+import inspect
+import linecache
+from collections import Counter
+
+import numpy as np
+import torch
+from triton.runtime.errors import InterpreterError
+
+from helpers.figures.blocks import KernelLine, Lanes, blocks_chart
+from helpers.figures.style import Chart
+from helpers.instruments.traffic.lanes import Access, trace
+from helpers.instruments.traffic.result import Traffic
+from helpers.learning.lines import Unquoted
+
+MOST_PROGRAMS = 16  # what a picture holds
+HAZARDS = {
+    "race": "two programs store to one element, and on a GPU either may be the last",
+    "out-of-bounds read": "lanes load what lies outside their tensor",
+    "out-of-bounds store": "lanes store outside their tensor",
+}
+
+
+def puzzle(kernel, programs: int, *inputs: torch.Tensor, wanted: torch.Tensor, **more) -> Chart | Unquoted:
+    """Run `kernel[(programs,)](*inputs, out, **more)` under the meter and say whether it is right.
+
+    Right means: `out`, poisoned with NaN, ends as `wanted`; no lane lies outside its tensor, no two programs store to
+    one element, each input is read once and `out` written once.
+
+    Args:
+        kernel: the reader's @triton.jit kernel.
+        programs: how many instances to launch.
+        inputs: its tensors, a few dozen elements each.
+        wanted: the right result.
+        more: what else the kernel takes, by name: sizes, strides, its constexprs.
+
+    Returns:
+        The picture, whose text begins with "Solved" or "Not yet"; one line where the kernel does not run.
+
+    Raises:
+        ValueError: more programs than a picture holds, or none.
+    """
+    if not 1 <= programs <= MOST_PROGRAMS:
+        raise ValueError(f"{programs} programs: a puzzle has 1 to {MOST_PROGRAMS}")
+    out = torch.full_like(wanted, torch.nan, memory_format=torch.contiguous_format)
+    try:
+        traffic, accesses = trace(_named(kernel, programs, more, len(inputs) + 1), *inputs, out)
+    except InterpreterError as error:
+        return Unquoted(f"Not yet: {error}")
+    tensors = dict(zip(kernel.arg_names, (*inputs, out), strict=False))
+    own = {name: owned(tensor) for name, tensor in tensors.items()}
+    name = kernel.arg_names[len(inputs)]
+    wrong_values = wrong_elements(out, wanted)
+    stored = {element for access in accesses if access.kind != "read" for element in access.elements[access.active]}
+    missing = frozenset(wrong_values - stored)
+    least = sum(tensor.nbytes for tensor in inputs) + wanted.nbytes
+    wrong = wrong_lanes(accesses, own, name, wrong_values, bool(traffic.bytes_total > least))
+    title, told = verdict(traffic, out, wanted, wrong_values, missing, least)
+    return blocks_chart(panels_of(accesses, wrong, own, name, missing), title, told)
+
+
+def _named(kernel, programs: int, more: dict, tensors: int):
+    """The launch as a function whose parameters are called as the kernel's are: so the meter calls the tensors."""
+
+    def launch(*tensors):
+        kernel[(programs,)](*tensors, **more)
+
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    launch.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in kernel.arg_names[:tensors]])
+    return launch
+
+
+def owned(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The places of a tensor's elements in memory, counted from its first."""
+    places = torch.zeros(tensor.shape, dtype=torch.int64)
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        places += (torch.arange(size) * stride).reshape(-1, *[1] * (tensor.dim() - axis - 1))
+    return tuple(sorted(set(places.flatten().tolist())))
+
+
+def wrong_elements(out: torch.Tensor, wanted: torch.Tensor) -> set[int]:
+    """The elements that are not within two roundings of what is wanted."""
+    near = torch.isclose(out.double(), wanted.double(), rtol=2 * torch.finfo(wanted.dtype).eps, atol=0)
+    return set((~near).flatten().nonzero().flatten().tolist())
+
+
+def wrong_lanes(accesses: list[Access], own: dict, out: str, wrong_values: set[int], again: bool) -> list[np.ndarray]:
+    """For each access, the lanes outside their tensor, those that store what another program stores, and those that
+    store a wrong value; with `again`, also those that read what has been read, or store what is stored once more."""
+    storing = {}
+    for access in accesses:
+        if access.kind == "write":
+            for element in access.elements[access.active]:
+                storing.setdefault((access.tensor, element), set()).add(access.program)
+    last = {
+        (access.tensor, element): number
+        for number, access in enumerate(accesses)
+        if access.kind == "write"
+        for element in access.elements[access.active]
+    }
+    read, found = Counter(), []
+    for number, access in enumerate(accesses):
+        wrong = ~np.isin(access.elements, own[access.tensor])
+        for lane, element in enumerate(access.elements):
+            key = access.tensor, element
+            if access.kind == "read":
+                wrong[lane] |= again and (read[key] > 0 or access.tensor == out)
+                read[key] += bool(access.active[lane])
+            elif access.kind == "write":
+                wrong[lane] |= len(storing.get(key, ())) > 1 or (access.tensor == out and element in wrong_values)
+                wrong[lane] |= again and last.get(key) != number
+        found.append(wrong & access.active)
+    return found
+
+
+def verdict(
+    traffic: Traffic, out: torch.Tensor, wanted: torch.Tensor, wrong: set[int], missing: frozenset[int], least: int
+) -> tuple[str, str]:
+    """(title, what more is to be said)."""
+    if traffic.hazards:
+        hazard = traffic.hazards[0]
+        return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", str(hazard)
+    per_element = f"{traffic.bytes_total / out.numel():.4g} B/element"
+    if missing:
+        return f"Not yet: {len(missing)} of {out.numel()} elements are stored by nobody", ""
+    if wrong:
+        first = min(wrong)
+        found, right = out.flatten()[first].item(), wanted.flatten()[first].item()
+        return f"Not yet: element {first} is {found:.6g}, {right:.6g} is right", f"It moves {per_element}."
+    if traffic.bytes_total > least:
+        enough = f"{least / out.numel():.4g} are enough"
+        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move what need not be moved."
+    return f"Solved: right values, every lane in its place, {per_element}", ""
+
+
+def panels_of(
+    accesses: list[Access], wrong: list[np.ndarray], own: dict, out: str, missing: frozenset[int]
+) -> list[KernelLine]:
+    """The lines of the kernel that load or store, in the order in which they first did."""
+    lines: dict[tuple, list[Lanes]] = {}
+    for access, red in zip(accesses, wrong, strict=True):
+        key = access.place, access.tensor, access.kind
+        lines.setdefault(key, []).append(Lanes(access.program[0], access.elements, access.active, red))
+    return [
+        KernelLine(
+            linecache.getline(*place).strip().split("  #")[0],
+            own[tensor],
+            missing if tensor == out and kind != "read" else frozenset(),
+            tuple(lanes),
+        )
+        for (place, tensor, kind), lanes in lines.items()
+    ]

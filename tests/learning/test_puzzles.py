@@ -1,0 +1,139 @@
+"""The lessons' micro-puzzles: as they stand none is solved, the answer that the lesson hides solves it; what is red."""
+
+import importlib.util
+import itertools
+import re
+from pathlib import Path
+
+import jupytext
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from helpers.learning import puzzle
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORTS = "import torch\nimport triton\nimport triton.language as tl\n\nfrom helpers.learning import puzzle\n\n"
+BLOCK_OF = "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)"
+# kernel -> (text in the cell, what stands there once it is solved); an empty one: the line is deleted.
+ANSWERS = {
+    "double_kernel": [("element = tl.arange(0, BLOCK)", f"element = {BLOCK_OF}")],
+    "sum_kernel": [("b = a", "b = tl.load(b_ptr + element)")],
+    "half_kernel": [("# <- a line here", "y = tl.maximum(y, 0.0)")],
+    "add_relu_kernel": [("tl.store(y_ptr + element, s)\n", "\n"), ("s = tl.load(y_ptr + element)", "")],
+    "mask_kernel": [("exists = element < BLOCK", "exists = element < elements")],
+    "block_sum_kernel": [("tl.store(y_ptr, tl.sum(x))", "tl.store(y_ptr + program, tl.sum(x))")],
+    "square_kernel": [("tl.load(x_ptr + element)", "tl.load(x_ptr + element).to(tl.float32)")],
+    "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
+}
+
+
+def puzzles():
+    """(lesson, kernel, cell, the markdown cell after it) of every puzzle in the lessons' sources."""
+    for path in sorted((ROOT / "source/lessons").glob("*.py")):
+        cells = jupytext.read(path, fmt="py:percent").cells
+        for cell, after in itertools.pairwise(cells):
+            found = re.search(r"^puzzle\((\w+),", cell.source, re.MULTILINE)
+            if cell.cell_type == "code" and found:
+                yield pytest.param(found[1], cell.source, after.source, id=f"{path.stem[:2]}-{found[1]}")
+
+
+def run(source: str, folder: Path, name: str) -> str:
+    """The text of what a cell that ends with a call of `puzzle` shows."""
+    path = folder / f"{name}.py"
+    path.write_text(IMPORTS + re.sub(r"^puzzle\(", "shown = puzzle(", source, flags=re.MULTILINE))
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return repr(module.shown)
+
+
+@pytest.mark.parametrize(("kernel", "cell", "after"), list(puzzles()))
+def test_a_puzzle_is_unsolved_as_it_stands_and_solved_by_the_answer_below_it(kernel, cell, after, tmp_path):
+    assert run(cell, tmp_path, f"{kernel}_before").startswith("Not yet")
+    solved = cell
+    for old, new in ANSWERS[kernel]:
+        assert solved.count(old) == 1
+        assert not new.strip() or f"<code>{new}</code>" in " ".join(after.split()), f"the answer is not {new}"
+        solved = solved.replace(old, new)
+    assert "<details><summary>Answer</summary>" in after
+    assert run(solved, tmp_path, f"{kernel}_after").startswith("Solved")
+
+
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, elements, step, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * step + tl.arange(0, BLOCK)
+    exists = element < elements
+    x = tl.load(x_ptr + element, mask=exists)
+    tl.store(y_ptr + element, x, mask=exists)
+
+
+@triton.jit
+def twice_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + element, tl.load(x_ptr + element) * tl.load(x_ptr + element))
+
+
+@triton.jit
+def broken_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BLOCK), x_ptr.no_such_thing)
+
+
+x = torch.arange(1.0, 11.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "beginning"),
+    [
+        ({"elements": 10, "step": 4}, "Solved: right values, every lane in its place, 8 B/element"),
+        ({"elements": 11, "step": 4}, "Not yet: lanes load what lies outside their tensor"),
+        ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements are stored by nobody"),
+        ({"elements": 10, "step": 3}, "Not yet: two programs store to one element"),
+    ],
+)
+def test_the_verdict_names_what_is_wrong_first(chosen, beginning):
+    assert repr(puzzle(copy_kernel, 3, x, wanted=x.clone(), BLOCK=4, **chosen)).startswith(beginning)
+
+
+def test_wrong_lanes_and_no_others_are_called_wrong():
+    text = repr(puzzle(copy_kernel, 3, x, wanted=x.clone(), elements=11, step=4, BLOCK=4))
+    load, store = text.split("tl.store(")[0], text.split("tl.store(")[1]
+    assert "program 1: 4-7; program 2: 8-10 (wrong: 10)" in load
+    assert "program 1: 4-7; program 2: 8-10 (wrong: 10)" in store
+
+
+def test_right_values_that_move_too_much_are_not_solved():
+    assert repr(puzzle(twice_kernel, 2, x[:8], wanted=x[:8] ** 2, BLOCK=4)).startswith(
+        "Not yet: right values, but 12 B/element, and 8 are enough"
+    )
+
+
+def test_a_wrong_value_is_named_with_the_right_one():
+    shown = repr(puzzle(copy_kernel, 3, x, wanted=2 * x, elements=10, step=4, BLOCK=4))
+    assert shown.startswith("Not yet: element 0 is 1, 2 is right\n  It moves 8 B/element.")
+
+
+def test_a_stride_is_drawn_where_the_view_lies_in_memory():
+    view = torch.arange(18.0).view(3, 6)[:, 1:5]
+    shown = repr(puzzle(copy_kernel, 3, view, wanted=view.clone(), elements=12, step=4, BLOCK=4))
+    assert "program 1: 4-7 (wrong: 4-5); program 2: 8-11 (wrong: 10-11)" in shown
+
+
+def test_a_kernel_that_does_not_run_is_told_in_one_line():
+    shown = repr(puzzle(broken_kernel, 1, x[:4], wanted=x[:4], BLOCK=4))
+    assert shown.startswith("Not yet: broken_kernel, line ")
+    assert "\n" not in shown
+
+
+def test_the_picture_has_a_box_a_lane_and_stays_inside_its_page():
+    chart = puzzle(copy_kernel, 3, x, wanted=x.clone(), elements=10, step=4, BLOCK=4)
+    assert [len(axes.patches) for axes in chart.figure.axes] == [10 + 12, 10 + 12]
+    box, (width, height) = chart.figure.get_tightbbox(), chart.figure.get_size_inches()
+    assert 0 <= box.x0 < box.x1 <= width
+    assert 0 <= box.y0 < box.y1 <= height
+
+
+def test_more_programs_than_a_picture_holds_are_refused():
+    with pytest.raises(ValueError, match="100 programs: a puzzle has 1 to 16"):
+        puzzle(copy_kernel, 100, x, wanted=x, elements=10, step=4, BLOCK=4)
