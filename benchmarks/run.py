@@ -33,7 +33,16 @@ import torch._functorch.config
 import triton
 from tqdm import tqdm
 
-from benchmarks import chains, free_flops, load_widths, occupancy_sweep, over_fusion
+from benchmarks import (
+    chains,
+    free_flops,
+    load_widths,
+    numbers_a_thread,
+    occupancy_sweep,
+    over_fusion,
+    strides,
+    ways_to_time,
+)
 from benchmarks.peers import peers
 from benchmarks.targets import TARGETS, Target
 from benchmarks.tried import TRIED
@@ -65,6 +74,9 @@ EXPERIMENTS = {
     "over_fusion": over_fusion.measure,
     "over_fusion_limited": over_fusion.measure_limited,
     "load_widths": load_widths.measure,
+    "numbers_a_thread": numbers_a_thread.measure,
+    "strides": strides.measure,
+    "ways_to_time": ways_to_time.measure,
 }
 
 
