@@ -9,6 +9,7 @@ __getattr__, __dir__ = room(
         "roofline": "Roofline Work levels",
         "operations": "OPERATIONS cost",
         "occupancy_calculator": "MAX_REGISTERS REGISTERS REGISTER_UNIT SUB_PARTITIONS WARP limits occupancy",
+        "cuda.kernel": "CudaKernel cuda_kernel",
         "resources": "Resources compile_for inspect_kernel",
         "sass": "disassemble",
         "traffic": "Traffic measure",

@@ -15,12 +15,17 @@ and for Triton kernels:
     and the same data loaded twice counts twice. Masked-off lanes and the part of a tensor descriptor's tile that lies
     outside its tensor count nothing. An atomic counts as a read and a write of every active lane.
 
+and for CUDA C++ (helpers.instruments.cuda):
+
+    A load or store of one warp counts each distinct byte once; an atomic as for Triton. Shared memory is counted apart,
+    in requests and wavefronts; local arrays and constant tables are not.
+
 These are the bytes requested of memory: no L1 or L2 cache is modelled. Distinct bytes (`unique_read`,
 `unique_written`) are what would move if every reuse were served by a cache; a GPU's DRAM traffic lies between the two,
 in units of 32-byte sectors. Storages are taken to start on a sector, as a GPU's allocations do.
 
-On a machine with a GPU, Triton launches are interpreted while metered; eager operators run where their tensors are.
-What torch.compile made runs uncompiled inside `measure`, and counts as such.
+On a machine with a GPU, Triton launches are interpreted and CUDA C++ is executed on the CPU while metered; eager
+operators run where their tensors are. What torch.compile made runs uncompiled inside `measure`, and counts as such.
 """
 
 import contextlib
@@ -30,7 +35,9 @@ from collections.abc import Callable
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from helpers.instruments.cuda import watching
 from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.traffic.cuda import CudaMeter
 from helpers.instruments.traffic.eager import EagerMeter
 from helpers.instruments.traffic.launches import TritonMeter
 from helpers.instruments.traffic.ledger import Ledger
@@ -63,7 +70,8 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
     ledger = Ledger()
     for name, tensor in _names(fn, args):
         ledger.name(tensor, name, given=True)
-    with runtime.observed(TritonMeter(ledger, _multiprocessors(device))), EagerMeter(ledger):
+    triton = TritonMeter(ledger, _multiprocessors(device))
+    with runtime.observed(triton), watching.observed(CudaMeter(ledger)), EagerMeter(ledger):
         result = fn(*args)
     for path, tensor in _leaves(result):
         ledger.name_result(tensor, f"result{path}")

@@ -216,5 +216,11 @@ class ByteSet:
             return byte_map
         return self._map
 
+    def marks(self) -> np.ndarray:
+        """One bool per byte of the storage, to mark touched bytes in."""
+        self._map = self.map()
+        self.low, self.high = 0, self.size
+        return self._map
+
     def __len__(self) -> int:
         return self.high - self.low if self._map is None else int(np.count_nonzero(self._map))

@@ -10,8 +10,11 @@ import torch
 class Hazard:
     """The first of its kind at one line of a kernel.
 
-    kind: "out-of-bounds read", "out-of-bounds store", "out-of-bounds atomic", "uninitialised read" or "race".
-    where: the tensor and the first such element; program: the program instance; elements: how many in this access.
+    kind: "out-of-bounds read", "out-of-bounds store", "out-of-bounds atomic", "uninitialised read" or "race"; of CUDA
+        C++ also "misaligned read", "misaligned store", "barrier not reached by all threads", "wrong mask" and "shuffle
+        from an absent lane".
+    where: the tensor and the first such element; program: the program instance, in CUDA C++ the block; elements: how
+        many in this access; thread: in CUDA C++, the first such thread of the block.
     """
 
     kind: str
@@ -21,6 +24,7 @@ class Hazard:
     where: str
     program: tuple[int, int, int]
     elements: int
+    thread: tuple[int, int, int] | None = None
 
     @property
     def source(self) -> str:
@@ -28,6 +32,11 @@ class Hazard:
 
     def __str__(self):
         kind = "race for" if self.kind == "race" else f"{self.kind} of"
+        if self.thread is not None:
+            return (
+                f"{self.kind}: {self.where}: {self.kernel}, line {self.line}, `{self.source}`, thread {self.thread} of "
+                f"block {self.program}" + (f", {self.elements} in all" if self.elements > 1 else "")
+            )
         count = f"{self.elements} element{'s' * (self.elements != 1)}"
         return (
             f"{kind} {self.where}: {self.kernel}, line {self.line}, `{self.source}`, "

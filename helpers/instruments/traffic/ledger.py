@@ -26,11 +26,16 @@ class Line(Moved):
     """Bytes requested by one line of source.
 
     `requests` counts warps' worth of lanes (32 elements with at least one active) of a Triton kernel's loads, stores
-    and atomics, `request_sectors` the 32-byte sectors of each. Eager operators have none.
+    and atomics, `request_sectors` the 32-byte sectors of each. Eager operators have none. Of CUDA C++ alone:
+    `shared_requests` to shared memory, one a warp; `shared_wavefronts` that serve them, `bank_conflicts` of which are
+    more than as many bytes without a conflict would have taken.
     """
 
     requests: int = 0
     request_sectors: int = 0
+    shared_requests: int = 0
+    shared_wavefronts: int = 0
+    bank_conflicts: int = 0
 
     @property
     def sectors_per_request(self) -> float | None:

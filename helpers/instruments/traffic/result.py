@@ -20,12 +20,15 @@ class Traffic:
     launches: eager operators and Triton launches that did work; atomics: lanes of atomic operations.
     unique_read, unique_written: distinct bytes over the whole call.
     sectors_read, sectors_written: 32-byte sectors, summed over program instances' loads and stores, and operators.
+    shared_requests, shared_wavefronts, bank_conflicts: of CUDA C++, see Line; 0 for Triton, whose compiler lays out
+        shared memory itself.
     by_tensor: name -> Moved; "outside" is what lay outside every tensor of a launch.
     by_line: (file, line) -> Line, of the kernel's source, or of the line that called an eager operator.
     by_launch: (name, Moved) of each launch, in order.
-    hazards: out-of-bounds accesses, uninitialised reads and races of the Triton kernels. Initial contents are known of
-        tensors that the call itself allocates. A race is two program instances storing to one byte; an instance that
-        used an atomic before is taken to hold a lock.
+    hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; of CUDA C++ also what Hazard lists.
+        Initial contents are known of tensors that the call itself allocates. A race is two program instances storing
+        to one byte; an instance that used an atomic before is taken to hold a lock. In CUDA C++ it is two threads of a
+        block at one byte of shared memory, one of them writing, with no barrier between.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: what the function returned.
     """
@@ -38,6 +41,9 @@ class Traffic:
     unique_read: int
     unique_written: int
     atomics: int
+    shared_requests: int
+    shared_wavefronts: int
+    bank_conflicts: int
     by_tensor: dict[str, Moved]
     by_line: dict[tuple[str, int], Line]
     by_launch: tuple[tuple[str, Moved], ...]
@@ -58,6 +64,9 @@ class Traffic:
             unique_read=sum(len(storage.read) for storage in ledger.storages.values()),
             unique_written=sum(len(storage.written) for storage in ledger.storages.values()),
             atomics=ledger.atomics,
+            shared_requests=sum(line.shared_requests for line in ledger.lines.values()),
+            shared_wavefronts=sum(line.shared_wavefronts for line in ledger.lines.values()),
+            bank_conflicts=sum(line.bank_conflicts for line in ledger.lines.values()),
             by_tensor=ledger.by_tensor(),
             by_line=ledger.lines,
             by_launch=tuple(ledger.launches),

@@ -1,0 +1,1 @@
+"""CUDA C++ compiled by NVIDIA's compiler, launched on a GPU or executed on the CPU."""

@@ -1,0 +1,248 @@
+"""Loads, stores and atomics of PTX, in every memory space, checked before memory is touched."""
+
+import numpy as np
+
+from helpers.instruments.cuda.memory import LOCAL_WINDOW, SHARED_WINDOW, UNSIGNED
+from helpers.instruments.cuda.operation import DTYPES, unknown
+from helpers.instruments.cuda.ptx import PtxInstruction, Register, Vector
+from helpers.instruments.cuda.warp import everyone, store, value
+
+SPACES = ("global", "shared", "local", "const")
+# Order, scope and caching change when others see an access, not what it reads or writes.
+_IGNORED = {
+    "nc", "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys", "ca", "cg", "cs", "cv",
+    "lu", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
+    "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "noftz",
+}  # fmt: skip
+_WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
+
+
+def space_of(modifiers) -> tuple[str, list[str]]:
+    """("global", ..., or "generic"), and the modifiers that are left and not merely about caching."""
+    rest = [modifier for modifier in modifiers if modifier not in _IGNORED]
+    space = "generic"
+    if rest and rest[0].split("::")[0] in SPACES:
+        space = rest.pop(0).split("::")[0]
+    return space, rest
+
+
+class Place:
+    """Where an instruction reads or writes: the same for a load, a store, an atomic."""
+
+    def __init__(self, decoder, instruction: PtxInstruction, operand, space: str, nbytes: int):
+        self._base, self._offset = decoder.address(operand)
+        self._line, self._space, self._nbytes = instruction.line, space, nbytes
+
+    def resolve(self, machine, threads, kind: str):
+        """For each memory space at hand: (threads, memory by item size -> array, byte offsets), all within bounds.
+
+        kind: "read", "write" or "atomic".
+        """
+        here = everyone(machine, threads)
+        base = value(machine, self._base, threads, here.size)
+        addresses = base.astype(np.uint64) + np.uint64(self._offset % (1 << 64))
+        space = self._space
+        if space in ("global", "const"):
+            yield from machine.global_access(kind, self._line, threads, here, addresses, self._nbytes)
+        elif space == "shared":
+            yield from machine.shared_access(kind, self._line, threads, here, addresses, self._nbytes)
+        elif space == "local":
+            yield from machine.local_access(kind, self._line, threads, here, addresses, self._nbytes)
+        else:
+            for window, access in (
+                (addresses >= LOCAL_WINDOW, machine.local_access),
+                ((addresses >= SHARED_WINDOW) & (addresses < LOCAL_WINDOW), machine.shared_access),
+                (addresses < SHARED_WINDOW, machine.global_access),
+            ):
+                if window.all():
+                    yield from access(kind, self._line, threads, here, _within(addresses), self._nbytes)
+                    return
+                if window.any():
+                    chosen = here[window]
+                    yield from access(kind, self._line, chosen, chosen, _within(addresses[window]), self._nbytes)
+
+
+def _within(addresses):
+    """Without the window's own bits."""
+    return addresses & np.uint64(SHARED_WINDOW - 1)
+
+
+def _load(decoder, instruction: PtxInstruction):
+    space, rest = space_of(instruction.modifiers)
+    *vector, type = rest
+    target, source = instruction.operands
+    targets = target.parts if isinstance(target, Vector) else (target,)
+    if vector not in ([], [f"v{len(targets)}"]):
+        unknown()
+    size = DTYPES[type].itemsize
+    place = Place(decoder, instruction, source, space, size * len(targets))
+    signed = type[0] == "s"
+    outs = [part and (("s" if signed else "u") + part.kind, part.slot) for part in targets]
+
+    def step(machine, threads):
+        for here, memory, offsets in place.resolve(machine, threads, "read"):
+            index = offsets >> (size.bit_length() - 1)
+            for number, out in enumerate(outs):
+                if out is not None:
+                    data = memory[size][index + number if number else index]
+                    store(machine, out, here, data.view(f"i{size}") if signed else data)
+
+    return step
+
+
+def _store(decoder, instruction: PtxInstruction):
+    space, rest = space_of(instruction.modifiers)
+    *vector, type = rest
+    target, source = instruction.operands
+    sources = source.parts if isinstance(source, Vector) else (source,)
+    if vector not in ([], [f"v{len(sources)}"]):
+        unknown()
+    size = DTYPES[type].itemsize
+    place = Place(decoder, instruction, target, space, size * len(sources))
+    raw = f"u{8 * size}"
+    keys = [decoder.key(part, raw if isinstance(part, Register) else type) for part in sources]
+    keys = [key if isinstance(key, tuple) else key.view(UNSIGNED[size]) for key in keys]
+
+    def step(machine, threads):
+        for here, memory, offsets in place.resolve(machine, threads, "write"):
+            index = offsets >> (size.bit_length() - 1)
+            for number, key in enumerate(keys):
+                data = key if not isinstance(key, tuple) else value(machine, key, here, index.size)
+                memory[size][index + number if number else index] = data
+
+    return step
+
+
+_UPDATE = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def _one_by_one(how: str, dtype: np.dtype):
+    """new value = f(old, b, c)."""
+    if how in _UPDATE:
+        return lambda old, b, c: _UPDATE[how](old, b)
+    return {
+        "exch": lambda old, b, c: b,
+        "cas": lambda old, b, c: np.where(old == b, c, old),
+        "inc": lambda old, b, c: np.where(old >= b, dtype.type(0), old + dtype.type(1)),
+        "dec": lambda old, b, c: np.where((old == 0) | (old > b), b, old - dtype.type(1)),
+    }[how]
+
+
+def _atomic(decoder, instruction: PtxInstruction):
+    space, rest = space_of(instruction.modifiers)
+    how, type = rest
+    operands = list(instruction.operands)
+    target = operands.pop(0) if instruction.opcode == "atom" else None
+    dtype = DTYPES[type]
+    size = dtype.itemsize * (2 if type.endswith("x2") else 1)
+    place = Place(decoder, instruction, operands[0], space, size)
+    raw = f"u{8 * size}"
+    keys = [decoder.key(operand, type if not type.endswith("x2") else raw) for operand in operands[1:]]
+    out = (raw, target.slot) if target is not None else None
+    update = _one_by_one(how, dtype)
+
+    def step(machine, threads):
+        for here, memory, offsets in place.resolve(machine, threads, "atomic"):
+            index = offsets >> (size.bit_length() - 1)
+            values = [value(machine, key, here, index.size) for key in keys]
+            b, c = values if len(values) == 2 else (values[0], values[0])
+            bits = memory[size]
+            old = np.empty(index.size, bits.dtype)
+            for turn in _turns(index):
+                before = bits[index[turn]]
+                old[turn] = before
+                after = np.asarray(
+                    update(
+                        before.view(dtype),
+                        np.ascontiguousarray(b[turn]).view(dtype),
+                        np.ascontiguousarray(c[turn]).view(dtype),
+                    )
+                )
+                bits[index[turn]] = np.ascontiguousarray(after.astype(dtype)).view(bits.dtype)
+            if out is not None:
+                store(machine, out, here, old)
+
+    def added_at_once(machine, threads):
+        for here, memory, offsets in place.resolve(machine, threads, "atomic"):
+            index = offsets >> (size.bit_length() - 1)
+            _UPDATE[how].at(memory[size].view(dtype), index, value(machine, keys[0], here, index.size))
+
+    alone = out is None and how in _UPDATE and dtype.kind in "iuf" and not type.endswith("x2")
+    return added_at_once if alone and dtype.itemsize >= 4 else step
+
+
+def _turns(index: np.ndarray):
+    """Lanes in groups of which each has an address to itself: those that come first, those that come second, ..."""
+    order = np.argsort(index, kind="stable")
+    ranked = index[order]
+    first = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
+    rank = np.arange(index.size) - np.repeat(first, np.diff(np.append(first, index.size)))
+    if not rank.any():
+        return [slice(None)]
+    by_rank = np.argsort(rank, kind="stable")
+    ends = np.cumsum(np.bincount(rank))
+    return np.split(order[by_rank], ends[:-1])
+
+
+def _copy(decoder, instruction: PtxInstruction):
+    """cp.async: from global to shared memory; done at once here."""
+    modifiers = [modifier for modifier in instruction.modifiers if modifier not in _IGNORED]
+    if modifiers[:1] != ["async"]:
+        unknown()
+    if modifiers[1] in ("commit_group", "wait_group", "wait_all"):
+        return None
+    if modifiers[1:] not in (["shared", "global"], ["shared::cta", "global"]):
+        unknown()
+    target, source, size, *filled = instruction.operands
+    if len(filled) > 1:
+        unknown()
+    nbytes = size.bits
+    to = Place(decoder, instruction, target, "shared", nbytes)
+    origin = Place(decoder, instruction, source, "global", nbytes)
+    wanted = decoder.key(filled[0], "u32") if filled else np.uint32(nbytes)
+
+    def step(machine, threads):
+        here = everyone(machine, threads)
+        data = np.zeros((machine.threads, nbytes // 4), np.uint32)
+        asked = value(machine, wanted, threads, here.size)
+        reading = here[asked > 0]
+        if reading.size:
+            for these, memory, offsets in origin.resolve(machine, reading, "read"):
+                chosen = everyone(machine, these)
+                words = memory[4][(offsets >> 2)[:, None] + np.arange(nbytes // 4)]
+                kept = np.arange(nbytes // 4) * 4 < asked[np.searchsorted(here, chosen)][:, None]
+                data[chosen] = np.where(kept, words, np.uint32(0))
+        for these, memory, offsets in to.resolve(machine, threads, "write"):
+            memory[4][(offsets >> 2)[:, None] + np.arange(nbytes // 4)] = data[everyone(machine, these)]
+
+    return step
+
+
+def address_space(decoder, instruction: PtxInstruction):
+    """cvta and isspacep."""
+    if instruction.opcode == "isspacep":
+        space = instruction.modifiers[0].split("::")[0]
+
+        def inside(address):
+            if space == "global":
+                return np.asarray(address) < SHARED_WINDOW
+            if space not in _WINDOW:
+                return np.zeros(np.shape(address), bool)
+            window = np.uint64(_WINDOW[space])
+            return (np.asarray(address) & np.uint64(SHARED_WINDOW | LOCAL_WINDOW)) == window
+
+        return decoder.elementwise(instruction, inside, "pred", ("u64",))
+    *to, space, type = instruction.modifiers
+    space = space.split("::")[0]
+    if to not in ([], ["to"]) or space not in (*SPACES, "param"):
+        unknown()
+    window = np.uint64(_WINDOW.get(space, 0))
+    if to:
+        return decoder.elementwise(instruction, lambda address: address & ~window, type, (type,))
+    return decoder.elementwise(instruction, lambda address: address | window, type, (type,))
+
+
+BUILDERS = {"ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic, "cp": _copy}

@@ -1,0 +1,147 @@
+"""CUDA C++ compiled by NVIDIA's own NVRTC, which asks for no GPU."""
+
+import functools
+import hashlib
+import importlib.util
+import io
+import linecache
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from cuda.bindings import nvrtc
+from cuda.core import Program, ProgramOptions
+
+from helpers.instruments.devices import DEVICES, Device
+
+STANDARD = "c++17"
+# As <math.h> gives them to nvcc; NVRTC has no such header.
+MACROS = [("INFINITY", "__int_as_float(0x7f800000)"), ("NAN", "__int_as_float(0x7fffffff)")]
+# NVRTC 13 starts at compute capability 7.5.
+OLDEST = (7, 5)
+# By any spelling that the preprocessor takes, comments between included; a line continued with \ is joined first.
+_INCLUDE = re.compile(
+    r"(?:\#|%:|\?\?=)(?:\s|/\*.*?\*/)*(?:include(?:_next)?|import|embed)\b(?:\s|/\*.*?\*/)*(<[^>\n]*>|[^\n]*)",
+    re.DOTALL,
+)
+
+
+class CompileError(ValueError):
+    """The compiler refused the source; its messages, with the lines that they speak of."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """ptx and cubin of one compilation; entry: the kernel's mangled name; log: what `ptxas -v` said of it.
+
+    file: what linecache knows the source by.
+    """
+
+    entry: str
+    ptx: str
+    cubin: bytes
+    log: str
+    file: str
+
+
+def compile_source(source: str, name: str, device: Device, options: Mapping) -> Compiled:
+    """Compile `source` and pick the kernel `name`, such as "add" or "softmax<float, 4>".
+
+    Raises:
+        CompileError: the source is not valid CUDA C++, holds no such kernel, or includes what is not NVIDIA's.
+        ValueError: NVRTC cannot compile for the device.
+    """
+    capability = device.compute_capability
+    if capability is None or capability < OLDEST:
+        known = ", ".join(each.name for each in DEVICES.values() if (each.compute_capability or (0, 0)) >= OLDEST)
+        raise ValueError(f"NVRTC cannot compile for {device.name}: choose from {known}")
+    return _compile(source, name, capability, tuple(sorted(options.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _compile(source: str, name: str, capability: tuple[int, int], options: tuple) -> Compiled:
+    check_includes(source)
+    file = re.match(r"\w*", name)[0] + ".cu"
+    major, minor = capability
+    settings = {
+        "std": STANDARD,
+        "lineinfo": True,
+        "ptxas_options": "-v",
+        "include_path": include_folders(),
+        "define_macro": MACROS,
+        **dict(options),
+    }
+    try:
+        chosen = ProgramOptions(name=file, arch=f"sm_{major}{minor}", **settings)
+    except TypeError as error:
+        raise ValueError(f"options are fields of cuda.core.ProgramOptions: {error}") from None
+    log = io.StringIO()
+    program = Program(source, "c++", chosen)
+    try:
+        code = program.compile("cubin", name_expressions=(name,), logs=log)
+    except Exception as error:  # cuda-core has an error of its own in each release
+        raise CompileError(_marked(str(error), source, file, name)) from None
+    entry = code.symbol_mapping[name]
+    entry = entry.decode() if isinstance(entry, bytes) else entry
+    _, size = nvrtc.nvrtcGetPTXSize(program.handle)
+    text = b" " * size
+    nvrtc.nvrtcGetPTX(program.handle, text)
+    ptx = re.sub(r'(\.file\s+\d+\s+")[^"]*?([^"/]*")', r"\1\2", text.decode().rstrip("\0"))
+    if f".entry {entry}" not in ptx:
+        raise CompileError(f"{name} is a function, not a kernel: declare it `__global__ void {name}(...)`")
+    said = re.split(r"(?=Compiling entry function)", log.getvalue())
+    mine = next((part for part in said if f"'{entry}'" in part), "")
+    return Compiled(entry, ptx, bytes(code.code), mine, _remember(file, source))
+
+
+def _remember(file: str, source: str) -> str:
+    """Let linecache show lines of the source, under a name of its own."""
+    key = f"<{file} {hashlib.sha256(source.encode()).hexdigest()[:8]}>"
+    linecache.cache[key] = (len(source), None, source.splitlines(keepends=True), key)
+    return key
+
+
+@functools.cache
+def include_folders() -> list[str]:
+    """Where NVIDIA's headers lie: CUDA's own with Triton, `cuda/std` and `nv/target` in their package or toolkit."""
+    folders = [Path(triton.__file__).parent / "backends/nvidia/include"]
+    package = importlib.util.find_spec("nvidia")
+    roots = [Path(root) / "cu13/include" for root in (package.submodule_search_locations if package else ())]
+    for root in [*roots, Path("/usr/local/cuda/include")]:
+        folders += [folder for folder in (root / "cccl", root) if folder.is_dir()]
+    return [str(folder) for folder in folders]
+
+
+def check_includes(source: str) -> None:
+    """Whether every #include names a header of NVIDIA's own, in angle brackets.
+
+    Raises:
+        CompileError: one does not. Directives within comments and strings count too: text cannot hide one.
+    """
+    for match in _INCLUDE.finditer(re.sub(r"\\[ \t]*\r?\n", "", source)):
+        name = match[1].strip()
+        header = name[1:-1] if re.fullmatch(r"<[\w./]+>", name) and ".." not in name else None
+        if (
+            header is None
+            or header.startswith("/")
+            or not any((Path(folder) / header).is_file() for folder in include_folders())
+        ):
+            raise CompileError(f"`#include {name[:60]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h>")
+
+
+def _marked(message: str, source: str, file: str, name: str) -> str:
+    """NVRTC's log, and the line of the reader's source that its first error is about."""
+    log = message.split("compilation log:", 1)[-1].strip() or message
+    log = log.removesuffix("\0").strip()
+    place = re.search(rf"{re.escape(file)}\((\d+)\): (?:catastrophic )?error", log)
+    if not place:
+        return f"{name} does not compile:\n{log}"
+    number = int(place[1])
+    lines = source.splitlines()
+    shown = [
+        f"{'>' if at == number else ' '} {at:>4} | {lines[at - 1]}"
+        for at in range(max(1, number - 2), min(len(lines), number + 1) + 1)
+    ]
+    return "\n".join([f"{name} does not compile:", log, "", *shown])

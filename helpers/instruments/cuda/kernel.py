@@ -1,0 +1,326 @@
+"""`cuda_kernel`: a string of CUDA C++ as a function of tensors, with a GPU or without.
+
+    add = cuda_kernel(source, "add")
+    add.resources.registers
+    add[blocks, threads](x, y, out, n)
+
+With a GPU the kernel runs there, on PyTorch's stream. Without one, or while `measure` watches, the PTX that NVRTC wrote
+is executed on the CPU (machine.py); an instruction that is not covered is refused by name. What differs from a GPU:
+
+    approximate instructions    ex2, lg2, sin, cos, tanh, rsqrt .approx and division .full are rounded once from fp64
+    mma                         sums in fp64, rounded once at the end
+    NaN                         is NaN, with other bits
+    atomics on floats           in the order of threads, one of those that a GPU may choose
+    cp.async                    copies at once; a wait that is missing is not seen
+    blocks                      run a few at a time: one must not wait for another that comes much later
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from helpers.instruments.cuda import watching
+from helpers.instruments.cuda.compile import Compiled, compile_source
+from helpers.instruments.cuda.decode import Decoder
+from helpers.instruments.cuda.machine import Machine
+from helpers.instruments.cuda.memory import GlobalMemory
+from helpers.instruments.cuda.operation import DTYPES
+from helpers.instruments.cuda.ptx import Program, parse
+from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.occupancy_calculator import WARP, limits
+from helpers.instruments.resources import Resources
+
+MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+_ELEMENTS = {
+    "float": torch.float32, "float2": torch.float32, "float4": torch.float32, "double": torch.float64,
+    "double2": torch.float64, "int": torch.int32, "int2": torch.int32, "int4": torch.int32, "char": torch.int8,
+    "signed char": torch.int8, "unsigned char": torch.uint8, "short": torch.int16, "long long": torch.int64,
+    "int32_t": torch.int32, "int64_t": torch.int64, "int8_t": torch.int8, "uint8_t": torch.uint8,
+    "bool": torch.bool, "__half": torch.float16, "half": torch.float16, "__half2": torch.float16,
+    "half2": torch.float16, "__nv_bfloat16": torch.bfloat16, "__nv_bfloat162": torch.bfloat16,
+}  # fmt: skip
+
+
+def cuda_kernel(
+    source: str, name: str, device: str | Device = "H100", options: Mapping[str, Any] | None = None
+) -> "CudaKernel":
+    """Compile a kernel of CUDA C++ (C++17) for `device`; nothing runs.
+
+    Args:
+        source: the text; NVIDIA's own headers may be included, such as <cuda_bf16.h>, <cooperative_groups.h>.
+        name: of the `__global__` function; of a template with its arguments, "softmax<256>".
+        device: a name in DEVICES, or a Device; compute capability 7.5 or later.
+        options: of NVRTC, as fields of cuda.core.ProgramOptions: {"use_fast_math": True, "max_register_count": 32}.
+
+    Raises:
+        CompileError: the source does not compile; a ValueError with NVRTC's log and the line marked.
+        ValueError: an unknown device or option, or one that NVRTC cannot compile for.
+    """
+    device = device if isinstance(device, Device) else DEVICES[device]
+    return CudaKernel(source, name, device, dict(options or {}))
+
+
+class DeclaredParameter:
+    """One parameter as the source declares it: its name and, where the text says, the dtype that it points to."""
+
+    def __init__(self, name: str, declared: str):
+        self.name = name
+        self.pointer = "*" in declared
+        plain = re.sub(
+            r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|[*&]|\[\]", " ", declared
+        )
+        self.dtype = _ELEMENTS.get(" ".join(plain.split())) if self.pointer else None
+
+
+class CudaKernel:
+    """A compiled kernel; `kernel[grid, block](...)` or `kernel[grid, block, dynamic_shared_bytes](...)` launches it."""
+
+    def __init__(self, source: str, name: str, device: Device, options: dict):
+        self.source, self.name, self.device, self._options = source, name, device, options
+        self._compiled = self.compiled_for(device)
+
+    def compiled_for(self, device: Device) -> Compiled:
+        return compile_source(self.source, self.name, device, self._options)
+
+    @property
+    def file(self) -> str:
+        """What linecache and `by_line` know the source by."""
+        return self._compiled.file
+
+    @property
+    def ptx(self) -> str:
+        return self._compiled.ptx
+
+    @cached_property
+    def program(self) -> Program:
+        return parse(self._compiled.ptx, self._compiled.entry)
+
+    @cached_property
+    def parameters(self) -> list[DeclaredParameter]:
+        """As the source declares them; named by number where the text cannot be read."""
+        function = re.match(r"[\w:]+", self.name)[0].split("::")[-1]
+        count = len(self.program.parameters)
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", self.source, flags=re.DOTALL)
+        found = re.search(rf"__global__[^;{{}}]*?\b{function}\s*\(([^)]*)\)", text)
+        declared = _split(found[1]) if found else []
+        if len(declared) != count:
+            return [DeclaredParameter(f"argument {place}", "") for place in range(count)]
+        return [
+            DeclaredParameter(re.findall(r"\w+", each)[-1], each[: each.rindex(re.findall(r"\w+", each)[-1])])
+            for each in declared
+        ]
+
+    @cached_property
+    def resources(self) -> Resources:
+        """Registers, spills, shared memory, SASS, PTX, for a block of the size in __launch_bounds__, or of 1024."""
+        return self.resources_for(self.largest_block)
+
+    @property
+    def largest_block(self) -> int:
+        """The threads that __launch_bounds__ allows a block, or 1024."""
+        bound = re.search(rf"\.entry {re.escape(self._compiled.entry)}\s*\([^)]*\)\s*\.maxntid (\d+)", self.ptx)
+        return int(bound[1]) if bound else MAX_THREADS
+
+    def resources_for(self, threads: int, dynamic_shared_memory: int = 0) -> Resources:
+        """The same, for blocks of `threads` threads and `dynamic_shared_memory` bytes: what occupancy depends on."""
+        log = self._compiled.log
+
+        def logged(pattern: str) -> int:
+            return sum(map(int, re.findall(pattern, log)))
+
+        return Resources(
+            kernel=self.name,
+            device=self.device,
+            registers=logged(r"Used (\d+) registers"),
+            spill_stores=logged(r"(\d+) bytes spill stores"),
+            spill_loads=logged(r"(\d+) bytes spill loads"),
+            stack=logged(r"(\d+) bytes stack frame"),
+            static_shared_memory=logged(r"(\d+) bytes smem"),
+            dynamic_shared_memory=dynamic_shared_memory,
+            barriers=logged(r"used (\d+) barriers"),
+            num_warps=-(-threads // WARP),
+            ptx=self.ptx,
+            cubin=self._compiled.cubin,
+        )
+
+    @property
+    def log(self) -> str:
+        """What `ptxas -v` said of the kernel."""
+        return self._compiled.log.strip()
+
+    def __getitem__(self, configuration) -> "CudaLaunch":
+        if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 3:
+            raise TypeError(
+                f"{self.name}: launch as kernel[grid, block](...) or kernel[grid, block, shared_bytes](...)"
+            )
+        grid, block, *shared = configuration
+        return CudaLaunch(
+            self, _sizes(self.name, "grid", grid, MAX_GRID), _sizes(self.name, "block", block, MAX_BLOCK), *shared
+        )
+
+    def __repr__(self):
+        return f"<CUDA kernel {self.name} for {self.device.name}>"
+
+
+def _split(text: str) -> list[str]:
+    """Parameters, at the commas outside of brackets."""
+    parts, depth, part = [], 0, ""
+    for character in text:
+        depth += (character in "<([") - (character in ">)]")
+        if character == "," and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+    return [each.strip() for each in [*parts, part] if each.strip() not in ("", "void")]
+
+
+def _sizes(name: str, what: str, given, most) -> tuple[int, int, int]:
+    sizes = (*given, 1, 1)[:3] if isinstance(given, tuple | list) else (given, 1, 1)
+    if not all(isinstance(size, int) and 1 <= size <= limit for size, limit in zip(sizes, most, strict=True)):
+        raise ValueError(f"{name}: a {what} is 1 to 3 sizes from 1 to {most}, got {given}")
+    if what == "block" and int(np.prod(sizes)) > MAX_THREADS:
+        raise ValueError(f"{name}: a block has at most {MAX_THREADS} threads, got {sizes}")
+    return sizes
+
+
+@dataclass(frozen=True)
+class CudaLaunch:
+    """A kernel with its grid and block; call it with the arguments of the C++ function: tensors and numbers."""
+
+    kernel: CudaKernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_shared_memory: int = 0
+
+    @property
+    def __name__(self) -> str:
+        return self.kernel.name
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        names = [re.sub(r"\W", "_", parameter.name) for parameter in self.kernel.parameters]
+        return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names])
+
+    @property
+    def resources(self) -> Resources:
+        """What this launch needs of the device."""
+        return self.kernel.resources_for(int(np.prod(self.block)), self.dynamic_shared_memory)
+
+    def __call__(self, *arguments) -> None:
+        """CudaLaunch.
+
+        Raises:
+            TypeError: the arguments do not fit the parameters.
+            ValueError: the block is larger than __launch_bounds__, or needs more shared memory than the device has.
+            NotImplementedError: without a GPU, an instruction that the executor does not cover.
+            RuntimeError: without a GPU, an access out of bounds or misaligned, a barrier or a shuffle that not all
+                threads reach, or a kernel without an end.
+        """
+        self._check()
+        arguments = self._checked(arguments)
+        on_gpu = any(isinstance(argument, torch.Tensor) and argument.is_cuda for argument in arguments)
+        if on_gpu and watching.observer() is None:
+            from helpers.instruments.cuda.gpu import launch  # only where there is one
+
+            launch(self, arguments)
+            return
+        on_host = [argument.cpu() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+        self._execute(on_host, arguments)
+        for host, original in zip(on_host, arguments, strict=True):
+            if host is not original:
+                original.copy_(host)
+
+    def _check(self) -> None:
+        kernel, threads = self.kernel, int(np.prod(self.block))
+        if threads > kernel.largest_block:
+            raise ValueError(f"{kernel.name} has __launch_bounds__({kernel.largest_block}), got a block of {threads}")
+        most = limits(kernel.device.compute_capability).shared_memory_per_block
+        used = self.resources.shared_memory
+        if used > most:
+            raise ValueError(
+                f"{kernel.name} needs {used} B of shared memory; {kernel.device.name} has {most} B a block"
+            )
+
+    def _checked(self, arguments) -> tuple:
+        kernel = self.kernel
+        declared = list(kernel.program.parameters.values())
+        if len(arguments) != len(declared):
+            names = ", ".join(parameter.name for parameter in kernel.parameters)
+            raise TypeError(f"{kernel.name}({names}) takes {len(declared)} arguments, got {len(arguments)}")
+        for argument, type, parameter in zip(arguments, declared, kernel.parameters, strict=True):
+            where = f"{kernel.name}: {parameter.name}"
+            if isinstance(argument, torch.Tensor):
+                if type.type not in ("u64", "b64"):
+                    raise TypeError(f"{where} is a number ({type.type}), got a tensor")
+                if parameter.dtype is not None and argument.dtype != parameter.dtype:
+                    raise TypeError(f"{where} points to {parameter.dtype}, got a tensor of {argument.dtype}")
+            elif parameter.pointer:
+                raise TypeError(f"{where} is a pointer: pass a tensor, got {argument!r}")
+            elif not isinstance(argument, bool | int | float | np.generic) or type.type not in DTYPES or type.size > 8:
+                raise TypeError(f"{where} takes a number ({type.type}), got {_kind(argument)}")
+        return arguments
+
+    def parameter_bytes(self, values) -> bytes:
+        """The arguments as the kernel finds them in memory: addresses and numbers."""
+        declared = list(self.kernel.program.parameters.values())
+        block = bytearray(declared[-1].offset + declared[-1].size if declared else 0)
+        for value, parameter in zip(values, declared, strict=True):
+            dtype = DTYPES[parameter.type]
+            if dtype.kind in "iu" and isinstance(value, float):
+                raise TypeError(
+                    f"{self.kernel.name}: a parameter of type {parameter.type} takes a whole number, got {value}"
+                )
+            number = np.array(value % (1 << 8 * dtype.itemsize) if dtype.kind == "u" else value).astype(dtype)
+            block[parameter.offset : parameter.offset + parameter.size] = number.tobytes()
+        return bytes(block)
+
+    def _execute(self, arguments, originals) -> None:
+        kernel, program = self.kernel, self.kernel.program
+        memory = GlobalMemory()
+        values = [
+            memory.tensor(parameter.name, argument) if isinstance(argument, torch.Tensor) else argument
+            for argument, parameter in zip(arguments, kernel.parameters, strict=True)
+        ]
+        symbols = {name: parameter.offset for name, parameter in program.parameters.items()}
+        sizes = {"shared": 0, "local": 0}
+        dynamic = []
+        for name, variable in program.variables.items():
+            if variable.space in ("global", "const"):
+                symbols[name] = memory.variable(name, variable.initial)
+            elif variable.space == "shared" and not variable.size:
+                dynamic.append(name)
+            else:
+                start = -(-sizes[variable.space] // variable.align) * variable.align
+                symbols[name], sizes[variable.space] = start, start + variable.size
+        start = -(-sizes["shared"] // 16) * 16 if dynamic else sizes["shared"]
+        symbols |= dict.fromkeys(dynamic, start)
+        special = {
+            f"%{name}.{axis}": size[place]
+            for name, size in (("ntid", self.block), ("nctaid", self.grid))
+            for place, axis in enumerate("xyz")
+        }
+        special["%dynamic_smem_size"] = self.dynamic_shared_memory
+        special["%nwarpid"] = -(-int(np.prod(self.block)) // WARP)
+        decoder = Decoder(program, symbols, self.parameter_bytes(values), special)
+        observer = watching.observer()
+        machine = Machine(
+            kernel.name, program, decoder, memory, self.grid, self.block,
+            start + self.dynamic_shared_memory, sizes["local"], observer,
+        )  # fmt: skip
+        if observer is not None:
+            observer.launch(self, arguments, originals, memory)
+        machine.run()
+        watching.executed(machine.executed)
+
+
+def _kind(value) -> str:
+    return type(value).__name__

@@ -1,0 +1,3 @@
+"""Tensor-core instructions of a warp."""
+
+BUILDERS = {}

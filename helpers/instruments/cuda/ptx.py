@@ -1,0 +1,307 @@
+"""PTX read into instructions: registers as numbers, each instruction with the line of C++ that it comes from.
+
+The grammar is that of NVIDIA's "Parallel Thread Execution ISA", as far as NVRTC and inline assembly use it.
+"""
+
+import re
+import struct
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Register(NamedTuple):
+    slot: int
+    kind: str  # "pred", "16", "32", "64"
+
+
+class Immediate(NamedTuple):
+    bits: int  # of an integer its value; of a floating-point constant its bits
+    floating: int  # width in bits of a floating-point constant, 0 for an integer
+
+
+class Vector(NamedTuple):
+    parts: tuple
+
+
+class Symbol(NamedTuple):
+    name: str
+    offset: int
+
+
+class Address(NamedTuple):
+    base: object  # Register, Symbol or Immediate
+    offset: int
+
+
+class Pair(NamedTuple):
+    """Two destinations, as in `%p1|%p2`."""
+
+    first: object
+    second: object
+
+
+class Not(NamedTuple):
+    """A predicate, inverted."""
+
+    register: Register
+
+
+@dataclass(frozen=True)
+class PtxInstruction:
+    """`@guard opcode.modifiers operands`; guard is (Register, whether negated) or None."""
+
+    opcode: str
+    modifiers: tuple[str, ...]
+    operands: tuple
+    guard: tuple[Register, bool] | None
+    line: int  # of the C++ source
+    text: str
+
+    @property
+    def name(self) -> str:
+        return ".".join((self.opcode, *self.modifiers))
+
+
+class Parameter(NamedTuple):
+    type: str  # "u64", "f32", ... ; "b8" with a size for a struct
+    size: int  # bytes
+    offset: int
+
+
+@dataclass(frozen=True)
+class Variable:
+    """Memory that the module declares: space "global", "const", "shared" or "local"."""
+
+    space: str
+    align: int
+    size: int  # bytes; 0 for dynamic shared memory
+    initial: bytes | None
+
+
+@dataclass
+class Program:
+    """One kernel: instructions in the order of the text, labels as places in it."""
+
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    registers: list[str] = field(default_factory=list)  # the kind of each slot
+    special: dict[str, int] = field(default_factory=dict)  # "%tid.x" -> slot
+    instructions: list[PtxInstruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, list[str]] = field(default_factory=dict)  # tables of brx.idx
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_VARIABLE = re.compile(
+    r"(?:\.(?:extern|visible|weak|common)\s+)*\.(global|const|shared|local)\s+(?:\.attribute\([^)]*\)\s*)?"
+    r"(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)((?:\[\d*\])*)(?:\s*=\s*(.+))?$",
+    re.DOTALL,
+)
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?\s+([\w$]+)(?:\[(\d+)\])?"
+)
+_LABEL = re.compile(r"([A-Za-z_$%][\w$%]*)\s*:(?!:)\s*")
+_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|lanemask_\w+|dynamic_smem_size)$")
+_FLOATING = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
+_INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
+
+
+def width(type: str) -> int:
+    """Bytes of a PTX type: "u32", "b64", "f16x2"."""
+    return 4 if type.endswith("x2") else max(1, int(re.search(r"\d+", type)[0]) // 8)
+
+
+def parse(text: str, entry: str) -> Program:
+    """The kernel `entry` (its mangled name) of a PTX module.
+
+    Raises:
+        NotImplementedError: it uses a part of PTX that is not read here, named with its line.
+    """
+    program = Program()
+    function = re.search(rf"\.entry\s+{re.escape(entry)}\s*\((.*?)\)[^{{]*\{{", text, re.DOTALL)
+    body = text[function.end() :]
+    for statement in _module_statements(_COMMENT.sub("", text)):
+        if match := _VARIABLE.match(statement):
+            _declare(program, match)
+    offset = 0
+    for align, type, name, count in _PARAMETER.findall(function[1]):
+        size = width(type) * int(count or 1)
+        step = int(align or width(type))
+        offset = -(-offset // step) * step
+        program.parameters[name] = Parameter(type, size, offset)
+        offset += size
+    _Body(program).read(body)
+    return program
+
+
+def _module_statements(text: str):
+    """The declarations outside of functions."""
+    depth = 0
+    for line in re.sub(r"\n(?=\s*[^.\s}])", " ", text).splitlines():
+        if depth == 0 and line.lstrip().startswith((".extern", ".visible", ".weak", ".common", ".global", ".const")):
+            yield line.strip().rstrip(";").strip()
+        depth += line.count("{") - line.count("}")
+
+
+def _declare(program: Program, match: re.Match) -> None:
+    space, align, type, name, dimensions, initial = match.groups()
+    size = width(type)
+    for count in re.findall(r"\[(\d*)\]", dimensions):
+        size *= int(count or 0)
+    contents = None
+    if initial is not None:
+        values = [int(value, 0) for value in re.findall(r"-?(?:0x[0-9a-fA-F]+|\d+)(?![\w.])", initial)]
+        if re.search(r"[A-Za-z_$]", re.sub(r"0[xX][0-9a-fA-F]+", "", initial)):
+            raise NotImplementedError(f"the executor cannot fill {name} with an address: fill it in the kernel")
+        each = width(type)
+        contents = b"".join((value % (1 << (8 * each))).to_bytes(each, "little") for value in values).ljust(size, b"\0")
+    elif space in ("global", "const"):
+        contents = bytes(size)
+    program.variables[name] = Variable(space, int(align or width(type)), size, contents)
+
+
+class _Body:
+    """Reads the statements of one function."""
+
+    def __init__(self, program: Program):
+        self._program = program
+        self._scopes = [{}]  # register name, or "prefix<" of a numbered family, -> Register or kind
+        self._line = 0
+
+    def read(self, body: str) -> None:
+        """Up to the brace that closes the function."""
+        statement = ""
+        braces = 0  # open within the statement
+        for row in body.splitlines():
+            row = row.split("//", 1)[0].strip()
+            if re.match(r"\.loc\s", row):
+                self._locate(row)
+                continue
+            for piece in re.split(r"([;{}])", row):
+                if piece == "{" and not statement.strip():
+                    self._scopes.append({})
+                elif piece == "}" and not statement.strip():
+                    self._scopes.pop()
+                    if not self._scopes:
+                        return
+                elif piece == ";" and not braces:
+                    self._statement(" ".join(statement.split()))
+                    statement = ""
+                else:
+                    braces += (piece == "{") - (piece == "}")
+                    statement += piece
+                    if piece.strip().endswith(":"):  # a label stands before a brace or an instruction
+                        statement = self._labelled(statement)
+            statement += " "
+
+    def _locate(self, row: str) -> None:
+        place = re.search(r"inlined_at\s+1\s+(\d+)", row) or re.match(r"\.loc\s+1\s+(\d+)", row)
+        if place and int(place[1]):
+            self._line = int(place[1])
+
+    def _labelled(self, statement: str) -> str:
+        """The statement without its labels, which are noted."""
+        statement = statement.strip()
+        while match := _LABEL.match(statement):
+            rest = statement[match.end() :]
+            if rest.startswith(".branchtargets"):
+                self._program.targets[match[1]] = re.findall(r"[\w$%]+", rest.removeprefix(".branchtargets"))
+                return ""
+            self._program.labels[match[1]] = len(self._program.instructions)
+            statement = rest
+        return statement
+
+    def _statement(self, text: str) -> None:
+        text = self._labelled(text)
+        if not text or text.startswith((".pragma", ".maxntid", ".callprototype")):
+            return
+        if text.startswith(".reg"):
+            self._registers(text)
+        elif match := _VARIABLE.match(text):
+            _declare(self._program, match)
+        elif text.startswith("."):
+            raise NotImplementedError(f"the executor does not read `{text}` (line {self._line})")
+        else:
+            self._instruction(text)
+
+    def _registers(self, text: str) -> None:
+        _, type, names = text.split(None, 2)
+        kind = "pred" if type == ".pred" else str(max(16, 8 * width(type)))
+        for name in names.split(","):
+            name = name.strip()
+            if match := re.fullmatch(r"(.*)<\d+>", name):
+                self._scopes[-1][match[1] + "<"] = kind
+            else:
+                self._scopes[-1][name] = self._new(kind)
+
+    def _new(self, kind: str) -> Register:
+        self._program.registers.append(kind)
+        return Register(len(self._program.registers) - 1, kind)
+
+    def _register(self, name: str) -> Register | None:
+        family = re.sub(r"\d+$", "<", name)
+        for scope in reversed(self._scopes):
+            if name in scope:
+                return scope[name]
+            if family in scope and family != name:
+                scope[name] = self._new(scope[family])
+                return scope[name]
+        if _SPECIAL.match(name):
+            slot = self._program.special.get(name)
+            if slot is None:
+                slot = self._program.special[name] = self._new("32").slot
+            return Register(slot, "32")
+        return None
+
+    def _instruction(self, text: str) -> None:
+        guard = None
+        rest = text
+        if match := re.match(r"@(!?)([\w%$]+)\s+", text):
+            guard = self._register(match[2]), match[1] == "!"
+            rest = text[match.end() :]
+        words = rest.split(None, 1)
+        opcode, *modifiers = words[0].split(".")
+        operands = tuple(map(self._operand, _split(words[1]))) if len(words) > 1 else ()
+        self._program.instructions.append(PtxInstruction(opcode, tuple(modifiers), operands, guard, self._line, text))
+
+    def _operand(self, text: str):
+        text = text.strip()
+        if text.startswith("{"):
+            return Vector(tuple(map(self._operand, _split(text[1:-1]))))
+        if text.startswith("["):
+            base, _, offset = text[1:-1].partition("+")
+            return Address(self._operand(base), int(offset or "0", 0))
+        if "|" in text:
+            return Pair(*map(self._operand, text.split("|")))
+        if match := _FLOATING.match(text):
+            return Immediate(int(match[2], 16), 32 if match[1] in "fF" else 64)
+        if _INTEGER.match(text):
+            return Immediate(int(text.rstrip("U"), 0), 0)
+        if re.fullmatch(r"-?\d*\.\d+(e[+-]?\d+)?", text):
+            return Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
+        if text == "_":
+            return None
+        if text == "WARP_SZ":
+            return Immediate(32, 0)
+        if text.startswith("!"):
+            return Not(self._operand(text[1:]))
+        register = self._register(text)
+        if register is not None:
+            return register
+        if text.startswith("%"):
+            raise NotImplementedError(f"the executor has no register {text} (line {self._line}): it needs a GPU")
+        name, _, offset = text.partition("+")
+        return Symbol(name.strip(), int(offset or "0", 0))
+
+
+def _split(text: str) -> list[str]:
+    """Operands, at the commas outside of brackets."""
+    parts, depth, part = [], 0, ""
+    for character in text:
+        depth += (character in "{[(") - (character in "}])")
+        if character == "," and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+    return [*parts, part]

@@ -1,0 +1,152 @@
+"""Shared and local memory watched: races that no barrier prevents, and reads of what nobody wrote.
+
+Every cell of shared memory keeps who wrote it last and who read it since, and when: a block's barriers count its time,
+a warp's __syncwarp and barriers count the warp's own. Two accesses of one cell by two threads race if one of them
+writes, both fall between the same barriers and, within a warp, between the same __syncwarp.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+WARP = 32
+CELL = 4  # bytes, until a smaller access asks for finer ones
+
+
+class SharedFault(NamedTuple):
+    """kind "race" or "uninitialised read"; byte: in the block's shared memory; other: the thread before, or -1."""
+
+    kind: str
+    thread: int
+    byte: int
+    other: int
+    count: int
+
+
+class SharedWatch:
+    """Shared memory of the blocks that run together.
+
+    Args:
+        threads: of all these blocks, whole warps; padded: threads a block; size: bytes a block.
+    """
+
+    def __init__(self, threads: int, padded: int, size: int):
+        self._padded, self._size, self._cell = padded, size, CELL
+        cells = threads // padded * size // CELL
+        self._writer = np.full(cells, -1, np.int32)
+        self._written = np.zeros((2, cells), np.int32)  # the block's time and the warp's
+        self._atomic = np.zeros(cells, bool)
+        self._reader = np.full(cells, -1, np.int32)
+        self._read = np.zeros((2, cells), np.int32)
+        self._readers = np.zeros((2, cells), bool)  # several lanes of a warp, several warps
+        self._block_time = np.ones(threads // padded, np.int32)
+        self._warp_time = np.ones(threads // WARP, np.int32)
+
+    def block_synchronised(self, blocks: np.ndarray) -> None:
+        self._block_time[blocks] += 1
+
+    def warp_synchronised(self, threads: np.ndarray | None) -> None:
+        warps = slice(None) if threads is None else np.unique(threads // WARP)
+        self._warp_time[warps] += 1
+
+    def access(self, kind: str, threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> list[SharedFault]:
+        """What is wrong with one load ("read"), store ("write") or atomic; offsets count through all blocks."""
+        if nbytes < self._cell:
+            self._refine(nbytes)
+        cells = offsets // self._cell
+        each = nbytes // self._cell
+        if each > 1:
+            cells = (cells[:, None] + np.arange(each)).ravel()
+            threads = np.repeat(threads, each)
+        found = []
+        now = self._block_time[threads // self._padded]
+        warp_now = self._warp_time[threads // WARP]
+        writer = self._writer[cells]
+        if kind != "write":
+            found += self._report("uninitialised read", writer < 0, threads, cells, writer)
+        racing = (writer >= 0) & self._unordered(self._written, writer, cells, threads, now, warp_now)
+        if kind == "atomic":
+            racing &= ~self._atomic[cells]
+        other = writer
+        if kind != "read":
+            reader = self._reader[cells]
+            since = self._read[0, cells] == now
+            several, warps = self._readers[0, cells], self._readers[1, cells]
+            together = (self._read[1, cells] == warp_now) & (several | (reader != threads))
+            read_first = since & (reader >= 0) & (warps | (reader // WARP != threads // WARP) | together)
+            other = np.where(racing, writer, reader)
+            racing = racing | read_first
+        found += self._report("race", racing, threads, cells, other)
+        if kind == "read":
+            self._note_read(cells, threads, now, warp_now)
+        else:
+            self._writer[cells] = threads
+            self._written[0, cells], self._written[1, cells] = now, warp_now
+            self._atomic[cells] = kind == "atomic"
+        return found
+
+    def _unordered(self, when, who, cells, threads, now, warp_now):
+        """Accesses noted in the same time as those of `threads`, by others."""
+        apart = (who // WARP != threads // WARP) | (when[1, cells] == warp_now)
+        return (who != threads) & (when[0, cells] == now) & apart
+
+    def _note_read(self, cells, threads, now, warp_now) -> None:
+        reader = self._reader[cells]
+        earlier = (self._read[0, cells] == now) & (reader >= 0) & (reader != threads)
+        elsewhere = earlier & (reader // WARP != threads // WARP)
+        stale = self._read[0, cells] != now
+        self._readers[0, cells] &= ~stale
+        self._readers[1, cells] &= ~stale
+        self._reader[cells] = threads
+        self._read[0, cells], self._read[1, cells] = now, warp_now
+        last = self._reader[cells]  # of the lanes that read it in this very instruction
+        self._readers[0, cells[earlier | (last != threads)]] = True
+        self._readers[1, cells[elsewhere | (last // WARP != threads // WARP)]] = True
+
+    def _report(self, kind, where, threads, cells, others) -> list[SharedFault]:
+        if not where.any():
+            return []
+        first = int(np.flatnonzero(where)[0])
+        byte = int(cells[first]) * self._cell % self._size
+        return [SharedFault(kind, int(threads[first]), byte, int(others[first]), int(where.sum()))]
+
+    def _refine(self, cell: int) -> None:
+        times, self._cell = self._cell // cell, cell
+        for name in ("_writer", "_written", "_atomic", "_reader", "_read", "_readers"):
+            setattr(self, name, np.repeat(getattr(self, name), times, axis=-1))
+
+
+def wavefronts(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int]:
+    """(wavefronts, those that no conflict would have needed) of one access to shared memory.
+
+    32 banks of 4 bytes serve one word each at a time, to any number of lanes. 8 bytes a lane are served half a warp at
+    a time, 16 bytes a quarter. Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later.
+    """
+    unit = max(4, nbytes)
+    lanes = WARP * 4 // unit
+    rows = rows_of(threads, offsets // unit, lanes)
+    relative = rows - rows[:, :1]
+    if (relative == relative[0]).all():  # banks turn with the first lane: conflicts stay
+        return int(_conflicts(rows[:1], lanes)[0]) * len(rows), len(rows)
+    return int(_conflicts(rows, lanes).sum()), len(rows)
+
+
+def _conflicts(rows: np.ndarray, banks: int) -> np.ndarray:
+    """For each row, the most distinct words that one bank must give."""
+    rows = np.sort(rows, axis=1)
+    distinct = np.ones(rows.shape, bool)
+    distinct[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    slots = np.arange(len(rows))[:, None] * banks + rows % banks
+    return np.bincount(slots[distinct], minlength=len(rows) * banks).reshape(-1, banks).max(1)
+
+
+def rows_of(threads: np.ndarray, values: np.ndarray, lanes: int = WARP) -> np.ndarray:
+    """(groups of `lanes` neighbours, lanes): the values, with a group's first one where a lane takes no part."""
+    group = threads // lanes
+    first = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
+    if threads.size == first.size * lanes:
+        return values.reshape(-1, lanes)
+    rows = np.repeat(values[first][:, None], lanes, axis=1)
+    row = np.repeat(np.arange(first.size), np.diff(np.append(first, threads.size)))
+    rows[row, threads % lanes] = values
+    return rows

@@ -1,0 +1,42 @@
+"""Who watches the launches made now: the meter tells the executor here, so that neither imports the other."""
+
+import contextlib
+
+_observer = None
+_executed = 0
+
+
+def observer():
+    """What watches the launches made now; None outside of `observed`."""
+    return _observer
+
+
+@contextlib.contextmanager
+def observed(by):
+    """Execute every CUDA launch inside this context on the CPU, GPU or not, and report what it does to `by`.
+
+    It has these methods; threads are places in the chunk of blocks that runs, offsets are in bytes:
+    `launch(launch, arguments, originals, memory)` before a launch, its arguments on the host and as they were given;
+    `chunk(machine)` before some of its blocks run;
+    `access(kind, line, segment, threads, offsets, nbytes)` at each load ("read"), store ("write") and atomic of global
+    memory, `shared(...)` and `local(...)` the same without a segment, with offsets into the chunk's own;
+    `block_synchronised(blocks)`, `warp_synchronised(threads)`;
+    `hazard(kind, line, where, block, thread, count)`.
+    """
+    global _observer
+    before, _observer = _observer, by
+    try:
+        yield by
+    finally:
+        _observer = before
+
+
+def executed(count: int) -> None:
+    """Add to the thread-instructions that were executed in this process."""
+    global _executed
+    _executed += count
+
+
+def total_executed() -> int:
+    """Thread-instructions executed in this process so far."""
+    return _executed

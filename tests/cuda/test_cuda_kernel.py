@@ -1,0 +1,137 @@
+"""CUDA C++ compiled without a GPU: what it needs of one, and how its mistakes are told."""
+
+import linecache
+
+import pytest
+import torch
+
+from helpers.instruments import CudaKernel, Resources, cuda_kernel
+
+ADD = """
+__global__ void add(const float* x, const float* y, float* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i] + y[i];
+}
+"""
+
+
+def test_resources_are_those_that_ptxas_tells():
+    kernel = cuda_kernel(ADD, "add", device="A100")
+    assert isinstance(kernel.resources, Resources)
+    assert f"Used {kernel.resources.registers} registers" in kernel.log
+    assert (kernel.resources.spill_bytes, kernel.resources.shared_memory) == (0, 0)
+    assert kernel.resources.instructions["LDG.32"] == 2
+    assert ".target sm_80" in kernel.ptx
+    assert "/" not in kernel.ptx[kernel.ptx.index(".file") :].split('"')[1], "a path of this machine"
+
+
+def test_occupancy_is_that_of_the_block():
+    launch = cuda_kernel(ADD, "add")[10, 256]
+    assert launch.resources.num_warps == 8
+    assert launch.resources.occupancy().blocks == 8
+
+
+def test_shared_memory_spills_and_registers_of_one_kernel_among_several():
+    source = """
+    __global__ void small(float* x) { x[threadIdx.x] = 1; }
+    template <int N> __global__ void __launch_bounds__(128) large(float* x, int k) {
+      __shared__ float tile[N];
+      float local[64];
+      for (int j = 0; j < 64; j++) local[j] = x[j] * j;
+      tile[threadIdx.x] = local[k];
+      __syncthreads();
+      x[threadIdx.x] = tile[threadIdx.x ^ 1];
+    }"""
+    small, large = cuda_kernel(source, "small"), cuda_kernel(source, "large<256>")
+    assert (small.resources.stack, small.resources.shared_memory) == (0, 0)
+    assert (large.resources.stack, large.resources.shared_memory) == (256, 1024)
+    assert large.largest_block == 128
+    with pytest.raises(ValueError, match="__launch_bounds__"):
+        large[1, 256](torch.zeros(64), 0)
+
+
+def test_options_are_nvrtcs():
+    source = "__global__ void k(float* x) { x[0] = expf(x[0]) / x[1]; }"
+    assert "div.rn.f32" in cuda_kernel(source, "k").ptx
+    assert "div.approx.ftz.f32" in cuda_kernel(source, "k", options={"use_fast_math": True}).ptx
+    with pytest.raises(ValueError, match="ProgramOptions"):
+        cuda_kernel(source, "k", options={"fast": True})
+
+
+def test_headers_of_half_precision_and_cooperative_groups_are_there():
+    source = """
+    #include <cuda_fp16.h>
+    #include <cuda_bf16.h>
+    #include <cuda/std/limits>
+    __global__ void k(__half* x, __nv_bfloat16* y) { y[0] = __float2bfloat16(__half2float(x[0])); }"""
+    kernel = cuda_kernel(source, "k")
+    assert [parameter.dtype for parameter in kernel.parameters] == [torch.float16, torch.bfloat16]
+
+
+def test_error_is_nvrtcs_with_the_line_marked():
+    with pytest.raises(ValueError, match='identifier "foo" is undefined') as failure:
+        cuda_kernel("__global__ void k(float* a) {\n  a[0] = foo;\n  a[1] = 1;\n}\n", "k")
+    message = str(failure.value)
+    assert "k.cu(2): error" in message
+    assert ">    2 |   a[0] = foo;" in message
+    assert "     1 | __global__" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "/etc/passwd"',
+        "#include </etc/passwd>",
+        "# /* */ include </etc/passwd>",
+        '#inc\\\nlude "secret.h"',
+        "%:include <../../secret.h>",
+        "#define F </etc/passwd>\n#include F",
+        '/* */ const char* s = "/*";\n#include "x" // */',
+    ],
+)
+def test_no_file_but_nvidias_headers_is_included(text):
+    with pytest.raises(ValueError, match="NVIDIA's own headers"):
+        cuda_kernel(f"{text}\n{ADD}", "add")
+
+
+def test_source_is_found_by_its_line():
+    kernel = cuda_kernel(ADD, "add")
+    assert linecache.getline(kernel.file, 4).strip() == "if (i < n) out[i] = x[i] + y[i];"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((1,), r"add\(x, y, out, n\) takes 4 arguments, got 1"),
+        ((torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.zeros(4)), "n is a number"),
+        ((torch.zeros(4), 3.0, torch.zeros(4), 4), "y is a pointer"),
+        ((torch.zeros(4), torch.zeros(4).double(), torch.zeros(4), 4), "y points to torch.float32"),
+        ((torch.zeros(4), torch.zeros(4), torch.zeros(4), 4.5), "whole number"),
+        ((torch.zeros(4), torch.zeros(4), torch.zeros(4), "4"), "takes a number"),
+    ],
+)
+def test_arguments_must_fit(arguments, said):
+    with pytest.raises(TypeError, match=said):
+        cuda_kernel(ADD, "add")[1, 32](*arguments)
+
+
+@pytest.mark.parametrize(("grid", "block"), [(0, 32), (1, 2048), (1, (32, 64)), ((1, 70000), 32), (1.0, 32)])
+def test_grid_and_block_have_limits(grid, block):
+    with pytest.raises(ValueError, match=r"a (grid|block)"):
+        cuda_kernel(ADD, "add")[grid, block]
+
+
+def test_too_much_shared_memory_is_refused():
+    with pytest.raises(ValueError, match="232448"):
+        cuda_kernel(ADD, "add")[1, 32, 240_000](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4)
+
+
+def test_a_device_without_cuda_or_too_old_is_refused():
+    with pytest.raises(ValueError, match="NVRTC cannot compile for V100"):
+        cuda_kernel(ADD, "add", device="V100")
+
+
+def test_a_kernel_that_is_not_there():
+    assert isinstance(cuda_kernel(ADD, "add"), CudaKernel)
+    with pytest.raises(ValueError, match="sub does not compile"):
+        cuda_kernel(ADD, "sub")

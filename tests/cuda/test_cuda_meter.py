@@ -1,0 +1,154 @@
+"""Bytes, sectors, bank conflicts and hazards of CUDA C++, counted by hand."""
+
+import pytest
+import torch
+
+from helpers.instruments import cuda_kernel, measure
+
+N = 4096
+COPY = """
+__global__ void copy(const float* x, float* out, int stride, int shift) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  out[i] = x[i * stride + shift];
+}
+__global__ void copy4(const float4* x, float4* out) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  out[i] = x[i];
+}
+__global__ void broadcast(const float* x, float* out) {
+  out[blockIdx.x * blockDim.x + threadIdx.x] = x[blockIdx.x];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("stride", "shift", "sectors"), [(1, 0, 4), (2, 0, 8), (4, 0, 16), (8, 0, 32), (32, 0, 32), (1, 1, 5), (0, 3, 1)]
+)
+def test_sectors_of_a_stride(stride, shift, sectors):
+    x, out = torch.randn(N * 32 + 8), torch.empty(N)
+    traffic = measure(cuda_kernel(COPY, "copy")[N // 256, 256], x, out, stride, shift)
+    requests = N // 32
+    assert traffic.sectors_read == sectors * requests
+    assert traffic.sectors_written == 4 * requests
+    assert traffic.bytes_read == (4 * N if stride else 4 * requests)
+    assert traffic.unique_read == (4 * N if stride else 4)
+    assert traffic.launches == 1
+    assert torch.equal(out, x[torch.arange(N) * stride + shift])
+
+
+def test_four_numbers_a_thread_are_a_quarter_of_the_requests():
+    x, out = torch.randn(N), torch.empty(N)
+    traffic = measure(cuda_kernel(COPY, "copy4")[N // 1024, 256], x, out)
+    assert (traffic.bytes_read, traffic.bytes_written, traffic.sectors_per_request) == (4 * N, 4 * N, 16)
+    assert {name: moved.total for name, moved in traffic.by_tensor.items()} == {"x": 4 * N, "out": 4 * N}
+
+
+def test_lines_are_those_of_the_source():
+    kernel = cuda_kernel(COPY, "broadcast")
+    traffic = measure(kernel[4, 64], torch.randn(4), torch.empty(256))
+    assert {line for file, line in traffic.by_line if file == kernel.file} == {11}
+    assert "out[blockIdx.x * blockDim.x + threadIdx.x] = x[blockIdx.x];" in traffic.line_table()
+    assert traffic.bytes_read == 4 * 8  # once a warp
+
+
+TRANSPOSE = """
+template <int WIDTH> __global__ void transpose(const float* x, float* out) {
+  __shared__ float tile[32][WIDTH];
+  tile[threadIdx.y][threadIdx.x] = x[threadIdx.y * 32 + threadIdx.x];
+  __syncthreads();
+  out[threadIdx.y * 32 + threadIdx.x] = tile[threadIdx.x][threadIdx.y];
+}
+__global__ void vectors(const float4* x, float4* out, int stride) {
+  __shared__ float4 tile[256];
+  tile[threadIdx.x * stride] = x[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = tile[threadIdx.x * stride];
+}"""
+
+
+@pytest.mark.parametrize(("width", "wavefronts"), [(32, 32 + 32 * 32), (33, 32 + 32)])
+def test_padding_removes_the_bank_conflicts_of_a_transpose(width, wavefronts):
+    x, out = torch.randn(32, 32), torch.empty(32, 32)
+    traffic = measure(cuda_kernel(TRANSPOSE, f"transpose<{width}>")[1, (32, 32)], x, out)
+    assert torch.equal(out, x.T)
+    assert (traffic.shared_requests, traffic.shared_wavefronts) == (64, wavefronts)
+    assert traffic.bank_conflicts == wavefronts - 64
+    assert not traffic.hazards
+
+
+@pytest.mark.parametrize(("stride", "wavefronts"), [(1, 4), (2, 8), (8, 32)])
+def test_sixteen_bytes_a_lane_are_served_a_quarter_warp_at_a_time(stride, wavefronts):
+    x, out = torch.randn(32, 4), torch.empty(32, 4)
+    traffic = measure(cuda_kernel(TRANSPOSE, "vectors")[1, 32], x, out, stride)
+    assert torch.equal(out, x)
+    assert traffic.shared_wavefronts == 2 * wavefronts
+
+
+HAZARDS = {
+    "out-of-bounds store": "out[threadIdx.x + 1] = 1;",
+    "out-of-bounds read": "out[threadIdx.x] = x[threadIdx.x + 64];",
+    "misaligned read": "out[threadIdx.x] = ((const float2*)(x + 1))->y + ((const float2*)(x + 1))->x;",
+    "race": "s[threadIdx.x] = x[threadIdx.x]; out[threadIdx.x] = s[threadIdx.x ^ 32];",
+    "uninitialised read": "if (threadIdx.x) s[threadIdx.x] = 1; __syncthreads(); out[threadIdx.x] = s[0];",
+    "barrier not reached by all threads": "if (threadIdx.x < 40) __syncthreads(); out[threadIdx.x] = 1;",
+    "wrong mask": "out[threadIdx.x] = __shfl_xor_sync(0xffff, x[threadIdx.x], 1);",
+    "shuffle from an absent lane": "if (threadIdx.x % 2) *out = __shfl_xor_sync(__activemask(), x[threadIdx.x], 1);",
+}
+SOUND = {
+    "barrier between": "s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); out[threadIdx.x] = s[threadIdx.x ^ 32];",
+    "warp barrier between": "s[threadIdx.x] = x[threadIdx.x]; __syncwarp(); out[threadIdx.x] = s[threadIdx.x ^ 1];",
+    "own element": "s[threadIdx.x] = x[threadIdx.x]; out[threadIdx.x] = s[threadIdx.x];",
+    "same value": "s[0] = 1; __syncthreads(); out[threadIdx.x] = s[0];",
+    "atomics": "if (!threadIdx.x) s[0] = 0; __syncthreads(); atomicAdd(s, 1.f); __syncthreads(); *out = s[0];",
+    "reads by all": "s[threadIdx.x] = 1; __syncthreads(); out[threadIdx.x] = s[0] + s[5]; __syncthreads(); s[0] = 2;",
+    "a shuffle in a branch": "if (threadIdx.x < 32) out[threadIdx.x] = __shfl_xor_sync(~0u, x[threadIdx.x], 1);",
+}
+
+
+def metered(statements):
+    source = f"""__global__ void k(const float* x, float* out) {{
+      __shared__ float s[64];
+      {statements}
+    }}"""
+    return measure(cuda_kernel(source, "k")[3, 64], torch.randn(64), torch.empty(64))
+
+
+@pytest.mark.parametrize("kind", HAZARDS)
+def test_planted_fault_is_found_and_no_other(kind):
+    hazards = metered(HAZARDS[kind]).hazards
+    assert [hazard.kind for hazard in hazards] == [kind]
+    assert hazards[0].line == 3
+    assert "thread (" in str(hazards[0])
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_kernel_has_no_hazard(name):
+    assert metered(SOUND[name]).hazards == ()
+
+
+def test_write_after_read_races_too():
+    found = metered(
+        "s[threadIdx.x] = 1; __syncthreads(); out[threadIdx.x] = s[63 - threadIdx.x]; s[threadIdx.x] = 2;"
+    ).hazards
+    assert [hazard.kind for hazard in found] == ["race"]
+
+
+def test_uninitialised_memory_of_the_call_itself():
+    kernel = cuda_kernel(COPY, "copy4")
+
+    def copied(x):
+        half, out = torch.empty_like(x), torch.empty_like(x)
+        kernel[1, N // 8](x, half)
+        kernel[1, N // 4](half, out)
+        return out
+
+    (hazard,) = measure(copied, torch.randn(N)).hazards
+    assert hazard.kind == "uninitialised read"
+    assert f"[{N // 2}]" in hazard.where
+
+
+def test_what_strays_under_the_meter_touches_nothing():
+    whole = torch.zeros(64)
+    kernel = cuda_kernel("__global__ void k(float* x) { x[threadIdx.x] = 1; }", "k")
+    traffic = measure(kernel[1, 64], whole[:32])
+    assert whole.sum() == 32
+    assert traffic.bytes_written == 128
