@@ -6,6 +6,9 @@ of x is all it takes: the copy engine (TMA) fetches the shifted box, and gives t
 out. A stride of two splits the picture in 2 x 2 phases, the even and odd rows and columns; each tap reads boxes of one
 phase. Nothing is decoded or masked element by element, and the next tile's loads run under this tile's epilogue.
 
+On an H200, bf16, in one run 2.3 to 3.3 times as fast as the tiled kernel of conv_bn_act.py at the four sizes below:
+549 against 238, 663 against 224, 300 against 92 and 439 against 177 TFLOP/s.
+
 TFLOP/s on an H200 in bf16 by pixels x output channels of a tile, beside cuDNN's own fused kernel:
 
                                    256 x 128    128 x 256    128 x 64, two at once    cuDNN

@@ -26,6 +26,9 @@ def test_rows_of_every_width_and_their_gradients(device, cols, p, poisoned):
     theirs, exact = (
         with_gradients(lambda x: softmax_dropout_oracle(x, seed, p), [each], weight) for each in (x, x.double())
     )
+    if cols == 1:  # the gradient is 0: a fused multiply-add leaves of the difference one rounding of what is subtracted
+        ours, theirs, exact, grad = ours[0], theirs[0], exact[0], ours[1]
+        assert (grad.abs() <= torch.finfo(grad.dtype).eps * weight.abs() / (1 - p)).all()
     assert_as_accurate(ours, theirs, exact)
 
 
