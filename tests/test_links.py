@@ -1,4 +1,4 @@
-"""Every relative link in a notebook leads to a file of the course."""
+"""Every relative link in a notebook or a page leads to a file of the course, and so does what a page names."""
 
 import re
 from pathlib import Path
@@ -22,6 +22,17 @@ def broken(text: str, folder: Path) -> list[str]:
 def test_links_resolve(path):
     cells = nbformat.read(path, as_version=4).cells
     assert [link for cell in cells if cell.cell_type == "markdown" for link in broken(cell.source, path.parent)] == []
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_a_page_names_what_is_there(path):
+    text = path.read_text()
+    assert broken(text, path.parent) == []
+    named = re.findall(r"`((?:kernels|helpers|source|tests|benchmarks)/[\w/.]+)`", text)
+    ours = [name for name in named if not re.search(r"NN_|\b11_", name)]  # those that the page tells one to write
+    assert [name for name in ours if not (ROOT / name).exists()] == []
 
 
 def test_a_broken_link_is_found():

@@ -124,9 +124,14 @@ def test_its_package_names_nothing_that_it_lacks(tree):
 
 
 SAMPLE = {"notebooks/00_welcome.ipynb", "exercises/03_fused_add_gelu.ipynb"}
+NOTEBOOKS = [
+    pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.long)
+    for folder in ("notebooks", "exercises")
+    for name in (f"{folder}/{file}" for file in files_in(ROOT / folder))
+]
 
 
-@pytest.mark.parametrize("notebook", sorted(SAMPLE))
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_its_lessons_and_exercises_run(tree, notebook):
     options = ["--nbval", "--nbval-current-env", f"--nbval-sanitize-with={ROOT / 'tests/nbval_sanitize.cfg'}"]
     run = run_in(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, notebook)
