@@ -2,8 +2,8 @@
 
     python benchmarks/metered.py            # writes benchmarks/results/<gpu>_metered.json; seconds, on a GPU
 
-A launcher asks its GPU how many multiprocessors it has and how much shared memory. tests/test_metered.py meters the
-same calls without a GPU: they must launch and move the same as on the one that this recorded.
+A launcher asks its GPU how many multiprocessors it has and how much shared memory. tests/instruments/test_metered.py
+meters the same calls without a GPU: they must launch and move the same as on the one that this recorded.
 """
 
 import json

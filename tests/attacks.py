@@ -2,7 +2,8 @@
 
 INVALID are not taken, REFUSED are not run. FORGED claim in the notebook what its answers do not do. RUN are answers
 that the policy lets through. UNSCREENED are run with the policy switched off, so that what stands behind it, sandbox
-and judge, is shown to hold alone. Attacks by names, links and neighbours of the files: tests/test_grade_class.py.
+and judge, is shown to hold alone. Attacks by names, links and neighbours of the files:
+tests/grading/test_grade_class.py.
 """
 
 import json
@@ -127,7 +128,7 @@ INVALID = {
     ),
 }
 
-# Refused by the policy, by their text: nothing of them is run. All of the policy: tests/test_grade_policy.py.
+# Refused by the policy, by their text: nothing of them is run. All of the policy: tests/grading/test_grade_policy.py.
 
 
 def refused(told: str, code: str = "", kernel: str = KERNEL) -> Attack:

@@ -130,7 +130,7 @@ Then, in {answers}:
                 that says (a regular expression), and the lines to take out and put in, as in {example}
   right_*.py    an answer in a style of its own, a `# %% grade_id="..."` cell for each answer cell
 Two right ones are needed and three wrong ones, for every check one that it rejects.
-`make notebooks` builds it; `pytest tests/test_exercises.py` fails until all of this is there and holds."""
+`make notebooks` builds it; `pytest tests/grading/test_exercises.py` fails until all of this is there and holds."""
 
 
 def new_exercise(name: str, root: Path = COURSE) -> str:

@@ -20,7 +20,7 @@ from helpers.learning import check
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WRONG = [answer for answer in answers.all_answers() if answer.wrong]
 RIGHT = [answer for answer in answers.all_answers() if not answer.wrong]
 

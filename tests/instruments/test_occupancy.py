@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helpers.instruments.occupancy_calculator import LIMITS, occupancy
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
 
 # Warps an SM, shared memory an SM and a block in KB, KB reserved: CUDA C++ Programming Guide, technical specifications.

@@ -12,7 +12,7 @@ from helpers.learning.cells import run_cells
 from helpers.learning.outcome import MIME
 from helpers.learning.submission import read_submission
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # A check without torch: it shows what the course's checks show.
 SETUP = f'''\

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.learning.submission import read_submission
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions").glob("*.ipynb"))
 PINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["nbgrader"]
 CONFIGURATION = """\

@@ -15,7 +15,7 @@ from helpers.grading import release as released
 from helpers.grading.exercise import exercises_in
 from helpers.learning.submission import answers_in, left_out_of, read_notebook, read_submission
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from jupyter_client.manager import start_new_kernel
 from helpers.cli import main
 from helpers.learning import progress
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def put(folder: Path, name: str = "01_roofline", built: str = "solutions") -> Path:
