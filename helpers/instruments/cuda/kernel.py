@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from helpers.instruments.cuda import watching
 from helpers.instruments.cuda.compile import Compiled, compile_source
@@ -233,11 +234,13 @@ class CudaLaunch:
 
             launch(self, arguments)
             return
-        on_host = [argument.cpu() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+        with _disable_current_modes():  # a meter is not to count the copies
+            on_host = [argument.cpu() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
         self._execute(on_host, arguments)
-        for host, original in zip(on_host, arguments, strict=True):
-            if host is not original:
-                original.copy_(host)
+        with _disable_current_modes():
+            for host, original in zip(on_host, arguments, strict=True):
+                if host is not original:
+                    original.copy_(host)
 
     def _check(self) -> None:
         kernel, threads = self.kernel, int(np.prod(self.block))
