@@ -1,33 +1,38 @@
 """The fused kernels of the course.
 
-`CATALOGUE` maps each name to its FusedOp: every module in `elementwise/`, `rowwise/` and `tiled/` that defines `OP` is
+`CATALOGUE` maps each name to its FusedOp: every file in `elementwise/`, `rowwise/` and `tiled/` that defines `OP` is
 in it. The public functions, such as `kernels.add_gelu`, are their `fused`. Both load on first use, so that importing
 one kernel, or `kernels.runtime` alone, imports no other.
 """
 
+import functools
 import importlib
-import pkgutil
+from pathlib import Path
 
 from kernels import runtime as runtime  # before any kernel is launched: it decides where launches go
 
 
-def _modules() -> dict[str, str]:
-    """Kernel name -> module, for every kernel file below this package."""
-    found = pkgutil.walk_packages(__path__, prefix="kernels.")
-    return {module.name.rpartition(".")[2]: module.name for module in found if module.name.count(".") == 2}
+@functools.cache
+def _operations() -> dict[str, str]:
+    """Name -> module of each file that defines an operation; what stands beside it for special sizes does not."""
+    files = sorted(Path(__file__).parent.glob("*/*.py"), key=lambda path: path.stem)
+    return {
+        path.stem: f"kernels.{path.parent.name}.{path.stem}"
+        for path in files
+        if "\nOP = FusedOp(" in path.read_text(encoding="utf-8")
+    }
 
 
 def __getattr__(name: str):
     if name == "CATALOGUE":
-        modules = {kernel: importlib.import_module(module) for kernel, module in sorted(_modules().items())}
-        globals()["CATALOGUE"] = {kernel: module.OP for kernel, module in modules.items() if hasattr(module, "OP")}
-        return globals()["CATALOGUE"]
-    module = importlib.import_module(_modules()[name]) if name in _modules() else None
-    if not hasattr(module, "OP"):
-        raise AttributeError(f"module 'kernels' has no attribute {name!r}; its kernels are {', '.join(_modules())}")
-    globals()[name] = module.OP.fused
-    return globals()[name]
+        found = {each: importlib.import_module(module).OP for each, module in _operations().items()}
+    elif name in _operations():
+        found = importlib.import_module(_operations()[name]).OP.fused
+    else:
+        raise AttributeError(f"module 'kernels' has no attribute {name!r}; its kernels are {', '.join(_operations())}")
+    globals()[name] = found
+    return found
 
 
 def __dir__():
-    return [*globals(), "CATALOGUE", *_modules()]
+    return [*globals(), "CATALOGUE", *_operations()]

@@ -1,7 +1,7 @@
 """l2_norm of rows beyond 32768 columns: held in one program's registers, a row of 65536 spills 108 bytes a thread.
 
-A row is read twice, in chunks: 12 B/element in fp32 asked of memory, of which L2 serves what it still holds. On an H200,
-bf16, 2048 x 131072 take 402 us, held 526; 4096 x 65536 take 330, held 309 in spite of the spills.
+A row is read twice, in chunks: 12 B/element in fp32 asked of memory, of which L2 serves what it still holds. On an
+H200, bf16, 2048 x 131072 take 402 us, held 526; 4096 x 65536 take 330, held 309 in spite of the spills.
 """
 
 import torch

@@ -104,3 +104,10 @@ def test_a_wrong_answer_is_not_as_accurate(device):
         spoiled = type(op)(**{**vars(op), "fused": lambda *args, spoil=spoil: spoil(op.fused(*args))})
         with pytest.raises(AssertionError):
             check(spoiled, inputs)
+
+
+def test_operations_are_listed_and_what_stands_beside_them_is_not():
+    assert {"softmax", "CATALOGUE"} <= set(dir(kernels))
+    assert "softmax_wide" not in dir(kernels)
+    with pytest.raises(AttributeError, match=r"no attribute 'softmax_wide'; its kernels are add_gelu, "):
+        kernels.softmax_wide  # noqa: B018
