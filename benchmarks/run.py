@@ -36,10 +36,12 @@ from tqdm import tqdm
 from benchmarks import (
     chains,
     free_flops,
+    launches,
     load_widths,
     numbers_a_thread,
     occupancy_sweep,
     over_fusion,
+    roofs,
     strides,
     ways_to_time,
 )
@@ -77,6 +79,8 @@ EXPERIMENTS = {
     "numbers_a_thread": numbers_a_thread.measure,
     "strides": strides.measure,
     "ways_to_time": ways_to_time.measure,
+    "launches": launches.measure,
+    "roofs": roofs.measure,
 }
 
 

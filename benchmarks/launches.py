@@ -1,0 +1,94 @@
+"""What one launch costs, taken apart: the host's share by who launches, the GPU's share by what the kernel first does.
+
+The bare launch is cuLaunchKernel called from a loop in C: no Python, no operator, no allocation. An empty kernel has no
+memory to wait for; one that copies 1024 numbers has, near (they lie in L2) or far (L2 is cold).
+"""
+
+import ctypes
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments.timing import CALLS_PER_ROW, Timing, benchmark_together
+
+RUNS = 50
+NUMBERS = 1024
+
+BARE = """
+#include <dlfcn.h>
+#include <time.h>
+
+typedef int launcher(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                     void **);
+
+/* Seconds a launch, over so many in a row; negative where the driver refused one. */
+double seconds_a_launch(void *function, void *stream, int launches) {
+    launcher *launch = (launcher *)dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel");
+    unsigned long long zero = 0;
+    void *arguments[8] = {&zero, &zero, &zero, &zero, &zero, &zero, &zero, &zero}; /* Triton's own: scratch memory */
+    struct timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int each = 0; each < launches; ++each)
+        if (launch(function, 1, 1, 1, 32, 1, 1, 0, stream, arguments, 0))
+            return -1;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    return (end.tv_sec - start.tv_sec + 1e-9 * (end.tv_nsec - start.tv_nsec)) / launches;
+}
+"""
+
+
+@triton.jit
+def empty_kernel():
+    pass
+
+
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offset = tl.arange(0, BLOCK)
+    tl.store(y_ptr + offset, tl.load(x_ptr + offset))
+
+
+def bare_launcher():
+    """The C function seconds_a_launch(function, stream, launches), compiled now."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "bare.c"), Path(folder, "bare.so")
+        source.write_text(BARE)
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
+        function = ctypes.CDLL(str(library)).seconds_a_launch
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int), ctypes.c_double
+    return function
+
+
+def bare_launch() -> Timing:
+    """The host's time of a launch of the empty kernel from C."""
+    handle = empty_kernel[(1,)](num_warps=1).function
+    seconds_a_launch, stream = bare_launcher(), torch.cuda.current_stream().cuda_stream
+    samples = []
+    for _ in range(RUNS):
+        torch.cuda.synchronize()
+        samples.append(seconds_a_launch(handle, stream, CALLS_PER_ROW))
+    if min(samples) < 0:
+        raise RuntimeError("the driver refused a launch of the empty kernel from C")
+    low, median, high = torch.tensor(samples, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9]).double())
+    return Timing(median.item(), low.item(), high.item(), RUNS)
+
+
+def measure() -> dict[str, dict[str, Timing]]:
+    """ "host" -> who launches -> seconds a call in a row of calls; "gpu" -> what the kernel does -> the GPU's own."""
+    x = torch.rand(NUMBERS, device="cuda")
+    y = torch.empty_like(x)
+
+    def empty():
+        empty_kernel[(1,)](num_warps=1)
+
+    def copy():
+        copy_kernel[(1,)](x, y, BLOCK=NUMBERS, num_warps=4)
+
+    host = benchmark_together({"operator": lambda: torch.relu(x), "triton": empty}, runs=RUNS, launches=True)
+    near = benchmark_together({"empty": empty, "near": copy}, runs=RUNS, cold=False)
+    far = benchmark_together({"far": copy}, runs=RUNS)
+    return {"host": {"bare": bare_launch()} | host, "gpu": near | far}
