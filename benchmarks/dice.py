@@ -1,0 +1,46 @@
+"""What random numbers cost: bias, dropout and residual with no dice, one Philox evaluation a number, one for four."""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments.timing import Timing, benchmark_together
+
+ROWS, COLUMNS = 16384, 4096
+NUMBERS = {"no dice": 0, "tl.rand": 1, "tl.rand4x": 4}  # how many each evaluation makes
+
+
+@triton.jit
+def dice_kernel(x_ptr, bias_ptr, r_ptr, y_ptr, seed, p, columns, EACH: tl.constexpr, BLOCK: tl.constexpr):
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    element, inside = row * columns + lane, lane < columns
+    x = tl.load(x_ptr + element, mask=inside).to(tl.float32)
+    x += tl.load(bias_ptr + lane, mask=inside).to(tl.float32)
+    if EACH == 1:
+        x = tl.where(tl.rand(seed, element) >= p, x / (1 - p), 0.0)
+    if EACH == 4:  # rows begin with a new four: 4 divides columns
+        a, b, c, d = tl.rand4x(seed, row * (columns // 4) + tl.arange(0, BLOCK // 4))
+        numbers = tl.join(tl.join(a, c), tl.join(b, d)).reshape((BLOCK,))  # a b c d, a b c d
+        x = tl.where(numbers >= p, x / (1 - p), 0.0)
+    y = tl.load(r_ptr + element, mask=inside).to(tl.float32) + x
+    tl.store(y_ptr + element, y, mask=inside)
+
+
+def with_dice(each: int, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """residual + dropout(x + bias) of (rows, columns), 4096 columns at most, each evaluation making `each` numbers."""
+    y = torch.empty_like(x)
+    rows, columns = x.shape
+    dice_kernel[(rows,)](x, bias, residual, y, 3141, 0.1, columns, EACH=each, BLOCK=4096, num_warps=8)
+    return y
+
+
+def measure() -> dict[str, dict[str, Timing]]:
+    """dtype -> how the numbers are made -> time on the GPU, for ROWS x COLUMNS."""
+    found = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        x, residual = torch.randn(2, ROWS, COLUMNS, device="cuda", dtype=dtype)
+        versions = {name: partial(with_dice, each, x, x[0].clone(), residual) for name, each in NUMBERS.items()}
+        found[str(dtype).removeprefix("torch.")] = benchmark_together(versions)
+    return found

@@ -1,0 +1,137 @@
+"""Softmax and top-k as in the paper that fused them: what fusing is worth, and what one read instead of two.
+
+Unfused, safe softmax reads its input three times and writes probabilities, which top-k reads: five trips. Fused, the
+probabilities are not written: two trips, one for the maximum, one for the sum and the winners. Online, one trip.
+
+Source: Milakov and Gimelshein, arXiv:1805.02867, section 5.2: 4000 rows of up to 25000 columns, k = 5, fp32.
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments.timing import Timing, benchmark_together
+from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.top_k import index_of, largest, sort_key
+
+ROWS, K = 4000, 5
+COLUMNS = (1000, 25000)
+LANES, EACH = tl.constexpr(256), tl.constexpr(4)
+NUM_WARPS = 8
+
+
+@triton.jit
+def columns_from(start):
+    return start + tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+
+
+@triton.jit
+def load(x_ptr, col, cols):
+    return tl.load(x_ptr + col, mask=col < cols, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def maximum_of(x_ptr, cols):
+    peak = tl.full((LANES,), -float("inf"), tl.float32)
+    for start in tl.range(0, cols, LANES * EACH):
+        peak = tl.maximum(peak, tl.max(load(x_ptr, columns_from(start), cols), axis=1))
+    return tl.max(peak)
+
+
+@triton.jit
+def safe_softmax_kernel(x_ptr, y_ptr, cols):
+    x_ptr += tl.program_id(0).to(tl.int64) * cols
+    y_ptr += tl.program_id(0).to(tl.int64) * cols
+    peak = maximum_of(x_ptr, cols)
+    total = tl.zeros((LANES,), tl.float32)
+    for start in tl.range(0, cols, LANES * EACH):
+        total += tl.sum(tl.exp2((load(x_ptr, columns_from(start), cols) - peak) * LOG2_E), axis=1)
+    scale = 1.0 / tl.sum(total)
+    for start in tl.range(0, cols, LANES * EACH):
+        col = columns_from(start)
+        y = tl.exp2((load(x_ptr, col, cols) - peak) * LOG2_E) * scale
+        tl.store(y_ptr + col, y, mask=col < cols)
+
+
+@triton.jit
+def winning_columns(x_ptr, cols, peak, first, K: tl.constexpr, SLOTS: tl.constexpr, CHUNKS: tl.constexpr):
+    """The K largest columns: from the K lanes that saw the largest numbers (kernels/top_k.py)."""
+    LEAST: tl.constexpr = -(1 << 63)
+    lanes = largest(sort_key(peak, first * LANES + tl.arange(0, LANES), tl.int64), K, SLOTS)
+    member = tl.arange(0, CHUNKS * EACH)[None, :]
+    col = member // EACH * (LANES * EACH) + index_of(lanes)[:, None] % LANES * EACH + member % EACH
+    inside = (lanes != LEAST)[:, None] & (col < cols)
+    x = tl.load(x_ptr + col, mask=inside, other=-float("inf"))
+    return index_of(largest(tl.where(inside, sort_key(x, col, tl.int64), LEAST), K, SLOTS))
+
+
+@triton.jit
+def top_k_kernel(
+    x_ptr, values_ptr, indices_ptr, cols, SOFTMAX: tl.constexpr,
+    K: tl.constexpr, SLOTS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """SOFTMAX: "no" takes x as it is, "safe" reads it twice, "online" once."""
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * cols
+    top = maximum_of(x_ptr, cols) if SOFTMAX == "safe" else 0.0
+    peak = tl.full((LANES,), -float("inf"), tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    first = tl.zeros((LANES,), tl.int32)  # the chunk that held a lane's peak first, for the order of ties
+    for start in tl.range(0, cols, LANES * EACH):
+        x = load(x_ptr, columns_from(start), cols)
+        before = peak
+        if SOFTMAX == "online":
+            peak, total = absorb(peak, total, x)
+        else:
+            peak = tl.maximum(peak, tl.max(x, axis=1))
+            if SOFTMAX == "safe":
+                total += tl.sum(tl.exp2((x - top) * LOG2_E), axis=1)
+        first = tl.where(peak > before, start // (LANES * EACH), first)
+    col = winning_columns(x_ptr, cols, peak, first, K, SLOTS, CHUNKS)
+    slot = tl.arange(0, SLOTS)
+    value = tl.load(x_ptr + col, mask=slot < K).to(tl.float32)
+    if SOFTMAX == "online":
+        top, sum_of_all = combine(peak, total)
+        value = tl.exp2((value - top) * LOG2_E) / sum_of_all
+    elif SOFTMAX == "safe":
+        value = tl.exp2((value - top) * LOG2_E) / tl.sum(total)
+    tl.store(values_ptr + row * K + slot, value, mask=slot < K)
+    tl.store(indices_ptr + row * K + slot, col.to(tl.int64), mask=slot < K)
+
+
+def top_k(softmax: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The K largest of each row of (rows, columns), and their indices; `softmax` as the kernel takes it."""
+    rows, cols = x.shape
+    values = torch.empty(rows, K, device=x.device)
+    indices = torch.empty(rows, K, device=x.device, dtype=torch.int64)
+    chunks = triton.next_power_of_2(triton.cdiv(cols, LANES.value * EACH.value))
+    options = {"K": K, "SLOTS": triton.next_power_of_2(K), "CHUNKS": chunks, "num_warps": NUM_WARPS}
+    top_k_kernel[(rows,)](x, values, indices, cols, SOFTMAX=softmax, **options)
+    return values, indices
+
+
+def unfused(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Safe softmax, then top-k of what it wrote: two launches."""
+    y = torch.empty_like(x)
+    safe_softmax_kernel[(len(x),)](x, y, x.shape[1], num_warps=NUM_WARPS)
+    return top_k("no", y)
+
+
+VERSIONS = {
+    "safe softmax, then top-k": unfused,
+    "safe, fused": partial(top_k, "safe"),
+    "online, fused": partial(top_k, "online"),
+}
+
+
+def measure() -> dict[int, dict[str, Timing]]:
+    """Columns -> version -> time on the GPU, in fp32; PyTorch's two operators beside ours."""
+    found = {}
+    for columns in COLUMNS:
+        x = torch.randn(ROWS, columns, device="cuda")
+        versions = {name: partial(version, x) for name, version in VERSIONS.items()}
+        versions["PyTorch"] = lambda x=x: torch.topk(torch.softmax(x, -1), K)
+        found[columns] = benchmark_together(versions)
+    return found
