@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from benchmarks import (
     chains,
+    dice,
     free_flops,
     launches,
     load_widths,
@@ -42,7 +43,9 @@ from benchmarks import (
     occupancy_sweep,
     over_fusion,
     roofs,
+    split_rows,
     strides,
+    top_k_parts,
     ways_to_time,
 )
 from benchmarks.peers import peers
@@ -76,6 +79,9 @@ EXPERIMENTS = {
     "over_fusion": over_fusion.measure,
     "over_fusion_limited": over_fusion.measure_limited,
     "load_widths": load_widths.measure,
+    "dice": dice.measure,
+    "split_rows": split_rows.measure,
+    "top_k_parts": top_k_parts.measure,
     "numbers_a_thread": numbers_a_thread.measure,
     "strides": strides.measure,
     "ways_to_time": ways_to_time.measure,

@@ -1,0 +1,45 @@
+"""What the lessons' experiments time is what they say: values against PyTorch's, trips by the meter."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchmarks.dice import with_dice
+from benchmarks.split_rows import PARTS, split_loss
+from benchmarks.top_k_parts import VERSIONS, K
+from helpers.instruments import measure
+from helpers.learning import kept_elements
+
+
+@pytest.mark.parametrize(("each", "rate"), [(0, 0.0), (1, 0.1), (4, 0.1)])
+def test_dice_drop_what_they_should_and_scale_the_rest(each, rate):
+    x, residual = torch.randn(2, 8, 1000)
+    bias = torch.randn(1000)
+    change = with_dice(each, x, bias, residual) - residual
+    kept = change != 0
+    assert (~kept).float().mean().item() == pytest.approx(rate, abs=0.015)
+    scale = 1 / (1 - rate)
+    torch.testing.assert_close(change[kept], (scale * (x + bias))[kept], rtol=1e-4, atol=1e-5)
+    if each == 1:
+        assert torch.equal(kept, kept_elements(3141, 8000, 0.1).view(8, 1000))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_split_row_has_the_loss_of_the_whole(parts):
+    x, labels = torch.randn(3, 10_000), torch.randint(10_000, (3,))
+    found = measure(split_loss, x, labels, parts)
+    torch.testing.assert_close(found.result, functional.cross_entropy(x, labels, reduction="none"))
+    assert found.launches == 2
+    assert not found.hazards
+
+
+@pytest.mark.parametrize(("name", "trips"), list(zip(VERSIONS, (5, 2, 1), strict=True)))
+def test_each_way_to_the_top_k_makes_the_trips_it_is_named_for(name, trips):
+    x = torch.randn(3, 5000)
+    x[0, 7] = x[0, 3] = 9  # of equal scores the lower column is first
+    found = measure(VERSIONS[name], x)
+    values, indices = found.result
+    expected = x.sort(dim=-1, descending=True, stable=True).indices[:, :K]
+    assert torch.equal(indices, expected)
+    torch.testing.assert_close(values, torch.softmax(x, -1).gather(1, expected))
+    assert found.bytes_total / x.nbytes == pytest.approx(trips, rel=0.05)
