@@ -4,10 +4,12 @@ Importing this module is all it takes. `@triton.jit` keeps giving an ordinary `J
 have any kernel at any time, for any GPU; only its launch differs. Without a GPU, `kernel[grid](...)` runs the kernel's
 own source, program instance after program instance, on NumPy arrays.
 
+Compiled or not, a block too large for its threads' registers is refused before it has compiled for minutes.
+
 Triton's interpreter silently differs from the GPU in a few places. Here each is made right or refused:
 
     bfloat16                  Triton computes on the raw 16 bits; here on ml_dtypes' bfloat16, rounding to nearest even
-    sums of 16-bit floats     accumulated in fp32, rounded once (a GPU adds 16-bit values as a tree: close to that)
+    sums of 16-bit floats     rounded at every addition, in a GPU's order (see Reduce.sum): convert to fp32 first
     maximum, minimum, clamp   drop NaN, as PTX's max and min do, unless propagate_nan says otherwise
     tl.dot in tf32            operands lose their low 13 mantissa bits first, as Hopper's tensor cores drop them
     tl.dot with K < 16        refused, as the compiler refuses it
@@ -17,6 +19,8 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     a block as a condition    refused: `if` and `while` take one value
     float arguments           arrive as fp32, as in a compiled launch
     unknown launch options    refused
+    accesses outside          of every tensor of the launch: refused, for they would reach this process's memory
+    loops that do not end     stopped after MAX_PASSES
     float8, libdevice, inline assembly, bfloat16 atomics, @autotune    refused: they need a GPU
 
 What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
@@ -32,6 +36,8 @@ import dataclasses
 import functools
 import inspect
 import linecache
+import math
+import re
 import threading
 import types
 
@@ -41,7 +47,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import CUDAOptions, min_dot_size
+from triton.backends.nvidia.compiler import CUDABackend, CUDAOptions, min_dot_size
 from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
 from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter
@@ -49,21 +55,33 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
+from kernels.advice import meaning
+from kernels.bounds import Bounds
+
 if triton.knobs.runtime.interpret:
     raise RuntimeError("TRITON_INTERPRET is set: unset it and restart; without a GPU kernels are interpreted anyway")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
+MAX_PASSES = 2**16  # through the loops of one program instance, half a minute of an ordinary body
+LANES = 32  # of a warp
+VECTOR = 16  # bytes, the widest load of one lane
+MOST_HELD = 256  # elements of a block a thread, about its registers; twice as many compile for a minute
 
 # Code objects of interpreted kernels: a frame that runs one of these stands at a line of the kernel's own source.
 kernel_code: set[types.CodeType] = set()
 
 _compiled_run = JITFunction.run
 _autotuned_run = Autotuner.run
+_make_ttgir = CUDABackend.make_ttgir
 _triton_np_dtype = interpreter._get_np_dtype
 _one_launch_at_a_time = threading.RLock()  # the interpreter's state is one object for the whole process
 _has_gpu = torch.cuda.is_available()
 _observer = None
+# Of the launch that is running:
+_bounds = Bounds({})
+_warps = 4
+_passes = 0  # of the program instance that is running
 
 
 def has_gpu() -> bool:
@@ -139,10 +157,16 @@ def _int_to_bfloat16(data: np.ndarray) -> np.ndarray:
 
 
 def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarray:
-    """The lanes of an access that go through: the mask's, less what the observer withholds."""
+    """The lanes of an access that go through: the mask's, less what the observer withholds.
+
+    Raises:
+        IndexError: one of them lies outside every tensor of the launch.
+    """
     mask = mask.data if isinstance(mask, interpreter.TensorHandle) else mask  # descriptors pass a bare array
     kept = None if _observer is None else _observer.access(kind, addresses, mask, itemsize)
-    return mask if kept is None else kept
+    lanes = np.asarray(mask if kept is None else kept)
+    _bounds.check(kind, addresses, lanes, itemsize)
+    return lanes
 
 
 class Builder(interpreter.InterpreterBuilder):
@@ -235,14 +259,44 @@ class Builder(interpreter.InterpreterBuilder):
         raise NotImplementedError("inline assembly needs a GPU: write the operation with tl functions")
 
 
+def _halved(data: np.ndarray) -> np.ndarray:
+    """Sums along the last axis, its second half added to its first until one is left: a warp's butterfly."""
+    while data.shape[-1] > 1:
+        half = data.shape[-1] // 2
+        data = data[..., :half] + data[..., half:]
+    return data[..., 0]
+
+
+def _added_as_by_a_block(data: np.ndarray) -> np.ndarray:
+    """Sums of 16-bit floats along the last axis, rounded at each addition, as a block adds a row that it loaded.
+
+    Each lane adds what it holds, 16 bytes side by side and the same again a block's width further, one after another;
+    then lanes and then warps are added by halves. That is the order of Triton 3.6's `tl.sum` on an H200; other
+    versions, and tiles, whose lanes lie otherwise, round in another order and as often.
+    """
+    length = data.shape[-1]
+    side_by_side = min(VECTOR // data.itemsize, max(1, length // (LANES * _warps)))
+    threads = min(LANES * _warps, length // side_by_side)
+    held = data.reshape(*data.shape[:-1], -1, threads, side_by_side)
+    held = np.moveaxis(held, -3, -2).reshape(*data.shape[:-1], threads, -1)
+    of_thread = held[..., 0]
+    for place in range(1, held.shape[-1]):
+        of_thread = of_thread + held[..., place]
+    of_warp = _halved(of_thread.reshape(*data.shape[:-1], -1, min(LANES, threads)))
+    return _halved(of_warp)
+
+
 class Reduce(interpreter.ReduceOps):
-    """Triton's interpreted reductions, with fp32 accumulation of 16-bit floats and maxima that drop NaN quietly."""
+    """Triton's interpreted reductions: 16-bit floats are added as 16-bit floats, and maxima drop NaN quietly."""
 
     def sum(self, input):
         data = input.handle.data
-        if data.dtype in (np.float16, BFLOAT16):
-            data = data.astype(np.float32)
-        return self.to_tensor(np.sum(data, axis=self.axis, keepdims=self.keep_dims), input.dtype)
+        if data.dtype not in (np.float16, BFLOAT16):
+            return self.to_tensor(np.sum(data, axis=self.axis, keepdims=self.keep_dims), input.dtype)
+        total = _added_as_by_a_block(data.ravel() if self.axis is None else np.moveaxis(data, self.axis, -1))
+        if self.keep_dims:
+            total = np.expand_dims(total, tuple(range(data.ndim)) if self.axis is None else self.axis)
+        return self.to_tensor(total, input.dtype)
 
     def generic_reduce(self, input):
         # Neighbours are combined whole blocks at a time, a tree as on a GPU; lengths are powers of two.
@@ -282,7 +336,9 @@ def _one_value(self) -> bool:
     if data.size == 1:
         return bool(data.reshape(()))
     if inspect.currentframe().f_back.f_code in kernel_code:
-        raise ValueError(f"a block of {data.size} values is not one condition: choose per element with tl.where")
+        raise ValueError(
+            f"a block of {data.size} values is not one condition: choose per element with tl.where, or join with & and |"
+        )
     return True  # Triton's own `if mask and ...` asks only whether there is a mask
 
 
@@ -320,6 +376,33 @@ def _language_interpreted():
                 setattr(owner, name, value)
 
 
+class _CountedLoops(ast.NodeTransformer):
+    """Counts every pass through a loop."""
+
+    COUNT = "_interpreter_counts_a_pass"
+
+    def visit_For(self, loop):
+        self.generic_visit(loop)
+        count = ast.Expr(ast.Call(ast.Name(self.COUNT, ast.Load()), [], []))
+        for node in ast.walk(count):
+            ast.copy_location(node, loop)
+        loop.body.insert(0, count)
+        return loop
+
+    def visit_While(self, loop):
+        return self.visit_For(loop)
+
+
+def _count_pass() -> None:
+    global _passes
+    _passes += 1
+    if _passes > MAX_PASSES:
+        raise RuntimeError(
+            f"{MAX_PASSES:,} passes through loops in one program instance: does this one end? Change what its "
+            "condition compares, or take larger blocks"
+        )
+
+
 _sources: dict[types.FunctionType, types.CodeType] = {}
 
 
@@ -328,7 +411,7 @@ def _python_function(kernel: JITFunction):
     code = _sources.get(kernel.fn)
     if code is None:
         filename, first_line = get_jit_fn_file_line(kernel)
-        tree = interpreter.ASTTransformer().visit(ast.parse(kernel.src))
+        tree = _CountedLoops().visit(interpreter.ASTTransformer().visit(ast.parse(kernel.src)))
         ast.increment_lineno(ast.fix_missing_locations(tree), first_line - 1)
         code = _sources[kernel.fn] = compile(tree, filename, "exec")
         if not kernel.fn.__module__.startswith("triton."):
@@ -338,6 +421,7 @@ def _python_function(kernel: JITFunction):
         **kernel.fn.__globals__,
         **{name: cell.cell_contents for name, cell in closure.items()},
         "interpreter_semantic": interpreter.interpreter_semantic,
+        _CountedLoops.COUNT: _count_pass,
     }
     exec(code, namespace)
     return namespace[kernel.fn.__name__]
@@ -355,24 +439,24 @@ def _as_argument(value):
     return interpreter._implicit_cvt(value)
 
 
-def _where(kernel: JITFunction, error: Exception) -> str:
-    """The innermost line of kernel source that the error passed through."""
-    place = kernel.fn.__name__
+def _where(kernel: JITFunction, error: Exception) -> tuple[str, tuple[str, int] | None]:
+    """The innermost kernel that the error passed through, and the file and line in it."""
+    found = kernel.fn.__name__, None
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if code in kernel_code:
-            text = linecache.getline(code.co_filename, trace.tb_lineno).strip()
-            place = f"{code.co_name}, line {trace.tb_lineno}, `{text}`"
+            found = code.co_name, (code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
-    return place
+    return found
 
 
 def _checked_grid(kernel: JITFunction, grid, bound: dict) -> tuple[int, int, int]:
     grid = grid(bound) if callable(grid) else grid
     sizes = (*grid, 1, 1)[:3] if isinstance(grid, tuple | list) and 1 <= len(grid) <= 3 else (None,) * 3
     if not all(isinstance(size, int) and 0 <= size <= limit for size, limit in zip(sizes, MAX_GRID, strict=True)):
-        raise ValueError(f"{kernel.fn.__name__}: a grid is 1 to 3 sizes of at most {MAX_GRID}, got {grid}")
+        mend = f"write ({grid},), a tuple" if isinstance(grid, int) else "count with triton.cdiv(elements, BLOCK)"
+        raise ValueError(f"{kernel.fn.__name__}: a grid is 1 to 3 sizes of at most {MAX_GRID}, got {grid}: {mend}")
     return sizes
 
 
@@ -406,7 +490,7 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
         if _observer is not None:
             options = {name: value for name, value in kwargs.items() if name not in given}
             instances = _observer.launch(self, grid, arguments, {**bound.arguments, **options})
-        _interpret(self, grid, instances, arguments, debug=bool(kwargs.get("debug", self.debug)))
+        _interpret(self, grid, instances, arguments, warps, bool(kwargs.get("debug", self.debug)))
         copies._restore_args_dev(values, on_host, {}, {})
 
 
@@ -415,7 +499,11 @@ def _in_order(grid: tuple[int, int, int]):
     return (index[::-1] for index in np.ndindex(grid[2], grid[1], grid[0]))
 
 
-def _interpret(kernel: JITFunction, grid: tuple[int, int, int], instances, arguments: dict, debug: bool) -> None:
+def _interpret(
+    kernel: JITFunction, grid: tuple[int, int, int], instances, arguments: dict, warps: int, debug: bool
+) -> None:
+    global _bounds, _warps, _passes
+    _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, debug=debug)
     builder.set_grid_dim(*grid)
@@ -426,12 +514,16 @@ def _interpret(kernel: JITFunction, grid: tuple[int, int, int], instances, argum
             arguments = {name: value if name in constants else _as_argument(value) for name, value in arguments.items()}
             for index in _in_order(grid) if instances is None else instances:
                 builder.set_grid_idx(*index)
+                _passes = 0
                 if _observer is not None:
                     _observer.program(index)
                 function(**arguments)
         except Exception as error:
-            message = " ".join(str(error).split()) or type(error).__name__
-            raise InterpreterError(f"{_where(kernel, error)}: {message}") from None
+            name, place = _where(kernel, error)
+            line = f"{name}, line {place[1]}, `{linecache.getline(*place).strip()}`" if place else name
+            raised = InterpreterError(f"{line}: {meaning(error)}")
+            raised.place = place  # file and line, for those who show it
+            raise raised from None
 
 
 def _refuse_autotune(self: Autotuner, *args, **kwargs):
@@ -440,7 +532,20 @@ def _refuse_autotune(self: Autotuner, *args, **kwargs):
     return _autotuned_run(self, *args, **kwargs)
 
 
+def _refuse_large_blocks(module, metadata, options, *rest):
+    shapes = set(re.findall(r"tensor<((?:\d+x)+)", str(module)))
+    largest = max((math.prod(map(int, shape.split("x")[:-1])) for shape in shapes), default=1)
+    threads = LANES * options.num_warps
+    if largest > MOST_HELD * threads:
+        raise ValueError(
+            f"a block of {largest} elements is {largest // threads} for each of {threads} threads, which has at most "
+            f"255 registers, and would compile for minutes: make it at most {MOST_HELD * threads}, or num_warps larger"
+        )
+    return _make_ttgir(module, metadata, options, *rest)
+
+
 def _install() -> None:
+    CUDABackend.make_ttgir = staticmethod(_refuse_large_blocks)
     interpreter._get_np_dtype = _np_dtype
     interpreter.ReduceOps = Reduce
     interpreter.interpreter_builder.__class__ = Builder

@@ -53,7 +53,7 @@ def test_agrees_with_the_h200(case, interpreted):
     name, _, inputs, (_, dtype), _ = case
     theirs, ours = as_float(RECORDED[name], dtype), as_float(interpreted[name], dtype)
     operation, precision = name.split("_")[0], name.split("_")[-1]
-    if operation not in INEXACT:
+    if operation not in INEXACT or name in ("sum_fp16", "sum_bf16"):
         np.testing.assert_array_equal(ours, theirs)
         return
     if operation == "cumsum":

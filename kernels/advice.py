@@ -1,0 +1,72 @@
+"""What a failure inside an interpreted kernel means, in the words of kernels: Python's own speak of the interpreter."""
+
+import re
+
+_NOT_IN_TL = {
+    "tanh": "write 2 * tl.sigmoid(2 * x) - 1",
+    "gelu": "write 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))",
+    "relu": "write tl.maximum(x, 0)",
+    "silu": "write x * tl.sigmoid(x)",
+    "pow": "write x * x * x",
+    "mean": "write tl.sum(x) / n",
+    "var": "write tl.sum of the squared distances from the mean, over n",
+}
+_DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64", "int": "int32"}
+
+# (what Python or Triton says, what it means); \1 is what the first parentheses matched.
+_MEANINGS = (
+    (r"for \*\* or pow", "a block has no **: write s * s * s for a cube, tl.sqrt(s) for a root"),
+    (r"for @:", "a block has no @: write tl.dot(a, b)"),
+    (r"bad operand type for abs", "a block has no abs(): write tl.abs(x)"),
+    (r"argument 'input' .*must be Tensor, not tensor", "torch knows no blocks: use tl's functions, such as tl.exp"),
+    (r"'NoneType' object has no attribute 'to_tensor'", "NumPy knows no blocks: use tl's functions, such as tl.exp"),
+    (
+        r"cannot reshape array of size \d+ into shape \(\)|only .*arrays can be converted to Python scalars",
+        "a block of values is not one number: float(), range() and math's functions take one; use tl's functions",
+    ),
+    (r"'torch.dtype' object has no attribute", "a kernel's dtypes are Triton's: write x.to(tl.float32)"),
+    (r"'dtype' object is not callable", "a dtype is no function: write x.to(tl.float32)"),
+    (r"'int' object is not iterable", "a block has no elements to index or walk: load them, or take tl.sum, tl.max"),
+    (
+        r"unsupported tensor index",
+        "a block is indexed with : and None only, x[:, None]; to take a part, load that part",
+    ),
+    (
+        r"Shape element \d+ must have type|arange's arguments must be of type tl.constexpr",
+        "a block's size is known when the kernel is compiled: take it from a parameter declared tl.constexpr",
+    ),
+    (
+        r"arange's range must be a power of 2|Shape element \d+ must be a power of 2",
+        "a block's size is a power of two: take triton.next_power_of_2(n), and mask what lies past n",
+    ),
+    (r"'tensor' has no len\(\)", "a block has no len(): pass the number of elements to the kernel"),
+    (r"does not support item assignment", "a block cannot be changed in place: write tl.where(condition, new, old)"),
+    (r"Expected dtype .*but got (\w+)", r"this function takes fp32 or fp64 and got \1: write x.to(tl.float32) first"),
+    (r"numpy data itemsize .* for triton type int", "an integer stands where a float belongs: write 2.0, not 2"),
+    (r"Unsupported ptr type", "tl.load and tl.store take a pointer: write tl.load(x_ptr + offsets)"),
+    (r"cannot cast .* to|incompatible types? .*pointer", "a pointer stands where a value belongs: tl.load it first"),
+    (
+        r"invalid operands of type .*float",
+        "&, | and % of floats are not defined: compare first, or convert to integers",
+    ),
+    (r"multiple values for argument '_semantic'", "too many arguments: pass all but the first few by name"),
+)
+LONGEST = 300  # characters
+
+
+def meaning(error: Exception) -> str:
+    """One line for a person who wrote the kernel; what the error says itself where nothing better is known."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    if missing := re.fullmatch(r"module 'triton\.language(?:\.\w+)?' has no attribute '(\w+)'", said):
+        mend = _NOT_IN_TL.get(missing[1], "build it from tl.exp, tl.log, tl.sqrt, tl.erf, tl.sigmoid and tl.where")
+        return f"tl has no {missing[1]}: {mend}"
+    if missing := re.fullmatch(r"'tensor' object has no attribute '(\w+)'", said):
+        if missing[1] in _DTYPES:
+            return f"a block has no .{missing[1]}(): write x.to(tl.{_DTYPES[missing[1]]})"
+        return (
+            f"a block has no .{missing[1]}: {_NOT_IN_TL.get(missing[1], 'blocks have what tl has, not what torch has')}"
+        )
+    for pattern, means in _MEANINGS:
+        if found := re.search(pattern, said):
+            return found.expand(means)
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."

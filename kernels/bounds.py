@@ -1,0 +1,86 @@
+"""Where an interpreted launch may load and store: in the tensors that it was given.
+
+NumPy's half of the interpreter goes to whatever address it is told, in this process's own memory. On a GPU a stray
+store is an "illegal memory access" at best, and at worst changes another tensor.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from triton.runtime.jit import TensorWrapper
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The addresses of a tensor's elements, [low, high) in bytes; between its rows may lie what is not its own."""
+
+    name: str  # of the kernel's parameter
+    low: int
+    high: int
+    itemsize: int
+
+    def away(self, address: int) -> int:
+        """Bytes from here to an address; 0 within."""
+        return max(self.low - address, address - self.high + 1, 0)
+
+
+class Bounds:
+    """The tensors of one launch.
+
+    Args:
+        arguments: parameter name -> value on the host: tensors, descriptors, tuples of them, and whatever else.
+    """
+
+    def __init__(self, arguments: dict):
+        self._extents = [extent for name, value in arguments.items() for extent in extents(name, value)]
+
+    def check(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> None:
+        """Raise IndexError where a lane of an access goes outside every tensor.
+
+        Args:
+            kind: "read", "write" or "atomic".
+            addresses: uint64, of the block's shape; mask: bools of that shape; itemsize: bytes of an element.
+        """
+        everywhere = mask.all()
+        reached = addresses if everywhere else addresses[mask]
+        if not reached.size:
+            return
+        low, high = int(reached.min()), int(reached.max()) + itemsize
+        if any(extent.low <= low and high <= extent.high for extent in self._extents):
+            return
+        astray = mask.copy()
+        for extent in self._extents:
+            astray &= (addresses < extent.low) | (addresses > extent.high - itemsize)
+        if astray.any():
+            raise IndexError(self._described(kind, addresses, astray))
+
+    def _described(self, kind: str, addresses: np.ndarray, astray: np.ndarray) -> str:
+        lane = tuple(np.argwhere(astray)[0].tolist())
+        address = int(addresses[lane])
+        does = {"read": "loads", "write": "stores", "atomic": "changes"}[kind]
+        who = f"lane {lane[0] if len(lane) == 1 else lane}" if addresses.size > 1 else "it"
+        if not self._extents:
+            return f"{who} {does} an element where every tensor is empty: return before launching"
+        nearest = min(self._extents, key=lambda extent: extent.away(address))
+        element = (address - nearest.low) // nearest.itemsize
+        last = (nearest.high - nearest.low) // nearest.itemsize - 1
+        return (
+            f"{who} {does} element {element} of {nearest.name}, which has 0 to {last} ({int(astray.sum())} of "
+            f"{astray.size} lanes are outside): mask the lanes that have no element, or mend the offset"
+        )
+
+
+def extents(name: str, value) -> Iterator[Extent]:
+    """The extent of each tensor in a kernel's argument that has elements."""
+    value = value.base if isinstance(value, TensorDescriptor) else value
+    value = value.base if isinstance(value, TensorWrapper) else value
+    if isinstance(value, torch.Tensor) and value.numel():
+        reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        low, itemsize = value.data_ptr(), value.element_size()
+        yield Extent(name, low, low + (reach + 1) * itemsize, itemsize)
+    elif isinstance(value, tuple | list):
+        for place, each in enumerate(value):
+            yield from extents(f"{name}[{place}]", each)
