@@ -2,17 +2,15 @@
 # # 03 Your first fused kernel
 #
 # A GPU runs thousands of threads. A tensor has as many numbers as it has; no power of two, no multiple of anything.
-# **Who takes which number, and what do the threads do that have none?** And once your kernel is right: what has the
-# compiler made of it, and could it be faster?
+# **Who takes which number, and what do the threads do that have none?**
 #
 # After this lesson you can
 #
-# - write a Triton kernel: program instances, blocks, pointers, masks;
-# - find a wrong mask with the meter, even where every value is right;
-# - fuse two elementwise operations into one kernel, and predict what that brings at any size;
-# - read from the machine code whether loads are wide, and say what makes them narrow.
+# - write a Triton kernel: program instances, blocks, pointers, masks, strides, casts;
+# - find a wrong mask with the meter, even where every value is right, and a race where values are right by luck;
+# - fuse two elementwise operations into one kernel, and predict what that brings at any size.
 #
-# About 45 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to
+# About 40 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to
 # [exercise 03](../exercises/03_fused_add_gelu.ipynb).
 
 # %%
@@ -22,7 +20,7 @@ import triton.language as tl
 from torch.nn.functional import gelu
 
 from helpers.instruments import measure
-from helpers.learning import predict_first, predictions, self_test
+from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -57,7 +55,7 @@ print(out.tolist())
 # - `tl.store` writes a block, `tl.load` reads one.
 #
 # There is no `for` over elements, and no thread: which thread takes which element of the block is the compiler's
-# business. You will see its choice below.
+# business. [Lesson 03b](03b_what_the_compiler_made.ipynb) shows its choice.
 #
 # **How many instances does a tensor of a million numbers need, in blocks of 1024?**
 
@@ -78,7 +76,7 @@ instances.compare(triton.cdiv(1_000_000, 1024))
 
 # %%
 @triton.jit
-def add_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+def unmasked_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a = tl.load(a_ptr + element)
     b = tl.load(b_ptr + element)
@@ -95,9 +93,9 @@ def launch(kernel, a, b, block=4):
 # Twelve numbers in blocks of four: three instances, and nothing to complain of.
 
 # %%
-a, b = torch.randn(12, device=device), torch.randn(12, device=device)
-twelve = measure(launch, add_kernel, a, b)
-print("right:", torch.equal(twelve.result, a + b))
+a12, b12 = torch.randn(2, 12, device=device)
+twelve = measure(launch, unmasked_kernel, a12, b12)
+print("right:", torch.equal(twelve.result, a12 + b12))
 twelve
 
 # %% [markdown]
@@ -108,9 +106,9 @@ beyond = predict_first("elements beyond the end, 10 numbers in blocks of 4", uni
 beyond
 
 # %%
-a, b = torch.randn(10, device=device), torch.randn(10, device=device)
-ten = measure(launch, add_kernel, a, b)
-print("right:", torch.equal(ten.result, a + b))
+a10, b10 = torch.randn(10, device=device), torch.randn(10, device=device)
+ten = measure(launch, unmasked_kernel, a10, b10)
+print("right:", torch.equal(ten.result, a10 + b10))
 
 # %% [markdown]
 # Right! A test of values is content. The meter is not: it knows where each tensor ends.
@@ -129,12 +127,33 @@ beyond.compare(ten.hazards[0].elements)
 #
 # ## The mask
 #
-# A **mask** says which lanes of a block may load and store. Somebody writes this one. **Is it right?**
+# A **mask** says which lanes of a block may load and store: a block of yes and no. Write one. As it stands, this
+# kernel asks the wrong question: look at the picture, where lanes that the mask keeps out are dotted. **Change the
+# marked line until it says "Solved".**
 
 
 # %%
 @triton.jit
-def add_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+def mask_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < BLOCK  # <- here
+    x = tl.load(x_ptr + element, mask=exists)
+    tl.store(y_ptr + element, 2 * x, mask=exists)
+
+
+tenths = torch.arange(10.0)
+puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>exists = element < elements</code>: a lane counts where its element exists,
+# whatever the block.</details>
+#
+# Somebody else writes `<=` into the addition. **Is it right?**
+
+
+# %%
+@triton.jit
+def off_by_one_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = element <= elements
     a = tl.load(a_ptr + element, mask=exists)
@@ -142,7 +161,7 @@ def add_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     tl.store(y_ptr + element, a + b, mask=exists)
 
 
-measure(launch, add_kernel, a, b)
+measure(launch, off_by_one_kernel, a10, b10)
 
 # %% [markdown]
 # One element too many: they are numbered from 0 to `elements - 1`. Put right, nothing is left to report, and the
@@ -159,7 +178,7 @@ def add_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     tl.store(y_ptr + element, a + b, mask=exists)
 
 
-measure(launch, add_kernel, a, b)
+measure(launch, add_kernel, a10, b10)
 
 # %% [markdown]
 # ## Two kernels, then one
@@ -267,6 +286,22 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 # touched last. (The recorded kernel is the course's own, with GELU's tanh form, which you will write in the exercise.
 # Its arithmetic costs nothing either way.)
 #
+# Those are the GPU's times. Somebody calls these functions, and waits for Python and the launch as well. On the
+# smallest size, where that matters, the same run has recorded what a call costs its caller:
+
+# %%
+calls = {
+    row["provider"]: row["call"]["median"]
+    for row in h200.rows
+    if (row["kernel"], row["shape"], row["dtype"]) == ("add_gelu", [2**20], "float32") and row["call"]
+}
+for version, call in calls.items():
+    print(f"{version:14} GPU {times[version].median * 1e6:5.1f} us   a call {call * 1e6:5.1f} us")
+
+# %% [markdown]
+# On a million numbers, then, nothing is gained by whoever calls once and waits: lesson 02 has the reason. The gain is
+# the GPU's, and yours where the GPU is what everybody waits for.
+#
 # With a GPU at hand, your kernel, here:
 
 # %% tags=["nbval-ignore-output"]
@@ -276,204 +311,179 @@ from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
     for n in (2**20, 10_000_000, 100_000_000):
-        x, y = torch.randn(2, n, device="cuda")
-        eager = partial(lambda x, y: gelu(x + y), x, y)
-        one = partial(launch, fused_kernel, x, y, 1024)
+        left, right = torch.randn(2, n, device="cuda")
+        eager = partial(lambda left, right: gelu(left + right), left, right)
+        one = partial(launch, fused_kernel, left, right, 1024)
         print(f"{n:,}:", benchmark_together({"eager": eager, "fused": one}))
 else:
     print(f"No GPU here. Recorded above: {h200.label}.")
 
 # %% [markdown]
-# ## What the compiler made of it
+# ## Casts: in which dtype the arithmetic is done
 #
-# Triton's compiler and NVIDIA's assembler run here, without a GPU. They share a block out among *threads*, and those
-# step together in **warps** of 32. The values of a block live in **registers**, 32 bits each, of which a thread has a
-# limited number. **Claim: fusing takes add+GELU from 24 to 32 registers.** How many does the fused kernel need on an
-# A100, in blocks of 1024 on 4 warps? (That is eight elements a thread. Addresses, and what is being worked on, take
-# registers, too.)
-
-# %%
-registers = predict_first("registers a thread of the fused kernel, A100", unit="")
-registers
-
-# %%
-from helpers.instruments import compile_for
-
-x = torch.empty(2**20, device="meta")  # a tensor without memory: nothing will run
-n = x.numel()
-compiled = compile_for(fused_kernel, x, x, x, n, device="A100", BLOCK=1024, num_warps=4)
-compiled
-
-# %%
-alone = {
-    "add": compile_for(add_kernel, x, x, x, n, device="A100", BLOCK=1024),
-    "GELU": compile_for(gelu_kernel, x, x, n, device="A100", BLOCK=1024),
-    "fused": compiled,
-}
-print({name: each.registers for name, each in alone.items()})
-registers.compare(compiled.registers)
-
-# %% [markdown]
-# (Spills come up at the end of this lesson; what the other lines mean, lesson 07 explains.)
-#
-# The fused kernel needs no more than the hungrier of the two: the sum's register is free again as soon as GELU has
-# used it. So the claim's second number comes out here as well; its first does not, whichever of the two kernels you
-# ask, and both change with the block, as you will see.
-#
-# ## Wide loads
-#
-# Each of 128 threads has eight elements of a block of 1024. **How many load instructions does a thread execute for
-# the two inputs?**
-
-# %%
-load_count = predict_first("load instructions a thread, for a and b", unit="")
-load_count
-
-# %%
-compiled.sass_view("load", "store")
-
-# %%
-load_count.compare(len(compiled.sass_view("load").instructions))
-
-# %% [markdown]
-# This is the machine code, which NVIDIA calls **SASS**, with the line of the kernel that asked for it. Names with an
-# R are registers, `@!P0` is the mask at work: a thread to which it does not apply skips the instruction.
-#
-# `LDG.E.128`: a load of 128 bits, four numbers at once. CUDA programmers write `float4` for that. In Triton the
-# compiler does it when it can prove two things: that neighbouring elements belong to one thread, which it arranges
-# itself, and that the address is a multiple of 16 bytes. That it learns at the launch, from the pointers it is given:
-# the **divisibility hint**.
-#
-# So take the hint away. Give it a tensor that begins one number later: `x[1:]`, a view that PyTorch users make
-# without a thought. Or a length that is no multiple of 16, so that the mask may end in the middle of four numbers.
-# **How many loads now?**
-
-# %%
-narrow_count = predict_first("load instructions a thread, tensors one number on", unit="")
-narrow_count
-
-# %%
-later = torch.empty(2**20 + 1, device="meta")[1:]
-variants = {
-    "aligned": (x, n),
-    "one number on": (later, n),
-    "odd length": (x, n + 1),
-}
-loads = {}
-for name, (tensor, length) in variants.items():
-    arguments = (tensor, tensor, tensor, length)
-    made = compile_for(fused_kernel, *arguments, device="A100", BLOCK=1024)
-    loads[name] = len(made.sass_view("load").instructions)
-    widths = [each for each in made.instructions if each.startswith(("LDG", "STG"))]
-    print(f"{name:14} {loads[name]:2} loads a thread; {' and '.join(widths)}")
-
-# %%
-narrow_count.compare(loads["one number on"])
-
-# %% [markdown]
-# Four times the instructions, for the same bytes. Does that cost time? The memory delivers **sectors** of 32 bytes,
-# however they are asked for. Here is what the 32 threads of a warp, its lanes, fetch with one instruction:
-# <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
-
-# %%
-from helpers.figures import WarpLoad, warp_chart
-
-warp_chart(
-    {
-        "4 bytes a lane": WarpLoad(step=4, width=4),
-        "16 bytes a lane": WarpLoad(step=16, width=16),
-        "one number on": WarpLoad(step=4, width=4, offset=4),
-        "every second number": WarpLoad(step=8, width=4),
-    },
-    "Neighbours use nearly all that is fetched, strides do not",
-)
-
-# %% [markdown]
-# A wide load asks for four times as much at once, and wastes as little. Beginning one number later touches one sector
-# more. What really wastes is a **stride**: lanes that take every second number still fetch whole sectors. **How many
-# sectors does a warp fetch when it takes every eighth?**
-
-# %%
-sectors = predict_first("sectors a warp fetches, every 8th fp32 number", unit="")
-sectors
+# Half-precision inputs move half the bytes. But arithmetic on them is done in half precision, too, unless you say
+# otherwise, and fp16 ends at 65504. This kernel is to give the square of each number, divided by 100. Every result
+# fits. **What goes wrong, and what does the marked line need?**
 
 
 # %%
 @triton.jit
-def stride_kernel(x_ptr, y_ptr, STRIDE: tl.constexpr):
-    lane = tl.arange(0, 32)
-    tl.store(y_ptr + lane, tl.load(x_ptr + lane * STRIDE))
+def square_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + element)  # <- here
+    tl.store(y_ptr + element, x * x / 100)
 
 
-def take_every(x, stride):
-    y = torch.empty(32, device=x.device)
-    stride_kernel[(1,)](x, y, STRIDE=stride)
+hundreds = torch.arange(100, 1300, 100, dtype=torch.float16)
+squares = (hundreds.float() ** 2 / 100).half()
+puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: squares above 65504 do not
+# exist in fp16; in fp32 they do, and the quotient fits again.</details>
+#
+# So load, then `.to(tl.float32)`, then compute. It costs no traffic: the cast is done on what has arrived, and the
+# store rounds back to what `y_ptr` points to. Range is half of it; the other half is that a chain of operations in
+# fp32 is rounded *once*, at the store. How much is that worth? A cube, both ways:
+
+
+# %%
+@triton.jit
+def cube_kernel(x_ptr, y_ptr, elements, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    x = tl.load(x_ptr + element, mask=exists)
+    if WIDE:  # decided when the kernel is compiled
+        x = x.to(tl.float32)
+    tl.store(y_ptr + element, x * x * x, mask=exists)
+
+
+def cube(x, wide):
+    y = torch.empty_like(x)
+    cube_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), WIDE=wide, BLOCK=1024)
     return y
 
 
 # %%
-numbers = torch.randn(1024, device=device)
-print("stride  bytes read  sectors")
-for stride in (1, 2, 4, 8, 16):
-    traffic = measure(take_every, numbers, stride)
-    print(f"{stride:6} {traffic.bytes_read:8} B {traffic.sectors_read:8}")
-
-# %%
-sectors.compare(measure(take_every, numbers, 8).sectors_read)
+halves = torch.linspace(-8, 8, 4096, device=device, dtype=torch.float16)
+nearest = (halves.double() ** 3).half()
+for wide in (False, True):
+    off = (cube(halves, wide) != nearest).double().mean()
+    print(f"WIDE={wide}: {off:.1%} of the results are not the nearest fp16 number")
 
 # %% [markdown]
-# The bytes asked for are the same; the sectors, which the memory must deliver, are not. Move it yourself. Find out:
+# Cast first for a third reason: `tl.exp`, `tl.sqrt`, `tl.erf` and `tl.sigmoid` take fp32. (`tl.sigmoid(x)` is
+# $1/(1+e^{-x})$; with it you can write others, as $\tanh x = 2\,\sigma(2x) - 1$.)
 #
-# 1. From which stride on does each lane have a sector of its own, in fp32? In fp16?
-# 2. What does an offset cost, at most? At which offsets nothing?
-# 3. Stride 8 with one number a lane, then with four (the next lane begins eight times as far on as a lane is wide):
-#    how much is used of what is fetched, and why does it differ?
-
-# %%
-from helpers.figures import warp_explorer
-
-explorer = warp_explorer(dtype="fp32", stride=2, offset=1)
-explorer
-
-# %% [markdown]
-# <details><summary>What is to be found</summary>1. From 8 in fp32, from 16 in fp16: as many numbers as a sector
-# holds. 2. One sector more at most, and none where the offset is a whole number of sectors: 8 or 16 in fp32. 3. An
-# eighth, then half: four neighbours fill half of the sector that one alone would leave nearly empty.</details>
+# ## Strides: where a tensor lies in memory
 #
-# **Claim: wide loads make add+GELU another 1.2 to 1.3 times faster.** You have the means to judge: the bytes and the
-# sectors are the same, wide or narrow; what differs is how many instructions ask for them, and how much each thread
-# has asked for while it waits. That is worth something only where asking is what limits the kernel. On the recorded
-# H200:
+# A tensor is an address and a **stride** for each dimension: how many elements further on the next one lies. A
+# kernel sees the address alone. `matrix[:, 1:5]` is a view: no copy, and its rows do not lie end to end.
 
 # %%
-for n, widths in h200.experiment("load_widths").items():
-    gain = widths["4 bytes"].median / widths["16 bytes"].median
-    print(f"{n:12,} numbers: wide loads are {gain:.2f} times as fast")
+matrix = torch.arange(18.0).view(3, 6)
+middle = matrix[:, 1:5]
+print("shape", tuple(middle.shape), "strides", middle.stride())
+print("contiguous:", middle.is_contiguous())
 
 # %% [markdown]
-# So the claim fails there: enough threads with narrow loads keep this memory as busy as fewer with wide ones do.
+# This kernel doubles a row a program, and believes that rows lie end to end. The picture shows the view as it lies in
+# memory. `stride` is given and not yet used. **Put the marked line right.** (The result is contiguous: there the
+# rows do lie end to end.)
+
+
+# %%
+@triton.jit
+def row_kernel(x_ptr, y_ptr, stride, COLUMNS: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + row * COLUMNS + column)  # <- here
+    tl.store(y_ptr + row * COLUMNS + column, 2 * x)
+
+
+middle = torch.arange(18.0).view(3, 6)[:, 1:5]
+puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMNS=4)
 
 # %% [markdown]
-# ## Block size and warps
+# <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins a stride
+# further on, not a row's length.</details>
 #
-# Two numbers are yours to choose: `BLOCK`, and `num_warps`, the warps (of 32 threads) that share a block. What
-# follows from them:
+# What does `add_kernel`, which knows no strides, make of two such views? It is given 12 elements, in order.
 
 # %%
-print(" BLOCK  warps  a thread  widest load  registers  active warps")
-for block, warps in ((128, 4), (256, 4), (512, 4), (1024, 4), (4096, 4), (8192, 4)):
-    chosen = {"BLOCK": block, "num_warps": warps}
-    made = compile_for(fused_kernel, x, x, x, n, device="H200", **chosen)
-    widest = max(int(name[4:]) for name in made.instructions if name.startswith("LDG."))
-    occupied = f"{made.occupancy().fraction:.0%}"
-    a_thread = block // (32 * warps)
-    load = f"{widest} bit"
-    print(f"{block:6} {warps:6} {a_thread:9} {load:>12} {made.registers:10} {occupied:>13}")
+views = torch.arange(18.0, device=device).view(3, 6)[:, 1:5], torch.zeros(3, 4, device=device)
+unaware = measure(launch, add_kernel, *views)
+print("right:", torch.equal(unaware.result, views[0] + views[1]))
+unaware
 
 # %% [markdown]
-# Few elements a thread: narrow loads. Many: more registers, so fewer warps fit on the GPU at a time. (Lesson 07 is
-# about that.) **By what factor do you expect the worst of these choices to be slower than the best?** Here is what an
-# H200 did with many of them, on the course's own add+GELU:
+# Not slow: *wrong*. There are two ways out. Pass strides, as `row_kernel` does; or have the launcher say
+# `x.contiguous()`, which copies what does not lie in order and returns everything else as it is. The copy is a launch
+# and a pass over memory:
+
+# %%
+in_order = measure(lambda a, b: launch(add_kernel, a.contiguous(), b.contiguous()), *views)
+print("right:", torch.equal(in_order.result, views[0] + views[1]))
+print(in_order.launch_table())
+
+# %% [markdown]
+# ## A race
+#
+# Programs run at the same time, in any order. Here three programs add up four numbers each. The sum of each block is
+# wanted. **What happens to the sums? Put the marked line right.**
+
+
+# %%
+@triton.jit
+def block_sum_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    x = tl.load(x_ptr + program * BLOCK + tl.arange(0, BLOCK))
+    tl.store(y_ptr, tl.sum(x))  # <- here
+
+
+quarters = torch.arange(12.0)
+sums = quarters.view(3, 4).sum(1)
+puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: a place for each program. All
+# in one place, the last to arrive wins, and nobody knows who that is.</details>
+#
+# A race need not show in the values: where all programs store the same, or the right one happens to be last, tests
+# pass for months. The meter reports it all the same, since it knows who stored what.
+#
+# ## Two billion elements
+#
+# Your kernels count elements in int32: a program's number is one, and so is `tl.arange`. **What is the number of the
+# first element of program 2,097,152, in blocks of 1024?**
+
+
+# %%
+@triton.jit
+def first_element_kernel(program_ptr, first_ptr, BLOCK: tl.constexpr):
+    program = tl.load(program_ptr)  # in place of tl.program_id(0): as many programs would take a while
+    tl.store(first_ptr, program * BLOCK)
+    tl.store(first_ptr + 1, program.to(tl.int64) * BLOCK)
+
+
+# %%
+program = torch.tensor([2**21], dtype=torch.int32, device=device)
+firsts = torch.empty(2, dtype=torch.int64, device=device)
+first_element_kernel[(1,)](program, firsts, BLOCK=1024)
+print("in int32:", firsts[0].item())
+print("in int64:", firsts[1].item())
+
+# %% [markdown]
+# Negative: the kernel would store *before* its tensor. The mask lets it pass, since a negative number is less than
+# `elements`. Tensors of that size are rare and real: a batch of logits over a large vocabulary has as many numbers.
+# The remedy is one cast, and it must come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. From
+# the exercise on, write it so.
+#
+# ## Which block, how many warps
+#
+# Two numbers are yours to choose: `BLOCK`, and `num_warps`, an option of the launch:
+# `kernel[grid](..., BLOCK=1024, num_warps=4)`. A **warp** is 32 threads, and 4 warps share a block unless you say
+# otherwise: in a block of 1024, a thread has eight elements. **By what factor is the worst of these choices slower
+# than the best, on an H200?** (The course's own add+GELU, 4 warps, blocks of 256 to 8192.)
 
 # %%
 worst = predict_first("slowest over fastest block, 256 to 8192, 4 warps", unit="times")
@@ -481,29 +491,15 @@ worst
 
 # %%
 sweep = h200.experiment("occupancy_sweep")
-print(f"{h200.label}, us\n BLOCK " + "".join(f"{warps:>5} warps" for warps in (2, 4, 8)))
-blocks = (256, 512, 1024, 2048, 4096, 8192, 16384)
-for block in blocks:
-    row = (sweep[f"{block}x{warps}"].median * 1e6 for warps in (2, 4, 8))
-    print(f"{block:6} " + "".join(f"{each:11.0f}" for each in row))
-
-# %%
-on_four = [sweep[f"{block}x4"].median for block in blocks[:-1]]
+blocks = (256, 512, 1024, 2048, 4096, 8192)
+on_four = [sweep[f"{block}x4"].median for block in blocks]
+print({block: f"{1e6 * seconds:.0f} us" for block, seconds in zip(blocks, on_four, strict=True)})
 worst.compare(max(on_four) / min(on_four))
 
 # %% [markdown]
-# Over a wide range it does not matter: the memory is the limit, and any of these keeps it busy. The edges do matter.
-# A block of 256 on 8 warps gives each thread a single element: it asks for too little at a time. And the other end,
-# 16384 on 4 warps?
-
-# %%
-edge = compile_for(fused_kernel, x, x, x, n, device="H200", BLOCK=16384, num_warps=4)
-print(f"{edge.registers} registers a thread, {edge.spill_bytes} bytes of spills")
-
-# %% [markdown]
-# A thread cannot have more registers than that. What does not fit is **spilled** to memory, and the kernel moves
-# bytes that nobody asked for. So choose a block that gives each thread one or two wide loads, and look elsewhere for
-# speed.
+# Over a wide range it does not matter: the memory is the limit, and any of these keeps it busy. So take a block of
+# 1024 on 4 warps, which gives a thread at least four neighbours, and turn to what does matter, the bytes. Where the
+# edges of that range are, and why, is lesson 03b's matter.
 #
 # ## What you said, what was found
 
@@ -521,22 +517,22 @@ predictions()
 # <details><summary>Answer</summary>The loads still read beyond the end: values nobody stores, but the address may not
 # be yours to read. The meter reports an out-of-bounds read.</details>
 #
-# 3. Why does fusing not need the registers of both kernels added up?
-# <details><summary>Answer</summary>What the first part no longer needs makes room for the second. Only values that live
-# at the same time need registers of their own.</details>
+# 3. Two programs store the same right value to one element. Does it matter?
+# <details><summary>Answer</summary>Not to the result. It is a store too many, and it hides the next mistake: the day
+# that the values differ, the result depends on who was last.</details>
 #
-# 4. A slice `x[:, 1:]` of a matrix comes into your kernel, and it gets slower though it moves the same bytes. What
-#    would you look at?
-# <details><summary>Answer</summary>The widths of the loads in the SASS: the address is no longer a multiple of 16
-# bytes. And the sectors: each row begins in the middle of one.</details>
+# 4. A slice `x[:, 1:]` of a matrix comes into this lesson's `fused_kernel`. What happens?
+# <details><summary>Answer</summary>The result is wrong: the kernel takes as many numbers in order as the slice has,
+# and those are not the slice's. Pass strides, or make it contiguous in the launcher. (With strides it is right, and
+# its loads are narrow: lesson 03b.)</details>
 #
 # 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes an element does it move? Put your number in place of
 #    the dots.
 
 # %%
 answer = ...
-halves = torch.rand(4, 1000, dtype=torch.float16)
-correct = halves.nbytes / halves[0].numel()
+tensors = torch.rand(4, 1000, dtype=torch.float16)
+correct = tensors.nbytes / tensors[0].numel()
 self_test(answer, correct, "three inputs and one output cross; two bytes a number")
 
 # %% [markdown]
@@ -544,5 +540,6 @@ self_test(answer, correct, "three inputs and one output cross; two bytes a numbe
 #
 # You have built the kernel for one dtype, contiguous tensors and the exact GELU.
 # [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for the whole: GELU's tanh form, half-precision inputs, any
-# strides, no elements at all, and loads as wide as they can be. Next:
-# [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb), where a kernel has a backward pass.
+# strides, no elements at all, and loads as wide as they can be. You have all it takes. Next:
+# [03b What the compiler made of it](03b_what_the_compiler_made.ipynb), where the machine code says why a block of
+# 1024 was a good choice.
