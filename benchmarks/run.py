@@ -11,9 +11,9 @@ their target in benchmarks/targets.py come first, then those behind a peer, each
 
 The lessons' experiments (chains, occupancies) run with all of the kernels, or with --experiments alone.
 
-On a GPU the figures go to benchmarks/results/<gpu>.json with versions, date and ceilings; what was not run
-keeps the figures it had. On a CPU the same command runs small sizes through the interpreter, which shows that it works
-and nothing about speed, and records nothing.
+On a GPU the figures go to benchmarks/results/<gpu>.json. Every row and experiment names the run that measured it, with
+its date, versions and ceilings; what was not run keeps the figures it had, and theirs. On a CPU the same command runs
+small sizes through the interpreter, which shows that it works and nothing about speed, and records nothing.
 """
 
 import argparse
@@ -290,25 +290,31 @@ def plain(timings) -> dict:
     return {str(key): plain(value) for key, value in timings.items()}
 
 
-def record(rows: list[dict], limits: dict[str, float], experiments: dict[str, dict]) -> Path:
-    """Write the rows and the experiments to results/<gpu>.json and return its path."""
-    name = torch.cuda.get_device_name()
-    path = RESULTS / f"{name.lower().removeprefix('nvidia ').replace(' ', '_')}.json"
-    measured = {row["kernel"] for row in rows}
-    earlier = json.loads(path.read_text()) if path.exists() else {"rows": [], "experiments": {}}
+def results_file() -> Path:
+    """Where this GPU's figures are recorded."""
+    name = torch.cuda.get_device_name().lower().removeprefix("nvidia ").replace(" ", "_")
+    return RESULTS / f"{name}.json"
+
+
+def this_run(limits: dict[str, float]) -> dict:
+    """What every figure of this run is recorded with: date, versions, and the ceilings as `ceilings` measured them."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
-    content = {
-        "gpu": name,
-        "date": datetime.date.today().isoformat(),
-        "versions": versions | {"cuda": torch.version.cuda},
-        "command": "python benchmarks/run.py",
-        "ceilings": limits,
-        "experiments": earlier.get("experiments", {}) | {name: plain(times) for name, times in experiments.items()},
-        "rows": [row for row in earlier["rows"] if row["kernel"] not in measured] + rows,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return path
+    versions["cuda"] = torch.version.cuda
+    return {"date": datetime.date.today().isoformat(), "versions": versions, "ceilings": limits}
+
+
+def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict]) -> None:
+    """Write what `run` measured to the file at `path`; whatever else stands there stays as it is, with its own run."""
+    content = json.loads(path.read_text()) if path.exists() else {"runs": [], "experiments": {}, "rows": []}
+    if run not in content["runs"]:
+        content["runs"].append(run)
+    number = content["runs"].index(run)
+    measured = {row["kernel"] for row in rows}
+    content["experiments"] |= {name: {"run": number, "times": plain(times)} for name, times in experiments.items()}
+    content["rows"] = [row for row in content["rows"] if row["kernel"] not in measured]
+    content["rows"] += [row | {"run": number} for row in rows]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), **content}, indent=1) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -318,8 +324,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     options = parser.parse_args(arguments)
     if options.recorded:
-        run = recorded("h200")
-        print("\n".join([run.label, *shortfalls(run.rows), table(run.rows)]))
+        h200 = recorded("h200")
+        print("\n".join([h200.label, *shortfalls(h200.rows), table(h200.rows)]))
         return 0
     chosen = options.kernels or ([] if options.experiments else list(CATALOGUE))
     unknown = [name for name in chosen if name not in CATALOGUE]
@@ -328,6 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     gpu = runtime.has_gpu()
     limits = ceilings() if gpu else {}
+    run = this_run(limits)
     plan = []
     for op in (CATALOGUE[name] for name in chosen):
         shapes, dtypes = (op.gpu_shapes, op.gpu_dtypes) if gpu else (op.interpreter_shapes[-1:], op.dtypes[:1])
@@ -336,7 +343,8 @@ def main(arguments: list[str] | None = None) -> int:
     for op, shape, dtype in tqdm(plan, desc="benchmark", unit="size", delay=2, disable=not sys.stderr.isatty()):
         rows += measure_op(op, shape, dtype, limits)
         if gpu and (shape, dtype) == (op.gpu_shapes[-1], op.gpu_dtypes[-1]):
-            record([row for row in rows if row["kernel"].split()[0] == op.name], limits, {})  # nothing done is lost
+            its = [row for row in rows if row["kernel"].split()[0] == op.name]
+            record(results_file(), run, its, {})  # nothing done is lost
 
     if gpu:
         if rows:
@@ -347,7 +355,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(rows))
     if gpu:
         wanted = EXPERIMENTS if options.experiments or len(chosen) == len(CATALOGUE) else {}
-        print(f"recorded in {record([], limits, {name: time() for name, time in wanted.items()}).name}")
+        record(results_file(), run, [], {name: time() for name, time in wanted.items()})
+        print(f"recorded in {results_file().name}")
     return 0
 
 

@@ -1,11 +1,14 @@
 """The benchmark command where there is no GPU, and what it says of rows measured on one."""
 
+import json
+
 import pytest
 
 from benchmarks import run
 from benchmarks.targets import MISSED, TARGETS, Target
 from benchmarks.tried import TRIED
 from helpers.instruments.recordings import recorded
+from helpers.instruments.timing import Timing
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import Work
 
@@ -101,6 +104,33 @@ def test_whatever_falls_short_in_the_record_says_what_was_tried():
     rows = recorded("h200").rows
     of_kernel = {kernel: [row for row in rows if row["kernel"] == kernel] for kernel in {row["kernel"] for row in rows}}
     assert {kernel for kernel, its in of_kernel.items() if run.shortfalls(its)} == set(TRIED)
+
+
+def test_rows_kept_from_an_earlier_run_keep_its_date_versions_and_ceilings(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    path = tmp_path / "h200.json"
+    time = Timing(1e-6, 1e-6, 1e-6, 3)
+    older, newer = ({"date": day, "versions": {}, "ceilings": {}} for day in ("2026-01-01", "2026-02-02"))
+    old = [row("softmax", (8, 8), "fused", 2.0), row("l2_norm", (8, 8), "fused", 2.0)]
+    run.record(path, older, old, {"kept": {"it": time}, "again": {"it": time}})
+    run.record(path, newer, [row("softmax", (8, 8), "fused", 1.0)], {})
+    run.record(path, newer, [], {"again": {"it": time}})
+    content = json.loads(path.read_text())
+    assert content["runs"] == [older, newer]
+    assert {one["kernel"]: (one["run"], one["gpu"]["median"]) for one in content["rows"]} == {
+        "l2_norm": (0, 2e-6),
+        "softmax": (1, 1e-6),
+    }
+    assert {name: one["run"] for name, one in content["experiments"].items()} == {"kept": 0, "again": 1}
+
+
+def test_every_recorded_row_was_judged_at_a_ceiling_of_its_own_run():
+    h200 = recorded("h200")
+    for one in h200.rows:
+        ceilings = h200.runs[one["run"]]["ceilings"]
+        kind = "bf16_matrix_flops_per_second" if one["ceiling"] == "matrix" else f"{one['ceiling']}_bytes_per_second"
+        amount = one["flops" if one["ceiling"] == "matrix" else "least_bytes"]
+        assert one["least_seconds"] == pytest.approx(amount / ceilings[kind], rel=1e-9)
 
 
 def test_without_a_gpu_it_runs_small_and_says_so(capsys):

@@ -3,31 +3,58 @@
 They are written by `fusion bench` to benchmarks/results/<gpu>.json.
 """
 
+import functools
 import json
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.instruments.timing import Timing
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PROJECT = ROOT / "pyproject.toml"
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One GPU's recorded run: its name, the day, the versions, the ceilings and every row measured in it."""
+    """What was recorded on one GPU, in one run of the benchmark or in several.
+
+    runs: {"date", "versions", "ceilings"} of each, the newest last.
+    rows: every row, with the run that measured it as a number in `runs`.
+    experiments: name -> {"run", "times"}.
+    """
 
     gpu: str
-    date: str
-    versions: dict[str, str]
-    copy_bandwidth: float  # bytes/s, read and written, measured in the same run
-    matrix_rate: float  # FLOP/s, dense bf16, measured in the same run
+    runs: list[dict]
     rows: list[dict]
     experiments: dict[str, dict]
 
     @property
+    def copy_bandwidth(self) -> float:
+        """Bytes/s, read and written, of the newest run; a row's `least_seconds` is by the ceilings of its own run."""
+        return self.runs[-1]["ceilings"]["copy_bytes_per_second"]
+
+    @property
+    def matrix_rate(self) -> float:
+        """FLOP/s of a dense bf16 product, of the newest run."""
+        return self.runs[-1]["ceilings"]["bf16_matrix_flops_per_second"]
+
+    @property
     def label(self) -> str:
-        """What a figure from this run must be shown with."""
-        return f"{self.gpu}, PyTorch {self.versions['torch']}, Triton {self.versions['triton']}, {self.date}"
+        """What figures must be shown with: the GPU, the versions and days they were measured with, the course's own."""
+        return self._label(range(len(self.runs)))
+
+    def _label(self, numbers) -> str:
+        runs = [self.runs[number] for number in sorted(set(numbers))]
+        days = sorted({run["date"] for run in runs})
+        used = {name: " and ".join(sorted({run["versions"][name] for run in runs})) for name in ("torch", "triton")}
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        pins = _pins()
+        return (
+            f"{self.gpu}, PyTorch {used['torch']}, Triton {used['triton']}, {when}"
+            f" (the course installs {pins['torch']} and {pins['triton']})"
+        )
 
     def times(self, kernel: str, shape: tuple[int, ...], dtype: str) -> dict[str, Timing]:
         """Provider ("fused", "eager", "torch.compile") -> the GPU's own time.
@@ -50,13 +77,14 @@ class Recorded:
         """
         if name not in self.experiments:
             raise ValueError(f"no experiment {name!r} is recorded: there are {', '.join(self.experiments)}")
-        return _timings(self.experiments[name])
+        return _timings(self.experiments[name]["times"])
 
     def table(self, kernel: str, dtype: str) -> str:
         """Every size recorded for a kernel, as text: times, speed-up over eager, share of the copy bandwidth."""
-        lines = []
+        lines, runs = [], set()
         for row in self.rows:
             if (row["kernel"], row["dtype"], row["provider"]) == (kernel, dtype, "fused"):
+                runs.add(row["run"])
                 times = self.times(kernel, row["shape"], dtype)
                 seconds = [times[name].median for name in ("eager", "torch.compile", "fused")]
                 speed_up, share = seconds[0] / seconds[-1], row["least_seconds"] / seconds[-1]
@@ -67,7 +95,15 @@ class Recorded:
         lines.insert(0, (name, "eager", "torch.compile", "fused", "speed-up", "of copy"))
         widths = [max(map(len, column)) for column in list(zip(*lines, strict=True))[:-1]]
         padded = ("  ".join((*map(str.rjust, line, widths), line[-1])) for line in lines)
-        return "\n".join([self.label, *padded])
+        return "\n".join([self._label(runs), *padded])
+
+
+@functools.cache
+def _pins() -> dict[str, str]:
+    """The versions of PyTorch and Triton in pyproject.toml."""
+    requirements = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    pairs = (requirement.partition("==") for requirement in requirements)
+    return {name: version for name, _, version in pairs if name in ("torch", "triton")}
 
 
 def _timings(content: dict):
@@ -87,12 +123,4 @@ def recorded(gpu: str = "h200") -> Recorded:
         known = ", ".join(sorted(file.stem for file in RESULTS.glob("*.json"))) or "none"
         raise ValueError(f"nothing is recorded for {gpu}: there is {known}; on a machine with one, run `fusion bench`")
     content = json.loads(path.read_text())
-    return Recorded(
-        gpu=content["gpu"],
-        date=content["date"],
-        versions=content["versions"],
-        copy_bandwidth=content["ceilings"]["copy_bytes_per_second"],
-        matrix_rate=content["ceilings"]["bf16_matrix_flops_per_second"],
-        rows=content["rows"],
-        experiments=content["experiments"],
-    )
+    return Recorded(**content)

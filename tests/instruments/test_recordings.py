@@ -1,5 +1,7 @@
 """Recorded measurements, as lessons use them."""
 
+import dataclasses
+
 import pytest
 
 from helpers.instruments.recordings import recorded
@@ -13,12 +15,24 @@ def test_an_experiment_reads_as_it_was_measured():
 def test_recorded_figures_carry_their_provenance():
     h200 = recorded("H200")
     assert h200.label.startswith("NVIDIA H200, PyTorch ")
+    assert h200.label.endswith("(the course installs 2.13.0 and 3.7.1)")
     assert h200.label in h200.table("add_gelu", "float32")
     assert 4e12 < h200.copy_bandwidth < 4.8e12
     assert "\n 100,000,000 " in h200.table("add_gelu", "float32")
     assert " 32768 x 4096 " in h200.table("softmax", "bfloat16")
     fused = h200.times("add_gelu", (100_000_000,), "float32")["fused"]
     assert fused.low <= fused.median <= fused.high
+
+
+def test_figures_of_several_runs_say_so_and_a_table_of_one_names_that_run():
+    """Rows of another kernel measured on another day with another PyTorch."""
+    h200 = recorded("h200")
+    later = {**h200.runs[-1], "date": "2027-01-02", "versions": {"torch": "2.13.0", "triton": "3.7.1"}}
+    rows = [row | {"run": len(h200.runs)} if row["kernel"] == "softmax" else row for row in h200.rows]
+    both = dataclasses.replace(h200, runs=[*h200.runs, later], rows=rows)
+    assert "PyTorch 2.11.0+cu130 and 2.13.0, Triton 3.6.0 and 3.7.1, 2026-11-21 to 2027-01-02" in both.label
+    assert "PyTorch 2.13.0, Triton 3.7.1, 2027-01-02" in both.table("softmax", "bfloat16")
+    assert "PyTorch 2.11.0+cu130, Triton 3.6.0, 2026-11-21" in both.table("add_gelu", "float32")
 
 
 def test_the_recorded_add_gelu_meets_its_targets():
