@@ -337,7 +337,7 @@ def _one_value(self) -> bool:
         return bool(data.reshape(()))
     if inspect.currentframe().f_back.f_code in kernel_code:
         raise ValueError(
-            f"a block of {data.size} values is not one condition: choose per element with tl.where, or join with & and |"
+            f"a block of {data.size} values is not one condition: choose with tl.where, or join with & and |"
         )
     return True  # Triton's own `if mask and ...` asks only whether there is a mask
 

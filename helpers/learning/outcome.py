@@ -5,12 +5,16 @@ A check cell ends with a call that returns an Outcome, which Jupyter shows as te
 answer was written, so that a stored pass can be compared word for word.
 """
 
+import ast
 import functools
 import html
 import linecache
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+
+from IPython import get_ipython
 
 MIME = "application/vnd.kernel-fusion.check+json"
 PASS, FAIL, NOT_ATTEMPTED, ERROR = "pass", "fail", "not attempted", "error"
@@ -91,7 +95,7 @@ def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
             if failure is not None:
                 outcome = Outcome(name, FAIL, str(failure), failure.look_at)
             elif any(isinstance(cause, NotImplementedError) and not cause.args for cause in origins):
-                outcome = Outcome(name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again")
+                outcome = unwritten(name)
             else:
                 outcome = Outcome(name, ERROR, *described(error, answer))
         latest[name] = outcome
@@ -100,6 +104,28 @@ def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
         return outcome
 
     return check
+
+
+def unwritten(name: str) -> Outcome:
+    """The outcome where a stub is all there is: nothing was written, or Python cannot read what was."""
+    shell = get_ipython()
+    if shell is not None and (wrong := unread(shell.user_ns.get("In", []))):
+        return Outcome(name, ERROR, f"SyntaxError: {wrong.msg}", f"your line {wrong.lineno}, `{wrong.text.strip()}`")
+    return Outcome(name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again")
+
+
+def unread(ran: list[str]) -> SyntaxError | None:
+    """Of the cells that were run, the latest that defines something and that Python cannot read."""
+    read = set()  # what a later cell defines once more, readably
+    for source in reversed(ran):
+        defined = set(re.findall(r"^def (\w+)", source, re.MULTILINE))
+        try:
+            ast.parse(source)
+            read |= defined
+        except SyntaxError as error:
+            if defined - read and error.text:
+                return error
+    return None
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -115,6 +141,11 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
     message = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     code = getattr(answer, "__code__", None)
     line = innermost_line(error.__traceback__, code.co_filename if code else None)
+    for cause in causes(error):
+        # The interpreter knows which line of a kernel failed; to Python it is the launcher's that did.
+        if place := getattr(cause, "place", None):
+            line = quoted_line(*place)
+            message = message.replace(f", line {place[1]}, `{linecache.getline(*place).strip()}`", "")
     return message, line or "the line that this names"
 
 

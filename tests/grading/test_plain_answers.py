@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from answers import all_answers
@@ -55,13 +56,20 @@ def numbers(answer, expected, **options):
         ([1, 2], (1, 2), ""),
         ((1, 2, 3), (1, 2), "2 values are expected: FLOP, bytes"),
         ((1, 3), (1, 2), "answer(2, 3), bytes: got 3, expected 2"),
+        ((2, 1), (1, 2), "gives (2, 1): the right numbers in another order\n  Look at the order of what your function"),
+        ((2, 2), (1, 2), "FLOP: got 2, expected 1"),
+        (np.int64(6), 6, ""),
+        (np.float32(6.0), 6, ""),
+        (np.float32(7.0), 6, "got 7, expected 6"),
         (["a", "b", "a"], {"a", "b"}, ""),
         (["a"], {"a", "b"}, "b is missing"),
         ("ab", {"a", "b"}, "a list of names is expected"),
         ({"a", "b"}, {"a", "b"}, "a list of names is expected"),  # which a notebook's JSON has not
         (["a", "c"], {"a"}, "c should not be there"),
         ("memory", "memory", ""),
-        ("compute", "memory", "got 'compute', expected 'memory'"),
+        ("compute", "memory", "got 'compute', expected 'memory'\n  Look at on which side of the ridge"),
+        ("Memory", "memory", "got 'Memory', expected 'memory'\n  Look at how it is spelled: small letters"),
+        ("Compute", "memory", "got 'Compute', expected 'memory'\n  Look at on which side of the ridge"),
     ],
 )
 def test_a_number_is_right_or_it_is_told_what_was_expected(gives, expected, told):

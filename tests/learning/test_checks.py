@@ -2,6 +2,7 @@
 
 import functools
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,6 +150,66 @@ def test_what_is_not_written_is_told_from_where_on():
     said = check_values(forgets_the_tail, torch.add, [case], name="values")
     assert said.look_at == "the grid: nothing was written from element 896 on"
     assert "first wrong index 896: got nan" in said.message
+
+
+def tanh_by_exponentials(a, b):
+    e = torch.exp(2 * a)
+    return (e - 1) / (e + 1) + 0 * b
+
+
+def test_nan_that_was_stored_is_told_from_what_was_not():
+    case = Case("mean 10000", (torch.full((100,), 1e4, device=DEVICE), torch.zeros(100, device=DEVICE)), "the formula")
+    said = check_values(tanh_by_exponentials, lambda a, b: torch.tanh(a) + b, [case], name="values")
+    assert said.state == FAIL
+    assert "inf / inf" in said.look_at
+    assert "the grid" not in said.look_at
+
+
+@triton.jit
+def cubing_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + element, mask=element < elements)
+    tl.store(y_ptr + element, a**3, mask=element < elements)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, in Triton's own words")
+def test_a_mistake_in_a_kernel_is_told_at_its_line_and_not_the_launchers():
+    said = values(launcher(cubing_kernel))
+    assert said.state == ERROR
+    assert (
+        said.message
+        == "InterpreterError: cubing_kernel: a block has no **: write s * s * s for a cube, tl.sqrt(s) for a root"
+    )
+    assert "`tl.store(y_ptr + element, a**3" in said.look_at
+
+
+BROKEN = "def never_begun(a, b):\n    return a +\n"
+
+
+def never_begun(a, b):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("cells", "state", "message"),
+    [
+        ([], NOT_ATTEMPTED, "write your answer"),
+        ([BROKEN], ERROR, "SyntaxError: invalid syntax"),
+        (
+            ["def stub(a, b):\n    return a +\n", "def stub(a, b):\n    raise NotImplementedError"],
+            NOT_ATTEMPTED,
+            "write",
+        ),
+        (["1 +\n"], NOT_ATTEMPTED, "write your answer"),
+    ],
+    ids="none broken mended another".split(),
+)
+def test_a_cell_that_python_cannot_read_is_no_answer_never_begun(monkeypatch, cells, state, message):
+    monkeypatch.setattr(outcome, "get_ipython", lambda: SimpleNamespace(user_ns={"In": ["", *cells]}))
+    said = values(never_begun)
+    assert said.state == state
+    assert said.message.startswith(message)
+    assert ("your line 2, `return a +`" in said.look_at) == (state == ERROR)
 
 
 def test_sixteen_bits_are_rounded_once():

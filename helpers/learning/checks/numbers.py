@@ -1,6 +1,7 @@
 """Are the numbers right that an answer works out, for questions that it has not seen?"""
 
 import math
+import numbers
 import random
 from collections.abc import Callable, Iterable, Sequence
 
@@ -84,6 +85,11 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
         if not isinstance(got, list | tuple) or len(got) != len(expected):
             wanted = f"{len(expected)} values are expected: {', '.join(parts)}"
             raise AnswerError(f"{asked} gives {shown(got)}; {wanted}", "what your function returns")
+        if is_swapped(got, expected, within):
+            raise AnswerError(
+                f"{asked} gives {shown(tuple(got))}: the right numbers in another order",
+                f"the order of what your function returns: {', '.join(parts)}",
+            )
         for part, mine, right in zip(parts, got, expected, strict=True):
             compare_one(mine, right, f"{asked}, {part}", within)
     elif isinstance(expected, set):
@@ -96,12 +102,26 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
         compare_one(got, expected, asked, within)
 
 
+def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:
+    """Whether these are the expected numbers in another order."""
+    if not all(isinstance(number, numbers.Real) for number in (*got, *expected)):
+        return False
+
+    def alike(left, right) -> bool:
+        pairs = zip(left, right, strict=True)
+        return all(math.isclose(a, b, rel_tol=within, abs_tol=0.0) for a, b in pairs)
+
+    return not alike(got, expected) and alike(sorted(got), sorted(expected))
+
+
 def compare_one(got: object, expected: float | str, asked: str, within: float) -> None:
     if isinstance(expected, str):
+        if isinstance(got, str) and got != expected and got.strip().lower() == expected:
+            raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "how it is spelled: small letters")
         if got != expected:
             raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "on which side of the ridge it lies")
         return
-    if isinstance(got, bool) or not isinstance(got, int | float):
+    if isinstance(got, bool) or not isinstance(got, numbers.Real):
         raise AnswerError(f"{asked}: got {shown(got)}, a number is expected", "what your function returns")
     # NaN is close to nothing.
     if not math.isclose(got, expected, rel_tol=within, abs_tol=0.0):
@@ -119,5 +139,7 @@ def times_off(got: float, expected: float) -> str:
 
 
 def shown(value: object) -> str:
+    if isinstance(value, numbers.Real) and not isinstance(value, int):
+        value = float(value)  # NumPy's say what they are beside what they say
     text = f"{value:.6g}" if isinstance(value, float) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

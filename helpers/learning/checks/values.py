@@ -44,7 +44,8 @@ def check_case(answer: Callable, reference: Callable, case: Case) -> None:
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
     refuse_hazards(traffic, described(case.inputs, case.label))
-    compare(traffic.result, inputs, reference, case)
+    written = {name: moved.written for name, moved in traffic.by_tensor.items()}
+    compare(traffic.result, inputs, reference, case, written)
     if runtime.has_gpu():
         inputs = of_tensors(fresh_copy, case.inputs)
         with outputs_start_as_nan():
@@ -52,8 +53,11 @@ def check_case(answer: Callable, reference: Callable, case: Case) -> None:
         compare(result, inputs, reference, case)
 
 
-def compare(got: object, inputs: list, reference: Callable, case: Case) -> None:
-    """Raise AnswerError where the result of a call, or what became of its inputs, is not as the reference has it."""
+def compare(got: object, inputs: list, reference: Callable, case: Case, written: dict[str, int] | None = None) -> None:
+    """Raise AnswerError where the result of a call, or what became of its inputs, is not as the reference has it.
+
+    `written` is how many bytes were stored to each tensor, by the meter's names.
+    """
     exact = as_tuple(reference(*of_tensors(in_float64, case.inputs)))
     usual = reference(*case.inputs)
     where = described(case.inputs, case.label)
@@ -85,12 +89,15 @@ def compare(got: object, inputs: list, reference: Callable, case: Case) -> None:
     moved = exact
     if case.input_error is not None:
         moved = as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))
-    for name, (mine, truth, wanted), near in zip(names, results, moved, strict=True):
+    for number, (name, (mine, truth, wanted), near) in enumerate(zip(names, results, moved, strict=True)):
         wrong = differs(mine, truth, wanted, near)
         if wrong.any():
             which = f"{name}: " if len(results) > 1 else ""
+            metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
+            whole = written is not None and written.get(metered, 0) >= mine.nbytes
             raise AnswerError(
-                f"{where}: {which}{described_difference(mine, wanted, wrong)}", likely_place(mine, wanted, wrong, case)
+                f"{where}: {which}{described_difference(mine, wanted, wrong)}",
+                likely_place(mine, wanted, wrong, case, whole),
             )
 
 
@@ -141,10 +148,13 @@ def described_difference(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Te
     )
 
 
-def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case) -> str:
+def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
+    """Where to look; `whole` says that every element of the result was stored."""
     unwritten = wrong & got.isnan() & ~usual.isnan()
     if not torch.equal(unwritten, wrong):
         return case.look_at
+    if whole:
+        return f"what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; and {case.look_at}"
     # Outputs started as NaN, so these were never stored, or came of reading what was never stored.
     if unwritten.all():
         return f"the grid and the store: no element was written, or else NaN was, and then {case.look_at}"
