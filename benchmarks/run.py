@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from benchmarks import (
     chains,
+    cuda_four_ways,
     dice,
     free_flops,
     launches,
@@ -87,6 +88,9 @@ EXPERIMENTS = {
     "ways_to_time": ways_to_time.measure,
     "launches": launches.measure,
     "roofs": roofs.measure,
+    "cuda_four_ways": cuda_four_ways.measure,
+    "cuda_caps": cuda_four_ways.measure_caps,
+    "cuda_transpose": cuda_four_ways.measure_transpose,
 }
 
 

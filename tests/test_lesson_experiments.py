@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks import cuda_four_ways
 from benchmarks.dice import with_dice
 from benchmarks.split_rows import PARTS, split_loss
 from benchmarks.top_k_parts import VERSIONS, K
@@ -43,3 +44,24 @@ def test_each_way_to_the_top_k_makes_the_trips_it_is_named_for(name, trips):
     assert torch.equal(indices, expected)
     torch.testing.assert_close(values, torch.softmax(x, -1).gather(1, expected))
     assert found.bytes_total / x.nbytes == pytest.approx(trips, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [*cuda_four_ways.WAYS.values(), *((c, 32) for c in cuda_four_ways.CAPS.values())]
+)
+def test_each_way_of_cuda_adds_and_applies_gelu_in_one_trip(name, numbers):
+    a, b = torch.randn(2, 2**14)
+    found = measure(cuda_four_ways.add_gelu_by, name, numbers, a, b, 256)
+    expected = functional.gelu(a.double() + b.double(), approximate="tanh")
+    torch.testing.assert_close(found.result.double(), expected, rtol=1e-5, atol=1e-6)
+    assert found.bytes_total == 12 * a.numel()
+    assert not found.hazards
+
+
+@pytest.mark.parametrize(("width", "conflicts"), [(32, 4 * 32 * 31), (33, 0)])
+def test_a_tile_of_33_columns_transposes_without_conflict(width, conflicts):
+    x = torch.randn(64, 64)
+    found = measure(cuda_four_ways.transposed, x, width)
+    assert torch.equal(found.result, x.T)
+    assert found.bank_conflicts == conflicts
+    assert not found.hazards
