@@ -151,7 +151,7 @@ def _atomic(decoder, instruction: PtxInstruction):
             b, c = values if len(values) == 2 else (values[0], values[0])
             bits = memory[size]
             old = np.empty(index.size, bits.dtype)
-            for turn in _turns(index):
+            for turn in _turns(index) if how != "cas" else _swaps(bits, index, b.view(bits.dtype), old):
                 before = bits[index[turn]]
                 old[turn] = before
                 after = np.asarray(
@@ -172,6 +172,26 @@ def _atomic(decoder, instruction: PtxInstruction):
 
     alone = out is None and how in _UPDATE and dtype.kind in "iuf" and not type.endswith("x2")
     return added_at_once if alone and dtype.itemsize >= 4 else step
+
+
+def _swaps(bits: np.ndarray, index: np.ndarray, expected: np.ndarray, old: np.ndarray):
+    """The lanes whose compare-and-swap succeeds, in turns with one lane an address; the others' `old` is filled in.
+
+    Contended, one lane in thousands succeeds: a turn for each lane would take thousands of times as long.
+    """
+    left = np.arange(index.size)
+    while left.size:
+        now = bits[index[left]]
+        old[left] = now
+        winners = left[now == expected[left]]
+        if not winners.size:
+            return
+        _, first = np.unique(index[winners], return_index=True)
+        winners = winners[first]  # the first of each address
+        yield winners
+        turn = dict(zip(index[winners].tolist(), winners.tolist(), strict=True))
+        won = np.array([turn.get(place, index.size) for place in index[left].tolist()])
+        left = left[left > won]
 
 
 def _turns(index: np.ndarray):

@@ -52,7 +52,7 @@ def launch(launch, arguments: tuple) -> None:
             )
             if failed:
                 raise RuntimeError(f"{launch.kernel.name}: the driver refuses its shared memory: {failed.name}")
-        declared = launch.kernel.program.parameters.values()
+        declared = launch.kernel.declared.values()
         values = [
             argument.data_ptr() if isinstance(argument, torch.Tensor) else DTYPES[parameter.type].type(argument)
             for argument, parameter in zip(arguments, declared, strict=True)

@@ -32,7 +32,7 @@ from helpers.instruments.cuda.decode import Decoder
 from helpers.instruments.cuda.machine import Machine
 from helpers.instruments.cuda.memory import GlobalMemory
 from helpers.instruments.cuda.operation import DTYPES
-from helpers.instruments.cuda.ptx import Program, parse
+from helpers.instruments.cuda.ptx import Parameter, Program, parameters, parse
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import WARP, limits
 from helpers.instruments.resources import Resources
@@ -105,10 +105,15 @@ class CudaKernel:
         return parse(self._compiled.ptx, self._compiled.entry)
 
     @cached_property
+    def declared(self) -> dict[str, Parameter]:
+        """The parameters as the PTX has them: type, size and place."""
+        return parameters(self.ptx, self._compiled.entry)
+
+    @cached_property
     def parameters(self) -> list[DeclaredParameter]:
         """As the source declares them; named by number where the text cannot be read."""
         function = re.match(r"[\w:]+", self.name)[0].split("::")[-1]
-        count = len(self.program.parameters)
+        count = len(self.declared)
         text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", self.source, flags=re.DOTALL)
         found = re.search(rf"__global__[^;{{}}]*?\b{function}\s*\(([^)]*)\)", text)
         declared = _split(found[1]) if found else []
@@ -255,7 +260,7 @@ class CudaLaunch:
 
     def _checked(self, arguments) -> tuple:
         kernel = self.kernel
-        declared = list(kernel.program.parameters.values())
+        declared = list(kernel.declared.values())
         if len(arguments) != len(declared):
             names = ", ".join(parameter.name for parameter in kernel.parameters)
             raise TypeError(f"{kernel.name}({names}) takes {len(declared)} arguments, got {len(arguments)}")
@@ -274,7 +279,7 @@ class CudaLaunch:
 
     def parameter_bytes(self, values) -> bytes:
         """The arguments as the kernel finds them in memory: addresses and numbers."""
-        declared = list(self.kernel.program.parameters.values())
+        declared = list(self.kernel.declared.values())
         block = bytearray(declared[-1].offset + declared[-1].size if declared else 0)
         for value, parameter in zip(values, declared, strict=True):
             dtype = DTYPES[parameter.type]

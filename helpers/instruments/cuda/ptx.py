@@ -117,21 +117,28 @@ def parse(text: str, entry: str) -> Program:
     Raises:
         NotImplementedError: it uses a part of PTX that is not read here, named with its line.
     """
-    program = Program()
-    function = re.search(rf"\.entry\s+{re.escape(entry)}\s*\((.*?)\)[^{{]*\{{", text, re.DOTALL)
-    body = text[function.end() :]
+    program = Program(parameters=parameters(text, entry))
     for statement in _module_statements(_COMMENT.sub("", text)):
         if match := _VARIABLE.match(statement):
             _declare(program, match)
-    offset = 0
-    for align, type, name, count in _PARAMETER.findall(function[1]):
+    _Body(program).read(text[_entry(text, entry).end() :])
+    return program
+
+
+def _entry(text: str, entry: str) -> re.Match:
+    return re.search(rf"\.entry\s+{re.escape(entry)}\s*\((.*?)\)[^{{]*\{{", text, re.DOTALL)
+
+
+def parameters(text: str, entry: str) -> dict[str, Parameter]:
+    """Those of the kernel `entry`, in order."""
+    found, offset = {}, 0
+    for align, type, name, count in _PARAMETER.findall(_entry(text, entry)[1]):
         size = width(type) * int(count or 1)
         step = int(align or width(type))
         offset = -(-offset // step) * step
-        program.parameters[name] = Parameter(type, size, offset)
+        found[name] = Parameter(type, size, offset)
         offset += size
-    _Body(program).read(body)
-    return program
+    return found
 
 
 def _module_statements(text: str):
