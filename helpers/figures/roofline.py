@@ -30,7 +30,8 @@ from helpers.figures.style import (
 )
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Cost, cost
-from helpers.instruments.roofline import LEVELS, Roofline, levels
+from helpers.instruments.roofline import LEVELS, SPECIAL, Roofline, levels, roofs
+from helpers.instruments.roofline import measured as measured_device
 
 # Sizes in points.
 LABEL_HEIGHT = 11
@@ -71,18 +72,34 @@ class PlacedLabel:
         return self.x - (label_width(self.text) if self.align == "right" else 0)
 
 
-def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[PlacedLabel]]:
+# Triton multiplies matrices on tensor cores from this compute capability on, and before it on CUDA cores.
+TENSOR_CORES_IN_TRITON = (8, 0)
+
+
+def _units(roof: Roofline) -> str:
+    """What a flat roof is the rate of."""
+    if roof.dtype == SPECIAL or not roof.device.compute_capability:
+        return roof.dtype
+    if roof.dtype == "fp32":
+        return "fp32 on CUDA cores"
+    reached = roof.device.compute_capability >= TENSOR_CORES_IN_TRITON
+    return f"{roof.dtype} on tensor cores" + ("" if reached else ", not from Triton")
+
+
+def roofline_axes(
+    rooflines: Iterable[Roofline], measured: Roofline | None = None
+) -> tuple[Figure, Axes, list[PlacedLabel]]:
     """What stays still on a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
 
-    All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. Also given: the
-    labels, for others to keep clear of.
+    All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. `measured`, the roof
+    that the device was found to hold, is dashed. Also given: the labels, for others to keep clear of.
     """
     rooflines = sorted(rooflines, key=lambda roof: (roof.bandwidth, -roof.peak))
     by_peak = {roof.peak: roof for roof in reversed(rooflines)}  # equal peaks share one line
     roofs = [by_peak[peak] for peak in sorted(by_peak, reverse=True)]
     by_level = {roof.level: roof for roof in reversed(rooflines)}  # each level's highest roof
     slopes = sorted(by_level.values(), key=lambda roof: roof.bandwidth)
-    device, top, fastest = slopes[0].device, slopes[0], slopes[-1].bandwidth
+    top, fastest = slopes[0], slopes[-1].bandwidth
     left, right = 0.015, 2e5
     with rc_context(STYLE):
         figure = Figure()
@@ -101,6 +118,9 @@ def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[Pla
         for roof in roofs:
             ends = (roof.peak / fastest, right), (roof.peak, roof.peak)
             axes.plot(*ends, color=LIMIT, linewidth=2 if roof.peak == top.peak else 1)
+        if measured:
+            ends = (left, measured.ridge, right), (measured.bandwidth * left, measured.peak, measured.peak)
+            axes.plot(*ends, color=LIMIT, linewidth=1, linestyle="--")
         axes.axvline(top.ridge, color=LIMIT, linewidth=1, linestyle=":")
 
         position = page_position(axes)
@@ -112,9 +132,11 @@ def roofline_axes(rooflines: Iterable[Roofline]) -> tuple[Figure, Axes, list[Pla
             else:  # another slope runs above it
                 labels.append(_label("left", name, *position(roof.ridge / 30, roof.peak / 30), 6, 4))
         for roof in roofs:
-            units = "CUDA cores" if roof.dtype == "fp32" else "tensor cores"
-            name = f"{roof.dtype} on {units}" if device.compute_capability else roof.dtype
-            labels.append(_label("right", f"{name}, {si(roof.peak, 'FLOP/s')}", *position(right, roof.peak), 0, -8))
+            name = f"{_units(roof)}, {si(roof.peak, 'FLOP/s')}"
+            labels.append(_label("right", name, *position(right, roof.peak), 0, -8))
+        if measured:
+            name = f"measured, {si(measured.peak, 'FLOP/s')}"
+            labels.append(_label("right", name, *position(right, measured.peak), 0, 8))
         for label in labels:
             _draw_label(axes, label)
         for number, kind in enumerate(("unfused", "fused")):
@@ -181,7 +203,13 @@ def place_labels(
     return placed
 
 
-def roofline_chart(rooflines: Roofline | Iterable[Roofline], points: Iterable[Point], title: str, text: str) -> Chart:
+def roofline_chart(
+    rooflines: Roofline | Iterable[Roofline],
+    points: Iterable[Point],
+    title: str,
+    text: str,
+    measured: Roofline | None = None,
+) -> Chart:
     """Points under the roofs of one device; an unfused and a fused point of the same label are joined.
 
     Args:
@@ -189,9 +217,10 @@ def roofline_chart(rooflines: Roofline | Iterable[Roofline], points: Iterable[Po
         points: what to mark.
         title: the finding that the chart shows.
         text: the line that says the same to those who cannot see it.
+        measured: the roof that the device was found to hold, dashed.
     """
     points = list(points)
-    figure, axes, labels = roofline_axes([rooflines] if isinstance(rooflines, Roofline) else rooflines)
+    figure, axes, labels = roofline_axes([rooflines] if isinstance(rooflines, Roofline) else rooflines, measured)
     with rc_context(STYLE):
         figure.text(axes.bbox.x0 / figure.bbox.width, 0.97, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         for label in dict.fromkeys(point.label for point in points):
@@ -218,6 +247,7 @@ class RooflineScene:
     """What the roofline explorer shows: points, the finding, a line of text, and the costs of each operation."""
 
     rooflines: tuple[Roofline, ...]
+    measured: Roofline | None  # what the device holds in that dtype, where it was measured
     points: list[Point]
     title: str
     text: str
@@ -230,7 +260,7 @@ def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operatio
     Raises:
         ValueError: no peak for that dtype, an unknown operation, or fewer than one row or column.
     """
-    tensor, vector = Roofline(device, dtype), Roofline(device, "fp32")
+    tensor = Roofline(device, dtype)
     if rows < 1 or columns < 1:
         raise ValueError(f"{rows} rows of {columns}: at least 1 of each expected")
     points, costs = [], {}
@@ -257,7 +287,14 @@ def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operatio
         + "".join(f"{side[0].upper()}{side[1:]}. " for side in sides)
         + f"{title}."
     )
-    return RooflineScene((*levels(device, dtype).values(), vector), points, title, text, costs)
+    known, found = roofs(device), measured_device(device)
+    flat = [known[name] for name in ("fp32", SPECIAL) if name in known]
+    held = Roofline(found, dtype) if found and dtype in found.peak_flops else None
+    if held:
+        text += f" Measured: {si(held.bandwidth, 'B/s')}, {si(held.peak, 'FLOP/s')}."
+    if dtype != "fp32" and device.compute_capability < TENSOR_CORES_IN_TRITON:
+        text += " Triton has no tensor cores before compute capability 8.0: its products run on CUDA cores here."
+    return RooflineScene((*levels(device, dtype).values(), *flat), held, points, title, text, costs)
 
 
 def _finding(costs: dict[str, tuple[Cost, Cost]]) -> str:
@@ -283,8 +320,8 @@ class _Still:
 
 
 @functools.cache
-def _still(*rooflines: Roofline) -> _Still:
-    figure, axes, labels = roofline_axes(rooflines)
+def _still(rooflines: tuple[Roofline, ...], measured: Roofline | None) -> _Still:
+    figure, axes, labels = roofline_axes(rooflines, measured)
     return _Still(still_svg(figure), svg_opening(figure), page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels)
 
 
@@ -321,9 +358,9 @@ def _table(scene: RooflineScene) -> str:
             (si(unfused.time, "s"), si(fused.time, "s")),
         ]
         texts = [a if fused is unfused else f"{a} → {b}" for a, b in cells]
-        rows.append(f"<tr><th scope=row>{name}<td>" + "<td>".join([*texts, fused.bound]))
+        rows.append(f"<tr><th scope=row>{name}<td>" + "<td>".join([*texts, fused.unit]))
     return (
-        "<table><tr><th>unfused → fused<th>launches<th>bytes<th>FLOP/byte<th>time at best<th>bound, fused"
+        "<table><tr><th>unfused → fused<th>launches<th>bytes<th>FLOP/byte<th>time at best<th>fused, limited by"
         + "".join(rows)
         + "</table>"
     )
@@ -365,7 +402,7 @@ class RooflineExplorer(Explorer):
 
     def chart(self) -> Chart:
         scene = self._scene(self.rows.value, self.columns.value)
-        return roofline_chart(scene.rooflines, scene.points, scene.title, scene.text)
+        return roofline_chart(scene.rooflines, scene.points, scene.title, scene.text, scene.measured)
 
     def _still_and_data(self) -> tuple[str, dict]:
         try:
@@ -373,7 +410,7 @@ class RooflineExplorer(Explorer):
         except ValueError:
             svg, frames = "", [{"svg": "", "text": self.text, "table": ""}] * (len(ROWS) * len(COLUMNS))
         else:
-            still = _still(*scenes[0].rooflines)
+            still = _still(scenes[0].rooflines, scenes[0].measured)
             svg = still.svg
             frames = [{"svg": _moving(scene, still), "text": scene.text, "table": _table(scene)} for scene in scenes]
         return svg, {"frames": frames, "columns": len(COLUMNS)}

@@ -31,6 +31,11 @@ FMA_PER_CLOCK = {
     (12, 0): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512, "fp8": 1024},
 }
 
+# Results per clock and SM of the special function units (exponential, reciprocal, root, logarithm, sine).
+# Source: as above, "32-bit floating-point reciprocal, reciprocal square root, base-2 logarithm, base 2 exponential".
+SPECIAL_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 16)
+SHARED_PER_CLOCK = 32 * 4  # bytes per clock and SM: 32 banks of 32 bits, as the guide says of each generation above
+
 
 class PeakFlops(dict):
     """Dense peak by dtype name ("fp32", "tf32", "fp16", "bf16", "fp8"), FLOP/s. A missing dtype is an error."""
@@ -66,6 +71,18 @@ class Device:
     memory_clock: float | None
     source: str
     l2_bandwidth: float | None = None  # bytes/s, where it was measured: vendors do not tell it
+
+    @property
+    def special_rate(self) -> float | None:
+        """Results/s of the special function units: SMs x results per clock and SM x clock; None where not known."""
+        rate = SPECIAL_PER_CLOCK.get(self.compute_capability)
+        return rate and self.sms * rate * self.sm_clock
+
+    @property
+    def shared_bandwidth(self) -> float | None:
+        """Bytes/s between shared memory and registers, all SMs together; None where not known."""
+        known = self.compute_capability in SPECIAL_PER_CLOCK
+        return self.sms * SHARED_PER_CLOCK * self.sm_clock if known else None
 
     def peak_from_clock(self, dtype: str) -> float:
         """FLOP/s that the arithmetic units make: SMs x FMA per clock and SM x 2 x clock.

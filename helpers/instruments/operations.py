@@ -4,28 +4,67 @@ Each operation takes `rows`, `columns` and the bytes of one element, and gives `
 reads each of its inputs once and writes each of its outputs once, as eager PyTorch does it; intermediates have the
 inputs' dtype. Below, R = rows, C = columns and N = R*C. kernels/costs.py says what counts as a FLOP, and how many an
 operation takes.
+
+FLOPs say how much is computed, not by which units. An exponential is one FLOP, and takes a special function unit, of
+which an SM has an eighth to a quarter as many as fp32 units. So a launch also says how many results it needs of those,
+and how many FLOPs of the epilogue of a matrix product the CUDA cores do.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from helpers.instruments.devices import Device
-from helpers.instruments.roofline import Roofline, Work
+from helpers.instruments.roofline import SPECIAL, Roofline, Work
 from kernels import costs
 
 ITEMSIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes; tf32 is a way to multiply fp32 values
 
 HEAD = 64  # columns of one attention head
 
+# Results of special function units an element. tanh(x) = 1 - 2 / (exp(2x) + 1), as PyTorch and the course's kernels
+# have it; a quotient by a number of the row takes one reciprocal a row, which is not counted.
+TANH_RESULTS = 2
+EXP_RESULTS = 1
+
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `tensor_cores`: its arithmetic is a matrix product; if not, it runs in fp32 on CUDA cores."""
+    """One kernel launch, and which units its arithmetic takes.
+
+    work: FLOPs as the field counts them, and bytes.
+    product: FLOPs of `work` that are a matrix product.
+    fp32: FLOPs on CUDA cores; of attention also those of its softmax, which the field leaves out of `work`.
+    special: results of special function units, each counted as one FLOP of `fp32`, too.
+    """
 
     name: str
     work: Work
-    tensor_cores: bool = False
+    product: int = 0
+    fp32: int = 0
+    special: int = 0
+
+    @property
+    def tensor_cores(self) -> bool:
+        return self.product > 0
+
+    def times(self, device: Device, dtype: str) -> dict[str, float]:
+        """Seconds at least, by what takes them: "memory" and the units; they work at the same time.
+
+        Raises:
+            ValueError: the device has no peak for dtype, or none for fp32.
+        """
+        vector, tensor = Roofline(device, "fp32"), Roofline(device, dtype)
+        on_tensor_cores, on_cuda_cores = (0, self.product) if dtype == "fp32" else (self.product, 0)
+        found = {
+            "memory": self.work.bytes / tensor.bandwidth,
+            "tensor cores": on_tensor_cores / tensor.peak,
+            "CUDA cores": (on_cuda_cores + self.fp32) / vector.peak,
+        }
+        if device.special_rate:
+            found[SPECIAL] = self.special / device.special_rate
+        return found
 
 
 @dataclass(frozen=True)
@@ -38,12 +77,17 @@ class Versions:
 
 @dataclass(frozen=True)
 class Cost:
-    """What launches take at best on a device: `time` in seconds, `bound` of the launches that take most of it."""
+    """What launches take at best on a device: `time` in seconds, `unit` of the launches that take most of it."""
 
     launches: int
     work: Work
     time: float
-    bound: str  # "memory" or "compute"
+    unit: str  # "memory", "tensor cores", "CUDA cores" or "special functions"
+
+    @property
+    def bound(self) -> str:
+        """ "memory" or "compute"."""
+        return "memory" if self.unit == "memory" else "compute"
 
     @property
     def performance(self) -> float:
@@ -54,21 +98,29 @@ class Cost:
 def cost(launches: tuple[Launch, ...], device: Device, dtype: str) -> Cost:
     """The roofline's least time of launches that follow one another; launch overhead is not in it.
 
+    Of each launch, whichever of memory and units takes longest decides, the others' work hidden behind it. fp32's peak
+    is that of multiply-adds: arithmetic that is none takes up to twice the time counted here.
+
     Raises:
         ValueError: the device has no peak for dtype, or none for fp32.
     """
-    vector, tensor = Roofline(device, "fp32"), Roofline(device, dtype)
-    total, time = Work(0, 0, 0), {"memory": 0.0, "compute": 0.0}
+    total, time = Work(0, 0, 0), Counter()
     for launch in launches:
-        roof = tensor if launch.tensor_cores else vector
         total += launch.work
-        time[roof.bound(launch.work)] += roof.time(launch.work)
-    return Cost(len(launches), total, sum(time.values()), max(time, key=time.get))
+        times = launch.times(device, dtype)
+        slowest = max(times, key=times.get)
+        time[slowest] += times[slowest]
+    return Cost(len(launches), total, time.total(), max(time, key=time.get))
 
 
-def _launch(name, itemsize, flops, reads, writes, tensor_cores=False) -> Launch:
-    """A launch that reads and writes so many elements."""
-    return Launch(name, Work(flops, reads * itemsize, writes * itemsize), tensor_cores)
+def _launch(name, itemsize, flops, reads, writes, special=0) -> Launch:
+    """A launch without a matrix product that reads and writes so many elements."""
+    return Launch(name, Work(flops, reads * itemsize, writes * itemsize), fp32=flops, special=special)
+
+
+def _product(name, itemsize, product, reads, writes, epilogue=0) -> Launch:
+    """A matrix product of so many FLOPs, with those of its epilogue."""
+    return Launch(name, Work(product + epilogue, reads * itemsize, writes * itemsize), product, fp32=epilogue)
 
 
 def relu(rows: int, columns: int, itemsize: int) -> Versions:
@@ -96,12 +148,12 @@ def gelu(rows: int, columns: int, itemsize: int) -> Versions:
         _launch("0.044715 *", itemsize, n, n, n),
         _launch("x +", itemsize, n, 2 * n, n),
         _launch("sqrt(2/pi) *", itemsize, n, n, n),
-        _launch("tanh", itemsize, n, n, n),
+        _launch("tanh", itemsize, n, n, n, TANH_RESULTS * n),
         _launch("1 +", itemsize, n, n, n),
         _launch("0.5 x", itemsize, n, n, n),
         _launch("product", itemsize, n, 2 * n, n),
     )
-    return Versions(unfused, (_launch("gelu", itemsize, costs.GELU_TANH * n, n, n),))
+    return Versions(unfused, (_launch("gelu", itemsize, costs.GELU_TANH * n, n, n, TANH_RESULTS * n),))
 
 
 def add_gelu(rows: int, columns: int, itemsize: int) -> Versions:
@@ -110,8 +162,12 @@ def add_gelu(rows: int, columns: int, itemsize: int) -> Versions:
     10 FLOPs an element; unfused, 3 N elements read and 2 N written; fused, 2 N and N.
     """
     n = rows * columns
-    unfused = (_launch("a + b", itemsize, n, 2 * n, n), _launch("gelu", itemsize, costs.GELU_TANH * n, n, n))
-    return Versions(unfused, (_launch("gelu(a + b)", itemsize, (1 + costs.GELU_TANH) * n, 2 * n, n),))
+    special = TANH_RESULTS * n
+    unfused = (
+        _launch("a + b", itemsize, n, 2 * n, n),
+        _launch("gelu", itemsize, costs.GELU_TANH * n, n, n, special),
+    )
+    return Versions(unfused, (_launch("gelu(a + b)", itemsize, (1 + costs.GELU_TANH) * n, 2 * n, n, special),))
 
 
 def layer_norm(rows: int, columns: int, itemsize: int) -> Versions:
@@ -140,11 +196,11 @@ def softmax(rows: int, columns: int, itemsize: int) -> Versions:
     unfused = (
         _launch("max", itemsize, n, n, r),
         _launch("x - max", itemsize, n, n + r, n),
-        _launch("exp", itemsize, n, n, n),
+        _launch("exp", itemsize, n, n, n, EXP_RESULTS * n),
         _launch("sum", itemsize, n, n, r),
         _launch("/ sum", itemsize, n, n + r, n),
     )
-    return Versions(unfused, (_launch("softmax", itemsize, costs.SOFTMAX * n, n, n),))
+    return Versions(unfused, (_launch("softmax", itemsize, costs.SOFTMAX * n, n, n, EXP_RESULTS * n),))
 
 
 def linear_relu(rows: int, columns: int, itemsize: int) -> Versions:
@@ -155,11 +211,11 @@ def linear_relu(rows: int, columns: int, itemsize: int) -> Versions:
     n, c = rows * columns, columns
     product = costs.product(rows, columns, columns)
     unfused = (
-        _launch("x @ w", itemsize, product, n + c * c, n, tensor_cores=True),
+        _product("x @ w", itemsize, product, n + c * c, n),
         _launch("+ b", itemsize, n, n + c, n),
         _launch("max(., 0)", itemsize, costs.RELU * n, n, n),
     )
-    fused = (_launch("linear_relu", itemsize, product + (1 + costs.RELU) * n, n + c * c + c, n, tensor_cores=True),)
+    fused = (_product("linear_relu", itemsize, product, n + c * c + c, n, (1 + costs.RELU) * n),)
     return Versions(unfused, fused)
 
 
@@ -172,12 +228,12 @@ def conv_bn_relu(rows: int, columns: int, itemsize: int) -> Versions:
     n, c = rows * columns, columns
     product = costs.product(rows, 9 * columns, columns)
     unfused = (
-        _launch("conv", itemsize, product, n + 9 * c * c, n, tensor_cores=True),
+        _product("conv", itemsize, product, n + 9 * c * c, n),
         _launch("batch norm", itemsize, costs.BATCH_NORM * n, n + 4 * c, n),
         _launch("max(., 0)", itemsize, costs.RELU * n, n, n),
     )
-    flops = product + (costs.FOLDED_BATCH_NORM + costs.RELU) * n
-    fused = (_launch("conv_bn_relu", itemsize, flops, n + 9 * c * c + 4 * c, n, tensor_cores=True),)
+    epilogue = (costs.FOLDED_BATCH_NORM + costs.RELU) * n
+    fused = (_product("conv_bn_relu", itemsize, product, n + 9 * c * c + 4 * c, n, epilogue),)
     return Versions(unfused, fused)
 
 
@@ -191,13 +247,20 @@ def attention(rows: int, columns: int, itemsize: int) -> Versions:
     n, scores = rows * columns, math.ceil(columns / HEAD) * rows * rows
     product = 2 * rows * n
     unfused = (
-        _launch("q k^T", itemsize, product, 2 * n, scores, tensor_cores=True),
+        _product("q k^T", itemsize, product, 2 * n, scores),
         _launch("/ 8", itemsize, scores, scores, scores),
-        _launch("softmax", itemsize, costs.SOFTMAX * scores, scores, scores),
-        _launch("p v", itemsize, product, scores + n, n, tensor_cores=True),
+        _launch("softmax", itemsize, costs.SOFTMAX * scores, scores, scores, EXP_RESULTS * scores),
+        _product("p v", itemsize, product, scores + n, n),
     )
-    fused = (_launch("flash attention", itemsize, costs.attention(rows * rows, columns), 3 * n, n, tensor_cores=True),)
-    return Versions(unfused, fused)
+    products = costs.attention(rows * rows, columns)
+    fused = Launch(
+        "flash attention",
+        Work(products, 3 * n * itemsize, n * itemsize),
+        product=products,
+        fp32=(1 + costs.SOFTMAX) * scores,
+        special=EXP_RESULTS * scores,
+    )
+    return Versions(unfused, (fused,))
 
 
 OPERATIONS: dict[str, Callable[[int, int, int], Versions]] = {

@@ -3,21 +3,26 @@
     attainable = min(peak, bandwidth * intensity)        FLOP/s
     ridge      = peak / bandwidth                        FLOP/byte, where the two meet
 
-L2's bandwidth, over the bytes that cross between L2 and the SMs, is a roof of its own; the slowest level decides.
+L2's bandwidth, over the bytes that cross between L2 and the SMs, is a roof of its own, and so is shared memory's, over
+the bytes that cross between it and the registers; the slowest level decides. So do units: tensor cores multiply
+matrices, CUDA cores do other arithmetic, special function units exponentials, reciprocals and roots, each at its own
+rate. A data sheet's roof is what units and clock make; what a GPU holds is lower (`measured`).
 
 Sources: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009); for several levels, Yang, Kurth and Williams, "Hierarchical Roofline analysis for GPUs",
 Concurrency and Computation 32 (2020).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from helpers.instruments.devices import Device
+from helpers.instruments.devices import Device, PeakFlops
+from helpers.instruments.recordings import RESULTS, recorded
 from kernels.fused_op import Work
 
-__all__ = ["Roofline", "Work", "levels", "roofs"]
+__all__ = ["SPECIAL", "Roofline", "Work", "levels", "measured", "roofs"]
 
-LEVELS = {"DRAM": "memory", "L2": "L2"}  # level -> what a kernel that it limits is bound by
+LEVELS = {"DRAM": "memory", "L2": "L2", "shared": "shared memory"}  # level -> what a kernel that it limits is bound by
+SPECIAL = "special functions"
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,10 @@ class Roofline:
 
     Args:
         device: from DEVICES or this_device().
-        dtype: "fp32", "tf32", "fp16", "bf16" or "fp8", as far as the device has a peak for it.
-        level: "DRAM", or "L2" where the device's L2 bandwidth is known. The bytes of any work are those of that level.
+        dtype: "fp32", "tf32", "fp16", "bf16" or "fp8", as far as the device has a peak for it; or "special functions",
+            whose peak is in results/s: exponentials, reciprocals, roots.
+        level: "DRAM"; "L2" where the device's L2 bandwidth is known; "shared". The bytes of any work are those of that
+            level.
 
     Raises:
         TypeError: device is not a Device.
@@ -49,12 +56,20 @@ class Roofline:
                 f"no L2 bandwidth of {self.device.name} is known: measure it and add l2_bandwidth_gb_s and "
                 "l2_bandwidth_source with DEVICES.load(path)"
             )
-        object.__setattr__(self, "peak", self.device.peak_flops[self.dtype])
+        if self.device.special_rate is None and (self.dtype == SPECIAL or self.level == "shared"):
+            raise ValueError(
+                f"{self.device.name} has no known {LEVELS['shared'] if self.dtype != SPECIAL else SPECIAL}"
+            )
+        peak = self.device.special_rate if self.dtype == SPECIAL else self.device.peak_flops[self.dtype]
+        object.__setattr__(self, "peak", peak)
 
     @property
     def bandwidth(self) -> float:
         """Bytes/s of the level."""
-        return self.device.memory_bandwidth if self.level == "DRAM" else self.device.l2_bandwidth
+        device = self.device
+        return {"DRAM": device.memory_bandwidth, "L2": device.l2_bandwidth, "shared": device.shared_bandwidth}[
+            self.level
+        ]
 
     @property
     def ridge(self) -> float:
@@ -72,7 +87,7 @@ class Roofline:
         return min(self.peak, self.bandwidth * intensity)
 
     def bound(self, work: Work) -> str:
-        """What limits the work: "memory" (or "L2", the level's name) left of the ridge, "compute" from the ridge on."""
+        """What limits the work: "memory" ("L2", "shared memory") left of the ridge, "compute" from the ridge on."""
         return LEVELS[self.level] if work.intensity < self.ridge else "compute"
 
     def time(self, work: Work) -> float:
@@ -81,11 +96,23 @@ class Roofline:
 
 
 def roofs(device: Device) -> dict[str, Roofline]:
-    """Every roof of a device, by dtype."""
-    return {dtype: Roofline(device, dtype) for dtype in device.peak_flops}
+    """Every roof of a device over its memory: by dtype, and that of its special functions where their rate is known."""
+    return {name: Roofline(device, name) for name in (*device.peak_flops, *([SPECIAL] if device.special_rate else []))}
 
 
 def levels(device: Device, dtype: str) -> dict[str, Roofline]:
-    """The roof of each level of memory whose bandwidth is known, by level: DRAM, then L2."""
-    known = LEVELS if device.l2_bandwidth else ["DRAM"]
-    return {level: Roofline(device, dtype, level) for level in known}
+    """The roof of each level of memory whose bandwidth is known, by level: DRAM, L2, shared."""
+    known = {"DRAM": True, "L2": device.l2_bandwidth, "shared": device.shared_bandwidth}
+    return {level: Roofline(device, dtype, level) for level in LEVELS if known[level]}
+
+
+def measured(device: Device) -> Device | None:
+    """The device as it was measured: the bandwidth of a copy, the rate of a large bf16 product, no other peaks.
+
+    None where no run of it is recorded.
+    """
+    if not (RESULTS / f"{device.name.lower()}.json").is_file():
+        return None
+    run = recorded(device.name)
+    peaks = PeakFlops(f"{device.name}, measured", {"bf16": run.matrix_rate})
+    return replace(device, peak_flops=peaks, memory_bandwidth=run.copy_bandwidth, source=f"measured: {run.label}")

@@ -12,6 +12,8 @@ from helpers.figures import style as charts
 from helpers.figures.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_axes, roofline_scene
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS
+from helpers.instruments.recordings import recorded
+from helpers.instruments.roofline import Roofline
 
 EVERY = [(name, dtype) for name, device in DEVICES.items() for dtype in device.peak_flops]
 
@@ -47,8 +49,11 @@ def test_titles_and_points_are_true_of_every_device(name, dtype):
         most, least = max(gains.values()), min(gains.values())
         assert re.search(rf"fusing makes (\S+) {most:.2f} times faster", scene.title)
         assert (f"{least:.2f} times" if least >= 1.005 else "no faster") in scene.title
+        both = Roofline(DEVICES[name], "fp32").peak  # CUDA cores do an epilogue while tensor cores multiply
         for point in scene.points:
-            assert point.performance <= max(r.attainable(point.intensity) for r in scene.rooflines) * (1 + 1e-9)
+            slope = DEVICES[name].memory_bandwidth * point.intensity
+            peak = max(roof.peak for roof in scene.rooflines)
+            assert point.performance <= min(slope, peak + both) * (1 + 1e-9)
 
 
 def test_a_known_l2_bandwidth_adds_its_slope(monkeypatch):
@@ -56,6 +61,28 @@ def test_a_known_l2_bandwidth_adds_its_slope(monkeypatch):
     assert ">L2, 4.08 TB/s<" in roofline_explorer()._stage.still
     monkeypatch.undo()
     assert ">L2, " not in roofline_explorer()._stage.still
+
+
+def test_special_functions_and_shared_memory_have_roofs_and_triton_no_tensor_cores_on_a_t4(explorer):
+    assert ">special functions, 2.44 TFLOP/s<" in explorer._stage.still  # 108 SMs x 16 x 1.41 GHz
+    assert ">shared memory, 19.5 TB/s<" in explorer._stage.still  # 108 SMs x 128 B x 1.41 GHz
+    assert "not from Triton" not in explorer._stage.still
+    t4 = roofline_explorer(device="T4")
+    assert ">fp16 on tensor cores, not from Triton, 65 TFLOP/s<" in t4._stage.still
+    assert t4.text.endswith(
+        "Triton has no tensor cores before compute capability 8.0: its products run on CUDA cores here."
+    )
+    assert "no tensor cores" not in roofline_explorer(device="T4", dtype="fp32").text
+
+
+def test_what_was_measured_is_drawn_and_said():
+    run = recorded("h200")
+    bandwidth, rate = f"{run.copy_bandwidth / 1e12:.2f} TB/s", f"{run.matrix_rate / 1e12:.0f} TFLOP/s"
+    h200 = roofline_explorer(device="H200", dtype="bf16")
+    assert f">measured, {rate}<" in h200._stage.still
+    assert h200.text.endswith(f"Measured: {bandwidth}, {rate}.")
+    assert "measured" not in roofline_explorer(device="H200", dtype="fp8")._stage.still
+    assert "measured" not in roofline_explorer(device="A100", dtype="bf16")._stage.still
 
 
 def test_titles_fit_the_chart():

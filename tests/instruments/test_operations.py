@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.operations import OPERATIONS, cost
+from helpers.instruments.operations import OPERATIONS, Launch, cost
+from helpers.instruments.resources import compile_for
 from kernels import CATALOGUE
 
 SHAPES = [(1, 64), (127, 64), (5, 1025), (64, 128)]
@@ -167,7 +168,39 @@ def test_cost_by_hand():
     assert unfused.performance == pytest.approx(10e6 / (20e6 / 2039e9))
     # A GELU runs on CUDA cores, however fast the tensor cores are: past fp32's ridge it is bound by arithmetic.
     product = cost(OPERATIONS["matmul+bias+ReLU"](4096, 4096, 2).fused, DEVICES["A100"], "fp16")
-    assert product.bound == "compute"
+    assert (product.bound, product.unit) == ("compute", "tensor cores")
+
+
+def test_exponentials_take_their_own_units():
+    gelu = Launch("", OPERATIONS["GELU"](1, 10**6, 2).fused[0].work, fp32=9 * 10**6, special=2 * 10**6)
+    assert OPERATIONS["GELU"](1, 10**6, 2).fused[0].times(DEVICES["A100"], "fp16") == gelu.times(
+        DEVICES["A100"], "fp16"
+    )
+    times = gelu.times(DEVICES["A100"], "fp16")
+    assert times["special functions"] == pytest.approx(2e6 / (108 * 16 * 1.41e9))
+    assert times["CUDA cores"] == pytest.approx(9e6 / 19.5e12)
+    # Heads of 64: 4 * 64 FLOPs of products on tensor cores and one exponential a score. A B200's tensor cores are
+    # twice as fast as an H100's, its special function units are not.
+    attention = OPERATIONS["attention"](4096, 4096, 2).fused
+    score = 64 * 4096**2
+    assert attention[0].special == score
+    units = {name: cost(attention, DEVICES[name], "fp16").unit for name in ("A100", "H100", "B200")}
+    assert units == {"A100": "tensor cores", "H100": "tensor cores", "B200": "special functions"}
+    assert cost(attention, DEVICES["B200"], "fp16").time == pytest.approx(score / (148 * 16 * 1.965e9))
+    in_fp32 = OPERATIONS["matmul+bias+ReLU"](4096, 4096, 4).fused[0].times(DEVICES["A100"], "fp32")
+    assert in_fp32["tensor cores"] == 0  # products in fp32 share the CUDA cores with their epilogue
+    assert in_fp32["CUDA cores"] == pytest.approx((2 * 4096**3 + 2 * 4096**2) / 19.5e12)
+
+
+@pytest.mark.parametrize(("operation", "kernel", "elements"), [("add+GELU", "add_gelu", 8), ("softmax", "softmax", 32)])
+def test_special_functions_are_those_of_the_machine_code(operation, kernel, elements):
+    """Of the kernel compiled: each thread has so many elements; what is left over is done once a row."""
+    shape = (2**20,) if operation == "add+GELU" else (128, 1024)
+    op = CATALOGUE[kernel]
+    arguments, options = op.compile_arguments(*shape, dtype=torch.float32)
+    made = compile_for(op.kernel_for(*shape), *arguments, device="A100", **options)
+    (fused,) = OPERATIONS[operation](128, 1024, 4).fused
+    assert made.instructions["MUFU"] // elements == fused.special / (128 * 1024)
 
 
 def test_an_unknown_dtype_is_refused():

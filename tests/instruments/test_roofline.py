@@ -1,7 +1,9 @@
 """The roofline against values worked out by hand."""
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import OPERATIONS
-from helpers.instruments.roofline import Roofline, Work, levels, roofs
+from helpers.instruments.roofline import SPECIAL, Roofline, Work, levels, measured, roofs
 
 A100 = Roofline(DEVICES["A100"], "fp16")
 H100 = Roofline(DEVICES["H100"], "fp16")
@@ -47,17 +49,40 @@ def test_bounds_at_and_beside_the_ridge():
     assert A100.time(Work(flops=0, bytes_read=0, bytes_written=0)) == 0
 
 
-def test_a_roof_for_every_dtype():
-    assert {dtype: roof.peak for dtype, roof in roofs(DEVICES["T4"]).items()} == {"fp32": 8.1e12, "fp16": 65e12}
+def test_a_roof_for_every_dtype_and_for_special_functions():
+    peaks = {"fp32": 8.1e12, "fp16": 65e12, "special functions": 40 * 16 * 1.59e9}
+    assert {name: roof.peak for name, roof in roofs(DEVICES["T4"]).items()} == pytest.approx(peaks)
+
+
+def test_units_on_the_chip_by_hand():
+    h200 = DEVICES["H200"]
+    assert h200.special_rate == pytest.approx(132 * 16 * 1.98e9)
+    assert h200.shared_bandwidth == pytest.approx(132 * 128 * 1.98e9)
+    unknown = dataclasses.replace(h200, compute_capability=(99, 0))
+    assert (unknown.special_rate, unknown.shared_bandwidth) == (None, None)
+    assert (list(levels(unknown, "fp16")), SPECIAL in roofs(unknown)) == (["DRAM"], False)
+    with pytest.raises(ValueError, match="H200 has no known special functions"):
+        Roofline(unknown, SPECIAL)
+
+
+def test_what_was_measured_is_the_records_and_lower_than_the_data_sheet():
+    h200 = measured(DEVICES["H200"])
+    run = json.loads(Path("benchmarks/results/h200.json").read_text())["ceilings"]
+    roof = Roofline(h200, "bf16")
+    assert (roof.bandwidth, roof.peak) == (run["copy_bytes_per_second"], run["bf16_matrix_flops_per_second"])
+    assert 0.7 < roof.peak / DEVICES["H200"].peak_flops["bf16"] < 1
+    assert 0.7 < roof.bandwidth / DEVICES["H200"].memory_bandwidth < 1
+    assert measured(DEVICES["A100"]) is None
 
 
 WITH_L2 = dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9)  # twice its memory's: no claim about an A100
 
 
 def test_each_level_has_a_roof_where_its_bandwidth_is_known():
-    dram, l2 = levels(WITH_L2, "fp16").values()
+    dram, l2, shared = levels(WITH_L2, "fp16").values()
     assert (dram.ridge, l2.ridge) == (pytest.approx(153.0, abs=0.05), pytest.approx(76.5, abs=0.05))
-    assert list(levels(DEVICES["A100"], "fp16")) == ["DRAM"]
+    assert shared.ridge == pytest.approx(312e12 / (108 * 128 * 1.41e9))
+    assert list(levels(DEVICES["A100"], "fp16")) == ["DRAM", "shared"]
     # A softmax that reads its input twice, the second time from L2: 2 bytes of L2 traffic for one of DRAM's.
     at_dram, at_l2 = Work(5e9, 2e9, 2e9), Work(5e9, 6e9, 4e9)
     assert dram.time(at_dram) == pytest.approx(4e9 / 2039e9)
@@ -70,7 +95,7 @@ def test_each_level_has_a_roof_where_its_bandwidth_is_known():
 def test_a_level_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="no L2 bandwidth of A100 is known: measure it"):
         Roofline(DEVICES["A100"], "fp16", "L2")
-    with pytest.raises(ValueError, match="no level of memory is called 'L1': choose from DRAM, L2"):
+    with pytest.raises(ValueError, match="no level of memory is called 'L1': choose from DRAM, L2, shared"):
         Roofline(WITH_L2, "fp16", "L1")
 
 
