@@ -300,11 +300,10 @@ def results_file() -> Path:
     return RESULTS / f"{name}.json"
 
 
-def this_run(limits: dict[str, float]) -> dict:
-    """What every figure of this run is recorded with: date, versions, and the ceilings as `ceilings` measured them."""
+def date_and_versions() -> dict:
+    """What a record says of when and with what it was measured."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
-    versions["cuda"] = torch.version.cuda
-    return {"date": datetime.date.today().isoformat(), "versions": versions, "ceilings": limits}
+    return {"date": datetime.date.today().isoformat(), "versions": versions | {"cuda": torch.version.cuda}}
 
 
 def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict]) -> None:
@@ -338,7 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     gpu = runtime.has_gpu()
     limits = ceilings() if gpu else {}
-    run = this_run(limits)
+    run = {**date_and_versions(), "ceilings": limits}
     plan = []
     for op in (CATALOGUE[name] for name in chosen):
         shapes, dtypes = (op.gpu_shapes, op.gpu_dtypes) if gpu else (op.interpreter_shapes[-1:], op.dtypes[:1])

@@ -14,16 +14,13 @@ Written to benchmarks/results/<gpu>_validation.json; sections that are not named
 import argparse
 import contextlib
 import ctypes
-import datetime
 import gc
 import itertools
 import json
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import torch
 import triton
@@ -34,7 +31,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks import hardware_counters
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
-from benchmarks.run import backward_pass
+from benchmarks.run import backward_pass, date_and_versions, results_file
 from benchmarks.validation import COVERED
 from helpers.instruments.devices import this_device
 from helpers.instruments.resources import compile_for
@@ -42,7 +39,6 @@ from helpers.instruments.timing import benchmark_together
 from kernels import runtime
 from kernels.fused_op import FusedOp
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = tuple(2**power for power in (16, 19, 22, 25, 28))  # bytes of the first argument
 PROFILED = 2**25  # bytes: many waves, and still quick
 # CUfunction_attribute
@@ -289,14 +285,13 @@ def main(arguments: list[str] | None = None) -> int:
     if not runtime.has_gpu():
         raise RuntimeError("validation needs an NVIDIA GPU: the recorded run is in benchmarks/results")
 
-    name = torch.cuda.get_device_name()
-    path = RESULTS / f"{name.lower().removeprefix('nvidia ').replace(' ', '_')}_validation.json"
+    path = results_file().with_stem(f"{results_file().stem}_validation")
     content = json.loads(path.read_text()) if path.exists() else {}
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    now = date_and_versions()
+    now["versions"]["ptxas"] = triton.knobs.nvidia.ptxas.version
     content |= {
-        "gpu": name,
-        "date": datetime.date.today().isoformat(),
-        "versions": versions | {"cuda": torch.version.cuda, "ptxas": triton.knobs.nvidia.ptxas.version},
+        "gpu": torch.cuda.get_device_name(),
+        **now,
         "command": "python benchmarks/validate.py",
         "ncu": " ".join(["ncu", *hardware_counters.command("LOG")[1:]]).replace(sys.executable, "python"),
     }

@@ -5,8 +5,9 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks import held_out
 from benchmarks.predictions import EXPLAINED, FAR, rows, summary, table
-from benchmarks.validation import recorded_validation
+from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments import prediction
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.prediction import predict
@@ -202,3 +203,12 @@ def test_bad_input_is_one_line():
         predict(torch.neg, meta(4), device="H2000")
     with pytest.raises(ValueError, match=r"aten\.nonzero\.default cannot run without data"):
         predict(torch.nonzero, meta(4))
+
+
+def test_held_out_shapes_are_the_same_everywhere_and_none_was_fitted_or_recorded():
+    drawn = held_out.shapes()
+    assert drawn == held_out.shapes()
+    assert drawn[0] == ("add_gelu", (57351019,), torch.bfloat16)
+    assert {name for name, *_ in drawn} == set(COVERED)
+    known = {(row["kernel"], tuple(row["shape"])) for row in (*recorded_validation().times, *recorded().rows)}
+    assert not known & {(name, shape) for name, shape, _ in drawn}
