@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,13 +49,18 @@ def sections(nbytes: int):
 
 
 def main() -> None:
+    profiled(partial(function, *inputs) for _, _, _, function, inputs in sections(BYTES))
+
+
+def profiled(functions: Iterable[Callable]) -> None:
+    """Call each function before the profiler looks, when it is compiled and its library loaded, then after a marker."""
     with torch.no_grad():
-        for _, _, _, function, inputs in sections(BYTES):
-            function(*inputs)  # compiled, and its library loaded, before the profiler looks
+        for function in functions:
+            function()
             torch.cuda.synchronize()
             torch.cuda.profiler.start()
             torch.cuda._sleep(1)
-            function(*inputs)
+            function()
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()
 
@@ -70,22 +77,32 @@ def profiler() -> str:
     return found
 
 
-def command(log: str) -> list[str]:
+def command(log: str, module: str = "benchmarks.hardware_counters", metrics: Iterable[str] = METRICS) -> list[str]:
     """The profiler's command; clocks stay as they are, every kernel starts with cold caches."""
     options = "--clock-control none --cache-control all --profile-from-start off --csv --page raw --print-units base"
-    program = [sys.executable, "-m", "benchmarks.hardware_counters"]
-    return [profiler(), *options.split(), "--metrics", ",".join(METRICS), "--log-file", log, *program]
+    program = [sys.executable, "-m", module]
+    return [profiler(), *options.split(), "--metrics", ",".join(metrics), "--log-file", log, *program]
+
+
+def counters(module: str, metrics: dict[str, str]) -> list[list[dict]]:
+    """For each of the functions that a module's program has `profiled`, its kernels in order with their counters.
+
+    Args:
+        module: run as a program, from the folder that this one runs in.
+        metrics: Nsight Compute's metric -> its name here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = str(Path(folder) / "log")
+        done = subprocess.run(command(log, module, metrics), capture_output=True, text=True)
+        text = Path(log).read_text() if Path(log).exists() else ""
+    if done.returncode:
+        raise RuntimeError(f"ncu failed: {(done.stderr or text or done.stdout).strip().splitlines()[-1]}")
+    return parse(text, metrics)
 
 
 def read() -> list[dict]:
     """One row a version: its kernels in order, with their counters, in bytes and 32-byte sectors."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = str(Path(folder) / "log")
-        done = subprocess.run(command(log), capture_output=True, text=True)
-        text = Path(log).read_text() if Path(log).exists() else ""
-    if done.returncode:
-        raise RuntimeError(f"ncu failed: {(done.stderr or text or done.stdout).strip().splitlines()[-1]}")
-    rows = parse(text)
+    rows = counters("benchmarks.hardware_counters", METRICS)
     versions = [(op, version) for op in COVERED.values() for version in ("fused", "eager")]
     return [
         {
@@ -99,7 +116,7 @@ def read() -> list[dict]:
     ]
 
 
-def parse(text: str) -> list[list[dict]]:
+def parse(text: str, metrics: dict[str, str] = METRICS) -> list[list[dict]]:
     """Nsight Compute's table: the kernels after each marker, with their counters."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     found = []
@@ -109,8 +126,8 @@ def parse(text: str) -> list[list[dict]]:
         if MARKER in row["Kernel Name"]:
             found.append([])
         else:
-            counters = {name: round(float(row[metric].replace(",", ""))) for metric, name in METRICS.items()}
-            found[-1].append({"name": row["Kernel Name"], **counters})
+            counts = {name: round(float(row[metric].replace(",", ""))) for metric, name in metrics.items()}
+            found[-1].append({"name": row["Kernel Name"], **counts})
     return found
 
 

@@ -38,12 +38,14 @@ from benchmarks import (
     cuda_four_ways,
     dice,
     free_flops,
+    inside_an_sm,
     launches,
     load_widths,
     numbers_a_thread,
     occupancy_sweep,
     over_fusion,
     roofs,
+    sm_counters,
     split_rows,
     strides,
     top_k_parts,
@@ -71,7 +73,7 @@ RUNS = 30
 NOT_COMPILED = {"moe_int8"}  # the sizes in its reference depend on the routing: torch.compile leaves them to eager
 FORWARD_ONLY = {"max-autotune", "cuBLAS alone"}  # whose backward takes minutes to tune, or is another operation's
 
-# What lessons show where there is no GPU: name -> a function that times it, nested dicts of Timing.
+# What lessons show where there is no GPU: name -> a function that measures it, nested dicts of Timing or counters.
 EXPERIMENTS = {
     "free_flops": free_flops.measure,
     "chain_lengths": chains.measure_lengths,
@@ -91,6 +93,10 @@ EXPERIMENTS = {
     "cuda_four_ways": cuda_four_ways.measure,
     "cuda_caps": cuda_four_ways.measure_caps,
     "cuda_transpose": cuda_four_ways.measure_transpose,
+    "parallelism": inside_an_sm.measure_parallelism,
+    "waves": inside_an_sm.measure_waves,
+    "banks": inside_an_sm.measure_banks,
+    "sm_counters": sm_counters.measure,
 }
 
 
@@ -287,10 +293,12 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def plain(timings) -> dict:
-    """Nested dicts of Timing as JSON has them."""
+def plain(timings):
+    """Nested dicts of Timing, or of numbers, as JSON has them."""
     if isinstance(timings, Timing):
         return asdict(timings)
+    if isinstance(timings, int | float):
+        return timings
     return {str(key): plain(value) for key, value in timings.items()}
 
 

@@ -70,7 +70,7 @@ class Recorded:
         return found
 
     def experiment(self, name: str) -> dict:
-        """What benchmarks/run.py's EXPERIMENTS[name] measured: dicts in dicts, at last Timing; numbers as keys are int.
+        """What benchmarks/run.py's EXPERIMENTS[name] measured: dicts of dicts of Timing or counts; int keys.
 
         Raises:
             ValueError: no such experiment is recorded.
@@ -106,7 +106,9 @@ def _pins() -> dict[str, str]:
     return {name: version for name, _, version in pairs if name in ("torch", "triton")}
 
 
-def _timings(content: dict):
+def _timings(content):
+    if not isinstance(content, dict):
+        return content
     if "median" in content:
         return Timing(**content)
     return {int(key) if key.isdigit() else key: _timings(value) for key, value in content.items()}
