@@ -1,4 +1,7 @@
-"""A warp's load: the sectors that 32 lanes fetch, their picture, and the live one as stride and alignment change."""
+"""A warp's load: the sectors that 32 lanes fetch, their picture, and the live one as stride and alignment change.
+
+A sector is what L1 asks of L2. From DRAM, L2 may fetch more at a time.
+"""
 
 from dataclasses import dataclass
 

@@ -32,7 +32,7 @@ def puzzle(kernel, programs: int, *inputs: torch.Tensor, wanted: torch.Tensor, *
         kernel: the reader's @triton.jit kernel.
         programs: how many instances to launch.
         inputs: its tensors, a few dozen elements each.
-        wanted: the right result.
+        wanted: the right result, of a floating-point dtype.
         more: what else the kernel takes, by name: sizes, strides, its constexprs.
 
     Returns:
@@ -48,6 +48,8 @@ def puzzle(kernel, programs: int, *inputs: torch.Tensor, wanted: torch.Tensor, *
         traffic, accesses = trace(_named(kernel, programs, more, len(inputs) + 1), *inputs, out)
     except InterpreterError as error:
         return Unquoted(f"Not yet: {error}")
+    if not accesses:
+        return Unquoted("Not yet: the kernel loads nothing and stores nothing")
     tensors = dict(zip(kernel.arg_names, (*inputs, out), strict=False))
     own = {name: owned(tensor) for name, tensor in tensors.items()}
     name = kernel.arg_names[len(inputs)]

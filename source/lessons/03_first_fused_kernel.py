@@ -123,7 +123,8 @@ beyond.compare(ten.hazards[0].elements)
 # (An instance has three numbers, as a launch may be laid out in up to three dimensions. Ours has one.)
 #
 # On a GPU this kernel reads what lies behind `a` and `b`, and *overwrites what lies behind `y`*: some other tensor of
-# your model. No message, no crash, most days.
+# your model. No message, no crash, most days. (Where no GPU is, this course refuses such a launch even when no meter
+# watches, and names the lane.)
 #
 # ## The mask
 #

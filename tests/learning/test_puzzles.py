@@ -80,6 +80,11 @@ def broken_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     tl.store(y_ptr + tl.arange(0, BLOCK), x_ptr.no_such_thing)
 
 
+@triton.jit
+def idle_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    pass
+
+
 x = torch.arange(1.0, 11.0)
 
 
@@ -124,6 +129,10 @@ def test_a_kernel_that_does_not_run_is_told_in_one_line():
     shown = repr(puzzle(broken_kernel, 1, x[:4], wanted=x[:4], BLOCK=4))
     assert shown.startswith("Not yet: broken_kernel, line ")
     assert "\n" not in shown
+
+
+def test_a_kernel_that_does_nothing_is_told_so():
+    assert repr(puzzle(idle_kernel, 1, x[:4], wanted=x[:4], BLOCK=4)).startswith("Not yet: the kernel loads nothing")
 
 
 def test_the_picture_has_a_box_a_lane_and_stays_inside_its_page():
