@@ -127,8 +127,9 @@ def roofline_axes(
         labels = [_label("left", f"ridge, {plain(top.ridge)}", *position(top.ridge, axes.get_ylim()[0]), 4, -8)]
         for roof in slopes:
             name = f"{LEVELS[roof.level]}, {si(roof.bandwidth, 'B/s')}"
-            if roof.bandwidth == fastest:
-                labels.append(_label("right", name, *position(roof.ridge / 2, roof.peak / 2), -4, -4))
+            if roof is not top or roof.bandwidth == fastest:  # above the slope, the slower ones' further down
+                below = 2 if roof.bandwidth == fastest else 60
+                labels.append(_label("right", name, *position(roof.ridge / below, roof.peak / below), -4, -4))
             else:  # another slope runs above it
                 labels.append(_label("left", name, *position(roof.ridge / 30, roof.peak / 30), 6, 4))
         for roof in roofs:
