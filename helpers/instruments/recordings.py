@@ -14,6 +14,7 @@ from helpers.instruments.timing import Timing
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PROJECT = ROOT / "pyproject.toml"
+COLUMNS = "torch.compile in its default mode; a call, Python and launch included, where the work is short"
 
 
 @dataclass(frozen=True)
@@ -80,22 +81,27 @@ class Recorded:
         return _timings(self.experiments[name]["times"])
 
     def table(self, kernel: str, dtype: str) -> str:
-        """Every size recorded for a kernel, as text: times, speed-up over eager, share of the copy bandwidth."""
+        """Every size recorded for a kernel, as text: the GPU's own time and its speed-up, the share of the copy
+        bandwidth, and what a call costs its caller where that was timed: for short work, where it decides."""
+        providers = ("eager", "torch.compile", "fused")
+        rows = [row for row in self.rows if (row["kernel"], row["dtype"]) == (kernel, dtype)]
         lines, runs = [], set()
-        for row in self.rows:
-            if (row["kernel"], row["dtype"], row["provider"]) == (kernel, dtype, "fused"):
-                runs.add(row["run"])
-                times = self.times(kernel, row["shape"], dtype)
-                seconds = [times[name].median for name in ("eager", "torch.compile", "fused")]
-                speed_up, share = seconds[0] / seconds[-1], row["least_seconds"] / seconds[-1]
-                shape = " x ".join(map(str, row["shape"])) if len(row["shape"]) > 1 else f"{row['shape'][0]:,}"
-                micro = (f"{each * 1e6:.1f} us" for each in seconds)
-                lines.append((f"{shape:>12}", *micro, f"{speed_up:.2f}x", f"{share:6.1%}"))
+        for fused in (row for row in rows if row["provider"] == "fused"):
+            runs.add(fused["run"])
+            of = {row["provider"]: row for row in rows if row["shape"] == fused["shape"]}
+            gpu = [of[name]["gpu"]["median"] for name in providers]
+            calls = [of[name]["call"]["median"] for name in providers] if fused["call"] else []
+            shape = " x ".join(map(str, fused["shape"])) if len(fused["shape"]) > 1 else f"{fused['shape'][0]:,}"
+            micro = (f"{each * 1e6:.1f} us" for each in gpu)
+            called = [f"{each * 1e6:.1f} us" for each in calls] or [""] * 3
+            gain = f"{calls[0] / calls[-1]:.2f}x" if calls else ""
+            share = f"{fused['least_seconds'] / gpu[-1]:.1%}"
+            lines.append((shape, *micro, f"{gpu[0] / gpu[-1]:.2f}x", share, *called, gain))
         name = "shape" if any(" x " in line[0] for line in lines) else "elements"
-        lines.insert(0, (name, "eager", "torch.compile", "fused", "speed-up", "of copy"))
-        widths = [max(map(len, column)) for column in list(zip(*lines, strict=True))[:-1]]
-        padded = ("  ".join((*map(str.rjust, line, widths), line[-1])) for line in lines)
-        return "\n".join([self._label(runs), *padded])
+        lines.insert(0, (name, *providers, "speed-up", "of copy", "call: eager", *providers[1:], "speed-up"))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ("  ".join(map(str.rjust, line, widths)).rstrip() for line in lines)
+        return "\n".join([self._label(runs), COLUMNS, *padded])
 
 
 @functools.cache

@@ -18,10 +18,21 @@ def test_recorded_figures_carry_their_provenance():
     assert h200.label.endswith("(the course installs 2.13.0 and 3.7.1)")
     assert h200.label in h200.table("add_gelu", "float32")
     assert 4e12 < h200.copy_bandwidth < 4.8e12
-    assert "\n 100,000,000 " in h200.table("add_gelu", "float32")
-    assert " 32768 x 4096 " in h200.table("softmax", "bfloat16")
+    assert "\n100,000,000 " in h200.table("add_gelu", "float32")
+    assert "\n 32768 x 4096 " in h200.table("softmax", "bfloat16")
     fused = h200.times("add_gelu", (100_000_000,), "float32")["fused"]
     assert fused.low <= fused.median <= fused.high
+
+
+def test_a_table_shows_what_a_call_costs_where_a_small_size_is_shown():
+    """On a million numbers the GPU alone is faster fused, and the caller waits longer."""
+    h200 = recorded("h200")
+    _, explained, heading, million, *_, large = h200.table("add_gelu", "float32").splitlines()
+    assert "default mode" in explained
+    assert heading.count("fused") == 2
+    gpu, call = (float(each[:-1]) for each in million.split() if each.endswith("x"))
+    assert gpu > 1 > call
+    assert large.count("x") == 1
 
 
 def test_figures_of_several_runs_say_so_and_a_table_of_one_names_that_run():
