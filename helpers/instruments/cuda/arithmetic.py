@@ -116,10 +116,18 @@ def _root(modifiers, type):
 
 def _reciprocal(modifiers, type):
     modifiers = _only(modifiers, "rn", "approx", "ftz")
-    if type not in ("f32", "f64") or (type == "f64" and "approx" in modifiers):
+    if type not in ("f32", "f64"):
         raise UnknownInstructionError
+    if type == "f64" and "approx" in modifiers:
+        return Operation(lambda value: _upper(1 / _upper(value)), type, (type,))
     one = DTYPES[type].type(1)
     return _float(lambda value: np.divide(one, value), modifiers, type, 1)
+
+
+def _upper(value):
+    """An fp64 number by its upper 32 bits, as the approximate reciprocal takes and gives them; subnormals are 0."""
+    kept = (np.asarray(value).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
+    return floats.flush(kept)
 
 
 def _sign(float_compute, integer_compute):

@@ -12,13 +12,14 @@ import numpy as np
 
 from helpers.instruments.cuda.memory import UNSIGNED, GlobalMemory, Segment
 from helpers.instruments.cuda.operation import DTYPES
-from helpers.instruments.cuda.ptx import Program, PtxInstruction
+from helpers.instruments.cuda.ptx import Not, Program, PtxInstruction
 from helpers.instruments.cuda.warp import COLLECTIVE, WARP, ballot, everyone, value
 
 THREADS_AT_ONCE = 1 << 15  # enough to make NumPy's overhead small, few enough for a core's cache
 BUDGET = 3_000_000  # steps, each one instruction of many threads: tens of seconds
 _JUMPS = {"bra", "brx", "ret", "exit", "trap"}
 _BARRIERS = {"bar", "barrier"}
+_BARRIER_MODIFIERS = {"sync", "cta", "aligned", "red", "popc", "and", "or", "pred", "u32", "warp"}
 _RAW = {"pred": np.dtype(bool), "16": np.dtype("u2"), "32": np.dtype("u4"), "64": np.dtype("u8")}
 
 
@@ -30,7 +31,12 @@ class Blocked(NamedTuple):
     barrier: int
     expected: int | None  # threads, where the instruction says so
     line: int
-    reduction: tuple | None
+    reduction: tuple | None  # how, key of the result, each thread's vote
+
+    def of(self, chosen: np.ndarray) -> "Blocked":
+        """Those of the threads that are chosen."""
+        votes = self.reduction and (*self.reduction[:2], self.reduction[2][chosen])
+        return self._replace(threads=self.threads[chosen], reduction=votes)
 
 
 @dataclass
@@ -107,6 +113,8 @@ class Machine:
 
     def _basic_block(self, instructions) -> Basic:
         last = instructions[-1]
+        if last.opcode in _BARRIERS and not set(last.modifiers) <= _BARRIER_MODIFIERS:
+            raise NotImplementedError(f"the executor does not cover {last.name}, line {last.line}: run it on a GPU")
         ends = last.opcode in _JUMPS or (last.opcode in _BARRIERS and last.modifiers[0] != "warp")
         steps, lines = [], []
         for instruction in instructions[:-1] if ends else instructions:
@@ -249,9 +257,11 @@ class Machine:
             for place, label in enumerate(self._program.targets[end.operands[1].name]):
                 self._go(self._target(label), everyone(self, threads)[choice == place])
         elif end.opcode in _BARRIERS:
-            self._park(number, end, everyone(self, threads))
+            self._park(end, number + 1, everyone(self, threads))
         elif end.opcode == "trap":
-            raise RuntimeError(f"{self._name} stopped itself with a trap, line {end.line}")
+            block, thread = self.where(int(everyone(self, threads)[0]))
+            what = "an assertion fails" if end.modifiers else "a trap"
+            raise RuntimeError(f"{self._name}, line {end.line}: {what} (thread {thread} of block {block})")
         else:
             self._finish(threads)
 
@@ -303,43 +313,76 @@ class Machine:
         self._forced = False
         return bool(self._parked) and self._release()
 
-    def _park(self, number: int, end: PtxInstruction, threads: np.ndarray) -> None:
-        if end.modifiers[0] in ("red",) or "arrive" in end.modifiers:
-            raise NotImplementedError(f"the executor does not cover {end.name}, line {end.line}: run it on a GPU")
-        barrier, *expected = (int(self._decoder.key(operand, "u32")) for operand in end.operands)
-        self._parked.append(Blocked(threads, number + 1, barrier, expected[0] if expected else None, end.line, None))
+    def _park(self, end: PtxInstruction, number: int, threads: np.ndarray) -> None:
+        operands = end.operands
+        reduction = None
+        if "red" in end.modifiers:
+            result, *operands, vote = operands
+            inverted = isinstance(vote, Not)
+            votes = self.views["pred", (vote.register if inverted else vote).slot][threads] != inverted
+            how = end.modifiers[end.modifiers.index("red") + 1]
+            reduction = how, (end.modifiers[-1], result.slot), votes
+        barrier, *expected = (int(self._decoder.key(operand, "u32")) for operand in operands)
+        expected = expected[0] if expected else None
+        self._parked.append(Blocked(threads, number, barrier, expected, end.line, reduction))
 
     def _release(self) -> bool:
-        """Let the blocks go on of which every thread has come to a barrier."""
+        """Let the threads go on whose barrier is complete: reached by all living threads, or by as many as it names."""
         parked, self._parked = self._parked, []
-        arrived = np.zeros(self.blocks, np.int64)
-        for each in parked:
-            arrived += np.bincount(each.threads // self._padded, minlength=self.blocks)
         alive = np.bincount(np.flatnonzero(self._alive) // self._padded, minlength=self.blocks)
-        self._check_barriers(parked, arrived, alive)
+        arrived = {each.barrier: np.zeros(self.blocks, np.int64) for each in parked}
         for each in parked:
+            arrived[each.barrier] += np.bincount(each.threads // self._padded, minlength=self.blocks)
+        chosen = []
+        for each in parked:
+            needed = alive if each.expected is None else np.minimum(each.expected, alive)
+            chosen.append((arrived[each.barrier] >= needed)[each.threads // self._padded])
+        stuck = not any(each.any() for each in chosen)
+        if stuck:  # each waits at another barrier
+            chosen = [np.ones(each.threads.size, bool) for each in parked]
+        going = [each.of(which) for each, which in zip(parked, chosen, strict=True) if which.any()]
+        self._parked = [each.of(~which) for each, which in zip(parked, chosen, strict=True) if not which.all()]
+        self._check_barriers(going, stuck)
+        self._reduce(going)
+        for each in going:
             self._go(each.next, each.threads)
         if self._observer is not None:
-            self._observer.block_synchronised(np.flatnonzero(arrived))
+            threads = np.concatenate([each.threads for each in going])
+            self._observer.block_synchronised(np.unique(threads // self._padded))
         return True
 
-    def _check_barriers(self, parked: list[Blocked], arrived, alive) -> None:
+    def _reduce(self, going: list[Blocked]) -> None:
+        """__syncthreads_count, _and, _or: over the threads that came."""
+        voting = [each for each in going if each.reduction]
+        yes, came = np.zeros(self.blocks, np.int64), np.zeros(self.blocks, np.int64)
+        for each in voting:
+            blocks = each.threads // self._padded
+            yes += np.bincount(blocks, each.reduction[2], self.blocks).astype(np.int64)
+            came += np.bincount(blocks, minlength=self.blocks)
+        for each in voting:
+            how, out, _ = each.reduction
+            result = {"popc": yes, "and": yes == came, "or": yes > 0}[how]
+            self.views[out][each.threads] = result[each.threads // self._padded]
+
+    def _check_barriers(self, going: list[Blocked], stuck: bool) -> None:
         """Whether all threads of each block came, and to the same barrier."""
-        first_line = np.zeros(self.blocks, np.int64)
-        for each in parked:
+        kind = "barrier not reached by all threads"
+        arrived, lines = np.zeros(self.blocks, np.int64), np.zeros(self.blocks, np.int64)
+        for each in going:
+            arrived += np.bincount(each.threads // self._padded, minlength=self.blocks)
+        for each in going:
             blocks = np.unique(each.threads // self._padded)
-            others = blocks[(first_line[blocks] != 0) & (first_line[blocks] != each.line)]
-            if others.size:
-                where = f"other threads of the block wait at line {first_line[others[0]]}"
-                self.hazard(
-                    "barrier not reached by all threads", each.line, where, int(each.threads[0]), int(others.size)
-                )
-            first_line[blocks] = each.line
-            early = blocks[(arrived[blocks] > 0) & (arrived[blocks] < self.per_block)]
-            if early.size and each.expected is None and not others.size:
+            others = blocks[(lines[blocks] != 0) & (lines[blocks] != each.line)]
+            before = lines[others[0]] if others.size else 0
+            lines[blocks] = each.line
+            early = blocks[arrived[blocks] < self.per_block]
+            if others.size and (each.expected is None or stuck):
+                where = f"other threads of the block wait at line {before}"
+                self.hazard(kind, each.line, where, int(each.threads[0]), int(others.size))
+            elif early.size and each.expected is None:
                 where = f"{int(arrived[early[0]])} of {self.per_block} threads of the block reach it"
                 thread = int(each.threads[each.threads // self._padded == early[0]][0])
-                self.hazard("barrier not reached by all threads", each.line, where, thread, int(early.size))
+                self.hazard(kind, each.line, where, thread, int(early.size))
 
     def warp_synchronised(self, threads) -> None:
         if self._observer is not None:

@@ -91,6 +91,7 @@ class Program:
     targets: dict[str, list[str]] = field(default_factory=dict)  # tables of brx.idx
 
 
+MOST_CALLS = 16  # within one another
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VARIABLE = re.compile(
     r"(?:\.(?:extern|visible|weak|common)\s+)*\.(global|const|shared|local)\s+(?:\.attribute\([^)]*\)\s*)?"
@@ -121,7 +122,7 @@ def parse(text: str, entry: str) -> Program:
     for statement in _module_statements(_COMMENT.sub("", text)):
         if match := _VARIABLE.match(statement):
             _declare(program, match)
-    _Body(program).read(text[_entry(text, entry).end() :])
+    _Body(program, text, {}).read(text[_entry(text, entry).end() :])
     return program
 
 
@@ -168,11 +169,16 @@ def _declare(program: Program, match: re.Match) -> None:
 
 
 class _Body:
-    """Reads the statements of one function."""
+    """Reads the statements of one function; a call of another puts that one's statements in its place.
 
-    def __init__(self, program: Program):
-        self._program = program
-        self._scopes = [{}]  # register name, or "prefix<" of a numbered family, -> Register or kind
+    names: register name, or "prefix<" of a numbered family, -> Register or kind; a called function's parameters.
+    call: "" for the kernel, else what tells this call's labels from all others.
+    """
+
+    def __init__(self, program: Program, module: str, names: dict, call: str = "", depth: int = 0):
+        self._program, self._module = program, module
+        self._scopes = [names]
+        self._call, self._depth = call, depth
         self._line = 0
 
     def read(self, body: str) -> None:
@@ -212,9 +218,10 @@ class _Body:
         while match := _LABEL.match(statement):
             rest = statement[match.end() :]
             if rest.startswith(".branchtargets"):
-                self._program.targets[match[1]] = re.findall(r"[\w$%]+", rest.removeprefix(".branchtargets"))
+                targets = re.findall(r"[\w$%]+", rest.removeprefix(".branchtargets"))
+                self._program.targets[self._call + match[1]] = [self._call + target for target in targets]
                 return ""
-            self._program.labels[match[1]] = len(self._program.instructions)
+            self._program.labels[self._call + match[1]] = len(self._program.instructions)
             statement = rest
         return statement
 
@@ -226,6 +233,10 @@ class _Body:
             self._registers(text)
         elif match := _VARIABLE.match(text):
             _declare(self._program, match)
+        elif match := re.fullmatch(r"\.param \.([bus]\d+|f\d+) ([\w$]+)", text):
+            self._scopes[-1][match[2]] = self._new(str(max(16, 8 * width(match[1]))))
+        elif text.startswith("call"):
+            self._inline(text)
         elif text.startswith("."):
             raise NotImplementedError(f"the executor does not read `{text}` (line {self._line})")
         else:
@@ -240,6 +251,26 @@ class _Body:
                 self._scopes[-1][match[1] + "<"] = kind
             else:
                 self._scopes[-1][name] = self._new(kind)
+
+    def _inline(self, text: str) -> None:
+        """Put the statements of a called function here."""
+        called = re.fullmatch(r"call(?:\.uni)? ?(?:\(([^)]*)\), )?([\w$]+)(?:, \(([^)]*)\))? ?", text)
+        name = called[2] if called else text
+        if name == "__assertfail":
+            self._program.instructions.append(PtxInstruction("trap", ("assert",), (), None, self._line, text))
+            return
+        function = re.search(rf"\.func\s*(\([^)]*\))?\s*{re.escape(name)}\s*(?:\(([^)]*)\))?\s*\{{", self._module)
+        if function is None or self._depth > MOST_CALLS:
+            why = "calls itself" if function else "is not in the program"
+            raise NotImplementedError(f"the executor cannot call {name} (line {self._line}): it {why}")
+        names = {}
+        for declared, given in ((function[1], called[1]), (function[2], called[3])):
+            parameters = [parameter for *_, parameter, _ in _PARAMETER.findall(declared or "")]
+            for parameter, argument in zip(parameters, (given or "").split(","), strict=bool(parameters)):
+                names[parameter] = self._register(argument.strip())
+        call = f"{self._call}{name}@{len(self._program.instructions)}:"
+        _Body(self._program, self._module, names, call, self._depth + 1).read(self._module[function.end() :])
+        self._program.labels[f"{call}return"] = len(self._program.instructions)
 
     def _new(self, kind: str) -> Register:
         self._program.registers.append(kind)
@@ -269,6 +300,19 @@ class _Body:
         words = rest.split(None, 1)
         opcode, *modifiers = words[0].split(".")
         operands = tuple(map(self._operand, _split(words[1]))) if len(words) > 1 else ()
+        if self._call and opcode == "ret":
+            opcode, modifiers, operands = "bra", [], (Symbol("return", 0),)
+        if self._call and opcode in ("bra", "brx"):
+            operands = tuple(
+                Symbol(self._call + operand.name, 0) if isinstance(operand, Symbol) else operand for operand in operands
+            )
+        if modifiers[:1] == ["param"]:  # of a call, not of the kernel: registers
+            operands = tuple(
+                operand.base if isinstance(operand, Address) and isinstance(operand.base, Register) else operand
+                for operand in operands
+            )
+            if not any(isinstance(operand, Address) for operand in operands):
+                opcode, modifiers = "mov", [f"b{operands[0].kind}"]
         self._program.instructions.append(PtxInstruction(opcode, tuple(modifiers), operands, guard, self._line, text))
 
     def _operand(self, text: str):
@@ -298,6 +342,9 @@ class _Body:
         if text.startswith("%"):
             raise NotImplementedError(f"the executor has no register {text} (line {self._line}): it needs a GPU")
         name, _, offset = text.partition("+")
+        register = self._register(name.strip())
+        if register is not None and not int(offset or "0", 0):
+            return register  # a parameter of a call, [param0+0]
         return Symbol(name.strip(), int(offset or "0", 0))
 
 
