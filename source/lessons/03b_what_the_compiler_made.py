@@ -94,9 +94,9 @@ registers.compare(compiled.registers)
 # %% [markdown]
 # (Spills come up at the end of this lesson; what the other lines mean, lesson 07 explains.)
 #
-# No more than the hungrier of the two: the sum's register is free again as soon as GELU has used it. So the claim's
-# second number comes out here as well; its first does not, whichever of the two kernels you ask, and both change with
-# the block, as you will see.
+# No more than the hungrier of the two: the sum's register is free again as soon as GELU has used it. **Verdict: half
+# of it holds, the second number; the first comes out for neither of the two kernels.** Both change with the block, as
+# you will see.
 #
 # ## Wide loads
 #
@@ -286,8 +286,8 @@ print(h200.label)
 one_number.compare(sweep["256x8"].median / sweep["1024x8"].median)
 
 # %% [markdown]
-# Under its own conditions the claim holds, and it credits the wrong cause. The width of the load is not what counts:
-# narrow loads are as fast, as long as a thread has four or eight of them under way. What counts is **how many bytes are
+# **Verdict: holds under its own conditions, one number a thread against four, and credits the wrong cause.** The width
+# of the load is not what counts: narrow loads are as fast, as long as a thread has four or eight of them under way. What counts is **how many bytes are
 # asked for at any moment**: memory answers late, and what is under way meanwhile is all it can deliver. A wide load is
 # the cheap way to have more of it under way; narrow ones in a row are another.
 #
