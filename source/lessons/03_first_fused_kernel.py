@@ -281,27 +281,15 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
 # **Verdict: fails for the time on this GPU, holds for the traffic to the byte.** Nor could the time follow from bytes
-# alone: they allow what the chart above says, and the measured speed-ups come close to that. On a million numbers the bytes are not all: starting kernels takes a good
-# part of the time, and takes it twice where there are two; on the other side the sum may still lie in the **cache**
-# when GELU reads it back: a small, faster memory between the large one and the processor, which keeps what was
-# touched last. (The recorded kernel is the course's own, with GELU's tanh form, which you will write in the exercise.
-# Its arithmetic costs nothing either way.)
+# alone: they allow what the chart above says, and the measured speed-ups come close to that. On a million numbers the
+# bytes are not all: starting kernels takes a good part of the time, and takes it twice where there are two; on the
+# other side the sum may still lie in the **cache** when GELU reads it back: a small, faster memory between the large
+# one and the processor, which keeps what was touched last. (The recorded kernel is the course's own, with GELU's tanh
+# form, which you will write in the exercise. Its arithmetic costs nothing either way.)
 #
-# Those are the GPU's times. Somebody calls these functions, and waits for Python and the launch as well. On the
-# smallest size, where that matters, the same run has recorded what a call costs its caller:
-
-# %%
-calls = {
-    row["provider"]: row["call"]["median"]
-    for row in h200.rows
-    if (row["kernel"], row["shape"], row["dtype"]) == ("add_gelu", [2**20], "float32") and row["call"]
-}
-for version, call in calls.items():
-    print(f"{version:14} GPU {times[version].median * 1e6:5.1f} us   a call {call * 1e6:5.1f} us")
-
-# %% [markdown]
-# In a row of calls this small, the fused kernel makes its caller wait *longer*: lesson 02 has the reason. The gain is
-# the GPU's, and yours where the GPU is what everybody waits for.
+# Those are the GPU's times. The columns on the right are what a call costs its caller, Python and launch included. In
+# a row of calls as small as the first, the fused kernel makes its caller wait *longer*: lesson 02 has the reason. The
+# gain is the GPU's, and yours where the GPU is what everybody waits for.
 #
 # With a GPU at hand, your kernel, here:
 
