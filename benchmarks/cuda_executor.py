@@ -53,9 +53,8 @@ def best(call) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(
-        f"{'kernel':<30}{'instructions':>14}{'s':>8}{'M/s':>8}{'metered s':>11}{'M/s':>8}{'elements in 2 s, metered':>26}"
-    )
+    head = ("kernel", "instructions", "s", "M/s", "metered s", "M/s", "elements in 2 s, metered")
+    print("{:<30}{:>14}{:>8}{:>8}{:>11}{:>8}{:>26}".format(*head))
     for name, elements, launch, arguments in cases():
         before = watching.total_executed()
         launch(*arguments)

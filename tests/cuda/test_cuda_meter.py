@@ -125,6 +125,11 @@ def test_sound_kernel_has_no_hazard(name):
     assert metered(SOUND[name]).hazards == ()
 
 
+def test_two_values_stored_at_once_race():
+    found = metered("s[threadIdx.x / 2] = threadIdx.x; __syncthreads(); out[threadIdx.x] = s[threadIdx.x / 2];").hazards
+    assert [hazard.kind for hazard in found] == ["race"]
+
+
 def test_write_after_read_races_too():
     found = metered(
         "s[threadIdx.x] = 1; __syncthreads(); out[threadIdx.x] = s[63 - threadIdx.x]; s[threadIdx.x] = 2;"

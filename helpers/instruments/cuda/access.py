@@ -108,7 +108,10 @@ def _store(decoder, instruction: PtxInstruction):
             index = offsets >> (size.bit_length() - 1)
             for number, key in enumerate(keys):
                 data = key if not isinstance(key, tuple) else value(machine, key, here, index.size)
-                memory[size][index + number if number else index] = data
+                place_of = index + number if number else index
+                memory[size][place_of] = data
+                if space == "shared" and machine.watched:
+                    machine.check_agreement(instruction.line, here, memory[size][place_of] != data, offsets)
 
     return step
 

@@ -189,9 +189,10 @@ def _set_predicate(modifiers, type):
 
 def _set(modifiers, type):
     """1.0 or all ones where the comparison holds; the result's type stands before the operands'."""
-    name, *rest, result = [modifier for modifier in modifiers if modifier != "ftz"]
-    if rest or result not in DTYPES:
+    modifiers = [modifier for modifier in modifiers if modifier != "ftz"]
+    if len(modifiers) != 2 or modifiers[1] not in DTYPES:
         raise UnknownInstructionError
+    name, result = modifiers
     compare = _comparison(name, type)
     dtype = DTYPES[result]
     one = dtype.type(1) if result in FLOATS else dtype.type(-1 if dtype.kind == "i" else np.iinfo(dtype).max)

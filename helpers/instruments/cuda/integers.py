@@ -223,7 +223,7 @@ def _permute(modifiers, type):
 
 def _lop3(modifiers, type):
     def looked_up(a, b, c, table):
-        table = int(table)
+        table = int(np.asarray(table).flat[0])  # an immediate
         a, b, c = np.broadcast_arrays(a, b, c)
         result = np.zeros_like(a)
         for place in range(8):

@@ -384,6 +384,18 @@ class Machine:
                 thread = int(each.threads[each.threads // self._padded == early[0]][0])
                 self.hazard(kind, each.line, where, thread, int(early.size))
 
+    @property
+    def watched(self) -> bool:
+        return self._observer is not None
+
+    def check_agreement(self, line: int, threads, other: np.ndarray, offsets: np.ndarray) -> None:
+        """After a store to shared memory: who finds another value there stored to one byte together with another."""
+        if other.any():
+            here = everyone(self, threads)[other]
+            byte = int(offsets[other][0]) % self.shared_size
+            where = f"shared memory, byte {byte}, where another thread stores another value at the same time"
+            self.hazard("race", line, where, int(here[0]), int(other.sum()))
+
     def warp_synchronised(self, threads) -> None:
         if self._observer is not None:
             self._observer.warp_synchronised(threads)
