@@ -51,6 +51,10 @@ TRIED = {
         "128 rows: weight and bias asked for with the row (kept), 4 to 32 warps, one reduction or two; 32768 rows: "
         "both before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two (1 %)"
     ),
+    "layer_norm_act": (
+        "a kernel of its own for 16-bit rows of 8193 to 16384 columns, which read them thrice from L1: 96 % of copy "
+        "bandwidth against 93, less than the tenth that a second kernel must gain"
+    ),
     "layer_norm backward": _BACKWARD_OF_FEW_ROWS,
     "layer_norm_act backward": _BACKWARD_OF_FEW_ROWS,
     "softmax backward": (
