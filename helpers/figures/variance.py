@@ -85,7 +85,7 @@ def layer_norm_errors(mean: float, columns: int, arithmetic: str) -> dict[str, f
 
 MEANS = tuple(float(f"{10 ** (step / 2):.2g}") for step in range(13))  # 1 to a million
 FLOOR = {"fp16": 1e-4, "fp32": 1e-8, "fp64": 1e-17}
-TOP = 100.0  # errors above are results without any digit right, and drawn here with those that are not numbers
+TOP = 1e4  # above every error that is a number: where those that are not are drawn
 TITLE_FROM_TOP = 14  # points
 # Okabe and Ito's colours that mean neither fused nor unfused; dash and marker tell the ways apart without them.
 LOOKS = {"one pass": ("#D55E00", "^", "-"), "two passes": ("#009E73", "v", "--"), "Welford": ("#CC79A7", "D", ":")}
@@ -103,9 +103,9 @@ class ErrorCurves:
         return layer_norm_errors(mean, self.columns, self.arithmetic)[way]
 
     def height(self, way: str, mean: float) -> float:
-        """Where the chart draws it: between its floor and TOP."""
+        """Where the chart draws it: from its floor up, and at TOP what is not a number."""
         error = self.error(way, mean)
-        return TOP if math.isnan(error) else min(TOP, max(FLOOR[self.arithmetic], error))
+        return TOP if math.isnan(error) else max(FLOOR[self.arithmetic], error)
 
     def finding(self, mean: float) -> str:
         """The chart's title at one mean."""

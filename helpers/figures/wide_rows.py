@@ -30,7 +30,7 @@ class WideRows:
 
     @property
     def numbers(self) -> int:
-        """Numbers a thread holds where the block holds the row: a block's lanes are a power of two."""
+        """Numbers a thread holds, a register each, where the block holds the row: a power of two lanes, in fp32."""
         lanes = 1 << (self.columns - 1).bit_length()
         return -(-lanes // (self.warps * WARP))
 

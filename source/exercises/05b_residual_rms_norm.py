@@ -100,8 +100,9 @@ def residual_rms_norm(x, residual, weight, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# Run them in order, as often as you like. They are worth 8 of the 10 points; the last check on other values, kept for
+# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first
+# check that has not passed.
 
 # %% tags=["hide-input"]
 hint = Hints(

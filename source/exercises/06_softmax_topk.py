@@ -114,8 +114,9 @@ def softmax_topk(x, k):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# Run them in order, as often as you like. They are worth 15 of the 20 points; the last check on other values, kept for
+# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first
+# check that has not passed.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -1,8 +1,10 @@
 """Three ways to the variance, against exact fractions and against what rounding theory says; and their explorer."""
 
+import itertools
 import math
 import re
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -90,6 +92,22 @@ def test_the_finding_says_what_happens():
     data, _ = explorer._repr_mimebundle_()
     assert data["text/plain"] == explorer.text
     assert data["image/png"]
+
+
+@pytest.mark.parametrize("arithmetic", ["fp16", "fp32", "fp64"])
+def test_only_what_is_not_a_number_lies_on_the_line_of_those(arithmetic):
+    for columns in COLUMNS:
+        curves = ErrorCurves(columns, arithmetic)
+        for way, mean in itertools.product(WAYS, MEANS):
+            assert (curves.height(way, mean) >= TOP) is math.isnan(curves.error(way, mean))
+
+
+def test_what_lesson_05_says_is_to_be_found():
+    one_pass = partial(ErrorCurves(1024, "fp32").error, "one pass")
+    assert all(not math.isnan(one_pass(mean)) for mean in MEANS if mean < 10_000)
+    assert math.isnan(one_pass(10_000.0))
+    assert one_pass(32_000.0) > 1
+    assert ErrorCurves(1024, "fp64").error("one pass", 10_000.0) < 1e-6
 
 
 def test_an_explorer_off_its_sliders_is_refused():
