@@ -27,12 +27,14 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.over_fusion import STEPS
+from helpers.figures.banks import WIDTHS
 from helpers.figures.launch_overhead import ELEMENTS
 from helpers.figures.occupancy import THREADS
 from helpers.figures.operation_traffic import ROWS as SIZES
 from helpers.figures.recomputation import ROWS as TOKENS
 from helpers.figures.roofline import ROWS
 from helpers.figures.style import plain
+from helpers.figures.threads import STRIDES as APART
 from helpers.figures.variance import MEANS
 from helpers.figures.warp import STRIDES
 from helpers.figures.wide_rows import COLUMNS
@@ -111,6 +113,10 @@ EXPLORERS = {
     ),
     "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
     "warp": Explorer("from helpers.figures import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
+    "threads": Explorer("from helpers.figures import threads_explorer\nthreads_explorer()", APART, "Stride {}:".format),
+    "banks": Explorer(
+        "from helpers.figures import banks_explorer\nbanks_explorer(width=8)", WIDTHS, "tile[32][{}],".format
+    ),
     "wide rows": Explorer(
         "from helpers.figures.wide_rows import wide_rows_explorer\nwide_rows_explorer(columns=1024)",
         COLUMNS,

@@ -5,6 +5,7 @@ from helpers import room
 __getattr__, __dir__ = room(
     __name__,
     {
+        "banks": "banks_explorer",
         "blocks": "blocks_chart",
         "dropout_mask": "Draw mask_chart",
         "lanes": "lanes_chart",
@@ -17,6 +18,7 @@ __getattr__, __dir__ = room(
         "register_growth": "registers_explorer",
         "roofline": "Point roofline_chart roofline_explorer",
         "tensor_traffic": "traffic_chart",
+        "threads": "threads_explorer",
         "timing": "timing_chart",
         "variance": "variance_explorer",
         "warp": "WarpLoad warp_chart warp_explorer",
