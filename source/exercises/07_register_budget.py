@@ -5,11 +5,11 @@
 # warps share it. **No register may spill, and at least half of an SM's warps must be active, on an A100 and on an
 # RTX 4090.** Neither need be here: the compiler is. About 40 minutes. Lesson 07 has all you need.
 #
-# **The formula**, with 65,536 registers an SM, whatever the GPU:
+# **The formula**, with 65,536 registers an SM, whatever the GPU; a thread's are counted in whole eights:
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 #
-# $$\text{registers a thread} \le \frac{65\,536}{32 \times \text{active warps}}, \qquad
-# \text{numbers a thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
+# $$\text{registers a thread} \le 8 \left\lfloor \frac{65\,536 / 8}{32 \times \text{active warps}} \right\rfloor,
+# \qquad \text{numbers a thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
 #
 # **The picture**, a tile of 4 rows of 256 numbers:
 #
@@ -27,14 +27,15 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import DEVICES, REGISTERS, WARP, compile_for, limits
+from helpers.instruments import DEVICES, compile_for, limits, occupancy
 from helpers.learning import Hints, check_budget
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPUS = ("A100", "RTX 4090")
 for name in GPUS:
-    warps = limits(DEVICES[name].compute_capability).warps
-    print(f"{name:8} {warps} warps an SM, half of them with {REGISTERS // (warps // 2 * WARP)} registers a thread")
+    capability = DEVICES[name].compute_capability
+    half = [r for r in range(1, 256) if occupancy(capability, threads=128, registers=r).fraction >= 0.5]
+    print(f"{name:8} {limits(capability).warps} warps an SM, half of them with {max(half)} registers a thread")
 
 # %% [markdown]
 # ## The first kernel: rows
@@ -99,7 +100,7 @@ def row_settings(columns):
     # About 4 lines.
     # BEGIN SOLUTION
     # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of an A100's 64 warps
-    # leaves 64 registers a thread (half of the 4090's 48 leaves 85, so the A100 decides). And a number costs two to
+    # leaves 64 registers a thread (half of the 4090's 48 leaves 80, so the A100 decides). And a number costs two to
     # three registers here, since x and dy, later y and dy, are alive together: with 16 numbers a thread that still
     # fits, with 32 it does not. So 8: what is left over is occupancy.
     numbers = 8

@@ -2,7 +2,8 @@
 # # Exercise 08: matmul, bias and activation in one kernel [20 points]
 #
 # You will write a tiled matrix product for tensor cores, and give it an epilogue: bias and activation work on the sum
-# while it is still in registers, for nothing, and with a single rounding. About 90 minutes. Lesson 08 has tiling.
+# while it is still in registers, for nothing, and with a single rounding. About 90 minutes, after lesson 07. What goes
+# beyond the lessons, a grid of two dimensions, tiles of addresses and `tl.dot`, is shown here on small kernels first.
 #
 # **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as `torch.nn.Linear` keeps it, and $b$ of $N$:
 #
@@ -28,7 +29,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import measure
+from helpers.instruments import DEVICES, compile_for, measure
 from helpers.learning import (
     Hints,
     check_one_rounding,
@@ -63,9 +64,74 @@ print(f"{unfused.launches} launches; the activation alone: {unfused.by_launch[-1
 # down; a check below meters your kernel and allows a tenth more.
 
 # %% [markdown]
+# ## What is new: tiles
+#
+# A grid may have two dimensions, `kernel[3, 2]`. `tl.program_id(0)` then counts to 3 and `tl.program_id(1)` to 2. And a
+# block may have two: a column of row numbers, `row[:, None]`, plus a row of column numbers, `col[None, :]`, is a tile.
+# Each of these programs writes its own two numbers, as two digits, to a tile of 2 x 4:
+
+
+# %%
+@triton.jit
+def who_kernel(y_ptr, stride_m, stride_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    address = y_ptr + row[:, None] * stride_m + col[None, :] * stride_n
+    tl.store(address, 10 * tl.program_id(0) + tl.program_id(1) + tl.zeros((BLOCK_M, BLOCK_N), tl.int32))
+
+
+y = torch.zeros(6, 8, dtype=torch.int32, device=device)
+who_kernel[3, 2](y, *y.stride(), BLOCK_M=2, BLOCK_N=4)
+y
+
+# %% [markdown]
+# The mask of a tile is made alike: `(row < M)[:, None] & (col < N)[None, :]`. Whoever swaps the two strides reads the
+# matrix transposed, and nothing is copied for that.
+#
+# `tl.dot(a, b, acc)` is the matrix product of two tiles, added to a third. One program, one tile of 16 x 16, the least
+# that tensor cores take. Here b is the transpose of w, by its strides:
+
+
+# %%
+@triton.jit
+def dot_kernel(a_ptr, w_ptr, y_ptr, SIZE: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    a = tl.load(a_ptr + i[:, None] * SIZE + i[None, :])
+    b = tl.load(w_ptr + i[:, None] + i[None, :] * SIZE)
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    acc = tl.zeros((SIZE, SIZE), dtype=tl.float32)
+    acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    tl.store(y_ptr + i[:, None] * SIZE + i[None, :], acc)
+
+
+a, w = torch.randn(2, 16, 16, device=device).half()
+y = torch.empty(16, 16, device=device)
+dot_kernel[(1,)](a, w, y, SIZE=16, WIDEN=False, PRECISION="tf32")
+print("right:", torch.allclose(y, a.float() @ w.float().T, atol=1e-4))
+
+# %% [markdown]
+# What the machine does with it depends on the operands' dtype. On an A100 (`input_precision` says what becomes of
+# float32 operands, and is `"tf32"` where you say nothing):
+
+# %%
+options = {"SIZE": 16, "device": "A100", "num_warps": 1}
+peak = DEVICES["A100"].peak_flops
+for name, widen, precision in (("fp16", False, "tf32"), ("tf32", True, "tf32"), ("fp32", True, "ieee")):
+    compiled = compile_for(dot_kernel, a, w, y, WIDEN=widen, PRECISION=precision, **options)
+    products = {each.opcode for each in compiled.sass_view("tensor core").instructions} or {"FFMA"}
+    print(f"{name}: {', '.join(products):18} {peak[name] / 1e12:5.4g} TFLOP/s")
+
+# %% [markdown]
+# `HMMA` is a tensor core's instruction. The first takes 16 steps of the sum at once, the second 8: **tf32 runs at half
+# the rate**. It keeps 10 bits of a fraction, as float16 does, so operands that were float16 lose nothing else; operands
+# that were float32 had 23 bits. The last keeps them all, on the ordinary cores (`FFMA`). The sum is float32 in all
+# three.
+# <!-- given 10 bits, 23 bits: the formats' definitions -->
+#
 # ## Your kernel
 #
-# The grid has two dimensions: `tl.program_id(0)` counts tiles of rows, `tl.program_id(1)` tiles of columns. The strides
+# `tl.program_id(0)` counts tiles of rows, `tl.program_id(1)` tiles of columns. The strides
 # are given, so that x and weight may lie in memory as they like. ACTIVATION is a string, known at compile time: an
 # `if` on it costs nothing when the kernel runs.
 
@@ -99,7 +165,7 @@ def linear_act_kernel(
             other=0.0,
         )
         # float16 operands, float32 sum: what a tensor core does in one instruction. Converted to float32 first, the
-        # operands would go to the ordinary cores, sixteen times slower on an A100.
+        # operands would be multiplied as tf32: the same digits here, half the rate, twice the shared memory.
         acc = tl.dot(x, weight, acc)
     # The epilogue: the sum is in registers already, so bias and activation cost no traffic.
     s = acc + tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
@@ -166,7 +232,8 @@ hint = Hints(
         "Tiles of 64 x 64. And the bias: once a tile, after the loop.",
     ),
     tensor_cores=(
-        "Tensor cores multiply float16 tiles. Did you convert the tiles to float32, or multiply without tl.dot?",
+        "Did you multiply without tl.dot? Or convert the tiles to float32, which makes them tf32, or with "
+        "input_precision='ieee' takes them to the ordinary cores?",
         "tl.dot(x, weight, acc) with x and weight as they were loaded: the products are exact in float32 anyway.",
     ),
 )
@@ -191,7 +258,7 @@ check_one_rounding(linear_act, reference, linear_cases(seed=9, sizes=((40, 40, 2
 check_tile_traffic(linear_act, (x, weight, bias, "gelu"), tile=64, name="traffic")
 
 # %% [markdown]
-# **Do tensor cores do the work?** Compiled for an A100 and an H100.
+# **Do tensor cores do the work**, on float16 operands? Compiled for an A100 and an H100.
 
 # %% grade_id="tensor_cores" points=3
 check_tensor_cores(linear_act, (x, weight, bias, "gelu"), devices=("A100", "H100"), name="tensor_cores")

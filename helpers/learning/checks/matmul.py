@@ -1,5 +1,6 @@
 """Is a matrix product done as tensor cores want it: in their instructions, in large tiles, rounded once?"""
 
+import re
 from collections.abc import Callable, Iterable
 
 import torch
@@ -16,11 +17,14 @@ from helpers.learning.checks.values import described_difference, in_float64, of_
 from helpers.learning.outcome import AnswerError, as_check
 
 TENSOR_CORE = ("HMMA", "HGMMA", "UTCHMMA")  # SASS of compute capability 8, 9 and 10
+TF32 = re.compile(r"mma\S*tf32")  # PTX: mma.sync, wgmma and tcgen05 name the operands' format
 
 
 @as_check
 def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...] = ("A100", "H100")) -> str:
     """Compile each kernel that `answer(*inputs)` launches: products in tensor-core instructions, no spills.
+
+    Operands of 16 bits stay so: widened to fp32, `tl.dot` makes them tf32, which tensor cores multiply half as fast.
 
     Args:
         answer: the learner's function.
@@ -40,7 +44,13 @@ def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...]
             counts = "; ".join(f"{each.kernel}: {each.instructions['FFMA']} FFMA, 0 HMMA" for each in compiled)
             raise AnswerError(
                 f"no tensor-core instruction on {device} ({counts})",
-                "the product: tl.dot of fp16 tiles; of fp32 ones only with input_precision='tf32', which loses digits",
+                "the product: tl.dot of the tiles as they were loaded, not in fp32 with input_precision='ieee'",
+            )
+        if all(x.itemsize == 2 for x in of_floats(inputs)) and any(TF32.search(each.ptx) for each in compiled):
+            raise AnswerError(
+                f"the tensor cores of {device} multiply in tf32, half as fast as in 16 bits",
+                "the operands of tl.dot: fp32 tiles are multiplied as tf32 unless you say otherwise; leave out "
+                ".to(tl.float32), the sum is in fp32 all the same",
             )
         for each in compiled:
             if each.spill_bytes:
@@ -49,6 +59,10 @@ def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...]
                     "the tiles: smaller ones, or more warps, need fewer registers a thread",
                 )
     return f"tensor-core instructions and no spills on {' and '.join(devices)}."
+
+
+def of_floats(inputs: tuple) -> list[torch.Tensor]:
+    return [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
 
 
 def on_tensor_cores(resources: Resources) -> bool:
