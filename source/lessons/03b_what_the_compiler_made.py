@@ -10,9 +10,9 @@
 # - read from the machine code how wide loads are, and say what makes them narrow;
 # - say how an argument's *value* changes the code that is compiled;
 # - tell what is fetched from what is asked for, at any stride;
-# - test a claim on speed under its own conditions, and say what makes its effect go away.
+# - test a claim on speed under its own conditions, and time a kernel so that the figure means something.
 #
-# About 40 minutes. It follows on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
+# About 45 minutes. It follows on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
 # %%
 import torch
@@ -257,6 +257,37 @@ explorer
 # holds. 2. One sector more at most, and none where the offset is a whole number of sectors: 8 or 16 in fp32. 3. An
 # eighth, then half: four neighbours fill half of the sector that one alone would leave nearly empty.</details>
 #
+# ## Strides, timed
+#
+# Sectors hold between the caches. Between the L2 cache and the large memory (DRAM) other units may hold, and what this
+# course has checked of its meter with a profiler's counters was contiguous access. So ask a clock: an H200 read 2^24
+# numbers, further and further apart. By sectors alone, time grows with the stride up to 8 and not beyond. **How many
+# times as long as neighbours does every 16th number take?**
+
+# %%
+apart_16 = predict_first("time of every 16th number over that of neighbours", unit="times")
+apart_16
+
+# %%
+strided = h200.experiment("strides")
+print("stride        time  of neighbours'  by sectors   GB/s in 32 bytes  in 64 bytes")
+for stride, timing in strided.items():
+    ratio, by_sectors = timing.median / strided[1].median, min(stride, 8)
+    rates = (2**24 * min(4 * stride, unit) / timing.median / 1e9 for unit in (32, 64))
+    row = f"{stride:6} {1e6 * timing.median:8.1f} us {ratio:14.1f}x {by_sectors:10}x"
+    print(row + "".join(f"{rate:15,.0f}" for rate in rates))
+
+# %%
+apart_16.compare(strided[16].median / strided[1].median)
+
+# %% [markdown]
+# Up to a stride of 8 sectors tell it. Then time should stay, and doubles once more: from DRAM come 64 bytes at a time,
+# two sectors, wanted or not. The right-hand column counts in that unit, and up to 16 it stays near what this memory can
+# deliver. (Beyond, time still grows. The numbers then lie over gigabytes, and other units begin to count, such as those
+# in which addresses are translated. This experiment does not tell which.)
+#
+# So the meter's sectors are what the caches move; of DRAM they are a lower bound where access is strided.
+#
 # ## One number a thread, or four
 #
 # **Claim: wide loads make add+GELU another 1.2 to 1.3 times faster.** The bytes and the sectors are the same, wide or
@@ -274,22 +305,37 @@ for count, widths in h200.experiment("load_widths").items():
 # numbers a thread in eight narrow ones: each thread asks for *the same bytes*. The claim is made by people who write
 # `float4` in CUDA, and what they compare with is a kernel with **one** number a thread. Those are its conditions. In
 # Triton, one number a thread is a block as large as its threads: 256 on 8 warps, say, beside 1024 on 8 warps.
-# **How many times as long does one number a thread take?**
+# **How many times as long does one number a thread take, at 256 threads?**
 
 # %%
-one_number = predict_first("time of one number a thread over four, 8 warps", unit="times")
+one_number = predict_first("time of one number a thread over four, 256 threads", unit="times")
 one_number
 
 # %%
-sweep = h200.experiment("occupancy_sweep")
-print(h200.label)
-one_number.compare(sweep["256x8"].median / sweep["1024x8"].median)
+apart = h200.experiment("numbers_a_thread")
+kinds = {"one number": "one number", "four loads": "four, narrow", "one wide load": "four, wide"}
+for count, by_threads in apart.items():
+    print(f"{count:,} numbers, us a call (times that of four, wide)")
+    print("threads" + "".join(f"{kind:>17}" for kind in kinds.values()))
+    for threads, found in by_threads.items():
+        wide = found["one wide load"].median
+        cells = (f"{1e6 * found[kind].median:8.1f} ({found[kind].median / wide:4.2f}x)" for kind in kinds)
+        print(f"{threads:7}" + "".join(f"{cell:>17}" for cell in cells))
+
+# %%
+at_256 = apart[100_000_000][256]
+one_number.compare(at_256["one number"].median / at_256["one wide load"].median)
 
 # %% [markdown]
-# **Verdict: holds under its own conditions, one number a thread against four, and credits the wrong cause.** The width
-# of the load is not what counts: narrow loads are as fast, as long as a thread has four or eight of them under way. What counts is **how many bytes are
-# asked for at any moment**: memory answers late, and what is under way meanwhile is all it can deliver. A wide load is
-# the cheap way to have more of it under way; narrow ones in a row are another.
+# **Verdict: holds under its own conditions, one number a thread against four (on large tensors it is even too modest),
+# and credits the wrong cause.** The middle column tells two causes apart: four numbers a thread in four *narrow* loads
+# take as long as in one wide load. So the width is not what counts. Nor is it the number of programs: with one number
+# and 1024 threads there are half as many as with four and 128, and they take longer.
+#
+# What is left is **how many bytes are asked for at any moment**. Memory answers late, and what is under way meanwhile
+# is all that it can deliver. A wide load is the cheap way to have more under way; narrow ones in a row are another.
+# That is what makes the difference go away, and why the first experiment, with eight numbers a thread on both sides,
+# saw none.
 #
 # ## Block size and warps
 #
@@ -311,6 +357,7 @@ for block, warps in ((128, 4), (256, 4), (512, 4), (1024, 4), (4096, 4), (8192, 
 # about that.) What an H200 did with many of these choices, on the course's own add+GELU:
 
 # %%
+sweep = h200.experiment("occupancy_sweep")
 print(f"{h200.label}, us\n BLOCK " + "".join(f"{warps:>5} warps" for warps in (2, 4, 8)))
 for block in (256, 512, 1024, 2048, 4096, 8192, 16384):
     row = (sweep[f"{block}x{warps}"].median * 1e6 for warps in (2, 4, 8))
@@ -328,6 +375,45 @@ print(f"{edge.registers} registers a thread, {edge.spill_bytes} bytes of spills"
 # A thread cannot have more registers than that. What does not fit is **spilled** to memory, and the kernel moves
 # bytes that nobody asked for. So choose a block that gives each thread one or two wide loads, and look elsewhere for
 # speed.
+#
+# ## How one measures
+#
+# Every time in this course was taken in a certain way. Here is add+GELU on an H200 in four ways, and a matrix product
+# in two. **How many times too fast does the kernel look on a hundred million numbers, if nobody waits for it to end?**
+# (Take the GPU's own time, from a cold cache, for the truth.)
+
+# %%
+flattered = predict_first("GPU's own time over the host's clock, not waited, 100M", unit="times")
+flattered
+
+# %%
+ways = h200.experiment("ways_to_time")
+for count in (2**20, 100_000_000):
+    print(f"add+GELU, {count:,} numbers")
+    for way, timing in ways[count].items():
+        print(f"  {way:18} {1e6 * timing.median:8.1f} us")
+print("matrix product, 8192 x 8192 x 8192, bf16")
+for when, timing in ways["product"].items():
+    print(f"  {when:18} {2 * 8192**3 / timing.median / 1e12:8.0f} TFLOP/s")
+
+# %%
+hundred = ways[100_000_000]
+flattered.compare(hundred["GPU, L2 cold"].median / hundred["host, not waited"].median)
+
+# %% [markdown]
+# - **Not waited for.** A launch returns at once. What the host's clock saw is the launch, whatever the kernel does: too
+#   short for a large tensor, too long for a small one.
+# - **Waited for.** Now the launch and the waiting are in it: on a small tensor, most of it. That is what a caller who
+#   waits feels, and not what the kernel takes.
+# - **L2 warm.** Called again on the same tensors, a kernel on few bytes finds its inputs in the cache. In a model,
+#   other kernels have been there in between. On a large tensor there is no difference: it does not fit.
+# - **The first calls.** A rested GPU is faster for a moment. (The usual cause is the clock, which falls when power
+#   reaches its limit. It was not recorded here; the rates were.)
+#
+# So the course's own figures are the GPU's time, from a cold L2, as medians of many runs with their spread. Kernels
+# that are compared take **turns**, call by call, so that what drifts drifts for all. And where a size is small, the
+# time of a call stands beside. `benchmark_together` does all that. Ask any other figure, ours included: which of these
+# was it?
 #
 # ## What you said, what was found
 
