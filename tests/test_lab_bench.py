@@ -6,9 +6,7 @@ import nbformat
 from lab_browser import ROOT
 
 LINES_OF_A_SCREEN = 60  # of 17 pixels, on 1080
-INSTRUMENTS = (
-    "measure compile_for sass_view occupancy waves Roofline Work predict this_device benchmark DEVICES".split()
-)
+INSTRUMENTS = "bench measure resources sass_view occupancy predict this_device times".split()
 PICTURES = "traffic_chart timing_chart waves_chart occupancy_chart roofline_chart occupancy_explorer roofline_explorer"
 
 

@@ -16,6 +16,7 @@ __getattr__, __dir__ = room(
         "kept": "kept_for_backward",
         "timing": "Timing benchmark benchmark_together",
         "prediction": "predict",
+        "report": "bench",
         "recordings": "recorded",
     },
 )

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # The lab bench
 #
-# Every instrument of the course, each in one line, on the kernel below. Put your own in its place and run all cells.
+# Every instrument of the course on one function, in one call. Put your own function and its inputs in the place of
+# these, however many, and run all cells.
 
 # %% tags=["hide-input"]
 import torch
@@ -19,12 +20,7 @@ from helpers.figures import (
     waves_chart,
 )
 from helpers.instruments import (
-    DEVICES,
-    Roofline,
-    Work,
-    benchmark,
-    benchmark_together,
-    compile_for,
+    bench,
     measure,
     occupancy,
     predict,
@@ -35,70 +31,64 @@ from kernels import runtime
 
 # %%
 @triton.jit
-def silu_kernel(x, out, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + offsets, mask=offsets < n)
-    tl.store(out + offsets, value * tl.sigmoid(value), mask=offsets < n)
+def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_ptr + i, mask=i < n)
+    tl.store(out_ptr + i, gate * tl.sigmoid(gate) * tl.load(up_ptr + i, mask=i < n), mask=i < n)
 
 
-def fused(x):
-    out = torch.empty_like(x)
-    silu_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
+def my_function(gate, up):
+    out = torch.empty_like(gate)
+    swiglu_kernel[(triton.cdiv(gate.numel(), 1024),)](gate, up, out, gate.numel(), BLOCK=1024)
     return out
 
 
-def unfused(x):
-    return x * torch.sigmoid(x)
+def plain(gate, up):
+    return torch.nn.functional.silu(gate) * up
 
 
-device = DEVICES["H100"]
-x = torch.randn(100_000, device="cuda" if runtime.has_gpu() else "cpu")
-
-# %%
-measure(fused, x)
+inputs = torch.randn(2, 100_000, device="cuda" if runtime.has_gpu() else "cpu").unbind()
+report = bench(my_function, *inputs, reference=plain, flops=6 * inputs[0].numel(), device="H100")
+report
 
 # %%
-needs = compile_for(silu_kernel, x, x, x.numel(), device="H100", BLOCK=1024)
-print(needs)
+print(measure(my_function, *inputs).tensor_table())
 
 # %%
+needs = report.kernels[0].resources
 needs.sass_view("load", "store")
 
 # %%
-needs.occupancy().waves(grid=10_000, sms=device.sms)
+occupancy(report.device.compute_capability, threads=256, registers=70)
 
 # %%
-occupancy(device.compute_capability, threads=256, registers=70)
-
-# %%
-roof, work = Roofline(device, "fp32"), Work(flops=5 * x.numel(), bytes_read=x.nbytes, bytes_written=x.nbytes)
-print(f"{roof.time(work) * 1e9:.0f} ns at best, {roof.bound(work)}-bound")
-
-# %%
-predict(fused, x, device="H100")
+for name in ("T4", "A100", "B200"):
+    print(repr(predict(my_function, *inputs, device=name)).splitlines()[0])
 
 # %% tags=["nbval-ignore-output"]
-print(this_device().name, benchmark(torch.nn.functional.silu, x))
+times = report.times()
+print(this_device().name, *times.items(), sep="\n")
 
 # %% [markdown]
 # The same as pictures, the last two with sliders:
 
 # %%
-traffic_chart({"unfused": measure(unfused, x), "fused": measure(fused, x)})
+traffic_chart({"unfused": report.reference, "fused": report.traffic})
 
 # %% tags=["nbval-ignore-output"]
-times = benchmark_together({"unfused": lambda: unfused(x), "fused": lambda: torch.nn.functional.silu(x)})
-timing_chart(times, this_device().name)
+timing_chart(times["alone"], this_device().name)
 
 # %%
-waves_chart(needs.occupancy().waves(grid=10_000, sms=device.sms))
+waves_chart(report.kernels[0].waves)
 
 # %%
 occupancy_chart(needs.occupancy())
 
 # %%
-point = Point("SiLU", work.intensity, roof.attainable(work.intensity), "fused")
-roofline_chart(roof, [point], f"SiLU is {roof.bound(work)}-bound", f"SiLU does {work.intensity:.2f} FLOP/byte")
+intensity = report.work.intensity
+point = Point("yours, as predicted", intensity, report.flops / report.prediction.time, "fused")
+bound = f"{report.roof.bound(report.work)}-bound at best, and far below that roof: small work waits for its launch"
+roofline_chart(report.roof, [point], bound, f"yours does {intensity:.2f} FLOP/byte")
 
 # %%
 occupancy_explorer("H100", threads=256, registers=70)
