@@ -1,6 +1,5 @@
 """An exercise as the grading has it: the solution's own cells, its checks and their points."""
 
-import ast
 import json
 import re
 from dataclasses import dataclass
@@ -39,25 +38,6 @@ class Exercise:
     def hidden(self) -> set[str]:
         """grade_ids of the checks that learners do not see."""
         return {cell["id"] for cell in self.cells if "points" in cell and "BEGIN HIDDEN TESTS" in cell["source"]}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it asks for numbers or settings, and for no kernel."""
-        return not any("@triton.jit" in cell["source"] for cell in self.cells if cell["answer"])
-
-    @property
-    def kept(self) -> set[str]:
-        """Functions and imports of the exercise, which an answer may not give another meaning."""
-        names = set()
-        for cell in self.cells:
-            if cell["answer"]:
-                continue
-            for node in ast.parse(cell["source"]).body:
-                if isinstance(node, ast.FunctionDef):
-                    names.add(node.name)
-                elif isinstance(node, ast.Import | ast.ImportFrom):
-                    names |= {alias.asname or alias.name for alias in node.names}
-        return names
 
 
 def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[str, Exercise]:

@@ -11,11 +11,10 @@ from nbformat import NotebookNode
 
 from helpers.grading.exercise import Exercise
 from helpers.grading.judge import Judge
-from helpers.grading.replay.plain import screen_plain
-from helpers.grading.replay.policy import screen
 from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
 from helpers.learning.cells import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
+from helpers.learning.screening import Screened, run_instead, screened
 from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
 
 INVALID, REFUSED = "invalid", "refused"
@@ -88,30 +87,32 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
     except ValueError as error:
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
     left_out = left_out_of(notebook, answers, exercise.given)
-    if refusals := screen(answers, exercise.kept) or (
-        screen_plain(answers, exercise.kept) if exercise.is_plain else []
-    ):
-        why = "\n".join(map(str, refusals))
+    found = screened(answers, exercise.cells)
+    if found.refusals:
+        why = "\n".join(map(str, found.refusals))
         return result(all_alike(exercise, REFUSED, why), left_out, flags=(REFUSED,))
-    verdicts, runs = run(answers, judge, junit)
-    checks = [
-        checked(exercise, check, *(verdicts.get(check) or without_verdict(runs, check))) for check in exercise.checks
-    ]
+    verdicts, runs = run(found, judge, junit)
+    unreadable = "".join(f"\n{why}" for why in found.unreadable.values())
+    checks = []
+    for check in exercise.checks:
+        state, message = verdicts.get(check) or without_verdict(runs, check)
+        checks.append(checked(exercise, check, state, message + unreadable * (state == ERROR)))
     flags = tuple(sorted({ERROR for check in checks if check.state == ERROR}))
     return result(checks, left_out, flags)
 
 
-def run(answers: dict[str, str], judge: Judge, junit: Path | None) -> tuple[dict, dict[str, CellRun]]:
+def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[str, CellRun]]:
     """Run the exercise with these answers in the sandbox; the verdicts on the checks that came to an end."""
     judge.start()
     verdicts = {}
 
     def compare(item, outputs, stored) -> bool:
         check = item.cell.id
-        verdicts[check] = judge.verdict(check, outputs, answers)
+        verdicts[check] = judge.verdict(check, outputs, found.readable)
         return verdicts[check][0] == PASS
 
-    needed = {cell["id"] for cell in judge.exercise.cells if "points" not in cell}
+    answers = found.readable | {answer: run_instead(why) for answer, why in found.unreadable.items()}
+    needed = {cell["id"] for cell in judge.exercise.cells if "points" not in cell} - found.unreadable.keys()
     with tempfile.TemporaryDirectory(prefix="fusion-spec-") as folder, kernelspecs(Path(folder), judge.calls_file):
         runs = run_cells(
             assembled(judge.exercise, answers, judge.calls_file), needed, CELL_TIMEOUT, KERNEL_NAME, compare, junit

@@ -1,5 +1,6 @@
 """`fusion check`: a learner grades their own notebook."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from nbformat import NotebookNode
 from helpers.learning import progress
 from helpers.learning.cells import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
+from helpers.learning.screening import screened
 from helpers.learning.submission import Submission, read_submission
 
 CELL_TIMEOUT = 60.0  # seconds; a check takes under five
-HIDDEN = "hidden"
+HIDDEN, REFUSED = "hidden", "refused"
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class CheckResult:
 
     Args:
         check: the check's grade_id.
-        state: "pass", "fail", "not attempted", "error", or "hidden" where the check is kept for the grading.
+        state: "pass", "fail", "not attempted", "error", "refused" where the grading would run nothing of the answers,
+            or "hidden" where the check is kept for the grading.
         points: points it is worth.
         message: what was seen and where to look; empty for a pass.
     """
@@ -49,37 +52,49 @@ def assembled(submission: Submission) -> NotebookNode:
 
 
 def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> list[CheckResult]:
-    """Run a submission's checks."""
-    needed = {cell["id"] for cell in submission.original if "points" not in cell}
+    """Run a submission's checks, on answers that the grading would take."""
+    checks = [cell for cell in submission.original if "points" in cell]
+    found = screened(submission.answers, submission.original)
+    if found.refusals:
+        why = "\n".join(map(str, found.refusals))
+        refused = [(HIDDEN, "") if cell["pass"] is None else (REFUSED, why) for cell in checks]
+        return [
+            CheckResult(cell["id"], state, cell["points"], told)
+            for cell, (state, told) in zip(checks, refused, strict=True)
+        ]
+    # A check that needs no broken answer is run all the same.
+    needed = {cell["id"] for cell in submission.original if "points" not in cell} - submission.answers.keys()
     runs = run_cells(assembled(submission), needed, cell_timeout)
-    broken = next((f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem), "")
-    return [
-        CheckResult(cell["id"], *judged(cell, runs[cell["id"]], broken))
-        for cell in submission.original
-        if "points" in cell
-    ]
+    broken = {name: f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem}
+    stopped = next(iter(broken.values()), "")
+    unmade = {answer: broken[answer] for answer in submission.answers if answer in broken}
+    results = []
+    for cell in checks:
+        state, message = judged(cell, runs[cell["id"]], stopped)
+        if state == ERROR and (missing := re.search(r"NameError: name '(\w+)' is not defined", message)):
+            # The answer that should have defined it, where one broke on its way.
+            for answer, problem in unmade.items():
+                if re.search(rf"\b{missing[1]}\b", submission.answers[answer]):
+                    message = f"not run: {problem}"
+        results.append(CheckResult(cell["id"], state, cell["points"], message))
+    return results
 
 
-def judged(cell: dict, run: CellRun, broken: str) -> tuple[str, float, str]:
-    """A check's state, points and message from what its cell showed."""
-    points = cell["points"]
+def judged(cell: dict, run: CellRun, stopped: str) -> tuple[str, str]:
+    """A check's state and message from what its cell showed; `stopped` says what nothing was run after."""
     if cell["pass"] is None:
-        return HIDDEN, points, ""
+        return HIDDEN, ""
     if run.same:
-        return PASS, points, ""
+        return PASS, ""
     if run.problem == CellRun().problem:
-        return ERROR, points, f"not run: {broken}"
+        return ERROR, f"not run: {stopped}"
     if run.problem:
-        return ERROR, points, f"it {run.problem}"
+        return ERROR, f"it {run.problem}"
     shown = next((output.data[MIME] for output in run.outputs if MIME in output.get("data", {})), None)
     if shown is None or shown["state"] not in (FAIL, NOT_ATTEMPTED, ERROR):
-        return (
-            ERROR,
-            points,
-            "it showed something else than this check's outcome: restart your kernel and run all cells",
-        )
+        return ERROR, "it showed something else than this check's outcome: restart your kernel and run all cells"
     look_at = f"\nLook at {shown['look_at']}." if shown["look_at"] else ""
-    return shown["state"], points, shown["message"] + look_at
+    return shown["state"], shown["message"] + look_at
 
 
 def report(submission: Submission, results: list[CheckResult]) -> str:
@@ -119,6 +134,8 @@ def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
     submission = read_submission(Path(path))
     results = results_of(submission, cell_timeout)
     print(report(submission, results))
-    states = {result.check: result.state for result in results if result.state != HIDDEN}
+    states = {
+        result.check: ERROR if result.state == REFUSED else result.state for result in results if result.state != HIDDEN
+    }
     progress.record(Path(path), states, submission.answers)
     return 0 if all(result.state in (PASS, HIDDEN) for result in results) else 1

@@ -9,9 +9,9 @@ import test_exercises
 from helpers.cli import main
 from helpers.grading import new_exercise
 from helpers.grading.replay import server
-from helpers.grading.replay.policy import screen
 from helpers.learning.checks import cases
 from helpers.learning.outcome import FAIL, NOT_ATTEMPTED, PASS
+from helpers.learning.policy import screen
 
 NAME = "98_from_template"
 

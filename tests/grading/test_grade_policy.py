@@ -1,6 +1,8 @@
 """What the policy refuses, with the line and the reason, and what it must let through."""
 
+import json
 import re
+from pathlib import Path
 
 import answers
 import attacks
@@ -9,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.grading.exercise import exercises_in
-from helpers.grading.replay.policy import screen
+from helpers.grading.grade import grade
+from helpers.grading.judge import Judge
+from helpers.instruments.machine import bubblewrap
+from helpers.learning.outcome import ERROR, PASS
+from helpers.learning.policy import screen
+from helpers.learning.screening import kept_by
 
-KEPT = exercises_in(only=attacks.NAME)[attacks.NAME].kept
+KEPT = kept_by(exercises_in(only=attacks.NAME)[attacks.NAME].cells)
 
 
 def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> str:
@@ -26,7 +33,9 @@ def test_every_answer_kept_for_the_tests_is_let_through(answer):
 @pytest.mark.parametrize("name", exercises_in())
 def test_every_solution_is_let_through(name):
     exercise = exercises_in()[name]
-    assert screen({cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}, exercise.kept) == []
+    assert (
+        screen({cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}, kept_by(exercise.cells)) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,3 +194,19 @@ def test_what_kernels_are_written_in_is_let_through(line):
 def test_any_text_is_let_through_or_refused_in_one_line_for_each_answer(text):
     assert len(screen({"answer": text})) <= 1
     assert all("\n" not in str(refusal) for refusal in screen({"answer": text}))
+
+
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+def test_an_answer_that_python_cannot_read_costs_only_the_checks_that_need_it():
+    name = "02_count_the_bytes"
+    exercise = exercises_in(only=name)[name]
+    content = json.loads((Path(__file__).parents[2] / "solutions" / f"{name}.ipynb").read_text())
+    (answer,) = (cell for cell in content["cells"] if cell["id"] == "count-affine")
+    answer["source"] = "def count_affine(rows, columns)\n    return 1"
+    judge = Judge(exercise, seed=3)
+    try:
+        checks = grade(json.dumps(content).encode(), f"{name}.ipynb", judge).checks
+    finally:
+        judge.close()
+    assert {check.check: check.state for check in checks if check.state != PASS} == {"affine": ERROR}
+    assert "answer 'count-affine', line 1: SyntaxError: expected ':'" in checks[0].message

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import tensors
-from helpers.grading.replay.plain import screen_plain
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.roofline import Roofline, Work
 from helpers.instruments.traffic import measure
@@ -29,8 +28,10 @@ from helpers.learning.checks import (
 from helpers.learning.checks import roofline as asked
 from helpers.learning.checks.dropout import drawn, kept_elements
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
+from helpers.learning.plain_policy import screen_plain
+from helpers.learning.screening import is_plain, kept_by
 
-PLAIN = {name: exercise for name, exercise in exercises_in().items() if exercise.is_plain}
+PLAIN = {name: exercise for name, exercise in exercises_in().items() if is_plain(exercise.cells)}
 
 
 # Numbers
@@ -222,13 +223,13 @@ def test_numbers_are_uniform():
 
 @pytest.mark.parametrize("answer", [each for each in all_answers() if each.exercise in PLAIN], ids=str)
 def test_every_answer_kept_for_the_tests_is_in_the_language(answer):
-    assert not screen_plain(answer.cells, PLAIN[answer.exercise].kept)
+    assert not screen_plain(answer.cells, kept_by(PLAIN[answer.exercise].cells))
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_model_answer_and_stub_is_in_the_language(name):
     answers = {cell["id"]: cell["source"] for cell in PLAIN[name].cells if cell["answer"]}
-    assert not screen_plain(answers, PLAIN[name].kept)
+    assert not screen_plain(answers, kept_by(PLAIN[name].cells))
     assert not screen_plain(dict.fromkeys(answers, "def f(n):\n    raise NotImplementedError  # your code here"))
 
 

@@ -10,6 +10,7 @@ import pytest
 from helpers.learning import check
 from helpers.learning.cells import run_cells
 from helpers.learning.outcome import MIME
+from helpers.learning.screening import Screened
 from helpers.learning.submission import read_submission
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,12 @@ def saved(tmp_path):
     return save
 
 
+@pytest.fixture
+def unscreened(monkeypatch):
+    """For answers that the policy would not let run."""
+    monkeypatch.setattr(check, "screened", lambda answers, cells: Screened(answers, {}, []))
+
+
 def graded(path: Path, capsys, cell_timeout: float = 20.0) -> tuple[int, str]:
     code = check.check_notebook(path, cell_timeout=cell_timeout)
     return code, capsys.readouterr().out
@@ -130,7 +137,7 @@ def test_stored_outputs_and_markers_earn_nothing(saved, capsys):
     assert "  0 of 5 points" in graded(saved(content), capsys)[1]
 
 
-def test_what_an_answer_prints_does_not_count_against_it(saved, capsys):
+def test_what_an_answer_prints_does_not_count_against_it(saved, capsys, unscreened):
     chatty = "import sys\ndef double(x):\n    print('here', x)\n    print('there', file=sys.stderr)\n    return 2 * x"
     assert graded(saved(notebook(chatty)), capsys)[0] == 0
 
@@ -152,7 +159,7 @@ def test_what_an_answer_prints_does_not_count_against_it(saved, capsys):
     ],
     ids=["syntax", "exception", "name", "death", "loop", "loop in check", "flood", "forged"],
 )
-def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, answer, told):
+def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscreened, answer, told):
     # The first that is seen of a flood comes seconds after it began.
     cell_timeout = 20.0 if "print" in answer else 2.0
     status, report = graded(saved(notebook(answer)), capsys, cell_timeout=cell_timeout)
@@ -162,18 +169,64 @@ def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, answer
     assert "  0 of 5 points" in report
 
 
-def test_every_check_is_reported_after_a_dead_kernel(saved, capsys):
+def test_every_check_is_reported_after_a_dead_kernel(saved, capsys, unscreened):
     _, report = graded(saved(notebook("def double(x):\n    import os\n    os._exit(0)")), capsys)
     assert (
         "  again   error          0 of 2 points\n      not run: the cell 'double' ended the kernel's process" in report
     )
 
 
-def test_an_answer_that_runs_in_a_folder_of_its_own(saved, capsys, tmp_path):
+def test_an_answer_that_runs_in_a_folder_of_its_own(saved, capsys, unscreened, tmp_path):
     (tmp_path / "conftest.py").write_text("raise SystemExit('read')")
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit('read')")
     answer = "import os\nassert os.listdir() == ['notebook.ipynb'], os.listdir()\n" + ANSWER
     assert graded(saved(notebook(answer)), capsys)[0] == 0
+
+
+def two_answers(first: str, second: str) -> dict:
+    """Each with a check of its own: `double`, and `halve`, which halves what it is given doubled."""
+    original = [
+        *ORIGINAL[:2],
+        {"id": "second", "source": STUB.replace("double", "halve"), "answer": True},
+        ORIGINAL[2],
+        {
+            "id": "halves",
+            "source": "check_double(lambda x: 16 // halve(x))",
+            "answer": False,
+            "points": 2,
+            "pass": [PASS],
+        },
+    ]
+    content = notebook(first, original=original)
+    content["cells"][2:2] = [code(second, "second")]
+    return content
+
+
+HALVE = "def halve(x):\n    return x // 2"
+
+
+@pytest.mark.parametrize("broken", ["def double(x)\n    return 2 * x", "double = 4 / 0"], ids=["syntax", "exception"])
+def test_a_broken_answer_costs_no_other_its_points(saved, capsys, broken):
+    _, report = graded(saved(two_answers(broken, HALVE)), capsys)
+    assert "  halves  pass           2 of 2 points\n" in report
+    assert "  double  error          0 of 3 points\n      not run: the cell 'answer' stopped: " in report
+    _, report = graded(saved(two_answers(ANSWER, broken.replace("double", "halve"))), capsys)
+    assert "  double  pass           3 of 3 points\n" in report
+    assert "  halves  error          0 of 2 points\n      not run: the cell 'second' stopped: " in report
+
+
+def test_what_the_grading_would_refuse_is_refused(saved, capsys):
+    status, report = graded(saved(two_answers("import os\n" + ANSWER, HALVE)), capsys)
+    assert status == 1
+    for name, points in (("double", 3), ("halves", 2)):
+        assert (
+            f"  {name}  refused        0 of {points} points\n      answer 'answer', line 1: importing os is not"
+            in report
+        )
+    assert "  0 of 5 points" in report
+    # The meter would work a number out; the grading's sandbox has none for it.
+    _, report = graded(saved(two_answers(ANSWER, "def halve(x):\n    return measure(x).launches")), capsys)
+    assert "answer 'second', line 2: measure(x).launches is not open to an answer that gives numbers" in report
 
 
 def without(*places) -> dict:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from helpers.grading.replay.policy import KERNEL_BUILTINS, check_kernel, is_kernel, names_of, parsed
+from helpers.learning.policy import KERNEL_BUILTINS, check_kernel, is_kernel, names_of, parsed
 
 
 def kernels_of(answers: dict[str, str], folder: Path) -> dict[str, JITFunction]:

@@ -34,10 +34,10 @@ import torch
 from helpers.grading.replay.again import Again
 from helpers.grading.replay.expected import expected_as_json
 from helpers.grading.replay.kernels import kernels_of
-from helpers.grading.replay.policy import RefusedError, is_kernel, parsed
 from helpers.grading.replay.tensors import PLAIN, inputs_as_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
+from helpers.learning.policy import RefusedError, is_kernel, parsed
 
 TIME = 30.0  # seconds that one check may take
 MEMORY = 4 << 30  # bytes of data that its process may have

@@ -9,7 +9,7 @@ import ast
 import builtins
 from collections.abc import Iterable
 
-from helpers.grading.replay.policy import OF_MATH, Refusal, RefusedError, first_line_of, parsed
+from helpers.learning.policy import OF_MATH, Refusal, RefusedError, first_line_of, parsed
 
 BUILTINS = frozenset(
     "abs all any bool dict divmod enumerate float int len list map max min next pow print range reversed round set "

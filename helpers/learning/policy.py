@@ -77,6 +77,10 @@ class RefusedError(Exception):
         self.line = getattr(node, "lineno", 0)
 
 
+class SyntaxRefusedError(RefusedError):
+    """Raised where Python cannot read an answer, and would run nothing of it."""
+
+
 @dataclass
 class Names:
     """What the answer cells of one submission define for their kernels."""
@@ -129,7 +133,9 @@ def parsed(source: str) -> ast.Module:
     except SyntaxError as error:
         node = ast.Pass(lineno=error.lineno or 0)
         magic = (error.text or "").lstrip().startswith(("%", "!", "?"))
-        raise RefusedError(node, "magics and shell commands are not graded" if magic else f"{error.msg}") from None
+        if magic:
+            raise RefusedError(node, "magics and shell commands are not graded") from None
+        raise SyntaxRefusedError(node, error.msg) from None
     except (ValueError, RecursionError, MemoryError):
         raise RefusedError(ast.Module(), "Python cannot read it: it is nested too deeply, or is no text") from None
 

@@ -1,0 +1,70 @@
+"""What is graded of a submission's answers, decided from their text: `fusion check` and `fusion grade` ask the same."""
+
+import ast
+from dataclasses import dataclass
+
+from helpers.learning.plain_policy import screen_plain
+from helpers.learning.policy import Refusal, RefusedError, SyntaxRefusedError, parsed, screen
+
+
+@dataclass(frozen=True)
+class Screened:
+    """The answers of one submission.
+
+    Args:
+        readable: grade_id -> source, of the answers that Python can read.
+        unreadable: grade_id -> where and why not, of the others: they cost the checks that need them.
+        refusals: what the policy refuses; with one of them, nothing is run.
+    """
+
+    readable: dict[str, str]
+    unreadable: dict[str, Refusal]
+    refusals: list[Refusal]
+
+
+def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
+    """Screen the answers to an exercise.
+
+    Args:
+        answers: grade_id -> source.
+        cells: the exercise's code cells: `source`, and `answer` of those that learners write.
+    """
+    unreadable = {}
+    for answer, source in answers.items():
+        try:
+            parsed(source)
+        except SyntaxRefusedError as error:
+            unreadable[answer] = Refusal(answer, error.line, f"SyntaxError: {error}")
+        except RefusedError:
+            pass  # `screen` says so
+    readable = {answer: source for answer, source in answers.items() if answer not in unreadable}
+    kept = kept_by(cells)
+    refusals = screen(readable, kept) or (screen_plain(readable, kept) if is_plain(cells) else [])
+    if refusals:
+        # What is missed may be defined in what cannot be read.
+        refusals = [*unreadable.values(), *refusals]
+    return Screened(readable, unreadable, refusals)
+
+
+def run_instead(unreadable: Refusal) -> str:
+    """What is run in the place of an answer that Python cannot read: it fails as the answer would."""
+    return f"raise SyntaxError({str(unreadable)!r})"
+
+
+def is_plain(cells: list[dict]) -> bool:
+    """Whether an exercise asks for numbers or settings, and for no kernel."""
+    return not any("@triton.jit" in cell["source"] for cell in cells if cell["answer"])
+
+
+def kept_by(cells: list[dict]) -> set[str]:
+    """Functions and imports of an exercise, which an answer may not give another meaning."""
+    names = set()
+    for cell in cells:
+        if cell["answer"]:
+            continue
+        for node in ast.parse(cell["source"]).body:
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names |= {alias.asname or alias.name for alias in node.names}
+    return names
