@@ -30,8 +30,7 @@ from helpers.figures.style import (
 )
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Cost, cost
-from helpers.instruments.roofline import LEVELS, SPECIAL, Roofline, levels, roofs
-from helpers.instruments.roofline import measured as measured_device
+from helpers.instruments.roofline import LEVELS, SPECIAL, Roofline, levels, measured_device, roofs
 
 # Sizes in points.
 LABEL_HEIGHT = 11

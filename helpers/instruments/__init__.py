@@ -6,7 +6,7 @@ __getattr__, __dir__ = room(
     __name__,
     {
         "devices": "DEVICES Device this_device",
-        "roofline": "Roofline Work levels",
+        "roofline": "Roofline Work levels measured_device roofs",
         "operations": "OPERATIONS cost",
         "occupancy_calculator": "MAX_REGISTERS REGISTERS REGISTER_UNIT SUB_PARTITIONS WARP limits occupancy",
         "cuda.kernel": "CudaKernel cuda_kernel",

@@ -27,18 +27,20 @@ FMA_PER_CLOCK = {
     (8, 6): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512},
     (8, 9): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512, "fp8": 1024},
     (9, 0): {"fp32": 128, "tf32": 1024, "fp16": 2048, "bf16": 2048, "fp8": 4096},
-    (10, 0): {"fp32": 128, "tf32": 2048, "fp16": 4096, "bf16": 4096, "fp8": 8192},
-    (12, 0): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512, "fp8": 1024},
+    (10, 0): {"fp32": 128, "tf32": 2048, "fp16": 4096, "bf16": 4096, "fp8": 8192, "fp4": 16384},
+    (10, 3): {"fp32": 128, "tf32": 2048, "fp16": 4096, "bf16": 4096, "fp8": 8192, "fp4": 24576},
+    (12, 0): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512, "fp8": 1024, "fp4": 2048},
 }
 
 # Results per clock and SM of the special function units (exponential, reciprocal, root, logarithm, sine).
 # Source: as above, "32-bit floating-point reciprocal, reciprocal square root, base-2 logarithm, base 2 exponential".
-SPECIAL_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 16)
+# 10.3: "twice the exponentials of Blackwell", 10.7 against 5 T/s; NVIDIA, "Inside NVIDIA Blackwell Ultra" (2025).
+SPECIAL_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 16) | {(10, 3): 32}
 SHARED_PER_CLOCK = 32 * 4  # bytes per clock and SM: 32 banks of 32 bits, as the guide says of each generation above
 
 
 class PeakFlops(dict):
-    """Dense peak by dtype name ("fp32", "tf32", "fp16", "bf16", "fp8"), FLOP/s. A missing dtype is an error."""
+    """Dense peak by dtype name ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4"), FLOP/s. A missing dtype is an error."""
 
     def __init__(self, device: str, peaks: dict[str, float]):
         super().__init__(peaks)
@@ -87,7 +89,7 @@ class Device:
     def peak_from_clock(self, dtype: str) -> float:
         """FLOP/s that the arithmetic units make: SMs x FMA per clock and SM x 2 x clock.
 
-        GeForce tensor cores run at half rate when they accumulate in fp32.
+        GeForce tensor cores run at half rate when they accumulate in fp32, except on fp4.
 
         Raises:
             ValueError: a CPU, or a compute capability or dtype whose rate is not known.
@@ -95,7 +97,7 @@ class Device:
         rates = FMA_PER_CLOCK.get(self.compute_capability, {})
         if dtype not in rates:
             raise ValueError(f"{self.name} has no known {dtype} rate per clock: known are {', '.join(rates) or 'none'}")
-        halved = dtype != "fp32" and "GeForce" in self.driver_name
+        halved = dtype not in ("fp32", "fp4") and "GeForce" in self.driver_name
         clock = self.sm_clock if dtype == "fp32" else self.tensor_clock
         return self.sms * rates[dtype] * clock * (1 if halved else 2)
 

@@ -52,6 +52,7 @@ LIMITS = {
     (8, 9): _limits(48, 24, 100, 99, 128, 1024, _SMALL),
     (9, 0): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
     (10, 0): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
+    (10, 3): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
     (12, 0): _limits(48, 24, 100, 99, 128, 1024, _SMALL, barriers=24),
 }
 

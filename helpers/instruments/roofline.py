@@ -6,7 +6,7 @@
 L2's bandwidth, over the bytes that cross between L2 and the SMs, is a roof of its own, and so is shared memory's, over
 the bytes that cross between it and the registers; the slowest level decides. So do units: tensor cores multiply
 matrices, CUDA cores do other arithmetic, special function units exponentials, reciprocals and roots, each at its own
-rate. A data sheet's roof is what units and clock make; what a GPU holds is lower (`measured`).
+rate. A data sheet's roof is what units and clock make; what a GPU holds is lower (`measured_device`).
 
 Sources: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009); for several levels, Yang, Kurth and Williams, "Hierarchical Roofline analysis for GPUs",
@@ -19,7 +19,7 @@ from helpers.instruments.devices import Device, PeakFlops
 from helpers.instruments.recordings import RESULTS, recorded
 from kernels.fused_op import Work
 
-__all__ = ["SPECIAL", "Roofline", "Work", "levels", "measured", "roofs"]
+__all__ = ["SPECIAL", "Roofline", "Work", "levels", "measured_device", "roofs"]
 
 LEVELS = {"DRAM": "memory", "L2": "L2", "shared": "shared memory"}  # level -> what a kernel that it limits is bound by
 SPECIAL = "special functions"
@@ -31,8 +31,8 @@ class Roofline:
 
     Args:
         device: from DEVICES or this_device().
-        dtype: "fp32", "tf32", "fp16", "bf16" or "fp8", as far as the device has a peak for it; or "special functions",
-            whose peak is in results/s: exponentials, reciprocals, roots.
+        dtype: "fp32", "tf32", "fp16", "bf16", "fp8" or "fp4", as far as the device has a peak for it; or
+            "special functions", whose peak is in results/s: exponentials, reciprocals, roots.
         level: "DRAM"; "L2" where the device's L2 bandwidth is known; "shared". The bytes of any work are those of that
             level.
 
@@ -106,7 +106,7 @@ def levels(device: Device, dtype: str) -> dict[str, Roofline]:
     return {level: Roofline(device, dtype, level) for level in LEVELS if known[level]}
 
 
-def measured(device: Device) -> Device | None:
+def measured_device(device: Device) -> Device | None:
     """The device as it was measured: the bandwidth of a copy, the rate of a large bf16 product, no other peaks.
 
     None where no run of it is recorded.

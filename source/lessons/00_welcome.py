@@ -45,8 +45,12 @@ bytes_moved
 
 # %% [markdown]
 # Now ask the **meter**. It watches every operator that PyTorch runs and every load and store of a Triton kernel, and
-# adds up the bytes. It needs no GPU: the traffic is decided by the program, not by the chip. Its line ends with the
-# bytes (B) for each element, that is, each number of the result.
+# adds up the bytes. Its line ends with the bytes (B) for each element, that is, each number of the result.
+#
+# The meter counts what kernels **request**. That is decided by the program, so it needs no GPU. What then crosses
+# between the chip and its large memory, the **DRAM**, is a second quantity, and the chip has a say in it: between the
+# two lies a cache, *L2*, where what was written a moment ago may still lie. On tensors far larger than L2 the two
+# quantities are nearly the same, and so it is in this lesson. Where they differ, the lessons say which one they mean.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -114,6 +118,41 @@ difference = add_gelu(a[:4096], b[:4096]) - gelu(a[:4096] + b[:4096], approximat
 print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-6))
 
 # %% [markdown]
+# ## Your first line of Triton
+#
+# You need not wait for lesson 03 to write some. A Triton kernel is a Python function that many **programs** run, all
+# at once; each has a number, `tl.program_id(0)`: 0, 1, 2 and so on. A program works on a **block** of numbers:
+# `tl.arange(0, BLOCK)` is 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is where `x` begins in memory.
+#
+# This kernel should double twelve numbers, with three programs of four numbers each. As it stands, all three take the
+# same four. Run the cell and look: below each line of the kernel stands the tensor as it lies in memory, and each box
+# with a number is a *lane*, one place of a program's block, at the element that it asks for. Red ones are wrong; an
+# element with a red edge is stored by nobody. **Change the marked line until it says "Solved".**
+
+# %%
+import triton
+import triton.language as tl
+
+from helpers.learning import puzzle
+
+
+@triton.jit
+def double_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.arange(0, BLOCK)  # <- here
+    x = tl.load(x_ptr + element)
+    tl.store(y_ptr + element, 2 * x)
+
+
+twelve = torch.arange(12.0)
+puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)</code>: program 1
+# begins where program 0 ends.</details>
+
+# %% [markdown]
+# ## Is it true?
+#
 # Does the sum really stay in a register? Triton's compiler runs here, GPU or none. This is each instruction with
 # which a thread of an A100 loads from memory (`LDG`) or stores to it (`STG`), beside the line of the kernel that asks
 # for it:
@@ -136,7 +175,7 @@ for each in made.sass_view("load", "store").instructions:
 # `a` and `b` are loaded, twice four numbers of each (the suffix counts bits), and `y` is stored. Nothing stores the
 # sum, and nothing loads it.
 #
-# This picture is the whole idea. Each bar is what crosses between memory and processor.
+# This picture is the whole idea. Each bar is what the kernels request.
 
 # %%
 from helpers.figures import traffic_chart
@@ -166,7 +205,7 @@ explorer
 # <details><summary>What is to be found</summary>1. GELU in single steps: all it writes between its eight launches is
 # saved. ReLU and the addition are one launch already: there is nothing in between. 2. It depends on how many tensors
 # lie in between, and not on the dtype; on the size hardly (LayerNorm with a single row reads weights as large as the
-# row, fused or not). 3. The time alone. The bytes belong to the program.</details>
+# row, fused or not). 3. The time alone. What is requested belongs to the program.</details>
 #
 # ## Fewer bytes, less time?
 #
@@ -198,8 +237,22 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 # Time followed the bytes almost exactly. `torch.compile` fuses these two as well, and reaches the same speed on large
 # tensors: this course is about understanding when it can, when it cannot, and what to write then.
 #
-# On small tensors the picture differs. There the launch itself, not the memory, is the larger part; lesson 02
-# measures where that ends.
+# That is the time of the GPU by itself. Whoever calls waits for the CPU, too, which launches the kernels. On small
+# tensors that is the larger part. The smallest size above, both ways:
+
+# %%
+million = {
+    row["provider"]: row
+    for row in h200.rows
+    if (row["kernel"], row["shape"], row["dtype"]) == ("add_gelu", [2**20], "float32")
+}
+for clock, what in (("gpu", "the GPU alone"), ("call", "a whole call")):
+    eager, one_kernel = (million[name][clock]["median"] for name in ("eager", "fused"))
+    print(f"{what:14} eager {1e6 * eager:5.1f} us, fused {1e6 * one_kernel:5.1f} us: {eager / one_kernel:.2f} times")
+
+# %% [markdown]
+# A speed-up of the GPU is not yet one of your program. Lesson 02 takes the launch apart and finds the size from which
+# on memory is what counts.
 #
 # With a GPU at hand, the same comparison runs here:
 
@@ -251,22 +304,25 @@ ridge
 ridge.compare(a100.ridge)
 
 # %% [markdown]
-# And `gelu(a + b)`? It is no matrix product: the A100's ordinary units do it, and their ridge is far lower. It takes
-# ten operations on each number, and moves twelve bytes for them. How far below that ridge is it?
+# And `gelu(a + b)`? It is no matrix product, so tensor cores cannot do it. Its ten operations on each number go to
+# the *CUDA cores*, which add and multiply, and two of them, an exponential and a reciprocal, to the *special function
+# units*, of which there are fewer. Each works while the memory delivers. What takes longest, for a million numbers?
 
 # %%
-from kernels import CATALOGUE
+from helpers.instruments import OPERATIONS
 
-work = CATALOGUE["add_gelu"].work((n,), torch.float32)
-ordinary = Roofline(DEVICES["A100"], "fp32")
-idle = ordinary.ridge / work.intensity
-print(f"add+GELU, fused: {work.intensity:.2f} FLOP/byte")
-print(f"ordinary units:  {ordinary.ridge:.2f} FLOP/byte, {idle:.0f} times that")
+(add_gelu_launch,) = OPERATIONS["add+GELU"](1, n, 4).fused
+least = add_gelu_launch.times(DEVICES["A100"], "fp32")
+for what in ("memory", "special functions", "CUDA cores"):
+    print(
+        f"{what:18} {1e6 * least[what]:5.2f} us at least; memory takes {least['memory'] / least[what]:4.1f} times that"
+    )
 
 # %% [markdown]
-# So even they idle most of the time, whatever we do to the arithmetic: that is what the GPU was doing the rest of the
-# time. **Moving fewer bytes is the only way to be faster**, and fusing is how. Lesson 01 turns this into a picture
-# that you can move.
+# So all of them idle most of the time: that is what the GPU was doing the rest of the time. While that is so, cleverer
+# arithmetic gains nothing. **What helps is to move fewer bytes, and to move them at the memory's full speed.** Fusing
+# does the first; how wide a kernel loads, and how many loads it has under way, decide the second, from lesson 03 on.
+# Lesson 01 turns this into a picture that you can move.
 #
 # ## How this course works
 #
@@ -293,11 +349,11 @@ predictions()
 # <details><summary>Answer</summary>One write and one read of the sum, and one launch. Not a single operation.</details>
 #
 # 2. Why can the meter count bytes without a GPU?
-# <details><summary>Answer</summary>Which addresses a program reads and writes is decided by the program. The chip
-# decides how long that takes.</details>
+# <details><summary>Answer</summary>It counts what is requested: which addresses a program reads and writes is decided
+# by the program. The chip decides how long that takes, and how much of it its caches serve.</details>
 #
 # 3. A kernel reads one tensor and writes one. Can fusing anything into it make it move fewer bytes than that?
-# <details><summary>Answer</summary>No: input and output must cross once. Fusing removes what lies between
+# <details><summary>Answer</summary>No: input and output must be requested once. Fusing removes what lies between
 # kernels.</details>
 #
 # 4. A friend speeds up GELU's arithmetic by half. What happens to the time on an A100?

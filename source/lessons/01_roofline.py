@@ -17,17 +17,21 @@
 
 # %%
 import torch
+import triton
+import triton.language as tl
 
-from helpers.instruments import DEVICES, OPERATIONS, Roofline, Work, cost, measure
-from helpers.learning import predict_first, predictions, self_test
+from helpers.instruments import DEVICES, OPERATIONS, Roofline, Work, cost, measure, measured_device, roofs
+from helpers.learning import predict_first, predictions, puzzle, self_test
 
 # %% [markdown]
 # ## Arithmetic intensity
 #
 # Two numbers describe an operation, whatever runs it: the floating-point operations it does (FLOP), and the bytes
-# that must cross between memory and processor. Their ratio is its **arithmetic intensity**, in FLOP per byte.
+# that must cross between memory and processor. Their ratio is its **arithmetic intensity**, in FLOP per byte. The
+# bytes here are the least: each input once, each output once, as if nothing lay in a cache.
 #
-# How operations are counted: each +, −, ×, ÷, max, `exp` or root on one number is one FLOP. Take a ReLU over a tensor
+# How operations are counted: each +, −, ×, ÷, max, `exp` or root on one number is one FLOP. (They do not all cost
+# alike; we come to that.) Take a ReLU over a tensor
 # in fp16. It is `max(x, 0)`, one operation a number; two bytes in, two bytes out.
 
 # %%
@@ -75,21 +79,46 @@ print(f"ReLU lies {orders:.1f} orders of magnitude under the ridge")
 
 # %% [markdown]
 # Three orders of magnitude (powers of ten), to the nearest. The peak could be a hundred times lower and a ReLU would
-# not notice. In truth it is lower: the peak is that of the tensor cores, which do matrix products only. The ordinary
-# cores, which do the ReLU, have a ridge of their own, and the ReLU lies far under that, too.
+# not notice. In truth it is lower: the peak is that of the tensor cores, which do matrix products only. The *CUDA
+# cores*, which do the ReLU, have a ridge of their own. And exponentials, reciprocals and roots go to a third kind,
+# the *special function units*, fewer still.
 
 # %%
-ordinary = Roofline(DEVICES["A100"], "fp32")
-print(f"ordinary cores: ridge at {ordinary.ridge:.1f} FLOP/byte,")
-print(f"{ordinary.ridge / relu.intensity:.0f} times ReLU's intensity")
+for units in ("fp16", "fp32", "special functions"):
+    roof = roofs(DEVICES["A100"])[units]
+    print(f"{units:18} {roof.peak / 1e12:6.1f} TFLOP/s, ridge at {roof.ridge:6.1f} FLOP/byte")
+
+# %% [markdown]
+# (`fp16` are the tensor cores, `fp32` the CUDA cores; of the special functions, each result counts as one FLOP.) The
+# ReLU lies far under each of the ridges.
+#
+# And does a GPU hold what its data sheet says? On an H200 the course has measured a large copy and a large matrix
+# product:
+
+# %%
+sheet, held = (Roofline(each, "bf16") for each in (DEVICES["H200"], measured_device(DEVICES["H200"])))
+print(held.device.source)
+print(f"memory {held.bandwidth / 1e12:.2f} of {sheet.bandwidth / 1e12:.2f} TB/s")
+print(f"tensor cores {held.peak / 1e12:.0f} of {sheet.peak / 1e12:.0f} TFLOP/s")
+print(f"ridge at {held.ridge:.0f}, by the data sheet {sheet.ridge:.0f} FLOP/byte")
+
+# %% [markdown]
+# A data sheet's peak is units times clock; under load the clock falls, and memory must refresh and turn around. So
+# nobody reaches it. The lessons take data sheets to compare GPUs, and say so where a measured roof is meant.
 
 # %% [markdown]
 # ## The picture
 #
-# Intensity along the bottom, performance upwards, both logarithmic. The slope is the memory's limit, the flat lines
-# are peaks: the tensor cores' above, the ordinary cores' below it. An operation sits on its own roof: no kernel can
-# lift it above. **Fusing moves it to the right**, because the same operations need fewer bytes. "Unfused" means
-# written out in the single steps of its formula, each a launch; "matmul" is a matrix product.
+# Intensity along the bottom, performance upwards, both logarithmic. The thick slope is the memory's limit, the flat
+# lines are peaks: the tensor cores' above, then the CUDA cores', then the special functions'. The thin slope is that
+# of *shared memory*, a small store inside each processor, for the bytes that cross there; matrix products need it,
+# and lesson 08 comes back to it. Dashed, where there is one: the roof that was measured.
+#
+# An operation sits on its own roof: no kernel can lift it above. **Fusing moves it to the right**, because the same
+# operations need fewer bytes. "Unfused" means written out in the single steps of its formula, each a launch (but
+# add+GELU with PyTorch's own GELU, which is one launch). "matmul" is a matrix product of x, *rows* × *columns*, and
+# weights, *columns* × *columns*. Attention is over as many tokens as there are *rows*; each has *columns* numbers, in
+# heads of 64.
 #
 # Move the sliders, with the mouse or with the arrow keys. Find out:
 #
@@ -105,10 +134,28 @@ explorer
 
 # %% [markdown]
 # <details><summary>What is to be found</summary>1. The matrix product: a number of its inputs is used as often as
-# there are columns. The others use each number as often, however many there are. 2. From 512 columns on an A100 or a
-# T4, from 768 on an H100. 3. Over few rows it is memory-bound. Fused, it crosses the ridge of an A100 at 512 rows;
-# unfused it never does, as its scores go out and back.</details>
-#
+# there are columns. The others use each number as often, however many there are. 2. and 3. Between two stops of the
+# slider: the cell below finds where. Over few rows attention is memory-bound; unfused it stays so over many, as its
+# scores go out and back. (On a T4 the tensor cores' roof is a library's: Triton does not use them on GPUs that
+# old.)</details>
+
+
+# %%
+def crossing(compute_bound) -> int:
+    """The least size from which on it is compute-bound."""
+    return next(size for size in range(1, 5000) if compute_bound(size))
+
+
+def limited_by(name, device, rows, columns):
+    return cost(OPERATIONS[name](rows, columns, 2).fused, DEVICES[device], "fp16").bound
+
+
+for gpu in ("A100", "T4", "H100"):
+    columns = crossing(lambda c, gpu=gpu: limited_by("matmul+bias+ReLU", gpu, 4096, c) == "compute")
+    tokens = crossing(lambda r, gpu=gpu: limited_by("attention", gpu, r, 4096) == "compute")
+    print(f"{gpu:5} a product of 4096 rows from {columns} columns, attention from {tokens} rows")
+
+# %% [markdown]
 # ## A table of the usual suspects
 #
 # ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with batch norm and ReLU,
@@ -126,7 +173,7 @@ for name, versions_of in OPERATIONS.items():
     unfused = cost(versions.unfused, a100.device, "fp16").work.intensity
     fused = cost(versions.fused, a100.device, "fp16")
     bounds.append(fused.bound)
-    print(f"{name:18} {unfused:8.2f} {fused.work.intensity:8.2f}   {fused.bound}-bound")
+    print(f"{name:18} {unfused:8.2f} {fused.work.intensity:8.2f}   {fused.bound}-bound: {fused.unit}")
 
 # %%
 memory_bound.compare(bounds.count("memory"))
@@ -134,6 +181,21 @@ memory_bound.compare(bounds.count("memory"))
 # %% [markdown]
 # Everything that touches each number a few times is memory-bound, by far. Only what reuses each number many times, a
 # matrix product, a convolution, attention, can be compute-bound.
+#
+# Compute-bound by which units? Attention takes an exponential for each score, a number of its softmax. **From an A100
+# to a B200, which units limit it: the tensor cores on all of these GPUs?**
+
+# %%
+(attention,) = OPERATIONS["attention"](4096, 4096, 2).fused
+for gpu in ("A100", "H100", "B200", "B300"):
+    took = attention.times(DEVICES[gpu], "fp16")
+    units = ("tensor cores", "special functions", "CUDA cores")
+    print(f"{gpu:5}", ", ".join(f"{name} {1e6 * took[name]:4.0f} us" for name in units))
+
+# %% [markdown]
+# The tensor cores grew faster than the special function units. On an H100 the two are nearly level, on a B200 the
+# exponentials take longer than both products, and the B300 has twice as many units for them. Lesson 10 shows what
+# FlashAttention does about it.
 #
 # ## From small to large: the matrix product
 #
@@ -166,14 +228,26 @@ claimed.compare(found)
 gpus = [Roofline(DEVICES[name], "fp16") for name in ("T4", "A100", "H100", "B200")]
 print("     N  FLOP/byte   " + "".join(f"{roof.device.name:>9}" for roof in gpus))
 for size in (64, 128, 256, 512, 1024, 4096, 16384):
-    bounds = "".join(f"{roof.bound(product(size)):>9}" for roof in gpus)
-    print(f"{size:6} {product(size).intensity:10.0f}   {bounds}")
+    limits = "".join(f"{roof.bound(product(size)):>9}" for roof in gpus)
+    print(f"{size:6} {product(size).intensity:10.0f}   {limits}")
 
 # %% [markdown]
-# Newer GPUs are *harder* to keep busy: their arithmetic grew faster than their memory, so the ridge moved right.
+# **Claim: each new generation is harder to keep busy, because arithmetic grows faster than memory, so the ridge moves
+# right.** The GPUs of data centres, from 2017 on, in the order they came:
 
 # %%
-print({roof.device.name: round(roof.ridge) for roof in gpus}, "FLOP/byte")
+from itertools import pairwise
+
+line = ("V100", "A100", "H100", "H200", "B200")
+ridges = [Roofline(DEVICES[name], "fp16").ridge for name in line]
+print(", ".join(f"{name} {ridge:.0f}" for name, ridge in zip(line, ridges, strict=True)), "FLOP/byte")
+steps_right = sum(after > before for before, after in pairwise(ridges))
+print(f"the ridge moved right in {steps_right} of {len(line) - 1} steps")
+
+# %% [markdown]
+# It fails as a rule. The ridge of the newest lies further right than that of the oldest, and it has moved left on the
+# way, whenever a GPU was given faster memory for the same arithmetic. What can be said: on an H100 a product must be
+# larger to be compute-bound than on an A100.
 
 # %% [markdown]
 # ## Find the slip
@@ -191,7 +265,30 @@ addition.compare(measure(torch.add, a, b).bytes_total / a.numel())
 
 # %% [markdown]
 # Two reads and one write. The result must be written, too.
-#
+
+# %% [markdown]
+# Here is a kernel that does move eight bytes an element, as the tutorials have it. (Programs, blocks and lanes are
+# those of your first line in lesson 00.) **What has it forgotten? Change the marked line.** `tl.load` takes where to
+# read.
+
+
+# %%
+@triton.jit
+def sum_kernel(a_ptr, b_ptr, c_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + element)
+    b = a  # <- here
+    tl.store(c_ptr + element, a + b)
+
+
+left, right = torch.arange(12.0), torch.ones(12)
+puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input must cross,
+# too.</details>
+
+# %% [markdown]
 # ## Arithmetic that costs nothing
 #
 # If a memory-bound kernel waits for memory, more arithmetic on numbers already at hand should be nearly free, up to
@@ -234,7 +331,7 @@ for steps in (1, 64):
 # %%
 h200_fp32 = Roofline(DEVICES["H200"], "fp32")
 print(f"memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s")
-print(f"ordinary cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
+print(f"CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
 # **Up to how many steps on each number takes it less than a tenth longer than with one?** Work it out: each step is
@@ -269,12 +366,12 @@ print(f"ridge {h200_fp32.ridge:.1f} FLOP/byte = {per_number:.0f} multiply-adds p
 # %% [markdown]
 # It lies between the two sizes tried, the last that is free and the first that is not.
 #
-# And drawn: every point measured, on the roof or under it.
+# And drawn: every number of steps that was measured, on the roof or under it.
 
 # %%
 from helpers.figures import Point, roofline_chart
 
-points = [Point(f"{k}", 2 * k / 8, 2 * k * ELEMENTS / times[k]) for k in (1, 8, 64, 512)]
+points = [Point(f"{k}", 2 * k / 8, 2 * k * ELEMENTS / times[k]) for k in times]
 gain = times[measured_free] / times[1]
 title = f"{measured_free} multiply-adds a number take {gain:.2f} times as long as one"
 roofline_chart(
@@ -286,7 +383,32 @@ roofline_chart(
 
 # %% [markdown]
 # This is why fusing pays so often: the arithmetic of the second operation is done in time that the first one spent
-# waiting. With a GPU at hand, try it on yours:
+# waiting.
+
+# %% [markdown]
+# Try it with your own hands: this kernel halves twelve numbers. Make it halve them *and* put 0 in place of what is
+# negative, in one more line: `tl.maximum` takes two values and gives the larger. **Which bytes does that cost?**
+
+
+# %%
+@triton.jit
+def half_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + element)
+    y = 0.5 * x
+    # <- a line here
+    tl.store(y_ptr + element, y)
+
+
+signed = torch.arange(12.0) - 6
+puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. None: the number is at hand, and what is
+# stored is as large as before.</details>
+
+# %% [markdown]
+# With a GPU at hand, try the multiply-adds on yours:
 
 # %% tags=["nbval-ignore-output"]
 from helpers.instruments import benchmark_together

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import gelu
 
 from helpers.instruments import measure
-from helpers.learning import predict_first, predictions, self_test
+from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -30,7 +30,9 @@ x = torch.rand(1000, 1000, device=device)
 # ## Count first: three lines of PyTorch
 #
 # `x` is 1000 × 1000 in fp32; `scale` and `bias` are one row each. **How many launches, and how many MB?** Every
-# operator is one launch. It reads each of its inputs once and writes its output once.
+# operator is one launch. It reads each of its inputs once and writes its output once. (Bytes in this lesson are what
+# kernels *request*. How much of it DRAM delivers, and not a cache, is a question of its own; it matters on tensors
+# small enough for L2, and in the lessons from 03 on.)
 
 
 # %%
@@ -98,13 +100,13 @@ def chain(x, operations):
 
 print("  N   unfused  launches    saved   (N-1)/N")
 for n in range(1, 9):
-    unfused = measure(chain, x, n)
-    saved = 1 - 2 * x.nbytes / unfused.bytes_total
-    row = f"{n:3} {unfused.bytes_total / 1e6:6.0f} MB  {unfused.launches:8}"
-    print(f"{row}  {saved:7.1%}   {(n - 1) / n:7.1%}")
+    longer = measure(chain, x, n)
+    saved_by_fusing = 1 - 2 * x.nbytes / longer.bytes_total
+    row = f"{n:3} {longer.bytes_total / 1e6:6.0f} MB  {longer.launches:8}"
+    print(f"{row}  {saved_by_fusing:7.1%}   {(n - 1) / n:7.1%}")
 
 # %%
-saving.compare(100 * saved)
+saving.compare(100 * saved_by_fusing)
 
 # %% [markdown]
 # The derivation and the meter agree: **fusing N operations saves (N−1)/N of the traffic.** The first fusions bring
@@ -133,12 +135,7 @@ with_two.compare(100 * (1 - after / before.bytes_total))
 # ## Fusing it, and a mistake
 #
 # Here is the chain as one kernel. It is written in Triton, which is the next lesson's matter; read it as Python: load
-# some numbers, work on them, store them. Somebody moved one line too far to the right. Fused, eight operations on
-# fp32 numbers should move eight bytes an element. **How many does this kernel move?**
-
-# %%
-misplaced = predict_first("bytes an element, a chain of 8, one line misplaced", unit="B")
-misplaced
+# some numbers, work on them, store them. Somebody moved one line too far to the right.
 
 # %%
 import triton
@@ -146,13 +143,21 @@ import triton.language as tl
 
 
 @triton.jit
-def chain_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
+def misplaced_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
     offset = tl.program_id(0) * 1024 + tl.arange(0, 1024)
     inside = offset < elements
     y = tl.load(x_ptr + offset, mask=inside)
     for _ in range(OPERATIONS):
         y = y * 0.9
         tl.store(y_ptr + offset, y, mask=inside)
+
+
+# %% [markdown]
+# Fused, eight operations on fp32 numbers should move eight bytes an element. **How many does this kernel move?**
+
+# %%
+misplaced = predict_first("bytes an element, a chain of 8, one line misplaced", unit="B")
+misplaced
 
 
 # %%
@@ -164,12 +169,12 @@ def launch(kernel, x, operations):
 
 
 small = torch.rand(10_000, device=device)
-wrong = measure(launch, chain_kernel, small, 8)
+wrong = measure(launch, misplaced_kernel, small, 8)
 print(wrong)
 misplaced.compare(wrong.bytes_total / small.numel())
 
 # %%
-right_result = torch.allclose(launch(chain_kernel, small, 8), chain(small, 8))
+right_result = torch.allclose(launch(misplaced_kernel, small, 8), chain(small, 8))
 print("the result is right:", right_result)
 
 # %% [markdown]
@@ -194,7 +199,7 @@ def stores(kernel):
     return f"{made.instructions['STG.128']} stores a thread"
 
 
-print(stores(chain_kernel))
+print(stores(misplaced_kernel))
 
 # %% [markdown]
 # It does not. The store stands inside the loop. It belongs after it:
@@ -223,11 +228,35 @@ print(stores(chain_kernel))
 # %%
 from helpers.figures import traffic_chart
 
-unfused = measure(chain, small, 4)
-fused = measure(launch, chain_kernel, small, 4)
-times_fewer = unfused.bytes_total / fused.bytes_total
+four_launches = measure(chain, small, 4)
+one_launch = measure(launch, chain_kernel, small, 4)
+times_fewer = four_launches.bytes_total / one_launch.bytes_total
 title = f"Fusing a chain of 4 moves {times_fewer:g} times fewer bytes"
-traffic_chart({"unfused": unfused, "fused": fused}, title)
+traffic_chart({"unfused": four_launches, "fused": one_launch}, title)
+
+# %% [markdown]
+# Now fuse by yourself. Somebody put an addition and a ReLU into one kernel, one launch, and left the way over memory
+# in between. **Delete what need not be there.**
+
+
+# %%
+@triton.jit
+def add_relu_kernel(a_ptr, b_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + element)
+    b = tl.load(b_ptr + element)
+    s = a + b
+    tl.store(y_ptr + element, s)
+    s = tl.load(y_ptr + element)
+    tl.store(y_ptr + element, tl.maximum(s, 0.0))
+
+
+first, second = torch.arange(12.0) - 6, torch.ones(12)
+puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary>The first <code>tl.store</code> and the <code>tl.load</code> after it: two lines
+# deleted. The sum is at hand in <code>s</code>.</details>
 
 # %% [markdown]
 # ## For real, on your own CPU
@@ -284,8 +313,8 @@ from helpers.instruments import recorded
 h200 = recorded("h200")
 print(f"{h200.label}, 2^28 numbers in fp32")
 print("  N     eager     fused    saved   (N-1)/N")
-for n, times in h200.experiment("chain_lengths").items():
-    eager_ms, fused_ms = (1e3 * times[name].median for name in ("eager", "fused"))
+for n, found in h200.experiment("chain_lengths").items():
+    eager_ms, fused_ms = (1e3 * found[name].median for name in ("eager", "fused"))
     saved = round(1 - fused_ms / eager_ms, 3) + 0.0  # no "-0.0"
     row = f"{n:3} {eager_ms:6.2f} ms {fused_ms:6.2f} ms"
     print(f"{row}  {saved:7.1%}   {(n - 1) / n:7.1%}")
@@ -312,63 +341,78 @@ for n, timing in benchmark_together(calls, runs=5, launches=True).items():
     print(f"relu of {n:7,} numbers: {timing}")
 
 # %% [markdown]
-# For small tensors the size hardly matters: what you see is the price of asking. On an H200 the course has recorded
-# `gelu(a + b)` both ways: the GPU's own time, and what a caller waits per call in a long row of calls. **On a million
-# numbers, how many times faster is a call of the fused kernel?** It moves fewer bytes in half the launches, as you
-# have counted.
+# For small tensors the size hardly matters: what you see is the price of asking.
+#
+# Whose price? A launch has two: the CPU must hand the kernel over, and the GPU must start it. On an H200 both were
+# taken apart. *Bare* is the driver's own launch of an empty kernel, from C, in a row of launches; *operator* a call of
+# PyTorch's ReLU; *Triton* a call of an empty kernel from Python. The GPU's share is that of an empty kernel, then of
+# one that copies a thousand numbers, which lie in L2 or, cold, only in DRAM. How fares the claim?
+
+# %%
+apart = h200.experiment("launches")
+print(h200.label)
+for where, who, what in (
+    ("host", "bare", "the CPU: a bare launch, from C"),
+    ("host", "operator", "the CPU: an operator of PyTorch"),
+    ("host", "triton", "the CPU: a Triton kernel, from Python"),
+    ("gpu", "empty", "the GPU: an empty kernel"),
+    ("gpu", "near", "the GPU: first access in L2"),
+    ("gpu", "far", "the GPU: first access in DRAM"),
+):
+    cost_of = apart[where][who].median
+    fared = "holds" if 5e-6 <= cost_of <= 10e-6 else "fails"
+    print(f"{what:38} {1e6 * cost_of:5.1f} us   the claim {fared}")
+
+# %% [markdown]
+# It depends on what is called a launch. @@VERDICT@@ Where kernels are recorded once in a *CUDA graph* and replayed
+# together, the CPU drops out and only the GPU's share remains; most of that is not the start either, but the first
+# access to memory, for which nothing else is there to wait.
+#
+# The course has also recorded `gelu(a + b)` both ways: the GPU's own time, and what a caller waits per call in a long
+# row of calls. **On a million numbers, how many times faster is a call of the fused kernel?** It moves fewer bytes in
+# half the launches, as you have counted. Two operators against one Triton kernel: you have what each costs the CPU.
 
 # %%
 small_call = predict_first("speed-up of a call of add+GELU, 1M numbers", unit="times")
 small_call
 
 # %%
-found = {
+both_clocks = {
     (row["shape"][0], row["dtype"], row["provider"]): row
     for row in h200.rows
     if row["kernel"] == "add_gelu" and row["call"]  # long calls wait for the GPU alone
 }
 print(f"{h200.label}\n{'numbers':>12}  {'dtype':8}  {'version':14} {'GPU':>9} {'call':>9}")
-for (n, dtype, version), row in found.items():
+for (n, dtype, version), row in both_clocks.items():
     gpu, call = (1e6 * row[clock]["median"] for clock in ("gpu", "call"))
     print(f"{n:12,}  {dtype:8}  {version:14} {gpu:6.1f} us {call:6.1f} us")
 
 # %%
 million = 2**20
-eager_call = found[million, "float32", "eager"]["call"]["median"]
-fused_call = found[million, "float32", "fused"]["call"]["median"]
+eager_call = both_clocks[million, "float32", "eager"]["call"]["median"]
+fused_call = both_clocks[million, "float32", "fused"]["call"]["median"]
 small_call.compare(eager_call / fused_call)
 
 # %% [markdown]
 # Less than one: the call of the fused kernel is *slower*. The GPU needs less time for it, but nobody waits for the
-# GPU here. All of the call is the CPU launching, and launching a Triton kernel from Python costs more than running
-# two of PyTorch's operators, which are launched from C++.
-#
-# What does a launch cost by itself? A chain of four on a thousand numbers is nothing but launches. How fares the
-# claim?
-
-# %%
-from helpers.figures import chain_time, launch_costs
-
-costs = launch_costs(h200)
-for what, seconds in (
-    ("one PyTorch operator, on the CPU", costs.operator),
-    ("one Triton kernel, on the CPU", costs.triton),
-    ("one kernel's start, on the GPU", costs.start),
-):
-    fared = "holds" if 5e-6 <= seconds <= 10e-6 else "fails"
-    print(f"{what:34} {1e6 * seconds:5.1f} us   the claim {fared}")
-
-# %% [markdown]
-# It is right about PyTorch's operators. Launching Triton from Python costs more. The GPU by itself needs less: where
-# kernels are recorded once in a *CUDA graph* and replayed together, the CPU drops out and only the start remains.
+# GPU here. All of the call is the CPU launching; and beside the launch itself, the fused function checks its inputs
+# and allocates its output in Python, which PyTorch's operators do in C++.
 #
 # ## Who waits for whom
 #
 # The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. This picture
-# is drawn from a model: the launch costs above, and bytes over the bandwidth measured on that H200.
+# is drawn from a model: what a launch costs, and bytes over the bandwidth at which that H200 copies. What it costs is
+# taken from a chain of four on a thousand numbers, which is nothing but launches; the GPU's start here is the whole of
+# a small kernel, its first access to cold memory included.
 
 # %%
-from helpers.figures import timeline_chart
+from helpers.figures import chain_time, launch_costs, timeline_chart
+
+costs = launch_costs(h200)
+print(f"CPU: {1e6 * costs.operator:.1f} us an operator, {1e6 * costs.triton:.1f} us a Triton kernel")
+print(f"GPU: {1e6 * costs.start:.1f} us a small kernel; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
+
+# %%
 
 
 def four_operations(n):
@@ -426,8 +470,8 @@ explorer
 # operations. 4. Less: where memory is slower, the bytes take most of the time on smaller tensors already.</details>
 #
 # From which size on does memory take most of a single launch's time? Where the bytes take as long as the launch.
-# **How many numbers are that, for one PyTorch operator on an H200?** An operator costs what the table above says,
-# reads and writes four bytes a number, and the memory delivers the bytes a second that lesson 01 printed.
+# **How many numbers are that, for one PyTorch operator on an H200?** What an operator costs the CPU and what the GPU
+# copies a second stand above the timeline; an operator reads four bytes a number and writes four.
 
 # %%
 large_enough = predict_first("size at which bytes take as long as a launch", unit="numbers")
@@ -444,8 +488,10 @@ print(f"a Triton kernel on an H200: {break_even(costs.triton):,.0f} numbers")
 large_enough.compare(break_even(costs.operator))
 
 # %% [markdown]
-# That is millions of numbers. Below, fusing helps by saving *launches*; far above, by saving *bytes*. So the two
-# halves of this lesson are the two halves of every decision to fuse.
+# That is millions of numbers. Far above, fusing helps by saving *bytes*. Below, it helps by saving *launches*, and only
+# if the fused kernel's launch costs less than those it replaces: launched from Triton, one launch cost more than two
+# operators', as you saw; launched from C++ or by a CUDA graph, it does not. So the two halves of this lesson are the
+# two halves of every decision to fuse.
 #
 # ## Find the missing bytes
 #

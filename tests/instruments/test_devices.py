@@ -9,6 +9,7 @@ from helpers.instruments.devices import DEVICES, FMA_PER_CLOCK, Devices, PeakFlo
 
 # Vendors round: 0.75 % covers all but these.
 PEAK_TOLERANCE = {("L40S", "fp16"): 0.0125, ("L40S", "bf16"): 0.0125, ("L4", "tf32"): 0.01, ("B200", "tf32"): 0.025}
+PEAK_TOLERANCE |= {("B300", "tf32"): 0.025}
 BANDWIDTH_TOLERANCE = {"H100 PCIe": 0.02}  # "2 TB/s" on the datasheet
 
 ENTRY = """

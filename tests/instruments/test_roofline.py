@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import OPERATIONS
-from helpers.instruments.roofline import SPECIAL, Roofline, Work, levels, measured, roofs
+from helpers.instruments.roofline import SPECIAL, Roofline, Work, levels, measured_device, roofs
 
 A100 = Roofline(DEVICES["A100"], "fp16")
 H100 = Roofline(DEVICES["H100"], "fp16")
@@ -66,13 +66,13 @@ def test_units_on_the_chip_by_hand():
 
 
 def test_what_was_measured_is_the_records_and_lower_than_the_data_sheet():
-    h200 = measured(DEVICES["H200"])
+    h200 = measured_device(DEVICES["H200"])
     run = json.loads(Path("benchmarks/results/h200.json").read_text())["ceilings"]
     roof = Roofline(h200, "bf16")
     assert (roof.bandwidth, roof.peak) == (run["copy_bytes_per_second"], run["bf16_matrix_flops_per_second"])
     assert 0.7 < roof.peak / DEVICES["H200"].peak_flops["bf16"] < 1
     assert 0.7 < roof.bandwidth / DEVICES["H200"].memory_bandwidth < 1
-    assert measured(DEVICES["A100"]) is None
+    assert measured_device(DEVICES["A100"]) is None
 
 
 WITH_L2 = dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9)  # twice its memory's: no claim about an A100
