@@ -96,23 +96,34 @@ for units in ("fp16", "fp32", "special functions"):
 # product:
 
 # %%
+from benchmarks.roofs import COUNTS
+from helpers.instruments import recorded
+
 sheet, held = (Roofline(each, "bf16") for each in (DEVICES["H200"], measured_device(DEVICES["H200"])))
 print(held.device.source)
 print(f"memory {held.bandwidth / 1e12:.2f} of {sheet.bandwidth / 1e12:.2f} TB/s")
 print(f"tensor cores {held.peak / 1e12:.0f} of {sheet.peak / 1e12:.0f} TFLOP/s")
 print(f"ridge at {held.ridge:.0f}, by the data sheet {sheet.ridge:.0f} FLOP/byte")
+took_on_chip = recorded("h200").experiment("roofs")
+for name, unit, rate in (
+    ("special functions", "T/s", DEVICES["H200"].special_rate),
+    ("shared memory", "TB/s", DEVICES["H200"].shared_bandwidth),
+):
+    print(f"{name} {COUNTS[name] / took_on_chip[name].median / 1e12:.2f} of {rate / 1e12:.2f} {unit}")
 
 # %% [markdown]
-# A data sheet's peak is units times clock; under load the clock falls, and memory must refresh and turn around. So
-# nobody reaches it. The lessons take data sheets to compare GPUs, and say so where a measured roof is meant.
-
-# %% [markdown]
+# A data sheet's peak is units times clock; the tensor cores at full load draw so much power that the clock falls, and
+# DRAM must refresh and turn around between reads and writes. What stays on the chip nearly reaches its peak: special
+# functions, and *shared memory*, a small store inside each processor. (No data sheet tells these two: they are units
+# times clock, from NVIDIA's programming guide.) The lessons take data sheets to compare GPUs, and say so where a
+# measured roof is meant.
+#
 # ## The picture
 #
 # Intensity along the bottom, performance upwards, both logarithmic. The thick slope is the memory's limit, the flat
 # lines are peaks: the tensor cores' above, then the CUDA cores', then the special functions'. The thin slope is that
-# of *shared memory*, a small store inside each processor, for the bytes that cross there; matrix products need it,
-# and lesson 08 comes back to it. Dashed, where there is one: the roof that was measured.
+# of shared memory, for the bytes that cross there; matrix products need it, and lesson 08 comes back to it. Dashed,
+# where there is one: the roof that was measured.
 #
 # An operation sits on its own roof: no kernel can lift it above. **Fusing moves it to the right**, because the same
 # operations need fewer bytes. "Unfused" means written out in the single steps of its formula, each a launch (but
@@ -343,8 +354,6 @@ free_steps = predict_first("multiply-adds per number, free on an H200", unit="st
 free_steps
 
 # %%
-from helpers.instruments import recorded
-
 h200 = recorded("h200")
 recorded_times = h200.experiment("free_flops")
 times = {steps: timing.median for steps, timing in recorded_times.items()}

@@ -364,13 +364,16 @@ for where, who, what in (
     print(f"{what:38} {1e6 * cost_of:5.1f} us   the claim {fared}")
 
 # %% [markdown]
-# It depends on what is called a launch. @@VERDICT@@ Where kernels are recorded once in a *CUDA graph* and replayed
-# together, the CPU drops out and only the GPU's share remains; most of that is not the start either, but the first
-# access to memory, for which nothing else is there to wait.
+# It depends on what is called a launch. The driver's own costs less than is claimed. A caller who goes through
+# PyTorch or Triton also pays for looking up the operator, checking, allocating or preparing arguments, and what such
+# a call costs is what is claimed. The GPU's share is far smaller: where kernels are recorded once in a *CUDA graph*
+# and replayed together, the CPU drops out and only that remains. (The first access is no launch: a kernel waits for
+# its first numbers, and a small one has nothing else to do. It is often counted in.)
 #
 # The course has also recorded `gelu(a + b)` both ways: the GPU's own time, and what a caller waits per call in a long
 # row of calls. **On a million numbers, how many times faster is a call of the fused kernel?** It moves fewer bytes in
 # half the launches, as you have counted. Two operators against one Triton kernel: you have what each costs the CPU.
+# (The empty kernel above had no inputs to check and no output to allocate.)
 
 # %%
 small_call = predict_first("speed-up of a call of add+GELU, 1M numbers", unit="times")
