@@ -270,6 +270,7 @@ apart_16
 
 # %%
 strided = h200.experiment("strides")
+print(h200.label)
 print("stride        time  of neighbours'  by sectors   GB/s in 32 bytes  in 64 bytes")
 for stride, timing in strided.items():
     ratio, by_sectors = timing.median / strided[1].median, min(stride, 8)
@@ -313,6 +314,7 @@ one_number
 
 # %%
 apart = h200.experiment("numbers_a_thread")
+print(h200.label)
 kinds = {"one number": "one number", "four loads": "four, narrow", "one wide load": "four, wide"}
 for count, by_threads in apart.items():
     print(f"{count:,} numbers, us a call (times that of four, wide)")
@@ -332,10 +334,10 @@ one_number.compare(at_256["one number"].median / at_256["one wide load"].median)
 # take as long as in one wide load. So the width is not what counts. Nor is it the number of programs: with one number
 # and 1024 threads there are half as many as with four and 128, and they take longer.
 #
-# What is left is **how many bytes are asked for at any moment**. Memory answers late, and what is under way meanwhile
-# is all that it can deliver. A wide load is the cheap way to have more under way; narrow ones in a row are another.
-# That is what makes the difference go away, and why the first experiment, with eight numbers a thread on both sides,
-# saw none.
+# What is left, and fits, is **how many bytes are asked for at any moment**. Memory answers late, and what is under way
+# meanwhile is all that it can deliver. A wide load is the cheap way to have more under way; narrow ones in a row are
+# another. That is what makes the difference go away, and why the first experiment, with eight numbers a thread on both
+# sides, saw none.
 #
 # ## Block size and warps
 #
@@ -388,6 +390,7 @@ flattered
 
 # %%
 ways = h200.experiment("ways_to_time")
+print(h200.label)
 for count in (2**20, 100_000_000):
     print(f"add+GELU, {count:,} numbers")
     for way, timing in ways[count].items():
