@@ -61,6 +61,12 @@ def test_a_puzzle_is_unsolved_as_it_stands_and_solved_by_the_answer_below_it(ker
     assert run(solved, tmp_path, f"{kernel}_after").startswith("Solved")
 
 
+def test_lessons_have_every_puzzle_and_the_first_one_has_the_first():
+    found = [(param.id[:2], param.values[0]) for param in puzzles()]
+    assert sorted(kernel for _, kernel in found) == sorted(ANSWERS)
+    assert found[0] == ("00", "double_kernel")
+
+
 @triton.jit
 def copy_kernel(x_ptr, y_ptr, elements, step, BLOCK: tl.constexpr):
     element = tl.program_id(0) * step + tl.arange(0, BLOCK)
