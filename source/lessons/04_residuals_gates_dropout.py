@@ -269,14 +269,37 @@ mask_chart(
 # %% [markdown]
 # A lane's number depends on how the tensor was cut up, and the two passes cut it differently. With rows as long as a
 # block they happened to agree, which is why the first test passed. The counter must be something that *the element*
-# has, whoever works on it: **its number in the whole tensor**. In both kernels:
+# has, whoever works on it: **its number in the whole tensor**.
+#
+# While we are at it, a second mistake, which no small tensor shows. `tl.program_id` is an `int32`, and so is its
+# product with `columns`. **With rows of $2^{30}$ elements, where does row 2 begin?** Only numbers are stored here:
+
+
+# %%
+@triton.jit
+def start_kernel(narrow_ptr, wide_ptr, columns):
+    row = tl.program_id(0)
+    tl.store(narrow_ptr + row, row * columns)
+    tl.store(wide_ptr + row, row.to(tl.int64) * columns)
+
+
+# %%
+narrow, wide = torch.empty(2, 4, dtype=torch.int64, device=device)
+start_kernel[(4,)](narrow, wide, 2**30)
+print("int32:", *narrow.tolist())
+print("int64:", *wide.tolist())
+
+# %% [markdown]
+# *Before* its tensor: past $2^{31}$ elements the `int32` has wrapped, and the kernel reads and writes other people's
+# memory. 65,536 tokens of 32,768 numbers are as many. So the program's number is converted **before** it is multiplied.
+# (`tl.rand` takes an `int64` counter as it is.) Both mended, in both kernels:
 
 
 # %%
 @triton.jit
 def forward_kernel(x_ptr, bias_ptr, r_ptr, y_ptr, seed, p, columns, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
-    element = tl.program_id(0) * columns + lane
+    element = tl.program_id(0).to(tl.int64) * columns + lane
     inside = lane < columns
     x = tl.load(x_ptr + element, mask=inside) + tl.load(bias_ptr + lane, mask=inside)
     residual = tl.load(r_ptr + element, mask=inside)
@@ -288,7 +311,7 @@ def forward_kernel(x_ptr, bias_ptr, r_ptr, y_ptr, seed, p, columns, BLOCK: tl.co
 # %%
 @triton.jit
 def backward_kernel(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.constexpr):
-    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < elements
     grad_y = tl.load(grad_y_ptr + element, mask=inside)
     kept = tl.rand(seed, element) >= p
@@ -315,26 +338,69 @@ fused_bytes.compare(fused.unique_total / x.numel())
 
 # %% [markdown]
 # Nothing is kept, and the mask is nowhere in memory. (The course's own kernels, in the folder `kernels`, are its
-# *catalogue*. Its `bias_dropout_residual` also sums the bias's gradient
-# on the way, where we call `sum`, and keeps its seed in a tensor.)
+# *catalogue*. Its `bias_dropout_residual` also sums the bias's gradient on the way, where we call `sum`.)
+#
+# ## A seed that never changes
+#
+# The catalogue keeps its seed in a tensor, not in a Python number. Why? A training step may be recorded once, as a
+# **CUDA graph**, and played again and again, which saves the host's work for each launch. What is recorded are launches
+# with their arguments: of a tensor its address, of a number its value. **Played twice, which of these draws the same
+# mask twice?** (With no GPU, the cell plays the launches itself, which is the same.)
+
+
+# %%
+import random
+from functools import partial
+
+
+@triton.jit
+def draw_from_kernel(out_ptr, seed_ptr, each, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    counter = tl.program_id(0) * each + lane
+    tl.store(out_ptr + counter, tl.rand(tl.load(seed_ptr), counter), mask=lane < each)
+
+
+def play_twice(steps, out):
+    """Whether a recording of the steps draws the same numbers both times."""
+    play = lambda: [step() for step in steps]
+    play()  # compiles
+    if runtime.has_gpu():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            play()
+        play = graph.replay
+    drawn = []
+    for _ in range(2):
+        play()
+        drawn.append(out.clone())
+    return torch.equal(*drawn)
+
+
+# %%
+out, seed = torch.empty(24, device=device), torch.zeros((), dtype=torch.int64, device=device)
+by_number = [partial(draw_kernel[(4,)], out, random.getrandbits(31), 6, BLOCK=8)]
+by_tensor = [seed.random_, partial(draw_from_kernel[(4,)], out, seed, 6, BLOCK=8)]
+print("seed a number, the same mask twice:", play_twice(by_number, out))
+print("seed in a tensor, the same mask twice:", play_twice(by_tensor, out))
+
+# %% [markdown]
+# The number was drawn while recording, and never again: dropout that drops the same elements in every step, and no
+# test of a single step sees it. Our `Fused` has that fault. In a tensor, drawing the seed is one more recorded step.
 #
 # ## What the dice cost
 #
 # Bytes are saved, arithmetic is added. Lesson 01 said that arithmetic is nearly free in a kernel that waits for memory:
 # up to a point. Ten rounds of Philox for each number: **how many times as many instructions does the kernel have as one
-# that drops nothing?** The compiler knows.
-
+# that drops nothing?** Here is our forward kernel again, made ready for bf16 and fp16: it computes in fp32
+# (`.to(tl.float32)`), and the store rounds. `EACH` is how many numbers come of one evaluation of Philox: 0, no dice; 1,
+# as above. (What 4 is, we shall need later.)
 
 # %%
-@triton.jit
-def no_dice_kernel(x_ptr, bias_ptr, r_ptr, y_ptr, columns, BLOCK: tl.constexpr):
-    lane = tl.arange(0, BLOCK)
-    element = tl.program_id(0) * columns + lane
-    inside = lane < columns
-    x = tl.load(x_ptr + element, mask=inside) + tl.load(bias_ptr + lane, mask=inside)
-    residual = tl.load(r_ptr + element, mask=inside)
-    tl.store(y_ptr + element, residual + x, mask=inside)
+import inspect
 
+from benchmarks.dice import COLUMNS, NUMBERS, ROWS, dice_kernel
+
+print(inspect.getsource(dice_kernel.fn))
 
 # %%
 more_instructions = predict_first("times as many instructions with tl.rand", unit="times")
@@ -343,26 +409,25 @@ more_instructions
 # %% tags=["nbval-ignore-output"]
 from helpers.instruments import compile_for
 
-BLOCK = 4096  # on 8 warps: 16 numbers a thread
-row = torch.empty(8, BLOCK, device="meta")
-options = {"device": "H200", "BLOCK": BLOCK, "num_warps": 8}
-no_dice = compile_for(no_dice_kernel, row, row[0], row, row, BLOCK, **options)
-one_each = compile_for(forward_kernel, row, row[0], row, row, 3_141, 0.1, BLOCK, **options)
-count = {"no dice": no_dice, "tl.rand": one_each}
-count = {name: sum(made.instructions.values()) for name, made in count.items()}
-print(count)
+row = torch.empty(8, COLUMNS, device="meta", dtype=torch.bfloat16)
+arguments = (row, row[0], row, row, 3141, 0.1, COLUMNS)
+options = {"device": "H200", "BLOCK": COLUMNS, "num_warps": 8}  # 16 numbers a thread
+count = {}
+for name, each in NUMBERS.items():
+    made = compile_for(dice_kernel, *arguments, EACH=each, **options)
+    count[name] = sum(made.instructions.values())
+print(count["no dice"], "instructions with no dice,", count["tl.rand"], "with tl.rand")
 more_instructions.compare(count["tl.rand"] / count["no dice"])
 
 # %% [markdown]
 # Is that still free? A GPU is made of multiprocessors (SMs; lesson 07 is about them). An SM starts at most four
-# instructions a clock, each for a whole warp of 32 threads. The recorded run on an H200 has 16384 rows of 4096 in bf16,
-# where each element moves six bytes. (The count above is of the fp32 kernel; the dice are the same.)
+# instructions a clock, each for a whole warp of 32 threads. That is a bound which no kernel beats:
 
 # %% tags=["nbval-ignore-output"]
 from helpers.instruments import DEVICES, recorded
 
 h200, gpu = recorded("h200"), DEVICES["H200"]
-elements = 16384 * 4096
+elements = ROWS * COLUMNS
 warps = elements / 16 / 32  # 16 numbers a thread, 32 threads a warp
 
 
@@ -370,41 +435,49 @@ def instruction_time(instructions):
     return warps * instructions / (4 * gpu.sms * gpu.sm_clock)
 
 
-print(f"its bytes take      {1e6 * 6 * elements / h200.copy_bandwidth:4.0f} us")
-for name, instructions in count.items():
-    print(f"{name:8} takes at least {1e6 * instruction_time(instructions):4.0f} us")
+print(f"{ROWS} x {COLUMNS}, bf16: the bytes take {1e6 * 6 * elements / h200.copy_bandwidth:.0f} us")
+for name in ("no dice", "tl.rand"):
+    print(f"{name}: the instructions take at least {1e6 * instruction_time(count[name]):.0f} us")
 
 # %% [markdown]
-# No. With dice thrown so, the kernel is no longer bound by memory but by its instructions.
-#
-# Philox has an answer. One evaluation makes *four* numbers; `tl.rand` takes the first and throws three away.
-# `tl.rand4x` gives all four. Let one counter serve four neighbours, in both passes. (`tl.join` pairs the numbers of two
-# blocks; twice, and the four of a counter stand side by side.)
-
+# With `tl.rand` the instructions take longer than the bytes: **that kernel cannot be bound by memory.** For the one
+# without dice the bound says nothing: below the bytes' time, it rules nothing out. Only a clock decides. **How many
+# times as long does the kernel take with `tl.rand` as without, in bf16, on an H200?**
 
 # %%
-@triton.jit
-def four_kernel(x_ptr, bias_ptr, r_ptr, y_ptr, seed, p, columns, BLOCK: tl.constexpr):
-    lane = tl.arange(0, BLOCK)
-    element = tl.program_id(0) * columns + lane
-    inside = lane < columns
-    x = tl.load(x_ptr + element, mask=inside) + tl.load(bias_ptr + lane, mask=inside)
-    first = tl.program_id(0) * columns // 4  # rows begin with a new four: 4 divides columns
-    a, b, c, d = tl.rand4x(seed, first + tl.arange(0, BLOCK // 4))
-    numbers = tl.join(tl.join(a, c), tl.join(b, d)).reshape((BLOCK,))  # a b c d, a b c d
-    y = tl.load(r_ptr + element, mask=inside) + tl.where(numbers >= p, x / (1 - p), 0.0)
-    tl.store(y_ptr + element, y, mask=inside)
+dice_time = predict_first("times as long with tl.rand, bf16, H200", unit="times")
+dice_time
 
-
-# %% tags=["nbval-ignore-output"]
-four = compile_for(four_kernel, row, row[0], row, row, 3_141, 0.1, BLOCK, **options)
-count["rand4x"] = sum(four.instructions.values())
-print(count)
-print(f"rand4x takes at least {1e6 * instruction_time(count['rand4x']):.0f} us")
+# %%
+dice = h200.experiment("dice")
+dice_time.compare(dice["bfloat16"]["tl.rand"].median / dice["bfloat16"]["no dice"].median)
 
 # %% [markdown]
-# Below the memory's time again. The catalogue draws its mask this way (`kernels/philox.py`; its counter is a row and a
-# four of columns, so that any width will do).
+# Philox has an answer. One evaluation makes *four* numbers; `tl.rand` takes the first and throws three away.
+# `tl.rand4x` gives all four. With `EACH=4`, one counter serves four neighbours. (`tl.join` pairs the numbers of two
+# blocks; twice, and the four of a counter stand side by side.) Measured, with each tensor's bytes at a copy's speed
+# beside it:
+
+# %%
+print(h200.label)
+for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
+    bytes_time = 3 * itemsize * elements / h200.copy_bandwidth
+    measured = (f"{name} {1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
+    print(f"{dtype}: bytes {1e6 * bytes_time:.0f} us;", ", ".join(measured))
+
+# %% [markdown]
+# With an evaluation a number, no dtype gets its dice free, and bf16 pays more, whose bytes leave less time to hide
+# them in. It pays more than the bound said: that was the least. With one for four they are free in fp32; in bf16 they
+# still cost something, though the instructions' least time is now below the bytes':
+
+# %% tags=["nbval-ignore-output"]
+print(f"tl.rand4x: the instructions take at least {1e6 * instruction_time(count['tl.rand4x']):.0f} us")
+
+# %% [markdown]
+# So a bound below the bytes' time proves nothing, and the clock has the word. The catalogue also draws four at a time,
+# and compares the random bits with `p` as integers, without making numbers between 0 and 1 of them
+# (`kernels/philox.py`; its counter is a row and a four of columns, so that any width will do). What it reaches is in
+# the next table.
 #
 # **Claim: "bias + dropout + add: 2 to 3 times faster."** By the bytes, in bf16, fifteen an element become six. **How
 # many times faster is the fused kernel on this H200, on 16384 rows of 4096?**
@@ -419,8 +492,8 @@ times = h200.times("bias_dropout_residual", (16384, 4096), "bfloat16")
 dropout_speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
-# The claim holds on the small tensor, and on the large one it is too modest. More than the bytes allow, because
-# the kernels it is compared with do not reach the memory's speed.
+# By the GPU's own time it is more than claimed on both sizes: on the small one just so, on the large one by far, and
+# by more than the bytes allow. The kernels it is compared with do not reach the memory's speed:
 
 # %%
 for name, each in (("eager", 15), ("torch.compile", 6)):
@@ -429,7 +502,11 @@ for name, each in (("eager", 15), ("torch.compile", 6)):
 
 # %% [markdown]
 # `torch.compile` makes one kernel of it, too, moves no byte more than ours, and takes twice as long. It draws with
-# `tl.rand`, one evaluation a number: you have just worked out what that costs.
+# `tl.rand`, one evaluation a number: you have just seen what that costs.
+#
+# And the small one, as its caller sees it, who waits for Python and the launches as well (the columns after `call`)?
+# Ours has the shortest time on the GPU, and its caller waits longer than with PyTorch's three kernels: a Triton launch
+# through Python costs more than they do. **There the claim fails**, unless many calls are recorded in a CUDA graph.
 #
 # ## Gates
 #
@@ -602,9 +679,10 @@ for name in ("swiglu", "geglu", "residual_act"):
 print(f"what the bytes allow: {10 / 6:.2f} times")
 
 # %% [markdown]
-# It holds on every size, and for the residual with its activation as well: about what the bytes allow. On large tensors
-# GeGLU gains more, since PyTorch's GELU does not reach a copy's speed. `torch.compile` does as well as our kernels on
-# SwiGLU: two elementwise operations are just what it fuses.
+# By the GPU's own time it holds on every size, and for the residual with its activation as well: about what the bytes
+# allow. For the caller of a small one the launch through Python outweighs it (`call`). On large tensors GeGLU gains
+# more, since PyTorch's GELU does not reach a copy's speed. `torch.compile` does as well as our kernels on SwiGLU: two
+# elementwise operations are just what it fuses.
 #
 # And backward:
 
@@ -653,8 +731,10 @@ predictions()
 #
 # 2. A dropout kernel uses `tl.rand(0, element)`, always seed 0. Forward and backward agree, gradcheck passes. What is
 #    wrong?
-# <details><summary>Answer</summary>It drops the same elements in every step and every layer: those never learn. The
-# seed must be a new one for each call, drawn in the forward pass and kept for the backward one.</details>
+# <details><summary>Answer</summary>It drops the same places in every step and every layer. Each weight still learns,
+# from the rows where its element stays; but the noise is always the same, so the network fits it instead of learning to
+# do without any one number. The seed must be a new one for each call, drawn in the forward pass and kept for the
+# backward one.</details>
 #
 # 3. You change `BLOCK` of the backward kernel, and training gets slightly worse. What do you look at first?
 # <details><summary>Answer</summary>What the random numbers are counted by. If it is the lane or the program, the mask
