@@ -1,5 +1,7 @@
 """What the lessons' experiments time is what they say: values against PyTorch's, trips by the meter."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional
@@ -65,3 +67,9 @@ def test_a_tile_of_33_columns_transposes_without_conflict(width, conflicts):
     assert torch.equal(found.result, x.T)
     assert found.bank_conflicts == conflicts
     assert not found.hazards
+
+
+@pytest.mark.parametrize("source", ["ADD_GELU", "EIGHT", "TRANSPOSE"])
+def test_what_was_timed_in_cuda_is_what_lesson_14_shows(source):
+    lesson = Path(__file__).resolve().parents[1] / "source/lessons/14_cuda.py"
+    assert getattr(cuda_four_ways, source) in lesson.read_text(encoding="utf-8")
