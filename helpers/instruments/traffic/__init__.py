@@ -21,8 +21,9 @@ and for CUDA C++ (helpers.instruments.cuda):
     in requests and wavefronts; local arrays and constant tables are not.
 
 These are the bytes requested of memory: no L1 or L2 cache is modelled. Distinct bytes (`unique_read`,
-`unique_written`) are what would move if every reuse were served by a cache; a GPU's DRAM traffic lies between the two,
-in units of 32-byte sectors. Storages are taken to start on a sector, as a GPU's allocations do.
+`unique_written`) are what would move if every reuse were served by a cache; where access is contiguous, a GPU's DRAM
+traffic lies between the two, in 32-byte sectors. Sectors are what L1 asks of L2; where access is strided, L2 may fetch
+more (64 bytes at a time on an H200: lesson 03b). Storages are taken to start on a sector, as a GPU's allocations do.
 
 On a machine with a GPU, Triton launches are interpreted and CUDA C++ is executed on the CPU while metered; eager
 operators run where their tensors are. What torch.compile made runs uncompiled inside `measure`, and counts as such.
