@@ -25,7 +25,8 @@ class Limits:
 
     warps: int
     blocks: int
-    shared_memory: int  # an SM
+    l1_and_shared_memory: int  # an SM's one store for both
+    shared_memory: int  # the most of it that shared memory can have
     shared_memory_per_block: int
     shared_memory_unit: int
     reserved_shared_memory: int  # of each block, taken by the driver
@@ -33,9 +34,11 @@ class Limits:
     barriers: int | None  # named barriers; None where they never limit
 
 
-def _limits(warps, blocks, shared_kb, per_block_kb, unit, reserved, carveouts_kb, barriers=None) -> Limits:
+def _limits(warps, blocks, store_kb, shared_kb, per_block_kb, unit, reserved, carveouts_kb, barriers=None) -> Limits:
     carveouts = tuple(kb * 1024 for kb in carveouts_kb)
-    return Limits(warps, blocks, shared_kb * 1024, per_block_kb * 1024, unit, reserved, carveouts, barriers)
+    return Limits(
+        warps, blocks, store_kb * 1024, shared_kb * 1024, per_block_kb * 1024, unit, reserved, carveouts, barriers
+    )
 
 
 _SMALL = (0, 8, 16, 32, 64, 100)
@@ -45,15 +48,15 @@ _HOPPER = (*_AMPERE, 196, 228)
 # Source: CUDA C++ Programming Guide, technical specifications per compute capability; units, carve-outs and barriers
 # from cuda_occupancy.h.
 LIMITS = {
-    (7, 0): _limits(64, 32, 96, 96, 256, 0, (0, 8, 16, 32, 64, 96)),
-    (7, 5): _limits(32, 16, 64, 64, 256, 0, (32, 64)),
-    (8, 0): _limits(64, 32, 164, 163, 128, 1024, _AMPERE),
-    (8, 6): _limits(48, 16, 100, 99, 128, 1024, _SMALL),
-    (8, 9): _limits(48, 24, 100, 99, 128, 1024, _SMALL),
-    (9, 0): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
-    (10, 0): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
-    (10, 3): _limits(64, 32, 228, 227, 128, 1024, _HOPPER, barriers=64),
-    (12, 0): _limits(48, 24, 100, 99, 128, 1024, _SMALL, barriers=24),
+    (7, 0): _limits(64, 32, 128, 96, 96, 256, 0, (0, 8, 16, 32, 64, 96)),
+    (7, 5): _limits(32, 16, 96, 64, 64, 256, 0, (32, 64)),
+    (8, 0): _limits(64, 32, 192, 164, 163, 128, 1024, _AMPERE),
+    (8, 6): _limits(48, 16, 128, 100, 99, 128, 1024, _SMALL),
+    (8, 9): _limits(48, 24, 128, 100, 99, 128, 1024, _SMALL),
+    (9, 0): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64),
+    (10, 0): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64),
+    (10, 3): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64),
+    (12, 0): _limits(48, 24, 128, 100, 99, 128, 1024, _SMALL, barriers=24),
 }
 
 

@@ -11,9 +11,10 @@
 # - compile a kernel for a GPU that you do not have, and read its registers, its spills and the machine code behind
 #   them;
 # - find the point where a growing fusion starts to spill and the one where it stops paying, and say why they differ;
+# - say how many turns a read of shared memory takes;
 # - choose `num_warps` and `maxnreg` knowing what each costs, and count waves and their tail.
 #
-# About 40 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
+# About 50 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
 # [exercise 07](../exercises/07_register_budget.ipynb).
 
 # %%
@@ -70,21 +71,69 @@ blocks.compare(found.blocks)
 found
 
 # %% [markdown]
-# Division is wrong here, for two reasons. A warp gets its registers in whole units of a few hundred, so 41 a thread
-# cost as much as the next multiple of eight. And an SM is four parts, each with its own quarter of the registers; a
-# warp lives in one of them, and what is left over in two parts cannot be put together.
+# Division is wrong here, because a warp gets its registers in whole units of a few hundred: 41 a thread cost as much as
+# the next multiple of eight. And even division in whole units can be wrong, as it is for the second block below: an SM
+# is four parts, each with its own quarter of the registers; a warp lives in one of them, and what is left over in two
+# parts cannot be put together.
 
 # %%
-from helpers.instruments import REGISTER_UNIT, SUB_PARTITIONS, WARP
+from helpers.instruments import REGISTER_UNIT, WARP
 
-of_a_warp = -(-41 * WARP // REGISTER_UNIT) * REGISTER_UNIT
-in_a_part = REGISTERS // SUB_PARTITIONS // of_a_warp
-print(f"a warp takes {of_a_warp} registers, not {41 * WARP}")
-print(f"a part holds {in_a_part} warps, the SM {SUB_PARTITIONS * in_a_part}")
-print(f"a block has 16 warps: {SUB_PARTITIONS * in_a_part // 16} blocks")
+print("threads  registers  division  in whole units  found")
+for threads, wanted in ((512, 41), (96, 40)):
+    of_a_warp = -(-wanted * WARP // REGISTER_UNIT) * REGISTER_UNIT
+    units = REGISTERS // (of_a_warp * threads // WARP)
+    fit = occupancy(h100.compute_capability, threads=threads, registers=wanted).blocks
+    print(f"{threads:7}  {wanted:9}  {REGISTERS / (threads * wanted):8.2f}  {units:14}  {fit:5}")
 
 # %% [markdown]
-# Whoever divides plans a block that never comes. The instrument says what would bring it: one register less.
+# Whoever divides plans a block that never comes. The instrument says what would bring it: for the first, one register
+# less.
+#
+# ## Shared memory, and its banks
+#
+# The warps of a block cannot read each other's registers. What they have in common goes through shared memory: the
+# parts of a sum, a tile that all of them use. In Triton you do not write it; the compiler does, and the block pays for
+# it out of the SM's store, as for registers.
+#
+# It is quick where its 32 **banks** are all at work. Word after word of four bytes lies in bank after bank, and each
+# gives one word a turn. A warp whose lanes want different words of one bank waits: a **bank conflict**. Think of a tile
+# 32 words wide, and of a warp that reads it down a column, its lanes 32 words apart. **How many turns does that take?**
+# <!-- given four bytes: CUDA C++ Programming Guide, shared memory -->
+
+# %%
+column = predict_first("turns for a warp's lanes, 32 words apart", unit="turns")
+column
+
+
+# %%
+def turns(pitch, banks=32):
+    words = {lane * pitch for lane in range(WARP)}
+    return max(sum(word % banks == bank for word in words) for bank in range(banks))
+
+
+column.compare(turns(32))
+
+# %% [markdown]
+# That is a count on paper. A kernel that does little else (`benchmarks/inside_an_sm.py`) says whether it holds; the
+# profiler counts its turns:
+
+# %%
+from helpers.instruments import recorded
+
+h200 = recorded("h200")
+counted = h200.experiment("sm_counters")
+times = h200.experiment("banks")
+print(h200.label)
+print("words apart  on paper  counted  time")
+for pitch, count in counted["pitches"].items():
+    a_read = count["shared_read_turns"] / count["shared_reads"]
+    print(f"{pitch:11}  {turns(pitch):8}  {a_read:7.1f}  {1e6 * times[pitch].median:5.0f} us")
+
+# %% [markdown]
+# Two turns hardly show, other work hides them; from four on, time grows with the turns. All in one bank is the worst
+# there is. The cure is in the table's last line: a tile whose rows are **one word longer** than they need be. Odd
+# distances never collide. Triton's compiler pads or shuffles its tiles for you; in CUDA C++ it is your task.
 #
 # ## Turn the knobs
 #
@@ -155,8 +204,8 @@ for steps in (1, 24):
 forward.compare(chain.registers)
 
 # %% [markdown]
-# Less than one more for each further step. A value that the next step replaces gives its register back. **Fusing costs
-# hardly any registers; keeping does.**
+# Less than one more for each further step, though even these cost blocks: see the occupancy. A value that the next step
+# replaces gives its register back. **Fusing costs few registers; keeping costs many.**
 #
 # ## A chain that keeps
 #
@@ -261,7 +310,8 @@ per_step = (compiled(12).registers - compiled(1).registers) / 11
 print(f"{per_step:.0f} registers a step; two live rows are {2 * numbers} numbers a thread")
 
 # %% [markdown]
-# Is it still the right gradient? PyTorch's own, in double precision, is the judge.
+# Two rows a step stay: `n`, which we keep, and `sigmoid(n)`, which the compiler keeps. Is it still the right gradient?
+# PyTorch's own, in double precision, is the judge.
 
 # %%
 torch.manual_seed(0)
@@ -378,9 +428,6 @@ stops = predict_first("operations from which two pieces beat one, H200", unit="o
 stops
 
 # %%
-from helpers.instruments import recorded
-
-h200 = recorded("h200")
 pieces = h200.experiment("over_fusion")
 print(h200.label)
 print("steps   1 piece   2 pieces   3 pieces   4 pieces, ms")
@@ -417,18 +464,40 @@ print(f"{1e3 * copied:.2f} ms; ten steps take {1e3 * pieces[10][1].median:.2f} m
 # Each step adds up a row, twice: every warp of the block waits until the slowest has delivered its part. Meanwhile only
 # *another block* can use the SM. With three there is one to step in more often than with two.
 #
-# **Why these spills matter so little.** A spill goes to the L1 cache first, and stays there if there is room for the
-# stacks of all threads on the SM. Is there?
+# **Why these spills matter so little.** A spill goes to the L1 cache first. Is there room for the stacks of all threads
+# on the SM? L1 has what shared memory leaves of one store, and this kernel leaves nearly all.
 
 # %%
 for steps in (first, 16, 20, 24):
     one = compiled(steps)
     stacks = one.stack * 128 * one.occupancy().blocks
     print(f"{steps} steps: {stacks / 1024:.0f} KB of stack an SM", end=", ")
-    print(f"of {sm.shared_memory // 1024} KB for L1 and shared memory")
+    print(f"of {sm.l1_and_shared_memory // 1024} KB for L1 and shared memory")
 
 # %% [markdown]
-# There is. So fusing stops paying **where one more operation costs a block that the SM needed**, and the compiler told
+# There is. **What share of the spilled values that 24 steps load comes from L1?** The profiler has counted it.
+
+# %%
+from_l1 = predict_first("spills loaded from L1, 24 steps, H200", unit="%")
+from_l1
+
+# %%
+unspilled = counted["steps"][14]
+print(h200.label)
+print("steps  loaded from L1  stored  more in L2  more written to DRAM")
+for steps, count in counted["steps"].items():
+    if count["local_read"]:
+        hit = count["local_read_hit"] / count["local_read"]
+        stored, more = 32e-6 * count["local_written"], 32e-6 * (count["l2"] - unspilled["l2"])
+        dram = 1e-6 * (count["dram_written"] - unspilled["dram_written"])
+        print(f"{steps:5}  {hit:14.0%}  {stored:4.0f} MB  {more:7.0f} MB  {dram:17.0f} MB")
+from_l1.compare(100 * hit)
+
+# %% [markdown]
+# A warp waits for what it loads, and that comes from L1 nearly always. What is stored does not stay there: L1 passes it
+# on, and L2 has more to do than was stored. But no warp waits for a store, and memory sees little of it.
+#
+# So fusing stops paying **where one more operation costs a block that the SM needed**, and the compiler told
 # us which operation that is. A cut can pay only where its pieces hold more blocks. Check it in the first table: where
 # each half holds no more than the whole, two pieces lose, and it takes three or four to gain. On the shortest chain,
 # too, they lose: it has blocks enough, and the cut's bytes buy nothing.
@@ -450,8 +519,9 @@ else:
 # %% [markdown]
 # ## Fewer registers by order: maxnreg
 #
-# Triton's launch option `maxnreg` caps a thread's registers (CUDA C++ says it with `__launch_bounds__`). The assembler
-# obeys, and spills what it must. **Twelve steps capped at 64 registers: what occupancy does that give?**
+# Triton's launch option `maxnreg` caps a thread's registers (CUDA C++ says it with `__maxnreg__`; its
+# `__launch_bounds__` tells how large a block is and how many should fit, and leaves the registers to the compiler). The
+# assembler obeys, and spills what it must. **Twelve steps capped at 64 registers: what occupancy does that give?**
 
 # %%
 capped = predict_first("occupancy of 12 steps capped at 64 registers", unit="%")
@@ -492,7 +562,7 @@ faster.compare(caps[255].median / caps[128].median)
 # ## The same row on more threads: num_warps
 #
 # Twenty-four steps spill in 4 warps. With 8 warps a thread holds half the numbers. **Predict the registers a thread of
-# 24 steps in 8 warps**, at two live rows a step.
+# 24 steps in 8 warps**: two live rows a step, and about thirty registers for everything else.
 
 # %%
 on_eight = predict_first("registers a thread, 24 steps in 8 warps", unit="registers")
@@ -525,7 +595,7 @@ from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 sweep = h200.experiment("occupancy_sweep")
 print(h200.label)
-for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2), (16384, 2)):
+for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2)):
     chosen = settings(torch.float32) | {"BLOCK": block, "num_warps": warps}
     add = compile_for(add_gelu_kernel, *tensors, None, 2**27, device="H200", **chosen)
     share = f"{add.occupancy().fraction:4.0%} occupancy"
@@ -537,9 +607,40 @@ for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2), (1638
 # %% [markdown]
 # From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way
 # are what memory needs (**Little's law**: bytes in flight are bandwidth times *latency*, the time from asking to
-# having). Slow are the two that spill, and the last is the best witness of all: **full occupancy, and the slowest of
-# them by far**. As an alarm the claim is fair: a chain that waits at every step, such as ours, did need its blocks.
-# As a rule it is wrong.
+# having). The last is slower, but it spills.
+#
+# Is it so for arithmetic, too? A product takes some cycles, and the next one of the *same* number must wait for it.
+# Other warps fill the gap, or other numbers of the same thread: **instruction-level parallelism**. One kernel gives a
+# thread one number, another eight. **With 4 warps an SM and eight numbers a thread: how many times the arithmetic of
+# 64 warps and one number?**
+
+# %%
+ratio = predict_first("4 warps with 8 numbers a thread, against 64 with 1", unit="times")
+ratio
+
+# %%
+from benchmarks.inside_an_sm import ROUNDS
+
+parallel = h200.experiment("parallelism")
+
+
+def rate(numbers, warps):
+    products = DEVICES["H200"].sms * warps * WARP * numbers * ROUNDS
+    return 2 * products / parallel[numbers][warps].median
+
+
+print(h200.label)
+print("numbers a thread:", *(f"{numbers:5}" for numbers in parallel), " TFLOP/s")
+for warps in parallel[1]:
+    rates = (f"{rate(numbers, warps) / 1e12:5.1f}" for numbers in parallel)
+    print(f"{warps:2} warps, {warps / sm.warps:4.0%}     ", *rates)
+ratio.compare(rate(8, 4) / rate(1, 64))
+
+# %% [markdown]
+# **Full occupancy, and the slower of the two.** Down each column, more warps help until something is full; along each
+# row, more numbers do the same. (One number a thread also pays for the loop more often.) What counts is the work under
+# way, warps times what each has under way. As an alarm the claim is fair: a chain that waits at every step, such as
+# ours, did need its blocks. As a rule it is wrong.
 #
 # **Claim: "spilled registers are 100 times slower."** Twelve steps, free and capped at 64 registers:
 
@@ -550,16 +651,21 @@ longer = added / sum(free.instructions.values())
 local = sum(n for name, n in tight.instructions.items() if name[:3] in ("LDL", "STL"))
 stacks = 128 * tight.occupancy().blocks * tight.stack
 print(f"{local} loads and stores of the stack, {longer:.0%} more instructions in all")
-print(f"{stacks / 1024:.0f} KB of stack an SM: more than its L1")
+print(f"{stacks / 1024:.0f} KB of stack an SM, {sm.l1_and_shared_memory // 1024} KB of L1", end="; ")
+count = counted["limits"][64]
+print(f"{count['local_read_hit'] / count['local_read']:.0%} of what an H200 loads of it comes from L1")
 print(f"slower by a factor of {caps[64].median / caps[255].median:.2f}, measured")
 
 # %% [markdown]
 # One access that goes all the way to memory may take a hundred times as long as one to a register. A kernel that spills
-# is not a hundred times slower, because other warps run meanwhile and caches catch most of it; the cap at 128 registers
-# spilled and gained. The one that came nearest to the claim was the block of 16384 in 2 warps above, which spilled
-# nearly all it had:
+# is not a hundred times slower, because other warps run meanwhile, and caches catch some of it; the cap at 128
+# registers spilled and gained. What comes nearest to the claim? add+GELU with blocks of 16384 in 2 warps: more numbers
+# a thread than it can have registers. There the assembler gave up, and keeps nearly everything on the stack:
 
 # %%
+chosen = settings(torch.float32) | {"BLOCK": 16384, "num_warps": 2}
+add = compile_for(add_gelu_kernel, *tensors, None, 2**27, device="H200", **chosen)
+print(f"{16384 // 64} numbers a thread; {add.registers} registers, {add.stack} B of stack")
 worst = sweep["16384x2"].median / min(time.median for time in sweep.values())
 print(f"{worst:.1f} times slower than the best block size")
 
@@ -567,7 +673,7 @@ print(f"{worst:.1f} times slower than the best block size")
 # ## Waves and the tail
 #
 # Blocks that fit at once, on all SMs, are a **wave**. A launch of more blocks (its *grid*) takes several; the last
-# may be nearly empty, and takes as long as a full one. Twelve steps allow two blocks an SM. **On 264 rows every slot
+# may be nearly empty. Twelve steps allow two blocks an SM. **On 264 rows every slot
 # of an H100 is used. What share is used on 265?**
 
 # %%
@@ -586,9 +692,30 @@ from helpers.figures import waves_chart
 waves_chart(twelve.waves(300, h100.sms))
 
 # %% [markdown]
-# One block past a full wave, and the time doubles. With hundreds of waves, the tail is lost among them: that
-# is why large tensors forgive any grid. On small ones, choose the block so that the grid fills its waves, or let a
-# fixed number of programs walk over the rows (*persistent* programs).
+# One block past a full wave: does the time double? The picture says so, but it takes every block to be as slow in an
+# empty SM as in a full one. **How many times the time of 264 blocks do 265 take**, of a kernel whose arithmetic keeps
+# the SM busy?
+
+# %%
+one_more = predict_first("time of 265 blocks against 264, SM busy", unit="times")
+one_more
+
+# %%
+waves = h200.experiment("waves")
+print(h200.label)
+print("blocks    busy SM   a chain that waits")
+for n, busy in waves["filling"].items():
+    print(f"{n:6}  {1e6 * busy.median:6.0f} us  {1e6 * waves['waiting'][n].median:6.1f} us")
+for kind in ("filling", "waiting"):
+    print(f"{kind}: {waves[kind][265].median / waves[kind][264].median:.2f} times")
+one_more.compare(waves["filling"][265].median / waves["filling"][264].median)
+
+# %% [markdown]
+# Double is the most that it can be. Where two blocks share a busy SM, the one alone in the last wave has the SM for
+# itself and runs twice as fast (as half a wave shows in the first line). The twelve steps mostly wait, so a block is as
+# slow alone as in company; still it is not double, because starting the kernel is paid once. With hundreds of waves,
+# the tail is lost among them: that is why large tensors forgive any grid. On small ones, choose the block so that the
+# grid fills its waves, or let a fixed number of programs walk over the rows (*persistent* programs).
 #
 # ## What you said, what was found
 

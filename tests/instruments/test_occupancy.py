@@ -12,7 +12,7 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.instruments.occupancy_calculator import LIMITS, occupancy
+from helpers.instruments.occupancy_calculator import LIMITS, limits, occupancy
 
 DATA = Path(__file__).parents[1] / "data"
 HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
@@ -30,6 +30,10 @@ CHIPS = {
     (10, 3): (64, 228, 227, 1),
     (12, 0): (48, 100, 99, 1),
 }
+
+# L1 and shared memory of an SM together, in KB: CUDA C++ Programming Guide, the sections on each compute capability.
+STORES = {(7, 0): 128, (7, 5): 96, (8, 0): 192, (8, 6): 128, (8, 9): 128, (12, 0): 128}
+STORES |= dict.fromkeys(((9, 0), (10, 0), (10, 3)), 256)
 
 # One case a line: major, minor, warps, shared memory of an SM, of a block, reserved, threads, registers, static,
 # dynamic, carve-out, barriers. One answer a line: status, blocks, limiter bits, the blocks that each resource allows.
@@ -306,3 +310,10 @@ def test_other_errors_are_one_line():
         occupancy((9, 0), threads=1024, registers=255).waves(10, 132)
     with pytest.raises(ValueError, match="at least 0 blocks and 1 SM or more, got -1 and 132"):
         occupancy((9, 0), threads=32).waves(-1, 132)
+
+
+@pytest.mark.parametrize("compute_capability", CHIPS)
+def test_l1_and_shared_memory_are_one_store(compute_capability):
+    of_sm = limits(compute_capability)
+    assert of_sm.l1_and_shared_memory == STORES[compute_capability] * 1024
+    assert of_sm.shared_memory < of_sm.l1_and_shared_memory
