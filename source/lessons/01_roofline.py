@@ -233,7 +233,8 @@ print(f"claimed 1024 FLOP/byte, {1024 / found:.0f} times too many")
 claimed.compare(found)
 
 # %% [markdown]
-# The claim counted numbers, not bytes, and forgot the output. Small products are memory-bound, large ones are not:
+# **Verdict: fails.** It counted numbers, not bytes, and forgot the output. Small products are memory-bound, large ones
+# are not:
 
 # %%
 gpus = [Roofline(DEVICES[name], "fp16") for name in ("T4", "A100", "H100", "B200")]

@@ -128,9 +128,9 @@ after = 3 * a.nbytes  # read a, read b, write the result
 with_two.compare(100 * (1 - after / before.bytes_total))
 
 # %% [markdown]
-# The claim does not hold here: what comes in from outside must be read, fused or not. In general, **fusing saves a
-# write and a read of each intermediate, and nothing else.** Count the intermediates that nobody else needs; that is
-# the saving, whatever the operations are.
+# **Verdict: fails here, holds for chains that read one tensor.** What comes in from outside must be read, fused or not.
+# In general, **fusing saves a write and a read of each intermediate, and nothing else.** Count the intermediates that
+# nobody else needs; that is the saving, whatever the operations are.
 #
 # ## Fusing it, and a mistake
 #
@@ -364,11 +364,11 @@ for where, who, what in (
     print(f"{what:38} {1e6 * cost_of:5.1f} us   the claim {fared}")
 
 # %% [markdown]
-# It depends on what is called a launch. The driver's own costs less than is claimed. A caller who goes through
-# PyTorch or Triton also pays for looking up the operator, checking, allocating or preparing arguments, and what such
-# a call costs is what is claimed. The GPU's share is far smaller: where kernels are recorded once in a *CUDA graph*
-# and replayed together, the CPU drops out and only that remains. (The first access is no launch: a kernel waits for
-# its first numbers, and a small one has nothing else to do. It is often counted in.)
+# **Verdict: depends on what is called a launch.** The driver's own costs less than is claimed. A caller who goes
+# through PyTorch or Triton also pays for looking up the operator, checking, allocating or preparing arguments, and what
+# such a call costs is what is claimed. The GPU's share is far smaller: where kernels are recorded once in a *CUDA
+# graph* and replayed together, the CPU drops out and only that remains. (The first access is no launch: a kernel waits
+# for its first numbers, and a small one has nothing else to do. It is often counted in.)
 #
 # The course has also recorded `gelu(a + b)` both ways: the GPU's own time, and what a caller waits per call in a long
 # row of calls. **On a million numbers, how many times faster is a call of the fused kernel?** It moves fewer bytes in
@@ -524,7 +524,8 @@ print(f"forgotten: {weights / 2**20:.0f} MiB of weights")
 linear_saving.compare(100 * intermediate / example.bytes_total)
 
 # %% [markdown]
-# Half of what was claimed. And does the *time* fall by that much? Lesson 01 has the answer ready: ask the roofline.
+# **Verdict: fails, half of it is saved.** And does the *time* fall by that much? Lesson 01 has the answer ready: ask
+# the roofline.
 
 # %%
 from helpers.instruments import DEVICES, Roofline, Work

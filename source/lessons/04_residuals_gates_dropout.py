@@ -492,8 +492,8 @@ times = h200.times("bias_dropout_residual", (16384, 4096), "bfloat16")
 dropout_speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
-# By the GPU's own time it is more than claimed on both sizes: on the small one just so, on the large one by far, and
-# by more than the bytes allow. The kernels it is compared with do not reach the memory's speed:
+# **Verdict: too modest by the GPU's own time, on the large size by far; the caller of the small one waits longer.** It
+# is more than the bytes allow, too. The kernels it is compared with do not reach the memory's speed:
 
 # %%
 for name, each in (("eager", 15), ("torch.compile", 6)):
@@ -595,7 +595,7 @@ print(together)
 memory_saved.compare(100 * (1 - together.total / apart.total))
 
 # %% [markdown]
-# For SwiGLU the claim is right; for the sublayer above it is too modest, all of the mask is gone. And it costs
+# **Verdict: holds for SwiGLU, too modest for the sublayer above, all of whose mask is gone.** And it costs
 # nothing: the backward pass must read `gate` in any case, for SiLU's slope. `silu(gate)` is a few instructions away,
 # where a stored one would have to be written and read. So the whole step gets lighter:
 
@@ -679,10 +679,10 @@ for name in ("swiglu", "geglu", "residual_act"):
 print(f"what the bytes allow: {10 / 6:.2f} times")
 
 # %% [markdown]
-# By the GPU's own time it holds on every size, and for the residual with its activation as well: about what the bytes
-# allow. For the caller of a small one the launch through Python outweighs it (`call`). On large tensors GeGLU gains
-# more, since PyTorch's GELU does not reach a copy's speed. `torch.compile` does as well as our kernels on SwiGLU: two
-# elementwise operations are just what it fuses.
+# **Verdict: holds by the GPU's own time on every size, and for no caller of a small one.** The launch through Python
+# outweighs it there (`call`). The residual with its activation gains as much: about what the bytes allow. On large
+# tensors GeGLU gains more, since PyTorch's GELU does not reach a copy's speed. `torch.compile` does as well as our
+# kernels on SwiGLU: two elementwise operations are just what it fuses.
 #
 # And backward:
 

@@ -351,7 +351,7 @@ for mean in (0, 3, 100):
 #
 # ## Before and after the norm
 #
-# Now the claim: **"relu(layer_norm(x)) written out: ten memory operations, fused two: five times less traffic."** A
+# **Claim: "relu(layer_norm(x)) written out: ten memory operations, fused two: five times less traffic."** A
 # memory operation is meant to be one trip of the whole tensor. With ReLU in our kernel, that is one line more and not a
 # byte; so its traffic is the one metered above.
 
@@ -370,9 +370,10 @@ from helpers.figures import traffic_chart
 traffic_chart({"unfused": unfused, "fused": fused})
 
 # %% [markdown]
-# To the letter. But who writes LayerNorm out? PyTorch's own `F.layer_norm` is a fused kernel already, and against that
-# the bytes allow far less. **A speed-up means nothing without its baseline.** On a GPU, `eager` is `F.layer_norm` and
-# an activation, `fused` the catalogue's `layer_norm_act`, the kernel above with weight, bias and activation:
+# **Verdict: holds to the letter, against a baseline that nobody needs to use.** Who writes LayerNorm out? PyTorch's own
+# `F.layer_norm` is a fused kernel already, and against that the bytes allow far less. **A speed-up means nothing
+# without its baseline.** On a GPU, `eager` is `F.layer_norm` and an activation, `fused` the catalogue's
+# `layer_norm_act`, the kernel above with weight, bias and activation:
 
 # %%
 from helpers.instruments import recorded
@@ -421,8 +422,8 @@ print(h200.table("residual_layer_norm", "bfloat16"))
 # More than the bytes allow, because PyTorch's kernel is not at the speed of a copy and ours nearly is. About the
 # claimed figure is reached in the second line, rows of 1024, and well missed on wider rows. On the smallest tensor the
 # GPU's own time says more than the claim; what its caller waits, in the columns after `call`, is longer than with
-# PyTorch's two kernels. **Fair for one size**, and it says so nowhere. Note `torch.compile`: it makes the same fusion
-# and comes close.
+# PyTorch's two kernels. **Verdict: fair for one size**, and it says so nowhere. Note `torch.compile`: it makes the same
+# fusion and comes close.
 #
 # ## Leaner norms: RMSNorm and L2
 #
@@ -456,7 +457,7 @@ l2 = h200.times("l2_norm", (32768, 16384), "bfloat16")
 l2_speed_up.compare(l2["eager"].median / l2["fused"].median)
 
 # %% [markdown]
-# By the GPU's own time the claim holds on every size; by a caller's, not on the smallest. But is it fusion that does
+# **Verdict: holds by the GPU's own time on every size; by a caller's, not on the smallest.** But is it fusion that does
 # it? Bytes explain a part; the rest is that the unfused kernels do not reach the memory's speed:
 
 # %%

@@ -457,7 +457,7 @@ print(f"online  {online}")
 paper.compare(safe.bytes_total / online.bytes_total)
 
 # %% [markdown]
-# The claim is the ratio of the bytes, rounded: **fair**, if every read comes from memory. Does it?
+# **Verdict: fair, if every read comes from memory:** it is the ratio of the bytes, rounded. Does it?
 #
 # ## Rows too wide, live
 #
@@ -666,9 +666,9 @@ less = 1 - (fused_kept + gradient) / (unfused_kept + gradient)
 print(f"{less:.0%} less memory")
 
 # %% [markdown]
-# Within the range: **fair**, and it depends. The fused kernel saves the logits, which are there anyway, and two numbers
-# a row; the probabilities are computed again on the way back. Unfused, the logarithms are saved *beside* the logits. If
-# nothing else holds on to the logits, they are freed after the forward pass, and the gain is gone:
+# **Verdict: fair, within its range, and it depends.** The fused kernel saves the logits, which are there anyway, and
+# two numbers a row; the probabilities are computed again on the way back. Unfused, the logarithms are saved *beside*
+# the logits. If nothing else holds on to the logits, they are freed after the forward pass, and the gain is gone:
 
 # %%
 freed = unfused_kept - logits.nbytes
@@ -781,8 +781,7 @@ print(f"fused: {1e6 * topk['fused'].median:.0f} us")
 # %% [markdown]
 # That is hardly fusion. `torch.topk` takes many times as long as reading its input: it is made for any `k` and any
 # length. The fused kernel wins because it knows that `k` is small. Two kernels at the speed of a copy, not fused, would
-# come close to it. So these figures say nothing of the paper's claim: **another baseline and other results are another
-# claim.**
+# come close to it. **Verdict: not tested; another baseline and other results are another claim.**
 #
 # With a GPU at hand, see for yourself what the second and the third read cost:
 

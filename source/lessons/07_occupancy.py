@@ -639,8 +639,8 @@ ratio.compare(rate(8, 4) / rate(1, 64))
 # %% [markdown]
 # **Full occupancy, and the slower of the two.** Down each column, more warps help until something is full; along each
 # row, more numbers do the same. (One number a thread also pays for the loop more often.) What counts is the work under
-# way, warps times what each has under way. As an alarm the claim is fair: a chain that waits at every step, such as
-# ours, did need its blocks. As a rule it is wrong.
+# way, warps times what each has under way. **Verdict: fair as an alarm, wrong as a rule.** A chain that waits at
+# every step, such as ours, did need its blocks.
 #
 # **Claim: "spilled registers are 100 times slower."** Twelve steps, free and capped at 64 registers:
 
@@ -657,10 +657,11 @@ print(f"{count['local_read_hit'] / count['local_read']:.0%} of what an H200 load
 print(f"slower by a factor of {caps[64].median / caps[255].median:.2f}, measured")
 
 # %% [markdown]
-# One access that goes all the way to memory may take a hundred times as long as one to a register. A kernel that spills
-# is not a hundred times slower, because other warps run meanwhile, and caches catch some of it; the cap at 128
-# registers spilled and gained. What comes nearest to the claim? add+GELU with blocks of 16384 in 2 warps: more numbers
-# a thread than it can have registers. There the assembler gave up, and keeps nearly everything on the stack:
+# **Verdict: fails for a kernel.** One access that goes all the way to memory may take a hundred times as long as one to
+# a register. A kernel that spills is not a hundred times slower, because other warps run meanwhile, and caches catch
+# some of it; the cap at 128 registers spilled and gained. What comes nearest to the claim? add+GELU with blocks of
+# 16384 in 2 warps: more numbers a thread than it can have registers. There the assembler gave up, and keeps nearly
+# everything on the stack:
 
 # %%
 chosen = settings(torch.float32) | {"BLOCK": 16384, "num_warps": 2}
