@@ -43,16 +43,16 @@ class Place:
         addresses = base.astype(np.uint64) + np.uint64(self._offset % (1 << 64))
         space = self._space
         if space in ("global", "const"):
-            yield from machine.global_access(kind, self._line, threads, here, addresses, self._nbytes)
+            yield from machine.spaces.global_access(kind, self._line, threads, here, addresses, self._nbytes)
         elif space == "shared":
-            yield from machine.shared_access(kind, self._line, threads, here, addresses, self._nbytes)
+            yield from machine.spaces.shared_access(kind, self._line, threads, here, addresses, self._nbytes)
         elif space == "local":
-            yield from machine.local_access(kind, self._line, threads, here, addresses, self._nbytes)
+            yield from machine.spaces.local_access(kind, self._line, threads, here, addresses, self._nbytes)
         else:
             for window, access in (
-                (addresses >= LOCAL_WINDOW, machine.local_access),
-                ((addresses >= SHARED_WINDOW) & (addresses < LOCAL_WINDOW), machine.shared_access),
-                (addresses < SHARED_WINDOW, machine.global_access),
+                (addresses >= LOCAL_WINDOW, machine.spaces.local_access),
+                ((addresses >= SHARED_WINDOW) & (addresses < LOCAL_WINDOW), machine.spaces.shared_access),
+                (addresses < SHARED_WINDOW, machine.spaces.global_access),
             ):
                 if window.all():
                     yield from access(kind, self._line, threads, here, _within(addresses), self._nbytes)
@@ -110,8 +110,8 @@ def _store(decoder, instruction: PtxInstruction):
                 data = key if not isinstance(key, tuple) else value(machine, key, here, index.size)
                 place_of = index + number if number else index
                 memory[size][place_of] = data
-                if space == "shared" and machine.watched:
-                    machine.check_agreement(instruction.line, here, memory[size][place_of] != data, offsets)
+                if space == "shared" and machine.observer is not None:
+                    machine.spaces.check_agreement(instruction.line, here, memory[size][place_of] != data, offsets)
 
     return step
 

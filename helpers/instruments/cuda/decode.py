@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from helpers.instruments.cuda import access, arithmetic, matrix, warp
-from helpers.instruments.cuda.operation import DTYPES, UnknownInstructionError
+from helpers.instruments.cuda.operation import DTYPES, REGISTERS, UnknownInstructionError
 from helpers.instruments.cuda.ptx import (
     Address,
     Immediate,
@@ -24,7 +24,6 @@ from helpers.instruments.cuda.ptx import (
     Vector,
 )
 
-_RAW = {"pred": np.dtype(bool), "16": np.dtype("u2"), "32": np.dtype("u4"), "64": np.dtype("u8")}
 _FENCES = (
     "membar",
     "fence",
@@ -237,7 +236,7 @@ def read(machine, key, threads):
 
 
 def _raw(value: np.ndarray, kind: str):
-    return value.view(_RAW[kind])[()]
+    return value.view(REGISTERS[kind])[()]
 
 
 def _plain(compute, out, keys, direct):

@@ -19,6 +19,8 @@ DTYPES = {
     "f16x2": np.dtype(np.float16),
     "bf16x2": BFLOAT16,
 }
+# What a register of each kind is kept as.
+REGISTERS = {"pred": np.dtype(bool), "16": np.dtype("u2"), "32": np.dtype("u4"), "64": np.dtype("u8")}
 FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
 
 

@@ -1,0 +1,105 @@
+"""Barriers of a block: who waits, who may go on, and what the meter is told of those that not all threads reach."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.instruments.cuda.ptx import Not, PtxInstruction
+
+
+class Blocked(NamedTuple):
+    """Threads at a barrier."""
+
+    threads: np.ndarray
+    next: int  # basic block
+    barrier: int
+    expected: int | None  # threads, where the instruction says so
+    line: int
+    reduction: tuple | None  # how, key of the result, each thread's vote
+
+    def of(self, chosen: np.ndarray) -> "Blocked":
+        """Those of the threads that are chosen."""
+        votes = self.reduction and (*self.reduction[:2], self.reduction[2][chosen])
+        return self._replace(threads=self.threads[chosen], reduction=votes)
+
+
+class Barriers:
+    """Those of the blocks that run together, `padded` threads each."""
+
+    def __init__(self, machine, padded: int):
+        self._machine, self._padded, self._blocks = machine, padded, machine.blocks
+        self._parked: list[Blocked] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._parked)
+
+    def park(self, end: PtxInstruction, number: int, threads: np.ndarray) -> None:
+        operands = end.operands
+        reduction = None
+        if "red" in end.modifiers:
+            result, *operands, vote = operands
+            inverted = isinstance(vote, Not)
+            votes = self._machine.views["pred", (vote.register if inverted else vote).slot][threads] != inverted
+            how = end.modifiers[end.modifiers.index("red") + 1]
+            reduction = how, (end.modifiers[-1], result.slot), votes
+        barrier, *expected = (int(self._machine.decoder.key(operand, "u32")) for operand in operands)
+        expected = expected[0] if expected else None
+        self._parked.append(Blocked(threads, number, barrier, expected, end.line, reduction))
+
+    def release(self) -> bool:
+        """Let the threads go on whose barrier is complete: reached by all living threads, or by as many as it names."""
+        parked, self._parked = self._parked, []
+        alive = np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
+        arrived = {each.barrier: np.zeros(self._blocks, np.int64) for each in parked}
+        for each in parked:
+            arrived[each.barrier] += np.bincount(each.threads // self._padded, minlength=self._blocks)
+        chosen = []
+        for each in parked:
+            needed = alive if each.expected is None else np.minimum(each.expected, alive)
+            chosen.append((arrived[each.barrier] >= needed)[each.threads // self._padded])
+        stuck = not any(each.any() for each in chosen)
+        if stuck:  # each waits at another barrier
+            chosen = [np.ones(each.threads.size, bool) for each in parked]
+        going = [each.of(which) for each, which in zip(parked, chosen, strict=True) if which.any()]
+        self._parked = [each.of(~which) for each, which in zip(parked, chosen, strict=True) if not which.all()]
+        self._check_barriers(going, stuck)
+        self._reduce(going)
+        for each in going:
+            self._machine.go(each.next, each.threads)
+        if self._machine.observer is not None:
+            threads = np.concatenate([each.threads for each in going])
+            self._machine.observer.block_synchronised(np.unique(threads // self._padded))
+        return True
+
+    def _reduce(self, going: list[Blocked]) -> None:
+        """__syncthreads_count, _and, _or: over the threads that came."""
+        voting = [each for each in going if each.reduction]
+        yes, came = np.zeros(self._blocks, np.int64), np.zeros(self._blocks, np.int64)
+        for each in voting:
+            blocks = each.threads // self._padded
+            yes += np.bincount(blocks, each.reduction[2], self._blocks).astype(np.int64)
+            came += np.bincount(blocks, minlength=self._blocks)
+        for each in voting:
+            how, out, _ = each.reduction
+            result = {"popc": yes, "and": yes == came, "or": yes > 0}[how]
+            self._machine.views[out][each.threads] = result[each.threads // self._padded]
+
+    def _check_barriers(self, going: list[Blocked], stuck: bool) -> None:
+        """Whether all threads of each block came, and to the same barrier."""
+        kind = "barrier not reached by all threads"
+        arrived, lines = np.zeros(self._blocks, np.int64), np.zeros(self._blocks, np.int64)
+        for each in going:
+            arrived += np.bincount(each.threads // self._padded, minlength=self._blocks)
+        for each in going:
+            blocks = np.unique(each.threads // self._padded)
+            others = blocks[(lines[blocks] != 0) & (lines[blocks] != each.line)]
+            before = lines[others[0]] if others.size else 0
+            lines[blocks] = each.line
+            early = blocks[arrived[blocks] < self._machine.per_block]
+            if others.size and (each.expected is None or stuck):
+                where = f"other threads of the block wait at line {before}"
+                self._machine.hazard(kind, each.line, where, int(each.threads[0]), int(others.size))
+            elif early.size and each.expected is None:
+                where = f"{int(arrived[early[0]])} of {self._machine.per_block} threads of the block reach it"
+                thread = int(each.threads[each.threads // self._padded == early[0]][0])
+                self._machine.hazard(kind, each.line, where, thread, int(early.size))

@@ -1,0 +1,127 @@
+"""Memory as the threads that run together see it: every access checked, told to the meter, and then made.
+
+Each access yields what may be touched: (threads, memory by item size -> array, byte offsets into it).
+"""
+
+import numpy as np
+
+from helpers.instruments.cuda.memory import UNSIGNED, GlobalMemory, Segment
+from helpers.instruments.cuda.warp import everyone
+
+
+class Spaces:
+    """Global memory, and the shared and local memory of the blocks that run together.
+
+    Args:
+        padded: threads a block, in whole warps.
+        shared_limit: bytes of shared memory that a block may touch.
+    """
+
+    def __init__(self, machine, memory: GlobalMemory, padded: int, shared_limit: int):
+        self._machine, self._memory, self._padded, self.shared_limit = machine, memory, padded, shared_limit
+        self.shared_size, self.local_size = machine.shared_size, machine.local_size
+        self._shared = self._poisoned(machine.blocks * self.shared_size)
+        self._local = self._poisoned(machine.threads * self.local_size)
+
+    @staticmethod
+    def _poisoned(size: int) -> dict[int, np.ndarray]:
+        """Memory that nobody has written: NaN in every floating-point type."""
+        memory = np.full(size, 0xFF, np.uint8)
+        return {itemsize: memory.view(kind) for itemsize, kind in UNSIGNED.items()}
+
+    def global_access(self, kind, line, threads, here, addresses, nbytes):
+        segment, offsets, inside = self._memory.find(addresses, nbytes)
+        if inside is not None:
+            self._outside(kind, line, here[~inside], addresses[~inside], nbytes)
+            here, addresses = here[inside], addresses[inside]
+            if not here.size:
+                return
+            segment, offsets, _ = self._memory.find(addresses, nbytes)
+            threads = here
+        aligned = self._aligned(kind, line, here, addresses, nbytes)
+        if aligned is not None:
+            here, offsets = here[aligned], offsets[aligned]
+            threads = here
+            if not here.size:
+                return
+        if self._machine.observer is not None:
+            self._machine.observer.access(kind, line, segment, here, offsets, nbytes)
+        yield threads, segment.views, offsets
+
+    def shared_access(self, kind, line, threads, here, addresses, nbytes):
+        bound = np.uint64(self.shared_limit - nbytes) if self.shared_limit >= nbytes else None
+        inside = addresses <= bound if bound is not None else np.zeros(addresses.shape, bool)
+        if not inside.all():
+            address = int(addresses[~inside][0])
+            where = f"shared memory, byte {address} of {self.shared_limit}"
+            self._stray(kind, line, where, int(here[~inside][0]), int((~inside).sum()))
+            here, addresses = here[inside], addresses[inside]
+            threads = here
+        aligned = self._aligned(kind, line, here, addresses, nbytes)
+        if aligned is not None:
+            here, addresses = here[aligned], addresses[aligned]
+            threads = here
+        if not here.size:
+            return
+        offsets = addresses.astype(np.int64) + here // self._padded * self.shared_size
+        if self._machine.observer is not None:
+            self._machine.observer.shared(kind, line, here, offsets, nbytes)
+        yield threads, self._shared, offsets
+
+    def local_access(self, kind, line, threads, here, addresses, nbytes):
+        inside = addresses <= np.uint64(max(self.local_size - nbytes, 0))
+        if not inside.all():
+            where = f"a local array, byte {int(addresses[~inside][0])} of {self.local_size}"
+            self._stray(kind, line, where, int(here[~inside][0]), int((~inside).sum()))
+            here, addresses = here[inside], addresses[inside]
+            threads = here
+            if not here.size:
+                return
+        aligned = self._aligned(kind, line, here, addresses, nbytes)
+        if aligned is not None:
+            here, addresses = here[aligned], addresses[aligned]
+            threads = here
+        offsets = addresses.astype(np.int64) + here * self.local_size
+        if self._machine.observer is not None:
+            self._machine.observer.local(kind, line, here, offsets, nbytes)
+        yield threads, self._local, offsets
+
+    def _aligned(self, kind, line, here, addresses, nbytes):
+        """The lanes whose address is a multiple of the access; None: all."""
+        astray = addresses & np.uint64(nbytes - 1) != 0
+        if not astray.any():
+            return None
+        first = int(np.flatnonzero(astray)[0])
+        where = f"an access of {nbytes} bytes at byte {int(addresses[first]) & ((1 << 36) - 1)}"
+        self._stray(f"misaligned {kind}", line, where, int(here[first]), int(astray.sum()))
+        return ~astray
+
+    def _outside(self, kind, line, here, addresses, nbytes) -> None:
+        segment, offset = self._memory.describe(int(addresses[0]))
+        where = f"address {offset}, no tensor's" if segment is None else _element(segment, offset)
+        self._stray(kind, line, where, int(here[0]), int(here.size))
+
+    def _stray(self, kind, line, where, thread, count) -> None:
+        """An access that may not be made: an error, or under a meter a hazard."""
+        kind = (
+            "out-of-bounds " + {"write": "store"}.get(kind, kind)
+            if not kind.startswith("misaligned")
+            else kind.replace("write", "store")
+        )
+        self._machine.hazard(kind, line, where, thread, count)
+
+    def check_agreement(self, line: int, threads, other: np.ndarray, offsets: np.ndarray) -> None:
+        """After a store to shared memory: who finds another value there stored to one byte together with another."""
+        if other.any():
+            here = everyone(self._machine, threads)[other]
+            byte = int(offsets[other][0]) % self.shared_size
+            where = f"shared memory, byte {byte}, where another thread stores another value at the same time"
+            self._machine.hazard("race", line, where, int(here[0]), int(other.sum()))
+
+
+def _element(segment: Segment, offset: int) -> str:
+    tensor = segment.tensor
+    if tensor is None:
+        return f"{segment.name}, byte {offset}"
+    place = offset // tensor.element_size() - tensor.storage_offset()
+    return f"{segment.name}, element {place} from its first ({segment.name} has {tensor.numel()})"
