@@ -29,7 +29,8 @@ class CudaProgram:
 
     ulps: how many units in the last place approximate instructions may lie apart; 0: equal bit for bit, NaN as NaN.
     floats: what 16-bit integers hold that are to be compared as numbers, "f16" or "bf16".
-    atol: an absolute error that is allowed as well, for functions whose documentation states one.
+    atol: an absolute error that is allowed as well, for functions whose documentation states one; by the place of the
+        expression where only some have it.
     """
 
     name: str
@@ -39,7 +40,7 @@ class CudaProgram:
     arguments: tuple
     shared: int = 0
     ulps: int = 0
-    atol: float = 0.0
+    atol: float | dict[int, float] = 0.0
     floats: str = ""
 
 
@@ -213,7 +214,8 @@ ELEMENTWISE = [
         "f",
         "f",
         F32,
-        ulps=4,
+        ulps=1,
+        atol={1: 2.0**-22},
     ),
     _unary(
         "f32_approximate_flushed",
@@ -221,7 +223,8 @@ ELEMENTWISE = [
         "f",
         "f",
         F32,
-        ulps=4,
+        ulps=1,
+        atol={1: 2.0**-22},
     ),
     group(
         "f32_circular",
@@ -230,10 +233,10 @@ ELEMENTWISE = [
         [ptx(f"{name}.approx.f32", "f", "fmodf(fabsf(a), 3.f) - 1.5f:f") for name in ("sin", "cos")],
         F32,
         ulps=0,
-        atol=2.0**-20,
+        atol=2.0**-20.5,
     ),
-    _unary("f32_tanh", ["tanh.approx.f32"], "f", "f", F32, ulps=0, atol=2.0**-10.5),
-    group("f32_div_full", "f", "f", [ptx("div.full.f32", "f", "a:f", "fmodf(fabsf(b), 1e5f) + 0.1f:f")], F32, ulps=3),
+    _unary("f32_tanh", ["tanh.approx.f32"], "f", "f", F32, ulps=0, atol=2.0**-11),
+    group("f32_div_full", "f", "f", [ptx("div.full.f32", "f", "a:f", "fmodf(fabsf(b), 1e5f) + 0.1f:f")], F32, ulps=2),
     group(
         "f32_library",
         "f",
@@ -249,14 +252,14 @@ ELEMENTWISE = [
             "powf(fabsf(a), 0.37f)",
         ],
         F32,
-        ulps=6,
+        ulps=1,
     ),
-    group("f32_library_circular", "f", "f", ["sinf(a)", "cosf(a)"], F32, ulps=4),
+    group("f32_library_circular", "f", "f", ["sinf(a)", "cosf(a)"], F32),
     _binary("f64_arithmetic", ["add.f64", "sub.f64", "mul.f64", "div.rn.f64", "min.f64", "max.f64"], "d", F64),
     _ternary("f64_fma", ["fma.rn.f64"], "d", F64),
     _unary("f64_roots", ["sqrt.rn.f64", "rcp.rn.f64", "neg.f64", "abs.f64"], "d", "d", F64),
     group("f64_compare", "d", "r", [holds(f"setp.{name}.f64", "a:d", "b:d") for name in COMPARE], F64),
-    group("f64_library", "d", "d", ["exp(a)", "log(fabs(a))", "tanh(a)"], F64, ulps=4),
+    group("f64_library", "d", "d", ["exp(a)", "log(fabs(a))", "tanh(a)"], F64),
     _binary(
         "f16_arithmetic",
         ["add.f16", "sub.f16", "mul.f16", "add.sat.f16", "min.f16", "max.f16", "min.NaN.f16", "max.NaN.f16"],
@@ -267,7 +270,7 @@ ELEMENTWISE = [
     _ternary("f16_fma", ["fma.rn.f16", "fma.rn.sat.f16", "fma.rn.relu.f16"], "h", F16, floats="f16"),
     _unary("f16_sign", ["neg.f16", "abs.f16"], "h", "h", F16, floats="f16"),
     group("f16_compare", "h", "r", [holds(f"setp.{name}.f16", "a:h", "b:h") for name in COMPARE], F16),
-    _unary("f16_approximate", ["ex2.approx.f16", "tanh.approx.f16"], "h", "h", F16, ulps=2, floats="f16"),
+    _unary("f16_approximate", ["ex2.approx.f16", "tanh.approx.f16"], "h", "h", F16, ulps=1, floats="f16"),
     _pairs_of_halves(
         "f16x2",
         ["add.f16x2", "sub.f16x2", "mul.f16x2", "fma.rn.f16x2", "min.f16x2", "max.f16x2", "neg.f16x2", "abs.f16x2"],
@@ -310,7 +313,6 @@ ELEMENTWISE = [
             "bits(__hdiv(bfloat_of(a), bfloat_of(b)))",
         ],
         BF16,
-        ulps=1,
         floats="bf16",
     ),
     group(
@@ -699,7 +701,7 @@ extern "C" __global__ void {name}(const unsigned* A, const unsigned* B, float* o
   for (int r = 0; r < 4; r++) out[(group + 8 * (r / 2)) * 8 + 2 * lane + r % 2] = c[r];
 }}"""
     first, second = randoms(16, k, seed=k, dtype=dtype), randoms(8, k, seed=k + 1, dtype=dtype)
-    return whole(name, body, first, second, randoms(16, 8, seed=k + 2), block=32, atol=k * 2.0**-20)
+    return whole(name, body, first, second, randoms(16, 8, seed=k + 2), block=32, atol=2.0**-20)
 
 
 LDMATRIX = """
@@ -868,7 +870,7 @@ TRAFFIC = [
         ulps=4,
         atol=1e-7,
     ),
-    whole("softmax", SOFTMAX, 4 * randoms(8, 1000), torch.zeros(8, 1000), 1000, grid=8, ulps=8),
+    whole("softmax", SOFTMAX, 4 * randoms(8, 1000), torch.zeros(8, 1000), 1000, grid=8, ulps=2),
     whole(
         "layer_norm",
         LAYER_NORM,

@@ -96,6 +96,7 @@ HAZARDS = {
 SOUND = {
     "barrier between": "s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); out[threadIdx.x] = s[threadIdx.x ^ 32];",
     "warp barrier between": "s[threadIdx.x] = x[threadIdx.x]; __syncwarp(); out[threadIdx.x] = s[threadIdx.x ^ 1];",
+    "threads that have returned": "if (threadIdx.x >= 40) return; __syncthreads(); out[threadIdx.x] = 1;",
     "own element": "s[threadIdx.x] = x[threadIdx.x]; out[threadIdx.x] = s[threadIdx.x];",
     "same value": "s[0] = 1; __syncthreads(); out[threadIdx.x] = s[0];",
     "atomics": "if (!threadIdx.x) s[0] = 0; __syncthreads(); atomicAdd(s, 1.f); __syncthreads(); *out = s[0];",

@@ -223,7 +223,7 @@ def _test(modifiers, type):
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= floats.TINY[DTYPES[type]]),
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= floats.TINY[DTYPES[type]]) | (a == 0)),
         "subnormal": lambda a: (a != 0) & (np.abs(a) < floats.TINY[DTYPES[type]]),
     }
     return Operation(tests[modifiers[0]], "pred", (type,))

@@ -29,6 +29,7 @@ class Barriers:
     def __init__(self, machine, padded: int):
         self._machine, self._padded, self._blocks = machine, padded, machine.blocks
         self._parked: list[Blocked] = []
+        self._awaited = np.zeros(machine.blocks, np.int64)  # threads that lived when the first of their block came
 
     def __bool__(self) -> bool:
         return bool(self._parked)
@@ -44,12 +45,17 @@ class Barriers:
             reduction = how, (end.modifiers[-1], result.slot), votes
         barrier, *expected = (int(self._machine.decoder.key(operand, "u32")) for operand in operands)
         expected = expected[0] if expected else None
+        blocks = np.unique(threads // self._padded)
+        self._awaited[blocks] = np.maximum(self._awaited[blocks], self._living()[blocks])
         self._parked.append(Blocked(threads, number, barrier, expected, end.line, reduction))
+
+    def _living(self) -> np.ndarray:
+        return np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
 
     def release(self) -> bool:
         """Let the threads go on whose barrier is complete: reached by all living threads, or by as many as it names."""
         parked, self._parked = self._parked, []
-        alive = np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
+        alive = self._living()
         arrived = {each.barrier: np.zeros(self._blocks, np.int64) for each in parked}
         for each in parked:
             arrived[each.barrier] += np.bincount(each.threads // self._padded, minlength=self._blocks)
@@ -63,6 +69,8 @@ class Barriers:
         going = [each.of(which) for each, which in zip(parked, chosen, strict=True) if which.any()]
         self._parked = [each.of(~which) for each, which in zip(parked, chosen, strict=True) if not which.all()]
         self._check_barriers(going, stuck)
+        for each in going:
+            self._awaited[each.threads // self._padded] = 0
         self._reduce(going)
         for each in going:
             self._machine.go(each.next, each.threads)
@@ -85,7 +93,7 @@ class Barriers:
             self._machine.views[out][each.threads] = result[each.threads // self._padded]
 
     def _check_barriers(self, going: list[Blocked], stuck: bool) -> None:
-        """Whether all threads of each block came, and to the same barrier."""
+        """Whether all threads of each block came, and to the same barrier; one that ended before is not missed."""
         kind = "barrier not reached by all threads"
         arrived, lines = np.zeros(self._blocks, np.int64), np.zeros(self._blocks, np.int64)
         for each in going:
@@ -95,11 +103,11 @@ class Barriers:
             others = blocks[(lines[blocks] != 0) & (lines[blocks] != each.line)]
             before = lines[others[0]] if others.size else 0
             lines[blocks] = each.line
-            early = blocks[arrived[blocks] < self._machine.per_block]
+            early = blocks[arrived[blocks] < self._awaited[blocks]]
             if others.size and (each.expected is None or stuck):
                 where = f"other threads of the block wait at line {before}"
                 self._machine.hazard(kind, each.line, where, int(each.threads[0]), int(others.size))
             elif early.size and each.expected is None:
-                where = f"{int(arrived[early[0]])} of {self._machine.per_block} threads of the block reach it"
+                where = f"{int(arrived[early[0]])} of {self._awaited[early[0]]} threads of the block reach it"
                 thread = int(each.threads[each.threads // self._padded == early[0]][0])
                 self._machine.hazard(kind, each.line, where, thread, int(early.size))

@@ -20,6 +20,11 @@ class Basic:
     end: PtxInstruction | None
     waits_for: object = None  # key of the mask of lanes that its first step waits for
 
+    @property
+    def leaves(self) -> bool:
+        """Whether it does nothing but end its threads."""
+        return not self.steps and self.end is not None and self.end.opcode in ("ret", "exit") and not self.end.guard
+
 
 def basic_blocks(program: Program, decoder) -> tuple[list[Basic], dict[str, int]]:
     """The blocks in the order of the program, and the number of the one at each label (their count: the end).

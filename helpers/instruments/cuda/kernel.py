@@ -7,8 +7,9 @@
 With a GPU the kernel runs there, on PyTorch's stream. Without one, or while `measure` watches, the PTX that NVRTC wrote
 is executed on the CPU (machine.py); an instruction that is not covered is refused by name. What differs from a GPU:
 
-    approximate instructions    ex2, lg2, sin, cos, tanh, rsqrt .approx and division .full are rounded once from fp64
-    mma                         sums in fp64, rounded once at the end
+    approximate instructions    ex2, lg2, rsqrt, tanh .approx, division .full: rounded once from fp64, 1 ulp from an H200;
+                                near 1, lg2 2^-22 from it; sin, cos 2^-20.5; tanh 2^-11
+    mma                         sums in fp64, rounded once: 2^-20 from an H200 for numbers of ordinary size
     NaN                         is NaN, with other bits
     atomics on floats           in the order of threads, one of those that a GPU may choose
     cp.async                    copies at once; a wait that is missing is not seen

@@ -123,7 +123,7 @@ class Machine:
         return None if threads.size == self.threads else threads
 
     def go(self, number: int, threads) -> None:
-        if number >= len(self._basic):
+        if number >= len(self._basic) or self._basic[number].leaves:  # at once: no barrier waits for these
             self._finish(threads)
         elif threads is None or threads.size:
             self._waiting.setdefault(number, []).append(threads)

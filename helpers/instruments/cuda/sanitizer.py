@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 WARP = 32
+BANKS = 32
 CELL = 4  # bytes, until a smaller access asks for finer ones
 
 
@@ -117,27 +118,29 @@ class SharedWatch:
 
 
 def wavefronts(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int]:
-    """(wavefronts, those that no conflict would have needed) of one access to shared memory.
+    """(wavefronts, how many as many words would need without a conflict) of one access to shared memory.
 
-    32 banks of 4 bytes serve one word each at a time, to any number of lanes. 8 bytes a lane are served half a warp at
-    a time, 16 bytes a quarter. Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later.
+    32 banks of 4 bytes give one word each at a time, to any number of lanes; a warp is served whole, or in halves where
+    each lane takes 16 bytes. Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later;
+    the halves are what an H200's counters show (tests/data/h200_cuda.json).
     """
-    unit = max(4, nbytes)
-    lanes = WARP * 4 // unit
-    rows = rows_of(threads, offsets // unit, lanes)
+    words = max(1, nbytes // 4)
+    rows = rows_of(threads, offsets // 4, WARP // 2 if nbytes == 16 else WARP)
     relative = rows - rows[:, :1]
-    if (relative == relative[0]).all():  # banks turn with the first lane: conflicts stay
-        return int(_conflicts(rows[:1], lanes)[0]) * len(rows), len(rows)
-    return int(_conflicts(rows, lanes).sum()), len(rows)
+    alike = (relative == relative[0]).all()  # banks turn with the first lane: conflicts stay
+    some = rows[:1] if alike else rows
+    served, least = _serve((some[:, :, None] + np.arange(words)).reshape(len(some), -1))
+    return (served * len(rows), least * len(rows)) if alike else (served, least)
 
 
-def _conflicts(rows: np.ndarray, banks: int) -> np.ndarray:
-    """For each row, the most distinct words that one bank must give."""
+def _serve(rows: np.ndarray) -> tuple[int, int]:
+    """Over all rows: the most distinct words that one bank must give, and the distinct words over the banks."""
     rows = np.sort(rows, axis=1)
     distinct = np.ones(rows.shape, bool)
     distinct[:, 1:] = rows[:, 1:] != rows[:, :-1]
-    slots = np.arange(len(rows))[:, None] * banks + rows % banks
-    return np.bincount(slots[distinct], minlength=len(rows) * banks).reshape(-1, banks).max(1)
+    slots = np.arange(len(rows))[:, None] * BANKS + rows % BANKS
+    counts = np.bincount(slots[distinct], minlength=len(rows) * BANKS).reshape(-1, BANKS)
+    return int(counts.max(1).sum()), int((-(-counts.sum(1) // BANKS)).sum())
 
 
 def rows_of(threads: np.ndarray, values: np.ndarray, lanes: int = WARP) -> np.ndarray:

@@ -13,7 +13,8 @@ class CudaMeter:
     """Enters every CUDA launch in a ledger; the observer of `helpers.instruments.cuda.watching.observed`.
 
     A request is one load, store or atomic of one warp. It counts each distinct byte once: what all lanes read is one
-    element. An atomic counts as a read and a write of every active lane.
+    element. An atomic counts as a read and a write of every active lane. Requests are those of the PTX: where the
+    assembler makes one wide access of neighbouring ones, a GPU has fewer, and of shared memory fewer wavefronts, too.
     """
 
     def __init__(self, ledger: Ledger):
