@@ -756,8 +756,8 @@ short_unfused, _, short_online = (short[name].median for name in VERSIONS)
 print(f"rows of 1,000: {short_unfused / short_online:.2f} times faster")
 
 # %% [markdown]
-# Tested under the paper's conditions but for the GPU, which is ours: **faster, by fusing most and by online softmax
-# next, but not by five**. The bytes allow five. The online kernel does not take them: its one read would be done much
+# **Verdict: under the paper's conditions, but on an H200, about three times: by fusing most, by online softmax next.**
+# The bytes allow five. The online kernel does not take them: its one read would be done much
 # sooner than it is, and the rest is most likely its own work, exponentials and comparisons for each score. On a V100,
 # whose memory is slower, more of them may show: that was not tested. On short rows, finding the winners takes most of
 # the time in all three.
@@ -781,7 +781,8 @@ print(f"fused: {1e6 * topk['fused'].median:.0f} us")
 # %% [markdown]
 # That is hardly fusion. `torch.topk` takes many times as long as reading its input: it is made for any `k` and any
 # length. The fused kernel wins because it knows that `k` is small. Two kernels at the speed of a copy, not fused, would
-# come close to it. **Verdict: not tested; another baseline and other results are another claim.**
+# come close to it. So these figures say nothing of the paper's claim: **another baseline and other results are another
+# claim.**
 #
 # With a GPU at hand, see for yourself what the second and the third read cost:
 
