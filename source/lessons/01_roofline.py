@@ -257,9 +257,9 @@ steps_right = sum(after > before for before, after in pairwise(ridges))
 print(f"the ridge moved right in {steps_right} of {len(line) - 1} steps")
 
 # %% [markdown]
-# It fails as a rule. The ridge of the newest lies further right than that of the oldest, and it has moved left on the
-# way, whenever a GPU was given faster memory for the same arithmetic. What can be said: on an H100 a product must be
-# larger to be compute-bound than on an A100.
+# **Verdict: fails as a rule.** The ridge of the newest lies further right than that of the oldest, and it has moved
+# left on the way, whenever a GPU was given faster memory for the same arithmetic. What can be said: on an H100 a
+# product must be larger to be compute-bound than on an A100.
 
 # %% [markdown]
 # ## Find the slip

@@ -1,0 +1,111 @@
+"""Build docs/claims.md from the built lessons: every claim that circulates, and what came of it when it was tried.
+
+    python source/claims.py            write the page
+    python source/claims.py --check    write nothing; fail where the page is not what the lessons give
+
+A lesson quotes a claim as `**Claim: ...**`; the rest of that cell is the conditions it is tried under. A later markdown
+cell judges it, `**Verdict: ...**`, and what the cells between show, where nbval compares it, is what was measured.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from helpers.instruments.recordings import recorded  # noqa: E402, as build.py this runs as a script
+
+CLAIM = re.compile(r"\*\*[Cc]laim: ?(.*?)\*\*", re.DOTALL)
+VERDICT = re.compile(r"\*\*Verdict: ?(.*?)\*\*(.*?)(?:\n\n|\Z)", re.DOTALL)
+HEADING = """\
+# Claims that circulate, and how they fared
+
+Built by `source/claims.py` from the lessons, where each claim is tried: edit there.
+"""
+
+
+def text_of(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+def shown_by(cell: dict) -> str:
+    """What a cell shows as text, if it is the same on every machine."""
+    if cell["cell_type"] != "code" or "nbval-ignore-output" in cell["metadata"].get("tags", []):
+        return ""
+    texts = (output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell["outputs"])
+    return "\n".join(text for each in texts if (text := "".join(each).rstrip()))
+
+
+def in_one_line(text: str) -> str:
+    """Prose without line breaks, comments and what asks the reader to guess."""
+    text = re.sub(r"<!--.*?-->|\*\*[^*]*\?\*\*", "", text, flags=re.DOTALL)
+    return " ".join(text.split()).strip(" *,")
+
+
+def claims_in(path: Path) -> list[dict]:
+    """The claims of one built lesson, in order: claim, conditions, measured, on, verdict.
+
+    Raises:
+        ValueError: a claim that no later cell judges before the next is made, or nothing shown between.
+    """
+    cells, found, open_claim = json.loads(path.read_text(encoding="utf-8"))["cells"], [], None
+    for cell in cells:
+        text = text_of(cell)
+        if cell["cell_type"] == "code":
+            if open_claim is not None:
+                open_claim["measured"] += [shown] if (shown := shown_by(cell)) else []
+                open_claim["recorded"] |= "h200" in text
+            continue
+        if open_claim is not None and (verdict := VERDICT.search(text)):
+            found.append(open_claim | {"verdict": in_one_line(verdict[1]), "why": in_one_line(verdict[2])})
+            open_claim = None
+        if claim := CLAIM.search(text):
+            if open_claim is not None:
+                raise ValueError(f"{path.name}: no **Verdict: ...** on the claim {open_claim['claim']!r}")
+            after = text[claim.end() :].split("\n\n")[0]
+            quoted = in_one_line(claim[1]).strip('"')
+            open_claim = {"claim": quoted, "conditions": in_one_line(after), "measured": [], "recorded": False}
+    if open_claim is not None:
+        raise ValueError(f"{path.name}: no **Verdict: ...** on the claim {open_claim['claim']!r}")
+    if unshown := [each["claim"] for each in found if not each["measured"]]:
+        raise ValueError(f"{path.name}: nothing is shown between the claim {unshown[0]!r} and its verdict")
+    return found
+
+
+def page(root: Path = ROOT) -> str:
+    """The whole page, from root/notebooks."""
+    paths = sorted((root / "notebooks").glob("*.ipynb"))
+    of_lesson = {path: claims for path in paths if (claims := claims_in(path))}
+    lines = [HEADING, "| lesson | claim | verdict |", "|---|---|---|"]
+    for path, claims in of_lesson.items():
+        link = f"[{path.stem.partition('_')[0]}](../notebooks/{path.name})"
+        lines += [f"| {link} | {each['claim']} | {each['verdict']} |" for each in claims]
+    for path, claims in of_lesson.items():
+        for each in claims:
+            on = recorded("h200").label if each["recorded"] else "no GPU: counted by the meter, or compiled"
+            lines += [f"\n## {each['claim']}\n", f"Lesson [{path.stem}](../notebooks/{path.name}), on {on}.\n"]
+            if each["conditions"]:
+                lines += [f"Tried so: {each['conditions']}\n"]
+            lines += ["```text", *each["measured"], "```\n", f"**Verdict: {each['verdict']}** {each['why']}".rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    target = ROOT / "docs" / "claims.md"
+    try:
+        text = page()
+    except ValueError as error:
+        print(f"claims: {error}", file=sys.stderr)
+        return 1
+    if arguments == ["--check"]:
+        same = target.exists() and target.read_text(encoding="utf-8") == text
+        print("docs/claims.md is what the lessons give" if same else "docs/claims.md has drifted: run `make notebooks`")
+        return 0 if same else 1
+    target.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
