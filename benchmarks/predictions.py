@@ -1,16 +1,22 @@
-"""How far the predictions are from the times recorded on a GPU, a line for each, and why where it is far.
+"""How far the predictions are from the times recorded on a GPU, a line for each.
 
 python benchmarks/predictions.py
+
+Two groups, told apart, since only the second says what to expect of a kernel of your own. Fitted: the sizes and kernels
+that were seen while the model was made, and that four of its constants are fits to. Held out: shapes drawn by lot after
+it was made (benchmarks/held_out.py), which nothing was fitted to, and nothing will be: what is far off there stays.
 """
 
 import functools
+import json
+import math
 import statistics
 import sys
 from dataclasses import dataclass
 
 import torch
 
-from benchmarks.validation import COVERED, Record, recorded_validation
+from benchmarks.validation import COVERED, RESULTS, recorded_validation
 from helpers.instruments.prediction import Prediction, predict
 
 FAR = 0.30  # of the measured time: an error above it must be explained
@@ -48,19 +54,36 @@ class Row:
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """Every recorded time of a kernel that is in the catalogue."""
+    """Every recorded time of a kernel that is in the catalogue, at the sizes of benchmarks/validate.py."""
     record = recorded_validation()
-    return tuple(_row(entry, record) for entry in record.times if entry["kernel"] in COVERED)
+    return tuple(_row(entry, record.device) for entry in record.times if entry["kernel"] in COVERED)
 
 
-def _row(entry: dict, record: Record) -> Row:
+@functools.cache
+def held_out_rows(gpu: str = "h200") -> tuple[Row, ...]:
+    """Every time that benchmarks/held_out.py recorded."""
+    record = _held_out(gpu)
+    return tuple(_row(entry, record["gpu"].removeprefix("NVIDIA ")) for entry in record["times"])
+
+
+def _held_out(gpu: str = "h200") -> dict:
+    return json.loads((RESULTS / f"{gpu}_held_out.json").read_text())
+
+
+def _row(entry: dict, device: str) -> Row:
     op = COVERED[entry["kernel"]]
     function = op.fused if entry["version"] == "fused" else op.reference
     inputs = op.inputs(*entry["shape"], dtype=getattr(torch, entry["dtype"]), device="meta")
     with torch.no_grad():
-        prediction = predict(function, *inputs, device=record.device)
+        prediction = predict(function, *inputs, device=device)
     shape, measured = tuple(entry["shape"]), entry["gpu"]["median"]
-    return Row(entry["kernel"], entry["version"], entry["bytes"], shape, measured, prediction)
+    nbytes = math.prod(shape) * getattr(torch, entry["dtype"]).itemsize
+    return Row(entry["kernel"], entry["version"], entry.get("bytes", nbytes), shape, measured, prediction)
+
+
+def grouped() -> dict[str, tuple[Row, ...]]:
+    """The rows told apart: "fitted" and "held out"."""
+    return {"fitted": rows(), "held out": held_out_rows()}
 
 
 def summary(errors: list[float]) -> tuple[float, float]:
@@ -70,21 +93,29 @@ def summary(errors: list[float]) -> tuple[float, float]:
 
 
 def table() -> str:
-    """Every row, the summary, the errors that are far off with their reasons, and what is not recorded."""
-    lines = [f"{'kernel':22} {'version':7} {'shape':>16} {'measured':>11} {'predicted':>11} {'error':>7}  bound by"]
-    for row in rows():
-        shape, predicted = "x".join(map(str, row.shape)), row.prediction
+    """Every row by group, each group's summary, the errors that are far off with their reasons, and what is missing."""
+    lines = []
+    for group, its in grouped().items():
         lines.append(
-            f"{row.kernel:22} {row.version:7} {shape:>16} {row.measured * 1e6:8.1f} us {predicted.time * 1e6:8.1f} us"
-            f" {row.error:+7.1%}  {predicted.bound}"
+            f"{group:22} {'version':7} {'shape':>16} {'measured':>11} {'predicted':>11} {'error':>7}  bound by"
         )
-    median, most = summary([row.error for row in rows()])
-    lines.append(f"{len(rows())} times on {recorded_validation().label}")
-    lines.append(f"error: median {median:.1%}, 90th percentile {most:.1%}")
+        for row in its:
+            shape, predicted = "x".join(map(str, row.shape)), row.prediction
+            lines.append(
+                f"{row.kernel:22} {row.version:7} {shape:>16} {row.measured * 1e6:8.1f} us"
+                f" {predicted.time * 1e6:8.1f} us {row.error:+7.1%}  {predicted.bound}"
+            )
+    for group, its in grouped().items():
+        median, most = summary([row.error for row in its])
+        worst = max(its, key=lambda row: abs(row.error))
+        what = f"{worst.kernel} {worst.version} {'x'.join(map(str, worst.shape))}"
+        lines.append(f"{group}: {len(its)} times, error: median {median:.1%}, 90th percentile {most:.1%}")
+        lines.append(f"  worst {worst.error:+.0%}: {what}")
     for row in rows():
         if abs(row.error) > FAR:
             reason = EXPLAINED.get((row.kernel, row.version, row.bytes), "not explained")
             lines.append(f"  {row.error:+.0%} {row.kernel} {row.version} {'x'.join(map(str, row.shape))}: {reason}")
+    lines.append(f"on {recorded_validation().label}; held out: {_held_out()['date']}")
     if missing := [name for name in COVERED if name not in {row.kernel for row in rows()}]:
         lines.append(f"not recorded: {', '.join(missing)}; on a GPU, run python benchmarks/validate.py")
     return "\n".join(lines)
