@@ -138,6 +138,24 @@ def test_an_instruction_that_is_not_covered_is_named_with_its_line():
     assert x.item() == 0
 
 
+def test_a_lock_within_a_warp_is_handed_on():
+    source = """__global__ void k(int* lock, int* count) {
+      while (atomicCAS(lock, 0, 1) != 0) {}
+      *count += 1;
+      __threadfence();
+      atomicExch(lock, 0);
+    }"""
+    lock, count = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    cuda_kernel(source, "k")[1, 8](lock, count)
+    assert (lock.item(), count.item()) == (0, 8)
+
+
+def test_a_failing_assertion_stops_the_kernel():
+    source = "#include <cuda_fp16.h>\n__global__ void k(const int* x) { assert(x[threadIdx.x] < 40); }"
+    with pytest.raises(RuntimeError, match=r"line 2: an assertion fails \(thread \(40, 0, 0\) of block"):
+        cuda_kernel(source, "k")[1, 64](torch.arange(64, dtype=torch.int32))
+
+
 def test_an_endless_loop_ends_with_a_message(monkeypatch):
     monkeypatch.setattr("helpers.instruments.cuda.machine.BUDGET", 10_000)
     source = "__global__ void k(volatile int* x) {\n  while (*x == 0) {}\n}"

@@ -20,7 +20,7 @@ def operation(instruction: PtxInstruction) -> Operation:
     Raises:
         UnknownInstructionError: it is none that this executor knows.
     """
-    build = _BUILDERS.get(instruction.opcode)
+    build = BUILDERS.get(instruction.opcode)
     if build is None or not instruction.modifiers:
         raise UnknownInstructionError
     *modifiers, type = instruction.modifiers
@@ -284,7 +284,7 @@ def _tf32(mode):
     return convert
 
 
-_BUILDERS = {
+BUILDERS = {
     "add": _two(np.add), "sub": _two(np.subtract), "mul": _two(np.multiply),
     "fma": _fma, "mad": _fma, "div": _divide, "rem": integers.remainder,
     "rcp": _reciprocal, "sqrt": _root,

@@ -24,13 +24,12 @@ from helpers.instruments.cuda.ptx import (
     Vector,
 )
 
-_FENCES = (
+FENCES = (
     "membar",
     "fence",
     "prefetch",
     "prefetchu",
     "nanosleep",
-    "pragma",
     "griddepcontrol",
     "discard",
     "applypriority",
@@ -73,7 +72,7 @@ class Decoder:
 
     def _decode(self, instruction: PtxInstruction):
         opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
-        if opcode in _FENCES:
+        if opcode in FENCES:
             return None
         if opcode == "ld" and modifiers[0] == "param":
             return self._parameter(instruction)

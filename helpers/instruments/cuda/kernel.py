@@ -7,8 +7,8 @@
 With a GPU the kernel runs there, on PyTorch's stream. Without one, or while `measure` watches, the PTX that NVRTC wrote
 is executed on the CPU (machine.py); an instruction that is not covered is refused by name. What differs from a GPU:
 
-    approximate instructions    rounded once from fp64: ex2, rsqrt, sqrt, rcp .approx 1 ulp from an H200, division .full 2,
-                                lg2 1 ulp or 2^-22, sin and cos 2^-20.5, tanh 2^-11
+    approximate instructions    rounded once from fp64: ex2, rsqrt, sqrt, rcp .approx lie 1 ulp from an H200, division
+                                .full 2, lg2 1 ulp or 2^-22, sin and cos 2^-20.5, tanh 2^-11
     mma                         sums in fp64, rounded once: 2^-20 from an H200 for numbers of ordinary size
     NaN                         is NaN, with other bits
     atomics on floats           in the order of threads, one of those that a GPU may choose

@@ -16,6 +16,7 @@ from helpers.instruments.cuda.spaces import Spaces
 from helpers.instruments.cuda.warp import WARP, ballot, everyone, value
 
 THREADS_AT_ONCE = 1 << 15  # enough to make NumPy's overhead small, few enough for a core's cache
+PATIENCE = 1000  # turns of the foremost group of threads before the hindmost has one
 BUDGET = 3_000_000  # steps, each one instruction of many threads: tens of seconds
 
 
@@ -89,8 +90,11 @@ class Machine:
         start = None if padded == per_block else np.flatnonzero(self.alive)
         self._waiting = {0: [start]}
         self._deferred: dict[int, list] = {}
+        turns = 0
         while self._waiting or self._resume():
-            number = min(self._waiting)
+            # Now and then the last: the first may be spinning for what only that one can give.
+            turns += len(self._waiting) > 1
+            number = max(self._waiting) if turns % PATIENCE == PATIENCE - 1 else min(self._waiting)
             self._run_block(number, self._merged(self._waiting.pop(number)))
 
     def _special(self, first: int, blocks: int) -> None:
