@@ -14,7 +14,8 @@
 # - read what Triton wrote for you beside what you wrote.
 #
 # About 50 minutes. It needs no GPU: NVIDIA's compiler runs here, and what it wrote (**PTX**) is executed on the CPU,
-# with every byte counted. It follows on [07 Occupancy](07_occupancy.ipynb).
+# with every byte counted. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to
+# [exercise 14](../exercises/14_cuda_softmax.ipynb).
 
 # %%
 import re
@@ -743,4 +744,5 @@ answer = ...
 self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, four lanes each")
 
 # %% [markdown]
-# Next: the [lab bench](lab_bench.ipynb), every instrument of the course in one line each.
+# [Exercise 14](../exercises/14_cuda_softmax.ipynb) asks for a softmax of your own, of any width. Next: the
+# [lab bench](lab_bench.ipynb), every instrument of the course in one line each.

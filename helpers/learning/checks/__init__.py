@@ -2,6 +2,10 @@
 
 from helpers.learning.checks.budget import check_budget as check_budget
 from helpers.learning.checks.cases import elementwise_cases as elementwise_cases
+from helpers.learning.checks.cuda import check_cuda_code as check_cuda_code
+from helpers.learning.checks.cuda import check_cuda_rows as check_cuda_rows
+from helpers.learning.checks.cuda import check_cuda_sound as check_cuda_sound
+from helpers.learning.checks.cuda import check_cuda_traffic as check_cuda_traffic
 from helpers.learning.checks.dropout import check_drop_rate as check_drop_rate
 from helpers.learning.checks.dropout import check_same_mask as check_same_mask
 from helpers.learning.checks.dropout import dropout_cases as dropout_cases

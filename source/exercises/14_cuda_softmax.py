@@ -1,0 +1,172 @@
+# %% [markdown]
+# # Exercise 14: softmax in CUDA C++ [20 points]
+#
+# One block takes one row: any width, one launch, the row in registers, shuffles within a warp and shared memory between
+# warps. About 60 minutes. Lesson 14 has all the pieces; putting them together is yours. No GPU is needed: your text is
+# compiled by NVIDIA's compiler and executed here, under a sanitizer.
+#
+# **The formula**, for each row $x$, with $m$ its maximum:
+#
+# $$y_i = \frac{e^{x_i - m}}{\sum_j e^{x_j - m}}$$
+#
+# **The picture**, for a block of two warps and a row of 200, four numbers a load:
+#
+# ```text
+#   row     0 1 2 3 | 4 5 6 7 | ...                ... | 196..199 |
+#   thread     0         1                                  49       50 .. 63: no numbers, but they must
+#              |_________|____ shuffles ____ warp 0, warp 1          take part in every shuffle and barrier
+#                                  of_warps[0], of_warps[1]
+# ```
+
+# %%
+import torch
+
+from helpers.instruments import cuda_kernel, measure
+from helpers.learning import Hints, check_cuda_code, check_cuda_rows, check_cuda_sound, check_cuda_traffic
+
+
+def reference(x):
+    return torch.softmax(x, dim=-1)
+
+
+# %% [markdown]
+# Your function gets the number of columns, 1 to 8192, and returns the text of the program, the kernel's name in it
+# (with its template arguments, if it has any) and the threads of a block, in whole warps. The kernel's parameters are
+# `(const float* x, float* y, int columns)`; it is launched with a block for each row. Where `columns` is a multiple of
+# four, every row is aligned to 16 bytes, and loads and stores must be that wide.
+# <!-- given 16 bytes: what the check asks for -->
+#
+# Use plain Python and `math`, and nothing else of this notebook: then it can be graded. (An f-string would want C++'s
+# braces doubled; a template's arguments are easier.)
+
+
+# %% grade_id="softmax-cuda"
+def softmax_cuda(columns):
+    """{"source": CUDA C++, "kernel": its name, "threads": a block} for rows of so many columns."""
+    # About 40 lines, nearly all of them C++.
+    # BEGIN SOLUTION
+    source = """
+struct Sum { __device__ float operator()(float a, float b) { return a + b; } };
+struct Max { __device__ float operator()(float a, float b) { return fmaxf(a, b); } };
+
+template <typename Op> __device__ float of_block(float v, float* of_warps) {
+  Op op;
+  for (int far = 16; far > 0; far /= 2) v = op(v, __shfl_xor_sync(0xffffffff, v, far));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
+  __syncthreads();  // every warp has left its own
+  v = of_warps[0];
+  for (int warp = 1; warp < blockDim.x / 32; warp++) v = op(v, of_warps[warp]);
+  __syncthreads();  // all have read: the next reduction may write
+  return v;
+}
+
+// W numbers that are loaded at once.
+template <int W> struct alignas(4 * W) Numbers { float of[W]; };
+
+template <int W, int EACH> __global__ void softmax(const float* x, float* y, int columns) {
+  __shared__ float of_warps[32];
+  long long start = (long long)blockIdx.x * columns;  // past 2^31 in large tensors
+  const Numbers<W>* from = (const Numbers<W>*)(x + start);
+  Numbers<W>* to = (Numbers<W>*)(y + start);
+  Numbers<W> v[EACH];
+  float peak = -INFINITY, sum = 0;
+  // The loops end where the compiler knows: v stays in registers.
+  for (int k = 0; k < EACH; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    for (int w = 0; w < W; w++) v[k].of[w] = -INFINITY;  // no maximum, and nothing in the sum
+    if (i < columns / W) v[k] = from[i];
+    for (int w = 0; w < W; w++) peak = fmaxf(peak, v[k].of[w]);
+  }
+  peak = of_block<Max>(peak, of_warps);
+  for (int k = 0; k < EACH; k++)
+    for (int w = 0; w < W; w++) sum += v[k].of[w] = __expf(v[k].of[w] - peak);
+  sum = of_block<Sum>(sum, of_warps);
+  for (int k = 0; k < EACH; k++) {
+    int i = threadIdx.x + k * blockDim.x;
+    for (int w = 0; w < W; w++) v[k].of[w] /= sum;
+    if (i < columns / W) to[i] = v[k];
+  }
+}"""
+    threads = 256
+    # Rows whose length is no multiple of four do not all start at a multiple of 16 bytes.
+    width = 4 if columns % 4 == 0 else 1
+    each = -(-columns // (width * threads))
+    return {"source": source, "kernel": f"softmax<{width}, {each}>", "threads": threads}
+    # END SOLUTION
+
+
+# %% [markdown]
+# Try it: what the meter and the compiler say of it.
+
+# %% tags=["nbval-ignore-output"]
+try:
+    made = softmax_cuda(1000)
+    kernel = cuda_kernel(made["source"], made["kernel"])
+    x, y = torch.randn(3, 1000), torch.empty(3, 1000)
+    print(measure(kernel[3, made["threads"]], x, y, 1000))
+    print(kernel[3, made["threads"]].resources)
+except NotImplementedError:
+    print("nothing to try yet")
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. They are worth 17 of the 20 points; the last, on other widths, is kept for
+# the grading. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first check that has not
+# passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Which threads have no number of the row? What do they bring into the maximum, and what into the sum?",
+        "Minus infinity is no maximum, and its exponential is 0. And what is the exponential of 200?",
+    ),
+    sound=(
+        "Read the line that is named. Which two threads touch that word, and which barrier stands between?",
+        "Every lane that the mask names must reach the shuffle: the threads without numbers, too. And `of_warps` is "
+        "written again by the second reduction: have all read it by then?",
+        "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
+    ),
+    traffic=(
+        "The row must be kept between the loops: an array `float v[EACH]` for each thread.",
+        "Each warp leaves one number: by which lane, and where? All lanes may read the same word.",
+    ),
+    code=(
+        "`v[k]` is a register only where the compiler knows k: the loop's end must be a constant, a template argument.",
+        "Four floats at once: `float4`, or a struct of `float of[4]` with `alignas(16)`, read as a whole.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Values**: a row shorter than the block, one that fills it, one of an odd length; and large numbers.
+
+# %% grade_id="values" points=5
+check_cuda_rows(softmax_cuda, reference, [100, 1024, 1001], scales=(1, 60), name="values")
+
+# %% [markdown]
+# **Sound**: the sanitizer finds nothing.
+
+# %% grade_id="sound" points=5
+check_cuda_sound(softmax_cuda, [100, 1024, 1001], name="sound")
+
+# %% [markdown]
+# **Traffic**: each row is read once and written once, and shared memory's banks are not in one another's way.
+
+# %% grade_id="traffic" points=3
+check_cuda_traffic(softmax_cuda, [1001, 4096], name="traffic")
+
+# %% [markdown]
+# **Machine code**: the row lies in registers, and loads are wide where they may be.
+
+# %% grade_id="code" points=4
+check_cuda_code(softmax_cuda, [1024, 1001, 4096], name="code")
+
+# %% grade_id="other-widths" points=3
+# Other widths are tried here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_cuda_rows(softmax_cuda, reference, [1, 36, 2047, 8192], scales=(0.5, 100), name="other-widths")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/14_cuda_softmax.ipynb` grades the saved notebook.
