@@ -32,7 +32,7 @@ def test_kernels_are_short_and_nothing_is_tuned_unseen(path):
     assert "autotune" not in source
 
 
-@pytest.mark.parametrize("path", [*FILES, *(set(ROOT.glob("*.py")) - {INTERPRETER})], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted({*FILES, *ROOT.glob("*.py")} - {INTERPRETER}), ids=lambda path: path.stem)
 def test_a_file_is_read_in_one_sitting(path):
     assert len(path.read_text().splitlines()) <= LONGEST_FILE
 
