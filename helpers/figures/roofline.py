@@ -86,12 +86,13 @@ def _units(roof: Roofline) -> str:
 
 
 def roofline_axes(
-    rooflines: Iterable[Roofline], measured: Roofline | None = None
+    rooflines: Iterable[Roofline], measured: Roofline | None = None, key: bool = True
 ) -> tuple[Figure, Axes, list[PlacedLabel]]:
     """What stays still on a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
 
     All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. `measured`, the roof
-    that the device was found to hold, is dashed. Also given: the labels, for others to keep clear of.
+    that the device was found to hold, is dashed. With `key` the corner tells unfused marks from fused ones, which stand
+    for what is reached at best; without, marks are measurements. Also given: the labels, for others to keep clear of.
     """
     rooflines = sorted(rooflines, key=lambda roof: (roof.bandwidth, -roof.peak))
     by_peak = {roof.peak: roof for roof in reversed(rooflines)}  # equal peaks share one line
@@ -105,7 +106,7 @@ def roofline_axes(
         axes = figure.add_axes((0.085, 0.1, 0.895, 0.83))
         axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(top.bandwidth * left / 3, top.peak * 30))
         axes.set_xlabel("arithmetic intensity (FLOP/byte)")
-        axes.set_ylabel("performance at best (FLOP/s)")
+        axes.set_ylabel("performance at best (FLOP/s)" if key else "performance (FLOP/s)")
         axes.xaxis.set_major_locator(LogLocator(numticks=20))
         axes.yaxis.set_major_locator(LogLocator(numticks=20))
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
@@ -139,7 +140,7 @@ def roofline_axes(
             labels.append(_label("right", name, *position(right, measured.peak), 0, 8))
         for label in labels:
             _draw_label(axes, label)
-        for number, kind in enumerate(("unfused", "fused")):
+        for number, kind in enumerate(("unfused", "fused") if key else ()):
             marker, colour = MARKERS[kind]
             x, y = 0.025, 0.97 - 0.045 * number
             axes.plot(x, y, marker, color=colour, markersize=MARKER_SIZE, mec=TEXT, transform=axes.transAxes, zorder=4)
@@ -220,7 +221,8 @@ def roofline_chart(
         measured: the roof that the device was found to hold, dashed.
     """
     points = list(points)
-    figure, axes, labels = roofline_axes([rooflines] if isinstance(rooflines, Roofline) else rooflines, measured)
+    key = any(point.kind != "single" for point in points)
+    figure, axes, labels = roofline_axes([rooflines] if isinstance(rooflines, Roofline) else rooflines, measured, key)
     with rc_context(STYLE):
         figure.text(axes.bbox.x0 / figure.bbox.width, 0.97, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         for label in dict.fromkeys(point.label for point in points):

@@ -50,7 +50,8 @@ bytes_moved
 # The meter counts what kernels **request**. That is decided by the program, so it needs no GPU. What then crosses
 # between the chip and its large memory, the **DRAM**, is a second quantity, and the chip has a say in it: between the
 # two lies a cache, *L2*, where what was written a moment ago may still lie. On tensors far larger than L2 the two
-# quantities are nearly the same, and so it is in this lesson. Where they differ, the lessons say which one they mean.
+# quantities are nearly the same, as on the hundred million numbers timed below. A million fit into the L2 of a large
+# GPU: there the meter still tells what is asked for. Where the two differ, the lessons say which one they mean.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -127,7 +128,9 @@ print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-
 # This kernel should double twelve numbers, with three programs of four numbers each. As it stands, all three take the
 # same four. Run the cell and look: below each line of the kernel stands the tensor as it lies in memory, and each box
 # with a number is a *lane*, one place of a program's block, at the element that it asks for. Red ones are wrong; an
-# element with a red edge is stored by nobody. **Change the marked line until it says "Solved".**
+# element with a red edge is stored by nobody. (The message calls program 1 `(1, 0, 0)`, as a launch may have three
+# dimensions; ours has one. A *race*: two programs store to one element, and nobody knows which comes last.) **Change
+# the marked line until it says "Solved".**
 
 # %%
 import triton
@@ -329,8 +332,8 @@ for what in ("memory", "special functions", "CUDA cores"):
 # - **Lessons** (the folder `notebooks`) ask first, then measure. Nothing is quoted: each number comes from a cell
 #   that you can change and run again.
 # - **Without a GPU** your Triton kernels run in an interpreter, step by step. Results are right, the meter counts,
-#   and Triton's own compiler tells registers and machine code for any GPU; only time cannot be had, so it is
-#   recorded. **With a GPU** the same cells run compiled, and are timed.
+#   and Triton's own compiler tells registers and machine code for NVIDIA GPUs that you do not have; only
+#   time cannot be had, so it is recorded. **With a GPU** the same cells run compiled, and are timed.
 # - **Exercises** (the folder `exercises`) give you a formula and an empty function. Their check cells say *pass*,
 #   *fail* with a hint, *not attempted* or *error*. The first is [the roofline](../exercises/01_roofline.ipynb), after
 #   lesson 01; your first kernel is [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.

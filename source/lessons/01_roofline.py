@@ -112,11 +112,12 @@ for name, unit, rate in (
     print(f"{name} {COUNTS[name] / took_on_chip[name].median / 1e12:.2f} of {rate / 1e12:.2f} {unit}")
 
 # %% [markdown]
-# A data sheet's peak is units times clock; the tensor cores at full load draw so much power that the clock falls, and
-# DRAM must refresh and turn around between reads and writes. What stays on the chip nearly reaches its peak: special
-# functions, and *shared memory*, a small store inside each processor. (No data sheet tells these two: they are units
-# times clock, from NVIDIA's programming guide.) The lessons take data sheets to compare GPUs, and say so where a
-# measured roof is meant.
+# A data sheet's peak is units times clock; the tensor cores at full load draw so much power that the clock falls
+# (this product took turns with copies; after seconds of nothing but products, lesson 03b shows, the rate is lower
+# still), and DRAM must refresh and turn around between reads and writes. What stays on the chip nearly reaches its
+# peak: special functions, and *shared memory*, a small store inside each processor. (No data sheet tells these two:
+# they are units times clock, from NVIDIA's programming guide.) The lessons take data sheets to compare GPUs, and say
+# so where a measured roof is meant.
 #
 # ## The picture
 #
@@ -171,6 +172,7 @@ for gpu in ("A100", "T4", "H100"):
 #
 # ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with batch norm and ReLU,
 # attention: **how many of these nine are memory-bound on an A100, at 4096 rows of 4096 columns, when fused?**
+# (The convolution is 3 × 3, over *rows* pixels, with *columns* channels in and as many out.)
 
 # %%
 memory_bound = predict_first("of nine operations, fused, memory-bound on an A100", unit="")
@@ -257,9 +259,9 @@ steps_right = sum(after > before for before, after in pairwise(ridges))
 print(f"the ridge moved right in {steps_right} of {len(line) - 1} steps")
 
 # %% [markdown]
-# **Verdict: fails as a rule.** The ridge of the newest lies further right than that of the oldest, and it has moved
-# left on the way, whenever a GPU was given faster memory for the same arithmetic. What can be said: on an H100 a
-# product must be larger to be compute-bound than on an A100.
+# **Verdict: fails as a rule.** The first two steps hold. An H200 is no new generation but an H100 with faster memory,
+# and its ridge lies further left; leave it out, and from H100 to B200, a generation, the ridge stays where it was.
+# What can be said: on an H100 a product must be larger to be compute-bound than on an A100.
 
 # %% [markdown]
 # ## Find the slip

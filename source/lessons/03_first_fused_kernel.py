@@ -333,7 +333,7 @@ puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 #
 # So load, then `.to(tl.float32)`, then compute. It costs no traffic: the cast is done on what has arrived, and the
 # store rounds back to what `y_ptr` points to. Range is half of it; the other half is that a chain of operations in
-# fp32 is rounded *once*, at the store. How much is that worth? A cube, both ways:
+# fp32 is rounded to fp16 *once*, at the store. How much is that worth? A cube, both ways:
 
 
 # %%
@@ -396,7 +396,8 @@ puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMN
 # <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins a stride
 # further on, not a row's length.</details>
 #
-# What does `add_kernel`, which knows no strides, make of two such views? It is given 12 elements, in order.
+# What does `add_kernel`, which knows no strides, make of such a view, with zeros to add to it? It takes 12 elements
+# of each, in the order of memory.
 
 # %%
 views = torch.arange(18.0, device=device).view(3, 6)[:, 1:5], torch.zeros(3, 4, device=device)
@@ -529,6 +530,6 @@ self_test(answer, correct, "three inputs and one output cross; two bytes a numbe
 #
 # You have built the kernel for one dtype, contiguous tensors and the exact GELU.
 # [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for the whole: GELU's tanh form, half-precision inputs, any
-# strides, no elements at all, and loads as wide as they can be. You have all it takes. Next:
+# strides, no elements at all, and loads as wide as they can be, for which blocks of 1024 on 4 warps will do. Next:
 # [03b What the compiler made of it](03b_what_the_compiler_made.ipynb), where the machine code says why a block of
 # 1024 was a good choice.

@@ -149,10 +149,11 @@ def test_the_picture_is_transparent_and_shows_both_colours(page):
 
 
 def test_the_key_stands_in_the_corner_of_the_picture():
-    picture = Image.open(io.BytesIO(roofline_chart(roof(), [], "title", "text").png())).convert("RGBA")
-    corner = picture.crop((0, 0, picture.width // 4, picture.height // 5))
-    colours = {colour[:3] for _, colour in corner.getcolors(1 << 24)}
-    assert {tuple(round(255 * v) for v in to_rgb(c)) for c in (charts.UNFUSED, charts.FUSED)} <= colours
+    key = {tuple(round(255 * v) for v in to_rgb(c)) for c in (charts.UNFUSED, charts.FUSED)}
+    for points, shown in ((POINTS, key), ([Point("measured", 1.0, 1e12)], set())):
+        picture = Image.open(io.BytesIO(roofline_chart(roof(), points, "title", "text").png())).convert("RGBA")
+        corner = picture.crop((0, 0, picture.width // 4, picture.height // 5))
+        assert {colour[:3] for _, colour in corner.getcolors(1 << 24)} & key == shown
 
 
 def test_a_chart_is_a_picture_and_a_line():
