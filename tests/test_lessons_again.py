@@ -10,8 +10,6 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "source" / "lessons").glob("*.py"))
-# Cells that a later one still overwrites; the test names them.
-NOT_YET = {"04_residuals_gates_dropout", "06_softmax", "07_occupancy"}
 UNCOMPARED = {"nbval-ignore-output", "nbval-skip", "raises-exception"}
 
 
@@ -55,9 +53,7 @@ def differences(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_cells_show_the_same_when_a_reader_goes_back(path, request):
-    if path.stem in NOT_YET:
-        request.node.add_marker(pytest.mark.xfail(reason="a later cell overwrites what an earlier one needs"))
+def test_cells_show_the_same_when_a_reader_goes_back(path):
     assert not differences(jupytext.read(path), ROOT / "notebooks")
 
 

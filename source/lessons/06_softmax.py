@@ -371,8 +371,8 @@ def online_softmax(take_in, x):
 
 same = torch.Generator().manual_seed(0)  # the same numbers on every machine
 wide = torch.randn(4, 10_000, generator=same).to(device)
-y = online_softmax(take_in, wide)
-off = (y - F.softmax(wide, -1)).abs().max().item()
+stale = online_softmax(take_in, wide)
+off = (stale - F.softmax(wide, -1)).abs().max().item()
 print("every probability within 0.01 of PyTorch's:", off < 0.01)
 
 # %% [markdown]
@@ -391,7 +391,7 @@ stale_sum.compare(online_softmax(take_in, steps).sum().item())
 # %%
 backwards = online_softmax(take_in, steps.flip(1))
 print(f"the same row, backwards: {backwards.sum().item():.4g}")
-print("the random rows:", *(f"{total:.2f}" for total in y.sum(1).tolist()))
+print("the random rows:", *(f"{total:.2f}" for total in stale.sum(1).tolist()))
 
 # %% [markdown]
 # Wrong forwards, right backwards. The order matters, and what differs is **when the maximum moves**. In the first block
@@ -744,9 +744,9 @@ parts = {name: 1e6 * time.median for name, time in h200.experiment("top_k_parts"
 print(h200.label)
 for name, time in parts.items():
     print(f"{name:25} {time:6.0f} us")
-unfused, safe_fused, online_fused = (parts[name] for name in VERSIONS)
-print(f"fusing: {unfused / safe_fused:.2f} times, one read for two: {safe_fused / online_fused:.2f} times")
-topk_speed_up.compare(unfused / online_fused)
+not_fused, safe_fused, online_fused = (parts[name] for name in VERSIONS)
+print(f"fusing: {not_fused / safe_fused:.2f} times, one read for two: {safe_fused / online_fused:.2f} times")
+topk_speed_up.compare(not_fused / online_fused)
 
 # %%
 one_read = 1e6 * 4000 * 25000 * 4 / h200.copy_bandwidth

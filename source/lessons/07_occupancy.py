@@ -529,13 +529,13 @@ capped
 
 # %%
 for most in (None, 168, 128, 64):
-    each = compiled(12, maxnreg=most)
-    at = f"{each.occupancy().fraction:6.1%} occupancy"
-    print(f"{most or 'free':>4}: {each.registers:3} registers, {at}", end="")
-    print(f", {each.spill_bytes:4} B spilled")
+    made = compiled(12, maxnreg=most)
+    at = f"{made.occupancy().fraction:6.1%} occupancy"
+    print(f"{most or 'free':>4}: {made.registers:3} registers, {at}", end="")
+    print(f", {made.spill_bytes:4} B spilled")
 
 # %%
-capped.compare(100 * each.occupancy().fraction)
+capped.compare(100 * compiled(12, maxnreg=64).occupancy().fraction)
 
 # %% [markdown]
 # Occupancy at a price: each cap buys blocks with spills. Is that a bargain? **How many times faster, or slower (less
