@@ -592,9 +592,9 @@ memory_saved = predict_first("memory saved between the passes, SwiGLU fused", un
 memory_saved
 
 # %%
-own_gate, own_up = (half.contiguous().requires_grad_() for half in (gate, up))
-apart = kept_for_backward(lambda gate, up: F.silu(gate) * up, own_gate, own_up)
-together = kept_for_backward(swiglu, own_gate, own_up)
+g, u = (half.contiguous().requires_grad_() for half in (gate, up))
+apart = kept_for_backward(lambda gate, up: F.silu(gate) * up, g, u)
+together = kept_for_backward(swiglu, g, u)
 print(apart)
 print(together)
 memory_saved.compare(100 * (1 - together.total / apart.total))
@@ -605,10 +605,10 @@ memory_saved.compare(100 * (1 - together.total / apart.total))
 # where a stored one would have to be written and read. So the whole step gets lighter:
 
 # %%
-gradient = torch.ones_like(own_gate)
+gradient = torch.ones_like(g)
 steps = {}
-for name, result in (("unfused", F.silu(own_gate) * own_up), ("fused", swiglu(own_gate, own_up))):
-    steps[name] = measure(lambda y=result: torch.autograd.grad(y, (own_gate, own_up), gradient))
+for name, result in (("unfused", F.silu(g) * u), ("fused", swiglu(g, u))):
+    steps[name] = measure(lambda y=result: torch.autograd.grad(y, (g, u), gradient))
     print(f"backward, {name}: {steps[name]}")
 
 # %%
@@ -626,12 +626,12 @@ traffic_chart(steps, title)
 # %%
 from kernels import residual_act
 
-with_gelu = kept_for_backward(residual_act, own_gate, own_up, "gelu")
-with_relu = kept_for_backward(residual_act, own_gate, own_up, "relu")
+with_gelu = kept_for_backward(residual_act, g, u, "gelu")
+with_relu = kept_for_backward(residual_act, g, u, "relu")
 print("GELU,", with_gelu)
 print("ReLU,", with_relu)
 for act in ("gelu", "relu"):
-    written = measure(residual_act, own_gate, own_up, act).bytes_written / own_gate.nbytes
+    written = measure(residual_act, g, u, act).bytes_written / g.nbytes
     print(f"{act}: the forward pass writes {written:.3g} times the result's bytes")
 
 # %% [markdown]
