@@ -87,6 +87,11 @@ def test_error_is_nvrtcs_with_the_line_marked():
         "%:include <../../secret.h>",
         "#define F </etc/passwd>\n#include F",
         '/* */ const char* s = "/*";\n#include "x" // */',
+        '// #include /*\n#include "/etc/passwd"\n// */ <cuda_fp16.h>',
+        '// # /*\n#include "/etc/passwd"\n// */ include <cuda_fp16.h>',
+        '#define __THRUST_DEVICE_SYSTEM_VECTOR_HEADER "/etc/passwd"\n#include <thrust/universal_vector.h>',
+        "#include <./thrust/universal_vector.h>",
+        '#if __has_include("/etc/passwd")\n#endif',
     ],
 )
 def test_no_file_but_nvidias_headers_is_included(text):

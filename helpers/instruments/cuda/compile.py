@@ -21,11 +21,15 @@ STANDARD = "c++17"
 MACROS = [("INFINITY", "__int_as_float(0x7f800000)"), ("NAN", "__int_as_float(0x7fffffff)")]
 # NVRTC 13 starts at compute capability 7.5.
 OLDEST = (7, 5)
-# By any spelling that the preprocessor takes, comments between included; a line continued with \ is joined first.
+# Folders of headers that include what a macro names: a program could define that macro.
+_COMPUTED = {"thrust", "cub"}
+# By any spelling that the preprocessor takes; a line continued with \ is joined first. A comment within a directive is
+# not looked through: where a comment begins and ends, only the compiler knows.
 _INCLUDE = re.compile(
-    r"(?:\#|%:|\?\?=)(?:\s|/\*.*?\*/)*(?:include(?:_next)?|import|embed)\b(?:\s|/\*.*?\*/)*(<[^>\n]*>|[^\n]*)",
-    re.DOTALL,
+    r"(?:\#|%:|\?\?=)\s*(?:/\*|(?:include(?:_next)?|import|embed)\b[^\S\n]*(?:<[^>\n]*>|[^\n]*))"
+    r"|__has_(?:include|embed)"
 )
+_DIRECTIVE = re.compile(r"\W*include\s*<([\w./]+)>")
 
 
 class CompileError(ValueError):
@@ -115,20 +119,22 @@ def include_folders() -> list[str]:
 
 
 def check_includes(source: str) -> None:
-    """Whether every #include names a header of NVIDIA's own, in angle brackets.
+    """Whether every #include names a header of NVIDIA's own, in angle brackets, and nothing else asks for a file.
 
     Raises:
         CompileError: one does not. Directives within comments and strings count too: text cannot hide one.
     """
-    for match in _INCLUDE.finditer(re.sub(r"\\[ \t]*\r?\n", "", source)):
-        name = match[1].strip()
-        header = name[1:-1] if re.fullmatch(r"<[\w./]+>", name) and ".." not in name else None
+    for match in _INCLUDE.finditer(re.sub(r"\\[^\S\n]*\n", "", source)):
+        named = _DIRECTIVE.fullmatch(match[0])
+        header = Path(named[1] if named else "/")
         if (
-            header is None
-            or header.startswith("/")
+            header.is_absolute()
+            or {"..", *_COMPUTED} & set(header.parts)
             or not any((Path(folder) / header).is_file() for folder in include_folders())
         ):
-            raise CompileError(f"`#include {name[:60]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h>")
+            raise CompileError(
+                f"`{match[0][:70]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h>; not thrust, not cub"
+            )
 
 
 def _marked(message: str, source: str, file: str, name: str) -> str:

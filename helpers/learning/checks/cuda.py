@@ -1,5 +1,6 @@
 """Is a kernel of CUDA C++ right, sound and sparing? The text that was answered is compiled and executed."""
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ MOST_SOURCE = 20_000  # characters
 MOST_LINES_SHOWN = 12  # of the compiler's messages
 NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
 KEYS = {"source", "kernel", "threads"}
+softmax_of_rows = functools.partial(torch.softmax, dim=-1)
 
 
 @as_check
@@ -36,40 +38,36 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
     for width, scale in itertools.product(widths, scales):
         traffic, x, y = run(answer, width, scale)
         refuse_hazards(traffic, width, ("out-of-bounds", "misaligned"))
-        expected = reference(x)
-        wrong = differs(y, reference(x.double()), expected)
-        if wrong.any():
-            raise AnswerError(
-                f"{width} columns, x of deviation {scale:g}: {described_difference(y, expected, wrong)}",
-                "what the threads past the row's end hold, and what is taken off before the exponential",
-            )
+        refuse_wrong(x, y, reference, f"{width} columns, x of deviation {scale:g}")
     return f"right on rows of {', '.join(map(str, widths))}."
 
 
 @as_check
-def check_cuda_sound(answer: Callable, columns: Iterable[int]) -> str:
+def check_cuda_sound(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
     """Run the kernel under the sanitizer: no race, no wrong mask, nothing out of bounds or misaligned.
 
     Args:
-        answer, columns: as of check_cuda_rows.
+        answer, columns, reference: as of check_cuda_rows; a kernel that computes something else earns nothing.
         name: the check's name.
     """
     widths = list(columns)
     for width in widths:
-        refuse_hazards(run(answer, width)[0], width)
+        traffic, x, y = run(answer, width)
+        refuse_hazards(traffic, width)
+        refuse_wrong(x, y, reference, f"{width} columns")
     return f"nothing found by the sanitizer on rows of {', '.join(map(str, widths))}."
 
 
 @as_check
-def check_cuda_traffic(answer: Callable, columns: Iterable[int]) -> str:
+def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
     """Meter the kernel: one launch that reads x once and writes y once, and no bank conflict.
 
     Args:
-        answer, columns: as of check_cuda_rows.
+        answer, columns, reference: as of check_cuda_sound.
         name: the check's name.
     """
     for width in columns:
-        traffic, x, _ = run(answer, width)
+        traffic, x, y = run(answer, width)
         for what, moved in (("read", traffic.bytes_read), ("written", traffic.bytes_written)):
             if moved != x.nbytes:
                 raise AnswerError(
@@ -81,15 +79,18 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int]) -> str:
                 f"{width} columns: {traffic.bank_conflicts} bank conflicts in {traffic.shared_requests} requests",
                 "which words of shared memory the lanes of a warp ask for together",
             )
+        refuse_wrong(x, y, reference, f"{width} columns")
     return "x is read once, y is written once, no bank conflicts."
 
 
 @as_check
-def check_cuda_code(answer: Callable, columns: Iterable[int], device: str = "H100") -> str:
+def check_cuda_code(
+    answer: Callable, columns: Iterable[int], device: str = "H100", reference: Callable = softmax_of_rows
+) -> str:
     """Compile the kernel: everything in registers, and 16 bytes a load and store where rows allow it.
 
     Args:
-        answer, columns: as of check_cuda_rows.
+        answer, columns, reference: as of check_cuda_sound.
         device: a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
@@ -107,6 +108,8 @@ def check_cuda_code(answer: Callable, columns: Iterable[int], device: str = "H10
                 f"{width} columns: no load or no store moves 16 bytes a thread, though every row is aligned",
                 "float4, or a struct of four floats with alignas(16)",
             )
+        _, x, y = launched(chosen, kernel, width)
+        refuse_wrong(x, y, reference, f"{width} columns")
     return "no spills, no stack, wide loads where rows are aligned."
 
 
@@ -134,16 +137,35 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
 
 
 def run(answer: Callable, width: int, scale: float = 1.0) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
+    """What was answered for a width, launched."""
+    return launched(*compiled(answer, width), width, scale)
+
+
+def launched(
+    chosen: dict, kernel: CudaKernel, width: int, scale: float = 1.0
+) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
     """One metered launch on rows of a width: (traffic, x, y)."""
-    chosen, kernel = compiled(answer, width)
     generator = torch.Generator().manual_seed(1000 * cases.draw + width)
     x = scale * torch.randn(ROWS, width, generator=generator)
-    y = torch.full_like(x, torch.nan)
+    seen, y = x.clone(), torch.full_like(x, torch.nan)
     try:
-        traffic = measure(kernel[ROWS, chosen["threads"]], x, y, width)
+        traffic = measure(kernel[ROWS, chosen["threads"]], seen, y, width)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise AnswerError(f"{width} columns: {error}", "the kernel's parameters, its loops and barriers") from None
+    if not torch.equal(seen, x):
+        raise AnswerError(f"{width} columns: x was changed", "what your kernel stores to: only y")
     return traffic, x, y
+
+
+def refuse_wrong(x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str) -> None:
+    """Raise AnswerError where y lies further from the reference than twice PyTorch's own error."""
+    expected = reference(x)
+    wrong = differs(y, reference(x.double()), expected)
+    if wrong.any():
+        raise AnswerError(
+            f"{where}: {described_difference(y, expected, wrong)}",
+            "what the threads past the row's end hold, and what is taken off before the exponential",
+        )
 
 
 def refuse_hazards(traffic: Traffic, width: int, kinds: tuple[str, ...] = ("",)) -> None:
