@@ -49,6 +49,14 @@ _MEANINGS = (
         r"invalid operands of type .*float",
         "&, | and % of floats are not defined: compare first, or convert to integers",
     ),
+    (
+        r"'(\w+)' object has no attribute 'type'",
+        r"\1 stands where a tensor belongs: launch with a torch.Tensor, and load from its pointer",
+    ),
+    (r"maximum recursion depth", "a kernel cannot call itself: write a loop"),
+    (r"'Builder' object has no attribute 'create_(\w+)'", r"the interpreter has no \1: it needs a GPU"),
+    (r"^'complex\d+'", "a kernel has no complex numbers: pass torch.view_as_real(x)"),
+    (r"integer to be specialized too large", "an integer argument takes at most 64 bits: pass a smaller one"),
     (r"multiple values for argument '_semantic'", "too many arguments: pass all but the first few by name"),
 )
 LONGEST = 300  # characters

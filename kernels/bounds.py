@@ -55,16 +55,18 @@ class Bounds:
         for extent in self._extents:
             astray &= (addresses < extent.low) | (addresses > extent.high - itemsize)
         if astray.any():
-            raise IndexError(self._described(kind, addresses, astray))
+            raise IndexError(self._described(kind, addresses, astray, addresses[mask & ~astray]))
 
-    def _described(self, kind: str, addresses: np.ndarray, astray: np.ndarray) -> str:
+    def _described(self, kind: str, addresses: np.ndarray, astray: np.ndarray, inside: np.ndarray) -> str:
         lane = tuple(np.argwhere(astray)[0].tolist())
         address = int(addresses[lane])
         does = {"read": "loads", "write": "stores", "atomic": "changes"}[kind]
         who = f"lane {lane[0] if len(lane) == 1 else lane}" if addresses.size > 1 else "it"
         if not self._extents:
             return f"{who} {does} an element where every tensor is empty: return before launching"
-        nearest = min(self._extents, key=lambda extent: extent.away(address))
+        # A far lane may land nearer to another tensor: those that the other lanes reach go first.
+        reached = [each for each in self._extents if ((inside >= each.low) & (inside < each.high)).any()]
+        nearest = min(reached or self._extents, key=lambda extent: extent.away(address))
         element = (address - nearest.low) // nearest.itemsize
         last = (nearest.high - nearest.low) // nearest.itemsize - 1
         return (
@@ -74,10 +76,10 @@ class Bounds:
 
 
 def extents(name: str, value) -> Iterator[Extent]:
-    """The extent of each tensor in a kernel's argument that has elements."""
+    """The extent of each tensor in a kernel's argument that has elements, and memory for them."""
     value = value.base if isinstance(value, TensorDescriptor) else value
     value = value.base if isinstance(value, TensorWrapper) else value
-    if isinstance(value, torch.Tensor) and value.numel():
+    if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr():  # 0: its storage was given back
         reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
         low, itemsize = value.data_ptr(), value.element_size()
         yield Extent(name, low, low + (reach + 1) * itemsize, itemsize)

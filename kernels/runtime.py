@@ -21,6 +21,7 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     unknown launch options    refused
     accesses outside          of every tensor of the launch: refused, for they would reach this process's memory
     loops that do not end     stopped after MAX_PASSES
+    grids that take hours     refused beyond MAX_PROGRAMS
     float8, libdevice, inline assembly, bfloat16 atomics, @autotune    refused: they need a GPU
 
 What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
@@ -64,6 +65,7 @@ if triton.knobs.runtime.interpret:
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
 MAX_PASSES = 2**16  # through the loops of one program instance, half a minute of an ordinary body
+MAX_PROGRAMS = 2**20  # of one launch, ten minutes of a small kernel
 LANES = 32  # of a warp
 VECTOR = 16  # bytes, the widest load of one lane
 MOST_HELD = 256  # elements of a block a thread, about its registers; twice as many compile for a minute
@@ -164,7 +166,7 @@ def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarra
     """
     mask = mask.data if isinstance(mask, interpreter.TensorHandle) else mask  # descriptors pass a bare array
     kept = None if _observer is None else _observer.access(kind, addresses, mask, itemsize)
-    lanes = np.asarray(mask if kept is None else kept)
+    lanes = np.asarray(mask if kept is None else kept, dtype=bool)
     _bounds.check(kind, addresses, lanes, itemsize)
     return lanes
 
@@ -197,8 +199,13 @@ class Builder(interpreter.InterpreterBuilder):
         return super().create_atomic_rmw(rmwOp, ptr, val, lanes, sem, scope)
 
     def create_atomic_cas(self, ptr, cmp, val, sem, scope):
-        everywhere = np.ones(ptr.data.shape, dtype=bool)
-        if not np.all(_allowed("atomic", ptr.data, everywhere, val.data.dtype.itemsize)):
+        everywhere, itemsize = np.ones(ptr.data.shape, dtype=bool), _np_dtype(ptr.get_element_ty()).itemsize
+        if any((each.data.shape, each.data.dtype.itemsize) != (ptr.data.shape, itemsize) for each in (cmp, val)):
+            raise ValueError(
+                f"a compare-and-swap takes two values of the pointer's shape and dtype, here {ptr.get_element_ty()}: "
+                "write tl.full(shape, value, dtype)"
+            )
+        if not np.all(_allowed("atomic", ptr.data, everywhere, itemsize)):
             raise IndexError("a compare-and-swap lies outside the tensor: check its offset")
         return super().create_atomic_cas(ptr, cmp, val, sem, scope)
 
@@ -392,6 +399,12 @@ class _CountedLoops(ast.NodeTransformer):
     def visit_While(self, loop):
         return self.visit_For(loop)
 
+    def visit_comprehension(self, loop):
+        self.generic_visit(loop)
+        # Counting gives None, and so an element is kept.
+        loop.ifs.insert(0, ast.UnaryOp(ast.Not(), ast.Call(ast.Name(self.COUNT, ast.Load()), [], [])))
+        return loop
+
 
 def _count_pass() -> None:
     global _passes
@@ -468,13 +481,16 @@ def _launch_options() -> frozenset[str]:
 def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
     if warmup:
         return
+    name = self.fn.__name__
+    if any(isinstance(value, tl.tensor) for value in (*args, *kwargs.values())):
+        raise TypeError(f"a kernel cannot launch another: call it as a function, {name}(...), without a grid")
     unknown = kwargs.keys() - set(self.arg_names) - _launch_options()
     if unknown:
-        raise KeyError(f"{self.fn.__name__} has no parameter or launch option {', '.join(sorted(unknown))}")
+        raise KeyError(f"{name} has no parameter or launch option {', '.join(sorted(unknown))}")
     warps = kwargs.get("num_warps", 4)
     if warps not in (1, 2, 4, 8, 16, 32):
-        raise ValueError(f"{self.fn.__name__}: num_warps is a power of two from 1 to 32, got {warps}")
-    given = {name: value for name, value in kwargs.items() if name in self.arg_names}
+        raise ValueError(f"{name}: num_warps is a power of two from 1 to 32, got {warps}")
+    given = {key: value for key, value in kwargs.items() if key in self.arg_names}
     bound = inspect.signature(self.fn).bind(*args, **given)
     bound.apply_defaults()
     names, values = list(bound.arguments), list(bound.arguments.values())
@@ -488,15 +504,25 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
         arguments = dict(zip(names, on_host, strict=True))
         instances = None
         if _observer is not None:
-            options = {name: value for name, value in kwargs.items() if name not in given}
+            options = {key: value for key, value in kwargs.items() if key not in given}
             instances = _observer.launch(self, grid, arguments, {**bound.arguments, **options})
         _interpret(self, grid, instances, arguments, warps, bool(kwargs.get("debug", self.debug)))
         copies._restore_args_dev(values, on_host, {}, {})
 
 
 def _in_order(grid: tuple[int, int, int]):
-    """Every program instance, x fastest: the order in which a GPU hands out blocks."""
-    return (index[::-1] for index in np.ndindex(grid[2], grid[1], grid[0]))
+    """Every program instance, x fastest: the order in which a GPU hands out blocks.
+
+    Raises:
+        ValueError: there are more than MAX_PROGRAMS.
+    """
+    programs = math.prod(grid)
+    if programs > MAX_PROGRAMS:
+        raise ValueError(
+            f"a grid of {programs:,} program instances would be interpreted for hours, of {MAX_PROGRAMS:,} at most: "
+            "take larger blocks and count with triton.cdiv(elements, BLOCK), or smaller tensors"
+        )
+    return ((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0]))
 
 
 def _interpret(

@@ -34,6 +34,16 @@ def swap_kernel(x_ptr, far):
 
 
 @triton.jit
+def swap_wide_kernel(x_ptr, far):
+    tl.atomic_cas(x_ptr + far, tl.full((), 0, tl.int64), 1)
+
+
+@triton.jit
+def spread_kernel(x_ptr, y_ptr, stride, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK) * stride, tl.load(y_ptr))
+
+
+@triton.jit
 def tile_kernel(x_ptr, rows, cols, stride, ROWS: tl.constexpr, COLS: tl.constexpr):
     row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
     tl.store(x_ptr + row * stride + col, 1.0, mask=(row < rows) & (col < cols))
@@ -66,6 +76,32 @@ def test_atomics_outside_are_refused():
         add_up_kernel[(1,)](torch.ones(16), torch.zeros(8), BLOCK=16)
     with pytest.raises(InterpreterError, match="it changes element 5 of x_ptr, which has 0 to 3"):
         swap_kernel[(1,)](torch.zeros(4, dtype=torch.int32), 5)
+
+
+@interpreted
+@pytest.mark.parametrize("far", [0, 3])
+def test_a_swap_wider_than_its_element_is_refused(far):
+    # Eight bytes from the last element on reach past the tensor.
+    memory = torch.zeros(8, dtype=torch.int32)
+    with pytest.raises(InterpreterError, match="two values of the pointer's shape and dtype, here int32"):
+        swap_wide_kernel[(1,)](memory[:4], far)
+    assert not memory.any()
+
+
+@interpreted
+def test_the_tensor_named_is_the_one_that_other_lanes_reach():
+    memory = torch.zeros(2000)
+    with pytest.raises(InterpreterError, match="lane 1 stores element 990 of x_ptr, which has 0 to 15"):
+        spread_kernel[(1,)](memory[:16], memory[1000:], 990, BLOCK=2)
+
+
+@interpreted
+def test_a_storage_given_back_is_refused():
+    x = torch.ones(16)
+    taken = triton.jit(copy_kernel.fn)
+    taken.add_pre_run_hook(lambda *arguments: x.untyped_storage().resize_(0))
+    with pytest.raises(InterpreterError, match="lane 0 loads element"):
+        taken[(1,)](x, torch.ones(16), 16, 0, LOADS=16, STORES=16, BLOCK=16)
 
 
 @interpreted
@@ -103,6 +139,76 @@ def test_a_loop_that_never_ends_is_stopped():
     assert x.item() == 30_000
     with pytest.raises(InterpreterError, match=r"line \d+, `while i < n:`: 65,536 passes .* does this one end"):
         count_kernel[(1,)](x, 30_000, 0, BLOCK=1)
+
+
+@triton.jit
+def list_kernel(x_ptr, n, step, BLOCK: tl.constexpr):
+    passes = [i for i in range(n)]  # noqa: C416
+    tl.store(x_ptr, passes[-1])
+
+
+@triton.jit
+def endless_kernel(x_ptr, n, step, BLOCK: tl.constexpr):
+    endless_kernel(x_ptr, n, step, BLOCK)
+
+
+@triton.jit
+def launching_kernel(x_ptr, n, step, BLOCK: tl.constexpr):
+    count_kernel[(1,)](x_ptr, n, step, BLOCK)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (list_kernel, r"list_kernel, line \d+, `passes = .*65,536 passes"),
+        (endless_kernel, r"endless_kernel, line \d+, .*a kernel cannot call itself: write a loop"),
+        (launching_kernel, r"line \d+, `count_kernel.*a kernel cannot launch another: call it as a function, count_"),
+    ],
+)
+def test_what_runs_on_without_a_loop_of_its_own_is_stopped(kernel, said):
+    x = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(InterpreterError, match=said):
+        kernel[(1,)](x, 70_000, 1, BLOCK=1)
+    count_kernel[(1,)](x, 3, 1, BLOCK=1)
+    assert x.item() == 3
+
+
+@triton.jit
+def places_kernel(x_ptr):
+    place = tl.atomic_add(x_ptr, 1)
+    tl.store(x_ptr + 1 + place, tl.program_id(0) + 10 * tl.program_id(1) + 100 * tl.program_id(2))
+
+
+@interpreted
+@pytest.mark.parametrize("grid", [(2**20 + 1,), (2**31 - 1,), (2**31 - 1, 65535, 65535)])
+def test_a_grid_that_would_take_hours_is_refused_before_it_takes_memory(grid):
+    x = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(InterpreterError, match=r"count_kernel: a grid of .* would be interpreted for hours"):
+        count_kernel[grid](x, 1, 1, BLOCK=1)
+    assert not x.any()
+
+
+@interpreted
+def test_program_instances_run_with_x_fastest():
+    x = torch.zeros(13, dtype=torch.int32)
+    places_kernel[(2, 3, 2)](x)
+    assert x[1:].tolist() == [0, 1, 10, 11, 20, 21, 100, 101, 110, 111, 120, 121]
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([1.0], "list stands where a tensor belongs: launch with a torch.Tensor"),
+        (None, "NoneType stands where a tensor belongs"),
+        (torch.zeros(16, dtype=torch.complex64), "no complex numbers: pass torch.view_as_real"),
+        (2**70, "at most 64 bits"),
+    ],
+)
+def test_an_argument_that_is_no_tensor_is_told_as_one(given, said):
+    with pytest.raises(InterpreterError, match=said):
+        copy_kernel[(1,)](given, torch.ones(16), 16, 0, LOADS=16, STORES=16, BLOCK=16)
 
 
 @pytest.mark.parametrize(("block", "warps"), [(2**16, 4), (2**17, 8), (2**20, 32)])
