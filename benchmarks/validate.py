@@ -297,6 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     for section in chosen:
         content[section] = SECTIONS[section]()
+        content.setdefault("dates", {})[section] = now["date"]
         path.write_text(json.dumps(content, indent=1) + "\n")
         print(f"{section}: {len(content[section])} rows", flush=True)
     return 0

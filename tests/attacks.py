@@ -624,8 +624,9 @@ def graded(name: str, seed: int) -> dict:
     from helpers.grading.class_folder import Found
     from helpers.grading.exercise import exercises_in
     from helpers.grading.workers import Task, work
+    from helpers.learning import screening
 
     attack = ALL_RUN[name]
-    screen = grade.screen if attack.screened else (lambda *_: [])
-    with mock.patch.multiple(grade, CELL_TIMEOUT=attack.timeout, screen=screen):
+    screen = screening.screen if attack.screened else (lambda *_: [])
+    with mock.patch.object(grade, "CELL_TIMEOUT", attack.timeout), mock.patch.object(screening, "screen", screen):
         return work(Task(Found("", NAME, f"{NAME}.ipynb"), attack.content(), exercises_in(only=NAME)[NAME], seed))[0]

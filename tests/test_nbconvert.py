@@ -9,6 +9,7 @@ from nbconvert import HTMLExporter
 
 from helpers.figures import warp_explorer
 
+WITHOUT = {"03_first_fused_kernel"}  # its pictures are of the reader's own blocks and lanes
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("0*.ipynb"))
 
 
@@ -33,7 +34,7 @@ def shown_in(page: BeautifulSoup) -> list[tuple[str, str, str]]:
 def test_each_explorer_of_a_lesson_is_a_picture_and_its_text(path):
     notebook = nbformat.read(path, as_version=4)
     explorers = explorers_of(notebook)
-    assert explorers, "every lesson has an explorer"
+    assert explorers or path.stem in WITHOUT, "a lesson has an explorer"
     assert shown_in(converted(notebook)) == [(picture, line, line) for picture, line in explorers]
 
 

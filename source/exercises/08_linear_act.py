@@ -82,7 +82,7 @@ def who_kernel(y_ptr, stride_m, stride_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 y = torch.zeros(6, 8, dtype=torch.int32, device=device)
 who_kernel[3, 2](y, *y.stride(), BLOCK_M=2, BLOCK_N=4)
-y
+y.cpu()
 
 # %% [markdown]
 # The mask of a tile is made alike: `(row < M)[:, None] & (col < N)[None, :]`. Whoever swaps the two strides reads the

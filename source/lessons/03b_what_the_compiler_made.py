@@ -178,7 +178,7 @@ def strided_copy_kernel(x_ptr, y_ptr, stride, elements, BLOCK: tl.constexpr):
 for stride in (1, 2, 16):
     made = compile_for(strided_copy_kernel, x, x, stride, n, device="A100", BLOCK=1024)
     found = {name: k for name, k in made.instructions.items() if name.startswith("LDG")}
-    print(f"stride {stride:2}: {found}, {made.registers} registers")
+    print(f"stride {stride:2}: {found}")
 
 # %% [markdown]
 # With a stride of 1 the compiler *knows* that elements are neighbours. With any other it does not, multiple of 16 or

@@ -37,7 +37,7 @@ def fork_of_this_process(arguments: list[str]) -> int:
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_grader_killed_ten_times_gives_the_report_of_one_that_was_not(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(run, "graded_here", graded_in_this_process)
-    refused = ["import os", "open('/etc/passwd')", "x = 1 +", "torch.ops"]
+    refused = ["import os", "open('/etc/passwd')", "import sys", "torch.ops"]
     submissions = grading_faults.put_class(tmp_path, refused)
     graded = grading_faults.kill_and_resume(fork_of_this_process, submissions, tmp_path / "killed", seed)
     assert len(set(graded)) > 5

@@ -16,7 +16,9 @@ def test_recorded_figures_carry_their_provenance():
     h200 = recorded("H200")
     assert h200.label.startswith("NVIDIA H200, PyTorch ")
     assert h200.label.endswith("(the course installs 2.13.0 and 3.7.1)")
-    assert h200.label in h200.table("add_gelu", "float32")
+    of_its_run = h200.table("add_gelu", "float32").splitlines()[0]
+    assert of_its_run.startswith("NVIDIA H200, PyTorch ")
+    assert of_its_run.endswith("(the course installs 2.13.0 and 3.7.1)")
     assert 4e12 < h200.copy_bandwidth < 4.8e12
     assert "\n100,000,000 " in h200.table("add_gelu", "float32")
     assert "\n 32768 x 4096 " in h200.table("softmax", "bfloat16")

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import triton
 from accuracy import assert_as_accurate
 from hypothesis import given, settings, strategies
 from rewritten import rewritten
@@ -281,7 +282,7 @@ def test_the_compiler_adds_twice_to_what_is_made_of_a_loads_place(tmp_path, monk
     """When this fails, `seen_keys` can add the first row to the others' numbers as it likes."""
 
     def second_half_is_moved_twice(name, **functions):
-        monkeypatch.setenv("TRITON_DUMP_DIR", str(tmp_path / name))
+        monkeypatch.setattr(triton.knobs.cache, "dump_dir", str(tmp_path / name))
         compiled(128, tmp_path, **functions)
         (found,) = (tmp_path / name).rglob("*.ttgir")
         half = found.read_text().split("partition1(")[1]  # of rows 64 to 127: their numbers are counted from 64 on
@@ -289,8 +290,8 @@ def test_the_compiler_adds_twice_to_what_is_made_of_a_loads_place(tmp_path, monk
         moved = set(re.findall(r"(%\w+) = arith\.addi %\w+, %c64_i32\w* ", half))
         return any(value in moved for value in re.findall(r"tt\.splat (%\w+) .*tensor<64xi32", half))
 
-    monkeypatch.setenv("TRITON_KERNEL_DUMP", "1")
-    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    monkeypatch.setattr(triton.knobs.compilation, "dump_ir", True)
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
     late = "start + tl.arange(0, BLOCK_M) + (keys - queries)"
     adding = rewritten(attention.seen_keys, tmp_path, "(start + keys - queries) + tl.arange(0, BLOCK_M)", late)
     assert second_half_is_moved_twice("late", seen_keys=adding)
