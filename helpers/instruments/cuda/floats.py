@@ -180,7 +180,7 @@ def to_integer(dtype: np.dtype, mode: str, source: np.dtype):
     def convert(value):
         whole = _NEAREST[mode](np.asarray(value).astype(np.float64))
         inside = (whole >= limits.min) & (whole < below)
-        result = np.where(whole < 0, limits.min, limits.max).astype(dtype)
+        result = np.where(whole < 0, np.array(limits.min, dtype), np.array(limits.max, dtype))
         result = np.where(inside, np.where(inside, whole, 0).astype(dtype), result)
         return np.where(np.isnan(whole), dtype.type(nan), result)
 
