@@ -17,6 +17,7 @@ def test_what_is_lost_is_half_a_step(shape, device, poisoned):
     q, scale = layer_norm_int8(x, *affine(shape[-1], device))
     y = torch.nn.functional.layer_norm(x.double(), shape[-1:])
     assert (q.abs().amax(dim=-1) == 127).all()
+    # Half a step, and what fp32 loses of a value of up to 127 steps: below a ten-thousandth of one.
     assert ((q * scale.double() - y).abs() <= scale * 0.5001).all()
     truncated = (y / scale).to(torch.int8)  # the wrong rounding
     assert not ((truncated * scale.double() - y).abs() <= scale * 0.5001).all()
