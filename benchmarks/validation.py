@@ -16,10 +16,11 @@ COVERED = {name: op for name, op in CATALOGUE.items() if op.group != "tiled"}
 
 @dataclass(frozen=True)
 class Record:
-    """One recorded run: sections as benchmarks/validate.py describes them."""
+    """Sections as benchmarks/validate.py describes them, each measured on its own day of `dates`."""
 
     gpu: str
     date: str
+    dates: dict[str, str]
     versions: dict[str, str]
     command: str
     ncu: str
