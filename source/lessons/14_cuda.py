@@ -44,10 +44,10 @@ __global__ void twice(const float* x, float* y, int n) {
   if (i < n) y[i] = 2 * x[i];
 }"""
 twice = cuda_kernel(scale_source, "twice", device="H100")
-x = torch.arange(1000.0, device=device)
-y = torch.empty_like(x)
-twice[4, 256](x, y, 1000)
-print("all doubled:", torch.equal(y, 2 * x))
+numbers = torch.arange(1000.0, device=device)
+doubled = torch.empty_like(numbers)
+twice[4, 256](numbers, doubled, 1000)
+print("all doubled:", torch.equal(doubled, 2 * numbers))
 
 # %% [markdown]
 # Four blocks of 256 are 1024 threads, and 24 of them have no number. Take the `if` away, and they read past the end of
@@ -56,7 +56,7 @@ print("all doubled:", torch.equal(y, 2 * x))
 
 # %%
 careless = cuda_kernel(scale_source.replace("if (i < n) ", ""), "twice")
-print(measure(careless[4, 256], x.clone(), y.clone(), 1000))
+print(measure(careless[4, 256], numbers.clone(), doubled.clone(), 1000))
 
 # %% [markdown]
 # A mistake in C++ itself is told as the compiler says it, with your line marked:
