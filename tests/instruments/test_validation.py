@@ -138,19 +138,22 @@ def differences(there, here):
     return {name: (loaded[name], figure) for name, figure in ours.items() if loaded[name] != figure}
 
 
-# Registers that Triton 3.6 gave there and 3.7.1 gives here, where they are further apart than allowed; both from one
-# source, compiled by either.
-REGISTERS = {
-    ("layer_norm_backward_kernel", 103, 127),
-    ("layer_norm_columns_backward_kernel", 187, 145),
-    ("softmax_dropout_kernel", 54, 32),
+# What Triton 3.6 gave there and 3.7.1 gives here, beyond a few registers; both from one source, compiled by either.
+ANOTHER_TRITON = {
+    ("layer_norm_backward_kernel", "registers", 103, 127),
+    ("layer_norm_backward_kernel", "registers", 168, 128),
+    ("layer_norm_columns_backward_kernel", "registers", 187, 145),
+    ("softmax_dropout_kernel", "registers", 54, 32),
+    ("softmax_topk_kernel", "dynamic_shared_memory", 256, 512),
 }
 
 
 def allowed(differing, kernel=""):
-    """Another Triton allocates a few registers more or less. No other figure may differ."""
-    there, here = differing.get("registers", (0, 0))
-    return differing.keys() <= {"registers"} and (abs(there - here) <= 8 or (kernel, there, here) in REGISTERS)
+    """Another Triton allocates a few registers more or less. No other figure may differ, but for those named above."""
+    return all(
+        (name == "registers" and abs(there - here) <= 8) or (kernel, name, there, here) in ANOTHER_TRITON
+        for name, (there, here) in differing.items()
+    )
 
 
 @pytest.mark.parametrize(("operation", "shape", "dtype"), list(compiled_there()))
