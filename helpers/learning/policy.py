@@ -1,28 +1,15 @@
-"""Which Python a submitted answer may be written in, decided from its text alone.
+"""The language of kernels, decided from an answer's text alone; that of the Python around them is in `launchers`.
 
-Launchers run in the sandbox only; for them the policy is there to say early, and in words, what would fail anyway.
-Kernels are also interpreted and compiled beside the meter, so theirs is a closed language: what is not listed here is
+Kernels are interpreted and compiled beside the meter, so theirs is a closed language: what is not listed here is
 refused. Nothing in the list leads to a module, a frame or an attribute of the interpreter.
 """
 
 import ast
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from helpers.learning.one_reading import as_triton_reads, characters_of_two_readings, is_rewritten_by_ipython
+
 MOST_TEXT = 50_000  # characters of an answer cell
-
-MODULES = frozenset("torch torch.nn torch.nn.functional triton triton.language math".split())
-
-# Of torch and triton: what leads to files, processes, compiled code or the libraries' own insides.
-CLOSED = frozenset(
-    "os sys builtins inspect gc ctypes subprocess importlib types warnings ops jit hub load save utils compile library "
-    "overrides testing multiprocessing distributed package classes fx export onnx serialization storage cuda backends "
-    "profiler monitor func runtime compiler knobs tools interpreter".split()
-)
-BUILTINS_REFUSED = frozenset(
-    "eval exec compile open input __import__ globals locals vars getattr setattr delattr breakpoint exit quit "
-    "get_ipython".split()
-)
 
 # The language of kernels
 KERNEL_BUILTINS = frozenset("range min max abs float int bool len".split())
@@ -92,44 +79,16 @@ class Names:
     constants: dict[str, ast.expr]
 
 
-def screen(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
-    """What the policy refuses in a submission's answers, at most one refusal for each answer.
-
-    Args:
-        answers: grade_id -> source.
-        kept: names of the exercise's own that no answer may give another meaning.
-    """
-    trees, refusals = {}, []
-    for answer, source in answers.items():
-        try:
-            trees[answer] = parsed(source)
-        except RefusedError as error:
-            refusals.append(Refusal(answer, error.line, str(error)))
-    if refusals:
-        return refusals
-    kept = set(kept)
-    try:
-        names = names_of(trees)
-    except RefusedError as error:
-        return [Refusal(next(iter(answers)), error.line, str(error))]
-    for answer, tree in trees.items():
-        try:
-            check_answer(tree, kept)
-            for statement in tree.body:
-                if is_kernel(statement):
-                    check_kernel(statement, names)
-        except RefusedError as error:
-            refusals.append(Refusal(answer, error.line, str(error)))
-    return refusals
-
-
 def parsed(source: str) -> ast.Module:
-    """An answer's syntax tree, or RefusedError where it has none."""
+    """An answer's syntax tree; RefusedError where it has none, or where others would read another from the text."""
     if len(source) > MOST_TEXT:
         raise RefusedError(ast.Module(), f"it has {len(source):,} characters: at most {MOST_TEXT:,} are graded")
+    if found := characters_of_two_readings(source):
+        raise RefusedError(ast.Pass(lineno=found[0]), found[1])
     try:
         source.encode()
-        return ast.parse(source)
+        tree = ast.parse(source)
+        rewritten = is_rewritten_by_ipython(source, tree)
     except SyntaxError as error:
         node = ast.Pass(lineno=error.lineno or 0)
         magic = (error.text or "").lstrip().startswith(("%", "!", "?"))
@@ -138,6 +97,12 @@ def parsed(source: str) -> ast.Module:
         raise SyntaxRefusedError(node, error.msg) from None
     except (ValueError, RecursionError, MemoryError):
         raise RefusedError(ast.Module(), "Python cannot read it: it is nested too deeply, or is no text") from None
+    if rewritten:
+        raise RefusedError(tree, "IPython would run other code than stands here: no prompts, no magics")
+    for statement in tree.body:
+        if is_kernel(statement) and (why := as_triton_reads(source, statement)):
+            raise RefusedError(statement, why)
+    return tree
 
 
 def names_of(trees: dict[str, ast.Module]) -> Names:
@@ -164,68 +129,6 @@ def is_kernel(statement: ast.stmt) -> bool:
         and len(statement.decorator_list) == 1
         and ast.unparse(statement.decorator_list[0]) == "triton.jit"
     )
-
-
-# Any answer
-
-
-def check_answer(tree: ast.Module, kept: set[str]) -> None:
-    """Raise RefusedError at the first thing in an answer that the policy does not allow."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=modules):
-                for module in modules:
-                    check_module(node, module.name)
-            case ast.ImportFrom(module=module, level=level, names=imported):
-                check_module(node, "." * level + (module or ""))
-                for alias in imported:
-                    if alias.name == "*" or alias.name in CLOSED or alias.name.startswith("_"):
-                        raise RefusedError(node, f"importing {alias.name} from {module} is not graded")
-            case ast.Attribute(attr=name):
-                if name.startswith("_") and name != "__init__":
-                    raise RefusedError(node, f".{name} reaches into the interpreter")
-                if (
-                    name in CLOSED
-                    and ast.unparse(node.value) in ("torch", "triton")
-                    and ast.unparse(node) != "triton.jit"
-                ):
-                    raise RefusedError(node, f"{ast.unparse(node)} is not open to answers")
-                if not isinstance(node.ctx, ast.Load):
-                    raise RefusedError(node, f"assigning to {ast.unparse(node)[:80]} would patch what it belongs to")
-            case ast.Name(id=name):
-                if name.startswith("__") or (name in BUILTINS_REFUSED and isinstance(node.ctx, ast.Load)):
-                    raise RefusedError(node, f"{name} is not open to answers")
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                if node.name.startswith("__") and node.name != "__init__":
-                    raise RefusedError(node, f"defining {node.name} reaches into the interpreter")
-            case ast.Global() | ast.Nonlocal():
-                raise RefusedError(node, "global and nonlocal would keep results from one call to the next")
-    for statement in tree.body:
-        for name, node in bound_by(statement):
-            if name in kept:
-                raise RefusedError(node, f"{name} is the exercise's own: choose another name")
-
-
-def check_module(node: ast.AST, module: str) -> None:
-    if module not in MODULES:
-        raise RefusedError(node, f"importing {module} is not graded: answers may import {', '.join(sorted(MODULES))}")
-
-
-def bound_by(statement: ast.stmt) -> list[tuple[str, ast.AST]]:
-    """Names that a top-level statement defines."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [(statement.name, statement)]
-    if isinstance(statement, ast.ImportFrom):
-        # `from torch import nn` gives torch's own; `from torch import nn as reference` does not.
-        return [(alias.asname, statement) for alias in statement.names if alias.asname and alias.asname != "tl"]
-    if isinstance(statement, ast.Import):
-        usual = {"triton.language": "tl"}
-        return [
-            (alias.asname, statement)
-            for alias in statement.names
-            if alias.asname and alias.asname != usual.get(alias.name, alias.name)
-        ]
-    return [(node.id, node) for node in ast.walk(statement) if isinstance(node, ast.Name) and stores(node)]
 
 
 def stores(node: ast.AST) -> bool:

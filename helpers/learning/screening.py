@@ -1,10 +1,20 @@
 """What is graded of a submission's answers, decided from their text: `fusion check` and `fusion grade` ask the same."""
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from helpers.learning.launchers import check_launchers
 from helpers.learning.plain_policy import screen_plain
-from helpers.learning.policy import Refusal, RefusedError, SyntaxRefusedError, parsed, screen
+from helpers.learning.policy import (
+    Refusal,
+    RefusedError,
+    SyntaxRefusedError,
+    check_kernel,
+    is_kernel,
+    names_of,
+    parsed,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,39 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
         # What is missed may be defined in what cannot be read.
         refusals = [*unreadable.values(), *refusals]
     return Screened(readable, unreadable, refusals)
+
+
+def screen(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
+    """What the policy refuses in a submission's answers, at most one refusal for each answer.
+
+    Args:
+        answers: grade_id -> source.
+        kept: names of the exercise's own that no answer may give another meaning.
+    """
+    trees, refusals = {}, []
+    for answer, source in answers.items():
+        try:
+            trees[answer] = parsed(source)
+        except RefusedError as error:
+            refusals.append(Refusal(answer, error.line, str(error)))
+    if refusals:
+        return refusals
+    kept = set(kept)
+    try:
+        names = names_of(trees)
+    except RefusedError as error:
+        return [Refusal(next(iter(answers)), error.line, str(error))]
+    for answer, tree in trees.items():
+        try:
+            check_launchers(tree, kept)
+            for statement in tree.body:
+                if is_kernel(statement):
+                    check_kernel(statement, names)
+        except RefusedError as error:
+            refusals.append(Refusal(answer, error.line, str(error)))
+        except RecursionError:
+            refusals.append(Refusal(answer, 0, "it is nested too deeply to be checked"))
+    return refusals
 
 
 def run_instead(unreadable: Refusal) -> str:

@@ -15,8 +15,7 @@ from helpers.grading.grade import grade
 from helpers.grading.judge import Judge
 from helpers.instruments.machine import bubblewrap
 from helpers.learning.outcome import ERROR, PASS
-from helpers.learning.policy import screen
-from helpers.learning.screening import kept_by
+from helpers.learning.screening import kept_by, screen
 
 KEPT = kept_by(exercises_in(only=attacks.NAME)[attacks.NAME].cells)
 

@@ -226,7 +226,7 @@ def test_what_the_grading_would_refuse_is_refused(saved, capsys):
     assert "  0 of 5 points" in report
     # The meter would work a number out; the grading's sandbox has none for it.
     _, report = graded(saved(two_answers(ANSWER, "def halve(x):\n    return measure(x).launches")), capsys)
-    assert "answer 'second', line 2: measure(x).launches is not open to an answer that gives numbers" in report
+    assert "answer 'second', line 2: measure(x).launches is not open to answers" in report
 
 
 def without(*places) -> dict:

@@ -1,0 +1,61 @@
+"""Is a text of Python the same code to everyone who reads it?
+
+An answer is checked as a syntax tree. Besides `ast`, IPython reads its text, which rewrites what it takes for prompts
+and magics; `linecache`, which cuts lines where Python does not; and Triton, which cuts a kernel's source out of the
+file by a pattern. Where one of them would see other code than was checked, the answer is refused.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+# Ends of lines to str.splitlines, and so to linecache and inspect; to Python's parser none, or a blank.
+LINE_ENDS = {"\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"}
+CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*[-\w.]+")  # PEP 263
+DECORATOR = re.compile(r"@triton\.jit[ \t]*(#.*)?$")
+TRITONS_CUT = re.compile(r"^def\s+\w+\s*\(", re.MULTILINE)  # triton/runtime/jit.py
+
+
+def characters_of_two_readings(source: str) -> tuple[int, str] | None:
+    """The line of the first thing that other readers would take for something else than Python does, and why."""
+    for number, line in enumerate(source.split("\n"), 1):
+        if strange := sorted(LINE_ENDS.intersection(line)):
+            return number, f"the character U+{ord(strange[0]):04X} ends a line to some who read it: delete it"
+        if "\r" in line.removesuffix("\r"):
+            return number, "the character U+000D ends a line to some who read it: delete it"
+        if number <= 2 and CODING.match(line):
+            return number, "a text in a notebook is UTF-8: delete the line that says which encoding it has"
+    return None
+
+
+def is_rewritten_by_ipython(source: str, tree: ast.Module) -> bool:
+    """Whether IPython makes other code of a cell before it runs it; white space apart."""
+    run = TransformerManager().transform_cell(source)
+    if run.strip() == source.strip():
+        return False
+    try:
+        return ast.dump(ast.parse(run)) not in (ast.dump(tree), ast.dump(ast.parse(textwrap.dedent(source))))
+    except (SyntaxError, ValueError):
+        return True
+
+
+def as_triton_reads(source: str, kernel: ast.FunctionDef) -> str:
+    """Why Triton would cut another function out of the text than `kernel`; empty where it cuts this one."""
+    lines = source.splitlines(keepends=True)
+    if not DECORATOR.match(lines[kernel.decorator_list[0].lineno - 1].rstrip()):
+        return "write @triton.jit at the start of a line of its own"
+    written = re.compile(rf"def {kernel.name}\(")
+    if not written.match(lines[kernel.lineno - 1]):
+        return f"write `def {kernel.name}(` at the start of a line, without a break"
+    block = "".join(inspect.getblock(lines[kernel.decorator_list[0].lineno - 1 :]))
+    try:
+        cut = ast.parse(block[TRITONS_CUT.search(block).start() :]).body
+    except (SyntaxError, AttributeError):
+        cut = []
+    undecorated = ast.FunctionDef(**{name: getattr(kernel, name) for name in kernel._fields} | {"decorator_list": []})
+    if len(cut) != 1 or ast.dump(cut[0]) != ast.dump(undecorated):
+        return f"Triton would read {kernel.name} from another line of this text: let no other line begin with `def`"
+    return ""
