@@ -1,0 +1,146 @@
+"""What the analyser says of a model: its operations, the edges between them, and which of them one kernel should do."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from helpers.instruments.devices import Device
+from helpers.instruments.roofline import Work
+
+
+@dataclass(frozen=True)
+class TracedOperation:
+    """One ATen operator of the traced graph, as eager PyTorch runs it.
+
+    name: of its FX node, such as "add_1"; target: the operator, such as "aten.add.Tensor".
+    kind: "elementwise", "broadcast" (elementwise over inputs of several shapes), "reduction", "normalisation", "matmul",
+        "convolution", "attention", "gather", "scatter", "view" or "opaque".
+    shape, dtype, strides: of its first result.
+    work: FLOPs, and the bytes that the traffic meter counts; launches: as the meter counts them, 0 for a view.
+    time: s, predicted, L2 as the operations before left it.
+    """
+
+    name: str
+    target: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    work: Work
+    launches: int
+    time: float
+
+
+@dataclass(frozen=True)
+class FusionEdge:
+    """A tensor that one operation makes and another reads, through views or not; both launch kernels.
+
+    nbytes: that the consumer reads of it. legal: whether one kernel may do both; reason: why, or why not.
+    ordering: the consumer only has to come later, for it overwrites what the producer reads or writes.
+    """
+
+    producer: str
+    consumer: str
+    nbytes: int
+    legal: bool
+    reason: str
+    ordering: bool = False
+
+
+@dataclass(frozen=True)
+class FusionScore:
+    """The weighted score of lesson 13, each part from 0 to 1, 1 in favour of fusing."""
+
+    bandwidth: float
+    launches: float
+    registers: float
+    complexity: float
+    upkeep: float
+
+    WEIGHTS = {"bandwidth": 0.4, "launches": 0.2, "registers": 0.2, "complexity": 0.1, "upkeep": 0.1}
+
+    @property
+    def total(self) -> float:
+        return sum(weight * getattr(self, name) for name, weight in self.WEIGHTS.items())
+
+
+@dataclass(frozen=True)
+class FusionGroup:
+    """Operations that one kernel should do.
+
+    operations: their names, in the graph's order; each operation that launches is in one group.
+    recomputed: operations of other groups that this one works out again instead of reading their result.
+    kind: what its kernel is built round: "pointwise", "rows", "matmul", "convolution", "attention"; "eager" for an
+        operation that stays PyTorch's own kernel.
+    work, launches, time, work_unfused, launches_unfused, time_unfused: fused, and as eager PyTorch does it.
+    registers: a thread, estimated from `live`, the values an element that are alive at once.
+    """
+
+    operations: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    kind: str
+    work: Work
+    launches: int
+    time: float
+    work_unfused: Work
+    launches_unfused: int
+    time_unfused: float
+    live: int
+    registers: int
+    score: FusionScore
+
+
+@dataclass(frozen=True, repr=False)
+class FusionPlan:
+    """A partition of a model's operations into kernels. Bytes and seconds.
+
+    graph: what was traced; `graph(*inputs)` runs it eagerly.
+    """
+
+    device: Device
+    graph: torch.fx.GraphModule = field(compare=False)
+    operations: tuple[TracedOperation, ...]
+    edges: tuple[FusionEdge, ...]
+    groups: tuple[FusionGroup, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, TracedOperation]:
+        return {operation.name: operation for operation in self.operations}
+
+    @property
+    def bytes_unfused(self) -> float:
+        return sum(operation.work.bytes for operation in self.operations)
+
+    @property
+    def bytes_fused(self) -> float:
+        return sum(group.work.bytes for group in self.groups)
+
+    @property
+    def launches_unfused(self) -> int:
+        return sum(operation.launches for operation in self.operations)
+
+    @property
+    def launches_fused(self) -> int:
+        return sum(group.launches for group in self.groups)
+
+    @property
+    def time_unfused(self) -> float:
+        return sum(operation.time for operation in self.operations)
+
+    @property
+    def time_fused(self) -> float:
+        return sum(group.time for group in self.groups)
+
+    @cached_property
+    def fused_edges(self) -> frozenset[tuple[str, str]]:
+        """(producer, consumer) of each edge whose tensor need not go through memory: one kernel works out both."""
+        found = set()
+        for group in self.groups:
+            inside = {*group.operations, *group.recomputed}
+            found |= {
+                (edge.producer, edge.consumer)
+                for edge in self.edges
+                if not edge.ordering and edge.producer in inside and edge.consumer in inside
+            }
+        return frozenset(found)
