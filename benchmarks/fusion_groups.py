@@ -195,7 +195,7 @@ def measure(name: str, small: bool, lock) -> dict:
 
 
 def timeline(lock) -> dict:
-    """The same block kernel by kernel and as one CUDA graph, eager and compiled: [where, name, start us, duration us]."""
+    """The same block kernel by kernel and as one CUDA graph, eager and compiled: where, name, start, us."""
     on_gpu = torch.cuda.is_available()
     sizes = TIMELINE if on_gpu else TIMELINE | GRAPHS["gpt2_block"].small
     function, inputs = GRAPHS["gpt2_block"].make(Tensors("cuda" if on_gpu else "cpu"), **sizes)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 from kernels import CATALOGUE
 
@@ -210,8 +210,12 @@ def distillation_loss(new, rows=8192, classes=32768):
     """Kullback-Leibler divergence of a student from its teacher, at a temperature of 2."""
 
     def function(student, teacher):
-        wanted = F.softmax(teacher.float() / 2, dim=-1)
-        return (wanted * (wanted.clamp_min(1e-9).log() - F.log_softmax(student.float() / 2, dim=-1))).sum(-1).mean()
+        wanted = functional.softmax(teacher.float() / 2, dim=-1)
+        return (
+            (wanted * (wanted.clamp_min(1e-9).log() - functional.log_softmax(student.float() / 2, dim=-1)))
+            .sum(-1)
+            .mean()
+        )
 
     return function, (new(rows, classes), new(rows, classes))
 
@@ -222,7 +226,7 @@ def focal_loss(new, rows=16384, classes=1024):
 
     def function(logits, labels):
         p = torch.sigmoid(logits)
-        entropy = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        entropy = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         right = p * labels + (1 - p) * (1 - labels)
         return (entropy * (1 - right) ** 2).mean()
 
@@ -238,7 +242,7 @@ def contrastive_loss(new, pairs=8192, width=768):
         images = images / images.norm(dim=-1, keepdim=True)
         texts = texts / texts.norm(dim=-1, keepdim=True)
         logits = (images @ texts.T) * 14.3
-        return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
+        return (functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)) / 2
 
     return function, (new(pairs, width), new(pairs, width), new.integers(pairs, pairs))
 
@@ -246,7 +250,10 @@ def contrastive_loss(new, pairs=8192, width=768):
 @graph("training", {"rows": 4, "classes": 64}, training=True)
 def cross_entropy_step(new, rows=8192, classes=32768):
     """Cross entropy, and the gradient by the logits."""
-    return gradients(lambda x, labels: F.cross_entropy(x, labels), 1), (new(rows, classes), new.integers(classes, rows))
+    return gradients(lambda x, labels: functional.cross_entropy(x, labels), 1), (
+        new(rows, classes),
+        new.integers(classes, rows),
+    )
 
 
 # Normalisations.
@@ -278,7 +285,7 @@ def column_statistics(new, rows=65536, columns=2048):
 def group_norm_silu(new, images=16, channels=320, size=64):
     """The activation of a diffusion model's blocks."""
     x = new(images, channels, size, size)
-    return lambda x, weight, bias: F.silu(F.group_norm(x, 32, weight, bias)), (x, *new.norm(channels))
+    return lambda x, weight, bias: functional.silu(functional.group_norm(x, 32, weight, bias)), (x, *new.norm(channels))
 
 
 @graph("norm", {"tokens": 16, "width": 64, "words": 100})
@@ -286,8 +293,8 @@ def bert_embedding(new, tokens=512, width=768, words=30522, batch=32):
     """Words, positions and segments, added and normalised."""
 
     def function(ids, segments, word_table, position_table, segment_table, weight, bias):
-        x = F.embedding(ids, word_table) + position_table + F.embedding(segments, segment_table)
-        return F.layer_norm(x, x.shape[-1:], weight, bias, 1e-12)
+        x = functional.embedding(ids, word_table) + position_table + functional.embedding(segments, segment_table)
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-12)
 
     ids = new.integers(words, batch, tokens), new.integers(2, batch, tokens)
     return function, (*ids, new(words, width), new(tokens, width), new(2, width), *new.norm(width))
@@ -298,7 +305,7 @@ def norm_step(new, rows=16384, width=4096):
     """Residual, LayerNorm, GELU: forward and backward."""
 
     def loss(x, residual, weight, bias, upstream):
-        return (F.gelu(F.layer_norm(x + residual, x.shape[-1:], weight, bias)) * upstream).sum()
+        return (functional.gelu(functional.layer_norm(x + residual, x.shape[-1:], weight, bias)) * upstream).sum()
 
     return gradients(loss, 4), (new(rows, width), new(rows, width), *new.norm(width), new(rows, width))
 
@@ -315,7 +322,7 @@ def _attention(q, k, v, mask=None):
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if mask is not None:
         scores = scores.masked_fill(mask, -math.inf)
-    y = F.softmax(scores, dim=-1) @ v
+    y = functional.softmax(scores, dim=-1) @ v
     return y.transpose(1, 2).flatten(2)
 
 
@@ -331,11 +338,11 @@ def bert_layer(new, batch=32, tokens=512, width=768, heads=12):
     """Norms after the residuals, GELU by erf, padding masked."""
 
     def function(x, padding, g1, b1, qkv, bqkv, out, bout, g2, b2, up, bup, down, bdown):
-        q, k, v = F.linear(x, qkv, bqkv).chunk(3, dim=-1)
+        q, k, v = functional.linear(x, qkv, bqkv).chunk(3, dim=-1)
         y = _attention(_heads(q, heads), _heads(k, heads), _heads(v, heads), padding[:, None, None])
-        x = F.layer_norm(x + F.linear(y, out, bout), x.shape[-1:], g1, b1)
-        y = F.linear(F.gelu(F.linear(x, up, bup)), down, bdown)
-        return F.layer_norm(x + y, x.shape[-1:], g2, b2)
+        x = functional.layer_norm(x + functional.linear(y, out, bout), x.shape[-1:], g1, b1)
+        y = functional.linear(functional.gelu(functional.linear(x, up, bup)), down, bdown)
+        return functional.layer_norm(x + y, x.shape[-1:], g2, b2)
 
     padding = new.integers(64, batch, tokens) == 0
     return function, (new(batch, tokens, width), padding, *_layer(new, width, 4 * width))
@@ -343,10 +350,12 @@ def bert_layer(new, batch=32, tokens=512, width=768, heads=12):
 
 def _gpt2(heads):
     def function(x, mask, g1, b1, qkv, bqkv, out, bout, g2, b2, up, bup, down, bdown):
-        q, k, v = F.linear(F.layer_norm(x, x.shape[-1:], g1, b1), qkv, bqkv).chunk(3, dim=-1)
-        x = x + F.linear(_attention(_heads(q, heads), _heads(k, heads), _heads(v, heads), mask), out, bout)
-        y = F.gelu(F.linear(F.layer_norm(x, x.shape[-1:], g2, b2), up, bup), approximate="tanh")
-        return x + F.linear(y, down, bdown)
+        q, k, v = functional.linear(functional.layer_norm(x, x.shape[-1:], g1, b1), qkv, bqkv).chunk(3, dim=-1)
+        x = x + functional.linear(_attention(_heads(q, heads), _heads(k, heads), _heads(v, heads), mask), out, bout)
+        y = functional.gelu(
+            functional.linear(functional.layer_norm(x, x.shape[-1:], g2, b2), up, bup), approximate="tanh"
+        )
+        return x + functional.linear(y, down, bdown)
 
     return function
 
@@ -386,11 +395,11 @@ def llama_block(new, batch=1, tokens=4096, width=4096, heads=32, hidden=11008):
 
     def function(x, mask, cos, sin, g1, wq, wk, wv, out, g2, gate, up, down):
         y = _rms(x, g1)
-        q, k, v = (_heads(F.linear(y, weight), heads) for weight in (wq, wk, wv))
+        q, k, v = (_heads(functional.linear(y, weight), heads) for weight in (wq, wk, wv))
         y = _attention(_rotated(q, cos, sin), _rotated(k, cos, sin), v, mask)
-        x = x + F.linear(y, out)
+        x = x + functional.linear(y, out)
         y = _rms(x, g2)
-        return x + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
+        return x + functional.linear(functional.silu(functional.linear(y, gate)) * functional.linear(y, up), down)
 
     dim = width // heads
     weights = new(width), *(new.weight(width, width) for _ in range(4)), new(width)
@@ -410,7 +419,10 @@ def swiglu_step(new, rows=8192, width=2048, hidden=5632):
 
     def loss(x, weight, gate, up, down, upstream):
         y = _rms(x, weight)
-        return ((x + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)) * upstream).sum()
+        return (
+            (x + functional.linear(functional.silu(functional.linear(y, gate)) * functional.linear(y, up), down))
+            * upstream
+        ).sum()
 
     weights = new(width), new.weight(hidden, width), new.weight(hidden, width), new.weight(width, hidden)
     return gradients(loss, 5), (new(rows, width), *weights, new(rows, width))
@@ -421,12 +433,12 @@ def vit_block(new, images=64, size=224, width=768, heads=12):
     """Patches, positions, and one block with LayerScale."""
 
     def function(pixels, patch, positions, scale1, scale2, g1, b1, qkv, bqkv, out, bout, g2, b2, up, bup, down, bdown):
-        x = F.conv2d(pixels, patch, stride=16).flatten(2).transpose(1, 2) + positions
-        q, k, v = F.linear(F.layer_norm(x, x.shape[-1:], g1, b1), qkv, bqkv).chunk(3, dim=-1)
+        x = functional.conv2d(pixels, patch, stride=16).flatten(2).transpose(1, 2) + positions
+        q, k, v = functional.linear(functional.layer_norm(x, x.shape[-1:], g1, b1), qkv, bqkv).chunk(3, dim=-1)
         y = _attention(_heads(q, heads), _heads(k, heads), _heads(v, heads))
-        x = x + scale1 * F.linear(y, out, bout)
-        y = F.gelu(F.linear(F.layer_norm(x, x.shape[-1:], g2, b2), up, bup))
-        return x + scale2 * F.linear(y, down, bdown)
+        x = x + scale1 * functional.linear(y, out, bout)
+        y = functional.gelu(functional.linear(functional.layer_norm(x, x.shape[-1:], g2, b2), up, bup))
+        return x + scale2 * functional.linear(y, down, bdown)
 
     pixels, patch = new(images, 3, size, size), new.weight(width, 3, 16, 16)
     positions = new((size // 16) ** 2, width)
@@ -438,13 +450,13 @@ def mixtral_experts(new, tokens=4096, width=2048, hidden=3584, experts=8):
     """Two experts a token, every expert run on every token and weighed: what is written before one thinks of cost."""
 
     def function(x, router, gates, ups, downs):
-        weights, chosen = F.softmax(F.linear(x, router).float(), dim=-1).topk(2, dim=-1)
+        weights, chosen = functional.softmax(functional.linear(x, router).float(), dim=-1).topk(2, dim=-1)
         weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
         y = torch.zeros_like(x)
         for expert in range(experts):
             share = (weights * (chosen == expert)).sum(-1, keepdim=True)
-            hidden = F.silu(F.linear(x, gates[expert])) * F.linear(x, ups[expert])
-            y = y + share * F.linear(hidden, downs[expert])
+            hidden = functional.silu(functional.linear(x, gates[expert])) * functional.linear(x, ups[expert])
+            y = y + share * functional.linear(hidden, downs[expert])
         return y
 
     wide = new.weight(experts, hidden, width) * experts**0.5
@@ -463,10 +475,12 @@ def mamba_block(new, tokens=4096, heads=32, dim=64, state=64, chunk=64):
     width, chunks = heads * dim, tokens // chunk
 
     def function(x, project, taps, dt_bias, log_a, weight, out, later):
-        z, xbc, dt = F.linear(x, project).split([width, width + 2 * state, heads], dim=-1)
-        xbc = F.silu(F.conv1d(xbc.T[None], taps, padding=3, groups=width + 2 * state)[0, :, :tokens].T)
+        z, xbc, dt = functional.linear(x, project).split([width, width + 2 * state, heads], dim=-1)
+        xbc = functional.silu(
+            functional.conv1d(xbc.T[None], taps, padding=3, groups=width + 2 * state)[0, :, :tokens].T
+        )
         u, b, c = xbc.split([width, state, state], dim=-1)
-        dt = F.softplus(dt.float() + dt_bias)
+        dt = functional.softplus(dt.float() + dt_bias)
         decay = (-torch.exp(log_a) * dt).view(chunks, chunk, heads).permute(2, 0, 1)
         u = (u.view(tokens, heads, dim) * dt[..., None].to(u.dtype)).view(chunks, chunk, heads, dim).permute(2, 0, 1, 3)
         b, c = b.view(chunks, chunk, state), c.view(chunks, chunk, state)
@@ -477,14 +491,14 @@ def mamba_block(new, tokens=4096, heads=32, dim=64, state=64, chunk=64):
         to_end = (total[..., -1:] - total).exp().to(u.dtype)
         states = (b[None] * to_end[..., None]).transpose(-1, -2) @ u  # heads, chunks, state, dim
         ends = total[..., -1].cumsum(-1)
-        ends = F.pad(ends, (1, 0))
+        ends = functional.pad(ends, (1, 0))
         carried = (ends[:, 1:, None] - ends[:, None, 1:]).masked_fill(
             torch.ones(chunks, chunks, dtype=torch.bool, device=x.device).triu(), -math.inf
         )
         before = (carried.exp().to(u.dtype) @ states.flatten(2)).view(states.shape)
         across = (c[None] * total.exp().to(u.dtype)[..., None]) @ before
         y = (inside + across).permute(1, 2, 0, 3).reshape(tokens, width)
-        return F.linear(_rms(y * F.silu(z), weight), out)
+        return functional.linear(_rms(y * functional.silu(z), weight), out)
 
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=new.device).triu(1)
     project = new.weight(2 * width + 2 * state + heads, width)
@@ -498,9 +512,9 @@ def mlp_step(new, rows=16384, width=1024, classes=1000):
     """Three layers with GELU and dropout's mask given, cross entropy, gradients, one step of SGD."""
 
     def loss(w1, b1, w2, b2, w3, b3, x, keep, labels):
-        x = F.gelu(F.linear(x, w1, b1))
-        x = F.gelu(F.linear(x * keep / 0.9, w2, b2))
-        return F.cross_entropy(F.linear(x, w3, b3), labels)
+        x = functional.gelu(functional.linear(x, w1, b1))
+        x = functional.gelu(functional.linear(x * keep / 0.9, w2, b2))
+        return functional.cross_entropy(functional.linear(x, w3, b3), labels)
 
     def function(*tensors):
         value, *grads = gradients(loss, 6)(*tensors)
@@ -524,8 +538,8 @@ def conv_stem(new, images=64, size=224, channels=64):
     """ResNet's first layers: convolution, batch norm, ReLU, max pooling."""
 
     def function(x, weight, mean, variance, gamma, beta):
-        x = F.batch_norm(F.conv2d(x, weight, stride=2, padding=3), mean, variance, gamma, beta)
-        return F.max_pool2d(F.relu(x), 3, stride=2, padding=1)
+        x = functional.batch_norm(functional.conv2d(x, weight, stride=2, padding=3), mean, variance, gamma, beta)
+        return functional.max_pool2d(functional.relu(x), 3, stride=2, padding=1)
 
     return function, (new(images, 3, size, size), new.weight(channels, 3, 7, 7), *_batch_norm(new, channels))
 
@@ -535,9 +549,9 @@ def resnet_bottleneck(new, images=64, size=56, width=64):
     """1x1, 3x3, 1x1 with batch norm and ReLU, and the residual."""
 
     def function(x, w1, w2, w3, *norms):
-        y = F.relu(F.batch_norm(F.conv2d(x, w1), *norms[:4]))
-        y = F.relu(F.batch_norm(F.conv2d(y, w2, padding=1), *norms[4:8]))
-        return F.relu(F.batch_norm(F.conv2d(y, w3), *norms[8:]) + x)
+        y = functional.relu(functional.batch_norm(functional.conv2d(x, w1), *norms[:4]))
+        y = functional.relu(functional.batch_norm(functional.conv2d(y, w2, padding=1), *norms[4:8]))
+        return functional.relu(functional.batch_norm(functional.conv2d(y, w3), *norms[8:]) + x)
 
     weights = new.weight(width, 4 * width, 1, 1), new.weight(width, width, 3, 3), new.weight(4 * width, width, 1, 1)
     norms = *_batch_norm(new, width), *_batch_norm(new, width), *_batch_norm(new, 4 * width)
@@ -549,9 +563,11 @@ def resnet_step(new, images=64, size=28, width=128):
     """A basic block, batch norm of its own batch, forward and backward."""
 
     def loss(x, w1, w2, g1, b1, g2, b2, upstream):
-        y = F.relu(F.batch_norm(F.conv2d(x, w1, padding=1), None, None, g1, b1, training=True))
-        y = F.batch_norm(F.conv2d(y, w2, padding=1), None, None, g2, b2, training=True)
-        return (F.relu(y + x) * upstream).sum()
+        y = functional.relu(
+            functional.batch_norm(functional.conv2d(x, w1, padding=1), None, None, g1, b1, training=True)
+        )
+        y = functional.batch_norm(functional.conv2d(y, w2, padding=1), None, None, g2, b2, training=True)
+        return (functional.relu(y + x) * upstream).sum()
 
     x, upstream = new(images, width, size, size), new(images, width, size, size)
     weights = new.weight(width, width, 3, 3), new.weight(width, width, 3, 3)
@@ -563,9 +579,13 @@ def squeeze_excite(new, images=64, size=28, width=256):
     """MobileNet's block: depthwise convolution, hard swish, and a gate on the channels."""
 
     def function(x, depth, mean, variance, gamma, beta, down, up, point):
-        y = F.hardswish(F.batch_norm(F.conv2d(x, depth, padding=1, groups=width), mean, variance, gamma, beta))
-        gate = F.hardsigmoid(F.linear(F.relu(F.linear(y.mean(dim=(2, 3)), down)), up))
-        return x + F.conv2d(y * gate[:, :, None, None], point)
+        y = functional.hardswish(
+            functional.batch_norm(functional.conv2d(x, depth, padding=1, groups=width), mean, variance, gamma, beta)
+        )
+        gate = functional.hardsigmoid(
+            functional.linear(functional.relu(functional.linear(y.mean(dim=(2, 3)), down)), up)
+        )
+        return x + functional.conv2d(y * gate[:, :, None, None], point)
 
     norm = _batch_norm(new, width)
     gates = new.weight(width // 4, width), new.weight(width, width // 4)
@@ -583,9 +603,9 @@ def unet_block(new, images=8, channels=320, size=64):
     """GroupNorm, SiLU, convolution, twice, with the time's embedding between and the residual after."""
 
     def function(x, time, g1, b1, w1, c1, project, bias, g2, b2, w2, c2):
-        y = F.conv2d(F.silu(F.group_norm(x, 32, g1, b1)), w1, c1, padding=1)
-        y = y + F.linear(F.silu(time), project, bias)[:, :, None, None]
-        y = F.conv2d(F.silu(F.group_norm(y, 32, g2, b2)), w2, c2, padding=1)
+        y = functional.conv2d(functional.silu(functional.group_norm(x, 32, g1, b1)), w1, c1, padding=1)
+        y = y + functional.linear(functional.silu(time), project, bias)[:, :, None, None]
+        y = functional.conv2d(functional.silu(functional.group_norm(y, 32, g2, b2)), w2, c2, padding=1)
         return x + y
 
     convs = [(*new.norm(channels), new.weight(channels, channels, 3, 3), new(channels)) for _ in range(2)]
@@ -598,8 +618,8 @@ def unet_up(new, images=8, channels=320, size=32):
     """Upsampling, the skip connection concatenated, convolution, SiLU."""
 
     def function(x, skip, weight, bias):
-        x = torch.cat((F.interpolate(x, scale_factor=2.0, mode="nearest"), skip), dim=1)
-        return F.silu(F.conv2d(x, weight, bias, padding=1))
+        x = torch.cat((functional.interpolate(x, scale_factor=2.0, mode="nearest"), skip), dim=1)
+        return functional.silu(functional.conv2d(x, weight, bias, padding=1))
 
     skip = new(images, channels, 2 * size, 2 * size)
     return function, (new(images, channels, size, size), skip, new.weight(channels, 2 * channels, 3, 3), new(channels))
