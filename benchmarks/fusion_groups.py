@@ -37,6 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.fusion_models import GRAPHS, Tensors
 from benchmarks.run import date_and_versions
 from helpers.instruments.timing import benchmark_together
+from helpers.instruments.traffic import measure as measure_traffic
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = 20
@@ -191,7 +192,19 @@ def measure(name: str, small: bool, lock) -> dict:
         times = benchmark_together(both, runs=RUNS, graphs=not graph.training)
         row["gpu"] = {way: asdict(timing) for way, timing in times.items()}
         row["launched"] = {way: _profiled(each) for way, each in both.items()}
+        try:
+            row["metered_small"] = metered(graph, device)
+        except Exception as error:
+            row["metered_small"] = {"failed": f"{type(error).__name__}: {error}"[:300]}
     return row
+
+
+def metered(graph, device: str) -> dict:
+    """Bytes and launches that the traffic meter counts at the small sizes, of the operators that this device has."""
+    function, inputs = graph.build(device, small=True)
+    with torch.set_grad_enabled(graph.training):
+        traffic = measure_traffic(function, *inputs)
+    return {name: getattr(traffic, name) for name in ("bytes_read", "bytes_written", "launches")}
 
 
 def timeline(lock) -> dict:
