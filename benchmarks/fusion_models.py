@@ -492,7 +492,7 @@ def mamba_block(new, tokens=4096, heads=32, dim=64, state=64, chunk=64):
         states = (b[None] * to_end[..., None]).transpose(-1, -2) @ u  # heads, chunks, state, dim
         ends = total[..., -1].cumsum(-1)
         ends = functional.pad(ends, (1, 0))
-        carried = (ends[:, 1:, None] - ends[:, None, 1:]).masked_fill(
+        carried = (ends[:, :-1, None] - ends[:, None, 1:]).masked_fill(
             torch.ones(chunks, chunks, dtype=torch.bool, device=x.device).triu(), -math.inf
         )
         before = (carried.exp().to(u.dtype) @ states.flatten(2)).view(states.shape)
