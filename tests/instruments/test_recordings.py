@@ -48,6 +48,15 @@ def test_figures_of_several_runs_say_so_and_a_table_of_one_names_that_run():
     assert "PyTorch 2.11.0+cu130, Triton 3.6.0, 2026-11-21" in both.table("add_gelu", "float32")
 
 
+def test_an_experiment_that_is_added_changes_no_ceiling():
+    h200 = recorded("h200")
+    later = {**h200.runs[-1], "ceilings": dict.fromkeys(h200.runs[-1]["ceilings"], 1.0)}
+    added = dataclasses.replace(h200, runs=[*h200.runs, later])
+    assert (added.copy_bandwidth, added.matrix_rate) == (h200.copy_bandwidth, h200.matrix_rate)
+    timed = dataclasses.replace(added, rows=[*h200.rows, {"run": len(h200.runs)}])
+    assert (timed.copy_bandwidth, timed.matrix_rate) == (1.0, 1.0)
+
+
 def test_the_recorded_add_gelu_meets_its_targets():
     """At least 97 % of the copy bandwidth at 100M fp32 elements; no slower than torch.compile at 1M and 10M."""
     h200 = recorded("h200")
