@@ -34,6 +34,9 @@ import triton
 from tqdm import tqdm
 
 from benchmarks import (
+    attention_claims,
+    attention_decode,
+    attention_steps,
     chains,
     cuda_four_ways,
     dice,
@@ -97,6 +100,13 @@ EXPERIMENTS = {
     "waves": inside_an_sm.measure_waves,
     "banks": inside_an_sm.measure_banks,
     "sm_counters": sm_counters.measure,
+    "attention_causal": attention_steps.measure_causal,
+    "attention_exponentials": attention_steps.measure_exponentials,
+    "attention_decode": attention_decode.measure,
+    "attention_three": attention_claims.measure_three,
+    "attention_compiled": attention_claims.measure_compiled,
+    "attention_training": attention_claims.measure_training,
+    "attention_lengths": attention_claims.measure_lengths,
 }
 
 
