@@ -6,6 +6,9 @@ __getattr__, __dir__ = room(
     __name__,
     {
         "banks": "banks_explorer",
+        "attention_lengths": "lengths_explorer",
+        "attention_tiles": "tiles_explorer",
+        "attention_units": "units_explorer",
         "blocks": "blocks_chart",
         "dropout_mask": "Draw mask_chart",
         "lanes": "lanes_chart",
