@@ -27,6 +27,9 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.over_fusion import STEPS
+from helpers.figures.attention_lengths import TOKENS as SEQUENCES
+from helpers.figures.attention_tiles import TOKENS as SQUARES
+from helpers.figures.attention_units import DIMS
 from helpers.figures.banks import WIDTHS
 from helpers.figures.launch_overhead import ELEMENTS
 from helpers.figures.occupancy import THREADS
@@ -121,6 +124,15 @@ EXPLORERS = {
         "from helpers.figures.wide_rows import wide_rows_explorer\nwide_rows_explorer(columns=1024)",
         COLUMNS,
         "A row of {:,} ".format,
+    ),
+    "attention lengths": Explorer(
+        "from helpers.figures import lengths_explorer\nlengths_explorer(tokens=128)", SEQUENCES, " {:,} tokens: ".format
+    ),
+    "attention tiles": Explorer(
+        "from helpers.figures import tiles_explorer\ntiles_explorer(tokens=128)", SQUARES, "{:,} tokens: ".format
+    ),
+    "attention units": Explorer(
+        "from helpers.figures import units_explorer\nunits_explorer(dim=16)", DIMS, "Heads of {}: ".format
     ),
 }
 

@@ -5,6 +5,7 @@ them), softmax and the second product follow; two N x N matrices a head are ther
 the output goes out, each once.
 """
 
+import functools
 from dataclasses import dataclass
 
 import ipywidgets as widgets
@@ -68,12 +69,12 @@ class Attention:
     dim: int
     causal: bool
 
-    @property
+    @functools.cached_property
     def costs(self) -> dict[str, Cost]:
         versions = attention_launches(self.tokens, self.heads, self.dim, self.causal)
         return {name: cost(getattr(versions, name), self.device, DTYPE) for name in VERSIONS}
 
-    @property
+    @functools.cached_property
     def values(self) -> dict[str, dict[str, float]]:
         """Panel -> version -> value."""
         found = self.costs

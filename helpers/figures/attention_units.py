@@ -1,5 +1,6 @@
 """Which units attention keeps busy: times for pairs of a query and a key, by unit, and the live chart."""
 
+import functools
 from dataclasses import dataclass
 
 import ipywidgets as widgets
@@ -31,7 +32,7 @@ class Units:
     dim: int
     tokens: int
 
-    @property
+    @functools.cached_property
     def times(self) -> dict[str, float]:
         """Unit -> seconds at least for PAIRS pairs of a query and a key; in fp8, q, k, v and out are half the bytes."""
         (launch,) = attention_launches(self.tokens, 1, self.dim, False).fused

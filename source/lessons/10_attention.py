@@ -1,0 +1,1096 @@
+# %% [markdown]
+# # 10 Attention: the matrix that need not exist
+#
+# Attention compares each of N tokens with each other one. That makes N × N scores a head, and written out as PyTorch
+# lets you write it, they go out to memory and come back several times. Twice the tokens, four times the scores: at some
+# length nothing else matters, and a little later they do not fit at all. Yet what attention *returns* is no larger than
+# what it was given. **Must the matrix ever exist?**
+#
+# After this lesson you can
+#
+# - write scores, mask and softmax as one kernel, and handle a query that sees no key;
+# - derive FlashAttention from online softmax, and say which test misses a forgotten rescaling;
+# - say what is linear in N, what is still quadratic, and which of the two you pay for;
+# - skip what a causal mask hides, and say why that does not halve the time;
+# - find the unit that limits attention, and why exponentials rank with products;
+# - say what FlashAttention 2, 3 and 4 changed, and what a compiler can do instead;
+# - tell why decoding one token is another problem, and split its keys among programs.
+#
+# About 75 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to exercises
+# [10](../exercises/10_attention_scores.ipynb) and [10b](../exercises/10b_flash_attention.ipynb).
+
+# %%
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional as F
+
+from helpers.instruments import measure
+from helpers.learning import predict_first, predictions, self_test
+from kernels import runtime
+
+device = "cuda" if runtime.has_gpu() else "cpu"
+
+
+def random_inputs(heads, tokens, d):
+    same = torch.Generator().manual_seed(0)  # the same numbers on every machine
+    return [torch.randn(heads, tokens, d, generator=same).half().to(device) for _ in range(3)]
+
+
+# %% [markdown]
+# ## What it costs written out
+#
+# A *query* asks, the *keys* answer, and what they are weighed for are the *values*: three matrices q, k and v, a row a
+# token, for each head. In formulas, with $d$ columns a head:
+#
+# $$s = \frac{q\,k^T}{\sqrt d}, \qquad p = \text{softmax}(s), \qquad o = p\,v$$
+
+
+# %%
+def written_out(q, k, v):
+    s = q @ k.mT
+    s = s * q.shape[-1] ** -0.5
+    p = torch.softmax(s, dim=-1)
+    return p @ v
+
+
+# %% [markdown]
+# **How many bytes does this move for each of the N × N scores, in 16 bits?** Go through the four launches, and count
+# only what has N × N elements.
+
+# %%
+score_bytes = predict_first("bytes a score, attention written out", unit="B")
+score_bytes
+
+# %%
+two_heads = random_inputs(heads=2, tokens=256, d=64)
+unfused = measure(written_out, *two_heads)
+print(unfused.launch_table())
+small = 4 * two_heads[0].nbytes  # q, k and v in, the output out
+score_bytes.compare((unfused.bytes_total - small) / (2 * 256 * 256))
+
+# %% [markdown]
+# And they take over as the sequence grows:
+
+# %%
+for tokens in (64, 128, 256, 512, 1024):
+    moved = measure(written_out, *random_inputs(1, tokens, 64)).bytes_total
+    print(f"{tokens:5} tokens: {moved / 1e6:6.2f} MB, {12 * tokens**2 / moved:4.0%} of them scores")
+
+# %% [markdown]
+# ## Scores, mask and softmax in one kernel
+#
+# Lesson 08 multiplied tiles, lesson 06 had a softmax row in a program. Put together: a program takes a tile of queries
+# and all keys, so it owns whole rows of scores. Nothing need be written but the probabilities. First the two moves that
+# all kernels here make: fetch a tile of rows, and put one back.
+
+
+# %%
+@triton.jit
+def tile(ptr, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
+    row, col = first + tl.arange(0, ROWS), tl.arange(0, D)
+    return tl.load(ptr + row[:, None] * D + col[None, :], mask=(row < tokens)[:, None], other=0.0)
+
+
+@triton.jit
+def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
+    row, col = first + tl.arange(0, ROWS), tl.arange(0, D)
+    tl.store(ptr + row[:, None] * D + col[None, :], x.to(ptr.dtype.element_ty), mask=(row < tokens)[:, None])
+
+
+# %% [markdown]
+# Two masks are usual. A **causal** one: a query sees no key that comes after it. And **padding**: sequences in a batch
+# differ in length, and some keys at an end are none. Both become scores of minus infinity, before the maximum is taken.
+# What a query sees is a function of its own, so that we can exchange it:
+
+
+# %%
+@triton.jit
+def sees(query, key, real_ptr, tokens):
+    real = tl.load(real_ptr + query, mask=query < tokens, other=0) != 0
+    return (key[None, :] <= query[:, None]) & real[:, None]
+
+
+# %%
+@triton.jit
+def rows_kernel(q_ptr, k_ptr, real_ptr, p_ptr, tokens, scale, SEES: tl.constexpr,
+                D: tl.constexpr, M: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
+    start, head = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    q = tile(q_ptr + head * tokens * D, start, tokens, D, M)
+    k = tile(k_ptr + head * tokens * D, 0, tokens, D, ALL)
+    query, key = start + tl.arange(0, M), tl.arange(0, ALL)
+    s = tl.where(SEES(query, key, real_ptr, tokens), tl.dot(q, k.T) * scale, -float("inf"))
+    e = tl.exp(s - tl.max(s, axis=1)[:, None])
+    p = e / tl.sum(e, axis=1)[:, None]
+    at = (head * tokens + query[:, None]) * tokens + key[None, :]
+    tl.store(p_ptr + at, p, mask=(query[:, None] < tokens) & (key[None, :] < tokens))
+
+
+# %%
+def probabilities(kernel, sees, real):
+    heads, tokens, d = few_q.shape
+    p = torch.empty(heads, tokens, tokens, device=device)
+    options = {"SEES": sees, "D": d, "M": 16, "ALL": triton.next_power_of_2(tokens)}
+    kernel[(triton.cdiv(tokens, 16), heads)](few_q, few_k, real, p, tokens, d**-0.5, **options)
+    return p
+
+
+few_q, few_k, _ = random_inputs(heads=2, tokens=100, d=32)
+number = torch.arange(100, device=device)
+later = number[None, :] > number[:, None]
+expected = torch.softmax(((few_q @ few_k.mT).float() / 32**0.5).masked_fill(later, -torch.inf), dim=-1)
+with_all = measure(probabilities, rows_kernel, sees, number >= 0)
+print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
+print(with_all)
+
+# %% [markdown]
+# One launch, right, and what it writes is the result. (`tl.dot` multiplies tiles of 16 and more, on tensor cores, and
+# adds up in fp32. The result is fp32 too: who asks for probabilities mostly wants them exact.)
+#
+# Now with padding. First let the **last** forty keys be none, then the **first** forty, as in a batch of prompts that
+# all end at the same place. In both cases sixty queries are real, and each has weights that add up to 1. **How much of
+# their sixty goes to padding in the second case?** Do not run on yet: read `sees` once more.
+
+# %%
+padding_weight = predict_first("weight that 60 real queries give to 40 padding keys before them", unit="")
+padding_weight
+
+# %%
+behind, before = number < 60, number >= 40
+for name, real in (("behind", behind), ("before", before)):
+    p = probabilities(rows_kernel, sees, real)[0]
+    print(f"padding {name}: {p[real][:, ~real].sum().item():.1f} of 60 goes there;", end=" ")
+    print(f"rows that are not a number: {p.isnan().any(dim=-1).sum().item()}")
+padding_weight.compare(probabilities(rows_kernel, sees, before)[0][before][:, ~before].sum().item())
+
+# %% [markdown]
+# The mask was asked for the *query*, and it is the *key* that must be real. It is a common slip, and it hides: with
+# padding behind, the causal mask covers for it, and a test with all keys real sees nothing. The cure is one word:
+
+
+# %%
+@triton.jit
+def sees_keys(query, key, real_ptr, tokens):
+    real = tl.load(real_ptr + key, mask=key < tokens, other=0) != 0
+    return (key[None, :] <= query[:, None]) & real[None, :]
+
+
+# %%
+p_before = probabilities(rows_kernel, sees_keys, before)[0]
+print(f"padding before: {p_before[before][:, ~before].sum().item():.1f} of 60 goes there;", end=" ")
+print(f"rows that are not a number: {p_before.isnan().any(dim=-1).sum().item()}")
+
+# %% [markdown]
+# What remains are rows of queries that see **no key at all**. Their maximum is minus infinity, `-inf - -inf` is not a
+# number, and so is 0 divided by 0. PyTorch's softmax does the same. Nobody looks at these rows, and still they do harm:
+# later they are multiplied by 0, and 0 times NaN is NaN. `scaled_dot_product_attention` gives zeros instead, and so do
+# the kernels of this course. It takes two lines: **a maximum of minus infinity counts as 0, a sum of 0 as 1**.
+
+
+# %%
+@triton.jit
+def safe_rows_kernel(q_ptr, k_ptr, real_ptr, p_ptr, tokens, scale, SEES: tl.constexpr,
+                     D: tl.constexpr, M: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
+    start, head = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    q = tile(q_ptr + head * tokens * D, start, tokens, D, M)
+    k = tile(k_ptr + head * tokens * D, 0, tokens, D, ALL)
+    query, key = start + tl.arange(0, M), tl.arange(0, ALL)
+    s = tl.where(SEES(query, key, real_ptr, tokens), tl.dot(q, k.T) * scale, -float("inf"))
+    peak = tl.max(s, axis=1)
+    e = tl.exp(s - tl.where(peak == -float("inf"), 0.0, peak)[:, None])
+    total = tl.sum(e, axis=1)
+    p = e / tl.where(total == 0.0, 1.0, total)[:, None]
+    at = (head * tokens + query[:, None]) * tokens + key[None, :]
+    tl.store(p_ptr + at, p, mask=(query[:, None] < tokens) & (key[None, :] < tokens))
+
+
+# %%
+p_safe = probabilities(safe_rows_kernel, sees_keys, before)
+hidden = later | ~before
+identity = torch.eye(100, device=device).half().expand(2, 100, 100)
+theirs = F.scaled_dot_product_attention(few_q, few_k, identity, attn_mask=~hidden)
+print("rows of zeros:", (p_safe[0].sum(dim=-1) == 0).sum().item(), " NaN:", p_safe.isnan().any().item())
+print("as PyTorch's:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
+
+# %% [markdown]
+# (Attention with the identity for values returns its own weights: a handy way to look at them.)
+#
+# **A row too long.** Here a program holds all keys and all scores of its rows. The compiler says how far that goes,
+# with eight warps and heads of 64:
+
+# %% tags=["nbval-ignore-output"]
+from helpers.instruments import compile_for
+
+for tokens in (256, 512, 1024):
+    x = torch.empty(16, tokens, 64, dtype=torch.float16, device="meta")
+    flags, out = torch.empty(tokens, dtype=torch.bool, device="meta"), x.new_empty(16, tokens, tokens).float()
+    options = {"SEES": sees_keys, "D": 64, "M": 16, "ALL": tokens, "num_warps": 8}
+    made = compile_for(safe_rows_kernel, x, x, flags, out, tokens, 0.125, device="H200", **options)
+    print(f"{tokens:5} tokens: {made.registers:3} registers, {made.shared_memory // 1024} KB, {made.occupancy()}")
+
+# %% [markdown]
+# Beyond that the keys must come in tiles, and a row's maximum and sum must be found **online**, as lesson 06 did for
+# one row: now for a column of rows at once, each with a maximum and a sum of its own.
+
+
+# %%
+@triton.jit
+def row_sums_kernel(q_ptr, k_ptr, real_ptr, lse_ptr, tokens, scale, SEES: tl.constexpr,
+                    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    start, head = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    q = tile(q_ptr + head * tokens * D, start, tokens, D, M)
+    query = start + tl.arange(0, M)
+    peak, total = tl.full((M,), -float("inf"), tl.float32), tl.zeros((M,), tl.float32)
+    for first in range(0, tokens, N):
+        key = first + tl.arange(0, N)
+        k = tile(k_ptr + head * tokens * D, first, tokens, D, N)
+        s = tl.where(SEES(query, key, real_ptr, tokens), tl.dot(q, k.T) * scale, -float("inf"))
+        higher = tl.maximum(peak, tl.max(s, axis=1))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing seen yet: not -inf - -inf
+        total = total * tl.exp(peak - base) + tl.sum(tl.exp(s - base[:, None]), axis=1)
+        peak = higher
+    tl.store(lse_ptr + head * tokens + query, peak + tl.log(total), mask=query < tokens)
+
+
+# %%
+lse = torch.empty(2, 100, device=device)
+row_sums_kernel[(7, 2)](few_q, few_k, before, lse, 100, 32**-0.5, SEES=sees_keys, D=32, M=16, N=32)
+few_s = ((few_q @ few_k.mT).float() / 32**0.5).masked_fill(hidden, -torch.inf)
+print("logarithms of the sums, as PyTorch's:", torch.allclose(lse, few_s.logsumexp(dim=-1), atol=2e-3))
+
+# %% [markdown]
+# What is missing is a second walk that computes **the same scores again** and writes `exp(s - peak) / total`.
+# [Exercise 10](../exercises/10_attention_scores.ipynb) asks for the whole. Why again, and not kept? A score costs `2 d`
+# operations on tensor cores. Kept in memory, it costs four bytes out and four bytes back. **On an H200, with heads of
+# 64: how many times longer do the bytes take than the arithmetic?** <!-- given four bytes: a score in fp32 -->
+
+# %%
+again = predict_first("times longer: a score kept against a score computed again, H200", unit="times")
+again
+
+# %%
+from helpers.instruments import DEVICES, Roofline
+
+roof = Roofline(DEVICES["H200"], "fp16")
+again.compare((8 / roof.bandwidth) / (2 * 64 / roof.peak))
+
+# %% [markdown]
+# Recomputing is the cheaper way, by far. It is the first half of the idea of this lesson. The catalogue's kernel does
+# it so, and this is **claim: "attention scores, fused: 2 to 3 times faster."** On an H200, in bf16, with fp32 results
+# (the last field says whether it is causal):
+
+# %%
+from helpers.instruments import recorded
+
+h200 = recorded("h200")
+print(h200.table("attention_scores", "bfloat16"))
+
+# %%
+for flag in (False, True):
+    times = h200.times("attention_scores", (4, 16, 2048, 64, flag), "bfloat16")
+    against = {name: times[name].median / times["fused"].median for name in ("eager", "torch.compile")}
+    print(
+        "causal" if flag else "full  ", *(f"{ratio:.1f} times faster than {name};" for name, ratio in against.items())
+    )
+
+# %% [markdown]
+# **Verdict: fair against torch.compile, too modest against PyTorch line by line.** Whoever writes a causal mask as one
+# does, with `masked_fill`, adds launches over N × N; the compiler fuses mask and softmax, and leaves the product apart.
+#
+# ## Nobody asked for the probabilities
+#
+# They are only wanted to weigh values with. A program that has a tile of them may multiply it with its tile of values
+# at once, add the product to what it has, **and forget it**:
+#
+# $$o_i = \frac{\sum_j e^{s_{ij} - m_i}\, v_j}{\sum_j e^{s_{ij} - m_i}}$$
+#
+# Numerator and denominator are both sums over the keys, so both can grow tile by tile. `acc` is the numerator, a row of
+# $d$ numbers a query, `total` the denominator. How they take in a tile is a function of its own again. A first version:
+
+
+# %%
+@triton.jit
+def take_in(peak, total, acc, s, v):
+    higher = tl.maximum(peak, tl.max(s, axis=1))
+    p = tl.exp(s - higher[:, None])
+    return higher, total + tl.sum(p, axis=1), tl.dot(p.to(v.dtype), v, acc)
+
+
+# %%
+@triton.jit
+def flash_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale, TAKE_IN: tl.constexpr,
+                 D: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    start, head = tl.program_id(0) * M, tl.program_id(1).to(tl.int64) * tokens * D
+    q = tile(q_ptr + head, start, tokens, D, M)
+    peak, total = tl.full((M,), -float("inf"), tl.float32), tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, D), tl.float32)
+    for first in range(0, tokens, N):
+        k, v = tile(k_ptr + head, first, tokens, D, N), tile(v_ptr + head, first, tokens, D, N)
+        inside = first + tl.arange(0, N) < tokens
+        s = tl.where(inside[None, :], tl.dot(q, k.T) * scale, -float("inf"))
+        peak, total, acc = TAKE_IN(peak, total, acc, s, v)
+    put(o_ptr + head, acc / total[:, None], start, tokens, D, M)
+
+
+# %%
+def flash(take_in, q, k, v, m=64, n=64):
+    heads, tokens, d = q.shape
+    o = torch.empty_like(q)
+    grid = (triton.cdiv(tokens, m), heads)
+    flash_kernel[grid](q, k, v, o, tokens, d**-0.5, TAKE_IN=take_in, D=d, M=m, N=n)
+    return o
+
+
+def exact(q, k, v):
+    return (torch.softmax(q.double() @ k.double().mT / q.shape[-1] ** 0.5, dim=-1) @ v.double()).float()
+
+
+one_tile = random_inputs(heads=2, tokens=64, d=64)
+print("right:", torch.allclose(flash(take_in, *one_tile).float(), exact(*one_tile), atol=1e-3))
+
+# %% [markdown]
+# Right. But those were 64 tokens, and a tile has 64 keys: one tile. Two tests more, over several tiles. One takes
+# **values that are all 1**: whatever the weights, they add up to 1, and so must the result. **In how many of the three
+# rows below does that test notice anything?**
+
+# %%
+noticed = predict_first("times that values of 1 betray the first version, of three", unit="")
+noticed
+
+# %%
+caught = 0
+for tokens in (64, 128, 320):
+    q, k, v = random_inputs(1, tokens, 64)
+    ones_off = (flash(take_in, q, k, torch.ones_like(v)).float() - 1).abs().max().item()
+    error = (flash(take_in, q, k, v).float() - exact(q, k, v)).abs().max().item()
+    caught += ones_off > 1e-3
+    print(f"{tokens:4} tokens, {tokens // 64} tiles: values of 1 off by {ones_off:.4f}, random values by {error:.4f}")
+noticed.compare(caught)
+
+# %% [markdown]
+# The weights do add up, they are just **the wrong weights**. When a later tile raises the maximum, what was summed
+# before stands there too large, in `acc` and in `total` alike, and in the quotient the same wrong factor cancels. Each
+# tile has its own sum of weights, but early tiles count for more than they should. On the first tile there is no
+# before: that is why it was right. Add a slope to the scores, and early keys win that should have lost:
+
+# %%
+place = torch.arange(256, device=device).half()
+slope_q, slope_k, _ = random_inputs(1, 256, 64)
+slope_q[..., 0], slope_k[..., 0] = 16.0, place / 32  # later keys score higher
+slope_v = (place / 256)[None, :, None].expand(1, 256, 64).contiguous()  # the answer says where the weight lies
+slope = slope_q, slope_k, slope_v
+for name, o in (("first version", flash(take_in, *slope)), ("exact", exact(*slope))):
+    print(f"{name:13} the weight lies at {o.float().mean().item():.2f} of the sequence, on average")
+
+# %% [markdown]
+# The cure is lesson 06's, once more, and for both sums: multiply by $e^{m - M}$ what was summed under the old maximum
+# $m$ when the new one is $M$.
+
+
+# %%
+@triton.jit
+def rescales(peak, total, acc, s, v):
+    higher = tl.maximum(peak, tl.max(s, axis=1))
+    shrink = tl.exp(peak - higher)
+    p = tl.exp(s - higher[:, None])
+    total = total * shrink + tl.sum(p, axis=1)
+    return higher, total, tl.dot(p.to(v.dtype), v, acc * shrink[:, None])
+
+
+# %%
+print(f"with a slope: {flash(rescales, *slope).float().mean().item():.2f}")
+for tokens in (64, 100, 320):
+    inputs = random_inputs(1, tokens, 64)
+    error = (flash(rescales, *inputs).float() - exact(*inputs)).abs().mean().item()
+    theirs = (written_out(*inputs).float() - exact(*inputs)).abs().mean().item()
+    nearer = error < min(theirs, 1e-4)
+    print(f"{tokens:4} tokens: off by less than 0.0001 on average, and by less than written out: {nearer}")
+
+# %% [markdown]
+# This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)): not an approximation,
+# the same numbers in another order, and fewer roundings than written out, as the scores stay in fp32.
+#
+# ## What is linear now, and what is not
+#
+# **How many kilobytes does the fused kernel touch in all, for one head of 64 over 512 tokens?** The matrix alone would
+# have been half a megabyte.
+
+# %%
+touched = predict_first("kB of memory touched, one head of 64, 512 tokens", unit="kB")
+touched
+
+# %%
+print("tokens    written out  fused touches fused asks for")
+for tokens in (128, 256, 512):
+    inputs = random_inputs(1, tokens, 64)
+    apart, fused = measure(written_out, *inputs), measure(flash, rescales, *inputs)
+    sizes = (apart.bytes_total, fused.unique_total, fused.bytes_total)
+    print(f"{tokens:6}" + "".join(f"{size / 1e3:12.1f} kB" for size in sizes))
+touched.compare(fused.unique_total / 1e3)
+
+# %% [markdown]
+# What is touched is q, k, v and the output: twice the tokens, twice the bytes, O(N) where it was O(N²). That is what
+# memory must hold, and what DRAM must deliver. But look at the last column. **Each program reads all keys and values
+# again**; what programs ask for still grows with the square, divided by the queries that a program serves. L2 answers
+# most of it, as programs of a head run side by side. Twice the queries a program, half the questions:
+
+# %%
+for m in (16, 32, 64, 128):
+    asked = measure(flash, rescales, *random_inputs(1, 256, 64), m).bytes_total
+    print(f"256 tokens, {m:3} queries a program: {asked / 1e3:6.1f} kB asked for")
+
+# %% [markdown]
+# So it is also wrong to say that FlashAttention does less: it does *more* arithmetic than the kernels apart, rescaling
+# included. It moves less. And the products are still N × N. Now at sizes where it counts. Move the sliders, with the
+# mouse or the arrow keys; time is the roofline's, of the data sheet's peaks: nobody is faster.
+#
+# 1. At which length does the unfused one no longer fit in an H100? And in an RTX 4090?
+# 2. From which length on does the fused one's time grow with the square of the tokens? What did it wait for before?
+# 3. Take one head only. Do the ratios change? And with heads of 256?
+# 4. Make it causal. Which of the two gains, and what does the other one do?
+
+# %%
+from helpers.figures import lengths_explorer
+
+explorer = lengths_explorer("H100", tokens=8192, heads=32, dim=128)
+explorer
+
+# %% [markdown]
+# <details><summary>What is to be found</summary>1. From 32,768 tokens on, with 32 heads of 128; in an RTX 4090, with
+# less than a third of the memory, from 16,384. 2. From 1,024: before that it waits for memory, and its time is linear;
+# then tensor cores decide. 3. The ratios of memory and bytes are the same for any number of heads. Wider heads have
+# fewer scores for each byte of q, k and v: the ratios fall. 4. The fused one computes half. Written out, a mask is one
+# more trip of the matrix.</details>
+#
+# The chart is a model. Do its bytes agree with the meter's, at three points?
+
+# %%
+from helpers.figures.attention_lengths import attention_launches
+
+for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
+    inputs = random_inputs(heads, tokens, d)
+    versions = attention_launches(tokens, heads, d, causal=False)
+    unfused_model, fused_model = (sum(each.work.bytes for each in of) for of in (versions.unfused, versions.fused))
+    agree = unfused_model == measure(written_out, *inputs).bytes_total
+    print(f"{heads} x {tokens} x {d}: unfused agrees: {agree}, fused:", end=" ")
+    print(fused_model == measure(flash, rescales, *inputs).unique_total)
+
+# %% [markdown]
+# And its times and its memory, with what a real GPU took? Here 16 heads of 128 on an H200, in bf16; `-` did not fit.
+# <!-- given 16 bits: bf16 -->
+
+# %%
+from helpers.figures.attention_lengths import Attention
+from helpers.figures.style import si
+
+print(h200.label)
+print(" tokens        time: at least, took, apart        took, fused      memory: apart    fused")
+for tokens, found in h200.experiment("attention_lengths").items():
+    model = Attention(DEVICES["H200"], tokens, 16, 128, causal=False).costs
+    row = [si(model["unfused"].time, "s"), si(found["eager"].median, "s") if "eager" in found else "-"]
+    row += [si(model["fused"].time, "s"), si(found["fused"].median, "s")]
+    row += [si(found["eager memory"], "B") if "eager" in found else "-", si(found["fused memory"], "B")]
+    print(f"{tokens:7,}" + "".join(f"{each:>12}" for each in row))
+
+# %% [markdown]
+# ## What a causal mask lets you skip
+#
+# A causal mask hides half of the scores. `flash_kernel` with a mask would compute them and throw them away: whole tiles
+# of nothing. A program whose queries end at 128 needs no key after 128, so its loop may stop there. And tiles that lie
+# left of the diagonal need no mask at all. A step of the loop becomes a function, with the mask at choice, and the loop
+# becomes two:
+
+
+# %%
+@triton.jit
+def one_tile(q, k_ptr, v_ptr, start, first, tokens, scale, peak, total, acc,
+             MASKED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    k, v = tile(k_ptr, first, tokens, D, N), tile(v_ptr, first, tokens, D, N)
+    s = tl.dot(q, k.T) * scale
+    if MASKED:
+        key, query = first + tl.arange(0, N), start + tl.arange(0, M)
+        s = tl.where(key[None, :] <= query[:, None], s, -float("inf"))
+    return rescales(peak, total, acc, s, v)
+
+
+# %%
+@triton.jit
+def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale, SKIPS: tl.constexpr, SPLITS: tl.constexpr,
+                  D: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    start = tl.program_id(0) * M
+    head = tl.program_id(1).to(tl.int64) * tokens * D
+    q = tile(q_ptr + head, start, tokens, D, M)
+    peak, total = tl.full((M,), -float("inf"), tl.float32), tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, D), tl.float32)
+    end = tl.minimum(tokens, start + M) if SKIPS else tokens
+    whole = (start + 1) // N * N if SPLITS else 0
+    for first in range(0, whole, N):
+        peak, total, acc = one_tile(
+            q, k_ptr + head, v_ptr + head, start, first, tokens, scale, peak, total, acc, False, D, M, N
+        )
+    for first in range(whole, end, N):
+        peak, total, acc = one_tile(
+            q, k_ptr + head, v_ptr + head, start, first, tokens, scale, peak, total, acc, True, D, M, N
+        )
+    put(o_ptr + head, acc / total[:, None], start, tokens, D, M)
+
+
+# %% [markdown]
+# (No row is without a key here: each sees itself, and the first tile holds a key that all rows see. With padding, the
+# two lines from above must come back.) **At 512 tokens, in tiles of 64 x 64: which share of the tiles is not computed
+# any more?**
+
+# %%
+skipped_share = predict_first("share of the tiles skipped, 512 tokens, tiles of 64 x 64", unit="%")
+skipped_share
+
+
+# %%
+def causal_flash(q, k, v, skips, splits, m=64, n=64):
+    o = torch.empty_like(q)
+    heads, tokens, d = q.shape
+    options = {"SKIPS": skips, "SPLITS": splits, "D": d, "M": m, "N": n}
+    causal_kernel[(triton.cdiv(tokens, m), heads)](q, k, v, o, tokens, d**-0.5, **options)
+    return o
+
+
+long_inputs = random_inputs(1, 512, 64)
+theirs_causal = F.scaled_dot_product_attention(*(x[None].float() for x in long_inputs), is_causal=True)[0]
+walks = {"every tile": (False, False), "up to the diagonal": (True, False), "mask on the diagonal": (True, True)}
+walked = {name: measure(causal_flash, *long_inputs, *walk) for name, walk in walks.items()}
+for name, each in walked.items():
+    right = torch.allclose(each.result.float(), theirs_causal, atol=2e-3)
+    print(f"{name:21} right: {right}, asks for {each.bytes_total / 1e3:6.1f} kB")
+a_tile = 2 * 64 * 64 * 2  # bytes of a tile of k and one of v
+left_out = (walked["every tile"].bytes_total - walked["up to the diagonal"].bytes_total) / a_tile
+skipped_share.compare(100 * left_out / (512 // 64) ** 2)
+
+# %% [markdown]
+# Not half: tiles on the diagonal are computed in full. **How many times faster does stopping at the diagonal make this
+# kernel on an H200, at 4096 tokens, with heads of 64?**
+
+# %%
+skip_gain = predict_first("times faster, up to the diagonal, heads of 64, H200", unit="times")
+skip_gain
+
+# %%
+steps = h200.experiment("attention_causal")
+print(h200.label)
+for d, times in steps.items():
+    for name, time in times.items():
+        print(f"heads of {d:3}: {name:26} {1e6 * time.median:6.0f} us")
+every, stopping, _ = (time.median for time in steps[64].values())
+skip_gain.compare(every / stopping)
+
+# %% [markdown]
+# RECORDED-CAUSAL
+#
+# Now with tiles of your own. What is asked for, and what is computed in vain?
+#
+# 1. Walk up to the diagonal, in tiles of 64 x 64. How does the share in vain change from 128 tokens to 2,048?
+# 2. At 2,048 tokens: 128 queries a program ask for less than 16 do. What do they cost?
+# 3. Queries and keys: which of the two sizes decides how much is asked for, and why not the other?
+# 4. How long is the last program's row of tiles, beside the first one's? In which order would you start them?
+
+# %%
+from helpers.figures import tiles_explorer
+
+tiles = tiles_explorer(tokens=512, m=64, n=64)
+tiles
+
+# %% [markdown]
+# <details><summary>What is to be found</summary>1. From a third to a few hundredths: the diagonal's tiles grow with the
+# tokens, all others with their square. 2. Larger tiles on the diagonal, so more in vain; and fewer programs, which may
+# leave SMs without work. 3. Queries: each program reads the keys it needs once, so fewer programs read them less often.
+# How many keys are read at a time does not change how many are read. 4. As many tiles as there are rows of tiles,
+# against one. The longest first: a long one started last would keep one SM busy while all others are done. The
+# catalogue's kernel does it so.</details>
+#
+# ## What is it waiting for?
+#
+# Not for memory, as the explorer said. Then for the tensor cores? Between the two products each score passes through
+# an **exponential**, and exponentials have units of their own, few of them. For each score, a head of $d$ takes $4d$
+# operations on tensor cores and one exponential. **On an H200, with heads of 64: how long do the exponentials take, in
+# per cent of the products' time?**
+
+# %%
+share_of_products = predict_first("exponentials' time, of the products', heads of 64, H200", unit="%")
+share_of_products
+
+# %%
+special = Roofline(DEVICES["H200"], "special functions")
+for d in (64, 128):
+    products, exponentials = 4 * d / roof.peak, 1 / special.peak
+    took = f"products {1e15 * products:.0f} ns, exponentials {1e15 * exponentials:.0f} ns"
+    print(f"heads of {d:3}, a million scores: {took}")
+share_of_products.compare(100 * (1 / special.peak) / (4 * 64 / roof.peak))
+
+# %% [markdown]
+# Two roofs, nearly level, and a third far above. With heads of 64 exponentials cost as much as both products, with
+# heads of 128 half of it. If tensor cores and special function units worked one after the other, that would be half of
+# the time, or a third. Only if they work **at the same time** does it cost nothing.
+#
+# 1. On an H100: for which heads do exponentials take longer than products?
+# 2. Products in fp8, as FlashAttention-3 has them: where is the balance now?
+# 3. On a B200, with heads of 64 and 128. On an A100?
+# 4. How short must the sequence be for memory to be the limit?
+
+# %%
+from helpers.figures import units_explorer
+
+units = units_explorer("H100", dtype="fp16", dim=64, tokens=8192)
+units
+
+# %% [markdown]
+# <details><summary>What is to be found</summary>1. For heads below 64. 2. Twice the rate of products: exponentials are
+# the limit up to heads of 96, and nearly as long as the products at 128. 3. On a B200 they take nearly twice as long as the
+# products at 64, and about as long at 128. On an A100 its slower tensor cores decide, with heads of 64 as well. 4. With
+# heads of 64, 512 tokens on an H100; with 1,024 products are the limit already.</details>
+#
+# A roof is a model; take the exponentials away and see. A kernel that uses the score itself where `exp2` stood computes
+# nonsense, as fast as if exponentials were free:
+#
+# **How many times faster is full attention without exponentials, heads of 64, H200?**
+
+# %%
+without = predict_first("times faster without exponentials, heads of 64, H200", unit="times")
+without
+
+# %%
+taken_away = h200.experiment("attention_exponentials")
+print(h200.label)
+for d, times in taken_away.items():
+    print(f"heads of {d:3}: " + ", ".join(f"{name} {1e6 * time.median:.0f} us" for name, time in times.items()))
+without.compare(taken_away[64]["special function units"].median / taken_away[64]["left out"].median)
+
+# %% [markdown]
+# RECORDED-EXPONENTIALS
+#
+# One thing comes free of charge. A GPU has no `exp`, only powers of two: `tl.exp(x)` is `exp2` of `x` times
+# $\log_2 e$. The score is multiplied by the scale anyway. Multiply it by the scale times $\log_2 e$, once, and take
+# `exp2`: **how many multiplications fewer does the loop hold?** (All kernels of the catalogue do so.)
+
+
+# %%
+@triton.jit
+def rescales_in_base_2(peak, total, acc, s, v):
+    higher = tl.maximum(peak, tl.max(s, axis=1))
+    shrink = tl.exp2(peak - higher)
+    p = tl.exp2(s - higher[:, None])
+    total = total * shrink + tl.sum(p, axis=1)
+    return higher, total, tl.dot(p.to(v.dtype), v, acc * shrink[:, None])
+
+
+# %% tags=["nbval-ignore-output"]
+meta = torch.empty(16, 4096, 64, dtype=torch.float16, device="meta")
+for take in (rescales, rescales_in_base_2):
+    made = compile_for(flash_kernel, *[meta] * 4, 4096, 0.125, device="H200", TAKE_IN=take, D=64, M=64, N=64)
+    counted = ", ".join(f"{made.instructions[name]} {name}" for name in ("FMUL", "FFMA", "MUFU", "HGMMA"))
+    print(f"{take.fn.__name__:19} {counted}")
+
+# %% [markdown]
+# (`MUFU` is the special function units' instruction, `HGMMA` a product on Hopper's tensor cores; each `MUFU` stands for
+# one result a thread, each `HGMMA` for a whole tile of a warp group.)
+#
+# ## FlashAttention 2, 3 and 4
+#
+# The first paper brought tiles, online softmax and recomputation. What has come since is the same arithmetic, better
+# laid out. Each step can be seen here.
+#
+# **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) parallelises over the queries of one
+# head too, where the first had a program a head; it divides once at the end instead of in each tile, and splits the
+# queries, not the keys, among warps, so that they need not exchange sums. Our kernel has all three. How many programs
+# has one sequence with 16 heads for an H200's SMs?
+
+# %%
+sms = DEVICES["H200"].sms
+for tokens in (1024, 8192):
+    print(f"{tokens} tokens: {sms} SMs, {16} programs of a whole head, {16 * tokens // 64} programs of 64 queries")
+
+# %% [markdown]
+# **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is made for Hopper, where
+# loads and products run on their own while warps do something else. Some warps only load (TMA); two groups of others
+# take turns, so that one computes exponentials while the other's products run; and there is a version in fp8. The
+# catalogue's kernel does the first two for heads of 128. Roles show in the machine code: warps that load hand registers
+# to those that compute, `USETMAXREG`, and `UTMALDG` loads a tile.
+
+# %% tags=["nbval-ignore-output"]
+from kernels import CATALOGUE
+
+op = CATALOGUE["flash_attention"]
+arguments, options = op.compile_arguments(1, 16, 4096, 128, False, dtype=torch.float16)
+specialised = compile_for(op.kernel, *arguments, device="H200", **options)
+names = ("UTMALDG", "USETMAXREG", "HGMMA", "MUFU")
+print(", ".join(f"{specialised.instructions.get(name, 0)} {name}" for name in names))
+
+# %% [markdown]
+# **FlashAttention-4** ([Together AI, 2026](https://www.together.ai/blog/flashattention-4)) is for Blackwell, where
+# products became twice as fast and exponentials did not. So it takes a part of the exponentials off the special
+# function units: $2^x$ is $2^{\lfloor x \rfloor}$, which is the exponent of a floating-point number, some bits to set,
+# times $2$ to the rest, which a short polynomial gives with multiply-adds. Is a cubic good enough?
+
+
+# %%
+@triton.jit
+def by_polynomial(x):
+    """2^x for x <= 0 without the special function units: 2^whole is an exponent's bits, 2^part a cubic in 0 to 1."""
+    x = tl.maximum(x, -126.0)
+    whole = tl.floor(x)
+    part = x - whole
+    mantissa = 0.99992522 + part * (0.69583309 + part * (0.22606716 + part * 0.07802446))
+    bits = mantissa.to(tl.int32, bitcast=True) + (whole.to(tl.int32) << 23)
+    return bits.to(tl.float32, bitcast=True)
+
+
+# %%
+@triton.jit
+def polynomial_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + lane, by_polynomial(tl.load(x_ptr + lane)))
+
+
+x = -20 * torch.rand(4096, generator=torch.Generator().manual_seed(0)).to(device)
+y = torch.empty_like(x)
+polynomial_kernel[(4,)](x, y, BLOCK=1024)
+worst = (y.double() / x.double().exp2() - 1).abs().max().item()
+rounding = {"fp16": 2**-11, "bf16": 2**-8}
+print(f"off by {worst:.1e} at most; rounding p to fp16 {rounding['fp16']:.1e}, to bf16 {rounding['bf16']:.1e}")
+
+# %% [markdown]
+# Its error is less than a rounding to 16 bits, which is what becomes of p next. And FlashAttention-4 rescales less
+# often: the running maximum need not be *the* maximum, a number near it will do, as any $c$ did in lesson 06. It moves
+# only when the true one has grown by more than, say, 8 in base 2, and p never exceeds $2^8$. **Of the tiles after a
+# row's first, how many make it rescale without that slack, and how many with it?** On random scores:
+
+
+# %%
+def rescalings(s, slack):
+    """Times a tile that a row's maximum moves, after the first tile; s: (rows, tiles, keys), base 2."""
+    peak, moves = s[:, 0].amax(-1), 0
+    for each in s[:, 1:].amax(-1).T:
+        moved = each > peak + slack
+        peak, moves = torch.where(moved, each, peak), moves + moved.sum().item()
+    return moves / (s.shape[0] * (s.shape[1] - 1))
+
+
+random_scores = torch.randn(512, 64, 64, generator=torch.Generator().manual_seed(0)) * 1.4427
+for slack in (0, 8):
+    print(f"slack {slack}: rescaled in {rescalings(random_scores, slack):.1%} of the tiles")
+
+# %% [markdown]
+# Multiplying `acc` in *every* tile, as our kernel does, is work for nothing in nearly all of them. (A warp can leave it
+# out only if none of its rows needs it, so what is saved is less than it looks.)
+#
+# ## What a compiler can do
+#
+# `torch.compile` fuses what is element by element, and leaves matrix products to a library. So does it have a chance
+# here? It has a list of attention's *patterns*, and exchanges them for `scaled_dot_product_attention`, a fused kernel
+# that somebody wrote by hand. The pass that does it can be run alone. **Does it know attention with a causal mask, as
+# one would write it?**
+
+# %%
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from benchmarks.attention_claims import masked
+from benchmarks.attention_claims import written_out as in_one_line
+
+for name, function in (("full", in_one_line), ("causal", masked)):
+    with torch.no_grad():
+        sample = [torch.empty(2, 4, 128, 64) for _ in range(3)]
+        graph = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*sample)
+        joint_graph_passes(graph)
+    known = any("scaled_dot_product" in str(node.target) for node in graph.graph.nodes)
+    print(f"{name:6} exchanged: {known}, {len(graph.graph.nodes)} nodes left")
+
+# %% [markdown]
+# It does not. Somebody else's hand-written kernel is what makes the first one fast. **Claim: "attention becomes 2 to 3
+# times faster by compilation."** With 96 heads of 64, forward, in fp16, on an H200, compiled with and without those
+# patterns:
+
+# %%
+print(h200.label)
+for tokens, times in h200.experiment("attention_compiled").items():
+    for kind in ("full", "causal"):
+        eager = times[kind].median
+        found = ", ".join(
+            f"{name.split(', ', 1)[1]} {eager / time.median:.1f} times faster"
+            for name, time in times.items()
+            if name.startswith(f"{kind},")
+        )
+        print(f"{tokens:5} tokens, {kind:6} eager {1e6 * eager:6.0f} us: {found}")
+
+# %% [markdown]
+# RECORDED-COMPILED
+#
+# **FlexAttention** is a compiler's answer that knows what attention is. You write what a query sees, or what becomes of
+# a score, as a small Python function, and `torch.compile` puts it into a FlashAttention kernel made from a template.
+# From the function it also finds, beforehand, which tiles are empty. A window of 1024 tokens:
+
+# %%
+from torch.nn.attention.flex_attention import create_block_mask
+
+
+def window(batch, head, query, key):
+    return (query >= key) & (query - key < 1024)
+
+
+block_mask = create_block_mask(window, None, None, 8192, 8192, device="cpu")
+print(f"tiles skipped: {block_mask.sparsity():.0f}%")
+
+# %% [markdown]
+# No kernel of the catalogue has a window; here it is one line. What it costs, beside PyTorch's other ways and ours, on
+# an H200 in bf16 (TFLOP/s, a causal head counted half; the best product reaches as many as the last line says):
+
+# %%
+providers = ("eager", "torch.compile", "FlashAttention-2", "Flex", "cuDNN", "fused")
+print(f"{'shape, causal':26}" + "".join(f"{name:>18}" for name in providers))
+for shape in op.gpu_shapes:
+    times = h200.times("flash_attention", shape, "bfloat16")
+    flops = op.work(shape, torch.bfloat16).flops
+    rates = "".join(f"{flops / times[name].median / 1e12:18.0f}" for name in providers)
+    print(f"{' x '.join(map(str, shape)):26}{rates}")
+print(f"a matrix product: {h200.matrix_rate / 1e12:.0f} TFLOP/s")
+
+# %% [markdown]
+# cuDNN's is the fastest with heads of 128, by a tenth or more; with heads of 64 ours keeps up. `FlashAttention-2` is
+# PyTorch's build of it, made for an A100: on Hopper it leaves half of the tensor cores idle, which is what the third
+# version was for. Flex pays for its generality. And look at torch.compile in the full lines: whose time is it?
+#
+# **Claim: "attention in three operations, fused: 3.33 times faster."** Its conditions are not told. Take the plainest:
+# product, softmax, product, against one kernel, 96 heads of 64, fp16, on an H200. The scaling is done beforehand.
+
+# %%
+print(h200.label)
+for tokens, times in h200.experiment("attention_three").items():
+    apart, fused = times["three operations"].median, times["fused"].median
+    print(f"{tokens:5} tokens: {1e6 * apart:6.0f} us, fused {1e6 * fused:6.0f} us: {apart / fused:.2f} times faster")
+
+# %% [markdown]
+# RECORDED-THREE
+#
+# **Claim: "FlashAttention: 2 to 4 times faster between 128 and 4K tokens."** So its first README says, of an A100:
+# forward and backward pass together, batch 8, 12 heads of 64, against PyTorch written out; and it says "more with
+# masking". The same on an H200, with PyTorch's FlashAttention-2 and with ours:
+
+# %%
+print(h200.label)
+training = h200.experiment("attention_training")
+for kind in ("full", "causal"):
+    for tokens, times in training.items():
+        eager, flash2, ours = (times[f"{kind}, {name}"].median for name in ("eager", "FlashAttention-2", "ours"))
+        print(f"{kind:6} {tokens:5} tokens, eager {1e6 * eager:7.0f} us:", end=" ")
+        print(f"FlashAttention-2 {eager / flash2:4.1f} times faster, ours {eager / ours:4.1f} times faster")
+
+# %% [markdown]
+# RECORDED-TRAINING
+#
+# ## What is kept for the backward pass
+#
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** For its backward pass, attention written out keeps
+# all probabilities. Fused, it keeps q, k, v, the output, and one number a row, the logarithm of its sum: from that and
+# from q and k, probabilities are computed again, tile by tile. Attention is not all that a model keeps. So take a whole
+# block of GPT-2's size (768 columns, 12 heads), in fp16, on tensors without data, and list what the forward pass saves.
+# <!-- given 12 heads: GPT-2's configuration -->
+
+
+# %%
+class Block(torch.nn.Module):
+    def __init__(self, attention, width=768, heads=12):
+        super().__init__()
+        self.attention, self.heads, half = attention, heads, {"dtype": torch.float16}
+        self.before, self.between = (torch.nn.LayerNorm(width, **half) for _ in range(2))
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width, **half), torch.nn.Linear(width, width, **half)
+        self.up, self.down = torch.nn.Linear(width, 4 * width, **half), torch.nn.Linear(4 * width, width, **half)
+
+    def forward(self, x):
+        qkv = self.qkv(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(self.attention(*qkv).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.between(x)), approximate="tanh"))
+
+
+# %%
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def kept(attention, tokens):
+    """Bytes that a block's forward pass saves, its weights apart."""
+    with FakeTensorMode():
+        block, sizes = Block(attention), {}
+        own = {weight.untyped_storage()._cdata for weight in block.parameters()}
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                sizes[storage._cdata] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            block(torch.empty(1, tokens, 768, dtype=torch.float16, requires_grad=True))
+    return sum(sizes.values())
+
+
+# %%
+for tokens in (128, 256, 512, 1024, 2048, 4096):
+    apart, fused = kept(in_one_line, tokens), kept(F.scaled_dot_product_attention, tokens)
+    print(f"{tokens:5} tokens: {apart / 1e6:6.1f} MB kept, fused {fused / 1e6:6.1f} MB, {1 - fused / apart:.0%} less")
+
+# %% [markdown]
+# **Verdict: holds at one range of lengths, from 256 to some 700 tokens in such a block, and is no law.** A share that
+# grows with N cannot be one number: at 128 tokens it is less, at 4096 most of the memory is gone. Lesson 11 writes the
+# backward pass that this needs.
+#
+# ## One token at a time
+#
+# A model that writes asks for one token after another. Its one new query sees all keys before it. They are kept, with
+# the values, in the *KV cache*. The matrix of scores is now one row, and there is nothing left to keep out of memory.
+# **What is the arithmetic intensity of such a step, in 16 bits: FLOP for each byte of k and v?**
+
+# %%
+intensity = predict_first("intensity of decoding one token, fp16", unit="FLOP/byte")
+intensity
+
+# %%
+from helpers.instruments import Work
+
+
+def one_token(keys, heads, key_heads, d=128):
+    return Work(4 * d * keys * heads, 2 * 2 * d * keys * key_heads, 0)
+
+
+intensity.compare(one_token(65536, 32, 32).intensity)
+
+# %% [markdown]
+# An H200 needs two hundred times that to be busy. That is why it is another roofline: no query shares the keys that
+# were fetched with another one. Unless heads do. With **grouped heads** several query heads have one head of keys and
+# values: 32 query heads with 8 or with 1, say. The cache shrinks by the same factor:
+
+# %%
+from helpers.figures import Point, roofline_chart
+
+prefill = attention_launches(4096, 32, 128, causal=True).fused[0].work
+points = [Point("4096 tokens at once", prefill.intensity, roof.attainable(prefill.intensity), "fused")]
+for key_heads in (32, 8, 1):
+    work = one_token(65536, 32, key_heads)
+    points.append(Point(f"one token, {32 // key_heads} to a key head", work.intensity, roof.attainable(work.intensity)))
+title = "A group's size is its intensity: decoding waits for memory, whatever the kernel"
+text = f"{title}. On an H200: " + "; ".join(f"{each.label} {each.intensity:.0f} FLOP/byte" for each in points)
+roofline_chart(roof, points, title, text)
+
+# %% [markdown]
+# So a decoding kernel should read k and v once, at the speed of a copy, and all queries of a group with them. Our
+# `flash_kernel` gives a program to each head and tile of queries: with one query, as many programs as there are heads,
+# for all SMs. With eight key heads, eight. Each walks along 65,536 keys alone. What is missing is known from lesson 06:
+# **split the row**. A part finds maximum, sum and numerator of its keys, and a second launch joins them:
+
+# %%
+import inspect
+
+from benchmarks.attention_decode import decode, join_kernel, part_kernel
+
+print(inspect.getsource(part_kernel.fn))
+
+# %%
+print(inspect.getsource(join_kernel.fn))
+
+# %% [markdown]
+# The queries of a group are the rows of a tile. `tl.dot` takes no fewer than 16 of them, so most are padding; the
+# tensor cores have time for that. Right, and how many bytes more?
+
+# %%
+cache_k, cache_v, _ = (x[:, :1000] for x in random_inputs(2, 1024, 64))
+cache = cache_k.contiguous(), cache_v.contiguous()
+queries = random_inputs(8, 1, 64)[0][:, 0].contiguous()
+wanted = exact(queries.view(2, 4, 64), *cache).view(8, 64)
+for parts in (1, 4, 16):
+    found = measure(decode, queries, *cache, parts)
+    right = torch.allclose(found.result.float(), wanted, atol=1e-3)
+    cost = found.bytes_total / (2 * cache[0].nbytes)
+    print(f"{parts:2} parts: right: {right}, {found.launches} launches, {cost:.3f} times the bytes of k and v")
+
+# %% [markdown]
+# This is **Flash-Decoding**, and the way that FlashAttention's own library serves a KV cache. **How many times faster
+# are 64 parts than one, with 8 key heads and 65,536 keys, on an H200?**
+
+# %%
+split_gain = predict_first("times faster, 64 parts, 8 key heads, 65,536 keys, H200", unit="times")
+split_gain
+
+# %%
+decoding = h200.experiment("attention_decode")
+print(h200.label)
+for keys, by_heads in decoding.items():
+    for key_heads, times in by_heads.items():
+        least = 2 * 2 * 128 * keys * key_heads / h200.copy_bandwidth
+        took = ", ".join(f"{name}: {1e6 * time.median:.1f}" for name, time in times.items())
+        print(f"{keys:6,} keys, {key_heads:2} key heads, at a copy's speed {1e6 * least:5.1f} us; parts, us: {took}")
+split_gain.compare(decoding[65536][8][1].median / decoding[65536][8][64].median)
+
+# %% [markdown]
+# RECORDED-DECODE
+#
+# With a GPU at hand, see what your own kernels take:
+
+# %% tags=["nbval-ignore-output"]
+from helpers.instruments import benchmark_together
+
+if runtime.has_gpu():
+    many = [torch.randn(64, 4096, 64, dtype=torch.float16, device="cuda") for _ in range(3)]
+    ways = {
+        "written out": lambda: written_out(*many),
+        "flash, base e": lambda: flash(rescales, *many),
+        "up to the diagonal": lambda: causal_flash(*many, True, True),
+        "PyTorch's": lambda: F.scaled_dot_product_attention(*(x[None] for x in many)),
+    }
+    print(benchmark_together(ways))
+else:
+    print(f"No GPU here. Recorded above: {h200.label}.")
+
+# %% [markdown]
+# ## What you said, what was found
+
+# %%
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. A colleague's FlashAttention passes a test with values of 1, and one with 64 tokens. What have the two tests in
+#    common?
+# <details><summary>Answer</summary>Neither sees a forgotten rescaling. With values of 1 any weights give 1, as long as
+# `acc` and `total` are wrong alike; with one tile there is nothing to rescale.</details>
+#
+# 2. Why is a padding key hidden with minus infinity before the maximum, and not by a weight of 0 after the softmax?
+# <details><summary>Answer</summary>After it, the hidden key has had its part in the sum, so the other weights no longer
+# add up to 1; and it may have set the maximum.</details>
+#
+# 3. FlashAttention's memory is linear in N, its time is not. Why is it faster, then?
+# <details><summary>Answer</summary>The products are N × N either way. What is gone are the trips of the matrix through
+# memory, which took several times as long as the products.</details>
+#
+# 4. Doubling the keys a tile changes hardly any bytes, doubling the queries a program halves what is asked for. Why?
+# <details><summary>Answer</summary>Each program reads all its keys once, in large or in small tiles. With more queries
+# to each there are fewer programs, so keys are read by fewer.</details>
+#
+# 5. On which GPU would you look for exponentials first, and with which heads: an A100 with 128, or a B200 with 64?
+# <details><summary>Answer</summary>The B200 with 64: its products became faster, its exponentials did not, and small
+# heads have fewer products for each exponential.</details>
+#
+# 6. Somebody speeds up decoding with a kernel that computes exponentials twice as fast. What do you say?
+# <details><summary>Answer</summary>Decoding waits for k and v from memory: one query a head, one FLOP a byte or a few.
+# Fewer bytes help (grouped heads, a cache in 8 bits), and enough programs to read them at full speed.</details>
+#
+# 7. Two parts of a row were computed apart. The first has maximum 1, sum 4 and a numerator of 8; the second maximum 3,
+#    sum 2 and a numerator of 10. What does attention return? Put your number in place of the dots.
+
+# %%
+answer = ...
+shrink = torch.exp(torch.tensor([1.0 - 3.0, 0.0], dtype=torch.float64))
+right_answer = (shrink * torch.tensor([8.0, 10.0])).sum() / (shrink * torch.tensor([4.0, 2.0])).sum()
+self_test(answer, right_answer.item(), "shrink sum and numerator of the first part by exp(1 - 3), add, then divide")
+
+# %% [markdown]
+# [Exercise 10](../exercises/10_attention_scores.ipynb) asks for scores, mask and softmax in one kernel;
+# [exercise 10b](../exercises/10b_flash_attention.ipynb) for FlashAttention, with strides and a causal mask. The
+# catalogue's kernels are in `kernels/tiled/`.
