@@ -1,11 +1,25 @@
 """What lesson 10's experiments time is attention: values against float64, bytes and launches by the meter."""
 
+import inspect
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks.attention_claims import masked, three_operations, written_out
 from benchmarks.attention_decode import PARTS, N, decode
-from benchmarks.attention_steps import EXPONENTIALS, STEPS, causal, exponentials
+from benchmarks.attention_steps import (
+    EXPONENTIALS,
+    STEPS,
+    by_polynomial,
+    causal,
+    causal_kernel,
+    exponentials,
+    one_tile,
+    put,
+    rescales,
+    tile,
+)
 from helpers.instruments import measure
 
 
@@ -57,3 +71,9 @@ def test_the_ways_to_write_it_out_agree():
     torch.testing.assert_close(written_out(q, k, v), exact(q, k, v).float())
     torch.testing.assert_close(three_operations(q / 4, k, v), exact(q, k, v).float())
     torch.testing.assert_close(masked(q, k, v), exact(q, k, v, True).float())
+
+
+@pytest.mark.parametrize("kernel", [tile, put, rescales, one_tile, causal_kernel, by_polynomial])
+def test_what_was_timed_is_what_lesson_10_shows(kernel):
+    lesson = Path(__file__).resolve().parents[1] / "source/lessons/10_attention.py"
+    assert inspect.getsource(kernel.fn) in lesson.read_text(encoding="utf-8")
