@@ -16,9 +16,7 @@ from matplotlib.figure import Figure
 from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_mark, svg_opening, svg_title
 from helpers.figures.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, Chart, page_position, plain, si
 from helpers.instruments.devices import DEVICES, Device
-from helpers.instruments.operations import EXP_RESULTS, Cost, Launch, Versions, cost
-from helpers.instruments.roofline import Work
-from kernels import costs
+from helpers.instruments.operations import Cost, attention_of_heads, cost
 
 TOKENS = tuple(2**power for power in range(7, 18))
 HEADS = (1, 8, 16, 32, 64, 128)
@@ -26,31 +24,6 @@ DIMS = (64, 128, 256)
 ITEMSIZE = 2
 DTYPE = "fp16"
 VERSIONS = ("unfused", "fused")
-
-
-def attention_launches(tokens: int, heads: int, dim: int, causal: bool) -> Versions:
-    """The launches of `heads` heads of `dim` columns, over as many queries as keys.
-
-    Fused and causal, half of the scores are not computed; written out, all of them are, and a launch masks them.
-    """
-    n, scores = heads * tokens * dim * ITEMSIZE, heads * tokens**2 * ITEMSIZE  # bytes of q, and of all scores
-    pairs = heads * tokens**2
-    half = costs.attention(pairs, dim) // 2
-
-    def over_scores(name: str, flops: int, special: int = 0) -> Launch:
-        return Launch(name, Work(flops * pairs, scores, scores), fp32=flops * pairs, special=special * pairs)
-
-    unfused = [
-        Launch("q k^T", Work(half, 2 * n, scores), half),
-        over_scores("scale", 1),
-        *([over_scores("mask", 1)] if causal else []),
-        over_scores("softmax", costs.SOFTMAX, EXP_RESULTS),
-        Launch("p v", Work(half, scores + n, n), half),
-    ]
-    seen = heads * tokens * (tokens + 1) // 2 if causal else pairs
-    products = costs.attention(seen, dim)
-    arithmetic = {"product": products, "fp32": (1 + costs.SOFTMAX) * seen, "special": EXP_RESULTS * seen}
-    return Versions(tuple(unfused), (Launch("flash attention", Work(products, 3 * n, n), **arithmetic),))
 
 
 def beyond_inputs(tokens: int, heads: int, dim: int) -> dict[str, int]:
@@ -71,7 +44,7 @@ class Attention:
 
     @functools.cached_property
     def costs(self) -> dict[str, Cost]:
-        versions = attention_launches(self.tokens, self.heads, self.dim, self.causal)
+        versions = attention_of_heads(self.tokens, self.heads, self.dim, ITEMSIZE, self.causal)
         return {name: cost(getattr(versions, name), self.device, DTYPE) for name in VERSIONS}
 
     @functools.cached_property

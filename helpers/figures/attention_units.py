@@ -7,11 +7,11 @@ import ipywidgets as widgets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.figures.attention_lengths import ITEMSIZE, attention_launches
 from helpers.figures.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
 from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.style import FUSED, LIMIT, Chart, plain, si
 from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.operations import ITEMSIZE, attention_of_heads
 from helpers.instruments.roofline import SPECIAL
 
 DIMS = (16, 32, 64, 80, 96, 128, 192, 256)
@@ -35,9 +35,8 @@ class Units:
     @functools.cached_property
     def times(self) -> dict[str, float]:
         """Unit -> seconds at least for PAIRS pairs of a query and a key; in fp8, q, k, v and out are half the bytes."""
-        (launch,) = attention_launches(self.tokens, 1, self.dim, False).fused
+        (launch,) = attention_of_heads(self.tokens, 1, self.dim, ITEMSIZE[self.dtype]).fused
         found = launch.times(self.device, self.dtype)
-        found["memory"] *= (1 if self.dtype == "fp8" else 2) / ITEMSIZE
         return {unit: found[unit] * PAIRS / self.tokens**2 for unit in BARS}
 
     @property

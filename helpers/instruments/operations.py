@@ -244,23 +244,37 @@ def attention(rows: int, columns: int, itemsize: int) -> Versions:
     scaled, softmaxed (5 FLOPs each) and read by the second. Fused (FlashAttention), they never leave the chip, and
     what is done to them there is not counted.
     """
-    n, scores = rows * columns, math.ceil(columns / HEAD) * rows * rows
-    product = 2 * rows * n
-    unfused = (
+    return _attention(rows, rows * columns, math.ceil(columns / HEAD) * rows**2, itemsize, causal=False)
+
+
+def attention_of_heads(tokens: int, heads: int, dim: int, itemsize: int, causal: bool = False) -> Versions:
+    """The same for so many heads of `dim` columns. Causal, a further launch masks the scores; fused, those that are
+    masked are not computed."""
+    return _attention(tokens, heads * tokens * dim, heads * tokens**2, itemsize, causal)
+
+
+def _attention(tokens: int, n: int, scores: int, itemsize: int, causal: bool) -> Versions:
+    """`n`: elements of q over all heads."""
+    product = 2 * tokens * n
+
+    def seen(count: int) -> int:
+        return count * (tokens + 1) // (2 * tokens) if causal else count
+
+    unfused = [
         _product("q k^T", itemsize, product, 2 * n, scores),
-        _launch("/ 8", itemsize, scores, scores, scores),
+        _launch("scale", itemsize, scores, scores, scores),
+        _launch("mask", itemsize, scores, scores, scores),
         _launch("softmax", itemsize, costs.SOFTMAX * scores, scores, scores, EXP_RESULTS * scores),
         _product("p v", itemsize, product, scores + n, n),
-    )
-    products = costs.attention(rows * rows, columns)
+    ]
     fused = Launch(
         "flash attention",
-        Work(products, 3 * n * itemsize, n * itemsize),
-        product=products,
-        fp32=(1 + costs.SOFTMAX) * scores,
-        special=EXP_RESULTS * scores,
+        Work(seen(2 * product), 3 * n * itemsize, n * itemsize),
+        product=seen(2 * product),
+        fp32=seen((1 + costs.SOFTMAX) * scores),
+        special=seen(EXP_RESULTS * scores),
     )
-    return Versions(unfused, (fused,))
+    return Versions(tuple(launch for launch in unfused if causal or launch.name != "mask"), (fused,))
 
 
 OPERATIONS: dict[str, Callable[[int, int, int], Versions]] = {

@@ -465,11 +465,11 @@ explorer
 # The chart is a model. Do its bytes agree with the meter's, at three points?
 
 # %%
-from helpers.figures.attention_lengths import attention_launches
+from helpers.instruments.operations import attention_of_heads
 
 for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
     inputs = random_inputs(heads, tokens, d)
-    versions = attention_launches(tokens, heads, d, causal=False)
+    versions = attention_of_heads(tokens, heads, d, itemsize=2)
     unfused_model, fused_model = (sum(each.work.bytes for each in of) for of in (versions.unfused, versions.fused))
     agree = unfused_model == measure(written_out, *inputs).bytes_total
     print(f"{heads} x {tokens} x {d}: unfused agrees: {agree}, fused:", end=" ")
@@ -999,7 +999,7 @@ intensity.compare(one_token(65536, 32, 32).intensity)
 # %%
 from helpers.figures import Point, roofline_chart
 
-prefill = attention_launches(4096, 32, 128, causal=True).fused[0].work
+prefill = attention_of_heads(4096, 32, 128, itemsize=2, causal=True).fused[0].work
 points = [Point("4096 tokens at once", prefill.intensity, roof.attainable(prefill.intensity), "fused")]
 for key_heads in (32, 8, 1):
     work = one_token(65536, 32, key_heads)

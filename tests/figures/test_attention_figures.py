@@ -14,6 +14,7 @@ from helpers.figures import attention_units as units
 from helpers.figures import lengths_explorer, tiles_explorer, units_explorer
 from helpers.instruments import measure
 from helpers.instruments.devices import DEVICES
+from helpers.instruments.operations import attention_of_heads
 from helpers.instruments.roofline import SPECIAL
 from kernels import flash_attention
 
@@ -23,7 +24,7 @@ H100 = DEVICES["H100"]
 @pytest.mark.parametrize(("heads", "tokens", "dim"), [(1, 128, 64), (3, 96, 32), (1, 200, 128)])
 def test_the_bytes_are_the_meters(heads, tokens, dim):
     inputs = torch.randn(3, 1, heads, tokens, dim).half()
-    versions = lengths.attention_launches(tokens, heads, dim, causal=False)
+    versions = attention_of_heads(tokens, heads, dim, 2)
     found = measure(written_out, *inputs)
     assert sum(each.work.bytes for each in versions.unfused) == found.bytes_total
     assert len(versions.unfused) == found.launches
@@ -32,7 +33,7 @@ def test_the_bytes_are_the_meters(heads, tokens, dim):
 
 
 def test_a_mask_costs_a_trip_and_saves_half_of_the_products():
-    full, masked = (lengths.attention_launches(4096, 8, 64, is_causal) for is_causal in (False, True))
+    full, masked = (attention_of_heads(4096, 8, 64, 2, is_causal) for is_causal in (False, True))
     scores = 2 * 8 * 4096**2
     bytes_of = [sum(each.work.bytes for each in of.unfused) for of in (full, masked)]
     assert bytes_of[1] - bytes_of[0] == 2 * scores
