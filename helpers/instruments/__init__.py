@@ -17,6 +17,7 @@ __getattr__, __dir__ = room(
         "timing": "Timing benchmark benchmark_together",
         "prediction": "predict",
         "report": "bench",
+        "fusion": "FusionPlan analyse",
         "recordings": "recorded",
     },
 )

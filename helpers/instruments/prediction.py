@@ -53,6 +53,7 @@ FIRST_ACCESS_L2 = 0.2e-6  # s: the same for a copy of the copy
 BANDWIDTH_SHARE = 0.88  # of the datasheet's: a copy of 1 GB
 L2_BYTES = 39  # a clock and SM: a copy of 8 MB that lie in L2
 MATRIX_SHARE = 0.81  # of the datasheet's peak: a bf16 product of 8192^3 (benchmarks/run.py)
+ATTENTION_SHARE = 0.34  # of the peak: PyTorch's FlashAttention-2, bf16, 4 x 16 x 4096 x 128 (benchmarks/peers)
 HITS_FROM = 0.25  # of L2's size: reuse distance up to which all bytes hit
 HITS_TO = {"written": 1.25, "read": 0.75}  # and beyond which none does
 
@@ -178,16 +179,20 @@ def predict(fn: Callable, *args, device: str | Device = "H200") -> Prediction:
     device = device if isinstance(device, Device) else DEVICES[device]
     if device.sms is None:
         raise ValueError(f"{device.name} is a CPU: name a GPU to predict for, such as device='H200'")
-    cache = _L2(device.l2_cache)
+    cache = L2Cache(device.l2_cache)
     launches = []
     for launch in rehearse(fn, *args, multiprocessors=device.sms):
-        missing = cache.pass_through(launch)
-        of = _triton if isinstance(launch, TritonLaunch) else _eager
-        launches.append(of(launch, missing, device))
+        launches.append(launch_prediction(launch, sum(cache.pass_through(launch).values()), device))
     names = dict.fromkeys(name for launch in launches for name in launch.terms)
     terms = {name: sum(launch.terms.get(name, 0.0) for launch in launches) for name in names}
     bound = max(terms, key=terms.get) if terms else "nothing"
     return Prediction(device.name, sum(launch.time for launch in launches), bound, terms, tuple(launches))
+
+
+def launch_prediction(launch: EagerLaunch | TritonLaunch, missing: float, device: Device) -> LaunchPrediction:
+    """One launch's time where L2 does not have `missing` of its bytes."""
+    of = _triton if isinstance(launch, TritonLaunch) else _eager
+    return of(launch, missing, device)
 
 
 def still_in_l2(distance: float, size: int, way: str) -> float:
@@ -199,7 +204,7 @@ def still_in_l2(distance: float, size: int, way: str) -> float:
     return min(1.0, max(0.0, (most - distance) / (most - least)))
 
 
-class _L2:
+class L2Cache:
     """What earlier launches left in L2."""
 
     def __init__(self, size: int):
@@ -207,16 +212,15 @@ class _L2:
         self._moved = 0  # bytes, by all launches so far
         self._last = {}  # storage -> how it was touched last: way, bytes, and _moved before and after that launch
 
-    def pass_through(self, launch: EagerLaunch | TritonLaunch) -> float:
-        """Bytes that the launch must have of DRAM, reads that miss and all writes."""
+    def pass_through(self, launch: EagerLaunch | TritonLaunch) -> dict[int, float]:
+        """Storage -> bytes of it that the launch must have of DRAM: reads that miss, and all writes."""
         operands = launch.operands
         total = sum(operand.read + operand.written for operand in operands.values())
-        missing = sum(operand.written for operand in operands.values())
-        missing += sum(
-            operand.read * (1 - self._hits(storage, operand.read, total))
+        missing = {
+            storage: operand.written
+            + (operand.read * (1 - self._hits(storage, operand.read, total)) if operand.read else 0)
             for storage, operand in operands.items()
-            if operand.read
-        )
+        }
         for storage, operand in operands.items():
             way = "written" if operand.written else "read"
             self._last[storage] = way, operand.read + operand.written, self._moved, self._moved + total
@@ -330,7 +334,9 @@ def _eager(launch: EagerLaunch, missing: float, device: Device) -> LaunchPredict
     per_clock = device.sms * device.sm_clock
     arithmetic = elements / (pace.results * per_clock)
     if kind == "matrix product":
-        arithmetic = _flops(launch) / (MATRIX_SHARE * _peak(launch, device))
+        arithmetic = product_flops(launch.operator, launch.arguments, launch.results) / (
+            _matrix_share(launch) * _peak(launch, device)
+        )
     ramp, latency = first + pace.latency, pace.by_column * columns
     if kind == "reduction":
         # A round waits for DRAM or for L2, as the first access does.
@@ -377,9 +383,20 @@ def _power_of_two(value: int) -> int:
     return 1 << max(0, value.bit_length() - 1)
 
 
-def _flops(launch: EagerLaunch) -> float:
-    count = flop_registry[launch.operator.overloadpacket]
-    return count(*launch.arguments.values(), out_val=launch.results[0] if len(launch.results) == 1 else launch.results)
+def product_flops(operator, given: dict, results: list[torch.Tensor]) -> float:
+    """FLOPs of a matrix product, a convolution or attention, by PyTorch's count; half where half is masked."""
+    named = {each.name: given[each.name] for each in operator._schema.arguments if each.kwarg_only}
+    plain = [value for name, value in given.items() if name not in named]
+    outputs = results[0] if len(results) == 1 else results
+    if operator is torch.ops.aten.convolution_backward.default:  # it leaves out gradients that nobody wants
+        outputs = given["input"], given["weight"], None
+    found = flop_registry[operator.overloadpacket](*plain, **named, out_val=outputs)
+    return found / 2 if given.get("is_causal") else found
+
+
+def _matrix_share(launch: EagerLaunch) -> float:
+    attention = launch.operator.overloadpacket.__name__.startswith("_scaled_dot_product")
+    return ATTENTION_SHARE if attention else MATRIX_SHARE
 
 
 def _peak(launch: EagerLaunch, device: Device) -> float:

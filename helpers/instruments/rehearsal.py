@@ -6,11 +6,12 @@ are interpreted, the first, the last and some between, each metered on its own, 
 The rules are those of the traffic meter, on a GPU: an operator that PyTorch has as one GPU kernel is one launch.
 """
 
+import contextlib
 import inspect
 import mmap
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +19,10 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.jit import JITFunction
 
-from helpers.instruments.traffic.eager import READS_WITHOUT_RESULT, EagerMeter
+from helpers.instruments.traffic.eager import READS_AT, READS_WITHOUT_RESULT, WRITES_AT, EagerMeter
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet
 from helpers.instruments.traffic.launches import TritonMeter, tensors_in
 from helpers.instruments.traffic.ledger import Ledger
@@ -30,6 +31,8 @@ from kernels.runtime import kernel_code
 
 MAP_NORESERVE = 0x4000  # mmap(2) on Linux: Python's mmap does not name it in 3.11
 SAMPLED = 4  # program instances of a launch that are interpreted
+WORKED_OUT = 2**24  # elements of a tensor of integers, for they may be positions; a larger one is none
+RANDOM = {torch.Tag.nondeterministic_seeded}
 
 
 @dataclass
@@ -106,13 +109,36 @@ def rehearse(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | Tr
     """
     if not callable(fn):
         raise TypeError(f"a function and its arguments are expected, got {type(fn).__name__}: wrap it in a lambda")
+    with rehearsal(multiprocessors) as stage:
+        fn(*tree_map_only(torch.Tensor, stage.without_data, args))
+    return stage.launches
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal is in the middle of: `launches` so far, and the account of their bytes."""
+
+    ledger: Ledger
+    launches: list[EagerLaunch | TritonLaunch]
+    meter: "_Shapes"
+
+    def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same shape, strides and dtype; of a tensor of integers that has values, the values too."""
+        if tensor.is_floating_point() or tensor.is_complex():
+            return _hollow(tensor.shape, tensor.stride(), tensor.dtype).requires_grad_(tensor.requires_grad)
+        if tensor.is_meta:
+            return self.meter.unknown(_hollow(tensor.shape, tensor.stride(), tensor.dtype))
+        return tensor.detach().cpu().clone()
+
+
+@contextlib.contextmanager
+def rehearsal(multiprocessors: int) -> Iterator[Rehearsal]:
+    """Inside, what tensors of `Rehearsal.without_data` go through is not computed, but noted in `Rehearsal.launches`."""
     ledger, launches = Ledger(), []
     sampler = _Sampler(ledger, launches, multiprocessors)
-    hollow = tree_map_only(torch.Tensor, _without_data, args)
     with runtime.observed(sampler), _Shapes(ledger, launches) as shapes, _AsOnAGpu(shapes):
-        fn(*hollow)
+        yield Rehearsal(ledger, launches, shapes)
     sampler.finish()
-    return launches
 
 
 def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
@@ -127,13 +153,16 @@ def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
 
 
-def _without_data(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_cpu and not (tensor.is_floating_point() or tensor.is_complex()):
-        return tensor.clone()
-    return _hollow(tensor.shape, tensor.stride(), tensor.dtype).requires_grad_(tensor.requires_grad)
+def _counts(tensor: torch.Tensor) -> bool:
+    """Whether it holds integers or truth values, which may say where something is read or written."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 _fused_rms_norm = torch.ops.aten._fused_rms_norm.default
+ONLY_ON_A_GPU = frozenset([_fused_rms_norm, torch.ops.aten._fused_rms_norm_backward.default])
+
+# Where an operator takes the positions that it reads or writes at.
+INDICES = {"index": "indices", "_index_put_impl_": "indices", "nll_loss_forward": "target"}
 
 
 class _AsOnAGpu(TorchFunctionMode):
@@ -164,13 +193,62 @@ class _Shapes(EagerMeter):
         super().__init__(ledger)
         self._launches = launches
         self._moved = {}
+        self._unknown = set()  # storages of integers that nobody worked out
+
+    def unknown(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._unknown.add(self._ledger.storage(tensor))
+        return tensor
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return _counts(tensor) and self._ledger.storage(tensor) not in self._unknown
 
     def _body(self, func, given):
-        return None if func is _fused_rms_norm else super()._body(func, given)
+        return None if func in ONLY_ON_A_GPU else super()._body(func, given)
+
+    def _run(self, func, args, kwargs, given, body, place):
+        name = func.overloadpacket.__name__
+        if name in READS_AT or name in WRITES_AT:
+            given = self._spread(INDICES.get(name, "index"), given)
+        return super()._run(func, args, kwargs, given, body, place)
+
+    def _spread(self, argument: str, given: dict) -> dict:
+        """Positions that nobody knows are taken to be as different as they can be."""
+        of = given["self"]
+
+        def spread(positions, dim):
+            if not _counts(positions) or self._is_known(positions) or not positions.dim():
+                return positions
+            along = dim if "dim" in given else 0
+            shape = [-1 if place == along % positions.dim() else 1 for place in range(positions.dim())]
+            found = torch.arange(positions.shape[along]).remainder(max(1, of.shape[dim])).view(shape)
+            return found.expand(positions.shape)
+
+        with _disable_current_modes():
+            value = given[argument]
+            if isinstance(value, list | tuple):
+                value = [each if each is None else spread(each, dim) for dim, each in enumerate(value)]
+            else:
+                value = spread(value, given.get("dim", -1) if of.dim() else 0)
+        return {**given, argument: value}
 
     def _compute(self, func, args, kwargs):
         if func.overloadpacket.__name__ in READS_WITHOUT_RESULT:
             return func(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        result = None
+        if all(self._is_known(each) for each in tensors) and not RANDOM & set(func.tags):
+            result = self._shapes_of(func, args, kwargs)
+            made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+            if all(_counts(each) and each.numel() <= WORKED_OUT for each in made):
+                return func(*args, **kwargs)
+        if result is None:
+            result = self._shapes_of(func, args, kwargs)
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor) and _counts(each):
+                self.unknown(each)
+        return result
+
+    def _shapes_of(self, func, args, kwargs):
         originals = {}
 
         def on_meta(tensor):
@@ -193,6 +271,8 @@ class _Shapes(EagerMeter):
             result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             raise ValueError(f"{func} cannot run without data: {' '.join(str(error).split())[:120]}") from None
+        if func.overloadpacket.__name__ == "native_batch_norm" and not args[5]:
+            result = result[0], *(torch.empty(0, device="meta") for _ in result[1:])  # nothing is saved
         return tree_map_only(torch.Tensor, back, result)
 
     def _enter(self, func, given, read, changed, result, place):

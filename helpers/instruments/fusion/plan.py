@@ -14,8 +14,8 @@ class TracedOperation:
     """One ATen operator of the traced graph, as eager PyTorch runs it.
 
     name: of its FX node, such as "add_1"; target: the operator, such as "aten.add.Tensor".
-    kind: "elementwise", "broadcast" (elementwise over inputs of several shapes), "reduction", "normalisation", "matmul",
-        "convolution", "attention", "gather", "scatter", "view" or "opaque".
+    kind: "elementwise", "broadcast" (elementwise over inputs of several shapes), "reduction", "normalisation",
+        "matmul", "convolution", "attention", "gather", "scatter", "view" or "opaque".
     shape, dtype, strides: of its first result.
     work: FLOPs, and the bytes that the traffic meter counts; launches: as the meter counts them, 0 for a view.
     time: s, predicted, L2 as the operations before left it.
@@ -48,6 +48,9 @@ class FusionEdge:
     ordering: bool = False
 
 
+WEIGHTS = {"bandwidth": 0.4, "launches": 0.2, "registers": 0.2, "complexity": 0.1, "upkeep": 0.1}
+
+
 @dataclass(frozen=True)
 class FusionScore:
     """The weighted score of lesson 13, each part from 0 to 1, 1 in favour of fusing."""
@@ -58,11 +61,9 @@ class FusionScore:
     complexity: float
     upkeep: float
 
-    WEIGHTS = {"bandwidth": 0.4, "launches": 0.2, "registers": 0.2, "complexity": 0.1, "upkeep": 0.1}
-
     @property
     def total(self) -> float:
-        return sum(weight * getattr(self, name) for name, weight in self.WEIGHTS.items())
+        return sum(weight * getattr(self, name) for name, weight in WEIGHTS.items())
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ class EagerMeter(TorchDispatchMode):
         if place is None:
             return func(*args, **kwargs)
         self._seen += 1
-        given = _arguments(func, args, kwargs)
+        args = [self._wrapped(value, each) for value, each in zip(args, func._schema.arguments, strict=False)]
+        given = arguments_of(func, args, kwargs)
         body = self._body(func, given)
         outer = self._name
         if func.namespace != "aten":
@@ -101,16 +102,24 @@ class EagerMeter(TorchDispatchMode):
                 result = func._op_dk(body, *args, **kwargs)
             if (self._seen, len(self._ledger.launches)) != before:
                 return result
-            self._enter(func, given, *_read_and_changed(func, given), result, place)
+            self._enter(func, given, *read_and_changed(func, given), result, place)
         elif _is_free(func):
             result = func(*args, **kwargs)
             if name in WRAPS_A_SCALAR and result.dim() == 0:
                 self._ledger.storage(result).free = True
         else:
-            read, changed = _read_and_changed(func, given)  # before it runs, for it may change its own index
+            read, changed = read_and_changed(func, given)  # before it runs, for it may change its own index
             result = self._compute(func, args, kwargs)
             self._enter(func, given, read, changed, result, place)
         return result
+
+    def _wrapped(self, value, argument):
+        """A number where the operator takes a tensor: PyTorch had it in one, and took it out on the way here."""
+        if str(argument.type) != "Tensor" or not isinstance(value, bool | int | float | complex):
+            return value
+        tensor = torch.tensor(value)
+        self._ledger.storage(tensor).free = True
+        return tensor
 
     def _body(self, func, given):
         return _body(func, given)
@@ -120,9 +129,9 @@ class EagerMeter(TorchDispatchMode):
 
     def _enter(self, func, given, read, changed, result, place):
         ledger, name = self._ledger, func.overloadpacket.__name__
-        made = _tensors([given[argument.name] for argument in func._schema.arguments if argument.is_out])
+        made = tensors_of([given[argument.name] for argument in func._schema.arguments if argument.is_out])
         known = {tensor.untyped_storage()._cdata for tensor in (*made, *(tensor for tensor, *_ in (*read, *changed)))}
-        made += [tensor for tensor in _tensors(result) if tensor.untyped_storage()._cdata not in known]
+        made += [tensor for tensor in tensors_of(result) if tensor.untyped_storage()._cdata not in known]
         if name in ALLOCATES:
             for tensor in made:
                 ledger.storage(tensor).fresh = True
@@ -170,7 +179,7 @@ def _users_line() -> tuple[str, int] | None:
     return "<autograd>", 0  # a GPU's backward pass runs in a thread of PyTorch's own
 
 
-def _arguments(func, args, kwargs) -> dict:
+def arguments_of(func, args, kwargs) -> dict:
     """Every argument of the schema by name."""
     given = {}
     for position, argument in enumerate(func._schema.arguments):
@@ -183,11 +192,11 @@ def _arguments(func, args, kwargs) -> dict:
     return given
 
 
-def _tensors(value) -> list[torch.Tensor]:
+def tensors_of(value) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors_of(item)]
     return []
 
 
@@ -198,7 +207,7 @@ def _is_free(func) -> bool:
 def _body(func, given):
     """The dispatch key whose kernel runs `func` as other operators; None where it is one kernel of its device."""
     name = func.name()
-    device = "CUDA" if any(tensor.is_cuda for tensor in _tensors(list(given.values()))) else "CPU"
+    device = "CUDA" if any(tensor.is_cuda for tensor in tensors_of(list(given.values()))) else "CPU"
     # silu_backward and a few more have a form made of others, and a kernel, which PyTorch prefers.
     if _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, device):
         return _KEYS.CompositeImplicitAutograd
@@ -210,8 +219,11 @@ def _body(func, given):
     return _KEYS.CompositeExplicitAutograd if _has_kernel(name, "CompositeExplicitAutograd") else None
 
 
-def _read_and_changed(func, given) -> tuple[list, list]:
-    """(tensor, name, footprint) of each argument that the operator reads, and of each that it changes in place."""
+def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
+    """(tensor, name, footprint) of each argument that the operator reads, and of each that it changes in place.
+
+    `whole`: of an indexed tensor all of it, whatever the index selects.
+    """
     name = func.overloadpacket.__name__
     select = READS_AT.get(name) or WRITES_AT.get(name)
     read, changed = [], []
@@ -224,8 +236,12 @@ def _read_and_changed(func, given) -> tuple[list, list]:
         indexed = select is not None and argument.name == "self"
         accumulates = name in ACCUMULATES or given.get("accumulate", False)
         blind = name in OVERWRITES or (indexed and not accumulates)
-        for tensor in _tensors(given[argument.name]):
-            touched = tensor, argument.name, _indexed(select, given) if indexed else footprint_of(tensor)
+        for tensor in tensors_of(given[argument.name]):
+            touched = (
+                tensor,
+                argument.name,
+                _indexed(name, select, given) if indexed and not whole else footprint_of(tensor),
+            )
             if mutable:
                 changed.append(touched)
             if not (mutable and blind):
@@ -233,11 +249,19 @@ def _read_and_changed(func, given) -> tuple[list, list]:
     return read, changed
 
 
-def _indexed(select, given) -> Footprint | None:
+def _indexed(name: str, select, given) -> Footprint | None:
     """The elements of `self` that an index selects: each byte once, however often it is indexed."""
     tensor = given["self"]
     if not tensor.numel():
         return None
+    dim, positions = _slices(name, given)
+    if positions is not None and tensor.dim():
+        one = footprint_of(tensor.select(dim, 0))
+        if not positions.numel():
+            return None
+        if not one.dims:  # whole slices, each one run of bytes
+            starts = positions.flatten().cpu().numpy() % tensor.shape[dim] * tensor.stride(dim) * tensor.element_size()
+            return from_starts(starts + one.low, one.run)
     # An element's place is a sum over the dimensions: each is selected for itself, expanded, which costs no memory.
     elements = 0
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
@@ -246,6 +270,17 @@ def _indexed(select, given) -> Footprint | None:
     elements = elements.flatten().cpu().numpy()
     itemsize = tensor.element_size()
     return from_starts((elements + tensor.storage_offset()) * itemsize, itemsize) if elements.size else None
+
+
+def _slices(name: str, given) -> tuple[int, torch.Tensor | None]:
+    """(dimension, positions) where an operator takes whole slices along one dimension; no positions: it does not."""
+    if name in ("index_select", "index_add_", "index_copy_", "index_fill_"):
+        return given["dim"], given["index"]
+    if name in ("index", "_index_put_impl_"):
+        given = [(dim, index) for dim, index in enumerate(given["indices"]) if index is not None]
+        if len(given) == 1 and given[0][1].dtype in (torch.int32, torch.int64):
+            return given[0]
+    return 0, None
 
 
 def _picked_by_target(ids, target, ignore_index):

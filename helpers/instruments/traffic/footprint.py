@@ -87,7 +87,7 @@ class Scatter(Footprint):
         self.nbytes = run * positions.size
         self.high = int(positions[-1]) + run
         self.dims = ((positions.size, 0),)  # not one run
-        self._bytes = (positions[:, None] + np.arange(run)).ravel()
+        self._bytes = None
 
     def __eq__(self, other):
         return self is other or (
@@ -96,11 +96,16 @@ class Scatter(Footprint):
 
     __hash__ = Footprint.__hash__
 
+    def _places(self, base: int) -> np.ndarray:
+        if self._bytes is None:
+            self._bytes = (self.positions[:, None] + np.arange(self.run)).ravel()
+        return self._bytes + base
+
     def of(self, byte_map, base):
-        return byte_map[self._bytes + base]
+        return byte_map[self._places(base)]
 
     def mark(self, byte_map, base):
-        byte_map[self._bytes + base] = True
+        byte_map[self._places(base)] = True
 
     def starts(self):
         return self.positions

@@ -1,0 +1,198 @@
+"""What a kernel of several operations moves, holds and takes.
+
+    bytes     what others made, read once, and what others need, written once
+    time      launch + ramp + the largest of memory, L2 and the units' roofs
+    registers a thread's values that are alive at once, and its addresses
+
+The roofs are those of operations.Launch.times, at the share of the data sheet's rates that prediction.py measured.
+"""
+
+import math
+from dataclasses import dataclass
+
+from helpers.instruments import prediction
+from helpers.instruments.devices import Device
+from helpers.instruments.fusion.legality import ROWS, Legality, bits, is_split
+from helpers.instruments.fusion.nodes import PRODUCTS, FusionNode
+from helpers.instruments.operations import Launch
+from helpers.instruments.roofline import SPECIAL, Work
+
+DTYPES = {2: "bf16", 1: "fp8"}
+VALUES = 8  # elements a thread of a pointwise kernel: 16 bytes of 16-bit values
+THREADS = 1024  # at most, of a block
+MOST_REGISTERS = 255
+OTHERS = 14  # registers of a kernel that holds next to nothing: indices, addresses
+ACCUMULATORS = 128  # registers of a thread for a tile of 128 x 256 in fp32 over 256 threads
+# Of the tensor cores' rate: a factor that goes through registers rules out asynchronous copies of tiles. Pointer loads
+# against tensor descriptors for 8192^3 in bf16 on an H200 (kernels/tiled/linear_act.py with either).
+PROLOGUE_SHARE = 0.7
+LATENCY = {"pointwise": 0.9e-6, "rows": 1.6e-6}  # s: a kernel's instructions once through; a row's reductions
+ATTENTION_SHARE = 0.45  # of the tensor cores' peak: kernels/tiled/flash_attention on an H200
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """As FusionGroup has it. bound: what takes most of the time."""
+
+    kind: str
+    work: Work
+    launches: int
+    time: float
+    live: int
+    registers: int
+    bound: str
+
+
+class Costs:
+    """The cost of each group of one graph on one device, each worked out once."""
+
+    def __init__(self, legality: Legality, device: Device, eager: list[GroupCost]):
+        self.legality, self.nodes, self.device, self.eager = legality, legality.nodes, device, eager
+        self.all = (1 << len(self.nodes)) - 1
+        self._found: dict[tuple[int, int], GroupCost] = {}
+
+    def of(self, mask: int, placed: int | None = None) -> GroupCost:
+        """The least cost of one kernel; of a single node, PyTorch's own or one of its own.
+
+        Args:
+            placed: nodes that are known to lie outside; a result that no other of them reads is not stored yet.
+
+        Raises:
+            NotLegalError: no kernel can do it.
+        """
+        stored = self.legality.stored(mask, self.all if placed is None else placed)
+        found = self._found.get((mask, stored))
+        if found is None:
+            kind = self.legality.kind(mask, stored)
+            group = [self.nodes[place] for place in bits(mask)]
+            alone = len(group) == 1
+            found = self.eager[group[0].index] if alone and kind in ("eager", *PRODUCTS) else None
+            if found is None:
+                found = self._kernel(group, mask, stored, kind)
+                if alone and self.eager[group[0].index].time <= found.time:
+                    found = self.eager[group[0].index]
+            self._found[mask, stored] = found
+        return found
+
+    def _kernel(self, group: list[FusionNode], mask: int, stored: int, kind: str) -> GroupCost:
+        reads: dict[int, dict] = {}
+        for node in group:
+            for read in node.reads:
+                if not read.sources or any(not mask >> source & 1 for source in read.sources):
+                    of = reads.setdefault(read.key[0], {})
+                    had = of.get(read.key[1:], (0, 0))
+                    of[read.key[1:]] = max(had[0], read.nbytes), max(had[1], read.missing)
+        nbytes = sum(size for of in reads.values() for size, _ in of.values())
+        missing = sum(each for of in reads.values() for _, each in of.values())
+        written = sum(write.nbytes for place in bits(stored & mask) for write in self._needed(self.nodes[place], mask))
+        flops, product, special = 0.0, 0.0, 0.0
+        for node in group:
+            flops += node.arithmetic.fp32
+            product += node.arithmetic.product
+            special += node.arithmetic.special
+            flops += sum(step.writes[0].points for step in node.inlined)
+        live = self._live(group, mask)
+        share, launches, again, registers = 1.0, 1, 0.0, 0
+        if kind == "rows":
+            space = next(node.space for node in group if node.kind in ROWS)
+            share, launches, again, registers = self._row_settings(group, space, live, nbytes)
+        elif kind in ("pointwise", *PRODUCTS):
+            registers = OTHERS + 2 * (len(reads) + stored.bit_count()) + VALUES * live
+            if kind in PRODUCTS:
+                registers = OTHERS + ACCUMULATORS + VALUES * live
+        else:
+            registers = MOST_REGISTERS
+        work = Work(flops + product, nbytes, written)
+        dtype = DTYPES.get(min(node.itemsize for node in group if node.kind in PRODUCTS), "fp32") if product else "fp32"
+        launch = Launch(kind, work, product, flops, special)
+        times = launch.times(self.device, dtype if dtype in self.device.peak_flops else "fp16")
+        matrix = ATTENTION_SHARE if kind == "attention" else prediction.MATRIX_SHARE
+        terms = {
+            "memory": (missing + written + again) / (share * prediction.BANDWIDTH_SHARE * self.device.memory_bandwidth),
+            "L2": (nbytes + written + again) / (prediction.L2_BYTES * self.device.sms * self.device.sm_clock),
+            "tensor cores": times["tensor cores"] / matrix,
+            "CUDA cores": 2 * times["CUDA cores"],  # the peak is that of multiply-adds
+            SPECIAL: times.get(SPECIAL, 0.0),
+        }
+        if kind in PRODUCTS and self._has_prologue(group, mask):
+            terms["tensor cores"] /= PROLOGUE_SHARE
+        bound = max(terms, key=terms.get)
+        ramp = prediction.FIRST_ACCESS + LATENCY.get(kind, LATENCY["pointwise"])
+        time = launches * (prediction.LAUNCH + ramp) + terms[bound]
+        return GroupCost(kind, work, launches, time, live, registers, bound)
+
+    def _has_prologue(self, group: list[FusionNode], mask: int) -> bool:
+        """Whether something is done to a factor of the product on its way to it."""
+        return any(
+            link.target == node.index and mask >> link.source & 1 and self.nodes[link.source].points > node.points // 16
+            for node in group
+            if node.kind in PRODUCTS
+            for source in bits(node.before & mask)
+            for link in self.nodes[source].links
+        )
+
+    def _needed(self, node: FusionNode, mask: int):
+        """The writes of a node that outlive the kernel."""
+        wanted = {link.storage for link in node.links if not mask >> link.target & 1}
+        return [write for write in node.step.writes if write.storage in wanted or write.storage in node.step.kept]
+
+    def _row_settings(self, group, space, live, nbytes) -> tuple[float, int, float, int]:
+        """Share of the bandwidth that the rows' blocks reach, launches, bytes read again, registers."""
+        kept = math.prod(size for size, reduced in space if not reduced)
+        length = math.prod(size for size, reduced in space if reduced)
+        split = is_split(space)
+        blocks = kept * math.ceil(length / THREADS) if split else kept
+        if not space[-1][1]:  # neighbours in memory belong to different results: a block takes 32 at once
+            blocks, split = math.ceil(kept / 32), split or kept < 32 * self.device.sms
+            blocks *= math.ceil(length / 256) if split else 1
+        share = min(1.0, blocks / self.device.sms)
+        values = math.ceil(length / THREADS) if not split else VALUES
+        values = max(values, min(VALUES, length / 32))
+        registers = OTHERS + 2 * len(group) + math.ceil(values) * live
+        again = 0.0
+        if registers > MOST_REGISTERS:  # too long to keep: each reduction goes over the row once more
+            again = nbytes * sum(node.kind in ROWS for node in group)
+            registers = OTHERS + 2 * len(group) + VALUES * live
+        return share, 1 + split, again, registers
+
+    def _live(self, group: list[FusionNode], mask: int) -> int:
+        """The most values of an element that are alive at once, when the nodes run in the graph's order."""
+        last: dict = {}
+        wide = max(node.points for node in group)
+        for node in group:
+            for read in node.reads:
+                if read.points >= wide:
+                    last[read.key] = node.index
+            for link in node.links:
+                if mask >> link.target & 1 and node.points >= wide:
+                    last[node.index] = max(last.get(node.index, 0), link.target)
+        most, alive = 1, set()
+        for node in group:
+            alive |= {read.key for read in node.reads if read.points >= wide and self._external(read, mask)}
+            if node.index in last:
+                alive.add(node.index)
+            most = max(most, len(alive))
+            alive = {key for key in alive if last[key] > node.index}
+        return most
+
+    @staticmethod
+    def _external(read, mask: int) -> bool:
+        return not read.sources or any(not mask >> source & 1 for source in read.sources)
+
+
+def eager_costs(nodes: list[FusionNode], launches: dict[int, list]) -> list[GroupCost]:
+    """Each node as eager PyTorch runs it; `launches`: step -> (launch, its prediction)."""
+    found = []
+    for node in nodes:
+        of = launches[node.step.index]
+        moved = [operand for launch, _ in of for operand in launch.operands.values()]
+        flops = node.arithmetic.product + node.arithmetic.fp32
+        work = Work(flops, sum(each.read for each in moved), sum(each.written for each in moved))
+        terms: dict[str, float] = {}
+        for _, each in of:
+            for name, seconds in each.terms.items():
+                terms[name] = terms.get(name, 0.0) + seconds
+        live = len(node.step.reads)
+        time = sum(each.time for _, each in of)
+        found.append(GroupCost("eager", work, len(of), time, live, 0, max(terms, key=terms.get)))
+    return found

@@ -1,0 +1,278 @@
+"""Which operations one kernel can do, and why not.
+
+A kernel is built round the elements of one shape ("pointwise"), the rows of a reduction ("rows"), the tiles of a matrix
+product or a convolution, with what is done to them before they are stored ("matmul", "convolution"), or attention's two
+products with a softmax between. All of them run without waiting for another block.
+"""
+
+import functools
+import math
+
+from helpers.instruments.fusion.kinds import SOFTMAX
+from helpers.instruments.fusion.nodes import POINTWISE, PRODUCTS, FusionNode, Link
+
+ROWS = ("reduction", "normalisation")
+SPLIT_KEPT = 64  # fewer results than that, of more than SPLIT_LENGTH elements each, take several blocks a result
+SPLIT_LENGTH = 2**14
+INDEXED = frozenset(["self", "weight", "input"])  # arguments that a gather reads at places it is told
+LARGEST = 64  # operations of one kernel: beyond, nobody reads it
+
+
+class NotLegalError(ValueError):
+    """Why one kernel cannot do it, in a few words."""
+
+
+@functools.lru_cache(maxsize=2**16)
+def bits(mask: int) -> tuple[int, ...]:
+    """The places of the ones, ascending."""
+    found = []
+    while mask:
+        lowest = mask & -mask
+        found.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return tuple(found)
+
+
+class Legality:
+    """What may stand in one kernel, for one graph.
+
+    Args:
+        epilogues: whether kernels may be built round matrix products and convolutions.
+    """
+
+    def __init__(self, nodes: list[FusionNode], epilogues: bool = True):
+        self.nodes, self.epilogues = nodes, epilogues
+        self.up = [0] * len(nodes)  # of each node, bits of all before it
+        for node in nodes:
+            for source in bits(node.before):
+                self.up[node.index] |= self.up[source] | 1 << source
+        self.down = [0] * len(nodes)
+        for node in reversed(nodes):
+            for source in bits(node.before):
+                self.down[source] |= self.down[node.index] | 1 << node.index
+        self.readers = [0] * len(nodes)
+        for node in nodes:
+            for link in node.links:
+                self.readers[node.index] |= 1 << link.target
+        self.neighbours = _neighbours(nodes)
+        self._kinds: dict[tuple[int, int], str | NotLegalError] = {}
+
+    def between(self, mask: int) -> int:
+        """Nodes outside that some inside wait for, and that wait for others inside."""
+        up = down = 0
+        for place in bits(mask):
+            up |= self.up[place]
+            down |= self.down[place]
+        return up & down & ~mask
+
+    def _is_connected(self, mask: int) -> bool:
+        found = waiting = mask & -mask
+        while waiting:
+            around = 0
+            for place in bits(waiting):
+                around |= self.neighbours[place]
+            waiting = around & mask & ~found
+            found |= waiting
+        return found == mask
+
+    def stored(self, mask: int, placed: int) -> int:
+        """The nodes inside whose results go to memory: kept, or read by one of those placed outside."""
+        found = 0
+        for place in bits(mask):
+            if self.nodes[place].kept or self.readers[place] & placed & ~mask:
+                found |= 1 << place
+        return found
+
+    def kind(self, mask: int, stored: int) -> str:
+        """What the kernel of these nodes is built round.
+
+        Raises:
+            NotLegalError: there is no such kernel.
+        """
+        found = self._kinds.get((mask, stored))
+        if found is None:
+            try:
+                found = self._kind([self.nodes[place] for place in bits(mask)], mask, stored)
+            except NotLegalError as error:
+                found = error
+            self._kinds[mask, stored] = found
+        if isinstance(found, NotLegalError):
+            raise found
+        return found
+
+    def is_legal(self, mask: int, stored: int) -> bool:
+        try:
+            self.kind(mask, stored)
+        except NotLegalError:
+            return False
+        return True
+
+    def _kind(self, group: list[FusionNode], mask: int, stored: int) -> str:
+        if len(group) == 1:
+            return _alone(group[0])
+        if len(group) > LARGEST:
+            raise NotLegalError(f"more than {LARGEST} operations")
+        if not self._is_connected(mask):
+            raise NotLegalError("they share no tensor")
+        if between := self.between(mask):
+            raise NotLegalError(f"{self.nodes[bits(between)[0]].step.name} has to run between them")
+        inside = [link for node in group for link in node.links if mask >> link.target & 1]
+        for node in group:
+            if node.kind in ("opaque", "attention"):
+                raise NotLegalError(f"{node.name} is a kernel of its own, of which nothing else is known")
+            for source, aligned in node.aligned.items():
+                if mask >> source & 1 and not aligned:
+                    raise NotLegalError(f"{node.name} overwrites what other elements of the kernel still read")
+        for link in inside:
+            _through(self.nodes[link.source], self.nodes[link.target], link)
+        products = [node for node in group if node.kind in PRODUCTS]
+        if products and not self.epilogues:
+            raise NotLegalError(f"{products[0].name} is left to the library")
+        if len(products) > 1:
+            return self._attention(group, products, inside, stored)
+        if products:
+            return self._tiles(group, products[0], inside, mask, stored)
+        if any(node.kind in ROWS for node in group):
+            return self._rows(group, inside, mask, stored)
+        return self._pointwise(group, inside, stored)
+
+    def _pointwise(self, group, inside, stored) -> str:
+        points = max((node.points for node in group if stored >> node.index & 1), default=group[-1].points)
+        self._sizes(group, inside, stored, {points})
+        return "pointwise"
+
+    def _rows(self, group, inside, mask, stored) -> str:
+        spaces = {node.space for node in group if node.kind in ROWS}
+        if len(spaces) > 1:
+            raise NotLegalError("they reduce other dimensions, or rows of another length")
+        (space,) = spaces
+        kept = math.prod(size for size, reduced in space if not reduced)
+        total = math.prod(size for size, _ in space)
+        made_of_rows = self._after_rows(group, inside)
+        for link in inside:
+            if link.permuted and (
+                link.source in made_of_rows
+                or any(not other.permuted for other in inside if other.source == link.source)
+            ):
+                raise NotLegalError("the layout changes between them: rows of one are not rows of the other")
+            target = self.nodes[link.target]
+            wide = target.points > kept or target.kind in ROWS
+            if link.source in made_of_rows and wide and is_split(space):
+                raise NotLegalError("every block would have to wait for all others: the reduction takes many blocks")
+        self._sizes(group, inside, stored, {total, kept})
+        return "rows"
+
+    def _after_rows(self, group, inside) -> set[int]:
+        found = {node.index for node in group if node.kind in ROWS}
+        for node in group:
+            if node.index in found:
+                found |= {link.target for link in inside if link.source == node.index}
+        return found
+
+    def _sizes(self, group, inside, stored, allowed) -> None:
+        """Every node goes over as many elements as the kernel, or is worked out where it is read and not stored."""
+        for node in group:
+            if node.points in allowed or node.kind in ROWS:
+                continue
+            if stored >> node.index & 1 or not any(link.source == node.index for link in inside):
+                raise NotLegalError(f"{node.name} goes over another number of elements")
+
+    def _tiles(self, group, product, inside, mask, stored) -> str:
+        made = max(write.points for write in product.step.writes)
+        after = {product.index}
+        for node in group:
+            if node.index == product.index:
+                continue
+            if node.kind not in POINTWISE and self.down[node.index] >> product.index & 1:
+                raise NotLegalError(f"each tile of {product.name} would wait for whole rows, and make them anew")
+            if node.kind not in POINTWISE:
+                raise NotLegalError(f"a tile of {product.name} holds no whole row for {node.name}")
+            if self.up[node.index] & sum(1 << place for place in after):
+                after.add(node.index)
+                if node.points != made:
+                    raise NotLegalError(f"{node.name} goes over other elements than a tile of {product.name}")
+        for link in inside:
+            if link.target == product.index and product.kind == "convolution":
+                raise NotLegalError("each input of a convolution is read by several windows, and would be made anew")
+            if link.source in after and link.part:
+                raise NotLegalError("the parts that it reads lie in different tiles")
+        for node in group:
+            if node.index in after:
+                continue
+            if stored >> node.index & 1:
+                raise NotLegalError(f"{node.name} is stored too, and would be made anew by each column of tiles")
+            if any(link.target == product.index for link in inside if link.source == node.index):
+                made_of = sum(read.nbytes for read in node.reads)
+                if made_of > sum(write.nbytes for write in node.step.writes):
+                    raise NotLegalError(f"each column of tiles would read more than the result of {node.name}")
+        return product.kind
+
+    def _attention(self, group, products, inside, stored) -> str:
+        softmax = [node for node in group if node.name in SOFTMAX and node.kind == "normalisation"]
+        if (
+            len(products) != 2
+            or len(softmax) != 1
+            or any(node.name not in ("bmm", "baddbmm", "mm") for node in products)
+        ):
+            raise NotLegalError("two products: the second needs whole rows of the first")
+        first, last = products
+        scores = softmax[0].points
+        chain = self.down[first.index] >> softmax[0].index & 1 and self.down[softmax[0].index] >> last.index & 1
+        if (
+            not chain
+            or softmax[0].space[-1:] != ((softmax[0].space[-1][0], True),)
+            or first.step.writes[0].points != scores
+        ):
+            raise NotLegalError("two products without a softmax over the rows between them")
+        for node in group:
+            if node is not last and stored >> node.index & 1:
+                raise NotLegalError(f"{node.name} is kept: attention in one kernel does not write its scores")
+            if node.kind in POINTWISE and node.points > scores:
+                raise NotLegalError(f"{node.name} goes over more than the scores")
+            if node.kind not in POINTWISE and node not in (first, last, softmax[0]):
+                raise NotLegalError(f"{node.name} is no part of attention")
+        if any(link.target == last.index and link.argument not in ("self", "batch1", "") for link in inside):
+            raise NotLegalError("the scores are the second factor")
+        return "attention"
+
+
+def _neighbours(nodes: list[FusionNode]) -> list[int]:
+    """Of each node, the bits of those that it shares a tensor with."""
+    found = [0] * len(nodes)
+    readers: dict[int, int] = {}
+    for node in nodes:
+        for link in node.links:
+            found[node.index] |= 1 << link.target
+            found[link.target] |= 1 << node.index
+        for read in node.reads:
+            readers[read.key[0]] = readers.get(read.key[0], 0) | 1 << node.index
+    for together in readers.values():
+        for place in bits(together):
+            found[place] |= together & ~(1 << place)
+    return found
+
+
+def is_split(space) -> bool:
+    """Whether a reduction takes several blocks for each of its results."""
+    kept = math.prod(size for size, reduced in space if not reduced)
+    return kept < SPLIT_KEPT and math.prod(size for size, reduced in space if reduced) > SPLIT_LENGTH
+
+
+def _alone(node: FusionNode) -> str:
+    if node.kind in POINTWISE or node.kind in ("gather", "scatter"):
+        return "pointwise"
+    if node.kind in ROWS:
+        return "rows"
+    return "eager"
+
+
+def _through(source: FusionNode, target: FusionNode, link: Link) -> None:
+    """Whether a value can stay in registers from one node to the other, by their kinds."""
+    if source.kind == "scatter":
+        raise NotLegalError(f"{source.name} writes anywhere: all of it must be there before it is read")
+    if target.kind == "gather" and link.argument in INDEXED:
+        picks = target.name == "nll_loss_forward" and source.name == "_log_softmax"
+        if not picks:
+            raise NotLegalError(f"{target.name} reads it at other places than it is made at")
+    if target.kind == "scatter" and link.argument == "self":
+        raise NotLegalError(f"{target.name} writes into it anywhere")

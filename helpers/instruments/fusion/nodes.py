@@ -1,0 +1,204 @@
+"""The graph in which the partition is sought: operations that launch, and what one hands to another.
+
+An operation that is cheaper worked out again than read back is no node of its own: each of its readers works it out.
+"""
+
+from dataclasses import dataclass, field
+
+from helpers.instruments.fusion.account import TensorAccess, TracedStep
+from helpers.instruments.fusion.kinds import (
+    Arithmetic,
+    Space,
+    arithmetic_of,
+    base_name,
+    is_random,
+    keeps_order,
+    kind_of,
+    points_of,
+    space_of,
+)
+
+POINTWISE = ("elementwise", "broadcast")
+PRODUCTS = ("matmul", "convolution")
+INLINED_READS = 4  # Inductor's realize_reads_threshold: an operation of more reads is written once
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A tensor that one node hands to another, maybe through operations that are worked out again.
+
+    argument: under which the reader takes it. permuted: read in another order than it is written in. part: some of its
+    elements only. expanded: an element more than once.
+    """
+
+    source: int
+    target: int
+    storage: int
+    argument: str
+    nbytes: int
+    permuted: bool
+    part: bool
+    expanded: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What a node reads of memory that no other node hands to it, or does if that one lies in another kernel.
+
+    key: of the bytes: storage, footprint, and who wrote them. missing: of nbytes, those that L2 does not have.
+    """
+
+    key: tuple
+    nbytes: int
+    missing: float
+    points: int
+    sources: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class FusionNode:
+    """An operation, and those that are worked out again with it."""
+
+    index: int
+    step: TracedStep
+    kind: str
+    space: Space
+    points: int
+    arithmetic: Arithmetic
+    random: bool
+    itemsize: int
+    name: str
+    inlined: list[TracedStep] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)  # to others
+    kept: bool = False
+    before: int = 0  # bits of the nodes that it waits for, directly
+    aligned: dict[int, bool] = field(default_factory=dict)  # node that it overwrites -> element by element
+
+
+def nodes_of(
+    steps: list[TracedStep], missing: dict[tuple[int, int], float]
+) -> tuple[list[FusionNode], list[TracedStep]]:
+    """The nodes in the graph's order, and the steps that are worked out again by their readers."""
+    kinds = [kind_of(step) for step in steps]
+    readers: dict[int, set[int]] = {}
+    for step in steps:
+        for other, wait in step.waits.items():
+            if wait.tensors:
+                readers.setdefault(other, set()).add(step.index)
+    overwritten = {other for step in steps for other, wait in step.waits.items() if not wait.tensors}
+    inlined = [
+        step
+        for step in steps
+        if _is_cheap(step, kinds[step.index])
+        and step.index not in overwritten
+        and len(readers.get(step.index, ())) > 1
+        and all(_can_inline(step, steps[reader], kinds[reader]) for reader in readers[step.index])
+    ]
+    gone = {step.index for step in inlined}
+    nodes, place = [], {}
+    for step in steps:
+        if step.index in gone:
+            continue
+        kind = kinds[step.index]
+        place[step.index] = len(nodes)
+        nodes.append(
+            FusionNode(
+                index=len(nodes),
+                step=step,
+                kind=kind,
+                space=space_of(step, kind),
+                points=points_of(step, kind),
+                arithmetic=arithmetic_of(step, kind),
+                random=is_random(step),
+                itemsize=max(each.dtype.itemsize for each in (*step.reads, *step.writes)),
+                name=base_name(step),
+                kept=bool(step.kept),
+            )
+        )
+    for node in nodes:
+        _connect(node, node.step, steps, gone, place, nodes, missing, None)
+    return nodes, inlined
+
+
+def _is_cheap(step: TracedStep, kind: str) -> bool:
+    """Whether reading what it reads is no dearer than reading what it makes."""
+    return (
+        kind in POINTWISE
+        and not is_random(step)
+        and not step.kept
+        and len(step.writes) == 1
+        and len(step.reads) <= INLINED_READS
+        and not any(read.storage == step.writes[0].storage for read in step.reads)
+        and sum(read.nbytes for read in step.reads) <= step.writes[0].nbytes
+    )
+
+
+def _can_inline(step: TracedStep, reader: TracedStep, kind: str) -> bool:
+    if kind in POINTWISE or kind in ("reduction", "normalisation"):
+        return not any(write.storage == step.writes[0].storage for write in reader.writes)
+    return False
+
+
+def _connect(node, step, steps, gone, place, nodes, missing, through) -> None:
+    """Enter what `step` reads as reads of `node`; `through`: the link so far, where the step is worked out again."""
+    handed: dict[int, list] = {}
+    for other, wait in step.waits.items():
+        for theirs, mine in wait.tensors:
+            handed.setdefault(id(mine), []).append((other, theirs))
+        if not wait.tensors and step is node.step:
+            for source in _written_out(other, steps, gone, place):
+                node.before |= 1 << source
+                node.aligned[source] = node.aligned.get(source, True) and _aligned(steps[other], step)
+    for number, mine in enumerate(step.reads):
+        sources = []
+        for other, theirs in handed.get(id(mine), ()):
+            here = _relation(theirs, mine, through)
+            if other in gone:
+                if steps[other] not in node.inlined:
+                    node.inlined.append(steps[other])
+                    _connect(node, steps[other], steps, gone, place, nodes, missing, here)
+                continue
+            source = place[other]
+            sources.append(source)
+            node.before |= 1 << source
+            nodes[source].links.append(
+                Link(source, node.index, mine.storage, mine.name if through is None else "", mine.nbytes, *here)
+            )
+        if not handed.get(id(mine)) or sources:
+            writers = tuple(other for other, _ in handed.get(id(mine), ()))
+            node.reads.append(
+                Read(
+                    (mine.storage, mine.footprint, writers),
+                    mine.nbytes,
+                    missing.get((step.index, number), mine.nbytes),
+                    mine.points,
+                    tuple(sources),
+                )
+            )
+
+
+def _written_out(other: int, steps, gone, place) -> set[int]:
+    """The nodes that stand for a step: itself, or what an operation that is worked out again waits for."""
+    if other not in gone:
+        return {place[other]}
+    return {found for each in steps[other].waits for found in _written_out(each, steps, gone, place)}
+
+
+def _relation(theirs: TensorAccess, mine: TensorAccess, through) -> tuple[bool, bool, bool]:
+    """(permuted, part, expanded) of a read, and of what it was read for."""
+    part = mine.footprint != theirs.footprint and mine.footprint.nbytes < theirs.footprint.nbytes
+    expanded = mine.points > mine.footprint.nbytes // mine.dtype.itemsize
+    here = (not part and not keeps_order(theirs, mine), part, expanded)
+    return here if through is None else tuple(one or other for one, other in zip(here, through, strict=True))
+
+
+def _aligned(first: TracedStep, then: TracedStep) -> bool:
+    """Whether what `then` overwrites is of `first`, element by element."""
+    touched = [*first.reads, *first.writes]
+    return all(
+        mine.footprint == theirs.footprint and keeps_order(theirs, mine) and theirs.points == mine.points
+        for mine in then.writes
+        for theirs in touched
+        if theirs.storage == mine.storage
+    )

@@ -1,0 +1,267 @@
+"""The partition of a graph into kernels that takes the least time.
+
+Up to EXACT operations, exactly: kernels are put one after another, each after all that it waits for, and the best way
+to do a set of operations that is closed under waiting is kept (dynamic programming). Beyond, the operations are placed
+one by one in the graph's order, each in a kernel of its own or in one that it shares a tensor with, and the WIDTH best
+partitions so far go on (beam search); then kernels that share a tensor are joined while that saves time.
+"""
+
+from collections.abc import Callable
+
+from helpers.instruments.fusion.cost import Costs
+from helpers.instruments.fusion.kinds import SOFTMAX
+from helpers.instruments.fusion.legality import NotLegalError, bits
+from helpers.instruments.fusion.nodes import POINTWISE, PRODUCTS
+
+EXACT = 14
+WIDTH = 6
+OPEN = 12  # kernels that an operation may join
+SUBSETS = 20_000  # candidate kernels of an exact search; a graph with more goes to the beam
+
+
+def partition(costs: Costs, progress: Callable[[int, int], None] = lambda done, of: None) -> list[int]:
+    """The kernels, each as the bits of its nodes, in an order in which they can run."""
+    if len(costs.nodes) <= EXACT:
+        groups = candidates(costs)
+        if groups is not None:
+            return exact(costs, groups)
+    return _in_order(costs, joined(costs, beam(costs, progress)))
+
+
+def candidates(costs: Costs) -> dict[int, float] | None:
+    """Every kernel that is legal, with its time; None if there are too many to look at."""
+    seen = {1 << node.index for node in costs.nodes}
+    waiting = list(seen)
+    while waiting:
+        mask = waiting.pop()
+        around = 0
+        for place in bits(mask):
+            around |= costs.legality.neighbours[place]
+        for place in bits(around & ~mask):
+            wider = mask | 1 << place
+            if wider not in seen:
+                seen.add(wider)
+                waiting.append(wider)
+        if len(seen) > SUBSETS:
+            return None
+    found = {}
+    for mask in seen:
+        try:
+            found[mask] = costs.of(mask).time
+        except NotLegalError:
+            continue
+    return found
+
+
+def exact(costs: Costs, groups: dict[int, float]) -> list[int]:
+    """The best partition into the given kernels."""
+    before = {}
+    for mask in groups:
+        waits = 0
+        for place in bits(mask):
+            waits |= costs.nodes[place].before
+        before[mask] = waits & ~mask
+    best = {0: (0.0, None, 0)}  # done -> time, the kernel run last, what was done before it
+    by_size: dict[int, set[int]] = {0: {0}}
+    for size in range(len(costs.nodes)):
+        for done in by_size.get(size, ()):
+            time = best[done][0]
+            for mask, seconds in groups.items():
+                if mask & done or before[mask] & ~done:
+                    continue
+                then = done | mask
+                if then not in best or time + seconds < best[then][0]:
+                    best[then] = time + seconds, mask, done
+                    by_size.setdefault(then.bit_count(), set()).add(then)
+    found, done = [], costs.all
+    while done:
+        _, mask, done = best[done]
+        found.append(mask)
+    return found[::-1]
+
+
+class _Placed:
+    """A partition of the first operations."""
+
+    __slots__ = ("groups", "of", "time", "times")
+
+    def __init__(self, groups: dict[int, int], of: list[int], times: dict[int, float], time: float):
+        self.groups, self.of, self.times, self.time = groups, of, times, time
+
+    def with_node(self, node: int, number: int, costs: Costs, placed: int, whole: int) -> "_Placed | None":
+        """With the node in kernel `number`; None where that is not legal.
+
+        A kernel that becomes illegal because the node reads what it does not store falls into its operations. `whole`:
+        all of kernel `number`, which costs nothing until it is there.
+        """
+        groups, times, of = dict(self.groups), dict(self.times), [*self.of, number]
+        groups[number] = groups.get(number, 0) | 1 << node
+        changed = {number} | {self.of[source] for source in bits(costs.nodes[node].before)}
+        for each in changed:
+            try:
+                waiting = each == number and groups[number] != whole and whole
+                times[each] = 0.0 if waiting else costs.of(groups[each], placed).time
+            except NotLegalError:
+                if each == number or times[each] == 0.0:
+                    return None
+                del times[each]
+                for place in bits(groups.pop(each)):
+                    of[place] = len(costs.nodes) + place
+                    groups[of[place]] = 1 << place
+                    times[of[place]] = costs.of(1 << place, placed).time
+        return _Placed(groups, of, times, sum(times.values()))
+
+    def makes_cycle(self, node: int, number: int, costs: Costs) -> bool:
+        """Whether another kernel that the node waits for waits for kernel `number` itself."""
+        first = bits(self.groups[number] & -self.groups[number])[0]
+        waiting = [self.of[source] for source in bits(costs.nodes[node].before) if self.of[source] != number]
+        seen = set()
+        while waiting:
+            group = waiting.pop()
+            if group == number:
+                return True
+            if group in seen or self.groups[group].bit_length() <= first:
+                continue
+            seen.add(group)
+            for member in bits(self.groups[group]):
+                waiting += [self.of[source] for source in bits(costs.nodes[member].before) if self.of[source] != group]
+        return False
+
+
+def beam(costs: Costs, progress: Callable[[int, int], None] = lambda done, of: None) -> list[int]:
+    """A good partition of a graph of any size."""
+    fixed = attention_groups(costs)
+    inside = {place: mask for mask in fixed for place in bits(mask)}
+    states = [_Placed({}, [], {}, 0.0)]
+    for node in costs.nodes:
+        place, placed = node.index, (1 << node.index + 1) - 1
+        progress(place, len(costs.nodes))
+        found: dict[tuple, _Placed] = {}
+        for state in states:
+            whole = inside.get(place, 0)
+            for number in [-whole] if whole else _choices(state, place, costs.legality.neighbours):
+                if number in state.groups and state.makes_cycle(place, number, costs):
+                    continue
+                then = state.with_node(place, number, costs, placed, whole)
+                if then is None:
+                    continue
+                key = tuple(sorted(then.groups[each] for each in set(then.of[-OPEN:])))
+                if key not in found or then.time < found[key].time:
+                    found[key] = then
+        states = sorted(found.values(), key=lambda state: state.time)[:WIDTH]
+    progress(len(costs.nodes), len(costs.nodes))
+    return list(states[0].groups.values()) if states else [1 << node.index for node in costs.nodes]
+
+
+def _choices(state: _Placed, node: int, neighbours: list[int]) -> list[int]:
+    """Numbers of kernels for the node: a new one, and those of the last that it shares a tensor with."""
+    new = len(state.of)
+    near = bits(neighbours[node] & ((1 << node) - 1))[-OPEN:]
+    return [new, *(each for each in dict.fromkeys(state.of[place] for place in reversed(near)) if each >= 0)]
+
+
+def joined(costs: Costs, groups: list[int]) -> list[int]:
+    """The partition after joining kernels that share a tensor, best pairs first, while that saves time."""
+    while True:
+        of = {place: mask for mask in groups for place in bits(mask)}
+        pairs = {
+            (min(of[one], of[other]), max(of[one], of[other]))
+            for one in of
+            for other in bits(costs.legality.neighbours[one])
+            if of[one] != of[other]
+        }
+        gains = sorted(((_gain(costs, *pair), pair) for pair in pairs), reverse=True)
+        left = set(groups)
+        for gain, (one, other) in gains:
+            if gain > 0 and one in left and other in left and not _cyclic(costs, left, one, other):
+                left = left - {one, other} | {one | other}
+        if len(left) == len(groups):
+            return groups
+        groups = sorted(left)
+
+
+def _gain(costs: Costs, one: int, other: int) -> float:
+    """Seconds that joining two kernels saves."""
+    try:
+        return costs.of(one).time + costs.of(other).time - costs.of(one | other).time
+    except NotLegalError:
+        return 0.0
+
+
+def _cyclic(costs: Costs, groups: set[int], one: int, other: int) -> bool:
+    try:
+        _in_order(costs, [one | other, *(groups - {one, other})])
+    except ValueError:
+        return True
+    return False
+
+
+def attention_groups(costs: Costs) -> list[int]:
+    """Two products with a softmax between, and what is elementwise between them, where one kernel may do it."""
+    found = []
+    for node in costs.nodes:
+        if node.name not in SOFTMAX or node.kind != "normalisation":
+            continue
+        up, down = _chain(costs, node, -1), _chain(costs, node, 1)
+        if up is not None and down is not None:
+            mask = up | down | 1 << node.index
+            try:
+                if costs.of(mask).kind == "attention":
+                    found.append(mask)
+            except NotLegalError:
+                continue
+    return found
+
+
+def _chain(costs: Costs, node, way: int) -> int | None:
+    """From a softmax to the product before or after it, through elementwise operations."""
+    mask, waiting = 0, [node.index]
+    product = None
+    while waiting:
+        place = waiting.pop()
+        if way > 0:
+            near = [link.target for link in costs.nodes[place].links]
+        else:
+            near = [source for read in costs.nodes[place].reads for source in read.sources]
+        for each in near:
+            other = costs.nodes[each]
+            is_product = other.kind in PRODUCTS
+            if (is_product and product not in (None, each)) or not (is_product or other.kind in POINTWISE):
+                continue
+            if is_product:
+                product = each
+            elif not mask >> each & 1:
+                waiting.append(each)
+            mask |= 1 << each
+    return mask if product is not None else None
+
+
+def _in_order(costs: Costs, groups: list[int]) -> list[int]:
+    """The kernels in an order in which each comes after all that it waits for.
+
+    Raises:
+        ValueError: there is none.
+    """
+    of = {place: number for number, mask in enumerate(groups) for place in bits(mask)}
+    waits = [
+        {of[source] for place in bits(mask) for source in bits(costs.nodes[place].before)} - {number}
+        for number, mask in enumerate(groups)
+    ]
+    readers: list[list[int]] = [[] for _ in groups]
+    for number, each in enumerate(waits):
+        for other in each:
+            readers[other].append(number)
+    left = [len(each) for each in waits]
+    ready = [number for number, count in enumerate(left) if not count]
+    found = []
+    while ready:
+        number = min(ready, key=lambda each: groups[each] & -groups[each])
+        ready.remove(number)
+        found.append(groups[number])
+        for other in readers[number]:
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    if len(found) < len(groups):
+        raise ValueError("kernels that wait for one another")
+    return found

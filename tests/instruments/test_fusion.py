@@ -1,0 +1,394 @@
+"""The fusion analyser against the traffic meter, against an exhaustive search, and on cases worked out by hand."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.fusion import analyse
+from helpers.instruments.fusion.analyser import costs_of
+from helpers.instruments.fusion.legality import NotLegalError, bits
+from helpers.instruments.fusion.search import beam, candidates, exact, joined, partition
+from helpers.instruments.traffic import measure
+
+H200 = DEVICES["H200"]
+
+
+def meta(*shape, dtype=torch.bfloat16, grad=False):
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
+
+
+# Bytes and launches are the meter's
+
+
+def norm(x, w):
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def attention(q, k, v):
+    scores = q @ k.transpose(-1, -2) * 0.125
+    masked = scores.masked_fill(torch.ones(q.shape[-2], k.shape[-2]).triu(1).bool(), float("-inf"))
+    return masked.softmax(-1) @ v
+
+
+def in_place(x, y):
+    z = x * 2
+    z.add_(y)
+    z[:, :4] = 0
+    x.mul_(0.5)
+    return z.t().contiguous(), z[:, ::2] + 1
+
+
+def language_model(tokens, table, w, labels):
+    x = functional.embedding(tokens, table) + functional.embedding(torch.arange(tokens.shape[1]), table)
+    return functional.cross_entropy((x @ w).flatten(0, 1), labels.flatten())
+
+
+def routed(x, weights, w):
+    best, which = (x @ weights).softmax(-1).topk(2, -1)
+    return torch.einsum("te,tec->tc", best, w[which]) + x[which[:, 0] % x.shape[0]]
+
+
+def with_gradients(module, *inputs):
+    result = module(*inputs)
+    return torch.autograd.grad(result, list(module.parameters()), torch.ones_like(result))
+
+
+def small_net():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.GroupNorm(2, 8),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 10),
+    )
+
+
+def tokens(*shape):
+    return torch.randint(0, 40, shape, generator=torch.Generator().manual_seed(1))
+
+
+METERED = {
+    "norm": (norm, (torch.randn(6, 40), torch.randn(40))),
+    "layer norm": (
+        lambda x, w: functional.gelu(functional.layer_norm(x, (40,), w)),
+        (torch.randn(6, 40), torch.randn(40)),
+    ),
+    "attention": (attention, tuple(torch.randn(2, 3, 8, 16) for _ in range(3))),
+    "in place": (in_place, (torch.randn(8, 12), torch.randn(8, 12))),
+    "language model": (language_model, (tokens(3, 7), torch.randn(40, 16), torch.randn(16, 40), tokens(3, 7))),
+    "halves": (lambda x, w: functional.glu(functional.linear(x, w)), (torch.randn(5, 8), torch.randn(12, 8))),
+    "broadcast": (lambda x, y: (x[:, None] * y[None]).sum(1).std(0), (torch.randn(9), torch.randn(7))),
+    "integers": (lambda x: (x.cumsum(0) % 7).float().exp2(), (tokens(4, 5),)),
+    "small net": (small_net(), (torch.randn(2, 3, 8, 8),)),
+    "small net, evaluated": (small_net().eval(), (torch.randn(2, 3, 8, 8),)),
+    "dead code": (lambda x: (x + 1, x * 2)[0], (torch.randn(33),)),
+    "strided": (lambda x: x.as_strided((3, 4), (1, 2)).relu() + x[::2][:3, None], (torch.randn(12),)),
+}
+
+
+@pytest.mark.parametrize("name", METERED)
+def test_the_unfused_graph_costs_what_the_meter_counts(name):
+    function, inputs = METERED[name]
+    plan = analyse(function, *inputs)
+    counted = measure(function, *[each.clone() for each in inputs])
+    assert (plan.launches_unfused, plan.bytes_unfused) == (counted.launches, counted.bytes_total)
+    work = [(each.work.bytes_read, each.work.bytes_written) for each in plan.operations]
+    assert sum(read for read, _ in work) == counted.bytes_read
+    assert sum(written for _, written in work) == counted.bytes_written
+    assert plan.launches_fused <= plan.launches_unfused
+    assert plan.bytes_fused <= plan.bytes_unfused
+
+
+@pytest.mark.parametrize("module", [small_net(), nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.LayerNorm(9))])
+def test_forward_and_backward_cost_what_the_meter_counts(module):
+    x = torch.randn(2, 3, 8, 8) if isinstance(module[0], nn.Conv2d) else torch.randn(5, 6)
+    plan, counted = analyse(module, x, backward=True), measure(with_gradients, module, x)
+    assert (plan.launches_unfused, plan.bytes_unfused) == (counted.launches, counted.bytes_total)
+
+
+def test_unknown_positions_are_taken_to_differ():
+    table, which = torch.randn(50, 8), torch.empty(20, dtype=torch.int64, device="meta")
+    plan = analyse(lambda table, which: table[which], table, which)
+    known = torch.arange(20)
+    assert plan.bytes_unfused == measure(lambda: table[known]).bytes_total
+
+
+def test_a_model_that_fits_no_memory_is_analysed():
+    plan = analyse(lambda x: torch.relu(x) + 1, meta(2**38, dtype=torch.float32))
+    assert plan.bytes_unfused == 4 * 2**40
+    assert plan.bytes_fused == 2 * 2**40
+
+
+# The search
+
+
+def acyclic(costs, groups) -> bool:
+    """Whether the kernels can run one after another, each with all it waits for done: taken away one by one."""
+    left, done = list(groups), 0
+    while left:
+        ready = [mask for mask in left if all(not costs.nodes[place].before & ~(done | mask) for place in bits(mask))]
+        if not ready:
+            return False
+        left = [mask for mask in left if mask not in ready]
+        for mask in ready:
+            done |= mask
+    return True
+
+
+def partitions(places):
+    """Every way to divide a list into sets, as bit masks."""
+    if not places:
+        yield []
+        return
+    first, *rest = places
+    for some in partitions(rest):
+        yield [1 << first, *some]
+        for number, mask in enumerate(some):
+            yield [*some[:number], mask | 1 << first, *some[number + 1 :]]
+
+
+def exhaustive(costs) -> float:
+    best = float("inf")
+    for groups in partitions(list(range(len(costs.nodes)))):
+        try:
+            time = sum(costs.of(mask).time for mask in groups)
+        except NotLegalError:
+            continue
+        if time < best and acyclic(costs, groups):
+            best = time
+    return best
+
+
+def total(costs, groups) -> float:
+    return sum(costs.of(mask).time for mask in groups)
+
+
+R, C = 2048, 4096
+MAKERS = [
+    lambda a, b: a + b,
+    lambda a, b: a * torch.sigmoid(b),
+    lambda a, b: torch.relu(a),
+    lambda a, b: a.float().exp().to(a.dtype),
+    lambda a, b: a - a.mean(-1, keepdim=True),
+    lambda a, b: a.softmax(-1),
+    lambda a, b: a * b.sum(0),
+    lambda a, b: a @ torch.empty(C, C, dtype=a.dtype),
+    lambda a, b: torch.cat(a.chunk(2, -1)[::-1], -1),
+    lambda a, b: a.add_(b) if a is not b else a,
+    lambda a, b: functional.dropout(a, 0.1),
+    lambda a, b: functional.layer_norm(a, a.shape[-1:]),
+]
+
+
+def program(recipe):
+    """A function made of MAKERS: each step takes two of the tensors that are there."""
+
+    def run(x, y):
+        values = [x * 1, y * 1]
+        for which, one, other in recipe:
+            values.append(MAKERS[which](values[one % len(values)], values[other % len(values)]))
+        return values[-1], values[len(values) // 2]
+
+    return run
+
+
+recipes = st.lists(st.tuples(st.integers(0, len(MAKERS) - 1), st.integers(0, 50), st.integers(0, 50)), max_size=9)
+short = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@short
+@given(recipes.map(lambda recipe: recipe[:3]))
+def test_the_exact_search_is_as_good_as_looking_at_every_partition(recipe):
+    costs = costs_of(program(recipe), meta(C, C), meta(C, C))
+    if len(costs.nodes) > 9:
+        return
+    groups = exact(costs, candidates(costs))
+    assert total(costs, groups) == pytest.approx(exhaustive(costs), rel=1e-9)
+    assert acyclic(costs, groups)
+
+
+@short
+@given(recipes)
+def test_a_partition_is_acyclic_covers_each_operation_once_and_costs_no_more_than_none(recipe):
+    function, inputs = program(recipe), (meta(R, C), meta(R, C))
+    costs = costs_of(function, *inputs)
+    searched = [joined(costs, beam(costs)), partition(costs)]
+    for groups in searched:
+        assert sum(groups) == costs.all
+        assert not any(one & other for one, other in itertools.combinations(groups, 2))
+        assert acyclic(costs, groups)
+        assert total(costs, groups) <= sum(each.time for each in costs.eager) * (1 + 1e-9)
+    plan = analyse(function, *inputs)
+    names = [name for group in plan.groups for name in group.operations]
+    assert sorted(names) == sorted(each.name for each in plan.operations if each.launches)
+    assert plan.time_fused <= plan.time_unfused * (1 + 1e-9)
+    assert plan.bytes_fused <= plan.bytes_unfused
+
+
+def test_the_beam_finds_what_the_exact_search_finds_in_a_transformer_block():
+    def block(x, w, b):
+        h = functional.layer_norm(x + b, (C,), w, b)
+        return x + functional.gelu(h @ torch.empty(C, C, dtype=x.dtype)) * torch.sigmoid(h.mean(-1, keepdim=True))
+
+    costs = costs_of(block, meta(R, C), meta(C), meta(C))
+    best = total(costs, exact(costs, candidates(costs)))
+    assert total(costs, joined(costs, beam(costs))) <= best * 1.001
+
+
+# Legality
+
+
+def group_of(plan, name):
+    return next(group for group in plan.groups if name in group.operations)
+
+
+def edge(plan, producer, consumer):
+    return next(each for each in plan.edges if (each.producer, each.consumer) == (producer, consumer))
+
+
+def test_a_norm_and_all_around_it_is_one_kernel_that_moves_each_tensor_once():
+    plan = analyse(lambda x, b, w: functional.gelu(norm(x + b, w)), meta(R, C), meta(C), meta(C))
+    (group,) = plan.groups
+    assert (group.kind, group.launches) == ("rows", 1)
+    assert group.work.bytes == 2 * R * C * 2 + 2 * C * 2
+
+
+def test_what_is_read_elsewhere_is_written_too():
+    plan = analyse(lambda x: ((x + 1).relu(), x + 1), meta(R, C))
+    assert plan.bytes_fused == 3 * R * C * 2
+
+
+def test_other_elements_overwritten_in_place_stay_apart():
+    def shifted(x):
+        y = x * 2
+        z = y[:, 1:] + 1
+        y[:, :-1].add_(1)
+        return y, z
+
+    plan = analyse(shifted, meta(R, C))
+    assert group_of(plan, "add") is not group_of(plan, "add_")
+    assert not edge(plan, "add", "add_").legal
+    assert edge(plan, "add", "add_").ordering
+    assert "overwrites" in edge(plan, "add", "add_").reason
+
+
+def test_the_same_elements_overwritten_in_place_are_fused():
+    plan = analyse(lambda x: (x * 2).add_(1).relu_(), meta(R, C))
+    assert len(plan.groups) == 1
+    assert plan.bytes_fused == 2 * R * C * 2
+
+
+def test_what_the_caller_owns_is_written_when_it_is_changed():
+    plan = analyse(lambda x: x.add_(1).relu(), meta(R, C))
+    assert plan.bytes_fused == 3 * R * C * 2
+
+
+def test_random_numbers_are_drawn_once_and_said_to_differ():
+    plan = analyse(lambda x: functional.dropout(x, 0.1) + x, meta(R, C))
+    assert "random" in edge(plan, "native_dropout", "add").reason
+    two = analyse(lambda x: (torch.rand_like(x).exp(), torch.rand_like(x).t() @ x), meta(C, C))
+    assert all("rand_like" not in name for group in two.groups for name in group.recomputed)
+
+
+def test_a_cast_is_done_in_registers():
+    plan = analyse(lambda x: (x.float() * 2).to(torch.int8), meta(R, C))
+    assert "cast in registers" in edge(plan, "mul", "_to_copy_1").reason
+    assert plan.bytes_fused == 3 * R * C
+
+
+def test_cheap_operations_are_worked_out_again_rather_than_read():
+    def two_readers(x):
+        wide = x.float()
+        return wide.softmax(-1), wide.exp().sum(0)
+
+    plan = analyse(two_readers, meta(R, C))
+    assert [group.recomputed for group in plan.groups if group.recomputed] == [("_to_copy",)]
+    assert edge(plan, "_to_copy", "exp").legal
+    assert {("_to_copy", "_softmax"), ("_to_copy", "exp")} <= plan.fused_edges
+
+
+def test_rows_of_another_layout_are_not_these_rows():
+    plan = analyse(lambda x: x.softmax(-1).t().softmax(-1), meta(C, C))
+    assert len(plan.groups) == 2
+    assert not plan.edges[0].legal
+    assert "layout" in plan.edges[0].reason or "dimensions" in plan.edges[0].reason
+
+
+def test_a_sum_over_everything_ends_its_kernel():
+    plan = analyse(lambda x: x * (x * x).sum().rsqrt(), meta(R, C))
+    assert group_of(plan, "mul") is group_of(plan, "sum_1")
+    assert group_of(plan, "mul_1") is not group_of(plan, "sum_1")
+
+
+def test_matrix_products_take_what_follows_and_not_a_second_product():
+    def ffn(x, a, b):
+        return functional.gelu(x @ a) @ b
+
+    inputs = meta(R, C), meta(C, C), meta(C, C)
+    plan = analyse(ffn, *inputs)
+    assert group_of(plan, "gelu").operations == ("mm", "gelu")
+    apart = analyse(ffn, *inputs, epilogues=False)
+    assert [group.operations for group in apart.groups] == [("mm",), ("gelu",), ("mm_1",)]
+    assert "library" in edge(apart, "mm", "gelu").reason
+
+
+def test_rows_do_not_fit_a_tile():
+    plan = analyse(lambda x, w: (x @ w).softmax(-1), meta(R, C), meta(C, C))
+    assert not plan.edges[0].legal
+
+
+def test_attention_is_found_unless_its_scores_are_kept():
+    q, k, v = (meta(2, 8, 1024, 64) for _ in range(3))
+
+    def by_hand(q, k, v):
+        return (q @ k.transpose(-1, -2) * 0.125).softmax(-1) @ v
+
+    def kept(q, k, v):
+        scores = (q @ k.transpose(-1, -2) * 0.125).softmax(-1)
+        return scores @ v, scores
+
+    (group,) = analyse(by_hand, q, k, v).groups
+    assert group.kind == "attention"
+    assert group.work.bytes == 4 * q.numel() * 2
+    assert all(group.kind != "attention" for group in analyse(kept, q, k, v).groups)
+
+
+def test_what_is_scattered_or_gathered_goes_through_memory():
+    def scattered(x, which):
+        return torch.zeros_like(x).index_add_(0, which, x * 2).relu()
+
+    plan = analyse(scattered, meta(R, C), torch.arange(R))
+    assert not edge(plan, "index_add_", "relu").legal
+    assert edge(plan, "mul", "index_add_").legal
+    picked = analyse(lambda x, which: x.relu()[which] + 1, meta(R, C), torch.arange(R))
+    assert not edge(picked, "relu", "index").legal
+    assert edge(picked, "index", "add").legal
+
+
+def test_an_operation_between_two_keeps_them_apart():
+    plan = analyse(lambda x, w: x.relu() + (x.relu() @ w), meta(C, C), meta(C, C))
+    (apart,) = (each for each in plan.edges if each.consumer == "add" and each.producer == "relu")
+    assert apart.legal
+    both = analyse(lambda x: (lambda y: y + y.sort(-1)[0])(x * 2), meta(R, C))
+    assert "has to run between" in edge(both, "mul", "add").reason
+
+
+def test_errors_are_one_line():
+    for call, kind in (
+        (lambda: analyse(3), TypeError),
+        (lambda: analyse(torch.relu, meta(4), device="H201"), ValueError),
+        (lambda: analyse(lambda x: x[x > 0], meta(4)), ValueError),
+        (lambda: analyse(torch.relu, meta(4), backward=True), ValueError),
+    ):
+        with pytest.raises(kind) as error:
+            call()
+        assert "\n" not in str(error.value)
