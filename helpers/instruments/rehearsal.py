@@ -133,7 +133,7 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def rehearsal(multiprocessors: int) -> Iterator[Rehearsal]:
-    """Inside, what tensors of `Rehearsal.without_data` go through is not computed, but noted in `Rehearsal.launches`."""
+    """Inside, what tensors of `without_data` go through is not computed, but noted in `launches`."""
     ledger, launches = Ledger(), []
     sampler = _Sampler(ledger, launches, multiprocessors)
     with runtime.observed(sampler), _Shapes(ledger, launches) as shapes, _AsOnAGpu(shapes):
