@@ -41,6 +41,7 @@ from helpers.figures.threads import STRIDES as APART
 from helpers.figures.variance import MEANS
 from helpers.figures.warp import STRIDES
 from helpers.figures.wide_rows import COLUMNS
+from helpers.figures.windows import TILES
 
 PRESSES = 40
 RUNS = 3  # the machine may be shared: the best run counts
@@ -133,6 +134,11 @@ EXPLORERS = {
     ),
     "attention units": Explorer(
         "from helpers.figures import units_explorer\nunits_explorer(dim=16)", DIMS, "Heads of {}: ".format
+    ),
+    "windows": Explorer(
+        "from helpers.figures import windows_explorer\nwindows_explorer(tile='all')",
+        TILES,
+        lambda tile: f"; {'all tiles' if tile == 'all' else f'tile {tile}'}, all taps",
     ),
 }
 

@@ -38,6 +38,8 @@ from benchmarks import (
     attention_decode,
     attention_steps,
     chains,
+    conv_counters,
+    convolutions,
     cuda_four_ways,
     dice,
     free_flops,
@@ -107,6 +109,10 @@ EXPERIMENTS = {
     "attention_compiled": attention_claims.measure_compiled,
     "attention_training": attention_claims.measure_training,
     "attention_lengths": attention_claims.measure_lengths,
+    "conv_steps": convolutions.measure_steps,
+    "conv_layouts": convolutions.measure_layouts,
+    "conv_channels": convolutions.measure_channels,
+    "conv_counters": conv_counters.measure,
 }
 
 

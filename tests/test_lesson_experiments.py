@@ -1,12 +1,13 @@
 """What the lessons' experiments time is what they say: values against PyTorch's, trips by the meter."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks import cuda_four_ways
+from benchmarks import convolutions, cuda_four_ways
 from benchmarks.dice import with_dice
 from benchmarks.split_rows import PARTS, split_loss
 from benchmarks.top_k_parts import VERSIONS, K
@@ -73,3 +74,25 @@ def test_a_tile_of_33_columns_transposes_without_conflict(width, conflicts):
 def test_what_was_timed_in_cuda_is_what_lesson_14_shows(source):
     lesson = Path(__file__).resolve().parents[1] / "source/lessons/14_cuda.py"
     assert getattr(cuda_four_ways, source) in lesson.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 0), (3, 2)])
+def test_the_lessons_convolution_is_pytorchs_with_batch_norm_and_relu(order, stride, padding):
+    x, w = torch.randn(2, 5, 9, 7).half().contiguous(memory_format=order), (torch.randn(6, 5, 3, 3) / 7).half()
+    (gamma, beta, mean), var = torch.randn(3, 6), torch.rand(6) + 0.5
+    last = w.permute(0, 2, 3, 1).contiguous()
+    scale, shift = convolutions.folded(gamma, beta, mean, var)
+    found = measure(convolutions.conv_bn_relu, x, last, scale, shift, stride, padding)
+    s = functional.conv2d(x.double(), w.double(), stride=stride, padding=padding)
+    vectors = (each.double() for each in (mean, var, gamma, beta))
+    expected = torch.relu(functional.batch_norm(s, *vectors, eps=convolutions.EPS))
+    torch.testing.assert_close(found.result.double(), expected, rtol=2e-3, atol=2e-3)
+    assert found.launches == 1
+    assert not found.hazards
+
+
+@pytest.mark.parametrize("name", ["window", "products", "conv_bn_relu_kernel"])
+def test_the_convolution_that_was_timed_is_the_one_that_lesson_09_shows(name):
+    lesson = Path(__file__).resolve().parents[1] / "source/lessons/09_convolution.py"
+    assert inspect.getsource(getattr(convolutions, name).fn) in lesson.read_text(encoding="utf-8")

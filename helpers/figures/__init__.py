@@ -27,5 +27,6 @@ __getattr__, __dir__ = room(
         "warp": "WarpLoad warp_chart warp_explorer",
         "waves": "waves_chart",
         "wide_rows": "wide_rows_explorer",
+        "windows": "Windows windows_explorer",
     },
 )

@@ -1,0 +1,114 @@
+"""Inputs on which a convolution with batch norm and ReLU turns out wrong."""
+
+from dataclasses import replace
+
+import torch
+
+from helpers.learning.checks.cases import Case
+from helpers.learning.checks.row_cases import normal
+
+PRODUCT = "the product: a row is an output pixel, a column an output channel, the sum runs over taps and input channels"
+INDEX_MAP = "the index map: the row and the column that a tap sees, and 0 where either lies outside the picture"
+FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w"
+EDGES = "the edges: which pixels, output channels, taps and input channels exist in the last tile of each direction"
+STRIDES = "the strides: four for x and four for the weight, which need not lie in order"
+NORM = "batch norm: scale = gamma / sqrt(var + eps), and beta - mean * scale is added"
+
+
+class _Draw:
+    """Calls of `conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps)`, drawn from a seed.
+
+    x (images, channels, height, width), weight (out_channels, channels, taps_h, taps_w) and bias (out_channels,) are
+    fp16, the other vectors fp32.
+    """
+
+    def __init__(self, seed: int):
+        self.draw = normal(seed)
+
+    def call(self, label: str, look_at: str, x, filters, stride: int = 1, padding: int = 0, eps: float = 1e-5) -> Case:
+        """`x` and `filters` are shapes. gamma is positive; batch norm changes nothing but its eps."""
+        out, channels, taps_h, taps_w = filters
+        weight = self.draw(*filters) / (2 * channels * taps_h * taps_w) ** 0.5
+        pictures, ones, zeros = self.draw(*x) / 2, torch.ones(out), torch.zeros(out)
+        vectors = [each.to(pictures.device) for each in (zeros.half(), ones, zeros, zeros, ones)]
+        return Case(label, (pictures.half(), weight.half(), *vectors, stride, padding, eps), look_at)
+
+    def normed(self, case: Case, bias: bool = True, negative: bool = True) -> Case:
+        """The case with a batch norm that does something, and a bias of the convolution's own."""
+        x, weight, _, _, _, _, _, *rest = case.inputs
+        out = len(weight)
+        gamma, beta, mean = self.draw(out) / 2, self.draw(out) / 2, self.draw(out) / 2
+        gamma = gamma if negative else gamma.abs() + 0.25
+        own = self.draw(out).half() if bias else torch.zeros_like(gamma).half()
+        var = self.draw(out).abs() / 2 + 0.5
+        return replace(case, inputs=(x, weight, own, gamma, beta, mean, var, *rest))
+
+
+def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3), (2, 20, 9, 6, 70))) -> list[Case]:
+    """Calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, no picture at all.
+
+    Args:
+        seed: decides the values.
+        sizes: images, channels, height, width and output channels of cases that no block divides.
+    """
+    draw = _Draw(seed)
+    found = [
+        draw.call("1 x 1", PRODUCT, (1, 16, 4, 4), (16, 16, 1, 1)),
+        draw.call("3 x 3, no padding", f"{PRODUCT}; {INDEX_MAP}", (1, 16, 6, 6), (16, 16, 3, 3)),
+        draw.call("two pictures", "the picture: output pixels are counted through all of them",
+                  (2, 16, 5, 4), (16, 16, 3, 3)),
+        draw.call("3 x 3, padding 1", INDEX_MAP, (2, 16, 6, 5), (16, 16, 3, 3), padding=1),
+        draw.call("stride 2", "the stride: an output pixel's window begins stride pixels after its neighbour's",
+                  (1, 16, 7, 8), (16, 16, 3, 3), stride=2, padding=1),
+        draw.call("1 x 1, stride 3", "how many pixels the result has: (size + 2 padding - taps) // stride + 1",
+                  (2, 16, 8, 9), (16, 16, 1, 1), stride=3),
+        draw.call("5 x 2, padding 2", FILTER, (1, 16, 6, 5), (16, 16, 5, 2), padding=2),
+    ]  # fmt: skip
+    for images, channels, height, width, out in sizes:
+        found.append(draw.call("", EDGES, (images, channels, height, width), (out, channels, 3, 3), padding=1))
+    last = draw.call("channels last", STRIDES, (2, 16, 5, 6), (16, 16, 3, 3), padding=1)
+    x, weight, *rest = last.inputs
+    order = {"memory_format": torch.channels_last}
+    found.append(replace(last, inputs=(x.contiguous(**order), weight.contiguous(**order), *rest)))
+    wide = draw.call("part of larger pictures", STRIDES, (2, 32, 9, 12), (16, 16, 3, 3), padding=1)
+    x, weight, *rest = wide.inputs
+    found.append(replace(wide, inputs=(x[:, ::2, 1:8, ::2], weight.transpose(0, 1), *rest)))
+    large = draw.call("sums that pass 65504 on their way", "the accumulator: fp16 cannot hold these sums",
+                      (1, 64, 4, 4), (16, 64, 1, 1))  # fmt: skip
+    large.inputs[0][:, :32], large.inputs[0][:, 32:], large.inputs[1][:] = 200.0, -199.0, 100.0
+    found.append(large)
+    special = draw.call("NaN in one pixel", "ReLU: tl.where(y < 0, 0, y) lets NaN through, y > 0 and tl.maximum do not",
+                        (1, 16, 6, 6), (16, 16, 3, 3), padding=1)  # fmt: skip
+    special.inputs[0][0, 3, 2, 2] = torch.nan
+    found.append(special)
+    found.append(draw.call("no picture", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
+    return found
+
+
+def batch_norm_cases(
+    seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 16, 4, 4, 16), (2, 7, 5, 3, 20))
+) -> list[Case]:
+    """Calls whose batch norm does something: alone, with a bias, with negative gamma, with next to no variance.
+
+    Args:
+        seed: decides the values.
+        sizes: images, channels, height, width and output channels.
+    """
+    draw, found = _Draw(seed), []
+    for images, channels, height, width, out in sizes:
+        shapes = (images, channels, height, width), (out, channels, 3, 3)
+        plain = draw.call("gamma above 0, no bias", NORM, *shapes, padding=1)
+        found.append(draw.normed(plain, bias=False, negative=False))
+        bias = draw.call("a bias", "the convolution's own bias: it comes before batch norm, which scales it",
+                         *shapes, padding=1)  # fmt: skip
+        found.append(draw.normed(bias, negative=False))
+        negative = draw.call("gamma below 0", "the order: batch norm first, ReLU last", *shapes, padding=1)
+        found.append(draw.normed(negative))
+        for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5)):
+            small = draw.call(f"variances to {variance:g}, eps {eps:g}", "eps: added to the variance, inside the root",
+                              *shapes, padding=1, eps=eps)  # fmt: skip
+            x, weight, own, gamma, beta, mean, var, *rest = draw.normed(small).inputs
+            var = variance * torch.linspace(0, 1, out, device=var.device)
+            # Weights so small that the scale does not carry the result out of fp16's range.
+            found.append(replace(small, inputs=(x, weight / 32, own / 32, gamma, beta, mean / 32, var, *rest)))
+    return found

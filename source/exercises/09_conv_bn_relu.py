@@ -1,0 +1,211 @@
+# %% [markdown]
+# # Exercise 09: convolution, batch norm and ReLU in one kernel [15 points]
+#
+# A network in inference: a convolution with a bias, batch norm with running statistics, ReLU. Three kernels in PyTorch,
+# one in yours: an implicit GEMM that finds its pixels by computing, with batch norm folded in its epilogue. About 75
+# minutes, after [lesson 09](../notebooks/09_convolution.ipynb). It has the parts, for square filters and weights in
+# order; here filters may be of any two sizes, and both tensors may lie in memory as they like.
+#
+# **The formula**, for output pixel $(p, q)$ of a picture and output channel $k$; $x$ is 0 outside the picture:
+#
+# $$s_{kpq} = b_k + \sum_{r,s,c} w_{kcrs}\; x_{c,\; p \cdot \text{stride} + r - \text{padding},\;
+# q \cdot \text{stride} + s - \text{padding}}, \qquad
+# y = \max\left(0,\; \gamma_k\,\frac{s_{kpq} - \text{mean}_k}{\sqrt{\text{var}_k + \text{eps}}} + \beta_k\right)$$
+#
+# x, w and b are float16, the sum is float32, batch norm's four vectors are float32; y is float16, rounded once.
+#
+# **The picture**, a filter of 3 x 2 on a picture of 4 x 5, padding 1, stride 1, for one output pixel:
+#
+# ```text
+#      columns -1  0  1  2  3  4  5
+#   row -1      .  .  .  .  .  .  .       . is 0 and is not in memory
+#   row  0      .  x  x  x  x  x  .
+#   row  1      .  x [x  x] x  x  .       output pixel (2, 2): its window begins at row 2 - 1, column 2 - 1
+#   row  2      .  x [x  x] x  x  .       taps 0 1
+#   row  3      .  x [x  x] x  x  .            2 3
+#   row  4      .  .  .  .  .  .  .            4 5,  each with all channels: 6 x channels products in the sum
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments import measure
+from helpers.learning import Hints, batch_norm_cases, check_passes, check_values, conv_cases
+
+# %% [markdown]
+# ## The unfused reference
+
+
+# %%
+def reference(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
+    s = torch.nn.functional.conv2d(x, weight, bias, stride, padding)
+    return torch.relu(torch.nn.functional.batch_norm(s, mean, var, gamma, beta, eps=eps))
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x = torch.randn(1, 32, 16, 16, device=device).half()
+weight = torch.randn(64, 32, 3, 3, device=device).half() / 17
+bias = torch.randn(64, device=device).half()
+gamma, beta, mean, var = torch.rand(4, 64, device=device)
+inputs = (x, weight, bias, gamma, beta, mean, var, 1, 1, 1e-5)
+unfused = measure(reference, *inputs)
+print(
+    f"{unfused.launches} launches; x, weight and the result: {(x.nbytes + weight.nbytes + 2 * 64 * 256) / 1e3:.4g} kB"
+)
+
+# %% [markdown]
+# **How often does a kernel read x, if a program makes 64 output pixels of all 64 channels, a tap at a time? How often
+# the weights?** Write your numbers down; the traffic check compares.
+#
+# ## Your kernel
+#
+# `tl.program_id(0)` counts tiles of output pixels, through all pictures; `tl.program_id(1)` tiles of output channels.
+# The result has its channels last in memory: (pixels, out_channels), contiguous. `pixels` is the number of output
+# pixels of all pictures together.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def conv_bn_relu_kernel(
+    x_ptr, weight_ptr, bias_ptr, gamma_ptr, beta_ptr, mean_ptr, var_ptr, y_ptr, eps,
+    pixels, out_channels, out_height, out_width, channels, height, width,
+    x_stride_n, x_stride_c, x_stride_h, x_stride_w,
+    weight_stride_k, weight_stride_c, weight_stride_h, weight_stride_w,
+    TAPS_H: tl.constexpr, TAPS_W: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    BLOCK_PIXELS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
+    # About 30 lines: pixels and channels of the tile; a loop over taps and input channels; fold, ReLU, store.
+    # BEGIN SOLUTION
+    # int64 before the multiplication by a stride, which may pass 2**31.
+    pixel = tl.program_id(0).to(tl.int64) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
+    k = tl.program_id(1).to(tl.int64) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
+    image = pixel // (out_height * out_width)
+    # Where a pixel's window begins: in the padding, it may be.
+    top = pixel // out_width % out_height * STRIDE - PADDING
+    left = pixel % out_width * STRIDE - PADDING
+    depth = TAPS_H * TAPS_W * channels
+    acc = tl.zeros((BLOCK_PIXELS, BLOCK_OUT), dtype=tl.float32)
+    for start in range(0, depth, BLOCK_IN):
+        at = start + tl.arange(0, BLOCK_IN)
+        # Channels run fastest: with channels last, neighbours in the sum are neighbours in memory.
+        tap, channel = at // channels, at % channels
+        row = top + (tap // TAPS_W)[None, :]
+        col = left + (tap % TAPS_W)[None, :]
+        # In the picture, not just in memory: beyond a row's end the next row begins.
+        seen = (row >= 0) & (row < height) & (col >= 0) & (col < width)
+        x = tl.load(
+            x_ptr + image * x_stride_n + channel[None, :] * x_stride_c + row * x_stride_h + col * x_stride_w,
+            mask=seen & (pixel < pixels) & (at < depth)[None, :],
+            other=0.0,
+        )
+        offset = channel * weight_stride_c + tap // TAPS_W * weight_stride_h + tap % TAPS_W * weight_stride_w
+        weight = tl.load(
+            weight_ptr + k * weight_stride_k + offset[:, None],
+            mask=(k < out_channels) & (at < depth)[:, None],
+            other=0.0,
+        )
+        acc = tl.dot(x, weight, acc)
+    # Batch norm is a scale and a shift of each channel; the convolution's own bias comes before it.
+    exists = k < out_channels
+    scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)
+    scale *= tl.rsqrt(tl.load(var_ptr + k, mask=exists, other=1.0) + eps)
+    bias = tl.load(bias_ptr + k, mask=exists, other=0.0).to(tl.float32)
+    mean = tl.load(mean_ptr + k, mask=exists, other=0.0)
+    shift = tl.load(beta_ptr + k, mask=exists, other=0.0) + (bias - mean) * scale
+    y = acc * scale + shift
+    # Not tl.maximum, which drops NaN.
+    y = tl.where(y < 0, 0.0, y)
+    # The one rounding.
+    tl.store(y_ptr + pixel * out_channels + k, y.to(tl.float16), mask=(pixel < pixels) & exists)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+
+
+# %% grade_id="launcher"
+def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
+    """relu(batch_norm(conv2d(x, weight, bias))): x (images, channels, height, width) and weight (out_channels,
+    channels, taps_h, taps_w) in float16 with any strides; stride and padding the same in both directions."""
+    # About 14 lines: the sizes, room for (images, out_height, out_width, out_channels), launch, permute.
+    # BEGIN SOLUTION
+    images, channels, height, width = x.shape
+    out_channels, _, taps_h, taps_w = weight.shape
+    out_height = (height + 2 * padding - taps_h) // stride + 1
+    out_width = (width + 2 * padding - taps_w) // stride + 1
+    y = torch.empty((images, out_height, out_width, out_channels), dtype=x.dtype, device=x.device)
+    pixels = images * out_height * out_width
+    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; larger tiles suit larger pictures better.
+    block_pixels = block_out = 64
+    grid = (triton.cdiv(pixels, block_pixels), triton.cdiv(out_channels, block_out))
+    conv_bn_relu_kernel[grid](
+        x, weight, bias, gamma, beta, mean, var, y, eps,
+        pixels, out_channels, out_height, out_width, channels, height, width, *x.stride(), *weight.stride(),
+        TAPS_H=taps_h, TAPS_W=taps_w, STRIDE=stride, PADDING=padding,
+        BLOCK_PIXELS=block_pixels, BLOCK_OUT=block_out, BLOCK_IN=32, num_warps=4,
+    )  # fmt: skip
+    # (images, out_channels, out_height, out_width), without moving anything.
+    return y.permute(0, 3, 1, 2)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    convolution=(
+        "Begin with a filter of 1 x 1 and no padding: then it is a matmul, with a pixel's place in memory for a "
+        "row's. Then let `at` run over taps times channels: tap = at // channels, channel = at % channels.",
+        "An output pixel is (picture, p, q): divide by out_height * out_width, then by out_width. Its window begins at "
+        "p * STRIDE - PADDING, q * STRIDE - PADDING; the tap adds tap // TAPS_W and tap % TAPS_W.",
+        "Four questions before a load of x: does the pixel exist, the place in the sum, is the row in the picture, and "
+        "the column? The last is the one that shows: beyond a row's end the next row begins.",
+    ),
+    batch_norm=(
+        "Fold with a pencil first: y = scale * s + shift. What becomes of the convolution's bias, which is part of s?",
+        "scale = gamma * tl.rsqrt(var + eps); shift = beta + (bias - mean) * scale. Then ReLU. All in float32.",
+    ),
+    traffic=(
+        "How often is each value of x loaded? For each tap once, and all that for each tile of output channels. The "
+        "weights: once for each tile of pixels.",
+        "Tiles of 64 x 64; the six vectors after the loop; nothing but y is written.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Is it a convolution?** Batch norm does nothing here. Strides, padding, filters and sizes that no tile divides.
+
+# %% grade_id="convolution" points=5
+check_values(conv_bn_relu, reference, conv_cases(seed=9), name="convolution")
+
+# %% [markdown]
+# **Is batch norm folded right?** A bias, negative gamma, next to no variance.
+
+# %% grade_id="batch_norm" points=3
+check_values(conv_bn_relu, reference, batch_norm_cases(seed=9), name="batch_norm")
+
+# %% [markdown]
+# **Is it fused, and tiled?** One launch; y written once; x read at most once a tap, the weights and vectors at most
+# once for each 64 pixels; nothing else in memory.
+
+# %% grade_id="traffic" points=4
+check_passes(conv_bn_relu, inputs, reads=(9, *6 * (4,)), name="traffic")
+
+# %% grade_id="other-values" points=3
+# Other sizes and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+others = conv_cases(seed=1729, sizes=((3, 17, 5, 4, 5), (1, 33, 10, 9, 66)))
+others += batch_norm_cases(seed=1729, sizes=((1, 9, 6, 5, 33),))
+check_values(conv_bn_relu, reference, others, name="other-values")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/09_conv_bn_relu.ipynb` grades the saved notebook.
