@@ -38,6 +38,8 @@ from helpers.figures.recomputation import ROWS as TOKENS
 from helpers.figures.roofline import ROWS
 from helpers.figures.style import plain
 from helpers.figures.threads import STRIDES as APART
+from helpers.figures.tile_choice import TILES
+from helpers.figures.tile_order import GROUPS, order_name
 from helpers.figures.variance import MEANS
 from helpers.figures.warp import STRIDES
 from helpers.figures.wide_rows import COLUMNS
@@ -139,6 +141,16 @@ EXPLORERS = {
         "from helpers.figures import windows_explorer\nwindows_explorer(tile='all')",
         TILES,
         lambda tile: f"; {'all tiles' if tile == 'all' else f'tile {tile}'}, all taps",
+    ),
+    "matmul": Explorer(
+        "from helpers.figures import matmul_explorer\nmatmul_explorer(tile=(16, 16))",
+        TILES,
+        lambda tile: f"{tile[0]} x {tile[1]}, 8 warps",
+    ),
+    "order": Explorer(
+        "from helpers.figures import order_explorer\norder_explorer()",
+        GROUPS,
+        lambda group: order_name(group).capitalize(),
     ),
 }
 
