@@ -38,7 +38,7 @@ from helpers.figures.recomputation import ROWS as TOKENS
 from helpers.figures.roofline import ROWS
 from helpers.figures.style import plain
 from helpers.figures.threads import STRIDES as APART
-from helpers.figures.tile_choice import TILES
+from helpers.figures.tile_choice import TILES as PRODUCT_TILES
 from helpers.figures.tile_order import GROUPS, order_name
 from helpers.figures.variance import MEANS
 from helpers.figures.warp import STRIDES
@@ -144,7 +144,7 @@ EXPLORERS = {
     ),
     "matmul": Explorer(
         "from helpers.figures import matmul_explorer\nmatmul_explorer(tile=(16, 16))",
-        TILES,
+        PRODUCT_TILES,
         lambda tile: f"{tile[0]} x {tile[1]}, 8 warps",
     ),
     "order": Explorer(
