@@ -57,6 +57,13 @@ def main(argv: list[str] | None = None) -> int:
     inspect.add_argument("arguments", nargs="*", metavar="argument", help='"*bf16" for a pointer, 8192, or BLOCK=1024')
     inspect.add_argument("--device", default="H100", help="a GPU of the course's catalogue (default: H100)")
 
+    analyse = commands.add_parser("analyse", help="which operations of a model to fuse, and what that brings")
+    analyse.add_argument("model", metavar="model.py:build", help="a function that returns (module, inputs)")
+    analyse.add_argument("--device", default="H200", help="a GPU of the course's catalogue (default: H200)")
+    analyse.add_argument("--backward", action="store_true", help="the gradients, too")
+    analyse.add_argument("--no-epilogues", action="store_true", help="leave products and convolutions to the library")
+    analyse.add_argument("--page", metavar="FILE", help="also write the report as a page, such as report.html")
+
     commands.add_parser("doctor", help="what this machine has, what is missing, how to get it")
     commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
 
@@ -125,6 +132,12 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             from helpers.instruments.resources import inspect_kernel
 
             print(inspect_kernel(arguments.kernel, arguments.arguments, arguments.device))
+            return 0
+        case "analyse":
+            from helpers.instruments.fusion.command import analyse_named
+
+            epilogues = not arguments.no_epilogues
+            print(analyse_named(arguments.model, arguments.device, arguments.backward, epilogues, arguments.page))
             return 0
         case "doctor":
             from helpers.doctor import report

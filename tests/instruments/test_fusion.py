@@ -1,6 +1,8 @@
 """The fusion analyser against the traffic meter, against an exhaustive search, and on cases worked out by hand."""
 
 import itertools
+import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -9,14 +11,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from helpers.instruments.devices import DEVICES
+from helpers.cli import main
 from helpers.instruments.fusion import analyse
 from helpers.instruments.fusion.analyser import costs_of
+from helpers.instruments.fusion.known import KERNELS
 from helpers.instruments.fusion.legality import NotLegalError, bits
+from helpers.instruments.fusion.plan import WEIGHTS
+from helpers.instruments.fusion.report import flips
 from helpers.instruments.fusion.search import beam, candidates, exact, joined, partition
 from helpers.instruments.traffic import measure
-
-H200 = DEVICES["H200"]
+from kernels import CATALOGUE
 
 
 def meta(*shape, dtype=torch.bfloat16, grad=False):
@@ -392,3 +396,83 @@ def test_errors_are_one_line():
         with pytest.raises(kind) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+# The report
+
+
+def swiglu(x, up, gate):
+    return functional.silu(x @ gate) * (x @ up)
+
+
+def test_the_report_says_who_does_it_and_what_would_flip_it():
+    plan = analyse(lambda x, w: functional.softmax(norm(x, w) * 2, -1).to(torch.int8), meta(R, C), meta(C))
+    text = repr(plan.report())
+    assert f"{plan.launches_unfused} launches become 1" in text.splitlines()[0]
+    assert "torch.compile writes this kernel itself" in text
+    known = repr(analyse(norm, meta(R, C), meta(C)).report())
+    assert "kernels.rms_norm; torch.nn.functional.rms_norm" in known
+    small = analyse(lambda x: (x + 1) * 2, meta(64, 64))
+    assert "a CUDA graph" in repr(small.report())
+    assert "a CUDA graph" not in known
+
+
+def test_kernels_that_the_report_names_are_in_the_catalogue():
+    assert {*KERNELS, "flash_attention"} <= set(CATALOGUE)
+
+
+def test_a_weight_that_flips_a_score_does():
+    plan = analyse(swiglu, meta(R, C), meta(C, C), meta(C, C))
+    for group in plan.groups:
+        for line in flips(group):
+            found = re.fullmatch(r"the score: (\w+) weighing ([\d.]+) instead of [\d.]+", line)
+            if not found:
+                continue
+            name, at = found[1], float(found[2])
+            rest = sum(weight * getattr(group.score, each) for each, weight in WEIGHTS.items() if each != name)
+            score = at * getattr(group.score, name) + (1 - at) * rest / (1 - WEIGHTS[name])
+            assert score == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_page_and_the_picture_are_whole(tmp_path):
+    plan = analyse(swiglu, meta(R, C), meta(C, C), meta(C, C))
+    plan.report().save(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    picture = ElementTree.fromstring(plan.draw().svg)
+    boxes = picture.findall(".//{http://www.w3.org/2000/svg}rect")
+    assert len(boxes) == plan.launches_unfused
+    assert plan.draw().svg in page
+    assert all(group.operations[0] in plan.draw().text for group in plan.groups)
+    deep = analyse(lambda x: [x := torch.sort(x)[0] * 2 for _ in range(120)][-1], meta(64, 64))
+    assert len(ElementTree.fromstring(deep.draw().svg).findall(".//{http://www.w3.org/2000/svg}rect")) == len(
+        deep.groups
+    )
+
+
+MODEL = """
+import torch
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.randn(4, 8)
+def alone():
+    return torch.nn.ReLU()
+"""
+
+
+def test_the_command_analyses_a_model_that_a_file_builds(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(MODEL)
+    name = f"{tmp_path / 'mine.py'}:build"
+    assert main(["analyse", name, "--device", "A100", "--page", str(tmp_path / "page.html")]) == 0
+    assert "launches become" in capsys.readouterr().out
+    assert "A100" in (tmp_path / "page.html").read_text()
+    for wrong, said in (
+        (["analyse", f"{tmp_path / 'mine.py'}:alone"], "(model, inputs)"),
+        (["analyse", f"{tmp_path / 'mine.py'}:nothing"], "has no function nothing"),
+        (["analyse", f"{tmp_path / 'yours.py'}:build"], "there is no file"),
+        (["analyse", "no.such.module:build"], "no module"),
+        (["analyse", "mine"], "names no function"),
+        (["analyse", name, "--device", "H201"], "H201"),
+    ):
+        assert main(wrong) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from helpers.instruments.fusion.account import TensorAccess, TracedStep
+from helpers.instruments.fusion.plan import plain_name
 from helpers.instruments.operations import EXP_RESULTS, TANH_RESULTS
 from helpers.instruments.prediction import product_flops
 from kernels import costs
@@ -18,7 +19,7 @@ from kernels import costs
 ELEMENTWISE = frozenset(
     "_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like arange tril triu tril_ "
     "triu_ masked_fill_ constant_pad_nd flip roll repeat native_dropout native_dropout_backward bernoulli_ bernoulli "
-    "rand rand_like randn randn_like uniform_ normal_ glu log_sigmoid_forward log_sigmoid_backward mse_loss prelu "
+    "rand rand_like randn randn_like uniform_ normal_ glu log_sigmoid_forward log_sigmoid_backward prelu hardswish "
     "slice_backward select_backward scalar_tensor new_zeros new_ones new_full linspace eye dropout _prelu_kernel "
     "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy".split()
 )
@@ -28,6 +29,7 @@ REDUCTIONS = frozenset("sum mean amax amin max min prod var std var_mean argmax 
 REDUCTIONS |= {"linalg_vector_norm", "std_mean", "count_nonzero"}
 # Rows in, rows out: the reduction and what its result is for in one operator.
 SOFTMAX = frozenset("_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data".split())
+LOSSES = frozenset("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits".split())
 SCANS = frozenset("cumsum cumprod logcumsumexp cummax cummin".split())
 LAYER_NORMS = frozenset("native_layer_norm _fused_rms_norm native_layer_norm_backward".split())
 LAYER_NORMS |= {"_fused_rms_norm_backward"}
@@ -91,6 +93,9 @@ ARITHMETIC = {
     "std": (3, 0),
     "linalg_vector_norm": (2, 0),
     "logsumexp": (3, EXP_RESULTS),
+    "hardswish": (4, 0),
+    "mse_loss": (3, 0),
+    "binary_cross_entropy_with_logits": (8, 2),
 }
 COPIES = frozenset("_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like".split())
 
@@ -108,8 +113,7 @@ class Arithmetic:
 
 def base_name(step: TracedStep) -> str:
     """The operator's name; one in place has that of the other: "add" of "add_"."""
-    name = step.node.target.overloadpacket.__name__
-    return name.removesuffix("_") if not name.startswith("_") and not name.endswith("__") else name
+    return plain_name(step.node.target.overloadpacket.__name__)
 
 
 def is_random(step: TracedStep) -> bool:
@@ -139,10 +143,17 @@ def kind_of(step: TracedStep) -> str:
         return "normalisation" if step.given.get("training", step.given.get("train", True)) else "broadcast"
     if name in REDUCTIONS or torch.Tag.reduction in target.tags:
         return "reduction" if _takes_one_tensor(step) else "elementwise"
+    if name in LOSSES:
+        return "reduction" if _is_summed(step) else "elementwise"
     if torch.Tag.pointwise in target.tags or {name, own} & ELEMENTWISE:
         shapes = {each.shape for each in step.reads if each.points > 1}
         return "broadcast" if len(shapes | {step.writes[0].shape}) > 1 and name != "cat" else "elementwise"
     return "opaque"
+
+
+def _is_summed(step: TracedStep) -> bool:
+    """Whether a loss is summed or averaged."""
+    return bool(step.given.get("reduction", 1))
 
 
 def _takes_one_tensor(step: TracedStep) -> bool:

@@ -126,10 +126,10 @@ class Legality:
         for link in inside:
             _through(self.nodes[link.source], self.nodes[link.target], link)
         products = [node for node in group if node.kind in PRODUCTS]
-        if products and not self.epilogues:
-            raise NotLegalError(f"{products[0].name} is left to the library")
         if len(products) > 1:
             return self._attention(group, products, inside, stored)
+        if products and not self.epilogues:
+            raise NotLegalError(f"{products[0].name} is left to the library")
         if products:
             return self._tiles(group, products[0], inside, mask, stored)
         if any(node.kind in ROWS for node in group):

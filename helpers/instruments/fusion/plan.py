@@ -9,6 +9,11 @@ from helpers.instruments.devices import Device
 from helpers.instruments.roofline import Work
 
 
+def plain_name(operator: str) -> str:
+    """An operator's name without the mark of one that works in place: "add" of "add_"."""
+    return operator if operator.startswith("_") else operator.rstrip("_")
+
+
 @dataclass(frozen=True)
 class TracedOperation:
     """One ATen operator of the traced graph, as eager PyTorch runs it.
@@ -30,6 +35,11 @@ class TracedOperation:
     work: Work
     launches: int
     time: float
+
+    @property
+    def operator(self) -> str:
+        """Its plain name: "add" of "aten.add_.Tensor"."""
+        return plain_name(self.target.split(".")[1])
 
 
 @dataclass(frozen=True)
@@ -145,3 +155,21 @@ class FusionPlan:
                 if not edge.ordering and edge.producer in inside and edge.consumer in inside
             }
         return frozenset(found)
+
+    def report(self):
+        """What to fuse, what it saves, who does it and what would change that: FusionReport, a table and a page."""
+        from helpers.instruments.fusion.report import FusionReport  # which reads plans, as the next does
+
+        return FusionReport(self)
+
+    def draw(self):
+        """The graph as a picture, FusionDrawing: kernels coloured and numbered, bytes at the edges."""
+        from helpers.instruments.fusion.draw import drawing
+
+        return drawing(self)
+
+    def __repr__(self):
+        return repr(self.report())
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()

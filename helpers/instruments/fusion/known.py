@@ -1,0 +1,57 @@
+"""Who does a group already: a kernel of this course, a call of PyTorch, torch.compile.
+
+The kernels are named, not imported: the instruments know no kernel. Casts between dtypes are left out of a pattern.
+"""
+
+from collections.abc import Iterable
+
+RMS_NORM = "pow mean add rsqrt mul mul"
+ACTIVATIONS = "relu gelu silu sigmoid tanh"
+
+# Kernel of kernels/ -> the operators that it does, in the order of the graph; "act" is any of ACTIVATIONS.
+KERNELS = {
+    "add_gelu": ("add gelu",),
+    "swiglu": ("silu mul",),
+    "geglu": ("gelu mul",),
+    "residual_act": ("add act", "act add"),
+    "bias_dropout_residual": ("add native_dropout add",),
+    "softmax": ("_softmax",),
+    "softmax_dropout": ("_softmax native_dropout",),
+    "cross_entropy": ("_log_softmax nll_loss_forward",),
+    "layer_norm": ("native_layer_norm",),
+    "layer_norm_act": ("native_layer_norm act",),
+    "residual_layer_norm": ("add native_layer_norm",),
+    "rms_norm": ("_fused_rms_norm", RMS_NORM),
+    "residual_rms_norm": ("add _fused_rms_norm", f"add {RMS_NORM}"),
+    "linear_act": ("addmm act", "mm add act", "mm act"),
+    "conv_bn_act": ("convolution native_batch_norm act", "convolution cudnn_batch_norm act"),
+}
+COMPILE = {
+    "pointwise": "torch.compile writes this kernel itself",
+    "rows": "torch.compile writes this kernel itself",
+    "matmul": 'torch.compile leaves the product to the library; mode="max-autotune" may do it',
+    "convolution": 'torch.compile leaves the convolution to the library; mode="max-autotune" may do it',
+    "attention": "torch.compile replaces the usual ways to write it by PyTorch's own kernel",
+}
+CALLS = {
+    "attention": "torch.nn.functional.scaled_dot_product_attention",
+    "_fused_rms_norm": "torch.nn.functional.rms_norm",
+    RMS_NORM: "torch.nn.functional.rms_norm",
+}
+
+
+def kernel_for(kind: str, names: Iterable[str]) -> str | None:
+    """The kernel of kernels/ that does these operators, or None."""
+    if kind == "attention":
+        return "flash_attention"
+    plain = [name for name in names if name != "_to_copy"]
+    forms = {" ".join(plain), " ".join("act" if name in ACTIVATIONS.split() else name for name in plain)}
+    for kernel, patterns in KERNELS.items():
+        if forms & set(patterns):
+            return kernel
+    return None
+
+
+def call_for(kind: str, names: Iterable[str]) -> str | None:
+    """The call of PyTorch that does these operators in one kernel, or None."""
+    return CALLS.get(kind) or CALLS.get(" ".join(name for name in names if name != "_to_copy"))
