@@ -56,7 +56,7 @@ def language_model(tokens, table, w, labels):
 
 def routed(x, weights, w):
     best, which = (x @ weights).softmax(-1).topk(2, -1)
-    return torch.einsum("te,tec->tc", best, w[which]) + x[which[:, 0] % x.shape[0]]
+    return torch.einsum("ab,abc->ac", best, w[which]) + x[which[:, 0] % x.shape[0]]
 
 
 def with_gradients(module, *inputs):

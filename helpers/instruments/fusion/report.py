@@ -17,7 +17,7 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>What to fuse on {device}</title><style>
 :root {{ color-scheme: light dark }} body {{ font: 15px/1.5 sans-serif; margin: 2rem auto; max-width: 70rem }}
 table {{ border-collapse: collapse; width: 100% }} td, th {{ padding: .3rem .6rem; text-align: left;
-border-bottom: 1px solid #7a7a7a55; vertical-align: top }} 
+border-bottom: 1px solid #7a7a7a55; vertical-align: top }}
 td:nth-child(n+3):nth-child(-n+7) {{ white-space: nowrap }}
 .picture {{ overflow: auto }} svg text {{ fill: CanvasText }}
 </style></head><body>
