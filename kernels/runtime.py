@@ -19,6 +19,7 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     a block as a condition    refused: `if` and `while` take one value
     float arguments           arrive as fp32, as in a compiled launch
     unknown launch options    refused
+    multiple_of and its kin   held against the values: what is not true is refused
     accesses outside          of every tensor of the launch: refused, for they would reach this process's memory
     loops that do not end     stopped after MAX_PASSES
     grids that take hours     refused beyond MAX_PROGRAMS
@@ -58,6 +59,7 @@ from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
 from kernels.advice import meaning
 from kernels.bounds import Bounds
+from kernels.hints import PROMISES
 
 if triton.knobs.runtime.interpret:
     raise RuntimeError("TRITON_INTERPRET is set: unset it and restart; without a GPU kernels are interpreted anyway")
@@ -112,6 +114,9 @@ def observed(observer):
     `access(kind, addresses, mask, itemsize)` at each load ("read"), store ("write") and atomic ("atomic"): uint64 byte
     addresses in host memory and bools, both of the block's shape, and the size of an element in bytes. It returns the
     lanes that may go through, or None for all: an access outside any tensor must not reach this process's memory.
+
+    It may have a fourth, `lock(address, took)`: after each atomic of one element, whether it was a compare-and-swap
+    that found what it compared with, or an exchange of 0 for something else, as one takes a lock.
     """
     global _observer
     # The lock is not held meanwhile: autograd launches a GPU's backward kernels from a thread of its own.
@@ -171,6 +176,12 @@ def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarra
     return lanes
 
 
+def _tell_of_lock(pointer, took: bool) -> None:
+    tell = getattr(_observer, "lock", None)
+    if tell is not None:
+        tell(int(pointer.data.reshape(())), took)
+
+
 class Builder(interpreter.InterpreterBuilder):
     """Triton's interpreter with its differences from the GPU put right, reporting memory accesses to the observer."""
 
@@ -196,7 +207,11 @@ class Builder(interpreter.InterpreterBuilder):
         if val.data.dtype == BFLOAT16:
             raise NotImplementedError("atomics on bfloat16 need a GPU: accumulate in float32 instead")
         lanes = interpreter.TensorHandle(_allowed("atomic", ptr.data, mask, val.data.dtype.itemsize), tl.int1)
-        return super().create_atomic_rmw(rmwOp, ptr, val, lanes, sem, scope)
+        before = super().create_atomic_rmw(rmwOp, ptr, val, lanes, sem, scope)
+        if lanes.data.size == 1 and lanes.data.all():
+            exchanged = rmwOp == interpreter._ir.ATOMIC_OP.XCHG
+            _tell_of_lock(ptr, took=exchanged and not before.data.any() and bool(val.data.any()))
+        return before
 
     def create_atomic_cas(self, ptr, cmp, val, sem, scope):
         everywhere, itemsize = np.ones(ptr.data.shape, dtype=bool), _np_dtype(ptr.get_element_ty()).itemsize
@@ -207,7 +222,10 @@ class Builder(interpreter.InterpreterBuilder):
             )
         if not np.all(_allowed("atomic", ptr.data, everywhere, itemsize)):
             raise IndexError("a compare-and-swap lies outside the tensor: check its offset")
-        return super().create_atomic_cas(ptr, cmp, val, sem, scope)
+        before = super().create_atomic_cas(ptr, cmp, val, sem, scope)
+        if ptr.data.size == 1:
+            _tell_of_lock(ptr, took=bool((before.data == cmp.data).all()))
+        return before
 
     # Conversions
     def cast_impl(self, src, dst_type):
@@ -356,6 +374,8 @@ def _interpreted_language() -> list:
     for language in (tl, tl.core):
         interpreter._patch_builtin(language, interpreter.interpreter_builder, changes)
         interpreter._patch_lang_core(language, changes)
+        for name, promise in PROMISES.items():
+            changes.set_attr(language, name, promise)
     for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, libdevice):
         interpreter._patch_builtin(owner, interpreter.interpreter_builder, changes)
     interpreter._patch_lang_tensor(tl.tensor, changes)
@@ -424,7 +444,7 @@ def _python_function(kernel: JITFunction):
     code = _sources.get(kernel.fn)
     if code is None:
         filename, first_line = get_jit_fn_file_line(kernel)
-        tree = _CountedLoops().visit(interpreter.ASTTransformer().visit(ast.parse(kernel.src)))
+        tree = _CountedLoops().visit(interpreter.ASTTransformer().visit(kernel.parse()))
         ast.increment_lineno(ast.fix_missing_locations(tree), first_line - 1)
         code = _sources[kernel.fn] = compile(tree, filename, "exec")
         if not kernel.fn.__module__.startswith("triton."):

@@ -306,12 +306,11 @@ def add_gelu(a, b):
     ),
     "an input overwritten": Attack(
         kernel=KERNEL + "    tl.store(a_ptr + element, s, mask=exists)\n",
-        earned=3,
         state="fail",
         told="argument 1 was changed",
     ),
     "the output is the input": Attack(
-        launcher=LAUNCHER.replace("torch.empty_like(a)", "a"), earned=6, state="fail", told="argument 1 was changed"
+        launcher=LAUNCHER.replace("torch.empty_like(a)", "a"), state="fail", told="argument 1 was changed"
     ),
     "half the work": Attack(launcher=LAUNCHER.replace("y.numel(), BLOCK", "y.numel() // 2, BLOCK"), state="fail"),
     "hard-coded sizes": Attack(
@@ -377,7 +376,10 @@ for address in [("127.0.0.1", 22), ("10.0.0.1", 80), ("8.8.8.8", 53)]:
     except OSError:
         continue
     raise AssertionError("there is a network")
-for path in ["/usr/x", "{root}/helpers/x", "{root}/kernels/x", calls]:
+assert (os.getuid(), os.getgid(), os.getgroups()) == (65534, 65534, [])
+settings = glob.glob("/proc/sys/kernel/*") + glob.glob("/proc/sys/vm/*") + glob.glob("/proc/sys/fs/*")
+assert len(settings) > 50
+for path in ["/usr/x", "{root}/helpers/x", "{root}/kernels/x", calls, "/proc/sysrq-trigger", *settings]:
     try:
         open(path, "a")
     except OSError:

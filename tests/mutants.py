@@ -13,9 +13,14 @@ import ast
 import contextlib
 import copy
 import io
+import json
+import os
+import resource
+import select
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +29,9 @@ import torch
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.replay import server
 from helpers.learning.outcome import PASS
+
+TIME = 30.0  # seconds that the checks of one mutant may take
+MEMORY = 4 << 30  # bytes of data that they may have
 
 # Mutants that change no result, no traffic and no machine code that is asked for: "exercise: before -> after" -> why.
 ROWS = "return {'ROWS': max(1, 32 * warps * numbers // columns), 'num_warps': warps}"
@@ -262,6 +270,32 @@ def all_mutants(exercise: Exercise) -> list[Mutant]:
     return [mutant for cell in exercise.cells if cell["answer"] for mutant in mutants_of(cell["id"], cell["source"])]
 
 
+def in_a_fork(work: Callable[[], dict]) -> dict:
+    """The result of `work` in a process of its own; nothing where that process came to no end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.close(reading)
+        status = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            with open(writing, "w") as told:
+                json.dump(work(), told)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with open(reading) as answer:
+        came = select.select([answer], [], [], TIME)[0]
+        said = answer.read() if came else ""
+    for end in (os.killpg, os.kill):  # with it the assembler that it may have started
+        with contextlib.suppress(ProcessLookupError):
+            end(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return json.loads(said) if said else {}
+
+
 def rejected_by(exercise: Exercise, mutant: Mutant) -> str:
     """The first check that does not pass, in a process of its own; empty where all pass."""
     cells = [
@@ -279,7 +313,7 @@ def rejected_by(exercise: Exercise, mutant: Mutant) -> str:
             return {"check": next((check for check, outcome in outcomes if outcome.state != PASS), "")}
 
     # Where it came to no end, that is what a learner sees too.
-    return server.in_a_fork(run).get("check", "no end")
+    return in_a_fork(run).get("check", "no end")
 
 
 def main(arguments: list[str] | None = None) -> int:

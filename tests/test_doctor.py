@@ -1,5 +1,7 @@
 """What `fusion doctor` says of machines that lack something."""
 
+import os
+import shutil
 import subprocess
 
 import pytest
@@ -30,9 +32,20 @@ def test_sandbox_that_may_not_start(monkeypatch, tmp_path):
     bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2; exit 1\n")
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
     finding = doctor.bubblewrap()
     assert finding.state == "not usable: bwrap: No permissions to create new namespace"
     assert "user namespaces" in finding.remedy
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    finding = doctor.bubblewrap()
+    assert finding.state == "not usable by this root: bwrap: No permissions to create new namespace"
+    assert finding.remedy == "grade as another user, who is not root"
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap: apt-get install bubblewrap")
+def test_root_is_told_that_submissions_are_nobodys():
+    finding = doctor.bubblewrap()
+    assert bool(finding.remedy) or ("the user nobody" in finding.state) == (os.getuid() == 0)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """What a process gives up before it runs a submission: its namespaces, privileges, system calls, abundance.
 
 bubblewrap confines the programs that it starts. A process that was forked into a sandbox does here what bubblewrap
-would have done for it.
+would have done for it, which no package does: bubblewrap's --seccomp and libseccomp's bindings filter what is started
+anew, and to start Python and PyTorch anew takes longer than to grade.
 """
 
 import ctypes
@@ -10,25 +11,40 @@ import platform
 import resource
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-MEMORY = 2 << 30  # bytes of data a submission's kernel may have
-# Bytes of address space that it may add to what it starts with, libraries: its data, and stacks and heaps of threads,
-# which mostly stay empty. It bounds shared memory, which is not counted as data.
-ADDRESSES = MEMORY + (1 << 30)
-PROCESSOR_TIME = 120  # seconds
-LIMITS = {
-    resource.RLIMIT_FSIZE: 0,  # no byte to any file: there is no disk to fill
-    resource.RLIMIT_CORE: 0,
-    resource.RLIMIT_NOFILE: 512,
-    resource.RLIMIT_CPU: PROCESSOR_TIME,
-    resource.RLIMIT_DATA: MEMORY,
-}
+NOBODY = 65534
+ROOM = 1 << 30  # bytes of address space beyond data: libraries, and stacks and heaps of threads, mostly empty
 
-# Linux system calls that a submission's kernel has no use for: new processes, System V and anonymous shared memory
-# (which no limit counts), namespaces, other processes' insides, the kernel's keys and programs. clone is for threads.
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a process may use.
+
+    Args:
+        memory: bytes of data that it may have; with ROOM, also what it may add to the addresses that it starts with,
+            which bounds shared memory, for that is not counted as data.
+        processor_time: seconds.
+        file: bytes of the largest file that it may write.
+        files: descriptors.
+    """
+
+    memory: int
+    processor_time: int
+    file: int
+    files: int
+
+
+PROCESSES = 4096  # and threads, of the user that a sandbox's are, in all its sandboxes
+KERNEL = Allowance(memory=2 << 30, processor_time=120, file=0, files=512)  # no byte: there is no disk to fill
+REPLAY = Allowance(memory=4 << 30, processor_time=300, file=64 << 20, files=64)
+JUDGE = Allowance(memory=8 << 30, processor_time=86400, file=256 << 20, files=256)
+
+# Linux system calls that nothing here has a use for: System V and anonymous shared memory (which no limit counts),
+# namespaces, other processes' insides, the kernel's keys and programs.
+NEW_PROCESSES = {"x86_64": (57, 58), "aarch64": ()}  # fork, vfork; clone is for threads
 DENIED = {
     "x86_64": (
-        *(57, 58),  # fork, vfork
         *(29, 64, 68, 319, 447),  # shmget, semget, msgget, memfd_create, memfd_secret
         *(272, 308, 155, 165, 166, 101, 310, 311),  # unshare, setns, pivot_root, mount, umount2, ptrace, process_vm_*
         *(
@@ -92,7 +108,8 @@ def enter(process: int) -> None:
     Raises:
         OSError: Linux is older than 5.8, or forbids it.
     """
-    call("setns", process, _ALL_NAMESPACES)
+    # A sandbox that root made has root's user namespace: in one of its own, root would still be root to /proc/sys.
+    call("setns", process, _ALL_NAMESPACES if os.getuid() else _ALL_NAMESPACES & ~_USER)
 
 
 def adopt_orphans() -> None:
@@ -100,19 +117,35 @@ def adopt_orphans() -> None:
     call("prctl", _CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def limit_resources() -> None:
+def limit_resources(limits: Allowance) -> None:
     with open("/proc/self/statm") as pages:
         used = int(pages.read().split()[0]) * resource.getpagesize()
-    for limit, most in (LIMITS | {resource.RLIMIT_AS: used + ADDRESSES}).items():
-        resource.setrlimit(limit, (most, most))
+    most = {
+        resource.RLIMIT_DATA: limits.memory,
+        resource.RLIMIT_AS: used + limits.memory + ROOM,
+        resource.RLIMIT_CPU: limits.processor_time,
+        resource.RLIMIT_FSIZE: limits.file,
+        resource.RLIMIT_NOFILE: limits.files,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: PROCESSES,
+    }
+    for limit, value in most.items():
+        resource.setrlimit(limit, (value, value))
 
 
 def give_up_privileges() -> None:
-    """No capability now or later: not by any program that is run, nor by a new user namespace."""
-    call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
+    """No capability now or later: not by any program that is run, nor by a new user namespace.
+
+    Where root grades, this process becomes the user nobody, to whom root's files and /proc/sys are not to write.
+    """
     with open("/proc/sys/kernel/cap_last_cap") as last:
         for capability in range(int(last.read()) + 1):
             call("prctl", _CAPBSET_DROP, capability, 0, 0, 0)
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
@@ -129,11 +162,13 @@ _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = 1, 38
 
 
-def denied_filter() -> bytes:
+def denied_filter(processes: bool = False) -> bytes:
     """A filter, in the kernel's BPF, that answers the DENIED system calls with an error.
 
-    clone makes threads alone (CLONE_THREAD); clone3 hides its flags in memory and is answered with ENOSYS, at which
-    the C library falls back to clone.
+    clone3 hides its flags in memory and is answered with ENOSYS, at which the C library falls back to clone.
+
+    Args:
+        processes: whether new processes are allowed, or threads alone; new namespaces never are.
     """
     machine = platform.machine()
     program = [
@@ -147,11 +182,11 @@ def denied_filter() -> bytes:
         (_GIVE, 0, 0, _ERROR | _ENOSYS),
         (_EQUAL, 0, 4, _CLONE[machine]),
         (_LOAD, 0, 0, 16),  # its flags: the low half of the first argument
-        (_ANY, 0, 1, _CLONE_THREAD),
+        (_ANY, 1, 0, _ALL_NAMESPACES) if processes else (_ANY, 0, 1, _CLONE_THREAD),
         (_GIVE, 0, 0, _ALLOW),
         (_GIVE, 0, 0, _ERROR | _EPERM),
     ]
-    return assembled(program + refusals(DENIED[machine]))
+    return assembled(program + refusals(DENIED[machine] + (() if processes else NEW_PROCESSES[machine])))
 
 
 def no_new_files_filter() -> bytes:

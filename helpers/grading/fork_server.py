@@ -6,7 +6,8 @@ To import takes longer than to run most submissions, so it is done once. The ser
 exercise, no seed, no submission. On the socket it is sent, as JSON, what a fork becomes:
 
     {"kernel": arguments of ipykernel}    a submission's kernel
-    {"judge": true}                       `helpers.grading.replay.server`, input and output as two more descriptors
+    {"replay": true}                      `helpers.grading.replay.replayer`, a socket as one more descriptor
+    {"judge": true}                       `helpers.grading.replay.server`, a socket as one more descriptor
 
 with two descriptors: of a process in the sandbox (pidfd), and of the pipe whose end ends the sandbox. It answers with
 an empty line, or with why there is no fork.
@@ -28,6 +29,9 @@ import tempfile
 import threading
 
 from helpers.grading.confinement import (
+    JUDGE,
+    KERNEL,
+    REPLAY,
     adopt_orphans,
     denied_filter,
     enter,
@@ -37,7 +41,6 @@ from helpers.grading.confinement import (
     no_new_files_filter,
 )
 
-JUDGE_MEMORY = 8 << 30  # bytes of data
 MOST_ASKED = 1 << 16  # bytes of one request
 
 
@@ -55,23 +58,23 @@ def become(asked: dict, held: int, descriptors: list[int]) -> None:
         os.dup2(descriptor, number)
     close_all_but(held)
     tempfile.tempdir = "/tmp"  # it would look for a folder by writing into it
-    if "judge" in asked:
-        from helpers.grading.replay import server
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_DATA, (JUDGE_MEMORY, JUDGE_MEMORY))
-        give_up_privileges()
-        server.main()
-    else:
+    if "kernel" in asked:
         from ipykernel import kernelapp
 
-        limit_resources()
+        limit_resources(KERNEL)
         give_up_privileges()
         filter_system_calls(denied_filter())
         kernel = kernelapp.IPKernelApp.instance()
         kernel.initialize(asked["kernel"])  # makes its sockets and IPython's folders
         filter_system_calls(no_new_files_filter())
         kernel.start()
+    else:
+        from helpers.grading.replay import replayer, server
+
+        limit_resources(JUDGE if "judge" in asked else REPLAY)
+        give_up_privileges()
+        filter_system_calls(denied_filter(processes=True))  # both run NVIDIA's assembler
+        (server if "judge" in asked else replayer).main()
 
 
 def fork(connection: socket.socket, asked: dict, sandbox: int, held: int, *descriptors: int) -> None:
@@ -101,7 +104,9 @@ def import_all() -> None:
     import triton.language as tl
 
     import helpers.grading.replay.record
+    import helpers.grading.replay.replayer
     import helpers.grading.replay.server  # noqa: F401
+    from helpers.instruments.resources import compile_for
     from helpers.instruments.traffic import measure
 
     @triton.jit
@@ -109,8 +114,12 @@ def import_all() -> None:
         tl.store(y_ptr, tl.load(x_ptr))
 
     torch.set_num_threads(1)
-    # PyTorch and Triton import half of themselves at first use.
+    # PyTorch and Triton import half of themselves at first use, and read all of their own files at the first compile.
     measure(copy_kernel[(1,)], torch.ones(1), torch.ones(1))
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        for device in ("A100", "H100"):
+            compile_for(copy_kernel, torch.ones(1), torch.ones(1), device=device).instructions  # noqa: B018
 
 
 def main() -> None:

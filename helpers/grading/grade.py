@@ -105,18 +105,21 @@ def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[s
     """Run the exercise with these answers in the sandbox; the verdicts on the checks that came to an end."""
     judge.start()
     verdicts = {}
-
-    def compare(item, outputs, stored) -> bool:
-        check = item.cell.id
-        verdicts[check] = judge.verdict(check, outputs, found.readable)
-        return verdicts[check][0] == PASS
-
     answers = found.readable | {answer: run_instead(why) for answer, why in found.unreadable.items()}
     needed = {cell["id"] for cell in judge.exercise.cells if "points" not in cell} - found.unreadable.keys()
-    with tempfile.TemporaryDirectory(prefix="fusion-spec-") as folder, kernelspecs(Path(folder), judge.calls_file):
-        runs = run_cells(
-            assembled(judge.exercise, answers, judge.calls_file), needed, CELL_TIMEOUT, KERNEL_NAME, compare, junit
-        )
+    notebook = assembled(judge.exercise, answers, judge.calls_file)
+    with (
+        tempfile.TemporaryDirectory(prefix="fusion-spec-") as folder,
+        kernelspecs(Path(folder), judge.calls_file),
+        judge.verdicts(found.readable) as verdict,
+    ):
+
+        def compare(item, outputs, stored) -> bool:
+            check = item.cell.id
+            verdicts[check] = verdict(check, outputs)
+            return verdicts[check][0] == PASS
+
+        runs = run_cells(notebook, needed, CELL_TIMEOUT, KERNEL_NAME, compare, junit)
     return verdicts, runs
 
 

@@ -1,22 +1,25 @@
-"""The trusted side of a run: what was shown is compared here, what was launched is replayed by `replay.server`.
+"""The trusted side of a run: what was shown is compared here, what was launched is replayed and checked elsewhere.
 
 Three things must agree before a check passes. The values that the submission's own kernel showed must be the model
-answer's, compared in this process. The record of its launches must pass the check itself when it is replayed on other
-inputs, in a process that runs none of its Python. And what the replay computed must be the model answer's too: a
-kernel earns nothing for its traffic or its machine code if it computes something else.
+answer's, compared in this process. The record of its launches must pass the check itself, which `replay.server` runs,
+when it is replayed on other inputs by `replay.replayer`, in a process that runs none of its Python and is given nothing
+but these inputs. And what the replay computed must be the model answer's too: a kernel earns nothing for its traffic
+or its machine code if it computes something else.
 """
 
 import base64
+import contextlib
 import json
-import os
-import select
+import socket
+import subprocess
 import tempfile
-import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from helpers.grading.exercise import Exercise
+from helpers.grading.replay.talk import MOST_BYTES, Talk, TalkError
 from helpers.grading.sandbox import forked
 from helpers.learning.outcome import ERROR, FAIL, PASS
 
@@ -49,13 +52,8 @@ class Judge:
             self._start()
 
     def _start(self) -> None:
-        self._said = bytearray()
-        asking, self._asking = os.pipe()
-        self._answers, answers = os.pipe()
-        self._server = forked({"judge": True}, [], [], [asking, answers])
-        os.close(asking)
-        os.close(answers)
-        calls = self._ask({"cells": self.exercise.cells, "seed": self.seed}, START_TIME)
+        self._server, self._talk = talked_to("judge")
+        calls, _ = self._asked({"cells": self.exercise.cells, "seed": self.seed}, START_TIME)
         self._kept = calls["kept"]
         self._shown = {check: [call["values"] for call in shown] for check, shown in calls["shown"].items()}
         shown = {
@@ -69,16 +67,29 @@ class Judge:
         self._folder.cleanup()
 
     def _stop(self) -> None:
-        if self._server is None:
-            return
-        self._server.kill()
-        self._server.wait()
-        self._server = None
-        os.close(self._asking)
-        os.close(self._answers)
+        if self._server is not None:
+            self._talk.close()
+            end(self._server)
+            self._server = None
 
-    def verdict(self, check: str, outputs: list[dict], answers: dict[str, str]) -> tuple[str, str]:
-        """A check's state and message from what its cell showed."""
+    @contextlib.contextmanager
+    def verdicts(self, answers: dict[str, str]) -> Iterator[Callable[[str, list[dict]], tuple[str, str]]]:
+        """What judges one submission: (check, what its cell showed) -> the check's state and message.
+
+        Its launches are replayed in a process of its own, which ends with this context.
+
+        Args:
+            answers: grade_id -> source.
+        """
+        replaying = Replaying()
+        try:
+            yield lambda check, outputs: self._verdict(check, outputs, answers, replaying)
+        finally:
+            replaying.end()
+
+    def _verdict(
+        self, check: str, outputs: list[dict], answers: dict[str, str], replaying: "Replaying"
+    ) -> tuple[str, str]:
         shown = [output["data"][MIME] for output in outputs if MIME in output.get("data", {})]
         if len(shown) != 1 or not isinstance(shown[0], str):
             return ERROR, "its cell showed something else than the answer's values"
@@ -87,7 +98,7 @@ class Judge:
             right = all_same([call.get("values") for call in calls], self._shown[check])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return ERROR, "its cell showed something else than the answer's values"
-        reply = self._reply({"check": check, "answers": answers, "calls": calls})
+        reply = self._reply({"check": check, "answers": answers, "calls": calls}, replaying)
         state, message, look_at = reply["state"], reply["message"], reply["look_at"]
         if state != PASS:
             return state, message + (f"\nLook at {look_at}." if look_at else "")
@@ -95,32 +106,63 @@ class Judge:
             return FAIL, "it would pass, but what your notebook computed here is wrong: mend the values first"
         return PASS, ""
 
-    def _reply(self, request: dict) -> dict:
+    def _reply(self, request: dict, replaying: "Replaying") -> dict:
         try:
-            return self._ask(request, ANSWER_TIME)
+            reply, _ = self._asked(request, ANSWER_TIME, [replaying.descriptor()])
         except JudgeError:
             # Whatever ended the process, the next submission has a fresh one.
             self._stop()
             self._start()
-            return {"state": ERROR, "message": "replaying your launches ended without a result", "look_at": ""}
+            reply = {"state": ERROR, "message": "replaying your launches ended without a result", "look_at": ""}
+            reply["replay"] = "unknown"
+        if reply["replay"]:
+            replaying.end()  # the next check has a fresh one
+        return reply
 
-    def _ask(self, request: dict, time_limit: float) -> dict:
-        deadline = time.monotonic() + time_limit
+    def _asked(self, question: dict, seconds: float, descriptors: Sequence[int] = ()) -> tuple[dict, bytes]:
         try:
-            with open(self._asking, "wb", closefd=False) as asking:
-                asking.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            raise JudgeError("the judging process has ended: run the command again with --resume") from None
-        while b"\n" not in self._said:
-            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise JudgeError(f"the judging process said nothing for {time_limit:g} s")
-            part = os.read(self._answers, 1 << 16)
-            if not part:
-                raise JudgeError(f"the judging process of {self.exercise.name} ended: does `fusion check` pass on it?")
-            self._said += part
-        line, _, rest = self._said.partition(b"\n")
-        self._said = rest
-        return json.loads(line)
+            return self._talk.ask(question, seconds=seconds, descriptors=descriptors)
+        except TalkError as error:
+            raise JudgeError(
+                f"the judging process of {self.exercise.name} {error}: does `fusion check` pass on it?"
+            ) from None
+
+
+class Replaying:
+    """The process that replays one submission's launches, started when it is first needed."""
+
+    def __init__(self):
+        self._process: subprocess.Popen | None = None
+
+    def descriptor(self) -> int:
+        """Of the socket by which the judging process talks to it."""
+        if self._process is None:
+            self._process, self._connection = forked_with_socket("replay")
+        return self._connection.fileno()
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._connection.close()
+            end(self._process)
+            self._process = None
+
+
+def forked_with_socket(kind: str) -> tuple[subprocess.Popen, socket.socket]:
+    """A process of this kind in a sandbox of its own, and the socket by which it is asked."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return forked({kind: True}, [], [], [theirs.fileno()]), ours
+
+
+def end(sandbox: subprocess.Popen) -> None:
+    """All that runs in it ends with it."""
+    sandbox.kill()
+    sandbox.wait()
+
+
+def talked_to(kind: str) -> tuple[subprocess.Popen, Talk]:
+    process, connection = forked_with_socket(kind)
+    return process, Talk(connection, most_json=MOST_BYTES)
 
 
 def all_same(values: list[dict | None], expected: list[dict]) -> bool:

@@ -27,7 +27,7 @@ from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode
 
 import helpers
-from helpers.grading.confinement import DENIED
+from helpers.grading.confinement import DENIED, NOBODY
 from helpers.instruments.machine import bubblewrap
 
 COURSE = Path(helpers.__file__).resolve().parents[1]
@@ -72,10 +72,12 @@ def command(inside: list[str], seen: list[Path], written: list[Path], options: l
         written: folders to write to.
         options: more of bubblewrap's.
     """
-    args = "bwrap --unshare-user --unshare-all --disable-userns --uid 65534 --gid 65534".split()
+    args = "bwrap --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try".split()
     # One capability, of no use in a namespace: Linux lets no process without it into the memory of one that has it. The
-    # idle process has no limits and no filter, and the forks have no capability.
+    # idle process has no limits, and the forks have no capability.
     args += "--cap-drop ALL --cap-add CAP_WAKE_ALARM".split()
+    if os.getuid():
+        args += "--unshare-user --disable-userns --uid 65534 --gid 65534".split()
     args += "--die-with-parent --new-session --clearenv --hostname sandbox".split()
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         folder = Path("/", name)
@@ -83,14 +85,21 @@ def command(inside: list[str], seen: list[Path], written: list[Path], options: l
             args += ["--symlink", os.readlink(folder), str(folder)]
         elif folder.exists():
             args += ["--ro-bind", str(folder), str(folder)]
-    args += "--ro-bind /usr /usr --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache --proc /proc --dev /dev".split()
-    args += ["--size", "4096", "--tmpfs", "/dev/shm", "--size", str(SCRATCH), "--tmpfs", "/tmp", "--dir", STARTUP]
+    args += "--ro-bind /usr /usr --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache --dev /dev".split()
+    # bubblewrap makes /proc/sys read-only where it finds it writable, which root's files do not look like from here.
+    args += "--proc /proc --ro-bind /proc/sys /proc/sys --size 4096 --tmpfs /dev/shm".split()
+    args += ["--perms", "0777", "--size", str(SCRATCH), "--tmpfs", "/tmp"]
+    for folder in (*reversed(Path(STARTUP).parents[:-2]), STARTUP):
+        args += ["--perms", "0777", "--dir", str(folder)]
     course = [COURSE / package for package in ("helpers", "kernels")]
-    for path in (*map(Path, dict.fromkeys((sys.base_prefix, sys.prefix))), *course, *seen):
-        if not path.is_relative_to("/usr"):
-            args += ["--ro-bind", str(path), str(path)]
-    for path in written:
-        args += ["--bind", str(path), str(path)]
+    read = [*map(Path, dict.fromkeys((sys.base_prefix, sys.prefix))), *course, *seen]
+    bound = [("--ro-bind", path) for path in read if not path.is_relative_to("/usr")]
+    bound += [("--bind", path) for path in written]
+    for folder in sorted({parent for _, path in bound for parent in path.parents} - set(Path("/tmp").parents)):
+        if folder != Path("/tmp"):
+            args += ["--perms", "0755", "--dir", str(folder)]  # root's own would be for root alone
+    for how, path in bound:
+        args += [how, str(path), str(path)]
     for name, value in environment().items():
         args += ["--setenv", name, value]
     return [*args, "--remount-ro", "/dev", "--chdir", "/tmp", *options, *inside]
@@ -195,6 +204,9 @@ class SandboxProvisioner(LocalProvisioner):
         return await super().pre_launch(**kwargs)
 
     async def launch_kernel(self, cmd, **_):
+        if os.getuid() == 0:  # the kernel will not be
+            for path in (self._sockets, Path(self.parent.connection_file)):
+                os.chown(path, NOBODY, NOBODY)
         self.process = forked({"kernel": cmd}, [Path(self.seen)], [self._sockets])
         self.pid = self.pgid = self.process.pid
         return self.connection_info

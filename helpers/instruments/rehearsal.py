@@ -341,6 +341,9 @@ class _Sampler:
             executed[frame.f_lineno, frame.f_lasti] += 1
         return self._meter.access(kind, addresses, mask, itemsize)
 
+    def lock(self, address, took):
+        self._meter.lock(address, took)
+
     def finish(self) -> None:
         """Enter the launch that has just run."""
         if self._pending is None:

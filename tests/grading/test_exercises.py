@@ -10,6 +10,7 @@ from pathlib import Path
 import answers
 import pytest
 from answers import Answer
+from replaying import asked_here
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same
@@ -82,7 +83,8 @@ def test_a_right_answer_passes_as_it_is_and_as_it_is_replayed(answer, model, tmp
         for call in calls:
             records.append({})
             record_call(exercise.namespace[call["function"]], inputs_from_json(call), records[-1], name=name)
-        reply = server.judged(solution, {"check": name, "answers": answer.cells, "calls": records}, tmp_path)
+        request = {"check": name, "answers": answer.cells, "calls": records}
+        reply = server.judged(solution, request, tmp_path, asked_here())
         assert reply["state"] == PASS, reply
         assert all_same(reply["values"], [call["values"] for call in calls])
 

@@ -1,15 +1,15 @@
 """Records of calls that return several tensors: what is replayed, and what a forged record earns."""
 
 import copy
-import subprocess
-import time
 
 import pytest
+from replaying import asked_here
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same, same
 from helpers.grading.replay import server
 from helpers.grading.replay.record import record_call
+from helpers.grading.replay.talk import TalkError
 from helpers.grading.replay.tensors import MOST_RESULTS, inputs_from_json
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, PASS
@@ -35,7 +35,7 @@ def called(exercise, tmp_path_factory):
 
 def judged(exercise, record: dict, folder) -> dict:
     answers = {cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}
-    return server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, folder)
+    return server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, folder, asked_here())
 
 
 def test_two_results_are_recorded_and_replayed(exercise, called, tmp_path):
@@ -130,7 +130,8 @@ def test_tensor_descriptors_are_replayed_within_their_tensors(exercise, called, 
     call, record = called[0], {}
     record_call(own.namespace["residual_rms_norm"], inputs_from_json(call), record, name="traffic")
     answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
-    reply = server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, tmp_path)
+    request = {"check": "traffic", "answers": answers, "calls": [record]}
+    reply = server.judged(exercise, request, tmp_path, asked_here())
     assert reply["state"] == state, reply
     assert told in reply["message"]
 
@@ -143,23 +144,66 @@ def test_an_operators_variant_is_one_of_its_own(exercise, tmp_path, variant):
     assert f"add has no variant {variant!r}" in verdict["message"]
 
 
-def test_what_a_replay_has_started_ends_with_it(monkeypatch):
-    monkeypatch.setattr(server, "TIME", 0.5)
-    verdict = server.in_a_fork(lambda: time.sleep(subprocess.Popen(["sleep", "987"]).pid))
-    assert (verdict["state"], verdict["message"]) == (ERROR, "replaying took over 0.5 s")
-    assert not subprocess.run(["pgrep", "-f", "^sleep 987$"], capture_output=True, text=True).stdout
+def stalls():
+    def ask(question, payload):
+        raise TalkError("took over 30 s")
+
+    return ask
 
 
-def test_compiled_kernels_are_kept_until_they_are_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "MOST_COMPILED", 20_000)
-    (tmp_path / "kept/a").mkdir(parents=True)
-    (tmp_path / "kept/a/b").write_bytes(bytes(9000))
-    server.make_room(tmp_path / "kept")
-    assert (tmp_path / "kept/a/b").exists()
-    (tmp_path / "kept/c").write_bytes(bytes(9000))
-    server.make_room(tmp_path / "kept")
-    assert not (tmp_path / "kept").exists()
-    server.make_room(tmp_path / "kept")
+def nonsense(**said):
+    return lambda question, payload: (said, b"")
+
+
+def cut(**said):
+    """What a right replay says, with something else in its place."""
+    ask = asked_here()
+
+    def changed(question, payload):
+        reply, results = ask(question, payload)
+        return {**reply, **said}, results
+
+    return changed
+
+
+GOOD = {"dtype": "float32", "shape": [1]}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        stalls(),
+        nonsense(),
+        nonsense(raised=3),
+        nonsense(raised={"kind": "not a name", "message": ""}),
+        nonsense(raised={"kind": "Error", "message": "x" * 10**6}),
+        nonsense(tensors=[GOOD], changed=[], several=False, traffic={}),
+        nonsense(tensors=[{"dtype": "float32", "shape": [-1]}], changed=[], several=False, traffic={}),
+        nonsense(tensors=[{"dtype": "float32", "shape": [10**9, 10**9]}], changed=[], several=False, traffic={}),
+        nonsense(tensors=[{"dtype": "object", "shape": []}], changed=[], several=False, traffic={}),
+        nonsense(tensors=[GOOD] * 100, changed=[], several=False, traffic={}),
+        cut(tensors=[]),
+        cut(changed="x"),
+        cut(changed=[-1]),
+        cut(traffic=None),
+        cut(traffic={"counts": {}}),
+    ],
+)
+def test_a_replay_that_keeps_to_no_conversation_is_ended_and_earns_nothing(exercise, called, tmp_path, ask):
+    _, record = called
+    answers = {cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}
+    reply = server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, tmp_path, ask)
+    assert reply["state"] == ERROR, reply
+    assert reply["replay"], reply
+    assert "replaying your launches" in reply["message"], reply
+
+
+def test_an_input_that_was_changed_fails_whatever_is_checked(exercise, called, tmp_path):
+    _, record = called
+    answers = {cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}
+    request = {"check": "traffic", "answers": answers, "calls": [record]}
+    reply = server.judged(exercise, request, tmp_path, cut(changed=[1]))
+    assert (reply["state"], reply["message"]) == (FAIL, "argument 2 was changed"), reply
 
 
 # Reads x three times and the residual twice, and calls x what the check lets be read for nothing.
@@ -192,7 +236,8 @@ def test_names_are_the_callers_whatever_the_signature_and_the_kernel_say(tmp_pat
         record = {}
         forward = server.RunExercise(theirs, 0, tmp_path).namespace["forward"]
         record_call(forward, inputs_from_json(call), record, name="traffic")
-        verdict = server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, tmp_path)
+        request = {"check": "traffic", "answers": answers, "calls": [record]}
+        verdict = server.judged(exercise, request, tmp_path, asked_here())
         assert verdict["state"] == FAIL
         assert "x is read 3 times; residual is read twice; 24 B/element, 12 needed" in verdict["message"]
 

@@ -133,6 +133,51 @@ def test_atomics_and_locks_do_not_race():
     assert hazard.kind == "race"
 
 
+@triton.jit
+def guarded(total_ptr, lock_ptr, count_ptr, HOW: tl.constexpr):
+    program = tl.program_id(0)
+    if HOW == "counts":
+        tl.atomic_add(count_ptr, 1)
+    elif HOW == "one lock each":
+        tl.atomic_cas(lock_ptr + program, 0, 1)
+    elif HOW == "given back too early":
+        while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+            pass
+        tl.atomic_xchg(lock_ptr, 0)
+    elif HOW == "tried once":
+        tl.atomic_cas(lock_ptr, 0, 1)
+    elif HOW == "exchanged":
+        while tl.atomic_xchg(lock_ptr, 1) == 1:
+            pass
+    elif HOW == "in turn":
+        while tl.atomic_cas(lock_ptr, program, program) != program:
+            pass
+    tl.store(total_ptr, tl.load(total_ptr) + 1.0)
+    if HOW == "exchanged":
+        tl.atomic_xchg(lock_ptr, 0)
+    elif HOW == "in turn":
+        tl.atomic_xchg(lock_ptr, program + 1)
+    elif HOW == "counts":
+        tl.atomic_add(count_ptr, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "races"),
+    [
+        ("counts", True),
+        ("one lock each", True),
+        ("given back too early", True),
+        ("tried once", True),
+        ("exchanged", False),
+        ("in turn", False),
+    ],
+)
+def test_an_atomic_hides_no_race_unless_it_is_a_lock(how, races):
+    total, lock, count = torch.zeros(1), torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    found = measure(lambda: guarded[(4,)](total, lock, count, HOW=how)).hazards
+    assert [hazard.kind for hazard in found] == ["race"] * races
+
+
 def test_instances_of_two_launches_do_not_race():
     x = roomy(127)
 

@@ -2,14 +2,13 @@
 
 import inspect
 import math
-from collections.abc import Iterator
 
 import torch
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from helpers.grading.replay.tensors import DTYPES, MOST_BYTES, MOST_RESULTS, Storages
-from helpers.learning.outcome import PASS, AnswerError
+from helpers.learning.outcome import AnswerError
 
 MOST_STEPS = 64  # operators and launches of one call
 
@@ -26,64 +25,36 @@ ALLOWED = frozenset(f"{ALLOCATE} {COPY} {ADD}".split())
 LAUNCH_OPTIONS = frozenset("num_warps num_stages num_ctas maxnreg".split())
 
 
-class Stopped(AnswerError):  # noqa: N818
-    """The recorded call did not end: it failed in the sandbox already."""
-
-
 class Again:
-    """The answer, as the checks know it: a function that replays one recorded call after another.
+    """The answer, as a function that replays one recorded call.
 
     Args:
         name: the answer's name.
-        parameters: the names of its parameters, as the submission has them.
-        calls: the records, in the order of the calls, shared with the other answers of the exercise.
+        parameters: the names of its parameters, by which the meter knows the inputs.
+        call: the record.
         kernels: name -> kernel, those of the submission.
-        results: where what each call gives is put, in the order of the calls.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parameters: list[str],
-        calls: Iterator[dict],
-        kernels: dict[str, JITFunction],
-        results: list[object],
-    ):
+    def __init__(self, name: str, parameters: list[str], call: dict, kernels: dict[str, JITFunction]):
         self.__name__ = name
-        self.__signature__ = inspect.Signature(
-            [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in parameters]
-        )
-        self._calls = calls
+        self.__signature__ = signature_of(parameters)
+        self._call = call
         self._kernels = kernels
-        self.stopped: dict | None = None  # what the sandbox said where a call did not end
-        self._results = results
 
     def __call__(self, *inputs):
-        call = next(self._calls, None)
-        if call is None:
-            raise AnswerError("the notebook did not make this call", "what your function does before this check")
-        if "stopped" in call:
-            self.stopped = {key: str(call["stopped"][key]) for key in ("state", "message", "look_at")}
-            if self.stopped["state"] == PASS:
-                raise ValueError("a call that stopped cannot have passed")
-            raise Stopped(self.stopped["message"], self.stopped["look_at"])
-        if "plain" in call:
-            self._results.append(call["plain"])
-            return call["plain"]
-        if len(call["steps"]) > MOST_STEPS:
+        if len(self._call["steps"]) > MOST_STEPS:
             raise AnswerError(f"over {MOST_STEPS} operations in one call", "your launcher: it should launch, no more")
         storages = Storages()
         for x in inputs:
             if isinstance(x, torch.Tensor):
                 storages.add(x)
         try:
-            for step in call["steps"]:
+            for step in self._call["steps"]:
                 if "kernel" in step:
                     self._launch(step, storages)
                 else:
                     self._operate(step, storages)
-            self._results.append(result_of(call["result"], storages))
-            return self._results[-1]
+            return result_of(self._call["result"], storages)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             said = str(error).strip() or type(error).__name__
             raise AnswerError(f"cannot be done again: {said.splitlines()[0]}", "your launcher") from error
@@ -138,6 +109,10 @@ class Again:
             case list():
                 return [self._read(item, storages) for item in value]
         return value
+
+
+def signature_of(parameters: list[str]) -> inspect.Signature:
+    return inspect.Signature([inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in parameters])
 
 
 def result_of(view: dict | list[dict], storages: Storages) -> torch.Tensor | tuple[torch.Tensor, ...]:

@@ -1,9 +1,15 @@
-"""The kernels of a submission, made from the text of its answers: no other line of it is run."""
+"""The kernels of a submission, made from the syntax trees that the policy has passed: no other line of it is run.
+
+No text is read a second time. What Triton's compiler and the interpreter take for a kernel's source is the tree itself.
+"""
 
 import ast
 import builtins
+import copy
+import inspect
+import linecache
 import math
-from pathlib import Path
+from unittest import mock
 
 import triton
 import triton.language as tl
@@ -12,12 +18,11 @@ from triton.runtime.jit import JITFunction
 from helpers.learning.policy import KERNEL_BUILTINS, check_kernel, is_kernel, names_of, parsed
 
 
-def kernels_of(answers: dict[str, str], folder: Path) -> dict[str, JITFunction]:
+def kernels_of(answers: dict[str, str]) -> dict[str, JITFunction]:
     """Kernel name -> kernel, for every `@triton.jit` function at the top level of the answers.
 
     Args:
         answers: grade_id -> source.
-        folder: where the text is put, a file for each answer: Triton reads a kernel's source from its file.
 
     Raises:
         RefusedError: a kernel is not in the language that `policy` allows.
@@ -32,12 +37,38 @@ def kernels_of(answers: dict[str, str], folder: Path) -> dict[str, JITFunction]:
         for node in ast.walk(kernel):
             if isinstance(node, ast.Name) and node.id in names.constants and node.id not in namespace:
                 namespace[node.id] = constant(names.constants[node.id], namespace)
-    for number, (answer, tree) in enumerate(trees.items()):
-        path = folder / f"answer_{number}.py"
-        path.write_text(answers[answer])
-        only = ast.Module([statement for statement in tree.body if is_kernel(statement)], type_ignores=[])
-        exec(compile(only, str(path), "exec"), namespace)
+    for answer, tree in trees.items():
+        for statement in tree.body:
+            if is_kernel(statement):
+                namespace[statement.name] = made(statement, file_of(answer), namespace)
     return {name: namespace[name] for name in names.kernels}
+
+
+def made(kernel: ast.FunctionDef, file: str, namespace: dict) -> JITFunction:
+    """The kernel that a syntax tree describes."""
+    plain = copy.deepcopy(kernel)
+    plain.decorator_list = []
+    defined = dict(namespace)
+    exec(compile(ast.Module([plain], type_ignores=[]), file, "exec"), namespace, defined)
+    # Triton asks for a function's text, to cut its source out of it.
+    lines = ast.unparse(plain).splitlines(keepends=True)
+    with mock.patch.object(inspect, "getsourcelines", return_value=(lines, plain.lineno)):
+        function = triton.jit(defined[kernel.name])
+    # A kernel's own lines are counted from its first.
+    tree = ast.increment_lineno(ast.Module([copy.deepcopy(plain)], type_ignores=[]), 1 - plain.lineno)
+    function.parse = lambda: copy.deepcopy(tree)
+    return function
+
+
+def file_of(answer: str) -> str:
+    """What an answer's lines are known by; there is no such file."""
+    return f"<answer {answer}>"
+
+
+def show_lines(answers: dict[str, str]) -> None:
+    """Let messages quote the answers' lines."""
+    for answer, source in answers.items():
+        linecache.cache[file_of(answer)] = (len(source), None, source.splitlines(keepends=True), file_of(answer))
 
 
 def constant(node: ast.expr, namespace: dict) -> object:

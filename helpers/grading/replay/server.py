@@ -1,29 +1,27 @@
-"""A process that runs an exercise's checks on replayed calls: `python -m helpers.grading.replay.server`.
+"""The process that judges: it runs an exercise's own checks, and nothing of a submission.
 
-It reads one JSON object a line on standard input and answers each with one line. The first names the exercise:
+It is asked on its one socket. The first question names the exercise:
 
     {"cells": [..], "seed": int}  ->  {"shown": {check: [{"function", "storages", "inputs", "values"}, ..]},
                                        "kept": {check: [values, ..]}}
 
 `cells` are the solution's code cells as `source/build.py` describes them, with the model answers. The reply says what
 each check calls, on inputs for submissions to see, and what the model answer gives for these; and what it gives for
-the inputs that no submission sees. Every later line is one check of one submission, judged on the latter, in a process
-of its own, forked from this one. Where a check asks for plain values, such as numbers, there is nothing to replay: they
-are judged as the submission gave them, for the inputs that it saw:
+the inputs that no submission sees. Every later question is one check of one submission, judged on the latter. What the
+submission launched is launched again by `replayer`, in a process of its own, to which a descriptor comes with the
+question. Where a check asks for plain values, such as numbers, there is nothing to replay: they are judged as the
+submission gave them, for the inputs that it saw:
 
-    {"check": id, "answers": {grade_id: source}, "calls": [records]}   ->  {"state", "message", "look_at", "values"}
+    {"check": id, "answers": {grade_id: source}, "calls": [records]}
+        -> {"state", "message", "look_at", "values", "replay": why the replay's process is to be ended, if it is}
 """
 
 import ast
-import contextlib
+import functools
 import hashlib
 import inspect
-import json
 import os
-import resource
-import select
-import shutil
-import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -31,19 +29,17 @@ from pathlib import Path
 
 import torch
 
-from helpers.grading.replay.again import Again
+from helpers.grading.replay.elsewhere import Elsewhere, Replay
 from helpers.grading.replay.expected import expected_as_json
-from helpers.grading.replay.kernels import kernels_of
+from helpers.grading.replay.talk import MOST_BYTES, Talk
 from helpers.grading.replay.tensors import PLAIN, inputs_as_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
-from helpers.learning.policy import RefusedError, is_kernel, parsed
+from helpers.learning.policy import is_kernel, parsed
 
-TIME = 30.0  # seconds that one check may take
-MEMORY = 4 << 30  # bytes of data that its process may have
+TIME = 30.0  # seconds that one call of a check may take to be replayed
 MOST_DRAWS = 4  # before a model answer is taken for wrong
 MOST_SAID = 4000  # characters of a message
-MOST_COMPILED = 64 << 20  # bytes of compiled kernels that are kept; the sandbox's disk has four times as many
 
 
 class UnluckyDrawError(ValueError):
@@ -120,29 +116,36 @@ def _noted(answer: Callable, calls: list[tuple]) -> Callable:
     return noted
 
 
-def judged(exercise: RunExercise, request: dict, folder: Path) -> dict:
-    """The verdict on one check of one submission, with what its launches computed."""
-    answers = request["answers"]
-    try:
-        kernels = kernels_of(answers, folder)
-    except RefusedError as error:
-        return verdict(ERROR, f"line {error.line}: {error}", "the answer's text")
-    parameters = parameters_of(answers)
-    calls, results = iter(request["calls"]), []
-    replays = {
-        name: Again(name, known_by(parameters.get(name, []), own), calls, kernels, results)
+def judged(
+    exercise: RunExercise, request: dict, folder: Path, ask: Callable[[dict, bytes], tuple[dict, bytes]]
+) -> dict:
+    """The verdict on one check of one submission, with what its launches computed.
+
+    Args:
+        request: as the module's docstring has it.
+        folder: for the check's own text.
+        ask: of the replay's process.
+    """
+    parameters = parameters_of(request["answers"])
+    replay = Replay(request["answers"], request["calls"], ask)
+    answers = {
+        name: Elsewhere(name, known_by(parameters.get(name, []), own), replay)
         for name, own in exercise.functions.items()
     }
-    outcome = exercise.run_check(request["check"], replays, folder)
-    stopped = next((each.stopped for each in replays.values() if each.stopped), None)
-    if outcome.state != PASS and stopped:
-        state = stopped["state"] if stopped["state"] in (FAIL, NOT_ATTEMPTED) else ERROR
-        return verdict(state, stopped["message"] or "the answer came to no end", stopped["look_at"])
-    return verdict(outcome.state, outcome.message, outcome.look_at) | {"values": list(map(values_as_json, results))}
+    outcome = exercise.run_check(request["check"], answers, folder)
+    if replay.ended:
+        look_at = "the grid, loops in your kernel, and how much memory it asks for"
+        return verdict(ERROR, f"replaying your launches {replay.ended}", look_at) | {"replay": replay.ended}
+    if outcome.state != PASS and replay.stopped:
+        state = replay.stopped["state"] if replay.stopped["state"] in (FAIL, NOT_ATTEMPTED) else ERROR
+        return verdict(state, replay.stopped["message"] or "the answer came to no end", replay.stopped["look_at"])
+    said = verdict(outcome.state, outcome.message, outcome.look_at)
+    return said | {"values": list(map(values_as_json, replay.results))}
 
 
 def verdict(state: str, message: str, look_at: str = "") -> dict:
-    return {"state": state, "message": message[:MOST_SAID], "look_at": look_at[:MOST_SAID], "values": []}
+    said = {"state": state, "message": message[:MOST_SAID], "look_at": look_at[:MOST_SAID]}
+    return said | {"values": [], "replay": ""}
 
 
 def known_by(theirs: list[str], own: list[str]) -> list[str]:
@@ -163,44 +166,6 @@ def parameters_of(answers: dict[str, str]) -> dict[str, list[str]]:
     }
 
 
-def in_a_fork(work: Callable[[], dict]) -> dict:
-    """The result of `work` in a process of its own, or a verdict of error where that process came to no end."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setpgid(0, 0)
-        os.close(reading)
-        status = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-            with open(writing, "w") as told:
-                json.dump(work(), told)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    said = bytearray()
-    try:
-        while select.select([reading], [], [], TIME)[0]:
-            part = os.read(reading, 1 << 16)
-            if not part:
-                break
-            said += part
-        else:
-            return verdict(ERROR, f"replaying took over {TIME:g} s", "the grid, and loops in your kernel")
-    finally:
-        os.close(reading)
-        # With it the assembler that it may have started, which would go on for minutes beside other submissions.
-        for end in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError):
-                end(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    try:
-        return json.loads(said)
-    except ValueError:
-        return verdict(ERROR, "replaying ended without a result", "how much memory your kernel asks for")
-
-
 def drawn_exercise(
     cells: list[dict], seed: int, purpose: str, folder: Path
 ) -> tuple[RunExercise, dict[str, list[dict]]]:
@@ -218,12 +183,6 @@ def drawn_exercise(
     raise unlucky
 
 
-def make_room(compiled: Path) -> None:
-    """Empty the folder of compiled kernels where it has grown large: no submission may fill the disk of the next."""
-    if sum(file.stat().st_size for file in compiled.rglob("*")) > MOST_COMPILED:
-        shutil.rmtree(compiled)
-
-
 def drawn(seed: int, purpose: str) -> int:
     """A seed of 40 bits for one purpose; from one the other cannot be found."""
     return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:5])
@@ -231,25 +190,35 @@ def drawn(seed: int, purpose: str) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    # What a cell prints is not part of the conversation.
-    talk, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    sys.stdout = sys.stderr
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        os.environ["TRITON_CACHE_DIR"] = str(folder / "compiled")
-        first = json.loads(sys.stdin.readline())
-        shown, seen_calls = drawn_exercise(first["cells"], first["seed"], "shown to submissions", folder)
-        plain = {check for check, seen in seen_calls.items() if any(call["values"] == PLAIN for call in seen)}
-        exercise, kept_calls = drawn_exercise(first["cells"], first["seed"], "for the checks alone", folder)
+        os.environ["TRITON_CACHE_DIR"] = f"{place}/compiled"
+        Talk(socket.socket(fileno=0), most_json=MOST_BYTES).serve(Server(Path(place)).reply)
+
+
+class Server:
+    """Answers the questions of one worker, on one exercise.
+
+    Args:
+        folder: for the exercise's text.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._exercise: RunExercise | None = None
+
+    def reply(self, question: dict, _payload: bytes, descriptors: list[int]) -> tuple[dict, bytes]:
+        if self._exercise is None:
+            return self._begin(question), b""
+        on = self._shown if question["check"] in self._plain else self._exercise
+        with socket.socket(fileno=descriptors[0]) as connection:
+            replayer = Talk(connection)
+            return judged(on, question, self._folder, functools.partial(replayer.ask, seconds=TIME)), b""
+
+    def _begin(self, first: dict) -> dict:
+        cells, seed = first["cells"], first["seed"]
+        self._shown, seen_calls = drawn_exercise(cells, seed, "shown to submissions", self._folder)
+        self._plain = {check for check, seen in seen_calls.items() if any(call["values"] == PLAIN for call in seen)}
+        self._exercise, kept_calls = drawn_exercise(cells, seed, "for the checks alone", self._folder)
         kept = {check: [call["values"] for call in kept] for check, kept in kept_calls.items()}
-        print(json.dumps({"shown": seen_calls, "kept": kept}), file=talk, flush=True)
-        for line in sys.stdin:
-            request = json.loads(line)
-            with tempfile.TemporaryDirectory() as own:
-                on = shown if request["check"] in plain else exercise
-                reply = in_a_fork(lambda on=on, request=request, own=own: judged(on, request, Path(own)))
-            make_room(folder / "compiled")
-            print(json.dumps(reply), file=talk, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        return {"shown": seen_calls, "kept": kept}

@@ -6,6 +6,7 @@ the order in which they are first met, so that two processes with the same call 
 """
 
 import base64
+import math
 
 import torch
 
@@ -18,6 +19,7 @@ DTYPES = {
 }
 MOST_BYTES = 1 << 28  # of one storage that a record asks for
 MOST_RESULTS = 8  # tensors that one call returns
+MOST_TENSORS = 16  # in one message: results, and inputs that were changed
 
 
 class Storages:
@@ -78,15 +80,27 @@ def inputs_as_json(inputs: tuple) -> dict:
 
     An input that is no tensor stands as `{"plain": value}`.
     """
-    storages = Storages()
-    views = [storages.view_of(x) if isinstance(x, torch.Tensor) else {"plain": x} for x in inputs]
-    raw = [torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).numpy().tobytes() for x in storages.tensors]
+    views, raw = inputs_packed(inputs)
     return {"storages": [base64.b64encode(each).decode() for each in raw], "inputs": views}
 
 
 def inputs_from_json(written: dict) -> tuple:
-    raw = [bytearray(base64.b64decode(each)) for each in written["storages"]]
-    whole = [torch.frombuffer(each, dtype=torch.uint8) if each else torch.empty(0, dtype=torch.uint8) for each in raw]
+    return inputs_unpacked(written["inputs"], [base64.b64decode(each) for each in written["storages"]])
+
+
+def inputs_packed(inputs: tuple) -> tuple[list[dict], list[bytes]]:
+    """Views of the inputs, and the bytes of the storages that they are views of."""
+    storages = Storages()
+    views = [storages.view_of(x) if isinstance(x, torch.Tensor) else {"plain": x} for x in inputs]
+    raw = [torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).numpy().tobytes() for x in storages.tensors]
+    return views, raw
+
+
+def inputs_unpacked(views: list[dict], raw: list[bytes]) -> tuple:
+    whole = [
+        torch.frombuffer(bytearray(each), dtype=torch.uint8) if each else torch.empty(0, dtype=torch.uint8)
+        for each in raw
+    ]
     # From a buffer an input may start at any byte; a fresh storage is aligned, as PyTorch's own are.
     storages = [each.clone().untyped_storage() for each in whole]
     return tuple(
@@ -95,8 +109,39 @@ def inputs_from_json(written: dict) -> tuple:
         else torch.empty(0, dtype=DTYPES[view["dtype"]]).set_(
             storages[view["storage"]], view["offset"], view["shape"], view["stride"]
         )
-        for view in written["inputs"]
+        for view in views
     )
+
+
+def tensors_packed(tensors: list[torch.Tensor]) -> tuple[list[dict], bytes]:
+    """`[{"dtype", "shape"}]`, and all elements in order: what a tensor is to whoever reads its values."""
+    raw = [tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    return [{"dtype": name_of(each.dtype), "shape": list(each.shape)} for each in tensors], b"".join(raw)
+
+
+def tensors_unpacked(described: list[dict], raw: bytes) -> list[torch.Tensor]:
+    """The tensors that another process described.
+
+    Raises:
+        ValueError: they are not what was described, or too many.
+    """
+    if not isinstance(described, list) or len(described) > MOST_TENSORS:
+        raise ValueError("no list of tensors")
+    found, start = [], 0
+    for each in described:
+        dtype, shape = DTYPES[each["dtype"]], each["shape"]
+        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= MOST_BYTES for size in shape):
+            raise ValueError("no shape")
+        end = start + math.prod(shape) * dtype.itemsize
+        if end > len(raw):
+            raise ValueError("fewer bytes than elements")
+        part = raw[start:end]
+        flat = torch.frombuffer(bytearray(part), dtype=dtype) if part else torch.empty(0, dtype=dtype)
+        found.append(flat.reshape(shape).clone())
+        start = end
+    if start != len(raw):
+        raise ValueError("more bytes than elements")
+    return found
 
 
 def is_plain(value: object) -> bool:

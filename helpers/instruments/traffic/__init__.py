@@ -32,6 +32,7 @@ operators run where their tensors are. What torch.compile made runs uncompiled i
 import contextlib
 import inspect
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
@@ -45,7 +46,14 @@ from helpers.instruments.traffic.ledger import Ledger
 from helpers.instruments.traffic.result import Traffic
 from kernels import runtime
 
-__all__ = ["Traffic", "measure"]
+__all__ = ["MeteredElsewhere", "Traffic", "measure"]
+
+
+@runtime_checkable
+class MeteredElsewhere(Protocol):
+    """A function that runs in another process, under that process's meter."""
+
+    def metered(self, *args) -> Traffic: ...
 
 
 def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
@@ -64,6 +72,8 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
         TypeError: fn is not callable or comes from torch.compile, or a tensor is sparse or nested.
         ValueError: a kernel was launched with no tensor, or `device` is unknown or no GPU.
     """
+    if isinstance(fn, MeteredElsewhere):
+        return fn.metered(*args)
     if not callable(fn):
         raise TypeError(f"measure takes a function and its arguments, got {_kind(fn)}: wrap it, measure(lambda: ...)")
     if hasattr(fn, "_torchdynamo_orig_callable"):

@@ -63,6 +63,9 @@ class LaneRecorder:
         self.accesses.append(Access(kind, place, self._program, name, elements, active))
         return self._before.access(kind, addresses, mask, itemsize)
 
+    def lock(self, address: int, took: bool) -> None:
+        self._before.lock(address, took)
+
 
 def _distance(tensor, address: int) -> int:
     low = tensor.untyped_storage().data_ptr()

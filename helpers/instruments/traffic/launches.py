@@ -149,7 +149,7 @@ class TritonMeter:
         """
         self._kernel = kernel.fn.__name__
         self._sites = {}
-        self._earlier = {}  # storage -> bytes stored by earlier program instances of this launch
+        self._earlier = {}  # storage -> locks -> bytes stored under these by earlier program instances of this launch
         self._stores = []
         self._pending = []
         self._moved = Moved()
@@ -173,15 +173,22 @@ class TritonMeter:
             self._ledger.launches.append((self._kernel, self._moved))
 
     def program(self, index) -> None:
-        for operand, footprint, base in self._pending:
-            earlier = self._earlier.get(operand.storage)
-            if earlier is None:
-                earlier = self._earlier[operand.storage] = ByteSet(operand.storage.size)
-            earlier.add(footprint, base)
-            self._stores.append((operand.storage, footprint, base, self._index))
+        for place, (operand, footprint, base, locks) in enumerate(self._pending):
+            locks |= {address for stores, address in self._atomics if stores > place}
+            of_storage = self._earlier.setdefault(operand.storage, {})
+            if locks not in of_storage:
+                of_storage[locks] = ByteSet(operand.storage.size)
+            of_storage[locks].add(footprint, base)
+            self._stores.append((operand.storage, footprint, base, self._index, locks))
         self._pending.clear()
         self._index = index
-        self._synchronised = False
+        self._held = frozenset()  # addresses of locks
+        self._atomics = []  # (stores before it, address) of each atomic of one element
+
+    def lock(self, address: int, took: bool) -> None:
+        """After an atomic of one element: whether it took a lock there. Any atomic there gives it back."""
+        self._held = self._held - {address} if address in self._held or not took else self._held | {address}
+        self._atomics.append((len(self._pending), address))
 
     def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> np.ndarray | None:
         """Count one load, store or atomic of one program instance.
@@ -238,7 +245,6 @@ class TritonMeter:
         if kind == "atomic":
             nbytes = lanes * itemsize
             ledger.atomics += lanes
-            self._synchronised = True
         if kind != "write":
             if storage.fresh and not storage.written.covers(footprint, base):
                 self._report_uninitialised(site, operand, footprint, base)
@@ -254,10 +260,10 @@ class TritonMeter:
             moved.written += nbytes
             ledger.sectors_written += sectors
         if kind == "write":
-            earlier = self._earlier.get(storage)
-            if earlier is not None and not self._synchronised and earlier.meets(footprint, base):
-                self._report_race(site, operand, footprint, base)
-            self._pending.append((operand, footprint, base))
+            for locks, earlier in self._earlier.get(storage, {}).items():
+                if locks.isdisjoint(self._held) and earlier.meets(footprint, base):
+                    self._report_race(site, operand, footprint, base)
+            self._pending.append((operand, footprint, base, self._held))
 
     def _count_outside(self, kind, site, pattern, origin, itemsize):
         lanes, sectors, requests, request_sectors = pattern.counts(origin)
@@ -297,8 +303,8 @@ class TritonMeter:
             return
         mine = ByteSet(operand.storage.size)
         mine.add(footprint, base)
-        for storage, other, place, program in self._stores:
-            if storage is operand.storage and mine.meets(other, place):
+        for storage, other, place, program, locks in self._stores:
+            if storage is operand.storage and locks.isdisjoint(self._held) and mine.meets(other, place):
                 theirs = ByteSet(storage.size)
                 theirs.add(other, place)
                 both = np.flatnonzero(mine.map() & theirs.map())

@@ -27,7 +27,8 @@ class Traffic:
     by_launch: (name, Moved) of each launch, in order.
     hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; of CUDA C++ also what Hazard lists.
         Initial contents are known of tensors that the call itself allocates. A race is two program instances storing
-        to one byte; an instance that used an atomic before is taken to hold a lock. In CUDA C++ it is two threads of a
+        to one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
+        took, or an exchange of 0, until the next atomic there. In CUDA C++ it is two threads of a
         block at one byte of shared memory, one of them writing, with no barrier between.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: what the function returned.

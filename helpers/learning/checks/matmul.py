@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from helpers.instruments.resources import Resources, compile_for
+from helpers.instruments.resources import Resources
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.result import size
 from helpers.learning.checks.cases import Case, described
 from helpers.learning.checks.hazards import refuse_hazards
 from helpers.learning.checks.passes import refuse_launches
-from helpers.learning.checks.resources import launches
+from helpers.learning.checks.resources import compiled_launches
 from helpers.learning.checks.traffic import lines_of
 from helpers.learning.checks.values import described_difference, in_float64, of_tensors
 from helpers.learning.outcome import AnswerError, as_check
@@ -32,14 +32,13 @@ def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...]
         devices: the GPUs compiled for, names in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
-    seen = launches(answer, inputs)
-    if not seen:
-        raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
-    for device in devices:
-        try:
-            compiled = [compile_for(kernel, *args, device=device, **kwargs) for kernel, args, kwargs in seen]
-        except ValueError as error:
-            raise AnswerError(str(error), "the line that this names, or the size of your tiles") from error
+    try:
+        of_devices = compiled_launches(answer, inputs, devices)
+    except ValueError as error:
+        raise AnswerError(str(error), "the line that this names, or the size of your tiles") from error
+    for device, compiled in zip(devices, of_devices, strict=True):
+        if not compiled:
+            raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
         if not any(on_tensor_cores(each) for each in compiled):
             counts = "; ".join(f"{each.kernel}: {each.instructions['FFMA']} FFMA, 0 HMMA" for each in compiled)
             raise AnswerError(

@@ -1,5 +1,6 @@
 """What does the compiler make of the answer's kernels, on a GPU that need not be there?"""
 
+import inspect
 from collections.abc import Callable
 from unittest import mock
 
@@ -7,7 +8,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from helpers.instruments.resources import Resources, compile_for
-from helpers.instruments.traffic import measure
+from helpers.instruments.traffic import MeteredElsewhere, Traffic, measure
 from helpers.learning.outcome import AnswerError, as_check
 
 WIDTHS = (8, 16, 32, 64, 128)  # bits of one thread's load or store
@@ -23,9 +24,7 @@ def check_vectorised(answer: Callable, inputs: tuple[torch.Tensor, ...], device:
         device: the GPU compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
-    compiled = [
-        compile_for(kernel, *args, device=device, **kwargs) for kernel, args, kwargs in launches(answer, inputs)
-    ]
+    (compiled,) = compiled_launches(answer, inputs, (device,))
     if not compiled:
         raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
     for resources in compiled:
@@ -53,20 +52,45 @@ def check_widths(resources: Resources) -> None:
             )
 
 
-def launches(answer: Callable, inputs: tuple[torch.Tensor, ...]) -> list[tuple[JITFunction, tuple, dict]]:
-    """The kernels that `answer(*inputs)` launches, each with its positional and keyword arguments."""
+def compiled_launches(
+    answer: Callable, inputs: tuple[torch.Tensor, ...], devices: tuple[str, ...]
+) -> list[list[Resources]]:
+    """For each device, the kernels that `answer(*inputs)` launches, compiled; ValueError where one does not compile."""
+    if isinstance(answer, MeteredElsewhere):
+        return answer.compiled(inputs, devices)
+    seen, _ = launches(answer, inputs)
+    return [
+        [compile_for(kernel, *args, device=device, **kwargs) for kernel, args, kwargs in seen] for device in devices
+    ]
+
+
+def launches(
+    answer: Callable, inputs: tuple[torch.Tensor, ...]
+) -> tuple[list[tuple[JITFunction, tuple, dict]], Traffic]:
+    """The kernels that `answer(*inputs)` launches, each with its positional and keyword arguments; and its traffic.
+
+    A launch of no program at all is none.
+    """
     seen = []
 
     def recorded(*inputs):
         run = JITFunction.run
 
         def record(self, *args, grid, warmup, **kwargs):
-            seen.append((self, args, kwargs))
+            if 0 not in sizes_of(grid, self, args, kwargs):
+                seen.append((self, args, kwargs))
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
         with mock.patch.object(JITFunction, "run", record):
             return answer(*inputs)
 
     # Under the meter, which keeps a kernel without its mask from writing over this process's memory.
-    measure(recorded, *inputs)
-    return seen
+    traffic = measure(recorded, *inputs)
+    return seen, traffic
+
+
+def sizes_of(grid, kernel: JITFunction, args: tuple, kwargs: dict) -> tuple:
+    if callable(grid):
+        given = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+        grid = grid(inspect.signature(kernel.fn).bind(*args, **given).arguments)
+    return grid if isinstance(grid, tuple | list) else (grid,)

@@ -1,0 +1,105 @@
+"""The process in which a submission's kernels run: it gets inputs, and gives back outputs and what it took to get them.
+
+It knows one submission's answers and the inputs of one call at a time, and nothing else: no expected value, no seed,
+no model answer, no other student. It answers questions of `server` on its one socket:
+
+    {"answers", "name", "parameters", "call", "inputs", "storages"}    launches a recorded call again, under the meter
+        -> {"tensors", "several", "changed", "traffic"}
+    the same with "devices"    and compiles what the call launches, for each of these
+        -> the same with "compiled"
+    {"cuda": {"source", "name", "device"}, "threads"}    compiles CUDA C++
+        -> {"resources", "file"}
+    the same with "grid", "block", "inputs", "storages"    launches it, under the meter
+        -> {"tensors", "several", "changed", "traffic"}
+
+or, to any of them, {"raised"}. "tensors" are the results and then the inputs that were changed, whose places are in
+"changed". All tensors travel as bytes beside the message.
+"""
+
+import functools
+import socket
+import sys
+
+import torch
+
+from helpers.grading.replay.again import Again
+from helpers.grading.replay.kernels import kernels_of, show_lines
+from helpers.grading.replay.talk import MOST_BYTES, Talk
+from helpers.grading.replay.tensors import inputs_unpacked, tensors_packed
+from helpers.grading.replay.told import raised_as_json, resources_as_json, traffic_as_json
+from helpers.instruments.cuda.kernel import cuda_kernel
+from helpers.instruments.resources import compile_for
+from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks.resources import launches
+from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
+
+
+class Replayer:
+    """Answers questions about one submission; its kernels are made once."""
+
+    def __init__(self):
+        self._answers, self._kernels = None, {}
+        self._cuda = functools.lru_cache(maxsize=8)(cuda_kernel)
+
+    def reply(self, question: dict, payload: bytes, _descriptors: list[int]) -> tuple[dict, bytes]:
+        try:
+            if "cuda" in question:
+                return self._on_cuda(question, payload)
+            if question["answers"] != self._answers:
+                show_lines(question["answers"])
+                self._kernels, self._answers = kernels_of(question["answers"]), question["answers"]
+            return self._again(question, payload)
+        except Exception as error:
+            return {"raised": raised_as_json(error)}, b""
+
+    def _again(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
+        inputs, before = given(question, payload), given(question, payload)
+        call = Again(question["name"], question["parameters"], question["call"], self._kernels)
+        with outputs_start_as_nan():
+            if "devices" not in question:
+                return packed(measure(call, *inputs), inputs, before)
+            seen, traffic = launches(call, inputs)
+        said, results = packed(traffic, inputs, before)
+        compiled = [
+            [resources_as_json(compile_for(kernel, *args, device=device, **kwargs)) for kernel, args, kwargs in seen]
+            for device in question["devices"]
+        ]
+        return said | {"compiled": compiled}, results
+
+    def _on_cuda(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
+        asked = question["cuda"]
+        kernel = self._cuda(asked["source"], asked["name"], device=asked["device"])
+        if "grid" not in question:
+            return {"resources": resources_as_json(kernel.resources_for(question["threads"])), "file": kernel.file}, b""
+        inputs, before = given(question, payload), given(question, payload)
+        return packed(measure(kernel[question["grid"], question["block"]], *inputs), inputs, before)
+
+
+def given(question: dict, payload: bytes) -> tuple:
+    raw, start = [], 0
+    for size in question["storages"]:
+        raw.append(payload[start : start + size])
+        start += size
+    return inputs_unpacked(question["inputs"], raw)
+
+
+def changed(inputs: tuple, before: tuple) -> list[int]:
+    """Places of the inputs that are not as they were."""
+    pairs = enumerate(zip(inputs, before, strict=True))
+    return [n for n, (x, was) in pairs if isinstance(x, torch.Tensor) and not torch.equal(bits(x), bits(was))]
+
+
+def packed(traffic: Traffic, inputs: tuple, before: tuple) -> tuple[dict, bytes]:
+    places = changed(inputs, before)
+    results = [] if traffic.result is None else [*as_tuple(traffic.result)]
+    tensors, payload = tensors_packed([*results, *(inputs[place] for place in places)])
+    if len(payload) > MOST_BYTES:
+        raise ValueError("the results are too large")
+    said = {"tensors": tensors, "several": isinstance(traffic.result, tuple), "changed": places}
+    return said | {"traffic": traffic_as_json(traffic)}, payload
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    sys.stdout = sys.stderr
+    Talk(socket.socket(fileno=0), most_json=MOST_BYTES).serve(Replayer().reply)

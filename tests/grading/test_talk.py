@@ -1,0 +1,89 @@
+"""A conversation with a process that may say anything, at any time, or nothing."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from helpers.grading.replay.talk import HEAD, Talk, TalkError
+
+
+def conversation(other, most_json=1000):
+    """What asking comes to where the other end is served by `other(connection)`."""
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=other, args=[theirs], daemon=True)
+    thread.start()
+    with ours:
+        try:
+            return Talk(ours, most_json).ask({"x": 1}, b"ab" * 100_000, seconds=0.5)
+        finally:
+            theirs.close()
+
+
+def asked(connection) -> bytes:
+    """The nonce of a question, which is read to its end."""
+    nonce, text, rest = HEAD.unpack(connection.recv(HEAD.size, socket.MSG_WAITALL))
+    connection.recv(text + rest, socket.MSG_WAITALL)
+    return nonce
+
+
+def answer(nonce: bytes, text: bytes, payload: bytes = b"") -> bytes:
+    return HEAD.pack(nonce, len(text), len(payload)) + text + payload
+
+
+def says(make):
+    def other(connection):
+        connection.sendall(make(asked(connection)))
+        time.sleep(2)
+
+    return other
+
+
+def drips(connection):
+    nonce = asked(connection)
+    for byte in answer(nonce, json.dumps({"x": "y" * 500}).encode()):
+        try:
+            connection.sendall(bytes([byte]))
+        except OSError:
+            return
+        time.sleep(0.01)
+
+
+def test_an_answer_comes_with_its_nonce_and_its_bytes():
+    said = conversation(says(lambda nonce: answer(nonce, b'{"y": 2}', b"bytes")))
+    assert said == ({"y": 2}, b"bytes")
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (lambda connection: time.sleep(2), "took over 0.5 s"),  # reads nothing
+        (asked, "ended without a result|took over"),
+        (drips, "took over 0.5 s"),
+        (lambda connection: connection.shutdown(socket.SHUT_RDWR), "ended without a result"),
+        (says(lambda nonce: answer(bytes(16), b"{}")), "answered what it was not asked"),
+        (says(lambda nonce: answer(nonce, b"{}") + b"x"), "said more than its answer"),
+        (says(lambda nonce: answer(nonce, b"{}") * 2), "said more than its answer"),
+        (says(lambda nonce: answer(nonce, b" " * 1001)), "said too much"),
+        (says(lambda nonce: HEAD.pack(nonce, 2, 1 << 62) + b"{}"), "said too much"),
+        (says(lambda nonce: HEAD.pack(nonce, 900, 0) + b"{}"), "took over 0.5 s"),
+        (says(lambda nonce: answer(nonce, b"[]")), "said what is no message"),
+        (says(lambda nonce: answer(nonce, b"[" * 1000)), "said what is no message"),
+        (says(lambda nonce: answer(nonce, b"\xff")), "said what is no message"),
+    ],
+)
+def test_what_is_no_answer_ends_the_conversation_in_time(other, told):
+    began = time.monotonic()
+    with pytest.raises(TalkError, match=told):
+        conversation(other)
+    assert time.monotonic() - began < 5
+
+
+def test_what_was_said_before_a_question_ends_it():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(answer(bytes(16), b"{}"))
+        with pytest.raises(TalkError, match="said what it was not asked"):
+            Talk(ours).ask({}, seconds=0.5)
