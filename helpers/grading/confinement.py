@@ -9,6 +9,7 @@ import ctypes
 import os
 import platform
 import resource
+import socket
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -72,6 +73,10 @@ MAKE_FILES = {
     "aarch64": (34, 33, 36, 37, 437, 200),
 }
 OPEN = {"x86_64": {2: 1, 257: 2}, "aarch64": {56: 2}}  # open and openat: which argument holds the flags
+# Sockets of the file system, and of the Internet and its settings, of which a sandbox has a namespace of its own. Others,
+# such as those between a virtual machine and its host (AF_VSOCK), know no namespace.
+SOCKET = {"x86_64": 41, "aarch64": 198}
+FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
@@ -185,6 +190,11 @@ def denied_filter(processes: bool = False) -> bytes:
         (_ANY, 1, 0, _ALL_NAMESPACES) if processes else (_ANY, 0, 1, _CLONE_THREAD),
         (_GIVE, 0, 0, _ALLOW),
         (_GIVE, 0, 0, _ERROR | _EPERM),
+        (_EQUAL, 0, 3 + len(FAMILIES), SOCKET[machine]),
+        (_LOAD, 0, 0, 16),  # its family
+        *((_EQUAL, len(FAMILIES) - place, 0, family) for place, family in enumerate(FAMILIES)),
+        (_GIVE, 0, 0, _ERROR | _EPERM),
+        (_GIVE, 0, 0, _ALLOW),
     ]
     return assembled(program + refusals(DENIED[machine] + (() if processes else NEW_PROCESSES[machine])))
 

@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
 MOST_OUTPUT = 10_000_000  # characters a cell may print, with what Jupyter puts around them
+MOST_HELD = 256 << 20  # bytes that this process may grow by: what a kernel sends is kept, though nobody asks for it
+LOOK_AFTER = 0.05  # seconds
 
 
 @dataclass
@@ -52,7 +55,23 @@ class WatchedKernel(RunningKernel):
     def __init__(self, *args, **kwargs):
         self.printed = collections.deque()  # messages taken from the kernel and not yet asked for
         self.size = 0  # of what the cell has printed, in characters
+        self.flooded = False
+        self._stopped = threading.Event()
         super().__init__(*args, **kwargs)
+        threading.Thread(target=self._watch_memory, daemon=True).start()
+
+    def _watch_memory(self):
+        """End a kernel that sends what nobody reads, on whatever channel, also while another process judges."""
+        began = resident()
+        while not self._stopped.wait(LOOK_AFTER):
+            if resident() - began > MOST_HELD:
+                self.flooded = True
+                self.km.provisioner.process.kill()
+                return
+
+    def stop(self):
+        self._stopped.set()
+        super().stop()
 
     def await_reply(self, msg_id, timeout=None):
         deadline = time.monotonic() + timeout
@@ -66,7 +85,9 @@ class WatchedKernel(RunningKernel):
             except Empty:
                 if not self.is_alive():
                     raise KernelProblemError(
-                        "ended the kernel's process: look for exit(), or too much memory"
+                        "sent more than anybody reads: look for messages in a loop"
+                        if self.flooded
+                        else "ended the kernel's process: look for exit(), or too much memory"
                     ) from None
                 if time.monotonic() > deadline:
                     raise
@@ -84,6 +105,12 @@ class WatchedKernel(RunningKernel):
         if self.size > MOST_OUTPUT:
             raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop")
         return message
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class WatchedNotebook(IPyNbFile):
