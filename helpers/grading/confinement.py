@@ -37,7 +37,7 @@ class Allowance:
 
 
 PROCESSES = 4096  # and threads, of the user that a sandbox's are, in all its sandboxes
-KERNEL = Allowance(memory=2 << 30, processor_time=120, file=0, files=512)  # no byte: there is no disk to fill
+KERNEL = Allowance(memory=2 << 30, processor_time=120, file=0, files=512)
 REPLAY = Allowance(memory=4 << 30, processor_time=300, file=64 << 20, files=64)
 JUDGE = Allowance(memory=8 << 30, processor_time=86400, file=256 << 20, files=256)
 
@@ -73,8 +73,8 @@ MAKE_FILES = {
     "aarch64": (34, 33, 36, 37, 437, 200),
 }
 OPEN = {"x86_64": {2: 1, 257: 2}, "aarch64": {56: 2}}  # open and openat: which argument holds the flags
-# Sockets of the file system, and of the Internet and its settings, of which a sandbox has a namespace of its own. Others,
-# such as those between a virtual machine and its host (AF_VSOCK), know no namespace.
+# Sockets of the file system, and of the Internet and its settings, of which a sandbox has a namespace of its own.
+# Others, such as those between a virtual machine and its host (AF_VSOCK), know no namespace.
 SOCKET = {"x86_64": 41, "aarch64": 198}
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
