@@ -31,6 +31,7 @@ from helpers.figures.attention_lengths import TOKENS as SEQUENCES
 from helpers.figures.attention_tiles import TOKENS as SQUARES
 from helpers.figures.attention_units import DIMS
 from helpers.figures.banks import WIDTHS
+from helpers.figures.checkpointing import TOKENS as OF_A_STEP
 from helpers.figures.launch_overhead import ELEMENTS
 from helpers.figures.occupancy import THREADS
 from helpers.figures.operation_traffic import ROWS as SIZES
@@ -111,6 +112,11 @@ EXPLORERS = {
         "from helpers.figures.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
         TOKENS,
         ", {:,} x 4,096:".format,
+    ),
+    "checkpointing": Explorer(
+        "from helpers.figures.checkpointing import checkpointing_explorer\ncheckpointing_explorer(tokens=1024)",
+        OF_A_STEP,
+        " {:,} tokens x".format,
     ),
     "traffic": Explorer(
         "from helpers.figures.operation_traffic import traffic_explorer\ntraffic_explorer(rows=1)",

@@ -44,8 +44,10 @@ from benchmarks import (
     dice,
     ffn_one_launch,
     free_flops,
+    gradient_sums,
     inside_an_sm,
     launches,
+    linear_loss,
     load_widths,
     matmul_times,
     numbers_a_thread,
@@ -56,6 +58,7 @@ from benchmarks import (
     split_rows,
     strides,
     top_k_parts,
+    training,
     ways_to_time,
 )
 from benchmarks.peers import peers
@@ -127,6 +130,10 @@ EXPERIMENTS = {
     "matmul_epilogues": matmul_times.measure_epilogues,
     "matmul_autotuned": matmul_times.measure_autotuned,
     "ffn_one_launch": ffn_one_launch.measure,
+    "gradient_sums": gradient_sums.measure_times,
+    "gradient_repeats": gradient_sums.measure_repeats,
+    "linear_loss": linear_loss.measure,
+    "training": training.measure,
 }
 
 

@@ -1,17 +1,18 @@
 """What the lessons' experiments time is what they say: values against PyTorch's, trips by the meter."""
 
 import inspect
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks import convolutions, cuda_four_ways
+from benchmarks import convolutions, cuda_four_ways, gradient_sums, linear_loss, training
 from benchmarks.dice import with_dice
 from benchmarks.split_rows import PARTS, split_loss
 from benchmarks.top_k_parts import VERSIONS, K
-from helpers.instruments import measure
+from helpers.instruments import measure, recorded
 from helpers.learning import kept_elements
 
 
@@ -96,3 +97,51 @@ def test_the_lessons_convolution_is_pytorchs_with_batch_norm_and_relu(order, str
 def test_the_convolution_that_was_timed_is_the_one_that_lesson_09_shows(name):
     lesson = Path(__file__).resolve().parents[1] / "source/lessons/09_convolution.py"
     assert inspect.getsource(getattr(convolutions, name).fn) in lesson.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("way", gradient_sums.WAYS)
+def test_each_way_to_add_up_gives_the_gradients_of_rms_norm(way):
+    x, grad_y = torch.randn(2, 300, 65)
+    leaves = x.double().requires_grad_(), torch.randn(65, dtype=torch.float64, requires_grad=True)
+    y = functional.rms_norm(leaves[0], (65,), leaves[1], 1e-6)
+    expected = torch.autograd.grad(y, leaves, grad_y.double())
+    found = gradient_sums.backward(way, grad_y, x, leaves[1].detach().float())
+    for mine, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "vocabulary", "chunk"), [(1, 7, 4), (10, 50, 3), (64, 1025, 64), (5, 20_000, 5)])
+def test_a_loss_in_chunks_has_the_loss_and_gradients_of_the_whole(tokens, vocabulary, chunk):
+    hidden, weight = (torch.randn(size, 8, requires_grad=True) for size in (tokens, vocabulary))
+    labels = torch.randint(vocabulary, (tokens,))
+
+    def loss_and_gradients(loss, *leaves):
+        value = loss(*leaves, labels)
+        return value, *torch.autograd.grad(3 * value, leaves)
+
+    def whole(hidden, weight, labels):
+        return functional.cross_entropy(hidden @ weight.T, labels)
+
+    exact = loss_and_gradients(whole, *(each.detach().double().requires_grad_() for each in (hidden, weight)))
+    usual = loss_and_gradients(whole, hidden, weight)
+    found = loss_and_gradients(partial(linear_loss.linear_loss, chunk=chunk), hidden, weight)
+    for mine, pytorch, truth in zip(found, usual, exact, strict=True):
+        own, largest = (pytorch - truth).abs().max(), truth.abs().max().clamp(min=1)
+        assert (mine - truth).abs().max() <= 2 * own + 2**-23 * largest
+
+
+def test_the_tokens_follow_the_one_before_the_last():
+    text = next(training.batches(training.SMALL, "cpu"))
+    assert torch.equal(text, next(training.batches(training.SMALL, "cpu")))
+    pairs = {(int(a), int(b)) for row in text for a, b in zip(row[:-2], row[2:], strict=True)}
+    assert max(sum(first == token for first, _ in pairs) for token in range(32)) <= training.BRANCHES
+
+
+def test_fused_training_is_the_training_written_out_and_what_was_recorded():
+    runs = [
+        training.train(training.prepared(parts, training.SMALL), training.SMALL, 3)
+        for parts in (training.UNFUSED, training.FUSED)
+    ]
+    assert runs[0] == pytest.approx(runs[1], abs=1e-5)
+    minute = recorded("cpu").experiment("training")
+    assert [minute["fused"][step] for step in range(3)] == pytest.approx(runs[1], abs=1e-4)

@@ -52,16 +52,17 @@ class Scene:
 
 @dataclass(frozen=True)
 class Panel:
-    """A space for bars from `left`; `right` is where its axis ends."""
+    """A space for bars from `left`; `right` is where its axis ends, which counts in `unit`."""
 
     left: float
     right: float
     head: str
+    unit: str = "B"
 
     def ends(self, end: float, size: tuple[float, float]) -> tuple[Label, Label]:
-        """The labels of an axis, in bytes, that goes to `end`, in a figure of `size`."""
+        """The labels of an axis that goes to `end`, in a figure of `size`."""
         y = size[1] - BELOW + 9
-        return Label("0", self.left, y, "center"), Label(si(end, "B"), self.right, y, "center")
+        return Label("0", self.left, y, "center"), Label(si(end, self.unit), self.right, y, "center")
 
 
 def axis_end(longest: float) -> float:

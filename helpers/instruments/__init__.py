@@ -14,6 +14,7 @@ __getattr__, __dir__ = room(
         "sass": "disassemble",
         "traffic": "Traffic measure",
         "kept": "kept_for_backward",
+        "peak": "Peak peak_memory",
         "timing": "Timing benchmark benchmark_together",
         "prediction": "predict",
         "report": "bench",

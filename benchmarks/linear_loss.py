@@ -1,0 +1,112 @@
+"""A vocabulary's projection and its cross entropy in chunks of tokens, so that the logits never exist as a whole.
+
+    loss = mean of cross_entropy(hidden @ weight.T, labels)
+
+The gradients of hidden and weight need the logits' own, softmax - one-hot, and no other thing of the logits. So each
+chunk's gradients are computed in the forward pass, while its logits are there, and its logits are overwritten by their
+gradient. A backward pass only scales them.
+
+Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", arXiv:2411.09009, for the problem; Liger
+Kernel's fused linear cross entropy, arXiv:2410.10989, for gradients in the forward pass.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+from helpers.instruments.timing import benchmark
+
+TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 128256  # a batch of Llama 3 8B
+CHUNKS = (8192, 4096, 2048, 1024, 512, 256, 128)
+MOST_LANES = 16384  # columns in registers at once
+
+
+@triton.jit
+def loss_kernel(x_ptr, labels_ptr, losses_ptr, rows, cols, scale, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Each row's loss, and in place of its logits their gradient times `scale`."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    x_ptr += row * cols
+    peak = tl.full((ROWS, 1), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS, 1), dtype=tl.float32)
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)[None, :]
+        x = tl.load(x_ptr + col, mask=(row < rows) & (col < cols), other=-1e30).to(tl.float32)
+        higher = tl.maximum(peak, tl.max(x, axis=1, keep_dims=True))
+        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher), axis=1, keep_dims=True)
+        peak = higher
+    label = tl.load(labels_ptr + row, mask=row < rows, other=0)
+    at_label = tl.load(x_ptr + label, mask=row < rows, other=0.0).to(tl.float32)
+    tl.store(losses_ptr + row, peak + tl.log(total) - at_label, mask=row < rows)
+    tl.debug_barrier()  # the label's logit is read before another warp overwrites it
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)[None, :]
+        inside = (row < rows) & (col < cols)
+        x = tl.load(x_ptr + col, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.exp(x - peak) / total - tl.where(col == label, 1.0, 0.0)
+        tl.store(x_ptr + col, gradient * scale, mask=inside)
+
+
+class LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, chunk):
+        losses = torch.empty(len(hidden), device=hidden.device)
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        buffer = hidden.new_empty(min(chunk, len(hidden)), len(weight))  # all that there ever is of the logits
+        block = min(MOST_LANES, triton.next_power_of_2(len(weight)))
+        together = max(1, 2048 // block)  # short rows share a program
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            logits = torch.mm(hidden[part], weight.T, out=buffer[: len(labels[part])])
+            arguments = (logits, labels[part], losses[part], len(logits), len(weight), 1 / len(hidden))
+            grid = (triton.cdiv(len(logits), together),)
+            loss_kernel[grid](*arguments, ROWS=together, BLOCK=block, num_warps=max(4, block // 512))
+            torch.mm(logits, weight, out=grad_hidden[part])
+            grad_weight.addmm_(logits.T, hidden[part])
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return losses.mean()
+
+    @staticmethod
+    def backward(ctx, grad_loss):
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
+
+
+def linear_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk: int = 1024) -> torch.Tensor:
+    """The mean loss of (tokens, hidden) against (vocabulary, hidden), `chunk` tokens at a time; fp32, no dimension."""
+    return LinearLoss.apply(hidden, weight, labels, chunk)
+
+
+def written_out(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The same as models have it: all logits, in fp32 for the loss."""
+    return nn.functional.cross_entropy((hidden @ weight.T).float(), labels)
+
+
+def step(loss: Callable, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The gradients of hidden and weight."""
+    return torch.autograd.grad(loss(hidden, weight, labels), (hidden, weight))
+
+
+def measure() -> dict[str, dict]:
+    """version, or tokens in a chunk -> "time", of the loss and its two gradients; "peak", bytes beyond the inputs."""
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    hidden = torch.randn(TOKENS, HIDDEN, **options).requires_grad_()
+    weight = (torch.randn(VOCABULARY, HIDDEN, **options) / HIDDEN**0.5).requires_grad_()
+    labels = torch.randint(VOCABULARY, (TOKENS,), device="cuda")
+    versions = {"eager": written_out, "torch.compile": torch.compile(written_out, dynamic=False)}
+    versions |= {chunk: partial(linear_loss, chunk=chunk) for chunk in CHUNKS}
+    found = {}
+    for name, loss in versions.items():
+        call = partial(step, loss, hidden, weight, labels)
+        call()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        found[name] = {"peak": torch.cuda.max_memory_allocated() - before, "time": benchmark(call, runs=10)}
+    return found
