@@ -12,16 +12,18 @@ compiled, taking turns, L2 cold (helpers/instruments/timing.py); the kernels tha
 the code generated for the graphs in CODE_OF, and the timeline of a small block, launched kernel by kernel and as a CUDA
 graph.
 
-Workers compile side by side; one at a time uses the GPU. Results are written after every graph. On a CPU (`--small`)
+Workers compile side by side; then one at a time measures. Results are written after every graph. On a CPU (`--small`)
 the same runs with Inductor's C++ backend, which shows that it works and nothing of what a GPU does.
 """
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
 import queue
 import signal
+import threading
 import time
 import traceback
 from dataclasses import asdict
@@ -41,7 +43,7 @@ from helpers.instruments.traffic import measure as measure_traffic
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = 20
-LIMIT = 90  # seconds a graph may take
+LIMIT = 90  # seconds that compiling a graph, or measuring it, may take
 CODE_OF = ("residual_layer_norm", "hard_swish_chain", "siblings")  # whose generated code is kept
 TIMELINE = {"batch": 1, "tokens": 128}  # of gpt2_block: kernels shorter than the gaps between their launches
 LONGEST_NAME = 100
@@ -130,32 +132,45 @@ def compiled(module: torch.fx.GraphModule, inputs) -> tuple:
     return function, [kernel for graph in found for kernel in graph], code
 
 
-def _profiled(function, rows: bool = False) -> list:
-    """[name, microseconds] of each kernel of one call; with `rows` the whole timeline, host's launches too."""
+def _events(function, calls: int) -> tuple[list, list]:
+    """(the GPU's events, the host's launches) of the last of several calls, each in order of time."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as found:
-        function()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        for _ in range(calls):
+            function()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
     events = sorted(found.events(), key=lambda event: event.time_range.start)
     on_gpu = [
         event
         for event in events
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("##", "Torch-Compiled"))
     ]
-    if not rows:
-        return [[event.name[:LONGEST_NAME], round(event.time_range.elapsed_us(), 2)] for event in on_gpu]
     launching = [event for event in events if event.name.startswith(("cudaLaunch", "cuLaunch", "cudaGraphLaunch"))]
+    return on_gpu[len(on_gpu) - len(on_gpu) // calls :], launching[len(launching) - len(launching) // calls :]
+
+
+def _profiled(function) -> list:
+    """[name, microseconds] of each kernel and copy of one call."""
+    on_gpu, _ = _events(function, calls=2)
+    return [[event.name[:LONGEST_NAME], round(event.time_range.elapsed_us(), 2)] for event in on_gpu]
+
+
+def _rows(function) -> list:
+    """[where, name, start, duration] in microseconds of what the host launches and the GPU runs in one call."""
+    on_gpu, launching = _events(function, calls=10)
     begin = min((event.time_range.start for event in (*on_gpu, *launching)), default=0)
-    return [
+    rows = [
         [
-            "GPU" if event in on_gpu else "host",
+            where,
             event.name[:LONGEST_NAME],
             round(event.time_range.start - begin, 2),
             round(event.time_range.elapsed_us(), 2),
         ]
-        for event in sorted((*on_gpu, *launching), key=lambda event: event.time_range.start)
+        for where, events in (("host", launching), ("GPU", on_gpu))
+        for event in events
     ]
+    return sorted(rows, key=lambda row: row[2])
 
 
 def _difference(mine, theirs) -> float:
@@ -165,8 +180,8 @@ def _difference(mine, theirs) -> float:
     return max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in floats)
 
 
-def measure(name: str, small: bool, lock) -> dict:
-    """Everything recorded of one graph."""
+def prepare(name: str, small: bool) -> tuple[dict, dict]:
+    """(what is recorded of one graph without running it, way -> function of no argument)."""
     device, graph = "cuda" if torch.cuda.is_available() else "cpu", GRAPHS[name]
     torch.manual_seed(0)
     function, inputs = graph.build(device, small)
@@ -186,51 +201,48 @@ def measure(name: str, small: bool, lock) -> dict:
         with torch.no_grad():
             return call(*inputs)
 
-    with lock:
-        row["difference"] = _difference(fused(), eager())
-        both = {"eager": eager, "compiled": fused}
-        times = benchmark_together(both, runs=RUNS, graphs=not graph.training)
-        row["gpu"] = {way: asdict(timing) for way, timing in times.items()}
-        row["launched"] = {way: _profiled(each) for way, each in both.items()}
-        try:
-            row["metered_small"] = metered(graph, device)
-        except Exception as error:
-            row["metered_small"] = {"failed": f"{type(error).__name__}: {error}"[:300]}
-    return row
+    return row, {"eager": eager, "compiled": fused}
 
 
-def metered(graph, device: str) -> dict:
-    """Bytes and launches that the traffic meter counts at the small sizes, of the operators that this device has."""
-    function, inputs = graph.build(device, small=True)
+def measure(name: str, ways: dict) -> dict:
+    """What is measured of one graph: times, kernels of one call, and what the traffic meter counts at small sizes."""
+    graph = GRAPHS[name]
+    difference = _difference(ways["compiled"](), ways["eager"]())
+    times = benchmark_together(ways, runs=RUNS, graphs=not graph.training)
+    function, inputs = graph.build("cuda" if torch.cuda.is_available() else "cpu", small=True)
     with torch.set_grad_enabled(graph.training):
         traffic = measure_traffic(function, *inputs)
-    return {name: getattr(traffic, name) for name in ("bytes_read", "bytes_written", "launches")}
+    return {
+        "difference": difference,
+        "gpu": {way: asdict(timing) for way, timing in times.items()},
+        "launched": {way: _profiled(each) for way, each in ways.items()},
+        "metered_small": {part: getattr(traffic, part) for part in ("bytes_read", "bytes_written", "launches")},
+    }
 
 
-def timeline(lock) -> dict:
+def timeline() -> dict:
     """The same block kernel by kernel and as one CUDA graph, eager and compiled: where, name, start, us."""
     on_gpu = torch.cuda.is_available()
-    sizes = TIMELINE if on_gpu else TIMELINE | GRAPHS["gpt2_block"].small
+    sizes = GRAPHS["gpt2_block"].real | TIMELINE if on_gpu else GRAPHS["gpt2_block"].small
     function, inputs = GRAPHS["gpt2_block"].make(Tensors("cuda" if on_gpu else "cpu"), **sizes)
     call, _, _ = compiled(trace(function, inputs), inputs)
     ways = {"eager": lambda: function(*inputs), "compiled": lambda: call(*inputs)}
     found = {}
-    with lock, torch.no_grad():
+    with torch.no_grad():
         for way, each in ways.items():
             for _ in range(5):
                 each()
-            found[way] = _profiled(each, rows=True)
+            found[way] = _rows(each)
             if not on_gpu:
                 continue
             side = torch.cuda.Stream()
             with torch.cuda.stream(side):
                 each()
             torch.cuda.synchronize()
-            replayed = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(replayed):
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
                 each()
-            replayed.replay()
-            found[f"{way}, CUDA graph"] = _profiled(replayed.replay, rows=True)
+            found[f"{way}, CUDA graph"] = _rows(captured.replay)
     return found
 
 
@@ -238,24 +250,41 @@ def _late(signal_number, frame):
     raise TimeoutError(f"longer than {LIMIT} s")
 
 
-def _work(names, results, lock, small: bool, until: float) -> None:
-    """One worker: takes names until none is left or the time is up."""
+def _work(names: list[str], results, lock, compiling, small: bool, until: float) -> None:
+    """One worker: compiles its graphs and, when all workers have, measures them, one at a time on the whole machine."""
     signal.signal(signal.SIGALRM, _late)
-    torch.set_num_threads(1 if not torch.cuda.is_available() else 4)
-    while time.time() < until:
-        try:
-            name = names.get_nowait()
-        except queue.Empty:
-            break
+    prepared = {}
+
+    def attempt(name: str, step, *given):
         signal.alarm(LIMIT)
         try:
-            found = timeline(lock) if name == "timeline" else measure(name, small, lock)
-        except BaseException as error:  # one graph that fails takes no other with it
-            found = {"failed": f"{type(error).__name__}: {error}"[:2000], "where": traceback.format_exc()[-3000:]}
+            if time.time() > until:
+                raise TimeoutError("no time was left to begin it")
+            return step(*given)
+        except Exception as error:  # one graph that fails takes no other with it
+            failed = f"{type(error).__name__}: {error}"[:2000]
+            results.put((name, {"failed": failed, "where": traceback.format_exc()[-3000:]}))
         finally:
             signal.alarm(0)
-        results.put((name, found))
-        torch._dynamo.reset()
+
+    for name in names:
+        if name != "timeline":
+            prepared[name] = attempt(name, prepare, name, small)
+    with contextlib.suppress(threading.BrokenBarrierError):  # a worker that died keeps no other from measuring
+        compiling.wait(timeout=2 * LIMIT)
+    for name in names:
+        with lock:
+            if name == "timeline":
+                found = attempt(name, timeline)
+            elif prepared[name]:
+                row, ways = prepared.pop(name)
+                found = attempt(name, measure, name, ways)
+                found = found and row | found
+            else:
+                continue
+        if found:
+            results.put((name, found))
+        found = ways = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     results.put((None, None))
@@ -277,11 +306,10 @@ def main(arguments: list[str] | None = None) -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     content = {"gpu": gpu, **date_and_versions(), "runs": RUNS, "graphs": {}, "failed": {}, "timeline": None}
     context = multiprocessing.get_context("spawn")
-    names, results, lock = context.Queue(), context.Queue(), context.Lock()
-    for name in sorted(chosen, key=lambda name: name not in ("gpt2_step", "timeline", "mamba_block")):  # longest first
-        names.put(name)
-    shared = names, results, lock, options.small, began + options.seconds
-    workers = [context.Process(target=_work, args=shared) for _ in range(options.workers)]
+    results, lock, compiling = context.Queue(), context.Lock(), context.Barrier(min(options.workers, len(chosen)))
+    shared = results, lock, compiling, options.small, began + options.seconds
+    shares = [chosen[first :: options.workers] for first in range(min(options.workers, len(chosen)))]
+    workers = [context.Process(target=_work, args=(share, *shared)) for share in shares]
     for worker in workers:
         worker.start()
     running, patience = len(workers), options.seconds + LIMIT

@@ -1,0 +1,161 @@
+"""Where the analyser and Inductor differ: both choices timed.
+
+    python -m benchmarks.fusion_choices --plan       here: which regions of which graphs, to REGIONS
+    python -m benchmarks.fusion_choices [--out FILE] on the GPU: times them
+
+A region is the least set of operators that is a union of groups of the analyser and of kernels of Inductor, round an
+edge on which they differ. Inductor's choice is the region compiled whole. The analyser's is its groups compiled one by
+one. Inductor may refuse to make one kernel of a group; then the analyser's choice has more kernels than groups, and its
+time says nothing against it: such a region is settled only by a kernel written by hand.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from benchmarks.fusion_groups import compiled, operators, trace
+from benchmarks.fusion_models import GRAPHS
+from benchmarks.run import date_and_versions
+from helpers.instruments.timing import benchmark_together
+
+REGIONS = Path(__file__).parent / "results" / "h200_fusion_choices.json"
+RUNS = 20
+
+
+def piece(module: GraphModule, names: set[str]) -> tuple[GraphModule, list[Node], list[Node]]:
+    """The operators named, with the views on what they read, as a graph of its own; its inputs; its outputs."""
+    working = {operation["name"] for operation in operators(module)}
+    graph, copied, inputs = Graph(), {}, []
+
+    def has_several(node: Node) -> bool:
+        return isinstance(node.meta.get("val"), tuple | list)
+
+    def copy(node: Node) -> Node:
+        if node in copied:
+            return copied[node]
+        is_element = node.op == "call_function" and node.target.__name__ == "getitem" and has_several(node.args[0])
+        outside = node.op == "placeholder" or (node.name in working and node.name not in names)
+        if outside or (is_element and node.args[0].name in working - names):
+            copied[node] = graph.placeholder(node.name)
+            copied[node].meta = dict(node.meta)
+            inputs.append(node)
+        else:
+            for argument in node.all_input_nodes:
+                copy(argument)
+            copied[node] = graph.node_copy(node, lambda argument: copied[argument])
+        return copied[node]
+
+    def leaves(node: Node) -> bool:
+        """Whether a result is read beyond the piece, through views or not."""
+        return any(
+            user.op == "output"
+            or (user.name in working and user.name not in names)
+            or (user.name not in working and leaves(user))
+            for user in node.users
+        )
+
+    inside = [node for node in module.graph.nodes if node.name in names]
+    results = []
+    for node in inside:
+        copy(node)
+        elements = [user for user in node.users if user.target.__name__ == "getitem"] if has_several(node) else [node]
+        results += [element for element in elements if leaves(element)]
+    graph.output(tuple(copy(node) for node in results))
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for first in reversed(placeholders):  # inputs come first
+        next(iter(graph.nodes)).prepend(first)
+    return GraphModule(module, graph), [node for node in module.graph.nodes if node in inputs], results
+
+
+def values(module: GraphModule, inputs, wanted: set[str]) -> dict[str, torch.Tensor]:
+    """What the named nodes of a trace hold."""
+    found = {}
+
+    class Keep(torch.fx.Interpreter):
+        def run_node(self, node):
+            result = super().run_node(node)
+            if node.name in wanted:
+                found[node.name] = result
+            return result
+
+    with torch.no_grad():
+        Keep(module).run(*inputs)
+    return found
+
+
+def prepared(module: GraphModule, inputs, parts: list[set[str]]) -> tuple:
+    """(function of no argument that runs the parts, each compiled alone, one after the other; kernels of Inductor)."""
+    made = [piece(module, part) for part in parts]
+    held = values(module, inputs, {node.name for _, needs, _ in made for node in needs})
+    steps, count, ready = [], 0, set(held) - {node.name for _, _, results in made for node in results}
+    while made:
+        place = next(i for i, (_, needs, _) in enumerate(made) if {node.name for node in needs} <= ready)
+        part, _, results = made.pop(place)
+        order = [node.target for node in part.graph.nodes if node.op == "placeholder"]
+        function, kernels, _ = compiled(part, [held[name] for name in order])
+        count += sum(kernel["kind"] != "nothing" for kernel in kernels)
+        steps.append((function, order, [node.name for node in results]))
+        ready |= {node.name for node in results}
+
+    def run():
+        memory = dict(held)
+        with torch.no_grad():
+            for function, order, results in steps:
+                memory |= zip(results, function(*(memory[name] for name in order)), strict=True)
+        return memory[steps[-1][2][-1]] if steps[-1][2] else None
+
+    return run, count
+
+
+def measure(name: str, regions: list[dict], small: bool) -> list[dict]:
+    """The regions of one graph, each with both choices' times and kernels."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    function, inputs = GRAPHS[name].build(device, small)
+    module = trace(function, inputs)
+    found = []
+    for region in regions:
+        ways = {"inductor": [set().union(*region["analyser"])], "analyser": [set(part) for part in region["analyser"]]}
+        runs, kernels = {}, {}
+        for way, parts in ways.items():
+            runs[way], kernels[way] = prepared(module, inputs, parts)
+        times = benchmark_together(runs, runs=RUNS)
+        row = {"gpu": {way: asdict(timing) for way, timing in times.items()}, "kernels": kernels}
+        found.append(region | row)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("graphs", nargs="*", help="names of graphs; all that have regions by default")
+    parser.add_argument("--plan", action="store_true", help="find the regions; times nothing")
+    parser.add_argument("--small", action="store_true", help="sizes for a laptop")
+    parser.add_argument("--out", type=Path, default=REGIONS)
+    options = parser.parse_args(arguments)
+    if options.plan:
+        from benchmarks.fusion_proof import regions  # needs the analyser, which the GPU's machine need not have
+
+        options.out.write_text(json.dumps({"regions": regions()}, indent=1) + "\n")
+        return
+    planned = json.loads(REGIONS.read_text())["regions"]
+    chosen = options.graphs or list(planned)
+    content = {**date_and_versions(), "runs": RUNS, "regions": dict(planned)}
+    for name in chosen:
+        try:
+            content["regions"][name] = measure(name, planned[name], options.small)
+        except Exception as error:  # one graph that fails takes no other with it
+            content.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"[:1000]
+        print(
+            name,
+            content.get("failed", {}).get(name, [each.get("gpu") for each in content["regions"][name]]),
+            flush=True,
+        )
+        options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""The fusion analyser on trial: its partitions against Inductor's, its predicted speed-ups against the H200's.
+
+    python benchmarks/fusion_proof.py [GRAPH ...] [--all]
+
+Held against benchmarks/results/h200_fusion.json, which fusion_groups.py recorded. The analyser is asked for what
+Inductor does by default: no kernel of its own round a product or a convolution (`epilogues=False`). No GPU is needed.
+
+An edge, from an operator to one that reads its result, is fused when one kernel computes both. An operator that a
+library runs (a product, a convolution, a sort) lives in the library's kernel only; any other in every kernel that
+computes a part of it. An operator that Inductor rewrote beyond recognition (a scale drawn into a softmax) lives where
+those that read it do, if those are kernels of Inductor's own; otherwise its edges are left out and counted apart.
+
+A speed-up is eager's time over fused time, of the GPU alone. Its direction is right when prediction and measurement
+are on the same side of 1 + DIRECTION, or within DIRECTION of each other.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+from pathlib import Path
+
+from benchmarks.fusion_models import GRAPHS
+from helpers.instruments.fusion import FusionPlan, analyse
+
+RECORD = Path(__file__).parent / "results" / "h200_fusion.json"
+DIRECTION = 0.05
+BATCH_NORM = "aten.cudnn_batch_norm", "aten._native_batch_norm_legit", "aten._batch_norm_with_update"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One graph: edges that both fuse, that neither does, that one alone does, that cannot be compared; speed-ups."""
+
+    name: str
+    both: tuple[tuple[str, str], ...]
+    neither: tuple[tuple[str, str], ...]
+    analyser_alone: tuple[tuple[str, str], ...]
+    inductor_alone: tuple[tuple[str, str], ...]
+    left_out: tuple[tuple[str, str], ...]
+    predicted: float
+    measured: float
+
+    @property
+    def edges(self) -> int:
+        return len(self.both) + len(self.neither) + len(self.analyser_alone) + len(self.inductor_alone)
+
+    @property
+    def agreeing(self) -> int:
+        return len(self.both) + len(self.neither)
+
+    @property
+    def error(self) -> float:
+        """Of the predicted speed-up, relative: 0.2 is a fifth too much."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def right_direction(self) -> bool:
+        same_side = (self.predicted > 1 + DIRECTION) == (self.measured > 1 + DIRECTION)
+        return same_side or abs(self.error) <= DIRECTION
+
+
+@cache
+def record() -> dict:
+    """What was recorded on the H200."""
+    return json.loads(RECORD.read_text())
+
+
+@cache
+def plan_of(name: str, epilogues: bool = False) -> FusionPlan:
+    """The analyser's plan of a graph at its real size, for an H200."""
+    function, inputs = GRAPHS[name].build("meta")
+    return analyse(function, *inputs, device="H200", epilogues=epilogues)
+
+
+def _canonical(target: str) -> str:
+    """The operator, however its device spells it."""
+    name = target.removesuffix(".default")
+    return "aten.native_batch_norm" if name.startswith(BATCH_NORM) else name
+
+
+def aligned(plan: FusionPlan, row: dict) -> dict[str, str]:
+    """The analyser's name of each operator -> the record's, where both traced the same, in order."""
+    ours = [operation for operation in plan.operations if operation.launches]
+    theirs = row["operations"]
+    matcher = SequenceMatcher(
+        None,
+        [_canonical(operation.target) for operation in ours],
+        [_canonical(operation["target"]) for operation in theirs],
+        autojunk=False,
+    )
+    found = {}
+    for mine, other, length in matcher.get_matching_blocks():
+        for step in range(length):
+            found[ours[mine + step].name] = theirs[other + step]["name"]
+    return found
+
+
+def homes(row: dict) -> dict[str, set[int]]:
+    """Recorded name of an operator -> the kernels of Inductor that compute it."""
+    found = {}
+    for kinds in (("extern", "template"), ("fused",)):
+        libraries = set(found)
+        for place, kernel in enumerate(row["kernels"]):
+            for name in kernel["operations"] if kernel["kind"] in kinds else ():
+                if name not in libraries:
+                    found.setdefault(name, set()).add(place)
+    return found
+
+
+def homes_of_all(plan: FusionPlan, row: dict) -> dict[str, set[int]]:
+    """The analyser's name of every operator -> Inductor's kernels that compute it; none where that cannot be told."""
+    names, known = aligned(plan, row), homes(row)
+    found = {operation.name: known.get(names.get(operation.name), set()) for operation in plan.operations}
+    own = {place for place, kernel in enumerate(row["kernels"]) if kernel["kind"] == "fused"}
+    for operation in reversed(plan.operations):
+        if operation.name in names and not found[operation.name]:
+            readers = [edge.consumer for edge in plan.edges if edge.producer == operation.name and not edge.ordering]
+            found[operation.name] = own.intersection(*(found[reader] for reader in readers)) if readers else set()
+    return found
+
+
+def compare(name: str) -> Comparison:
+    """One recorded graph against the analyser's plan of it."""
+    row, plan = record()["graphs"][name], plan_of(name)
+    kernels = homes_of_all(plan, row)
+    ours = plan.fused_edges
+    found = {"both": [], "neither": [], "analyser_alone": [], "inductor_alone": [], "left_out": []}
+    for edge in sorted({(edge.producer, edge.consumer) for edge in plan.edges if not edge.ordering}):
+        producer, consumer = (kernels[end] for end in edge)
+        if not producer or not consumer:
+            found["left_out"].append(edge)
+        elif producer & consumer:
+            found["both" if edge in ours else "inductor_alone"].append(edge)
+        else:
+            found["analyser_alone" if edge in ours else "neither"].append(edge)
+    measured = row["gpu"]["eager"]["median"] / row["gpu"]["compiled"]["median"]
+    edges = {kind: tuple(edges) for kind, edges in found.items()}
+    return Comparison(name, **edges, predicted=plan.time_unfused / plan.time_fused, measured=measured)
+
+
+def regions() -> dict[str, list[dict]]:
+    """Graph -> where the two differ: the least sets of operators that are unions of groups of one and kernels of the
+    other, with the edges that they differ on and the analyser's groups, all in the record's names."""
+    found = {}
+    for each in compared(held_out=False):
+        row, plan = record()["graphs"][each.name], plan_of(each.name)
+        names = aligned(plan, row)
+        groups = [{names[name] for name in group.operations if name in names} for group in plan.groups]
+        working = set(names.values())
+        kernels = [set(kernel["operations"]) & working for kernel in row["kernels"] if kernel["kind"] == "fused"]
+        differing = {
+            (names[producer], names[consumer]): kind
+            for kind in ("analyser_alone", "inductor_alone")
+            for producer, consumer in getattr(each, kind)
+        }
+        settled = {}
+        for edge in differing:
+            region, before = set(edge), set()
+            while region != before:
+                before = set(region)
+                region = region.union(*(part for part in (*groups, *kernels) if part & region))
+            settled.setdefault(frozenset(region), []).append(edge)
+        found[each.name] = [
+            {
+                "edges": [[*edge, differing[edge]] for edge in edges],
+                "analyser": [sorted(group) for group in groups if group & region],
+            }
+            for region, edges in settled.items()
+        ]
+    return {name: each for name, each in found.items() if each}
+
+
+def compared(names=None, held_out: bool = True) -> list[Comparison]:
+    """Of the named graphs, or of all recorded, those that no constant was fitted to."""
+    chosen = names or [name for name in record()["graphs"] if not (held_out and GRAPHS[name].fitted)]
+    return [compare(name) for name in chosen]
+
+
+def summary(found: list[Comparison]) -> dict[str, float]:
+    """Share of edges that agree, median error of the speed-up without its sign, share of right directions."""
+    edges = sum(each.edges for each in found)
+    return {
+        "graphs": len(found),
+        "edges": edges,
+        "left_out": sum(len(each.left_out) for each in found),
+        "agreement": sum(each.agreeing for each in found) / edges,
+        "median_error": statistics.median(abs(each.error) for each in found),
+        "right_directions": sum(each.right_direction for each in found) / len(found),
+    }
+
+
+def table(found: list[Comparison]) -> str:
+    """One line a graph, and below it each edge on which the two differ."""
+    lines = [
+        f"{'graph':22} {'edges':>5} {'agree':>5} {'out':>4} {'predicted':>9} {'measured':>8} {'error':>6}  direction"
+    ]
+    for each in found:
+        direction = "right" if each.right_direction else "WRONG"
+        lines.append(
+            f"{each.name:22} {each.edges:5} {each.agreeing:5} {len(each.left_out):4} {each.predicted:9.2f} "
+            f"{each.measured:8.2f} {each.error:+6.0%}  {direction}"
+        )
+        lines += [f"    analyser alone: {producer} -> {consumer}" for producer, consumer in each.analyser_alone]
+        lines += [f"    Inductor alone: {producer} -> {consumer}" for producer, consumer in each.inductor_alone]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("graphs", nargs="*", help="names in the record; those held out by default")
+    parser.add_argument("--all", action="store_true", help="those too whose times constants were fitted to")
+    options = parser.parse_args(arguments)
+    found = compared(options.graphs, held_out=not options.all)
+    print(table(found))
+    print(", ".join(f"{name} {value:.3g}" for name, value in summary(found).items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
