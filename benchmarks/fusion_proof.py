@@ -33,7 +33,10 @@ BATCH_NORM = "aten.cudnn_batch_norm", "aten._native_batch_norm_legit", "aten._ba
 
 @dataclass(frozen=True)
 class Comparison:
-    """One graph: edges that both fuse, that neither does, that one alone does, that cannot be compared; speed-ups."""
+    """One graph: edges that both fuse, that neither does, that one alone does, that cannot be compared; speed-ups.
+
+    library: how many of those that neither fuses have an end that a library runs, so that there was no choice.
+    """
 
     name: str
     both: tuple[tuple[str, str], ...]
@@ -41,6 +44,7 @@ class Comparison:
     analyser_alone: tuple[tuple[str, str], ...]
     inductor_alone: tuple[tuple[str, str], ...]
     left_out: tuple[tuple[str, str], ...]
+    library: int
     predicted: float
     measured: float
 
@@ -100,14 +104,22 @@ def aligned(plan: FusionPlan, row: dict) -> dict[str, str]:
 
 
 def homes(row: dict) -> dict[str, set[int]]:
-    """Recorded name of an operator -> the kernels of Inductor that compute it."""
+    """Recorded name of an operator -> the kernels of Inductor that compute it.
+
+    PyTorch 2.11 writes down among what a library's kernel comes from also what its inputs come from: the library runs
+    the last of them.
+    """
+    order = {operation["name"]: place for place, operation in enumerate(row["operations"])}
     found = {}
-    for kinds in (("extern", "template"), ("fused",)):
-        libraries = set(found)
-        for place, kernel in enumerate(row["kernels"]):
-            for name in kernel["operations"] if kernel["kind"] in kinds else ():
-                if name not in libraries:
-                    found.setdefault(name, set()).add(place)
+    for place, kernel in enumerate(row["kernels"]):
+        names = [name for name in kernel["operations"] if name in order]
+        if kernel["kind"] in ("extern", "template") and names:
+            found[max(names, key=order.get)] = {place}
+    libraries = set(found)
+    for place, kernel in enumerate(row["kernels"]):
+        for name in kernel["operations"] if kernel["kind"] == "fused" else ():
+            if name not in libraries:
+                found.setdefault(name, set()).add(place)
     return found
 
 
@@ -129,6 +141,7 @@ def compare(name: str) -> Comparison:
     kernels = homes_of_all(plan, row)
     ours = plan.fused_edges
     found = {"both": [], "neither": [], "analyser_alone": [], "inductor_alone": [], "left_out": []}
+    own = {place for place, kernel in enumerate(row["kernels"]) if kernel["kind"] == "fused"}
     for edge in sorted({(edge.producer, edge.consumer) for edge in plan.edges if not edge.ordering}):
         producer, consumer = (kernels[end] for end in edge)
         if not producer or not consumer:
@@ -138,8 +151,11 @@ def compare(name: str) -> Comparison:
         else:
             found["analyser_alone" if edge in ours else "neither"].append(edge)
     measured = row["gpu"]["eager"]["median"] / row["gpu"]["compiled"]["median"]
+    library = sum(
+        not (kernels[producer] <= own and kernels[consumer] <= own) for producer, consumer in found["neither"]
+    )
     edges = {kind: tuple(edges) for kind, edges in found.items()}
-    return Comparison(name, **edges, predicted=plan.time_unfused / plan.time_fused, measured=measured)
+    return Comparison(name, **edges, library=library, predicted=plan.time_unfused / plan.time_fused, measured=measured)
 
 
 def regions() -> dict[str, list[dict]]:
@@ -181,13 +197,17 @@ def compared(names=None, held_out: bool = True) -> list[Comparison]:
 
 
 def summary(found: list[Comparison]) -> dict[str, float]:
-    """Share of edges that agree, median error of the speed-up without its sign, share of right directions."""
-    edges = sum(each.edges for each in found)
+    """Shares of edges that agree, of all and of those with a choice; median error of the speed-up without its sign;
+    share of right directions."""
+    edges, library = sum(each.edges for each in found), sum(each.library for each in found)
+    agreeing = sum(each.agreeing for each in found)
     return {
         "graphs": len(found),
         "edges": edges,
         "left_out": sum(len(each.left_out) for each in found),
-        "agreement": sum(each.agreeing for each in found) / edges,
+        "agreement": agreeing / edges,
+        "with_a_choice": edges - library,
+        "agreement_with_a_choice": (agreeing - library) / (edges - library),
         "median_error": statistics.median(abs(each.error) for each in found),
         "right_directions": sum(each.right_direction for each in found) / len(found),
     }
