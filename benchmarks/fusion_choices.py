@@ -26,10 +26,13 @@ REGIONS = Path(__file__).parent / "results" / "h200_fusion_choices.json"
 RUNS = 20
 
 
-def piece(module: GraphModule, names: set[str]) -> tuple[GraphModule, list[Node], list[Node]]:
-    """The operators named, with the views on what they read, as a graph of its own; its inputs; its outputs."""
+def piece(module: GraphModule, names: set[str], again: set[str]) -> tuple[GraphModule, list[Node], list[Node]]:
+    """The operators named, with the views on what they read, as a graph of its own; its inputs; its outputs.
+
+    again: operators of other pieces that this one works out too.
+    """
     working = {operation["name"] for operation in operators(module)}
-    graph, copied, inputs = Graph(), {}, []
+    graph, copied, inputs, whole = Graph(), {}, [], names | again
 
     def has_several(node: Node) -> bool:
         return isinstance(node.meta.get("val"), tuple | list)
@@ -38,8 +41,8 @@ def piece(module: GraphModule, names: set[str]) -> tuple[GraphModule, list[Node]
         if node in copied:
             return copied[node]
         is_element = node.op == "call_function" and node.target.__name__ == "getitem" and has_several(node.args[0])
-        outside = node.op == "placeholder" or (node.name in working and node.name not in names)
-        if outside or (is_element and node.args[0].name in working - names):
+        outside = node.op == "placeholder" or (node.name in working and node.name not in whole)
+        if outside or (is_element and node.args[0].name in working - whole):
             copied[node] = graph.placeholder(node.name)
             copied[node].meta = dict(node.meta)
             inputs.append(node)
@@ -71,6 +74,16 @@ def piece(module: GraphModule, names: set[str]) -> tuple[GraphModule, list[Node]
     return GraphModule(module, graph), [node for node in module.graph.nodes if node in inputs], results
 
 
+def _waits_for(part: GraphModule) -> set[str]:
+    """Inputs of a piece of whose values, and not of whose shapes alone, it makes use."""
+    return {
+        node.target
+        for node in part.graph.nodes
+        if node.op == "placeholder"
+        and not all("_like." in getattr(user.target, "__name__", str(user.target)) for user in node.users)
+    }
+
+
 def values(module: GraphModule, inputs, wanted: set[str]) -> dict[str, torch.Tensor]:
     """What the named nodes of a trace hold."""
     found = {}
@@ -87,13 +100,13 @@ def values(module: GraphModule, inputs, wanted: set[str]) -> dict[str, torch.Ten
     return found
 
 
-def prepared(module: GraphModule, inputs, parts: list[set[str]]) -> tuple:
+def prepared(module: GraphModule, inputs, parts: list[tuple[set[str], set[str]]]) -> tuple:
     """(function of no argument that runs the parts, each compiled alone, one after the other; kernels of Inductor)."""
-    made = [piece(module, part) for part in parts]
+    made = [piece(module, names, again) for names, again in parts]
     held = values(module, inputs, {node.name for _, needs, _ in made for node in needs})
     steps, count, ready = [], 0, set(held) - {node.name for _, _, results in made for node in results}
     while made:
-        place = next(i for i, (_, needs, _) in enumerate(made) if {node.name for node in needs} <= ready)
+        place = next(i for i, (part, _, _) in enumerate(made) if _waits_for(part) <= ready)
         part, _, results = made.pop(place)
         order = [node.target for node in part.graph.nodes if node.op == "placeholder"]
         function, kernels, _ = compiled(part, [held[name] for name in order])
@@ -119,7 +132,8 @@ def measure(name: str, regions: list[dict], small: bool) -> list[dict]:
     module = trace(function, inputs)
     found = []
     for region in regions:
-        ways = {"inductor": [set().union(*region["analyser"])], "analyser": [set(part) for part in region["analyser"]]}
+        groups = [(set(group["operations"]), set(group["recomputed"])) for group in region["analyser"]]
+        ways = {"inductor": [(set().union(*(names for names, _ in groups)), set())], "analyser": groups}
         runs, kernels = {}, {}
         for way, parts in ways.items():
             runs[way], kernels[way] = prepared(module, inputs, parts)

@@ -165,7 +165,10 @@ def regions() -> dict[str, list[dict]]:
     for each in compared(held_out=False):
         row, plan = record()["graphs"][each.name], plan_of(each.name)
         names = aligned(plan, row)
-        groups = [{names[name] for name in group.operations if name in names} for group in plan.groups]
+        groups = [
+            [{names[name] for name in part if name in names} for part in (group.operations, group.recomputed)]
+            for group in plan.groups
+        ]
         working = set(names.values())
         kernels = [set(kernel["operations"]) & working for kernel in row["kernels"] if kernel["kind"] == "fused"]
         differing = {
@@ -178,12 +181,16 @@ def regions() -> dict[str, list[dict]]:
             region, before = set(edge), set()
             while region != before:
                 before = set(region)
-                region = region.union(*(part for part in (*groups, *kernels) if part & region))
+                region = region.union(*(part for part in (*(group for group, _ in groups), *kernels) if part & region))
             settled.setdefault(frozenset(region), []).append(edge)
         found[each.name] = [
             {
                 "edges": [[*edge, differing[edge]] for edge in edges],
-                "analyser": [sorted(group) for group in groups if group & region],
+                "analyser": [
+                    {"operations": sorted(group), "recomputed": sorted(again)}
+                    for group, again in groups
+                    if group & region
+                ],
             }
             for region, edges in settled.items()
         ]
