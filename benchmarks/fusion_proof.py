@@ -158,9 +158,29 @@ def compare(name: str) -> Comparison:
     return Comparison(name, **edges, library=library, predicted=plan.time_unfused / plan.time_fused, measured=measured)
 
 
+def _between(region: set[str], readers: dict[str, set[str]]) -> set[str]:
+    """Operators that some of the region reach, and that reach some of it."""
+
+    def reached(starts: set[str], following: dict[str, set[str]]) -> set[str]:
+        found, left = set(), list(starts)
+        while left:
+            for name in following.get(left.pop(), ()):
+                if name not in found:
+                    found.add(name)
+                    left.append(name)
+        return found
+
+    makers = {}
+    for producer, consumers in readers.items():
+        for consumer in consumers:
+            makers.setdefault(consumer, set()).add(producer)
+    return reached(region, readers) & reached(region, makers)
+
+
 def regions() -> dict[str, list[dict]]:
     """Graph -> where the two differ: the least sets of operators that are unions of groups of one and kernels of the
-    other, with the edges that they differ on and the analyser's groups, all in the record's names."""
+    other and hold all between them, with the edges that they differ on and the analyser's groups, in the record's
+    names."""
     found = {}
     for each in compared(held_out=False):
         row, plan = record()["graphs"][each.name], plan_of(each.name)
@@ -176,11 +196,16 @@ def regions() -> dict[str, list[dict]]:
             for kind in ("analyser_alone", "inductor_alone")
             for producer, consumer in getattr(each, kind)
         }
+        readers = {}
+        for edge in plan.edges:
+            if edge.producer in names and edge.consumer in names:
+                readers.setdefault(names[edge.producer], set()).add(names[edge.consumer])
         settled = {}
         for edge in differing:
             region, before = set(edge), set()
             while region != before:
                 before = set(region)
+                region |= _between(region, readers)
                 region = region.union(*(part for part in (*(group for group, _ in groups), *kernels) if part & region))
             settled.setdefault(frozenset(region), []).append(edge)
         found[each.name] = [
