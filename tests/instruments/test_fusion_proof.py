@@ -18,7 +18,7 @@ def test_every_graph_was_recorded():
     assert not content["failed"]
 
 
-# Where the analyser still counts as a CPU does: RMSNorm's parts, the statistics that batch norm in evaluation writes, and
+# Where the analyser still counts as a CPU does: RMSNorm in parts, the statistics that batch norm in evaluation writes,
 # the buffer of log_sigmoid.
 AS_A_CPU = {
     "rms_norm",
