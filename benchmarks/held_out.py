@@ -1,9 +1,13 @@
 """Times at shapes that nobody chose and no constant was fitted to, to hold the predictions against.
 
     python benchmarks/held_out.py            on a GPU: measures, and writes benchmarks/results/<gpu>_held_out.json
+    python benchmarks/held_out.py tiled      the same of tiled kernels, <gpu>_held_out_tiled.json
 
 `shapes()` draws them for every kernel that memory bounds: 64 KB to some hundred megabytes, rows of 128 to 65,536
 elements, a third of them multiples of 64 and most of nothing, in every dtype that the kernel takes.
+
+`tiled_shapes()` draws them for kernels of tiles, in bfloat16: 1 to 1000 billion FLOPs, sizes that are multiples of 8
+and mostly of nothing larger.
 """
 
 import gc
@@ -17,23 +21,26 @@ from functools import partial
 import torch
 
 from benchmarks.run import date_and_versions, results_file
-from benchmarks.validation import COVERED
+from benchmarks.validation import COVERED, RESULTS
 from helpers.instruments.timing import benchmark_together
-from kernels import runtime
+from kernels import CATALOGUE, runtime
 
 SEED = 20
 ELEMENTS = 2**14, 2**27  # of the first argument, least and most
 COLUMNS = 2**7, 2**16  # of a row
 SHAPES_EACH = {1: 2, 2: 3}  # by the number of dimensions
+TILED_SEED = 22
+TILED_EACH = 4
+
+
+def _between(random_numbers: random.Random, least: float, most: float) -> int:
+    return round(math.exp(random_numbers.uniform(math.log(least), math.log(most))))
 
 
 def shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     """(kernel, shape, dtype), the same on every machine."""
     random_numbers = random.Random(SEED)
-
-    def between(least: float, most: float) -> int:
-        return round(math.exp(random_numbers.uniform(math.log(least), math.log(most))))
-
+    between = partial(_between, random_numbers)
     found = []
     for op in COVERED.values():
         dimensions = len(op.interpreter_shapes[0])
@@ -48,11 +55,38 @@ def shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     return found
 
 
-def measure() -> list[dict]:
+def tiled_shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """(kernel, shape, dtype) as the catalogue writes shapes, the same on every machine."""
+    random_numbers = random.Random(TILED_SEED)
+    between = partial(_between, random_numbers)
+
+    def by_eights(least: int, most: int) -> int:
+        return max(1, between(least, most) // 8) * 8
+
+    found = []
+    for turn in range(TILED_EACH):
+        causal = turn % 2 == 1
+        attention = (between(1, 4), between(4, 32), between(300, 8192), random_numbers.choice((64, 128)), causal)
+        side = between(14, 56)
+        found += [
+            ("linear_act", (between(64, 8192), by_eights(512, 8192), by_eights(512, 8192))),
+            ("flash_attention", attention),
+            ("attention_scores", (between(1, 4), between(4, 16), between(300, 2048), 64, causal)),
+            ("conv_bn_act", (between(8, 32), by_eights(64, 256), side, side, by_eights(64, 512), 3)),
+        ]
+    return [(name, shape, torch.bfloat16) for name, shape in found]
+
+
+def record(kind: str = "") -> dict:
+    """What an H200 took: "gpu", "date", "versions", "times"; of kernels of tiles where `kind` is "_tiled"."""
+    return json.loads((RESULTS / f"h200_held_out{kind}.json").read_text())
+
+
+def measure(drawn: list[tuple[str, tuple[int, ...], torch.dtype]]) -> list[dict]:
     """Fused and eager at each of the shapes: the GPU's own time, cold L2, launch gaps excluded."""
     rows = []
-    for name, shape, dtype in shapes():
-        op = COVERED[name]
+    for name, shape, dtype in drawn:
+        op = CATALOGUE[name]
         inputs = op.inputs(*shape, dtype=dtype, device="cuda")
         versions = {"fused": partial(op.fused, *inputs), "eager": partial(op.reference, *inputs)}
         with torch.no_grad():
@@ -69,8 +103,10 @@ def measure() -> list[dict]:
 def main() -> int:
     if not runtime.has_gpu():
         raise RuntimeError("held-out times need an NVIDIA GPU: the recorded ones are in benchmarks/results")
-    content = {"gpu": torch.cuda.get_device_name(), **date_and_versions(), "times": measure()}
-    path = results_file().with_stem(f"{results_file().stem}_held_out")
+    tiled = sys.argv[1:] == ["tiled"]
+    times = measure(tiled_shapes() if tiled else shapes())
+    content = {"gpu": torch.cuda.get_device_name(), **date_and_versions(), "times": times}
+    path = results_file().with_stem(f"{results_file().stem}_held_out{'_tiled' if tiled else ''}")
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"{len(content['times'])} times recorded in {path.name}")
     return 0

@@ -117,6 +117,8 @@ def observed(observer):
 
     It may have a fourth, `lock(address, took)`: after each atomic of one element, whether it was a compare-and-swap
     that found what it compared with, or an exchange of 0 for something else, as one takes a lock.
+    One that also has `product(left, right)`, called with the operands of each `tl.dot` as arrays, wants none computed;
+    its `operation(function, elements)` is called at each operation on a block of floats, with NumPy's function for it.
     """
     global _observer
     # The lock is not held meanwhile: autograd launches a GPU's backward kernels from a thread of its own.
@@ -182,8 +184,21 @@ def _tell_of_lock(pointer, took: bool) -> None:
         tell(int(pointer.data.reshape(())), took)
 
 
+def _report(op, data: np.ndarray) -> None:
+    if data.dtype.kind in "fV" and hasattr(_observer, "operation"):
+        _observer.operation(op, data.size)
+
+
 class Builder(interpreter.InterpreterBuilder):
     """Triton's interpreter with its differences from the GPU put right, reporting memory accesses to the observer."""
+
+    def unary_op(self, arg, op):
+        _report(op, arg.data)
+        return super().unary_op(arg, op)
+
+    def binary_op(self, lhs, rhs, op):
+        _report(op, lhs.data)
+        return super().binary_op(lhs, rhs, op)
 
     def get_bf16(self, value):
         return interpreter.TensorHandle(np.array([value], dtype=BFLOAT16), tl.bfloat16)
@@ -268,6 +283,9 @@ class Builder(interpreter.InterpreterBuilder):
 
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
         left, right = a.data, b.data
+        if hasattr(_observer, "product"):
+            _observer.product(left, right)
+            return d
         if left.dtype == BFLOAT16:
             left, right = left.astype(np.float32), right.astype(np.float32)
         elif left.dtype == np.float32 and input_precision == interpreter._ir.INPUT_PRECISION.TF32:

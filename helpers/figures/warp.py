@@ -116,7 +116,7 @@ def warp_load(dtype: str, stride: int, offset: int, elements: int) -> WarpLoad:
 def _told(dtype: str, stride: int, offset: int, elements: int) -> tuple[str, str]:
     load = warp_load(dtype, stride, offset, elements)
     share = load.wanted / (SECTOR * len(load.sectors))
-    title = f"A warp fetches {len(load.sectors)} sectors and uses {share:.0%} of them"
+    title = f"A warp fetches {len(load.sectors)} sectors and uses {share:.0%} of their bytes"
     name = f"{dtype}, {elements} a lane, stride {stride}, offset {offset}"
     return title, name
 

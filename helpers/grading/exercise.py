@@ -14,7 +14,8 @@ class Exercise:
 
     Args:
         name: such as "03_fused_add_gelu".
-        cells: the solution's code cells, model answers included: `id`, `source`, `answer`, and `points` of a check.
+        cells: the solution's code cells up to the last check, model answers included: `id`, `source`, `answer`, and
+            `points` of a check.
         given: the same cells as a class gets them: stubs, and no hidden checks.
         digest: of what the solution was built from.
     """
@@ -52,6 +53,7 @@ def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[st
             solution = json.loads(path.read_text(encoding="utf-8"))
             course = solution["metadata"]["kernel_fusion"]
             cells = [described(cell) for cell in solution["cells"] if cell["cell_type"] == "code"]
+            cells = cells[: 1 + max(place for place, cell in enumerate(cells) if "points" in cell)]
             found[path.stem] = Exercise(course["exercise"], cells, course["original"], course["built"])
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"

@@ -30,6 +30,8 @@ from kernels import runtime
 from kernels.runtime import kernel_code
 
 MAP_NORESERVE = 0x4000  # mmap(2) on Linux: Python's mmap does not name it in 3.11
+# What the special-function unit does, alone or as a step of it.
+SPECIAL = {np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.divide, np.true_divide}
 SAMPLED = 4  # program instances of a launch that are interpreted
 WORKED_OUT = 2**24  # elements of a tensor of integers, for they may be positions; a larger one is none
 RANDOM = {torch.Tag.nondeterministic_seeded}
@@ -67,6 +69,8 @@ class TritonLaunch:
     loads: line of source -> bytes that an instance loads there, masked-off lanes among them.
     rounds: how often an instance executes the load that it executes most often.
     repeated: bytes that an instance loads again, having loaded them before; working_set: distinct bytes it moves.
+    flops: of `tl.dot`, whose operands are of the dtype `product`; most_flops: of the instance that does most.
+    operations: on floats, an element each; special: those of them that the special-function unit does.
     """
 
     name: str
@@ -84,6 +88,11 @@ class TritonLaunch:
     rounds: int = 0
     repeated: float = 0
     working_set: float = 0
+    flops: float = 0
+    most_flops: int = 0
+    product: str = ""
+    operations: float = 0
+    special: float = 0
 
     @property
     def programs(self) -> int:
@@ -320,13 +329,14 @@ class _Sampler:
         self._arguments = kernel, grid, on_host, given
         tensors = [found[2] for name, value in on_host.items() for found in tensors_in(name, value, given[name])]
         self._storages = {each.untyped_storage()._cdata: self._ledger.storage(each) for each in tensors}
-        self._pending = launch, [], []
+        self._pending = launch, [], [], []  # of each instance: meter's ledger, executions by place, arithmetic
         return [tuple(int(part) for part in np.unravel_index(place, grid, order="F")) for place in chosen]
 
     def program(self, index):
-        _, ledgers, executed = self._pending
+        _, ledgers, executed, arithmetic = self._pending
         ledgers.append(Ledger())
         executed.append(Counter())
+        arithmetic.append(Counter())
         self._meter = TritonMeter(ledgers[-1])
         self._meter.launch(*self._arguments)
         self._meter.program(index)
@@ -344,16 +354,29 @@ class _Sampler:
     def lock(self, address, took):
         self._meter.lock(address, took)
 
+    def product(self, left, right):
+        launch, *_, arithmetic = self._pending
+        launch.product = left.dtype.name
+        arithmetic[-1]["flops"] += 2 * left.size * right.shape[-1]
+
+    def operation(self, function, elements):
+        arithmetic = self._pending[-1][-1]
+        arithmetic["operations"] += elements
+        arithmetic["special"] += elements * (function in SPECIAL)
+
     def finish(self) -> None:
         """Enter the launch that has just run."""
         if self._pending is None:
             return
-        (launch, ledgers, executed), self._pending = self._pending, None
+        (launch, ledgers, executed, arithmetic), self._pending = self._pending, None
         if not ledgers:
             return
         # The first and the last instance stand for themselves, those between for all the others.
         between = (launch.programs - 2) / (len(ledgers) - 2) if len(ledgers) > 2 else 1
         weights = [1.0, *[between] * (len(ledgers) - 2), 1.0][: len(ledgers)]
+        for what in ("flops", "operations", "special"):
+            setattr(launch, what, sum(weight * each[what] for weight, each in zip(weights, arithmetic, strict=True)))
+        launch.most_flops = max(each["flops"] for each in arithmetic)
         for weight, ledger in zip(weights, ledgers, strict=True):
             moved = ledger.launches[0][1]
             launch.bytes_read += weight * moved.read

@@ -112,12 +112,7 @@ def bench(
         predictions[name] = predict(each, *inputs, device=device)
         own = tree_map_only(torch.Tensor, torch.clone, inputs)  # a function in place must not change the other's
         traffic[name] = measure(each, *own, device=device)
-    kernels = []
-    for launch in rehearse(fn, *inputs, multiprocessors=device.sms):
-        if isinstance(launch, TritonLaunch):
-            needs = compile_for(launch.kernel, device=device, **launch.given)
-            waves = needs.occupancy().waves(grid=math.prod(launch.grid), sms=device.sms)
-            kernels.append(BenchedKernel(launch.grid, needs, waves))
+    kernels = launched_kernels(fn, *inputs, device=device)
     products = any(each.resources.instructions[name] for each in kernels for name in TENSOR_CORES)
     difference = None
     if reference is not None:
@@ -127,7 +122,7 @@ def bench(
         inputs=inputs,
         device=device,
         traffic=traffic["yours"],
-        kernels=tuple(kernels),
+        kernels=kernels,
         prediction=predictions["yours"],
         roof=Roofline(device, "fp16" if products else "fp32"),
         flops=flops,
@@ -135,6 +130,22 @@ def bench(
         difference=difference,
         reference_prediction=predictions.get("reference"),
     )
+
+
+def launched_kernels(fn: Callable, *inputs, device: str | Device = "H100") -> tuple[BenchedKernel, ...]:
+    """Each launch of a Triton kernel that `fn(*inputs)` makes, compiled for `device`; inputs may be on "meta".
+
+    Raises:
+        TypeError, ValueError: as `bench`.
+    """
+    device = device if isinstance(device, Device) else DEVICES[device]
+    kernels = []
+    for launch in rehearse(fn, *inputs, multiprocessors=device.sms):
+        if isinstance(launch, TritonLaunch):
+            needs = compile_for(launch.kernel, device=device, **launch.given)
+            waves = needs.occupancy().waves(grid=math.prod(launch.grid), sms=device.sms)
+            kernels.append(BenchedKernel(launch.grid, needs, waves))
+    return tuple(kernels)
 
 
 def _difference(result, expected) -> str | None:

@@ -10,6 +10,7 @@ __getattr__, __dir__ = room(
         "self_tests": "self_test",
         "outcome": "Outcome",
         "hints": "Hints",
+        "beside": "beside_catalogue",
         "checks": (
             "batch_norm_cases check_budget check_counts check_cuda_code check_cuda_rows check_cuda_sound "
             "check_cuda_traffic check_drop_rate check_linear_traffic check_numbers "

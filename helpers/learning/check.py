@@ -42,7 +42,8 @@ class CheckResult:
 def assembled(submission: Submission) -> NotebookNode:
     """The original notebook with the learner's answers in it; a check cell stores the outputs of a pass."""
     cells = []
-    for cell in submission.original:
+    last = max(place for place, cell in enumerate(submission.original) if "points" in cell)
+    for cell in submission.original[: last + 1]:  # what stands after the last check is to be read, not graded
         new = nbformat.v4.new_code_cell(submission.answers.get(cell["id"], cell["source"]), id=cell["id"])
         if cell.get("pass"):
             # nbval compares nothing where the count is missing.

@@ -127,8 +127,8 @@ print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-
 #
 # This kernel should double twelve numbers, with three programs of four numbers each. As it stands, all three take the
 # same four. Run the cell and look: below each line of the kernel stands the tensor as it lies in memory, and each box
-# with a number is a *lane*, one place of a program's block, at the element that it asks for. Red ones are wrong; an
-# element with a red edge is stored by nobody. (The message calls program 1 `(1, 0, 0)`, as a launch may have three
+# with a number is a *lane*, one place of a program's block, at the element that it asks for. Orange-red ones are wrong;
+# an element with such an edge is stored by nobody. (The message calls program 1 `(1, 0, 0)`, as a launch may have three
 # dimensions; ours has one. A *race*: two programs store to one element, and nobody knows which comes last.) **Change
 # the marked line until it says "Solved".**
 

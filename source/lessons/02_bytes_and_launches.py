@@ -304,8 +304,8 @@ else:
 # The eager chain's time grows with each operation; the fused one's is about that of a single operation. (It may gain
 # even more than the bytes say: eager allocates a fresh tensor for each operation, and on a CPU that is not free.)
 #
-# On a GPU there is no such side cost. The same chain on an H200, eager and as one kernel; is the time saved the
-# traffic saved?
+# On a GPU PyTorch keeps the memory of tensors that are gone for those to come. The same chain on an H200, eager and as
+# one kernel: is the time saved the traffic saved, or is there such a side cost?
 
 # %%
 from helpers.instruments import recorded
@@ -320,7 +320,8 @@ for n, found in h200.experiment("chain_lengths").items():
     print(f"{row}  {saved:7.1%}   {(n - 1) / n:7.1%}")
 
 # %% [markdown]
-# The two columns differ in the last digit at most. Time is traffic, where the tensors are large.
+# The two columns differ in the last digit at most: there is no side cost to be seen. Time is traffic, where the tensors
+# are large.
 #
 # `torch.compile` has fused your chain on its own. Lesson 13 looks at what it fuses, and what not.
 #
@@ -416,6 +417,7 @@ print(f"CPU: {1e6 * costs.operator:.1f} us an operator, {1e6 * costs.triton:.1f}
 print(f"GPU: {1e6 * costs.start:.1f} us a small kernel; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
 # %%
+sizes = (100_000, 10_000_000)
 
 
 def four_operations(n):
@@ -423,7 +425,6 @@ def four_operations(n):
     return chain_time(4, nbytes, h200.copy_bandwidth, costs.operator, costs.start)
 
 
-sizes = (100_000, 10_000_000)
 timeline_chart(
     {f"{n:,} numbers": four_operations(n) for n in sizes},
     "On small tensors the GPU waits for the CPU, on large ones the CPU is ahead",

@@ -252,7 +252,7 @@ traffic_chart({"unfused": unfused, "fused": fused}, title)
 # ## One million, ten million, a hundred million
 #
 # **Claim: fusing add and GELU, on a million numbers in fp32, makes it 1.86 times faster and cuts the traffic by 40 %:
-# reads from 12 to 8 MB, writes from 8 to 4 MB.** The traffic you can test:
+# reads from 12 to 8 MB, writes from 8 to 4 MB.** (It names no GPU; ours is an H200.) The traffic you can test:
 
 # %%
 million = 1_000_000

@@ -90,7 +90,7 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
         data["text/plain"]
         == metadata["image/png"]["alt"]
         == (
-            "A warp fetches 4 sectors and uses 100% of them. fp32, 1 a lane, stride 1, offset 0: "
+            "A warp fetches 4 sectors and uses 100% of their bytes. fp32, 1 a lane, stride 1, offset 0: "
             "4 sectors, 128 of 128 bytes used"
         )
     )

@@ -1,0 +1,72 @@
+"""Beside each passed exercise: your kernel and the catalogue's, on a GPU that need not be there."""
+
+import functools
+
+import torch
+
+from helpers.instruments import recorded
+from helpers.instruments.prediction import predict
+from helpers.instruments.report import launched_kernels
+from helpers.instruments.timing import benchmark_together
+from helpers.learning.outcome import PASS, latest
+from kernels import runtime
+
+HEADS = ("", "time", "known from", "launches", "registers", "spilled", "occupancy")
+RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}
+
+
+class Beside:
+    """The comparison as Jupyter shows it: a table in text."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+
+def beside_catalogue(mine, op, shape: tuple[int, ...], passed: str = "values") -> Beside:
+    """Your function and one of the catalogue on an H200: predicted, and what was recorded of the catalogue's.
+
+    On a machine with a GPU both are timed there instead, in turns, L2 cold.
+
+    Args:
+        mine: the learner's function, taking what the catalogue's takes.
+        op: the entry, such as kernels.CATALOGUE["softmax"].
+        shape: a recorded size of it, in bfloat16.
+        passed: the check that must have passed in this session.
+
+    Raises:
+        ValueError: nothing is recorded of that operation at that size.
+    """
+    record = recorded()
+    times = record.times(op.name, shape, "bfloat16")
+    if passed not in latest or latest[passed].state != PASS:
+        return Beside(f"Once the check {passed!r} has passed, run this cell again: your kernel beside the catalogue's.")
+    inputs = op.inputs(*shape, dtype=torch.bfloat16, device="cuda" if runtime.has_gpu() else "meta")
+    functions = {"yours": mine, "the catalogue's": op.fused}
+    calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}
+    measured = benchmark_together(calls) if runtime.has_gpu() else {}
+    lines = [HEADS]
+    for who, function in functions.items():
+        if who in measured:
+            time, known = measured[who].median, "measured here"
+        else:
+            time, known = predict(function, *inputs, device="H200").time, "predicted"
+        launched = launched_kernels(function, *inputs, device="H200")
+        needs = [each.resources for each in launched]
+        registers, spilled = (
+            " + ".join(str(getattr(each, of)) for each in needs) for of in ("registers", "spill_bytes")
+        )
+        occupancy = " + ".join(f"{each.occupancy().fraction:.0%}" for each in needs)
+        lines.append((who, _micro(time), known, str(len(launched)), registers, spilled, occupancy))
+    lines.append(("the catalogue's", _micro(times["fused"].median), "recorded"))
+    lines += [(says, _micro(times[of].median), "recorded") for of, says in RECORDED.items() if of in times]
+    widths = [max(len(line[column]) for line in lines if column < len(line)) for column in range(len(HEADS))]
+    table = ("  ".join(part.rjust(width) for part, width in zip(line, widths, strict=False)).rstrip() for line in lines)
+    size = " x ".join(map(str, shape))
+    return Beside("\n".join([f"{size} in bfloat16; recorded: {record.label}", *table]))
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f} us"

@@ -1,0 +1,60 @@
+"""A learner's kernel beside the catalogue's: only once it passes, at a size that was recorded."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments import recorded
+from helpers.learning import Outcome, beside_catalogue
+from helpers.learning.outcome import FAIL, PASS, latest
+from kernels import CATALOGUE
+
+SIZE = (1048576,)
+
+
+@triton.jit
+def slow_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    s = tl.load(a_ptr + i, i < elements).to(tl.float32) + tl.load(b_ptr + i, i < elements).to(tl.float32)
+    tl.store(y_ptr + i, s, i < elements)
+    tl.store(y_ptr + i, 0.5 * s * (1 + tl.erf(s * 0.7071)), i < elements)
+
+
+def slow(a, b):
+    y = torch.empty_like(a)
+    slow_kernel[(triton.cdiv(a.numel(), 64),)](a, b, y, a.numel(), BLOCK=64)
+    return y
+
+
+@pytest.fixture(autouse=True)
+def passed(monkeypatch):
+    monkeypatch.setitem(latest, "values", Outcome("values", PASS, ""))
+
+
+def test_a_slower_kernel_is_shown_as_slower():
+    head, names, yours, theirs, known, *others = str(beside_catalogue(slow, CATALOGUE["add_gelu"], SIZE)).splitlines()
+    assert recorded().label in head
+    assert names.split() == "time known from launches registers spilled occupancy".split()
+    assert yours.split()[0] == "yours"
+    assert float(yours.split()[1]) > 1.5 * float(theirs.split()[2])
+    assert all("predicted" in line for line in (yours, theirs))
+    median = recorded().times("add_gelu", SIZE, "bfloat16")["fused"].median
+    assert f"{median * 1e6:,.1f} us  " in known + "  "
+    assert [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in others] == [
+        "PyTorch, unfused",
+        "torch.compile",
+    ]
+
+
+@pytest.mark.parametrize("outcome", [None, Outcome("values", FAIL, "")])
+def test_nothing_is_compared_before_the_check_has_passed(monkeypatch, outcome):
+    monkeypatch.delitem(latest, "values")
+    if outcome:
+        monkeypatch.setitem(latest, "values", outcome)
+    assert "Once the check 'values' has passed" in str(beside_catalogue(slow, CATALOGUE["add_gelu"], SIZE))
+
+
+def test_a_size_that_was_not_recorded_is_said():
+    with pytest.raises(ValueError, match=r"no recorded add_gelu of \(1000,\) in bfloat16"):
+        beside_catalogue(slow, CATALOGUE["add_gelu"], (1000,))
