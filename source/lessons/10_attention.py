@@ -40,8 +40,9 @@ def random_inputs(heads, tokens, d):
 # %% [markdown]
 # ## What it costs written out
 #
-# A *query* asks, the *keys* answer, and what they are weighed for are the *values*: three matrices q, k and v, a row a
-# token, for each head. In formulas, with $d$ columns a head:
+# Each token has a *query*, a *key* and a *value*, $d$ numbers each: the rows of three matrices q, k and v. A token's
+# query is compared with the keys of all tokens; how well they match becomes a weight; what comes out is the weighted
+# sum of their values. A model does that several times beside each other, in *heads* that know nothing of one another:
 #
 # $$s = \frac{q\,k^T}{\sqrt d}, \qquad p = \text{softmax}(s), \qquad o = p\,v$$
 
@@ -99,6 +100,9 @@ def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 # %% [markdown]
+# (The tensors here are contiguous, one head after another: head, then token, then column. For others, as the exercises
+# have them, `row * D` becomes `row * stride_n`, and a head begins at `batch * stride_b + head * stride_h`.)
+#
 # Two masks are usual. A **causal** one: a query sees no key that comes after it. And **padding**: sequences in a batch
 # differ in length, and some keys at an end are none. Both become scores of minus infinity, before the maximum is taken.
 # What a query sees is a function of its own, so that we can exchange it:
@@ -229,8 +233,9 @@ for tokens in (256, 512, 1024):
     print(f"{tokens:5} tokens: {made.registers:3} registers, {made.shared_memory // 1024} KB, {made.occupancy()}")
 
 # %% [markdown]
-# Beyond that the keys must come in tiles, and a row's maximum and sum must be found **online**, as lesson 06 did for
-# one row: now for a column of rows at once, each with a maximum and a sum of its own.
+# Each doubling leaves half of the blocks on an SM, and the next one nothing that compiles. Beyond that the keys must
+# come in tiles, and a row's maximum and sum must be found **online**, as lesson 06 did for one row: now for a column of
+# rows at once, each with a maximum and a sum of its own.
 
 
 # %%
@@ -275,9 +280,9 @@ roof = Roofline(DEVICES["H200"], "fp16")
 again.compare((8 / roof.bandwidth) / (2 * 64 / roof.peak))
 
 # %% [markdown]
-# Recomputing is the cheaper way, by far. It is the first half of the idea of this lesson. The catalogue's kernel does
-# it so, and this is **claim: "attention scores, fused: 2 to 3 times faster."** On an H200, in bf16, with fp32 results
-# (the last field says whether it is causal):
+# Recomputing is the cheaper way, by far: half of the idea of this lesson. The catalogue's kernel does it so. **Claim:
+# "attention scores, fused: 2 to 3 times faster."** On an H200, in bf16, with fp32 results (the last field of a shape
+# says whether it is causal):
 
 # %%
 from helpers.instruments import recorded
@@ -289,9 +294,8 @@ print(h200.table("attention_scores", "bfloat16"))
 for flag in (False, True):
     times = h200.times("attention_scores", (4, 16, 2048, 64, flag), "bfloat16")
     against = {name: times[name].median / times["fused"].median for name in ("eager", "torch.compile")}
-    print(
-        "causal" if flag else "full  ", *(f"{ratio:.1f} times faster than {name};" for name, ratio in against.items())
-    )
+    told = "; ".join(f"{ratio:.1f} times faster than {name}" for name, ratio in against.items())
+    print(f"{'causal' if flag else 'full':6} {told}")
 
 # %% [markdown]
 # **Verdict: fair against torch.compile, too modest against PyTorch line by line.** Whoever writes a causal mask as one
@@ -300,7 +304,7 @@ for flag in (False, True):
 # ## Nobody asked for the probabilities
 #
 # They are only wanted to weigh values with. A program that has a tile of them may multiply it with its tile of values
-# at once, add the product to what it has, **and forget it**:
+# at once, add the product to what it has, **and forget it**. With $m_i$ the maximum of row $i$:
 #
 # $$o_i = \frac{\sum_j e^{s_{ij} - m_i}\, v_j}{\sum_j e^{s_{ij} - m_i}}$$
 #
@@ -349,9 +353,9 @@ one_tile = random_inputs(heads=2, tokens=64, d=64)
 print("right:", torch.allclose(flash(take_in, *one_tile).float(), exact(*one_tile), atol=1e-3))
 
 # %% [markdown]
-# Right. But those were 64 tokens, and a tile has 64 keys: one tile. Two tests more, over several tiles. One takes
-# **values that are all 1**: whatever the weights, they add up to 1, and so must the result. **In how many of the three
-# rows below does that test notice anything?**
+# Right. But those were 64 tokens, and a tile has 64 keys: one tile. Take two and five tiles as well, and a second test
+# that needs no reference: **values that are all 1**. Weights add up to 1, so the result must be 1. **At how many of
+# these three lengths does that test notice anything?**
 
 # %%
 noticed = predict_first("times that values of 1 betray the first version, of three", unit="")
@@ -369,9 +373,9 @@ noticed.compare(caught)
 
 # %% [markdown]
 # The weights do add up, they are just **the wrong weights**. When a later tile raises the maximum, what was summed
-# before stands there too large, in `acc` and in `total` alike, and in the quotient the same wrong factor cancels. Each
-# tile has its own sum of weights, but early tiles count for more than they should. On the first tile there is no
-# before: that is why it was right. Add a slope to the scores, and early keys win that should have lost:
+# before stands there too large, in `acc` and in `total` alike, so that early keys count for more than they should. A
+# quotient of two sums that are wrong alike is still a mean of the values, and of ones it is 1. On the first tile there
+# is no before: that is why it was right. Add a slope to the scores, and early keys win that should have lost:
 
 # %%
 place = torch.arange(256, device=device).half()
@@ -431,8 +435,9 @@ touched.compare(fused.unique_total / 1e3)
 # %% [markdown]
 # What is touched is q, k, v and the output: twice the tokens, twice the bytes, O(N) where it was O(N²). That is what
 # memory must hold, and what DRAM must deliver. But look at the last column. **Each program reads all keys and values
-# again**; what programs ask for still grows with the square, divided by the queries that a program serves. L2 answers
-# most of it, as programs of a head run side by side. Twice the queries a program, half the questions:
+# again**; what programs ask for still grows with the square, divided by the queries that a program serves. (The paper's
+# own bound, $N^2 d^2$ over the size of the memory on the chip, counts this.) L2 answers most of it, as programs of a
+# head run side by side. Twice the queries a program, half the questions:
 
 # %%
 for m in (16, 32, 64, 128):
@@ -805,7 +810,8 @@ for slack in (0, 8):
 
 # %% [markdown]
 # Multiplying `acc` in *every* tile, as our kernel does, is work for nothing in nearly all of them. (A warp can leave it
-# out only if none of its rows needs it, so what is saved is less than it looks.)
+# out only if none of its rows needs it, so what is saved is less than it looks.) There is more that only Blackwell has:
+# sums that stay in a memory of the tensor cores, products that two SMs make together.
 #
 # ## What a compiler can do
 #
@@ -989,22 +995,24 @@ def one_token(keys, heads, key_heads, d=128):
     return Work(4 * d * keys * heads, 2 * 2 * d * keys * key_heads, 0)
 
 
+print(f"ridge of an H200: {roof.ridge:.0f} FLOP/byte")
 intensity.compare(one_token(65536, 32, 32).intensity)
 
 # %% [markdown]
-# An H200 needs two hundred times that to be busy. That is why it is another roofline: no query shares the keys that
-# were fetched with another one. Unless heads do. With **grouped heads** several query heads have one head of keys and
-# values: 32 query heads with 8 or with 1, say. The cache shrinks by the same factor:
+# That is why its roofline differs. Over a whole sequence each key that is fetched serves thousands of queries. Here it
+# serves one, and memory is the limit by two orders of magnitude, whatever the units. Unless heads share it. With
+# **grouped heads** several query heads have one head of keys and values: 32 query heads with 8 or with 1, say. The
+# cache shrinks by the same factor:
 
 # %%
 from helpers.figures import Point, roofline_chart
 
-prefill = attention_of_heads(4096, 32, 128, itemsize=2, causal=True).fused[0].work
-points = [Point("4096 tokens at once", prefill.intensity, roof.attainable(prefill.intensity), "fused")]
+sequence = Attention(DEVICES["H200"], 4096, 32, 128, causal=True).costs
+points = [Point("4096 tokens", each.work.intensity, each.performance, kind) for kind, each in sequence.items()]
 for key_heads in (32, 8, 1):
     work = one_token(65536, 32, key_heads)
     points.append(Point(f"one token, {32 // key_heads} to a key head", work.intensity, roof.attainable(work.intensity)))
-title = "A group's size is its intensity: decoding waits for memory, whatever the kernel"
+title = "A group's size is its intensity: one token waits for memory, whatever the kernel"
 text = f"{title}. On an H200: " + "; ".join(f"{each.label} {each.intensity:.0f} FLOP/byte" for each in points)
 roofline_chart(roof, points, title, text)
 
