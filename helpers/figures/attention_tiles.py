@@ -117,7 +117,7 @@ def tiles_chart(case: Tiles) -> Chart:
 
 
 class TilesExplorer(Explorer):
-    """The tiles of a causal head, with sliders for tokens, queries a program and keys a tile, and a choice of walk.
+    """The tiles of a causal head, with sliders for tokens, queries each program has and keys a tile, and a choice of walk.
 
     Its controls are widgets: `tokens`, `m`, `n` and `walk`, one of WALKS; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
@@ -125,7 +125,7 @@ class TilesExplorer(Explorer):
 
     def __init__(self, tokens: int, m: int, n: int, skips: bool):
         self.tokens = slider("tokens", TOKENS, tokens, [f"{each:,}" for each in TOKENS])
-        self.m = slider("queries a program", ROWS, m)
+        self.m = slider("queries each", ROWS, m)
         self.n = slider("keys a tile", ROWS, n)
         self.walk = widgets.Dropdown(options=list(WALKS), value=list(WALKS)[skips], description="walk")
         super().__init__(FramePlayer(), [self.tokens, self.m, self.n], [[self.walk]])
