@@ -117,7 +117,7 @@ def tiles_chart(case: Tiles) -> Chart:
 
 
 class TilesExplorer(Explorer):
-    """The tiles of a causal head, with sliders for tokens, queries each program has and keys a tile, and a choice of walk.
+    """The tiles of a causal head, with sliders for tokens, queries a program, keys a tile, and a choice of walk.
 
     Its controls are widgets: `tokens`, `m`, `n` and `walk`, one of WALKS; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
