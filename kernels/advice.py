@@ -1,5 +1,6 @@
 """What a failure inside an interpreted kernel means, in the words of kernels: Python's own speak of the interpreter."""
 
+import linecache
 import re
 
 _NOT_IN_TL = {
@@ -62,9 +63,19 @@ _MEANINGS = (
 LONGEST = 300  # characters
 
 
+def _unsaid(error: Exception) -> str:
+    """An error without words: its name, and of an assertion, what it claims."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if isinstance(error, AssertionError) and trace is not None:
+        return f"`{linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip()}` does not hold"
+    return type(error).__name__
+
+
 def meaning(error: Exception) -> str:
     """One line for a person who wrote the kernel; what the error says itself where nothing better is known."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(str(error).split()) or _unsaid(error)
     if missing := re.fullmatch(r"module 'triton\.language(?:\.\w+)?' has no attribute '(\w+)'", said):
         mend = _NOT_IN_TL.get(missing[1], "build it from tl.exp, tl.log, tl.sqrt, tl.erf, tl.sigmoid and tl.where")
         return f"tl has no {missing[1]}: {mend}"

@@ -21,6 +21,7 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     unknown launch options    refused
     multiple_of and its kin   held against the values: what is not true is refused
     accesses outside          of every tensor of the launch: refused, for they would reach this process's memory
+    masked lanes              of a load without `other` hold NaN, or a number that is no index: a GPU promises nothing
     loops that do not end     stopped after MAX_PASSES
     grids that take hours     refused beyond MAX_PROGRAMS
     float8, libdevice, inline assembly, bfloat16 atomics, @autotune    refused: they need a GPU
@@ -165,6 +166,16 @@ def _int_to_bfloat16(data: np.ndarray) -> np.ndarray:
     return (truncated.view(np.uint32) | (truncated != exact)).view(np.float32).astype(BFLOAT16)
 
 
+def _garbage(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """What the lanes hold that a mask keeps from loading: NaN, or a large integer."""
+    made = np.empty(shape, dtype)
+    if dtype.kind in "iub":
+        made.view(np.uint8).fill(0x5A)
+    else:
+        made.fill(np.nan)
+    return made
+
+
 def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarray:
     """The lanes of an access that go through: the mask's, less what the observer withholds.
 
@@ -209,7 +220,7 @@ class Builder(interpreter.InterpreterBuilder):
         np_dtype = _np_dtype(dtype)
         raw = np.dtype(np.uint16) if np_dtype == BFLOAT16 else np_dtype
         lanes = _allowed("read", ptrs.data, mask, np_dtype.itemsize)
-        fill = np.zeros(ptrs.data.shape, dtype=raw) if other is None else other.data.view(raw)
+        fill = _garbage(ptrs.data.shape, np_dtype).view(raw) if other is None else other.data.view(raw)
         return interpreter.TensorHandle(
             interpreter._interpreter.load(ptrs.data, lanes, fill, raw).view(np_dtype), dtype
         )

@@ -32,8 +32,11 @@ class Hints:
     def __repr__(self) -> str:
         return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
 
-    def __call__(self, number: int, check: str | None = None) -> Hint:
-        """Hint `number`, from 1, on `check`, or on the first check that has not passed."""
+    def __call__(self, number: int | str = 1, check: str | None = None) -> Hint:
+        """Hint `number`, from 1, on `check`, or on the first check that has not passed; `hint("traffic")` is the first
+        on that one."""
+        if isinstance(number, str):
+            number, check = 1, number
         if check is None:
             check = next((name for name in self.hints if name not in latest or latest[name].state != PASS), None)
         if check is None:
@@ -41,6 +44,6 @@ class Hints:
         if check not in self.hints:
             raise ValueError(f"there is no check {check!r}; there are: {', '.join(self.hints)}")
         hints = self.hints[check]
-        if not 1 <= number <= len(hints):
+        if not isinstance(number, int) or not 1 <= number <= len(hints):
             return Hint(f"{check}: there are {len(hints)} hints, hint(1) to hint({len(hints)}).")
         return Hint(f"{check}, hint {number} of {len(hints)}: {hints[number - 1]}")

@@ -139,6 +139,9 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
     """An exception as its message, and the learner's line to look at."""
     text = str(error).strip()
     message = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    if not text and isinstance(error, AssertionError) and (claim := asserted(error.__traceback__)):
+        message = f"AssertionError: `{claim}` does not hold"
+    message = "\n".join([message, *getattr(error, "__notes__", [])])
     code = getattr(answer, "__code__", None)
     line = innermost_line(error.__traceback__, code.co_filename if code else None)
     for cause in causes(error):
@@ -147,6 +150,13 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
             line = quoted_line(*place)
             message = message.replace(f", line {place[1]}, `{linecache.getline(*place).strip()}`", "")
     return message, line or "the line that this names"
+
+
+def asserted(trace: TracebackType | None) -> str:
+    """The line that a traceback ends at: what an assertion without a message claims."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip() if trace else ""
 
 
 def innermost_line(trace: TracebackType | None, filename: str | None) -> str:

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
+from helpers.learning import Hints, check_offsets, check_traffic, check_values, check_vectorised, elementwise_cases
 
 # %% [markdown]
 # ## The unfused reference
@@ -40,7 +40,7 @@ def reference(a, b):
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-a, b = torch.randn(2, 8000, device=device)
+a, b = torch.randn(8000, device=device), torch.randn(8000, device=device)
 unfused = measure(reference, a, b)
 print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/element")
 
@@ -79,8 +79,8 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Its launcher
 #
-# The two tensors have one shape and one dtype: float32, float16 or bfloat16. They may have any strides, and no
-# element at all.
+# The two tensors have one shape and one dtype: float32, float16 or bfloat16. They may have any strides, no element
+# at all, or more than 2^31.
 
 
 # %% grade_id="launcher"
@@ -127,13 +127,18 @@ hint = Hints(
         "Elements a thread = BLOCK / (32 num_warps), with 4 warps unless you say otherwise. And the lanes of a program "
         "must take neighbouring elements: tl.arange without a step.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Does it compute the right thing?** Sizes 1, 127 and 1025, views, a large mean, NaN and inf, three dtypes.
 
-# %% grade_id="values" points=6
+# %% grade_id="values" points=5
 check_values(add_gelu, reference, elementwise_cases(2, seed=3), name="values")
 
 # %% [markdown]
@@ -148,6 +153,19 @@ check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic"
 
 # %% grade_id="vectorised" points=3
 check_vectorised(add_gelu, (a, b), device="A100", name="vectorised")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^32 elements, which no machine need hold for that: two small launches say what
+# the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def vectors(elements):
+    return tuple(torch.randn(2, elements, device=device))
+
+
+# %% grade_id="large" points=1
+check_offsets(add_gelu, vectors, sizes=(4096, 8192), size=2**32, name="large")
 
 # %% grade_id="other-values" points=3
 # Other sizes and other numbers are checked here when the exercise is graded.

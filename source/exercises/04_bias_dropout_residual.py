@@ -34,6 +34,7 @@ from helpers.instruments import measure
 from helpers.learning import (
     Hints,
     check_drop_rate,
+    check_offsets,
     check_same_mask,
     check_traffic,
     check_values,
@@ -54,7 +55,7 @@ def usual(x, bias, residual):
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-x, residual, grad_y = torch.randn(3, 8, 1000, device=device)
+x, residual, grad_y = (torch.randn(8, 1000, device=device) for _ in range(3))
 bias = torch.randn(1000, device=device)
 print(measure(usual, x, bias, residual).launch_table())
 
@@ -79,7 +80,7 @@ def reference_backward(grad_y, p, seed):
 #
 # ## Forward
 #
-# All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, and no element at all. `p` is a
+# All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, no element, or more than 2^31. `p` is a
 # float, 0 ≤ p < 1; `seed` an int. Compute in float32, whatever the inputs are.
 
 
@@ -198,6 +199,12 @@ hint = Hints(
             "What does your backward read beside the gradient?",
             "The gradient in, the gradient out: 8 B/element. The mask comes from tl.rand, not from memory.",
         ),
+        "large": (
+            "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end "
+            "at 2^31. Which product in your offsets may pass that?",
+            "tl.program_id(0).to(tl.int64), before anything is multiplied with it; in both kernels.",
+        ),
+        "large-gradient": ("As in the forward: where is an element's number made?",),
     }
 )
 hint
@@ -219,7 +226,7 @@ def of_forward(rows, columns, draw):
 
 shapes, rates = ((1, 1), (1, 8), (2, 127), (3, 1025)), (0.3, 0.5, 0.3, 0.1, 0.0)
 
-# %% grade_id="values" points=4
+# %% grade_id="values" points=3
 check_values(forward, reference, dropout_cases(4, of_forward, shapes, rates), name="values")
 
 # %% [markdown]
@@ -231,7 +238,7 @@ def of_backward(rows, columns, draw):
     return [draw(rows, columns)]
 
 
-# %% grade_id="gradient" points=3
+# %% grade_id="gradient" points=2
 check_values(backward, reference_backward, dropout_cases(5, of_backward, shapes, rates), name="gradient")
 
 # %% [markdown]
@@ -251,6 +258,30 @@ check_traffic(forward, (x, bias, residual, 0.3, 7), launches=1, bytes_per_elemen
 
 # %% grade_id="no-stored-mask" points=1
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
+
+# %% [markdown]
+# **Do they reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
+# what the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def on_device(*shape):
+    return torch.randn(shape, device=device)
+
+
+def rows_forward(rows):
+    return *of_forward(rows, 1024, on_device), 0.3, 7
+
+
+def rows_backward(rows):
+    return *of_backward(rows, 1024, on_device), 0.3, 7
+
+
+# %% grade_id="large" points=1
+check_offsets(forward, rows_forward, sizes=(8, 16), size=2**22, name="large")
+
+# %% grade_id="large-gradient" points=1
+check_offsets(backward, rows_backward, sizes=(8, 16), size=2**22, name="large-gradient")
 
 # %% grade_id="other-values" points=1
 # Other shapes, rates and numbers are checked here when the exercise is graded.

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_passes, check_values, large_mean_cases, norm_cases
+from helpers.learning import Hints, check_offsets, check_passes, check_values, large_mean_cases, norm_cases
 
 # %% [markdown]
 # ## The unfused reference
@@ -44,7 +44,7 @@ def reference(x, weight, bias, eps):
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 x = torch.randn(8, 1000, device=device)
-weight, bias = torch.randn(2, 1000, device=device)
+weight, bias = torch.randn(1000, device=device), torch.randn(1000, device=device)
 unfused = measure(reference, x, weight, bias, 1e-5)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
 
@@ -86,7 +86,7 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.c
 # ## Its launcher
 #
 # x has any number of dimensions and any strides, in float32, float16 or bfloat16; the last dimension is normalised,
-# and may be as wide as you like. Weight and bias are vectors of that width.
+# and may be as wide as you like. Weight and bias are vectors of that width. There may be more than 2^31 elements.
 
 
 # %% grade_id="launcher"
@@ -134,13 +134,18 @@ hint = Hints(
         "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
         "Weight and bias are applied in the kernel: outside, each would be a launch that reads and writes all of y.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Does it compute the right thing?** Odd widths, views, a constant row, NaN, three dtypes, one wide row.
 
-# %% grade_id="values" points=8
+# %% grade_id="values" points=7
 check_values(layer_norm, reference, norm_cases(1, 2, seed=5), name="values")
 
 # %% [markdown]
@@ -154,6 +159,19 @@ check_values(layer_norm, reference, large_mean_cases(2, seed=5), name="mean")
 
 # %% grade_id="traffic" points=5
 check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), name="traffic")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
+# what the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def rows_of(rows):
+    return torch.randn(rows, 1024, device=device), *torch.randn(2, 1024, device=device), 1e-5
+
+
+# %% grade_id="large" points=1
+check_offsets(layer_norm, rows_of, sizes=(16, 32), size=2**22, name="large")
 
 # %% grade_id="other-values" points=3
 # Other widths and other numbers are checked here when the exercise is graded.

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_passes, check_values, norm_cases
+from helpers.learning import Hints, check_offsets, check_passes, check_values, norm_cases
 
 # %% [markdown]
 # ## The unfused reference
@@ -40,7 +40,7 @@ def reference(x, residual, weight, eps):
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-x, residual = torch.randn(2, 8, 1000, device=device)
+x, residual = torch.randn(8, 1000, device=device), torch.randn(8, 1000, device=device)
 weight = torch.randn(1000, device=device)
 unfused = measure(reference, x, residual, weight, 1e-6)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
@@ -77,7 +77,8 @@ def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, co
 # %% [markdown]
 # ## Its launcher
 #
-# x and the residual have one shape and one dtype, any number of dimensions and any strides.
+# x and the residual have one shape and one dtype, any number of dimensions, any strides, and any number of rows: more
+# than 2^31 elements, too.
 
 
 # %% grade_id="launcher"
@@ -116,13 +117,18 @@ hint = Hints(
         "Count your loads and stores: x, residual and weight in; s and y out; each on one line.",
         "The sum is at hand when the norm begins: do not load back what you have just stored.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Does it compute the right thing?** Both results; odd widths, views, NaN, three dtypes, one wide row.
 
-# %% grade_id="values" points=4
+# %% grade_id="values" points=3
 check_values(residual_rms_norm, reference, norm_cases(2, 1, seed=6), name="values")
 
 # %% [markdown]
@@ -130,6 +136,19 @@ check_values(residual_rms_norm, reference, norm_cases(2, 1, seed=6), name="value
 
 # %% grade_id="traffic" points=4
 check_passes(residual_rms_norm, (x, residual, weight, 1e-6), reads=(1, 1, 8), name="traffic")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
+# what the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def rows_of(rows):
+    return *torch.randn(2, rows, 1024, device=device), torch.randn(1024, device=device), 1e-6
+
+
+# %% grade_id="large" points=1
+check_offsets(residual_rms_norm, rows_of, sizes=(16, 32), size=2**22, name="large")
 
 # %% grade_id="other-values" points=2
 # Other widths and other numbers are checked here when the exercise is graded.

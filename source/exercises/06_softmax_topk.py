@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_passes, check_values, topk_cases
+from helpers.learning import Hints, check_offsets, check_passes, check_values, topk_cases
 
 # %% [markdown]
 # ## The unfused reference
@@ -90,7 +90,7 @@ def softmax_topk_kernel(x_ptr, p_ptr, values_ptr, indices_ptr, cols, K: tl.const
 # ## Its launcher
 #
 # x is a matrix (batch, vocabulary), or has more dimensions, with any strides, in float32, float16 or bfloat16. k is 1
-# to 16, and at most the number of columns. The indices are int64, as PyTorch's are.
+# to 16, and at most the number of columns; there may be more than 2^31 elements. The indices are int64, as PyTorch's are.
 
 
 # %% grade_id="launcher"
@@ -133,13 +133,18 @@ hint = Hints(
         "One launch: torch.topk, a copy or a conversion of the results would be more. Make the results with the dtype "
         "that they are to have; tl.store converts.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Does it compute the right thing?** k from 1 to 16, ties, -inf, odd widths, views, three dtypes, one wide row.
 
-# %% grade_id="values" points=9
+# %% grade_id="values" points=8
 check_values(softmax_topk, reference, topk_cases(seed=7), name="values")
 
 # %% [markdown]
@@ -147,6 +152,19 @@ check_values(softmax_topk, reference, topk_cases(seed=7), name="values")
 
 # %% grade_id="traffic" points=6
 check_passes(softmax_topk, (x, 8), reads=(1,), name="traffic")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
+# what the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def rows_of(rows):
+    return torch.randn(rows, 1024, device=device), 2
+
+
+# %% grade_id="large" points=1
+check_offsets(softmax_topk, rows_of, sizes=(8, 16), size=2**22, name="large")
 
 # %% grade_id="other-values" points=5
 # Other widths and other numbers are checked here when the exercise is graded.

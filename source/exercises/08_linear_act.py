@@ -32,11 +32,13 @@ import triton.language as tl
 from helpers.instruments import DEVICES, compile_for, measure
 from helpers.learning import (
     Hints,
+    check_offsets,
     check_one_rounding,
     check_tensor_cores,
     check_tile_traffic,
     check_values,
     linear_cases,
+    rounding_cases,
 )
 
 # %% [markdown]
@@ -132,7 +134,7 @@ for name, widen, precision in (("fp16", False, "tf32"), ("tf32", True, "tf32"), 
 # ## Your kernel
 #
 # `tl.program_id(0)` counts tiles of rows, `tl.program_id(1)` tiles of columns. The strides
-# are given, so that x and weight may lie in memory as they like. ACTIVATION is a string, known at compile time: an
+# are given, so that x and weight may lie in memory as they like; x may have more than 2^31 elements, row by row. ACTIVATION is a string, known at compile time: an
 # `if` on it costs nothing when the kernel runs.
 
 
@@ -236,20 +238,25 @@ hint = Hints(
         "input_precision='ieee' takes them to the ordinary cores?",
         "tl.dot(x, weight, acc) with x and weight as they were loaded: the products are exact in float32 anyway.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Does it compute the right thing?** Three activations, sizes that no tile divides, strides, large sums, NaN.
 
-# %% grade_id="values" points=6
+# %% grade_id="values" points=5
 check_values(linear_act, reference, linear_cases(seed=8), name="values")
 
 # %% [markdown]
 # **Is it rounded once?** Each element must be the float16 nearest to the exact value.
 
 # %% grade_id="rounding" points=4
-check_one_rounding(linear_act, reference, linear_cases(seed=9, sizes=((40, 40, 200),))[:4], name="rounding")
+check_one_rounding(linear_act, reference, rounding_cases(seed=9), name="rounding")
 
 # %% [markdown]
 # **Is it fused, and tiled?** One launch; at most 1.1 times the bytes of 64 x 64 tiles.
@@ -262,6 +269,20 @@ check_tile_traffic(linear_act, (x, weight, bias, "gelu"), tile=64, name="traffic
 
 # %% grade_id="tensor_cores" points=3
 check_tensor_cores(linear_act, (x, weight, bias, "gelu"), devices=("A100", "H100"), name="tensor_cores")
+
+# %% [markdown]
+# **Does it reach a large matrix?** Of 2^26 rows of 64, which no machine need hold for that: two small launches say what
+# the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def rows_of(rows):
+    x, weight = (torch.randn(size, 64, device=device).half() for size in (rows, 64))
+    return x, weight, torch.randn(64, device=device).half(), "relu"
+
+
+# %% grade_id="large" points=1
+check_offsets(linear_act, rows_of, sizes=(128, 256), size=2**26, name="large")
 
 # %% grade_id="other-values" points=3
 # Other sizes and other numbers are checked here when the exercise is graded.

@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_passes, check_values, masked_cases, scores_cases
+from helpers.learning import Hints, check_offsets, check_passes, check_values, masked_cases, scores_cases
 
 # %% [markdown]
 # ## The unfused reference
@@ -170,6 +170,11 @@ hint = Hints(
         "The result may be stored once and never loaded. Is anything of N x N loaded, or stored twice?",
         "Do not store scores in p to normalise them later: compute them twice. q is loaded before the loops.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
+    ),
 )
 hint
 
@@ -177,7 +182,7 @@ hint
 # **Does it compute the right thing?** Lengths that no tile divides, several heads, strides, large scores; all keys
 # valid.
 
-# %% grade_id="values" points=7
+# %% grade_id="values" points=6
 check_values(attention_scores, reference, scores_cases(seed=10), name="values")
 
 # %% [markdown]
@@ -192,6 +197,20 @@ check_values(attention_scores, reference, masked_cases(seed=10), name="masked_ro
 
 # %% grade_id="traffic" points=5
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
+
+# %% [markdown]
+# **Does it reach many weights?** Of 60000 sequences of 256, which no machine need hold for that: two small launches say
+# what the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def sequences(batch):
+    q, k = (torch.randn(batch, 1, 256, 16, device=device).half() for _ in range(2))
+    return q, k, torch.ones(batch, 256, dtype=torch.bool, device=device)
+
+
+# %% grade_id="large" points=1
+check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, name="large")
 
 # %% grade_id="other-values" points=4
 # Other lengths, other masks and other numbers are checked here when the exercise is graded.

@@ -32,7 +32,14 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_linear_traffic, check_tensor_cores, check_values, flash_cases
+from helpers.learning import (
+    Hints,
+    check_linear_traffic,
+    check_offsets,
+    check_tensor_cores,
+    check_values,
+    flash_cases,
+)
 
 # %% [markdown]
 # ## The unfused reference
@@ -171,13 +178,18 @@ hint = Hints(
         "tl.dot wants float16 on both sides, for both of its products.",
         "q and k are float16 as loaded; e is float32 and is converted for the second product, e.to(tl.float16).",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Does it compute the right thing?** Full and causal; lengths that no tile divides, strides, scores that grow.
 
-# %% grade_id="values" points=10
+# %% grade_id="values" points=9
 check_values(flash_attention, reference, flash_cases(seed=11), name="values")
 
 # %% [markdown]
@@ -191,6 +203,19 @@ check_linear_traffic(flash_attention, (*shorter, False), (*longer, False), name=
 
 # %% grade_id="tensor_cores" points=3
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
+
+# %% [markdown]
+# **Does it reach many sequences?** 60000 of 512 tokens, which no machine need hold for that: two small launches say what
+# the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def sequences(batch):
+    return *(torch.randn(batch, 1, 512, 128, device=device).half() for _ in range(3)), False
+
+
+# %% grade_id="large" points=1
+check_offsets(flash_attention, sequences, sizes=(1, 2), size=60000, name="large")
 
 # %% grade_id="other-values" points=5
 # Other lengths and other numbers are checked here when the exercise is graded.

@@ -19,6 +19,7 @@ from helpers.learning.checks.matmul import check_tile_traffic as check_tile_traf
 from helpers.learning.checks.numbers import check_counts as check_counts
 from helpers.learning.checks.numbers import check_numbers as check_numbers
 from helpers.learning.checks.numbers import fresh as fresh
+from helpers.learning.checks.offsets import check_offsets as check_offsets
 from helpers.learning.checks.passes import check_passes as check_passes
 from helpers.learning.checks.resources import check_vectorised as check_vectorised
 from helpers.learning.checks.row_cases import large_mean_cases as large_mean_cases
@@ -27,6 +28,7 @@ from helpers.learning.checks.row_cases import topk_cases as topk_cases
 from helpers.learning.checks.tile_cases import flash_cases as flash_cases
 from helpers.learning.checks.tile_cases import linear_cases as linear_cases
 from helpers.learning.checks.tile_cases import masked_cases as masked_cases
+from helpers.learning.checks.tile_cases import rounding_cases as rounding_cases
 from helpers.learning.checks.tile_cases import scores_cases as scores_cases
 from helpers.learning.checks.traffic import check_traffic as check_traffic
 from helpers.learning.checks.values import check_values as check_values

@@ -1,5 +1,6 @@
 """Inputs on which a kernel that looks right turns out wrong."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,14 @@ from kernels import runtime
 draw = 0
 
 
+MANY = 20000  # elements: more than a few programs cover
+
+PLACES = ("first", "second", "third", "fourth")
+
+
 @dataclass(frozen=True)
 class Case:
-    """One call of the answer.
+    """One call of the answer, best with one difficulty that simpler ones have not.
 
     Args:
         label: what is special about the inputs, for people.
@@ -26,6 +32,18 @@ class Case:
     inputs: tuple
     look_at: str
     input_error: torch.dtype | None = None
+    arguments: str = ""
+    relative: bool = False
+
+    @property
+    def where(self) -> str:
+        """The call as people are told of it: "transposed, k = 4, shape (65, 3), float32"."""
+        return described(self.inputs, ", ".join(filter(None, (self.label, self.arguments))))
+
+    @property
+    def short(self) -> str:
+        """The call among others: "transposed, k = 4", or "(3, 127), k = 4"."""
+        return ", ".join(filter(None, (self.label or str(tuple(self.inputs[0].shape)), self.arguments)))
 
 
 def described(inputs: tuple, label: str = "") -> str:
@@ -33,6 +51,24 @@ def described(inputs: tuple, label: str = "") -> str:
     first = inputs[0]
     kind = f"shape {tuple(first.shape)}, {str(first.dtype).removeprefix('torch.')}"
     return f"{label}, {kind}" if label else kind
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """x's values, lying in memory with its axes in the opposite order; of a vector, every second element of another."""
+    if x.dim() < 2:
+        return torch.stack([x, -x], dim=-1)[..., 0]
+    axes = tuple(range(x.dim()))[::-1]
+    return x.permute(axes).contiguous().permute(axes)
+
+
+def in_turn(
+    inputs: list, moved: Callable[[torch.Tensor], torch.Tensor], what: str, look_at: str, **kind
+) -> Iterator[Case]:
+    """A case for each tensor of a call, in which that one alone lies otherwise: "the second transposed"."""
+    for place, x in enumerate(inputs):
+        if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
+            alone = (*inputs[:place], moved(x), *inputs[place + 1 :])
+            yield Case(f"the {PLACES[place]} {what}", alone, f"{look_at}; here the {PLACES[place]} tensor's", **kind)
 
 
 def elementwise_cases(
@@ -43,9 +79,9 @@ def elementwise_cases(
 ) -> list[Case]:
     """Calls of an elementwise operation on `count` tensors alike, the simplest first.
 
-    Each of `sizes` as a vector; a matrix; a transposed, a strided and an offset view; a large mean; NaN and inf; the
-    largest size in each further dtype; no element at all. Values are normal, of deviation 2, from `seed`; the
-    tensors are on the GPU where there is one.
+    Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
+    views; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values are normal, of
+    deviation 2, from `seed`; the tensors are on the GPU where there is one.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -61,10 +97,10 @@ def elementwise_cases(
     strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
 
     cases = [Case("", tuple(tensors(size)), formula if size == 1 else extent) for size in sorted(sizes)]
+    cases.append(Case("", tuple(tensors(MANY)), "the grid: as many programs as cover all elements, triton.cdiv"))
     cases.append(Case("a matrix", tuple(tensors(rows, cols)), "the number of elements: numel(), not the first size"))
+    cases += in_turn(tensors(rows, cols), transposed, "transposed", strides)
     cases.append(Case("transposed", tuple(x.T for x in tensors(cols, rows)), strides))
-    one_transposed = (tensors(cols, rows)[0].T, *tensors(rows, cols)[1:])
-    cases.append(Case("the first transposed", one_transposed, strides))
     cases.append(Case("every second element", tuple(x[::2] for x in tensors(2 * largest)), strides))
     cases.append(
         Case("views that start at element 1", tuple(x[1:] for x in tensors(largest + 1)), "where each tensor starts")

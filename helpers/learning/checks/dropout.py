@@ -50,24 +50,31 @@ def dropout_cases(
     found = []
 
     def add(label: str, inputs: list[torch.Tensor], look_at: str, p: float | None = None) -> None:
-        number = len(found)
-        p = rates[number % len(rates)] if p is None else p
-        label = f"{label + ', ' if label else ''}p = {p:.6g}, seed = {number + 1}"
+        place = len(found)
+        p = rates[place % len(rates)] if p is None else p
+        told = f"p = {p:.6g}, seed = {place + 1}"
         # Where x + bias and the residual nearly cancel, the result hangs on their last digits.
-        found.append(Case(label, (*inputs, p, number + 1), look_at, input_error=torch.float32))
+        found.append(Case(label, (*inputs, p, place + 1), look_at, torch.float32, told))
 
     formula = "the formula: what is dropped, what is scaled, what is added after"
+    number = "each element's number, row * columns + column, and whose column the bias is"
     extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
     for shape in shapes:
+        if math.prod(shape) > 8 and number:
+            add("", tensors(4, 8, draw), number)  # no mask, and one block
+            special = tensors(2, 8, draw)
+            special[0][0, 3], special[0][1, 5] = torch.nan, torch.inf
+            add("NaN and inf", special, "what becomes of NaN and inf", 0.0)
+            number = ""
         add("", tensors(*shape, draw), formula if math.prod(shape) <= 8 else extent)
     numbers = drawn(len(found) + 1, 100)
     exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()
     add("p is a number that is drawn", tensors(1, 100, draw), "the comparison with p, where both are equal", exactly)
     rows, cols = shapes[-1]
-    turned = [
-        x.t().contiguous().t() if x.dim() == 2 else torch.stack([x, -x], dim=1)[:, 0] for x in tensors(rows, cols, draw)
-    ]
-    add("strided", turned, "the strides: the kernel walks memory in order, and these tensors do not lie in order")
+    strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
+    for case in cases.in_turn(tensors(rows, cols, draw), cases.transposed, "strided", strides):
+        add(case.label, list(case.inputs), case.look_at)
+    add("strided", [cases.transposed(x) for x in tensors(rows, cols, draw)], strides)
     shifted = [torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape) for x in tensors(rows, cols, draw)]
     add("views that start at element 1", shifted, "where each tensor starts")
     for dtype in (torch.float16, torch.bfloat16):

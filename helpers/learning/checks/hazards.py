@@ -12,10 +12,18 @@ LOOK_AT = {
 }
 
 
-def refuse_hazards(traffic: Traffic, inputs: str) -> None:
-    """Raise AnswerError at the first hazard that the meter saw in a call; `inputs` says what it was called with."""
-    for hazard in traffic.hazards:
+def refuse_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> None:
+    """Raise AnswerError at the first hazard that the meter saw in a call.
+
+    Args:
+        traffic: of the call.
+        inputs: what it was called with.
+        otherwise: where to look instead of at a mask, of tensors that do not lie in order.
+    """
+    # A store past a row's end meets the next row's owner first, and leaves the tensor only at the last.
+    for hazard in sorted(traffic.hazards, key=lambda each: not each.kind.startswith("out-of-bounds")):
+        look_at = otherwise if otherwise and hazard.kind.startswith("out-of-bounds") else LOOK_AT[hazard.kind]
         raise AnswerError(
             f"{inputs}: {hazard.kind} of {hazard.where}, elements: {hazard.elements}",
-            f"{quoted_line(hazard.file, hazard.line)}: {LOOK_AT[hazard.kind]}",
+            f"{quoted_line(hazard.file, hazard.line)}: {look_at}",
         )

@@ -11,6 +11,9 @@ from kernels import runtime
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 PADDING = "the lanes past the row's end: what they hold, and in which sums they count"
+BLOCK = "the block: it must hold any row (triton.next_power_of_2), or be walked along it"
+EPS = "eps: it is added to the mean of squares, inside the square root"
+WIDEN = "float16: 4096 such numbers, or their squares, sum to more than 65504; convert to float32 before the sums"
 STRIDES = "the strides: rows that do not lie in order, or whose elements are not side by side"
 
 
@@ -30,8 +33,9 @@ def norm_cases(
 ) -> list[Case]:
     """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
 
-    Rows of 64 and of each of `widths` elements, and of `widest`; more dimensions; strided, transposed and offset
-    tensors; another eps; a constant row; NaN and inf; 16 bits; no row at all.
+    Rows of 64 elements; another eps, a constant row; a wide row that is a power of two; NaN and inf; then padding, in
+    rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16 bits do not
+    hold; `widest` elements; no row at all. Where eps is not what is asked, it is too small to matter.
 
     Args:
         tensors: how many of (..., cols) come first.
@@ -42,28 +46,35 @@ def norm_cases(
     """
     draw = normal(seed)
 
-    def call(label: str, look_at: str, *shape: int, view=lambda x: x, eps: float = 1e-5, scale=1.0, **kind) -> Case:
+    def call(label: str, look_at: str, *shape: int, view=lambda x: x, eps: float = 1e-12, scale=1.0, **kind) -> Case:
         rows = [view(draw(*shape, **kind) * scale) for _ in range(tensors)]
         cols = rows[0].shape[-1]
         return Case(label, (*rows, *(draw(cols, **kind) for _ in range(vectors)), eps), look_at)
 
     found = [call("", "the formula", 2, 64)]
+    found.append(call("eps 0.5 and small values", EPS, 2, 64, eps=0.5, scale=0.25))
+    constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64, eps=1e-5)
+    constant.inputs[0][0] = 3.0
+    found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it
+    found.append(call("a wide row", BLOCK, 1, 8192))
+    special = call("NaN in one row, inf in another", "what rows share, which is the weights alone, and NaN", 4, 64)
+    special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
+    found.append(special)
     found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
     found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
-    found.append(call("transposed", STRIDES, 65, 3, view=lambda x: x.T))
+    alone = call("", "", 3, 65).inputs
+    found += [
+        replace(case, inputs=(*case.inputs, *alone[tensors:]))
+        for case in cases.in_turn(alone[:tensors], cases.transposed, "transposed", STRIDES)
+    ]
     found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
-    found.append(call("eps 0.5 and small values", "eps: inside the square root", 2, 65, eps=0.5, scale=0.25))
-    constant = call("a constant row", "eps: without it, this row divides by zero", 2, 65)
-    constant.inputs[0][0] = 3.0
-    constant = replace(constant, input_error=torch.float32)  # what its mean is off by is all that is left of it
-    special = call("NaN in one row, inf in another", "what rows share: nothing but the weights", 4, 65)
-    special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
-    found += [constant, special]
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
         found.append(call(name, f"{name}: load, convert to float32, compute, then store", 2, 127, dtype=dtype))
-    found.append(call("a wide row", "the block: it must hold any row (triton.next_power_of_2)", 1, widest))
+    for label, kind in (("mean 20", {"mean": 20.0}), ("deviation 8", {"scale": 4.0})):
+        found.append(call(f"float16, {label}", WIDEN, 1, 4096, dtype=torch.float16, **kind))
+    found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
     found.append(call("no rows", "the empty tensor", 0, 65))
     return found
 
@@ -86,33 +97,39 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
     """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
 
-    Each of `widths`, with k from 1 to 16; rows of equal elements; as many winners as there are columns; -inf; more
-    dimensions; strided and transposed tensors; a mean of 1000; 16 bits; a wide row; no row at all.
+    A mean of 1000; a wide row that is a power of two; rows of equal elements; -inf; then padding, in rows of each of
+    `widths` elements, with k from 1 to 16, and as many winners as there are columns; more dimensions; strided and
+    transposed tensors; 16 bits; `widest` elements; no row at all.
     """
     draw = normal(seed)
 
     def call(label: str, look_at: str, k: int, *shape: int, view=lambda x: x, **kind) -> Case:
-        return Case(f"{label}{', ' * bool(label)}k = {k}", (view((draw(*shape, **kind) * 16).round() / 16), k), look_at)
+        inputs = (view((draw(*shape, **kind) * 16).round() / 16), k)
+        # The exponential of a difference hangs on the digits of both numbers.
+        return Case(label, inputs, look_at, torch.float32, f"k = {k}", relative=True)
 
     ties = "ties: of equal elements the lower index comes first, and none comes twice"
     found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
-    equal = call("equal elements", ties, 3, 2, 10)
+    found.append(call("mean 1000", "the exponential: take the row's maximum off first", 4, 2, 64, mean=1e3))
+    found.append(call("a wide row", BLOCK, 2, 1, 8192))
+    equal = call("equal elements", ties, 3, 2, 8)
     equal.inputs[0][:] = 1.0
     pairs = call("every element twice", ties, 6, 2, 16)
     pairs.inputs[0][:, 8:] = pairs.inputs[0][:, :8]
-    masked = call("only three finite", "elements of -inf: their probability is 0, and yet each can win once", 5, 2, 12)
+    masked = call("only three finite", "elements of -inf: their probability is 0, and yet each can win once", 5, 2, 16)
     masked.inputs[0][:, 3:] = -torch.inf
     found += [equal, pairs, masked]
+    found.append(call("", "the k rounds: every one finds a winner and stores it at a place of its own", 16, 2, 128))
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
-    found.append(call("", "k of 16", 16, 2, 100))
+    negative = call("every element below 0", f"{PADDING}; 0 is a larger number than any here", 2, 2, 100, mean=-50.0)
+    found.append(negative)
     found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
     found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
     found.append(call("transposed", STRIDES, 4, 65, 3, view=lambda x: x.T))
-    found.append(call("mean 1000", "the exponential: take the row's maximum off first", 4, 2, 65, mean=1e3))
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
         found.append(call(name, f"{name}: load, convert to float32, compute, then store", 4, 2, 127, dtype=dtype))
-    found.append(call("a wide row", "the block: it must hold any row (triton.next_power_of_2)", 2, 1, widest))
+    found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 2, 1, widest))
     found.append(call("no rows", "the empty tensor", 4, 0, 65))
     return found

@@ -1,13 +1,16 @@
 """Inputs on which a kernel that works on tiles turns out wrong."""
 
+from dataclasses import replace
+
 import torch
 
-from helpers.learning.checks.cases import Case
+from helpers.learning.checks.cases import Case, in_turn, transposed
 from helpers.learning.checks.row_cases import normal
 
 HALF = torch.float16
 EDGES = "the edges: which rows, columns and products exist in the last tile of each direction"
 TILED_STRIDES = "the strides: a matrix may lie transposed, or in a wider one"
+TILES = "the grid, the walk along K, and which program has which rows and columns: every tile here is whole"
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
@@ -16,53 +19,87 @@ def linear_cases(
 ) -> list[Case]:
     """Calls of `linear_act(x, weight, bias, activation)`: (M, K), (N, K), (N,) in fp16.
 
-    A single tile; each activation; each of `sizes`, (M, N, K); strided and transposed operands; NaN in a row; values
-    at which a sum of fp16 overflows; no row at all.
+    A single tile with each activation, with NaN, with values at which a sum of fp16 overflows; several whole tiles;
+    then each of `sizes`, (M, N, K); each operand alone and both transposed, and in wider matrices; no row at all.
     """
     draw = normal(seed)
 
     def call(label: str, look_at: str, m: int, n: int, k: int, activation: str = "relu", scale: float = 0.5) -> Case:
         x, weight, bias = draw(m, k) * scale, draw(n, k) * scale, draw(n)
-        return Case(
-            f"{label}{', ' * bool(label)}{activation}", (x.half(), weight.half(), bias.half(), activation), look_at
-        )
+        return Case(label, (x.half(), weight.half(), bias.half(), activation), look_at, arguments=activation)
 
     found = [call("", f"the product, the bias, and {name}", 16, 16, 16, name) for name in ACTIVATIONS]
-    found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
-    wide = call("columns of wider matrices", TILED_STRIDES, 20, 24, 60)
-    wide = Case(wide.label, (wide.inputs[0][:, :33], wide.inputs[1][:, 20:53], *wide.inputs[2:]), wide.look_at)
-    found.append(wide)
-    turned = call("transposed", TILED_STRIDES, 20, 24, 33)
-    x, weight = (each.T.contiguous().T for each in turned.inputs[:2])
-    found.append(Case(turned.label, (x, weight, *turned.inputs[2:]), turned.look_at))
-    large = call(
-        "sums that pass 65504 on their way", "the accumulator: fp16 cannot hold these sums", 16, 16, 64, scale=0.0
-    )
-    large.inputs[0][:, :32], large.inputs[0][:, 32:], large.inputs[1][:] = 200.0, -199.0, 100.0
+    for name in ACTIVATIONS:
+        special = call("NaN in one row", f"{name} of NaN, which is NaN; and what rows share: weight and bias", 16, 16, 16, name)
+        special.inputs[0][3, 5] = torch.nan
+        found.append(special)
+    found.append(call("a long row", "the walk along K: every slice is added to the sum", 16, 16, 256, scale=0.25))
+    large = call("sums that pass 65504 on their way", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
+    large.inputs[0][:, :128], large.inputs[0][:, 128:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
-    special = call("NaN in one row", "what rows share: nothing but weight and bias", 20, 16, 16, "silu")
-    special.inputs[0][3, 5] = torch.nan
-    found.append(special)
+    found.append(call("whole tiles", TILES, 128, 256, 128))
+    found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
+    *operands, bias, activation = call("", "", 20, 24, 33).inputs
+    found += [
+        replace(case, inputs=(*case.inputs, bias, activation), arguments=activation)
+        for case in in_turn(operands, transposed, "transposed", TILED_STRIDES)
+    ]
+    turned = call("transposed", TILED_STRIDES, 20, 24, 33)
+    found.append(replace(turned, inputs=(*(transposed(x) for x in turned.inputs[:2]), *turned.inputs[2:])))
+    wide = call("columns of wider matrices", TILED_STRIDES, 20, 24, 60)
+    found.append(replace(wide, inputs=(wide.inputs[0][:, :33], wide.inputs[1][:, 20:53], *wide.inputs[2:])))
     found.append(call("no rows", "the empty tensor", 0, 16, 16))
     return found
 
 
-LENGTHS = ((1, 1, 1, 16), (2, 2, 33, 16), (1, 1, 130, 32))
+def rounding_cases(seed: int) -> list[Case]:
+    """Calls of `linear_act(x, weight, bias, activation)` with finite results: each activation on short and long rows."""
+    draw = normal(seed)
+    return [
+        Case(
+            "", ((draw(m, k) / 2).half(), (draw(m, k) / 2).half(), draw(m).half(), name), "the rounding", arguments=name
+        )
+        for m, k in ((16, 16), (40, 200))
+        for name in ACTIVATIONS
+    ]
+
+
+LENGTHS = ((1, 1, 1, 16), (2, 3, 33, 16), (1, 1, 130, 32))
+PEAK = 150.0  # of scores whose exponentials no fp32 holds: e^88.8 is too large
 
 
 def _attention_call(draw, shape: tuple[int, int, int, int], tensors: int, scale: float = 0.5) -> tuple:
     return tuple((draw(*shape) * scale).half() for _ in range(tensors))
 
 
-def _layouts(draw, tensors: int) -> tuple:
-    """Tensors (batch, heads, seq, dim) that lie as (batch, seq, heads, dim), as a projection leaves them."""
-    return tuple((draw(2, 20, 3, 16) * 0.5).half().transpose(1, 2) for _ in range(tensors))
+def _first_key_leads(draw, shape: tuple[int, int, int, int], tensors: int, peak: float = 6.0) -> tuple:
+    """Every query's largest score, `peak` at most, is that of key 0: no later tile has a larger maximum."""
+    q, k, *v = _attention_call(draw, shape, tensors)
+    q = q.abs()
+    k[:, :, 0] = k.abs().amax()
+    scores = (q.double() @ k.double().mT)[..., 0] / shape[-1] ** 0.5
+    return q * (peak / scores.max()).half(), k, *v
+
+
+def _growing(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
+    """Scores that grow along the keys: in every tile the maximum is a new one."""
+    q, k, *v = _attention_call(draw, shape, tensors, scale=1.0)
+    steps = torch.linspace(0, 2, shape[2], device=k.device).half()[:, None]
+    return q.abs(), k.abs() * steps, *v
+
+
+WHOLE = 128  # queries and keys, whole tiles of the usual sizes
+RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks"
+MAXIMUM = "the exponential: take the row's maximum off first"
+SIZES = "the sizes: dim, the scale that hangs on it, and how many tiles of queries and of keys there are"
+HEADS = "the strides: four for each tensor, and which are whose"
 
 
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all True.
 
-    One tile; each of `shapes`; heads that are not contiguous; scores whose exponentials overflow; no batch at all.
+    One tile; scores whose exponentials overflow; another dim; scores that grow along the keys; then each of `shapes`;
+    each tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
 
@@ -72,13 +109,27 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
         # The weights are float32, and so are the scores that they hang on.
         return Case(label, (*inputs, valid), look_at, input_error=torch.float32)
 
-    found = [call("", "the scale, 1/sqrt(dim), and the causal mask", _attention_call(draw, (1, 1, 16, 16), 2))]
+    base = "the scale, 1/sqrt(dim), and the causal mask: key j for query i where j <= i"
+    found = [call("", base, _first_key_leads(draw, (1, 1, 64, 16), 2))]
+    found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, 64, 16), 2, PEAK)))
+    found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 2)))
+    found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 2)))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
-    found.append(call("heads side by side", "the strides: four for each tensor", _layouts(draw, 2)))
-    large = _attention_call(draw, (1, 1, 20, 16), 2, scale=3.0)
-    found.append(call("large scores", "the exponential: take the row's maximum off first", large))
+    found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
     return found
+
+
+def _turned(draw, tensors: int) -> list[tuple[str, str, tuple]]:
+    """(label, where to look, inputs): one tensor after another with its axes in the opposite order; (batch, seq, heads,
+    dim), as a projection leaves it."""
+    shape = (2, 3, 20, 16)
+    found = [
+        (case.label, case.look_at, case.inputs)
+        for case in in_turn(_attention_call(draw, shape, tensors), transposed, "transposed", HEADS)
+    ]
+    beside = tuple((draw(2, 20, 3, 16) * 0.5).half().transpose(1, 2) for _ in range(tensors))
+    return [*found, ("heads side by side", HEADS, beside)]
 
 
 def masked_cases(seed: int, seq: int = 40) -> list[Case]:
@@ -105,26 +156,22 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
 def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
 
-    One tile, each of `shapes`, both full and causal; heads that are not contiguous; scores that grow along the keys;
-    scores whose exponentials overflow; no batch at all.
+    One tile, full and causal; scores whose exponentials overflow; another dim; scores that grow along the keys; then
+    each of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that are not
+    contiguous; no batch at all.
     """
     draw = normal(seed)
 
-    def call(label: str, look_at: str, inputs: tuple, causal: bool) -> Case:
-        kind = "causal" if causal else "full"
-        return Case(f"{label}{', ' * bool(label)}{kind}", (*inputs, causal), look_at)
+    def call(label: str, look_at: str, inputs: tuple, causal: bool = False) -> Case:
+        return Case(label, (*inputs, causal), look_at, arguments="causal" if causal else "full")
 
-    found = [call("", "the formula", _attention_call(draw, (1, 1, 16, 16), 3), False)]
-    found.append(
-        call("", "the causal mask: key j for query i where j <= i", _attention_call(draw, (1, 1, 16, 16), 3), True)
-    )
+    mask = "the causal mask: key j for query i where j <= i"
+    found = [call("", "the formula: the scale, 1/sqrt(dim), too", _first_key_leads(draw, (1, 1, WHOLE, 16), 3))]
+    found.append(call("", mask, _first_key_leads(draw, (1, 1, WHOLE, 16), 3), True))
+    found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, WHOLE, 16), 3, PEAK)))
+    found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 3)))
+    found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 3)))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
-    found.append(call("heads side by side", "the strides: four for each tensor", _layouts(draw, 3), True))
-    growing = _attention_call(draw, (1, 1, 130, 16), 3, scale=1.0)
-    growing[1][:] *= torch.linspace(0, 2, 130, device=growing[1].device).half()[:, None]
-    rescale = "the rescaling: when the maximum grows, what was summed so far shrinks"
-    found.append(call("scores that grow", rescale, growing, False))
-    large = _attention_call(draw, (1, 1, 20, 16), 3, scale=3.0)
-    found.append(call("large scores", "the exponential: take the maximum off first", large, False))
-    found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3), False))
+    found += [call(*turned, True) for turned in _turned(draw, 3)]
+    found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))
     return found

@@ -7,15 +7,18 @@ Where the result hangs on digits that the inputs no longer have, as a norm's at 
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 
 import torch
 
 from helpers.instruments.traffic import measure
-from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.cases import Case
 from helpers.learning.checks.hazards import refuse_hazards
-from helpers.learning.outcome import AnswerError, as_check
+from helpers.learning.outcome import AnswerError, as_check, causes
 from kernels import runtime
+
+PATIENCE = 20.0  # seconds for all cases, once one has failed
 
 
 @as_check
@@ -33,9 +36,39 @@ def check_values(answer: Callable, reference: Callable, cases: Iterable[Case]) -
         name: the check's name.
     """
     cases = list(cases)
-    for case in cases:
-        check_case(answer, reference, case)
+    try_each(cases, lambda case: check_case(answer, reference, case))
     return f"agrees with float64 on {len(cases)} inputs, to twice PyTorch's own error."
+
+
+def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[list[Case], str], str] | None = None):
+    """Judge every case, and raise AnswerError for the first that fails, which says how the others went.
+
+    Args:
+        cases: calls, each with one difficulty more than those before it, so that the first to fail tells what is wrong.
+        judge: raises AnswerError where the answer is wrong on a case.
+        hint: the cases that failed, and where the first of them says to look -> where to look.
+    """
+    failed: dict[int, AnswerError] = {}
+    tried, began = 0, time.monotonic()
+    for place, case in enumerate(cases):
+        try:
+            judge(case)
+        except Exception as error:
+            failure = next((cause for cause in causes(error) if isinstance(cause, AnswerError)), None)
+            if failure is None and not failed:
+                error.add_note(f"on {case.where}")
+                raise
+            failed[place] = failure
+        tried = place + 1
+        if failed and time.monotonic() - began > PATIENCE:
+            break
+    if failed:
+        first = next(iter(failed.values()))
+        wrong = [cases[place] for place in failed]
+        right = [cases[place] for place in range(tried) if place not in failed]
+        told = [f"{said}: {'; '.join(case.short for case in some)}" for said, some in (("ok", right), ("no", wrong))]
+        look_at = hint(wrong, first.look_at) if hint else first.look_at
+        raise AnswerError("\n".join([str(first), *told[not right :]]), look_at) from first
 
 
 def check_case(answer: Callable, reference: Callable, case: Case) -> None:
@@ -43,7 +76,7 @@ def check_case(answer: Callable, reference: Callable, case: Case) -> None:
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, described(case.inputs, case.label))
+    refuse_hazards(traffic, case.where, "" if in_order(case.inputs) else case.look_at)
     written = {name: moved.written for name, moved in traffic.by_tensor.items()}
     compare(traffic.result, inputs, reference, case, written)
     if runtime.has_gpu():
@@ -60,7 +93,7 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
     """
     exact = as_tuple(reference(*of_tensors(in_float64, case.inputs)))
     usual = reference(*case.inputs)
-    where = described(case.inputs, case.label)
+    where = case.where
     if isinstance(usual, tuple):
         kinds = [type(each).__name__ for each in as_tuple(got)]
         if not isinstance(got, tuple) or len(got) != len(usual) or not all(isinstance(x, torch.Tensor) for x in got):
@@ -90,7 +123,7 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
     if case.input_error is not None:
         moved = as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))
     for number, (name, (mine, truth, wanted), near) in enumerate(zip(names, results, moved, strict=True)):
-        wrong = differs(mine, truth, wanted, near)
+        wrong = differs(mine, truth, wanted, near, case.relative)
         if wrong.any():
             which = f"{name}: " if len(results) > 1 else ""
             metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
@@ -102,21 +135,25 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
 
 
 def differs(
-    got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None = None
+    got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None = None, relative: bool = False
 ) -> torch.Tensor:
     """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
 
     `near`, where it is given, is exact for inputs that are an ulp off: the tolerance is wider by how far it lies off.
-    Integers must be equal.
+    Where the tolerance is `relative`, each number has its own, in proportion to it. Integers must be equal.
     """
     if not usual.is_floating_point():
         return got != usual
     finite = exact.to(usual.dtype).isfinite() & usual.isfinite()
-    own_error = (usual.double() - exact).abs()[finite].max() if finite.any() else exact.new_zeros(())
-    largest = exact.abs()[finite].max().clamp(min=1.0) if finite.any() else exact.new_ones(())
-    tolerance = 2 * own_error + torch.finfo(usual.dtype).eps * largest
-    if near is not None and finite.any():
-        tolerance = tolerance + (near - exact).abs()[finite].max()
+    kind = torch.finfo(usual.dtype)
+    # By what numbers are measured: themselves, or the largest, where sums and differences of some give others.
+    whole = exact.abs()[finite].max().clamp(min=1.0) if finite.any() else exact.new_ones(())
+    size = exact.abs().clamp(min=kind.tiny) if relative else whole
+
+    def furthest(other: torch.Tensor) -> torch.Tensor:
+        return ((other.double() - exact).abs() / size)[finite].max() if finite.any() else exact.new_zeros(())
+
+    tolerance = (2 * furthest(usual) + kind.eps + (0 if near is None else furthest(near))) * size
     error = (got.double() - exact).abs()
     same = (got == usual) | (got.isnan() & usual.isnan())
     # An error that is NaN is no error within the tolerance.
@@ -142,10 +179,21 @@ def moved_by_one_ulp(x: object, dtype: torch.dtype) -> object:
 def described_difference(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor) -> str:
     index = tuple(wrong.nonzero()[0].tolist())
     place = index[0] if len(index) == 1 else index
+    mine, right = told_apart(got[index].item(), usual[index].item())
     return (
         f"{int(wrong.sum())} of {wrong.numel()} elements wrong\n"
-        f"first wrong index {place}: got {got[index].item():.6g}, expected {usual[index].item():.6g}"
+        f"first wrong index {place}: got {mine}, expected {right}"
     )
+
+
+def told_apart(mine: float, right: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart, six at least."""
+    pairs = ((f"{mine:.{digits}g}", f"{right:.{digits}g}") for digits in range(6, 18))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (f"{mine:.6g}", f"{right:.6g}"))
+
+
+def in_order(inputs: tuple) -> bool:
+    return all(x.is_contiguous() for x in inputs if isinstance(x, torch.Tensor))
 
 
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
@@ -154,7 +202,10 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     if not torch.equal(unwritten, wrong):
         return case.look_at
     if whole:
-        return f"what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; and {case.look_at}"
+        return (
+            "what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; lanes that a mask keeps from "
+            f"loading, which hold anything unless other= says what; and {case.look_at}"
+        )
     # Outputs started as NaN, so these were never stored, or came of reading what was never stored.
     if unwritten.all():
         return f"the grid and the store: no element was written, or else NaN was, and then {case.look_at}"

@@ -1,0 +1,100 @@
+"""Do a kernel's offsets reach tensors of more than 2^31 elements?
+
+No machine need hold such a tensor. The answer is called on two small inputs, of 32 and of 64 rows say; what differs
+between the two launches, grid, sizes, strides, grows in proportion, so the launch for any number of rows is known. Its
+last program instance is interpreted without memory: every load gives nothing, and integers that pass their 32 bits are
+found where they do, by Triton's own check (`sanitize_overflow`).
+"""
+
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+from triton.runtime.errors import InterpreterError
+from triton.runtime.jit import JITFunction
+
+from helpers.instruments.traffic import measure
+from helpers.learning.outcome import AnswerError, as_check, quoted_line
+from kernels import runtime
+
+MOST_ACCESSES = 2000  # of the program instance; a loop over all of a large tensor would not end
+
+
+@as_check
+def check_offsets(answer: Callable, inputs_of: Callable[[int], tuple], sizes: tuple[int, int], size: int) -> str:
+    """Find 32-bit integers that overflow in the kernels that `answer(*inputs_of(size))` would launch.
+
+    Args:
+        answer: the learner's function.
+        inputs_of: a size, such as a number of rows -> the arguments of a call, whose launch grows in proportion.
+        sizes: two small ones, which are called; the launches must differ in proportion to them.
+        size: the large one.
+        name: the check's name.
+    """
+    smaller, larger = (launches_on(answer, inputs_of(each)) for each in sizes)
+    if not larger:
+        raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
+    share = (size - sizes[0]) / (sizes[1] - sizes[0])
+    for (kernel, grid, given), (_, next_grid, next_given) in zip(smaller, larger, strict=False):
+        grown = {name: grow(given.get(name), value, share) for name, value in next_given.items()}
+        large_grid = tuple(grow(a, b, share) for a, b in zip(grid, next_grid, strict=True))
+        try:
+            with runtime.observed(LastInstance()):
+                kernel[large_grid](**grown, debug=True)
+        except InterpreterError as error:
+            if "overflow detected" in str(error):
+                raise AnswerError(
+                    f"{size:,} in place of {sizes[1]}, {kernel.fn.__name__}: an integer of 32 bits passes 2^31",
+                    f"{quoted_line(*error.place)}: tl.program_id(0).to(tl.int64), before it is multiplied",
+                ) from None
+        except Enough:
+            pass
+    return f"no offset of 32 bits overflows at {size:,}."
+
+
+class Enough(Exception):  # noqa: N818
+    """A program instance has made so many accesses that the rest will be like them."""
+
+
+class LastInstance:
+    """Runs the last program instance of a launch, and lets none of its accesses through."""
+
+    def launch(self, kernel, grid, on_host, given):
+        self._left = MOST_ACCESSES
+        return [tuple(size - 1 for size in grid)]
+
+    def program(self, index) -> None:
+        pass
+
+    def access(self, kind, addresses, mask, itemsize) -> np.ndarray:
+        self._left -= 1
+        if self._left < 0:
+            raise Enough
+        return np.zeros(addresses.shape, dtype=bool)
+
+
+def grow(smaller: object, larger: object, share: float) -> object:
+    """An argument of the launch: a whole number goes on as it went from the smaller to the larger call."""
+    if type(smaller) is int and type(larger) is int and smaller != larger:
+        return smaller + round((larger - smaller) * share)
+    return larger
+
+
+def launches_on(answer: Callable, inputs: tuple) -> list[tuple[JITFunction, tuple[int, ...], dict]]:
+    """The kernels that `answer(*inputs)` launches, each with its grid and its arguments by name."""
+    seen = []
+
+    def recorded(*inputs):
+        run = JITFunction.run
+
+        def record(self, *args, grid, warmup, **kwargs):
+            given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+            sizes = grid(given) if callable(grid) else grid
+            seen.append((self, tuple(sizes) if isinstance(sizes, tuple | list) else (), given))
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+        with mock.patch.object(JITFunction, "run", record):
+            return answer(*inputs)
+
+    measure(recorded, *inputs)
+    return [(kernel, grid, given) for kernel, grid, given in seen if isinstance(kernel, JITFunction) and grid]
