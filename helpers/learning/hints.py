@@ -45,5 +45,5 @@ class Hints:
             raise ValueError(f"there is no check {check!r}; there are: {', '.join(self.hints)}")
         hints = self.hints[check]
         if not isinstance(number, int) or not 1 <= number <= len(hints):
-            return Hint(f"{check}: there are {len(hints)} hints, hint(1) to hint({len(hints)}).")
+            return Hint(f"{check}: its hints are hint(1) to hint({len(hints)}).")
         return Hint(f"{check}, hint {number} of {len(hints)}: {hints[number - 1]}")

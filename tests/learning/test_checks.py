@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
 
 from helpers.learning import outcome
-from helpers.learning.checks import Hints, check_traffic, check_values, check_vectorised, elementwise_cases
+from helpers.learning.checks import (
+    Hints,
+    check_offsets,
+    check_traffic,
+    check_values,
+    check_vectorised,
+    elementwise_cases,
+)
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.values import differs, fresh_copy, outputs_start_as_nan
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS, Outcome
@@ -86,7 +93,7 @@ def test_pytorch_itself_passes_and_a_kernel_says_the_same():
     assert by_torch.state == PASS
     # A pass tells nothing of how the answer was written: fusion check compares it word for word.
     assert str(by_torch) == str(by_kernel)
-    assert str(by_torch) == "pass: values\n  agrees with float64 on 13 inputs, to twice PyTorch's own error."
+    assert str(by_torch) == "pass: values\n  agrees with float64 on 15 inputs, to twice PyTorch's own error."
 
 
 def changes_input(a, b):
@@ -145,6 +152,99 @@ def test_a_read_of_what_was_never_stored():
     assert "nothing was stored there before" in said.look_at
 
 
+def test_every_case_is_tried_and_told():
+    said = values(lambda a, b: a + b if a.dtype == torch.float32 else a - b)
+    assert said.message.splitlines()[2:] == [
+        "ok: (1,); (127,); (1025,); (20000,); a matrix; the first transposed; the second transposed; transposed; every "
+        "second element; views that start at element 1; mean 10000; NaN, inf and huge values; no elements",
+        "no: float16; bfloat16",
+    ]
+
+
+def test_cases_end_after_a_while_once_one_has_failed(monkeypatch):
+    monkeypatch.setattr("helpers.learning.checks.values.PATIENCE", 0.0)
+    assert values(lambda a, b: a - b).message.splitlines()[2:] == ["no: (1,)"]
+
+
+def test_numbers_that_differ_are_told_apart():
+    case = Case("", (torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE)), "the formula")
+    said = check_values(lambda a, b: a + b + 2e-6, torch.add, [case], name="values")
+    assert "got 1.000002, expected 1\n" in said.message
+
+
+def test_a_small_number_counts_where_a_case_says_so():
+    inputs = torch.tensor([0.0, -8.0], device=DEVICE), torch.zeros(2, device=DEVICE)
+
+    def softmax(a, b):
+        return torch.softmax(a.half() + b.half(), 0)
+
+    def rounded(a, b):
+        return torch.where(softmax(a, b) < 0.001, 0, softmax(a, b))
+
+    for relative, state in ((False, PASS), (True, FAIL)):
+        case = Case("", inputs, "", relative=relative)
+        assert check_values(softmax, softmax, [case], name="values").state == PASS
+        assert check_values(rounded, softmax, [case], name="values").state == state
+
+
+@triton.jit
+def asserting_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    assert BLOCK == 7
+    tl.store(y_ptr + element, 1.0, mask=element < elements)
+
+
+def test_an_assertion_without_words_says_what_it_claims(tmp_path):
+    path, found = tmp_path / "answer.py", {}  # pytest would give this file's assertions words
+    path.write_text("def asserting(a, b):\n    assert a.is_contiguous()\n    return a + b\n")
+    exec(compile(path.read_text(), str(path), "exec"), found)
+    said = values(found["asserting"])
+    assert said.state == ERROR
+    assert said.message.startswith("AssertionError: `assert a.is_contiguous()` does not hold\non the first transposed")
+    assert said.look_at.endswith("`assert a.is_contiguous()`")
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, in Triton's own words")
+def test_an_assertion_in_a_kernel_says_what_it_claims():
+    assert "asserting_kernel: `assert BLOCK == 7` does not hold" in values(launcher(asserting_kernel)).message
+
+
+@triton.jit
+def summing_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.arange(0, BLOCK)
+    tl.store(y_ptr + element, tl.sum(tl.load(a_ptr + element, mask=element < elements)), mask=element < elements)
+
+
+def test_lanes_that_a_mask_keeps_out_are_no_zeros():
+    case = Case("", (torch.randn(100, device=DEVICE), torch.randn(100, device=DEVICE)), "the sum")
+    said = check_values(launcher(summing_kernel, block=128), lambda a, b: a.sum().expand(100), [case], name="values")
+    assert said.state == FAIL
+    assert "lanes that a mask keeps from loading, which hold anything unless other= says what" in said.look_at
+
+
+# Offsets
+
+
+@triton.jit
+def int64_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    y = tl.load(a_ptr + element, mask=exists).to(tl.float32) + tl.load(b_ptr + element, mask=exists).to(tl.float32)
+    tl.store(y_ptr + element, y, mask=exists)
+
+
+def test_offsets_that_pass_32_bits_are_found_at_their_line():
+    large = functools.partial(check_offsets, inputs_of=vectors, sizes=(4096, 8192), name="large")
+    assert large(launcher(int64_kernel), size=2**32).state == PASS
+    assert large(launcher(add_kernel), size=2**31).state == PASS  # 0 to 2^31 - 1
+    said = large(launcher(add_kernel), size=2**31 + 4096)
+    assert said.state == FAIL
+    assert said.message == "2,147,487,744 in place of 8192, add_kernel: an integer of 32 bits passes 2^31"
+    assert "`element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)`" in said.look_at
+    assert "tl.program_id(0).to(tl.int64)" in said.look_at
+    assert large(torch.add, size=2**32).message == "no Triton kernel was launched"
+
+
 def test_what_is_not_written_is_told_from_where_on():
     case = Case("", (torch.randn(1000, device=DEVICE), torch.randn(1000, device=DEVICE)), "the formula")
     said = check_values(forgets_the_tail, torch.add, [case], name="values")
@@ -178,7 +278,8 @@ def test_a_mistake_in_a_kernel_is_told_at_its_line_and_not_the_launchers():
     assert said.state == ERROR
     assert (
         said.message
-        == "InterpreterError: cubing_kernel: a block has no **: write s * s * s for a cube, tl.sqrt(s) for a root"
+        == "InterpreterError: cubing_kernel: a block has no **: write s * s * s for a cube, tl.sqrt(s) for a root\n"
+        "on shape (1,), float32"
     )
     assert "`tl.store(y_ptr + element, a**3" in said.look_at
 
@@ -377,7 +478,7 @@ def test_an_error_names_the_learners_line():
 
     said = values(add)
     assert said.state == ERROR
-    assert said.message == "AttributeError: 'Tensor' object has no attribute 'plus'"
+    assert said.message == "AttributeError: 'Tensor' object has no attribute 'plus'\non shape (1,), float32"
     assert said.look_at.endswith(", `return a.plus(b)`")
 
 
@@ -414,10 +515,13 @@ def hint(monkeypatch):
 def test_hints_come_one_at_a_time_for_the_first_check_that_has_not_passed(hint):
     assert repr(hint(1)) == "values, hint 1 of 2: look"
     assert "look &lt;there&gt;" in hint(2)._repr_html_()
-    assert repr(hint(3)) == "values: there are 2 hints, hint(1) to hint(2)."
+    assert repr(hint(3)) == "values: its hints are hint(1) to hint(2)."
     values(torch.add)
     assert repr(hint(1)) == "traffic, hint 1 of 1: count"
     assert repr(hint(1, "values")) == "values, hint 1 of 2: look"
+    assert repr(hint("values")) == "values, hint 1 of 2: look"
+    assert repr(hint()) == "traffic, hint 1 of 1: count"
+    assert repr(hint(1.5)) == "traffic: its hints are hint(1) to hint(1)."
     values(stub)
     assert repr(hint(1)) == "values, hint 1 of 2: look"
     outcome.latest.update({name: Outcome(name, PASS, "") for name in ("values", "traffic")})

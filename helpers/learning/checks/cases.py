@@ -26,6 +26,9 @@ class Case:
         look_at: where an answer that fails here, and on no simpler case, is likely to be wrong.
         input_error: of a result that hangs on its inputs' last digits, as a norm's at mean 10^4 or a softmax's of large
             scores: what an ulp of this dtype in the inputs does is forgiven.
+        arguments: those that are no tensors, for people: "k = 4".
+        whole: whether no block or tile of the usual sizes overhangs, so that a stray access is no forgotten mask.
+        relative: whether a small number in a result must be as right as a large one, as among probabilities.
     """
 
     label: str
@@ -34,6 +37,7 @@ class Case:
     input_error: torch.dtype | None = None
     arguments: str = ""
     relative: bool = False
+    whole: bool = False
 
     @property
     def where(self) -> str:
@@ -96,9 +100,11 @@ def elementwise_cases(
     formula, extent = "the formula", "the grid and the mask: how many programs run, and which of their elements exist"
     strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
 
-    cases = [Case("", tuple(tensors(size)), formula if size == 1 else extent) for size in sorted(sizes)]
+    cases = [Case("", tuple(tensors(size)), formula if size == min(sizes) else extent) for size in sorted(sizes)]
     cases.append(Case("", tuple(tensors(MANY)), "the grid: as many programs as cover all elements, triton.cdiv"))
-    cases.append(Case("a matrix", tuple(tensors(rows, cols)), "the number of elements: numel(), not the first size"))
+    cases.append(
+        Case("a matrix", tuple(tensors(MANY // cols, cols)), "the number of elements: numel(), not the first size")
+    )
     cases += in_turn(tensors(rows, cols), transposed, "transposed", strides)
     cases.append(Case("transposed", tuple(x.T for x in tensors(cols, rows)), strides))
     cases.append(Case("every second element", tuple(x[::2] for x in tensors(2 * largest)), strides))

@@ -5,8 +5,11 @@ from collections.abc import Callable
 
 import torch
 
+from helpers.instruments.traffic import measure
 from helpers.learning.checks import cases
-from helpers.learning.checks.cases import Case
+from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.values import outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels import runtime
 from kernels.philox import philox
@@ -96,8 +99,7 @@ def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols:
     device = "cuda" if runtime.has_gpu() else "cpu"
     x = torch.ones(rows, cols, device=device)
     bias, residual = torch.zeros(cols, device=device), torch.zeros(rows, cols, device=device)
-    y = answer(x, bias, residual, p, seed)
-    refuse_shape(y, x, "the forward")
+    y = result_of(answer, (x, bias, residual, p, seed), "the forward")
     share = (y == 0).double().mean().item()
     deviation = math.sqrt(p * (1 - p) / y.numel())
     if abs(share - p) > 5 * deviation:
@@ -128,10 +130,8 @@ def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, 
     device = "cuda" if runtime.has_gpu() else "cpu"
     x = torch.ones(rows, cols, device=device)
     bias, residual = torch.zeros(cols, device=device), torch.zeros(rows, cols, device=device)
-    y = forward(x, bias, residual, p, seed)
-    refuse_shape(y, x, "the forward")
-    grad_x = backward(torch.ones_like(x), p, seed)
-    refuse_shape(grad_x, x, "the backward")
+    y = result_of(forward, (x, bias, residual, p, seed), "the forward")
+    grad_x = result_of(backward, (torch.ones_like(x), p, seed), "the backward")
     differ = (y == 0) != (grad_x == 0)
     if differ.any():
         index = tuple(differ.nonzero()[0].tolist())
@@ -146,7 +146,16 @@ def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, 
     return "the backward drops what the forward dropped."
 
 
-def refuse_shape(result: object, x: torch.Tensor, what: str) -> None:
+def result_of(answer: Callable, inputs: tuple, what: str) -> torch.Tensor:
+    """What a call gives, under the meter; AnswerError where that is no tensor of the first input's shape, or not whole."""
+    with outputs_start_as_nan():
+        traffic = measure(answer, *inputs)
+    refuse_hazards(traffic, described(inputs))
+    result, x = traffic.result, inputs[0]
     if not isinstance(result, torch.Tensor) or result.shape != x.shape:
         kind = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
         raise AnswerError(f"{what} gives {kind}, a tensor of shape {tuple(x.shape)} is expected", "what it returns")
+    if result.isnan().any():
+        first = tuple(result.isnan().nonzero()[0].tolist())
+        raise AnswerError(f"{what} gives NaN at {first}", "the grid and the store: what was never written is NaN here")
+    return result

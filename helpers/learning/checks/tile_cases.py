@@ -28,16 +28,21 @@ def linear_cases(
         x, weight, bias = draw(m, k) * scale, draw(n, k) * scale, draw(n)
         return Case(label, (x.half(), weight.half(), bias.half(), activation), look_at, arguments=activation)
 
-    found = [call("", f"the product, the bias, and {name}", 16, 16, 16, name) for name in ACTIVATIONS]
+    found = [
+        call("", f"the product, every slice of K in it, the bias, and {name}", 16, 16, 128, name)
+        for name in ACTIVATIONS
+    ]
     for name in ACTIVATIONS:
-        special = call("NaN in one row", f"{name} of NaN, which is NaN; and what rows share: weight and bias", 16, 16, 16, name)
+        special = call(
+            "NaN in one row", f"{name} of NaN, which is NaN; and what rows share: weight and bias", 16, 16, 128, name
+        )
         special.inputs[0][3, 5] = torch.nan
         found.append(special)
     found.append(call("a long row", "the walk along K: every slice is added to the sum", 16, 16, 256, scale=0.25))
     large = call("sums that pass 65504 on their way", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
     large.inputs[0][:, :128], large.inputs[0][:, 128:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
-    found.append(call("whole tiles", TILES, 128, 256, 128))
+    found.append(replace(call("whole tiles", TILES, 128, 256, 128), whole=True))
     found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
@@ -114,6 +119,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, 64, 16), 2, PEAK)))
     found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 2)))
     found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 2)))
+    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 3, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
@@ -137,18 +143,19 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
     draw = normal(seed)
     device = draw(1).device
     found = []
-    for label, first, last in (
-        ("padding at the end", 0, seq // 2),
-        ("padding at the start", seq // 2, seq),
-        ("one key", 5, 6),
-        ("no key", 0, 0),
+    for label, first, last, heads, seq in (
+        ("padding at the end", 0, seq // 2, 2, seq),
+        ("padding at the start", seq // 2, seq, 2, seq),
+        ("one key", 5, 6, 2, seq),
+        ("no key", 0, 0, 2, seq),
+        ("padding over several tiles", seq + 100, seq + 120, 1, seq + 120),
     ):
         valid = torch.ones(2, seq, dtype=torch.bool, device=device)
         valid[0, :first], valid[0, last:] = False, False
         look_at = (
             "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid tells of keys"
         )
-        inputs = (*_attention_call(draw, (2, 2, seq, 16), 2), valid)
+        inputs = (*_attention_call(draw, (2, heads, seq, 16), 2), valid)
         found.append(Case(label, inputs, look_at, input_error=torch.float32))
     return found
 
@@ -171,6 +178,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, WHOLE, 16), 3, PEAK)))
     found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 3)))
     found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 3)))
+    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 3, 64, 16), 3)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
     found += [call(*turned, True) for turned in _turned(draw, 3)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))

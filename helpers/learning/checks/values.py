@@ -76,7 +76,7 @@ def check_case(answer: Callable, reference: Callable, case: Case) -> None:
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, case.where, "" if in_order(case.inputs) else case.look_at)
+    refuse_hazards(traffic, case.where, case.look_at if case.whole or not in_order(case.inputs) else "")
     written = {name: moved.written for name, moved in traffic.by_tensor.items()}
     compare(traffic.result, inputs, reference, case, written)
     if runtime.has_gpu():
@@ -135,7 +135,11 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
 
 
 def differs(
-    got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None = None, relative: bool = False
+    got: torch.Tensor,
+    exact: torch.Tensor,
+    usual: torch.Tensor,
+    near: torch.Tensor | None = None,
+    relative: bool = False,
 ) -> torch.Tensor:
     """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
 
@@ -181,8 +185,7 @@ def described_difference(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Te
     place = index[0] if len(index) == 1 else index
     mine, right = told_apart(got[index].item(), usual[index].item())
     return (
-        f"{int(wrong.sum())} of {wrong.numel()} elements wrong\n"
-        f"first wrong index {place}: got {mine}, expected {right}"
+        f"{int(wrong.sum())} of {wrong.numel()} elements wrong\nfirst wrong index {place}: got {mine}, expected {right}"
     )
 
 
@@ -212,7 +215,7 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     first = int(unwritten.flatten().nonzero()[0])
     if unwritten.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
-    return case.look_at
+    return f"the store: these elements were never written, or NaN was; every one must be, and {case.look_at}"
 
 
 def of_tensors(function: Callable, inputs: tuple) -> list:

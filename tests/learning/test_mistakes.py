@@ -1,0 +1,40 @@
+"""Mistakes by kind are rejected and told as what they are: a sample here, all of them on twenty draws in the long run."""
+
+import random
+import re
+
+import mistakes
+import pytest
+
+from helpers.learning.checks import cases
+
+
+@pytest.fixture(autouse=True)
+def inputs_of_learners(monkeypatch):
+    monkeypatch.setattr(cases, "draw", 0)
+
+
+EXERCISES = sorted({mistake.exercise for mistake in mistakes.MISTAKES})
+SAMPLE = [
+    random.Random(kind).choice([mistake for mistake in mistakes.MISTAKES if mistake.kind == kind])
+    for kind in mistakes.TOLD
+]
+
+
+@pytest.mark.parametrize("mistake", SAMPLE, ids=str)
+def test_a_mistake_of_each_kind_is_told(mistake):
+    assert not mistakes.complaints(mistake, range(1))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_every_mistake_is_told_on_twenty_draws(exercise, capsys):
+    assert mistakes.main([exercise.split("_")[0]]) == 0, capsys.readouterr().out
+
+
+def test_every_kind_is_made_in_some_exercise_and_every_change_stands_in_its_answer(tmp_path):
+    assert {mistake.kind for mistake in mistakes.MISTAKES} == mistakes.TOLD.keys()
+    for mistake in mistakes.MISTAKES:
+        assert mistakes.missing(mistake) == set(), mistake
+        re.compile(mistake.told)
