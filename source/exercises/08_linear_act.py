@@ -271,18 +271,18 @@ check_tile_traffic(linear_act, (x, weight, bias, "gelu"), tile=64, name="traffic
 check_tensor_cores(linear_act, (x, weight, bias, "gelu"), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach a large matrix?** Of 2^26 rows of 64, which no machine need hold for that: two small launches say what
+# **Does it reach a large matrix?** Of 4 million rows of 1024, which no machine need hold for that: two small launches say what
 # the large one would be, and its last program instance is run without memory.
 
 
 # %%
 def rows_of(rows):
-    x, weight = (torch.randn(size, 64, device=device).half() for size in (rows, 64))
+    x, weight = (torch.randn(size, 1024, device=device).half() for size in (rows, 64))
     return x, weight, torch.randn(64, device=device).half(), "relu"
 
 
 # %% grade_id="large" points=1
-check_offsets(linear_act, rows_of, sizes=(128, 256), size=2**26, name="large")
+check_offsets(linear_act, rows_of, sizes=(128, 256), size=4_000_000, name="large")
 
 # %% grade_id="other-values" points=3
 # Other sizes and other numbers are checked here when the exercise is graded.

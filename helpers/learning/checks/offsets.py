@@ -47,6 +47,11 @@ def check_offsets(answer: Callable, inputs_of: Callable[[int], tuple], sizes: tu
                     f"{size:,} in place of {sizes[1]}, {kernel.fn.__name__}: an integer of 32 bits passes 2^31",
                     f"{quoted_line(*error.place)}: tl.program_id(0).to(tl.int64), before it is multiplied",
                 ) from None
+        except ValueError as error:
+            raise AnswerError(
+                f"{size:,} in place of {sizes[1]}: {error}",
+                "the grid: its first size may be 2^31 - 1, the others 65535 at most",
+            ) from None
         except Enough:
             pass
     return f"no offset of 32 bits overflows at {size:,}."

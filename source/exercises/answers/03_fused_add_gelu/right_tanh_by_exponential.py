@@ -17,7 +17,7 @@ def tanh(x):
 
 @triton.jit
 def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
-    start = tl.program_id(axis=0) * BLOCK
+    start = tl.program_id(axis=0).to(tl.int64) * BLOCK
     lanes = start + tl.arange(0, BLOCK)
     mask = lanes < elements
     a = tl.load(a_ptr + lanes, mask=mask, other=0.0)

@@ -14,7 +14,7 @@ def factor(element, p, seed):
 
 @triton.jit
 def forward_kernel(x_ptr, b_ptr, r_ptr, y_ptr, n, columns, p, seed, BLOCK: tl.constexpr):
-    offs = tl.program_id(axis=0) * BLOCK + tl.arange(0, BLOCK)
+    offs = tl.program_id(axis=0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < n
     x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     x += tl.load(b_ptr + offs % columns, mask=mask, other=0.0).to(tl.float32)
@@ -37,7 +37,7 @@ def forward(x, bias, residual, p, seed):
 # %% grade_id="backward-kernel"
 @triton.jit
 def backward_kernel(dy_ptr, dx_ptr, n, p, seed, BLOCK: tl.constexpr):
-    offs = tl.program_id(axis=0) * BLOCK + tl.arange(0, BLOCK)
+    offs = tl.program_id(axis=0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < n
     dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     dx = dy * factor(offs, p, seed)

@@ -23,8 +23,8 @@ def dropout_kernel(
     R: tl.constexpr,
     C: tl.constexpr,
 ):
-    row = tl.program_id(1) * R + tl.arange(0, R)[:, None].to(tl.int64)
-    column = tl.program_id(0) * C + tl.arange(0, C)[None, :]
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None].to(tl.int64)
+    column = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     inside = (row < rows) & (column < columns)
     element = row * columns + column
     value = tl.load(x_ptr + element, mask=inside, other=0.0).to(tl.float32)
@@ -40,7 +40,7 @@ def dropout_kernel(
 def launch(x, bias, residual, p, seed, forward):
     y = torch.empty_like(x)
     rows, columns = x.shape
-    grid = triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS)
+    grid = triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS)
     dropout_kernel[grid](x, bias, residual, y, rows, columns, p, seed, FORWARD=forward, R=ROWS, C=COLUMNS)
     return y
 
