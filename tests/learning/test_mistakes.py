@@ -1,4 +1,4 @@
-"""Mistakes by kind are rejected and told as what they are: a sample here, all of them on twenty draws in the long run."""
+"""Mistakes by kind are rejected and told as what they are: a sample here, all on twenty draws in the long run."""
 
 import random
 import re

@@ -131,6 +131,20 @@ class Elsewhere:
         self._replay.results.append(self._result(reply, tensors))
         return compiled
 
+    def strays(self, smaller: tuple, larger: tuple, share: float) -> tuple[bool, tuple[str, str] | None]:
+        """Whether two calls launch, and what `checks.offsets.stray_offset` finds in what they grow to."""
+        calls = []
+        for inputs in (smaller, larger):
+            call = self._question(self._replay.next_call())
+            question = call | ({"share": share, "smaller": calls[0]["call"]["steps"]} if calls else {})
+            reply, tensors = self._replay.asked(question, inputs)
+            self._refuse_changed(reply)
+            self._replay.results.append(self._result(reply, tensors))
+            calls.append(call)
+        found = self._replay.read(lambda: [text(each) for each in reply["stray"]])
+        launched = any("kernel" in step for step in calls[1]["call"]["steps"])
+        return launched, (found[0], found[1]) if len(found) == 2 else None
+
     def cuda_kernel(self, source: str, name: str, device: str) -> "CudaElsewhere":
         return CudaElsewhere({"source": source, "name": name, "device": device}, self._replay)
 

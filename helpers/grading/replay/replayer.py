@@ -5,6 +5,8 @@ no model answer, no other student. It answers questions of `server` on its one s
 
     {"answers", "name", "parameters", "call", "inputs", "storages"}    launches a recorded call again, under the meter
         -> {"tensors", "several", "changed", "traffic"}
+    the same with "share", and "smaller", the steps of a smaller call    and grows the launches
+        -> the same with "stray", as `checks.offsets.stray_offset` tells it
     the same with "devices"    and compiles what the call launches, for each of these
         -> the same with "compiled"
     {"cuda": {"source", "name", "device"}, "threads"}    compiles CUDA C++
@@ -30,6 +32,7 @@ from helpers.grading.replay.told import raised_as_json, resources_as_json, traff
 from helpers.instruments.cuda.kernel import cuda_kernel
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks.offsets import launches_on, stray_offset
 from helpers.learning.checks.resources import launches
 from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
 
@@ -55,6 +58,8 @@ class Replayer:
     def _again(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
         inputs, before = given(question, payload), given(question, payload)
         call = Again(question["name"], question["parameters"], question["call"], self._kernels)
+        if "share" in question:
+            return self._strays(question, call, inputs, before)
         with outputs_start_as_nan():
             if "devices" not in question:
                 return packed(measure(call, *inputs), inputs, before)
@@ -65,6 +70,21 @@ class Replayer:
             for device in question["devices"]
         ]
         return said | {"compiled": compiled}, results
+
+    def _strays(self, question: dict, call: Again, inputs: tuple, before: tuple) -> tuple[dict, bytes]:
+        with outputs_start_as_nan():
+            said, results = packed(measure(call, *inputs), inputs, before)
+        smaller = [
+            (
+                tuple(step["grid"]),
+                dict(zip(self._kernels[step["kernel"]].arg_names, step["args"], strict=False)) | step["kwargs"],
+            )
+            for step in question["smaller"]
+            if "kernel" in step
+        ]
+        again = Again(question["name"], question["parameters"], question["call"], self._kernels)
+        stray = stray_offset(smaller, launches_on(again, before), question["share"])
+        return said | {"stray": stray or []}, results
 
     def _on_cuda(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
         asked = question["cuda"]

@@ -147,7 +147,7 @@ def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, 
 
 
 def result_of(answer: Callable, inputs: tuple, what: str) -> torch.Tensor:
-    """What a call gives, under the meter; AnswerError where that is no tensor of the first input's shape, or not whole."""
+    """What a call gives, under the meter; AnswerError where it has not the first input's shape whole."""
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
     refuse_hazards(traffic, described(inputs))

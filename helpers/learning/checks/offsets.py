@@ -13,7 +13,7 @@ import numpy as np
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
-from helpers.instruments.traffic import measure
+from helpers.instruments.traffic import MeteredElsewhere, measure
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 from kernels import runtime
 
@@ -31,11 +31,31 @@ def check_offsets(answer: Callable, inputs_of: Callable[[int], tuple], sizes: tu
         size: the large one.
         name: the check's name.
     """
-    smaller, larger = (launches_on(answer, inputs_of(each)) for each in sizes)
-    if not larger:
-        raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
     share = (size - sizes[0]) / (sizes[1] - sizes[0])
-    for (kernel, grid, given), (_, next_grid, next_given) in zip(smaller, larger, strict=False):
+    smaller, larger = (inputs_of(each) for each in sizes)
+    if isinstance(answer, MeteredElsewhere):
+        launched, stray = answer.strays(smaller, larger, share)
+    else:
+        grids, larger = [(grid, given) for _, grid, given in launches_on(answer, smaller)], launches_on(answer, larger)
+        launched, stray = bool(larger), stray_offset(grids, larger, share)
+    if not launched:
+        raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
+    if stray:
+        raise AnswerError(f"{size:,} in place of {sizes[1]}: {stray[0]}", stray[1])
+    return f"no offset of 32 bits overflows at {size:,}."
+
+
+def stray_offset(
+    smaller: list[tuple[tuple, dict]], larger: list[tuple[JITFunction, tuple, dict]], share: float
+) -> tuple[str, str] | None:
+    """What goes wrong in the launches of a larger size yet, and where to look; None where nothing does.
+
+    Args:
+        smaller: grid, and arguments by name, of each launch of the smaller call.
+        larger: kernel, grid, and arguments by name, of each launch of the larger one.
+        share: how far to go: 1 is the larger call, 2 as far again.
+    """
+    for (grid, given), (kernel, next_grid, next_given) in zip(smaller, larger, strict=False):
         grown = {name: grow(given.get(name), value, share) for name, value in next_given.items()}
         large_grid = tuple(grow(a, b, share) for a, b in zip(grid, next_grid, strict=True))
         try:
@@ -43,18 +63,13 @@ def check_offsets(answer: Callable, inputs_of: Callable[[int], tuple], sizes: tu
                 kernel[large_grid](**grown, debug=True)
         except InterpreterError as error:
             if "overflow detected" in str(error):
-                raise AnswerError(
-                    f"{size:,} in place of {sizes[1]}, {kernel.fn.__name__}: an integer of 32 bits passes 2^31",
-                    f"{quoted_line(*error.place)}: tl.program_id(0).to(tl.int64), before it is multiplied",
-                ) from None
+                where = f"{quoted_line(*error.place)}: tl.program_id(0).to(tl.int64), before it is multiplied"
+                return f"{kernel.fn.__name__}: an integer of 32 bits passes 2^31", where
         except ValueError as error:
-            raise AnswerError(
-                f"{size:,} in place of {sizes[1]}: {error}",
-                "the grid: its first size may be 2^31 - 1, the others 65535 at most",
-            ) from None
+            return str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most"
         except Enough:
             pass
-    return f"no offset of 32 bits overflows at {size:,}."
+    return None
 
 
 class Enough(Exception):  # noqa: N818

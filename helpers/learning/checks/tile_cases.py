@@ -58,7 +58,7 @@ def linear_cases(
 
 
 def rounding_cases(seed: int) -> list[Case]:
-    """Calls of `linear_act(x, weight, bias, activation)` with finite results: each activation on short and long rows."""
+    """Calls of `linear_act(x, weight, bias, activation)` with finite results: each activation, short and long."""
     draw = normal(seed)
     return [
         Case(
@@ -143,19 +143,19 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
     draw = normal(seed)
     device = draw(1).device
     found = []
-    for label, first, last, heads, seq in (
+    for label, first, last, heads, keys in (
         ("padding at the end", 0, seq // 2, 2, seq),
         ("padding at the start", seq // 2, seq, 2, seq),
         ("one key", 5, 6, 2, seq),
         ("no key", 0, 0, 2, seq),
         ("padding over several tiles", seq + 100, seq + 120, 1, seq + 120),
     ):
-        valid = torch.ones(2, seq, dtype=torch.bool, device=device)
+        valid = torch.ones(2, keys, dtype=torch.bool, device=device)
         valid[0, :first], valid[0, last:] = False, False
         look_at = (
             "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid tells of keys"
         )
-        inputs = (*_attention_call(draw, (2, heads, seq, 16), 2), valid)
+        inputs = (*_attention_call(draw, (2, heads, keys, 16), 2), valid)
         found.append(Case(label, inputs, look_at, input_error=torch.float32))
     return found
 

@@ -206,8 +206,8 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
         return case.look_at
     if whole:
         return (
-            "what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; lanes that a mask keeps from "
-            f"loading, which hold anything unless other= says what; and {case.look_at}"
+            "what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; lanes that a mask keeps "
+            f"from loading, which hold anything unless other= says what; and {case.look_at}"
         )
     # Outputs started as NaN, so these were never stored, or came of reading what was never stored.
     if unwritten.all():
