@@ -80,7 +80,8 @@ def reference_backward(grad_y, p, seed):
 #
 # ## Forward
 #
-# All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, no element, or more than 2^31. `p` is a
+# All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, no element, or more than 2^31.
+# `p` is a
 # float, 0 ≤ p < 1; `seed` an int. Compute in float32, whatever the inputs are.
 
 

@@ -90,7 +90,8 @@ def softmax_topk_kernel(x_ptr, p_ptr, values_ptr, indices_ptr, cols, K: tl.const
 # ## Its launcher
 #
 # x is a matrix (batch, vocabulary), or has more dimensions, with any strides, in float32, float16 or bfloat16. k is 1
-# to 16, and at most the number of columns; there may be more than 2^31 elements. The indices are int64, as PyTorch's are.
+# to 16, and at most the number of columns; there may be more than 2^31 elements. The
+# indices are int64, as PyTorch's are.
 
 
 # %% grade_id="launcher"

@@ -134,8 +134,8 @@ for name, widen, precision in (("fp16", False, "tf32"), ("tf32", True, "tf32"), 
 # ## Your kernel
 #
 # `tl.program_id(0)` counts tiles of rows, `tl.program_id(1)` tiles of columns. The strides
-# are given, so that x and weight may lie in memory as they like; x may have more than 2^31 elements, row by row. ACTIVATION is a string, known at compile time: an
-# `if` on it costs nothing when the kernel runs.
+# are given, so that x and weight may lie in memory as they like; x may have more than 2^31 elements, row by row.
+# ACTIVATION is a string, known at compile time: an `if` on it costs nothing when the kernel runs.
 
 
 # %% grade_id="kernel"
@@ -271,8 +271,8 @@ check_tile_traffic(linear_act, (x, weight, bias, "gelu"), tile=64, name="traffic
 check_tensor_cores(linear_act, (x, weight, bias, "gelu"), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach a large matrix?** Of 4 million rows of 1024, which no machine need hold for that: two small launches say what
-# the large one would be, and its last program instance is run without memory.
+# **Does it reach a large matrix?** Of 4 million rows of 1024, which no machine need hold for that: two small launches
+# say what the large one would be, and its last program instance is run without memory.
 
 
 # %%

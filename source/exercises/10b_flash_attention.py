@@ -205,8 +205,8 @@ check_linear_traffic(flash_attention, (*shorter, False), (*longer, False), name=
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach many sequences?** 60000 of 512 tokens, which no machine need hold for that: two small launches say what
-# the large one would be, and its last program instance is run without memory.
+# **Does it reach many sequences?** 60000 of 512 tokens, which no machine need hold for that: two small launches
+# say what the large one would be, and its last program instance is run without memory.
 
 
 # %%
