@@ -97,6 +97,11 @@ def test_the_analyser_agrees_with_inductor_and_predicts_its_speed_up(held_out):
     assert found["right_directions"] >= 0.95
 
 
+def test_the_page_says_what_is_found(held_out):
+    page = fusion_proof.DOCUMENT.read_text()
+    assert fusion_proof.headline(held_out) in page, "python -m benchmarks.fusion_proof --write"
+
+
 def test_a_plan_that_fuses_nothing_would_not_pass(held_out):
     fused = sum(len(each.both) + len(each.inductor_alone) for each in held_out)
     assert 1 - fused / sum(each.edges for each in held_out) < 0.60
