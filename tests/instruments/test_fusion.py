@@ -476,3 +476,12 @@ def test_the_command_analyses_a_model_that_a_file_builds(tmp_path, capsys):
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+
+def test_tensors_in_an_object_that_a_model_returns_are_results():
+    class Cache:
+        def __init__(self, x):
+            self.layers = [{"keys": x * 2}]
+
+    plan = analyse(lambda x: (x + 1, Cache(x)), meta(R, C))
+    assert plan.bytes_fused == 3 * R * C * 2
