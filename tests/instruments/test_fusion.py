@@ -398,6 +398,33 @@ def test_errors_are_one_line():
         assert "\n" not in str(error.value)
 
 
+# Registers
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (lambda a, b: functional.gelu(a + b), 2),
+        (lambda a, b: functional.silu(a) * b, 2),
+        (lambda a, b, c, d: ((a + b) * (c - d) + functional.gelu(a) * torch.tanh(d) + b * c, a * d), 4),
+        (lambda a: (a.float().exp() + 1).log(), 1),
+    ],
+)
+def test_estimated_registers_are_near_those_of_a_compiled_kernel(function, tensors):
+    plan = analyse(function, *(meta(R, C) for _ in range(tensors)))
+    (group,) = plan.groups
+    compiled = plan.compile(group)
+    assert compiled.spill_bytes == 0
+    assert abs(group.registers - compiled.registers) <= 12
+
+
+def test_what_cannot_be_generated_is_refused():
+    rows, sine = analyse(norm, meta(R, C), meta(C)), analyse(lambda x: torch.sin(x) + 1, meta(R, C))
+    for plan, said in ((rows, "pointwise"), (sine, "no formula for sin")):
+        with pytest.raises(ValueError, match=said):
+            plan.compile(plan.groups[0])
+
+
 # The report
 
 

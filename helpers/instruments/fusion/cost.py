@@ -97,7 +97,10 @@ class Costs:
             space = next(node.space for node in group if node.kind in ROWS)
             share, launches, again, registers = self._row_settings(group, space, live, nbytes)
         elif kind in ("pointwise", *PRODUCTS):
-            registers = OTHERS + 2 * (len(reads) + stored.bit_count()) + VALUES * live
+            # Inputs and results wait packed, and elements are worked off one by one.
+            sizes = [size for of in reads.values() for size, _ in of.values()]
+            widths = [size / max(node.points for node in group) for size in (*sizes, written)]
+            registers = OTHERS + round(VALUES / 4 * sum(widths)) + live
             if kind in PRODUCTS:
                 registers = OTHERS + ACCUMULATORS + VALUES * live
         else:
