@@ -46,7 +46,7 @@ class Attack:
 
     Args:
         change: changes the notebook that holds the answers, or gives other bytes in its place.
-        earned: points that are due.
+        earned: points that are due; None: whatever its own answers earn.
         state: of the check "values".
         told: a regular expression that the message of "values" matches.
         timeout: seconds a cell may run.
@@ -55,7 +55,7 @@ class Attack:
     kernel: str = KERNEL
     launcher: str = LAUNCHER
     change: Callable[[dict], bytes | None] = lambda _: None
-    earned: float = 0
+    earned: float | None = 0
     state: str = "error"
     told: str = ""
     screened: bool = True

@@ -61,6 +61,24 @@ LINEAR_LOADS = {
     ),
     LINEAR_BIAS: "columns that do not exist are not stored",
 }
+CONV_BIAS = "bias = tl.load(bias_ptr + k, mask=exists, other=0.0).to(tl.float32)"
+CONV_RELU = "y = tl.where(y < 0, 0.0, y)"
+CONV_LOADS = {  # what is loaded where nothing exists: before -> why another number may stand there
+    "weight = tl.load(weight_ptr + k * weight_stride_k + offset[:, None], "
+    "mask=(k < out_channels) & (at < depth)[:, None], other=0.0)": (
+        "beyond the depth x is 0, and any finite number times 0 is 0; channels that do not exist are not stored"
+    ),
+    **dict.fromkeys(
+        (
+            "scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)",
+            CONV_BIAS,
+            "mean = tl.load(mean_ptr + k, mask=exists, other=0.0)",
+            "shift = tl.load(beta_ptr + k, mask=exists, other=0.0) + (bias - mean) * scale",
+        ),
+        "channels that do not exist are not stored",
+    ),
+}
+CONV_VAR = "scale *= tl.rsqrt(tl.load(var_ptr + k, mask=exists, other=1.0) + eps)"
 SCORES_WALK = "for start in range(0, tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M), BLOCK_N):"
 SCORES_UNSEEN = "walks over keys that none of its queries sees: slower, with the same weights"
 SCORES = {  # (before, a text in it, what becomes of it) -> why
@@ -158,6 +176,14 @@ EQUIVALENT = {
     f"08_linear_act: {LINEAR_BIAS} -> {LINEAR_BIAS.replace('float32', 'float16')}": (
         "the bias is float16 already, and becomes float32 where it meets the sum"
     ),
+    **{f"09_conv_bn_relu: {load} -> {load.replace('other=0.0', 'other=1.0')}": why for load, why in CONV_LOADS.items()},
+    f"09_conv_bn_relu: {CONV_VAR} -> {CONV_VAR.replace('other=1.0', 'other=1.01')}": (
+        "channels that do not exist are not stored"
+    ),
+    f"09_conv_bn_relu: {CONV_BIAS} -> {CONV_BIAS.replace('float32', 'float16')}": (
+        "the bias is float16 already, and becomes float32 where it meets the mean"
+    ),
+    f"09_conv_bn_relu: {CONV_RELU} -> {CONV_RELU.replace('<', '<=')}": "0 is stored for 0 either way",
     **{f"10_attention_scores: {before} -> {before.replace(*change)}": why for (before, *change), why in SCORES.items()},
 }
 

@@ -93,7 +93,7 @@ def asked(tiling: Tiling, m: int, n: int, k: int) -> int:
 
 
 SIZE = (576, 208)  # points
-PANEL = Panel(150, 398, "share of what an SM of an H200 has")
+PANEL = Panel(150, 398, "share of the limit, on an H200")
 ROWS = {"FLOP a byte of L2": 66, "registers a thread": 97, "shared memory": 128, "warps": 159}
 BAR = 20
 MOST = 1.15  # a bar ends here, of its limit
@@ -135,6 +135,8 @@ def _blocks(count: int) -> str:
 def finding(tiling: Tiling) -> str:
     if not tiling.fits:
         return "Does not fit: more shared memory than a block can have"
+    if not tiling.occupancy().blocks:
+        return "Does not run: its threads need more registers than an SM has"
     if tiling.spills:
         return "Spills: the sums leave no registers for anything else"
     if tiling.fed == 1:
@@ -187,7 +189,7 @@ def _axes():
     bottom = SIZE[1] - BELOW
     axes.plot((PANEL.right, PANEL.right), (51, bottom), color=LIMIT, lw=1, ls=":")
     with rc_context(STYLE):
-        for x, name in ((PANEL.left, "0"), (PANEL.right, "all of it")):
+        for x, name in ((PANEL.left, "0"), (PANEL.right, "the limit")):
             axes.text(x, bottom + 12, name, ha="center", va="center_baseline")
     return figure, axes
 

@@ -132,8 +132,8 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
             new = nbformat.v4.new_code_cell(source, id=cell["id"])
             # nbval compares nothing where no output is stored. What is compared with is the judge's.
             new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]
-        elif not cell["answer"] and only_shows(cell["source"]):
-            continue  # it may show what no sandbox has: a compiler, say
+        elif not cell["answer"] and (only_shows(cell["source"]) or compiles(cell["source"])):
+            continue  # a submission's sandbox has no compiler
         else:
             new = nbformat.v4.new_code_cell(answers.get(cell["id"], cell["source"]), id=cell["id"])
         cells.append(new)
@@ -143,6 +143,16 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
 def only_shows(source: str) -> bool:
     """Whether a cell gives nothing a name, so that no other cell depends on it."""
     return all(isinstance(statement, ast.Expr) for statement in ast.parse(source).body)
+
+
+def compiles(source: str) -> bool:
+    """Whether a cell asks the compiler something, and not only says how it will."""
+    statements = [each for each in ast.parse(source).body if not isinstance(each, ast.FunctionDef)]
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "compile_for"
+        for statement in statements
+        for node in ast.walk(statement)
+    )
 
 
 def without_verdict(runs: dict[str, CellRun], check: str) -> tuple[str, str]:

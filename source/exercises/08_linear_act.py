@@ -2,8 +2,9 @@
 # # Exercise 08: matmul, bias and activation in one kernel [20 points]
 #
 # You will write a tiled matrix product for tensor cores, and give it an epilogue: bias and activation work on the sum
-# while it is still in registers, for nothing, and with a single rounding. About 90 minutes, after lesson 07. What goes
-# beyond the lessons, a grid of two dimensions, tiles of addresses and `tl.dot`, is shown here on small kernels first.
+# while it is still in registers, for nothing, and with a single rounding. About 90 minutes, after
+# [lesson 08](../notebooks/08_matmul_epilogues.ipynb). Its grids of two dimensions, tiles of addresses and `tl.dot` come
+# first once more, on small kernels.
 #
 # **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as `torch.nn.Linear` keeps it, and $b$ of $N$:
 #
@@ -66,7 +67,7 @@ print(f"{unfused.launches} launches; the activation alone: {unfused.by_launch[-1
 # down; a check below meters your kernel and allows a tenth more.
 
 # %% [markdown]
-# ## What is new: tiles
+# ## Tiles, once more
 #
 # A grid may have two dimensions, `kernel[3, 2]`. `tl.program_id(0)` then counts to 3 and `tl.program_id(1)` to 2. And a
 # block may have two: a column of row numbers, `row[:, None]`, plus a row of column numbers, `col[None, :]`, is a tile.

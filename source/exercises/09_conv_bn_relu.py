@@ -145,7 +145,7 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
         x, weight, bias, gamma, beta, mean, var, y, eps,
         pixels, out_channels, out_height, out_width, channels, height, width, *x.stride(), *weight.stride(),
         TAPS_H=taps_h, TAPS_W=taps_w, STRIDE=stride, PADDING=padding,
-        BLOCK_PIXELS=block_pixels, BLOCK_OUT=block_out, BLOCK_IN=32, num_warps=4,
+        BLOCK_PIXELS=block_pixels, BLOCK_OUT=block_out, BLOCK_IN=32,
     )  # fmt: skip
     # (images, out_channels, out_height, out_width), without moving anything.
     return y.permute(0, 3, 1, 2)

@@ -155,19 +155,17 @@ lines = {}
 times = h200.experiment("matmul_steps")["4096x4096x4096"]
 
 
-def step(name, kernel, size, gpus=GPUS):
-    settings = STEPS[name][1]
+def step(name, kernel, size):
+    settings, columns = STEPS[name][1], ""
     flop_a_byte = intensity(kernel, size, **settings)
-    cells = dict.fromkeys(GPUS, "")
-    for gpu in gpus:
+    for gpu in GPUS:
         made = compiled(kernel, gpu, **settings)
         how = next(each for each in MULTIPLIES if made.instructions[each])
         registers = f"{made.registers}{'+' if made.spill_bytes else ''}"
-        cells[gpu] = f"{registers:4} {made.shared_memory / 1024:3.0f} {how}"
-    columns = " ".join(f"{each:16}" for each in cells.values())
+        columns += f"{registers:4} {made.shared_memory / 1024:3.0f} {how:8}"
     asked = f"{flop_a_byte:5.1f} {flops / flop_a_byte / 1e9:6.2f}"
     lines[name] = f"{name:20} {asked}  {columns}{1e3 * times[name].median:8.3f}"
-    print(f"{'':20} FLOP/B     GB ", *(f"{gpu:16}" for gpu in GPUS), "H200, ms")
+    print(f"{'':20} FLOP/B     GB ", *(f"{gpu:16}" for gpu in GPUS), "H200, ms", sep=" ")
     print(*list(lines.values())[: list(lines).index(name) + 1], sep="\n")
 
 
@@ -402,6 +400,25 @@ print("swizzled:                          ", turns(lambda row: 3 ^ row), "turn")
 # %% [markdown]
 # Triton swizzles by itself; descriptors, below, have it done by the copy engine.
 #
+# Even without conflicts shared memory is a roof, the thin slope of lesson 01's chart. What crosses there depends on who
+# multiplies. Of a tile of 128 x 128, each of 8 warps makes a piece of 64 x 32, and fetches its operands for itself;
+# four warps together make one of 64 x 128:
+
+# %%
+from helpers.instruments import Roofline
+
+pieces = {"a warp's 64 x 32": (64, 32), "four warps' 64 x 128": (64, 128)}
+for gpu in ("A100", "H100"):
+    ridge = Roofline(DEVICES[gpu], "bf16", "shared").ridge
+    print(f"{gpu}, shared memory's ridge {ridge:.1f} FLOP/B:")
+    for name, (rows, cols) in pieces.items():
+        made_of = rows * cols / (rows + cols)
+        print(f"  {name:20} {made_of:4.1f} FLOP/B, {min(1, made_of / ridge):4.0%} of the peak")
+
+# %% [markdown]
+# On an A100 warps may fetch for themselves. On an H100 shared memory would not keep up with its tensor cores, so four
+# warps fetch together.
+#
 # ## Stages: load while you multiply
 #
 # With one stage the loop takes turns: load a tile, wait, multiply, wait. `num_stages=2` keeps a second pair of tiles in
@@ -454,7 +471,7 @@ faster
 by_stage = h200.experiment("matmul_stages")["pointers"]
 print(h200.label)
 for stages, time in by_stage.items():
-    print(f"{stages} stages: {1e3 * time.median:.3f} ms, {flops / time.median / 1e12:3.0f} TFLOP/s")
+    print(f"{stages} stage{'s' * (stages > 1)}: {1e3 * time.median:.3f} ms, {flops / time.median / 1e12:3.0f} TFLOP/s")
 faster.compare(by_stage[1].median / by_stage[3].median)
 
 # %% [markdown]
@@ -489,12 +506,10 @@ tiles = matmul_explorer(tile=(128, 128), warps=8, stages=3)
 tiles
 
 # %% [markdown]
-# <details><summary>What is to be found</summary>1. Registers: sums of a quarter of the SM's whole register file, and
-# more than a thread can have. 16 warps give each thread half of them, but then 512 threads may have no more than 128
-# registers each, which the model does not know and the compiler refuses. 2. The sums alone are all the registers that a
-# thread can have: it spills. 3. Four. 4. 128 x 128 in 8 warps, with three stages: while one block is in its epilogue or
-# waits, the other multiplies.</details>
-# <!-- given 128 registers: 65,536 of a block over 512 threads -->
+# <details><summary>What is to be found</summary>1. Registers: 256 x 256 sums are as many as an SM has registers. In 8
+# warps that is more than a thread can have, in 16 it leaves nothing for the rest. 2. The sums alone are all the
+# registers that a thread can have: it spills. 3. Four. 4. 128 x 128 in 8 warps, with three stages: while one block is
+# in its epilogue or waits, the other multiplies.</details>
 #
 # A model is worth what its tests say. Three points, by the compiler and by the meter:
 
@@ -679,12 +694,12 @@ step("descriptors", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
 # Fewer registers on the newer two. An A100 has no such engine: there Triton turns descriptors into pointers and masks,
-# more of them than ours, and spills. From here on the A100 would keep the kernel that it had.
+# more of them than ours, and spills. An A100 is better off with the kernel that it had.
 #
 # The registers that came free go into a larger tile:
 
 # %% tags=["nbval-ignore-output"]
-step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256), gpus=("H100", "B200"))
+step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
 # Fewer bytes, and slower!
@@ -720,7 +735,7 @@ gain = predict_first("the persistent kernel against one output a program", unit=
 gain
 
 # %% tags=["nbval-ignore-output"]
-step("persistent", persistent_kernel, (256, 128, 256), gpus=("H100", "B200"))
+step("persistent", persistent_kernel, (256, 128, 256))
 
 # %%
 gain.compare(times["one output a program"].median / times["persistent"].median)
@@ -750,9 +765,11 @@ added.compare(100 * (epilogues["gelu"].median / epilogues["bias"].median - 1))
 apart = times["cuBLAS and GELU"].median - times["cuBLAS alone"].median
 inside = epilogues["gelu"].median - epilogues["bias"].median
 print(f"GELU as an epilogue {1e6 * inside:.0f} us, as a launch of its own {1e6 * apart:.0f} us")
+print(f"an exponential for each element of y: {1e6 * M * N / DEVICES['H200'].special_rate:.0f} us")
 
 # %% [markdown]
-# Not a byte more than the product's own. What is left is instructions: while they run, the tensor cores rest.
+# Not a byte more than the product's own. What is left is instructions: while they run, the tensor cores rest. The last
+# line is lesson 01's roof of the special functions, which GELU needs once an element here.
 #
 # ## A mistake: rounded before the bias
 #
@@ -796,7 +813,7 @@ for name, early in (("at the end", False), ("before the bias", True)):
     missed = (y_64 != nearest)[alive].double().mean().item()
     worst = ((y_64.double() - precise).abs() / precise)[alive].max().item()
     print(f"rounded {name:15}: {missed:4.0%} not the nearest, worst relative error {worst:.2g}")
-off.compare(100 * missed)
+off.compare(round(100 * missed))
 
 # %% [markdown]
 # Once at the end is as good as 16 bits can be. Rounded early, a sum and a bias that nearly cancel leave mostly rounding
@@ -834,27 +851,37 @@ for epilogue, ways in autotuned.items():
     print(f"{epilogue:10}", ", ".join(each))
 
 # %% [markdown]
+# Other shapes with bias and GELU (rows of x, K, columns of y), among them the 1024 rows of lesson 02. The share is that
+# of the library's rate here. The last columns have what a call from Python costs, and there the shortest loses: its
+# launcher does more in Python than the library's.
+
+# %%
+print(h200.table("linear_act", "bfloat16"))
+
+# %% [markdown]
 # **Verdict: each holds at one size, against the worst opponent.** At 4096 a launch for each operation gives much what
 # is claimed. Small layers and short K gain far more, large ones less: the activation takes time by the bytes of y, the
 # product by K times as much. And most of what is claimed for the *bias* is no fusion of yours: `linear` adds it in the
-# library. Beside that, what is left at 4096 is a tenth at most.
+# library. Beside that, what is left at 4096 is about a tenth.
 #
-# torch.compile joins bias and activation to one kernel beside the library's product. max-autotune may choose a Triton
-# product that takes them in, and does not: here each of its own is slower than the library's and a kernel more.
+# torch.compile joins what follows to one kernel beside the library's product. max-autotune may take a Triton product
+# instead, with the epilogue in it; its times here are those of the library's product and a kernel more.
 #
 # ## What an epilogue cannot do: sums in parts
 #
-# An epilogue needs the whole sum. Take 16 rows, as when sixteen conversations each get their next word: y of 16 x 4096
-# is 32 tiles of 16 x 128: 100 of an H200's 132 SMs have nothing to do. **Split-K** gives them work: programs that sum
-# parts of K, to be added up afterwards. But GELU of a sum is not the sum of GELUs:
+# An epilogue needs the whole sum. Take 16 rows, as when sixteen conversations each get their next word, and a layer
+# from 16384 numbers to 1024. In tiles of 16 x 32, y is 32 programs' work, and 100 of an H200's 132 SMs have nothing to
+# do. **Split-K** gives them work: programs that sum parts of K, to be added up afterwards. But GELU of a sum is not the
+# sum of GELUs:
 
 # %%
 from torch.nn.functional import gelu
 
 x_16, w_16, bias_16 = layer(16, 512, 64)
-first, second = (x_16[:, part] @ w_16[:, part].T for part in (slice(0, 256), slice(256, 512)))
-whole_sum = gelu((first + second + bias_16).float())
-each_part = gelu((first + bias_16 / 2).float()) + gelu((second + bias_16 / 2).float())
+wide_x, wide_w, wide_bias = x_16.double(), w_16.double(), bias_16.double()
+first, second = (wide_x[:, part] @ wide_w[:, part].T for part in (slice(0, 256), slice(256, 512)))
+whole_sum = gelu(first + second + wide_bias)
+each_part = gelu(first + wide_bias / 2) + gelu(second + wide_bias / 2)
 print(f"largest result {whole_sum.max():.2f}, largest error {(each_part - whole_sum).abs().max():.2f}")
 
 # %% [markdown]
@@ -875,24 +902,29 @@ for count in (2, 4):
     print(f"{count} parts: {by_parts}, right: {right(by_parts.result, x_16, w_16, bias_16)}")
 
 # %% [markdown]
-# **Into how many parts would you split 4096 products for 16 rows, on an H200?** (1, 2, 4, 8 or 16.) The weights are
-# what such a layer waits for, and a part is small beside them:
+# What such a layer waits for is its weights, and a part is small beside them. **Into how many parts would you split
+# 16384 products, for 16 rows and 1024 columns on an H200?** (1, 2, 4, 8 or 16.)
 
 # %%
-print(f"weights: {2 * 4096 * 4096 / 1e6:.1f} MB, a part: {4 * 16 * 4096 / 1e6:.2f} MB, written and read")
-print(f"tiles of 16 x 32 for {4096 // 32} programs, one part each")
+print(f"weights: {2 * 16384 * 1024 / 1e6:.1f} MB, a part: {4 * 16 * 1024 / 1e6:.2f} MB, written and read")
 
 # %%
-into = predict_first("parts of K for 16 rows of 4096, H200", unit="parts")
+into = predict_first("parts of K for 16 rows, 1024 columns, K = 16384", unit="parts")
 into
 
 # %%
-splits = h200.experiment("matmul_splits")
+narrow, square = (h200.experiment(f"matmul_{name}") for name in ("narrow_splits", "splits"))
 print(h200.label)
-print(f"the weights alone: {1e6 * 2 * 4096 * 4096 / h200.copy_bandwidth:.1f} us at the speed of a copy")
-for count, time in splits.items():
-    print(f"{f'{count} parts, 2 launches' if count else 'no split, 1 launch':20} {1e6 * time.median:5.1f} us")
-into.compare(max(1, min(splits, key=lambda count: splits[count].median)))
+print(f"the weights at the speed of a copy: {1e6 * 2 * 2**24 / h200.copy_bandwidth:.1f} us")
+print("                      16384 to 1024   4096 to 4096")
+for count in narrow:
+    name = f"{count} part{'s' * (count > 1)}, 2 launches" if count else "no split, 1 launch"
+    print(f"{name:20}  {1e6 * narrow[count].median:10.1f} us  {1e6 * square[count].median:10.1f} us")
+into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
+
+# %% [markdown]
+# The second column has as many weights and 128 programs to fetch them without any split: there the epilogue may stay
+# where it is, and should. The same layer by the steps of our table:
 
 # %%
 few_rows = h200.experiment("matmul_steps")["16x4096x4096"]
@@ -901,10 +933,8 @@ for name, time in few_rows.items():
     print(f"{name:18} {1e6 * time.median:6.1f} us")
 
 # %% [markdown]
-# Not at all, with such tiles: they are programs for nearly every SM, and what a second launch costs, splitting does not
-# bring. With tiles of 128 rows it would look otherwise; but those are wrong in the first place. What made the large
-# product fast is of no use here. All that counts is how the weights arrive, and low tiles with long steps beat even the
-# library's product alone.
+# What made the large product fast is of no use here. All that counts is how the weights arrive, and low tiles with long
+# steps beat even the library's product alone.
 #
 # **Stream-K** goes further, for grids that do not fill their last wave. All steps of all tiles are dealt out evenly,
 # so an SM may begin in the middle of one tile and end in the middle of another. The last wave is gone; but a tile with
@@ -988,7 +1018,8 @@ longer.compare(norms[1024]["one launch"].median / norms[1024]["cuBLAS and LayerN
 # %% [markdown]
 # One launch loses by far at 1024 columns, and **wins** at 512. There 64 rows fit, in large products, with as many FLOP
 # of a byte as a tile of 128 x 128 nearly. So the rule is not "never": fuse a row's reduction where whole rows make a
-# good tile, and no further.
+# good tile, and no further. (What stays open otherwise: the epilogue adds up each row's part of sum and squares, and
+# the kernel after it normalises as it loads.)
 #
 # And a whole feed-forward layer, `gelu(x @ up.T) @ down.T`? One launch would keep the hidden values in registers; but a
 # program that owns 128 of 11008 hidden values has a part of **every** output, and must add it in memory
@@ -1031,8 +1062,8 @@ predictions()
 # reads shared memory itself, and every stage is held there until it is multiplied.</details>
 #
 # 4. Somebody splits K in eight and adds ReLU to every part, because that saves a launch. For which inputs is it right?
-# <details><summary>Answer</summary>Only where all parts of a sum have one sign, or nothing is negative. ReLU of a sum
-# is not the sum of ReLUs.</details>
+# <details><summary>Answer</summary>Only where the parts of each sum have one sign. ReLU of a sum is not the sum of
+# ReLUs.</details>
 #
 # 5. A product with K = 64 writes 8192 x 8192 results. Is its epilogue worth more or less than with K = 4096?
 # <details><summary>Answer</summary>Much more. The product takes a sixty-fourth of the time and the activation as long
@@ -1046,4 +1077,4 @@ self_test(answer, 192 * 128 / (192 + 128), "2 x 192 x 128 FLOP for 2 x (192 + 12
 
 # %% [markdown]
 # [Exercise 08](../exercises/08_linear_act.ipynb) has you write the kernel: values, one rounding, bytes and tensor cores
-# are checked. Next: [lesson 14](14_cuda.ipynb) does by hand in CUDA C++ what the compiler did here with shared memory.
+# are checked. Next: [lesson 09](09_convolution.ipynb), a product whose left matrix is nowhere in memory.

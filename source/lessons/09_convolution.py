@@ -2,7 +2,7 @@
 # # 09 Convolution, batch norm, ReLU: a matrix that is never written
 #
 # A network for pictures does the same three things again and again: a convolution, batch norm, ReLU. The first is
-# nearly all of the arithmetic, the other two are nearly all of the traffic. And in inference, batch norm is one product
+# nearly all of the arithmetic, the other two are most of the traffic. And in inference, batch norm is one product
 # and one sum a channel. **So why does it move more bytes than the convolution, and what does it take to make it vanish:
 # a kernel, or only a pencil?**
 #
@@ -120,8 +120,8 @@ def named(shape):
 
 print(f"{h200.label}\nin bf16: images x channels x height x width, filters; us")
 for shape, times in bf16.items():
-    written, library = (1e6 * times[name].median for name in ("windows, product", "conv"))
-    print(f"{named(shape):36} windows written: {written:5.0f}, library's convolution: {library:4.0f}")
+    written, alone = (1e6 * times[name].median for name in ("windows, product", "conv"))
+    print(f"{named(shape):36} windows written: {written:5.0f}, library's convolution: {alone:4.0f}")
 
 # %% [markdown]
 # A tiled matmul does not need it. A program reads a tile of rows, a slice at a time: all it asks is **where** row
@@ -635,9 +635,9 @@ for shape, times in bf16.items():
 
 # %% [markdown]
 # Nothing, or worse. `conv2d` takes a bias, but on a GPU PyTorch calls cuDNN without it and adds it afterwards, **in a
-# kernel of its own**: one that is no better than batch norm's. Folding has moved the trips to another name. cuDNN's
-# kernel that has the epilogue takes the time of its convolution alone: there, batch norm and ReLU are free. So it takes
-# both, a pencil and a kernel. That is the answer to the first question.
+# kernel of its own** (`ATen/native/Convolution.cpp`): one that is no better than batch norm's. Folding has moved the
+# trips to another name. cuDNN's kernel that has the epilogue takes the time of its convolution alone: there, batch norm
+# and ReLU are free. So it takes both, a pencil and a kernel. That is the answer to the first question.
 #
 # **Claim: "fusing Conv + BN + ReLU makes it 1.41 times faster."** It names no size, no dtype and no GPU; what it does
 # say is what is compared, three kernels and one. So three kernels of PyTorch's against cuDNN's one, in bf16 with
@@ -767,8 +767,8 @@ predictions()
 # 1. A kernel masks `place >= 0` and `place < height * width`, and the meter finds no access out of bounds. Which output
 #    pixels are wrong, and which test would not notice?
 # <details><summary>Answer</summary>Those whose window sticks out at the left or the right: they read the row above or
-# below. A test without padding, or with a filter of one tap, does not notice; nor does one of a single column of
-# zeros.</details>
+# below. A test without padding, or with a filter of one tap, does not notice; nor does a picture
+# whose outer columns are 0.</details>
 #
 # 2. A filter of 5 x 5 at stride 5 without padding: how often is a pixel read, and what is that layer to a matmul?
 # <details><summary>Answer</summary>Once at most: windows do not overlap. The matrix of windows is the picture itself,

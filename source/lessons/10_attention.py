@@ -209,10 +209,13 @@ def safe_rows_kernel(q_ptr, k_ptr, real_ptr, p_ptr, tokens, scale, SEES: tl.cons
 
 
 # %%
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 p_safe = probabilities(safe_rows_kernel, sees_keys, before)
 hidden = later | ~before
 identity = torch.eye(100, device=device).half().expand(2, 100, 100)
-theirs = F.scaled_dot_product_attention(few_q, few_k, identity, attn_mask=~hidden)
+with sdpa_kernel(SDPBackend.MATH):  # of its backends the one that takes any mask
+    theirs = F.scaled_dot_product_attention(few_q, few_k, identity, attn_mask=~hidden)
 print("rows of zeros:", (p_safe[0].sum(dim=-1) == 0).sum().item(), " NaN:", p_safe.isnan().any().item())
 print("as PyTorch's:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
 
@@ -368,7 +371,7 @@ for tokens in (64, 128, 320):
     ones_off = (flash(take_in, q, k, torch.ones_like(v)).float() - 1).abs().max().item()
     error = (flash(take_in, q, k, v).float() - exact(q, k, v)).abs().max().item()
     caught += ones_off > 1e-3
-    print(f"{tokens:4} tokens, {tokens // 64} tiles: values of 1 off by {ones_off:.4f}, random values by {error:.4f}")
+    print(f"{tokens:4} tokens, {tokens // 64} x 64: values of 1 off by {ones_off:.2f}, random values by {error:.2f}")
 noticed.compare(caught)
 
 # %% [markdown]
@@ -785,7 +788,7 @@ y = torch.empty_like(x)
 polynomial_kernel[(4,)](x, y, BLOCK=1024)
 worst = (y.double() / x.double().exp2() - 1).abs().max().item()
 rounding = {"fp16": 2**-11, "bf16": 2**-8}
-print(f"off by {worst:.1e} at most; rounding p to fp16 {rounding['fp16']:.1e}, to bf16 {rounding['bf16']:.1e}")
+print(f"off by less than 1e-4: {worst < 1e-4};", ", ".join(f"{name} rounds by {r:.0e}" for name, r in rounding.items()))
 
 # %% [markdown]
 # Its error is less than a rounding to 16 bits, which is what becomes of p next. And FlashAttention-4 rescales less
@@ -834,7 +837,7 @@ for name, function in (("full", in_one_line), ("causal", masked)):
         graph = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*sample)
         joint_graph_passes(graph)
     known = any("scaled_dot_product" in str(node.target) for node in graph.graph.nodes)
-    print(f"{name:6} exchanged: {known}, {len(graph.graph.nodes)} nodes left")
+    print(f"{name:6} exchanged for scaled_dot_product_attention: {known}")
 
 # %% [markdown]
 # It does not. Somebody else's hand-written kernel is what makes the first one fast. **Claim: "attention becomes 2 to 3
@@ -874,8 +877,9 @@ block_mask = create_block_mask(window, None, None, 8192, 8192, device="cpu")
 print(f"tiles skipped: {block_mask.sparsity():.0f}%")
 
 # %% [markdown]
-# No kernel of the catalogue has a window; here it is one line. What it costs, beside PyTorch's other ways and ours, on
-# an H200 in bf16 (TFLOP/s, a causal head counted half; the best product reaches as many as the last line says):
+# No kernel of the catalogue has a window; here it is one line. What generality costs, beside PyTorch's other ways and
+# ours, on an H200 in bf16 (TFLOP/s, a causal head counted half; the best product reaches as many as the last line
+# says):
 
 # %%
 providers = ("eager", "torch.compile", "FlashAttention-2", "Flex", "cuDNN", "fused")
@@ -889,7 +893,7 @@ print(f"a matrix product: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFL
 
 # %% [markdown]
 # cuDNN's is the fastest with heads of 128, by a tenth or more; with heads of 64 ours keeps up. `FlashAttention-2` is
-# PyTorch's build of it, made for an A100: on Hopper it leaves half of the tensor cores idle, which is what the third
+# PyTorch's build of it, made for an A100: on Hopper it does not reach half of a product's rate, which is what the third
 # version was for. Flex pays for its generality. And look at torch.compile in the full lines: whose time is it?
 #
 # **Claim: "attention in three operations, fused: 3.33 times faster."** Its conditions are not told. Take the plainest:
@@ -1013,7 +1017,8 @@ for key_heads in (32, 8, 1):
     work = one_token(65536, 32, key_heads)
     points.append(Point(f"one token, {32 // key_heads} to a key head", work.intensity, roof.attainable(work.intensity)))
 title = "A group's size is its intensity: one token waits for memory, whatever the kernel"
-text = f"{title}. On an H200: " + "; ".join(f"{each.label} {each.intensity:.0f} FLOP/byte" for each in points)
+each = (f"{point.label} {point.kind.replace('single', '')} {point.intensity:.0f} FLOP/byte" for point in points)
+text = f"{title}. On an H200: {'; '.join(' '.join(one.split()) for one in each)}"
 roofline_chart(roof, points, title, text)
 
 # %% [markdown]

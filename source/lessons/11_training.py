@@ -16,7 +16,7 @@
 #
 # About 60 minutes. It builds on [04](04_residuals_gates_dropout.ipynb) (what is kept),
 # [05](05_normalisation.ipynb) (norms) and [06](06_softmax.ipynb) (cross entropy), and leads to
-# exercise 11.
+# [exercise 11](../exercises/11_fused_backward.ipynb).
 
 # %%
 import inspect
@@ -844,5 +844,5 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 # %% [markdown]
 # ## Now you
 #
-# Exercise 11 asks for LayerNorm with GELU, forward and backward, whose
+# [Exercise 11](../exercises/11_fused_backward.ipynb) asks for LayerNorm with GELU, forward and backward, whose
 # gradients are judged in float64.

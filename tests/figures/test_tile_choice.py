@@ -77,6 +77,7 @@ def test_nothing_leaves_the_picture(tile):
 def test_the_finding_says_what_is_wrong():
     assert "Does not fit" in matmul_explorer((256, 256), 8, 6).text
     assert "Spills" in matmul_explorer((256, 256), 8, 1).text
+    assert "Does not run" in matmul_explorer((256, 256), 16, 1).text
     assert re.search(r"at 66% of their peak", matmul_explorer().text)
 
 

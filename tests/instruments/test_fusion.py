@@ -398,6 +398,33 @@ def test_errors_are_one_line():
         assert "\n" not in str(error.value)
 
 
+# Registers
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (lambda a, b: functional.gelu(a + b), 2),
+        (lambda a, b: functional.silu(a) * b, 2),
+        (lambda a, b, c, d: ((a + b) * (c - d) + functional.gelu(a) * torch.tanh(d) + b * c, a * d), 4),
+        (lambda a: (a.float().exp() + 1).log(), 1),
+    ],
+)
+def test_estimated_registers_are_near_those_of_a_compiled_kernel(function, tensors):
+    plan = analyse(function, *(meta(R, C) for _ in range(tensors)))
+    (group,) = plan.groups
+    compiled = plan.compile(group)
+    assert compiled.spill_bytes == 0
+    assert abs(group.registers - compiled.registers) <= 12
+
+
+def test_what_cannot_be_generated_is_refused():
+    rows, sine = analyse(norm, meta(R, C), meta(C)), analyse(lambda x: torch.sin(x) + 1, meta(R, C))
+    for plan, said in ((rows, "pointwise"), (sine, "no formula for sin")):
+        with pytest.raises(ValueError, match=said):
+            plan.compile(plan.groups[0])
+
+
 # The report
 
 
@@ -468,7 +495,7 @@ def test_the_command_analyses_a_model_that_a_file_builds(tmp_path, capsys):
         (["analyse", f"{tmp_path / 'mine.py'}:alone"], "(model, inputs)"),
         (["analyse", f"{tmp_path / 'mine.py'}:nothing"], "has no function nothing"),
         (["analyse", f"{tmp_path / 'yours.py'}:build"], "there is no file"),
-        (["analyse", "no.such.module:build"], "no module"),
+        (["analyse", "no.such.module:build"], "cannot be imported"),
         (["analyse", "mine"], "names no function"),
         (["analyse", name, "--device", "H201"], "H201"),
     ):
@@ -476,3 +503,12 @@ def test_the_command_analyses_a_model_that_a_file_builds(tmp_path, capsys):
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+
+def test_tensors_in_an_object_that_a_model_returns_are_results():
+    class Cache:
+        def __init__(self, x):
+            self.layers = [{"keys": x * 2}]
+
+    plan = analyse(lambda x: (x + 1, Cache(x)), meta(R, C))
+    assert plan.bytes_fused == 3 * R * C * 2

@@ -88,6 +88,28 @@ def test_every_edge_is_counted_once(held_out):
         assert each.library <= len(each.neither)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_edge_of_the_traced_graph_is_left_out(name):
+    """The trace's own arguments, through views, but for those of which only the shape is used."""
+    plan = fusion_proof.plan_of(name)
+    launching = {operation.name for operation in plan.operations if operation.launches}
+
+    def makers(node):
+        if node.name in launching or node.op != "call_function":
+            return {node.name} & launching
+        return set().union(*map(makers, node.all_input_nodes))
+
+    wanted = {
+        (maker, node.name)
+        for node in plan.graph.graph.nodes
+        if node.name in launching and not node.target.__name__.startswith(("ones_like", "zeros_like"))
+        for argument in node.all_input_nodes
+        for maker in makers(argument)
+        if not (node.target.__name__ == "nll_loss_backward.default" and argument is node.args[1])
+    }
+    assert {(edge.producer, edge.consumer) for edge in plan.edges if not edge.ordering} == wanted
+
+
 def test_the_analyser_agrees_with_inductor_and_predicts_its_speed_up(held_out):
     found = fusion_proof.summary(held_out)
     assert found["graphs"] >= 25
@@ -95,6 +117,11 @@ def test_the_analyser_agrees_with_inductor_and_predicts_its_speed_up(held_out):
     assert found["agreement"] >= 0.90
     assert found["median_error"] <= 0.20
     assert found["right_directions"] >= 0.95
+
+
+def test_the_page_says_what_is_found(held_out):
+    page = fusion_proof.DOCUMENT.read_text()
+    assert fusion_proof.headline(held_out) in page, "python -m benchmarks.fusion_proof --write"
 
 
 def test_a_plan_that_fuses_nothing_would_not_pass(held_out):

@@ -147,11 +147,11 @@ def capture(model: Callable, *inputs, backward: bool = False) -> tuple[GraphModu
             filled[place] = tensor
         state, given = tree_unflatten(filled, tree)
         with _as_on_a_gpu():
-            return torch.func.functional_call(model, state, given) if state else model(*given)
+            return _tensors(torch.func.functional_call(model, state, given) if state else model(*given))
 
     def call_and_differentiate(*tensors):
         wanted = [tensor for tensor in tensors if tensor.requires_grad]
-        results = [each for each in _tensors(call(*tensors)) if each.requires_grad]
+        results = [each for each in call(*tensors) if each.requires_grad]
         if not wanted or not results:
             raise ValueError("nothing requires a gradient: set requires_grad of an input, or leave out backward")
         alone = len(results) == 1 and results[0].numel() == 1
@@ -180,7 +180,16 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(result) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+    """Every tensor in a result, also in objects that PyTorch's trees do not know, such as a model's cache."""
+    found, waiting, seen = [], [result], set()
+    while waiting:
+        for leaf in tree_leaves(waiting.pop(0)):
+            if isinstance(leaf, torch.Tensor):
+                found.append(leaf)
+            elif hasattr(leaf, "__dict__") and not callable(leaf) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                waiting.append(list(vars(leaf).values()))
+    return found
 
 
 def _name(model) -> str:

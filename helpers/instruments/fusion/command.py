@@ -40,24 +40,29 @@ def _function(name: str):
     place, _, function = name.rpartition(":")
     if not place:
         raise ValueError(f"{name} names no function: write model.py:build or package.module:build")
-    if place.endswith(".py"):
-        path = Path(place)
-        if not path.is_file():
-            raise ValueError(f"there is no file {place}: name one that defines {function}()")
-        sys.path.insert(0, str(path.parent.resolve()))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"no module {place}: {error}") from error
+    try:
+        module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    except ImportError as error:
+        raise ValueError(f"{place} cannot be imported: {' '.join(str(error).split())}") from error
     if not callable(found := getattr(module, function, None)):
         raise ValueError(f"{place} has no function {function}: define one that returns (model, inputs)")
     return found
+
+
+def _module(place: str):
+    sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(place)
+
+
+def _file(path: Path):
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: name one that defines a function which returns (model, inputs)")
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 class _Bar:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from helpers.instruments import prediction
 from helpers.instruments.devices import Device
-from helpers.instruments.fusion.legality import ROWS, Legality, bits, is_split
+from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, bits, is_split
 from helpers.instruments.fusion.nodes import PRODUCTS, FusionNode
 from helpers.instruments.operations import Launch
 from helpers.instruments.roofline import SPECIAL, Work
@@ -97,7 +97,10 @@ class Costs:
             space = next(node.space for node in group if node.kind in ROWS)
             share, launches, again, registers = self._row_settings(group, space, live, nbytes)
         elif kind in ("pointwise", *PRODUCTS):
-            registers = OTHERS + 2 * (len(reads) + stored.bit_count()) + VALUES * live
+            # Inputs and results wait packed, and elements are worked off one by one.
+            sizes = [size for of in reads.values() for size, _ in of.values()]
+            widths = [size / max(node.points for node in group) for size in (*sizes, written)]
+            registers = OTHERS + round(VALUES / 4 * sum(widths)) + live
             if kind in PRODUCTS:
                 registers = OTHERS + ACCUMULATORS + VALUES * live
         else:
@@ -142,15 +145,16 @@ class Costs:
         length = math.prod(size for size, reduced in space if reduced)
         split = is_split(space)
         blocks = kept * math.ceil(length / THREADS) if split else kept
-        if not space[-1][1]:  # neighbours in memory belong to different results: a block takes 32 at once
-            blocks, split = math.ceil(kept / 32), split or kept < 32 * self.device.sms
-            blocks *= math.ceil(length / 256) if split else 1
+        if not space[-1][1]:
+            blocks = math.ceil(kept / COLUMNS) * (math.ceil(length / MANY_BLOCKS) if split else 1)
         share = min(1.0, blocks / self.device.sms)
         values = math.ceil(length / THREADS) if not split else VALUES
         values = max(values, min(VALUES, length / 32))
         registers = OTHERS + 2 * len(group) + math.ceil(values) * live
         again = 0.0
-        if registers > MOST_REGISTERS:  # too long to keep: each reduction goes over the row once more
+        if split and any(node.kind == "normalisation" for node in group):
+            again = nbytes
+        elif registers > MOST_REGISTERS:  # too long to keep: each reduction goes over the row once more
             again = nbytes * sum(node.kind in ROWS for node in group)
             registers = OTHERS + 2 * len(group) + VALUES * live
         return share, 1 + split, again, registers

@@ -21,7 +21,8 @@ ELEMENTWISE = frozenset(
     "triu_ masked_fill_ constant_pad_nd flip roll repeat native_dropout native_dropout_backward bernoulli_ bernoulli "
     "rand rand_like randn randn_like uniform_ normal_ glu log_sigmoid_forward log_sigmoid_backward prelu hardswish "
     "slice_backward select_backward scalar_tensor new_zeros new_ones new_full linspace eye dropout _prelu_kernel "
-    "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy".split()
+    "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy "
+    "nll_loss_backward nll_loss2d_backward".split()
 )
 RANDOM = {torch.Tag.nondeterministic_seeded}
 # Also tagged as reductions: sum mean amax amin prod var var_mean std argmax argmin any all logsumexp norm.
@@ -44,9 +45,10 @@ GATHERS = frozenset(
     "embedding index index_select gather take nll_loss_forward nll_loss2d_forward max_pool2d_with_indices avg_pool2d "
     "upsample_nearest2d upsample_bilinear2d _adaptive_avg_pool2d upsample_nearest1d max_pool3d_with_indices".split()
 )
+WINDOWS = frozenset("max_pool2d_with_indices avg_pool2d".split())  # which read a value a few times
 SCATTERS = frozenset(
     "scatter scatter_ scatter_add scatter_add_ scatter_reduce index_put index_put_ _index_put_impl_ index_add "
-    "index_add_ index_copy index_copy_ index_fill_ embedding_dense_backward nll_loss_backward nll_loss2d_backward "
+    "index_add_ index_copy index_copy_ index_fill_ embedding_dense_backward "
     "max_pool2d_with_indices_backward avg_pool2d_backward upsample_nearest2d_backward _adaptive_avg_pool2d_backward "
     "upsample_bilinear2d_backward".split()
 )

@@ -8,12 +8,14 @@ products with a softmax between. All of them run without waiting for another blo
 import functools
 import math
 
-from helpers.instruments.fusion.kinds import SOFTMAX
+from helpers.instruments.fusion.kinds import SOFTMAX, WINDOWS
 from helpers.instruments.fusion.nodes import POINTWISE, PRODUCTS, FusionNode, Link
 
 ROWS = ("reduction", "normalisation")
 SPLIT_KEPT = 64  # fewer results than that, of more than SPLIT_LENGTH elements each, take several blocks a result
 SPLIT_LENGTH = 2**14
+COLUMNS = 32  # results that are neighbours in memory: 64 to 128 bytes, which are fetched at once
+MANY_BLOCKS = 128  # about as many as a large GPU has multiprocessors
 INDEXED = frozenset(["self", "weight", "input"])  # arguments that a gather reads at places it is told
 LARGEST = 64  # operations of one kernel: beyond, nobody reads it
 
@@ -126,10 +128,10 @@ class Legality:
         for link in inside:
             _through(self.nodes[link.source], self.nodes[link.target], link)
         products = [node for node in group if node.kind in PRODUCTS]
-        if len(products) > 1:
-            return self._attention(group, products, inside, stored)
         if products and not self.epilogues:
             raise NotLegalError(f"{products[0].name} is left to the library")
+        if len(products) > 1:
+            return self._attention(group, products, inside, stored)
         if products:
             return self._tiles(group, products[0], inside, mask, stored)
         if any(node.kind in ROWS for node in group):
@@ -157,9 +159,12 @@ class Legality:
                 raise NotLegalError("the layout changes between them: rows of one are not rows of the other")
             target = self.nodes[link.target]
             wide = target.points > kept or target.kind in ROWS
-            if link.source in made_of_rows and wide and is_split(space):
+            # A normalisation that takes many blocks a row is two kernels, of which others may join the second.
+            reduced = self.nodes[link.source].kind != "normalisation"
+            if link.source in made_of_rows and reduced and wide and is_split(space):
                 raise NotLegalError("every block would have to wait for all others: the reduction takes many blocks")
-        self._sizes(group, inside, stored, {total, kept})
+        summed = any(node.name == "nll_loss_forward" for node in group)
+        self._sizes(group, inside, stored, {total, kept, 1} if summed else {total, kept})
         return "rows"
 
     def _after_rows(self, group, inside) -> set[int]:
@@ -255,7 +260,10 @@ def _neighbours(nodes: list[FusionNode]) -> list[int]:
 def is_split(space) -> bool:
     """Whether a reduction takes several blocks for each of its results."""
     kept = math.prod(size for size, reduced in space if not reduced)
-    return kept < SPLIT_KEPT and math.prod(size for size, reduced in space if reduced) > SPLIT_LENGTH
+    length = math.prod(size for size, reduced in space if reduced)
+    if space and not space[-1][1]:  # neighbours in memory belong to different results: a block takes COLUMNS of them
+        return kept < COLUMNS * MANY_BLOCKS and length > MANY_BLOCKS
+    return kept < SPLIT_KEPT and length > SPLIT_LENGTH
 
 
 def _alone(node: FusionNode) -> str:
@@ -268,11 +276,14 @@ def _alone(node: FusionNode) -> str:
 
 def _through(source: FusionNode, target: FusionNode, link: Link) -> None:
     """Whether a value can stay in registers from one node to the other, by their kinds."""
+    if source.name == "nll_loss_forward" and target.points > 1:
+        raise NotLegalError(f"{target.name} would wait for the sum over all rows")
     if source.kind == "scatter":
         raise NotLegalError(f"{source.name} writes anywhere: all of it must be there before it is read")
     if target.kind == "gather" and link.argument in INDEXED:
         picks = target.name == "nll_loss_forward" and source.name == "_log_softmax"
-        if not picks:
+        windows = target.name in WINDOWS and source.kind in POINTWISE
+        if not (picks or windows):
             raise NotLegalError(f"{target.name} reads it at other places than it is made at")
     if target.kind == "scatter" and link.argument == "self":
         raise NotLegalError(f"{target.name} writes into it anywhere")

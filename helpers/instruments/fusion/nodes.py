@@ -3,6 +3,7 @@
 An operation that is cheaper worked out again than read back is no node of its own: each of its readers works it out.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from helpers.instruments.fusion.account import TensorAccess, TracedStep
@@ -20,6 +21,7 @@ from helpers.instruments.fusion.kinds import (
 
 POINTWISE = ("elementwise", "broadcast")
 PRODUCTS = ("matmul", "convolution")
+UNROLLED = 8  # elements that a thread reduces alone; as Inductor's unroll_reductions_threshold
 INLINED_READS = 4  # Inductor's realize_reads_threshold: an operation of more reads is written once
 
 
@@ -86,30 +88,25 @@ def nodes_of(
         for other, wait in step.waits.items():
             if wait.tensors:
                 readers.setdefault(other, set()).add(step.index)
-    overwritten = {other for step in steps for other, wait in step.waits.items() if not wait.tensors}
-    inlined = [
-        step
-        for step in steps
-        if _is_cheap(step, kinds[step.index])
-        and step.index not in overwritten
-        and len(readers.get(step.index, ())) > 1
-        and all(_can_inline(step, steps[reader], kinds[reader]) for reader in readers[step.index])
-    ]
+    inlined = _inlined(steps, kinds, readers)
     gone = {step.index for step in inlined}
     nodes, place = [], {}
     for step in steps:
         if step.index in gone:
             continue
-        kind = kinds[step.index]
+        kind, space = kinds[step.index], space_of(step, kinds[step.index])
+        points = points_of(step, kind)
+        if kind == "reduction" and math.prod(size for size, reduced in space if reduced) <= UNROLLED:
+            kind, space, points = "broadcast", (), step.writes[0].points
         place[step.index] = len(nodes)
         nodes.append(
             FusionNode(
                 index=len(nodes),
                 step=step,
                 kind=kind,
-                space=space_of(step, kind),
-                points=points_of(step, kind),
-                arithmetic=arithmetic_of(step, kind),
+                space=space,
+                points=points,
+                arithmetic=arithmetic_of(step, kinds[step.index]),
                 random=is_random(step),
                 itemsize=max(each.dtype.itemsize for each in (*step.reads, *step.writes)),
                 name=base_name(step),
@@ -121,17 +118,41 @@ def nodes_of(
     return nodes, inlined
 
 
-def _is_cheap(step: TracedStep, kind: str) -> bool:
-    """Whether reading what it reads is no dearer than reading what it makes."""
-    return (
-        kind in POINTWISE
-        and not is_random(step)
-        and not step.kept
-        and len(step.writes) == 1
-        and len(step.reads) <= INLINED_READS
-        and not any(read.storage == step.writes[0].storage for read in step.reads)
-        and sum(read.nbytes for read in step.reads) <= step.writes[0].nbytes
-    )
+def _inlined(steps: list[TracedStep], kinds: list[str], readers: dict[int, set[int]]) -> list[TracedStep]:
+    """Operations that all their readers work out again, for that moves no more bytes than to write and read them.
+
+    Of n kernels that need a result, all read what it is made of, or one writes it and n - 1 read it.
+    """
+    overwritten = {other for step in steps for other, wait in step.waits.items() if not wait.tensors}
+    gone: set[int] = set()
+    made_of: dict[int, dict[tuple, int]] = {}  # elementwise step -> bytes of what it reads, in the end
+    for step in steps:
+        kind, read = kinds[step.index], {}
+        if kind not in POINTWISE or is_random(step) or step.index in overwritten or len(step.writes) != 1:
+            continue
+        if step.kept or any(each.storage == step.writes[0].storage for each in step.reads):
+            continue
+        sources = {id(mine): other for other, wait in step.waits.items() for _, mine in wait.tensors}
+        for each in step.reads:
+            source = sources.get(id(each))
+            alone = source in made_of and (source in gone or readers[source] == {step.index})
+            read |= made_of[source] if alone else {(each.storage, each.footprint): each.nbytes}
+        made_of[step.index] = read
+        needed = len(readers.get(step.index, ()))
+        if (
+            needed > 1
+            and len(read) <= INLINED_READS
+            and sum(read.values()) * (needed - 1) <= step.writes[0].nbytes * needed
+            and all(_can_inline(step, steps[reader], kinds[reader]) for reader in readers[step.index])
+        ):
+            gone.add(step.index)
+            waiting = [step.index]
+            while waiting:  # what only it reads goes with it
+                for source in steps[waiting.pop()].waits:
+                    if source in made_of and source not in gone and readers.get(source, set()) <= gone:
+                        gone.add(source)
+                        waiting.append(source)
+    return [steps[place] for place in sorted(gone)]
 
 
 def _can_inline(step: TracedStep, reader: TracedStep, kind: str) -> bool:

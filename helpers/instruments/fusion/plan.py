@@ -168,6 +168,16 @@ class FusionPlan:
 
         return drawing(self)
 
+    def compile(self, group: FusionGroup):
+        """The Resources of a kernel generated of a pointwise group, for the plan's device: its real registers.
+
+        Raises:
+            ValueError: the group is no pointwise one, or has an operator that is not generated.
+        """
+        from helpers.instruments.fusion.generated import compiled
+
+        return compiled(self, group)
+
     def __repr__(self):
         return repr(self.report())
 

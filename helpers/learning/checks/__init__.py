@@ -12,6 +12,10 @@ from helpers.learning.checks.dropout import check_drop_rate as check_drop_rate
 from helpers.learning.checks.dropout import check_same_mask as check_same_mask
 from helpers.learning.checks.dropout import dropout_cases as dropout_cases
 from helpers.learning.checks.dropout import kept_elements as kept_elements
+from helpers.learning.checks.gradients import check_gradcheck as check_gradcheck
+from helpers.learning.checks.gradients import check_gradient_traffic as check_gradient_traffic
+from helpers.learning.checks.gradients import check_repeats as check_repeats
+from helpers.learning.checks.gradients import gradient_cases as gradient_cases
 from helpers.learning.checks.linear_traffic import check_linear_traffic as check_linear_traffic
 from helpers.learning.checks.matmul import check_one_rounding as check_one_rounding
 from helpers.learning.checks.matmul import check_tensor_cores as check_tensor_cores

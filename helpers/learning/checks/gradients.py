@@ -1,0 +1,172 @@
+"""Is a backward pass right in float64, as lean as it can be, and the same in every run?"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from helpers.instruments.traffic import measure
+from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.row_cases import LOW_PRECISION, PADDING, STRIDES, normal
+from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.values import as_tuple
+from helpers.learning.outcome import AnswerError, as_check
+from kernels import runtime
+
+# Of gradcheck. A step of 1e-6 in float64 tells a derivative near 1 to 1e-9 or so; float32 errs by 1e-7.
+ATOL, RTOL = 5e-9, 1e-8
+RUNS = 10  # of one call on a GPU, to see whether it repeats
+
+
+def gradient_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), rows: int = 37) -> list[Case]:
+    """Calls of `backward(grad_y, x, weight, bias, eps)` of a norm with an activation, the simplest first.
+
+    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs; more dimensions; gradients with
+    strides of their own; another eps; a large mean; an activation far from 0; 16 bits; no row at all. (In float64 the
+    reference is no better than the answer: there check_gradcheck is the judge.)
+    """
+    draw = normal(seed)
+
+    def call(label: str, look_at: str, *shape: int, of_grad=lambda g: g, mean=0.0, scale=1.0, eps=1e-5, **kind) -> Case:
+        grad_y = of_grad(draw(*shape, **kind))
+        x, cols = draw(*grad_y.shape, mean=mean, **kind), grad_y.shape[-1]
+        inputs = (grad_y, x, draw(cols, **kind) * scale, draw(cols, **kind), eps)
+        return Case(label, inputs, look_at, input_error=x.dtype)
+
+    found = [call("", "the formula: which of the three results is it, and which of its terms?", 2, 64)]
+    found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
+    found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
+    found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
+    found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
+    found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
+    found.append(call("eps 0.5", "eps: inside the square root, in the backward pass as well", 2, 65, eps=0.5))
+    found.append(call("mean 1000", "the variance: take the mean off first", 2, 65, mean=1e3))
+    found.append(
+        call("weights 100 times as large", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0)
+    )
+    for dtype in LOW_PRECISION:
+        name = str(dtype).removeprefix("torch.")
+        found.append(call(name, f"{name}: load, convert to float32, compute, then store", 2, 127, dtype=dtype))
+    found.append(call("no rows", "the empty tensor: no row adds to the sums, and they are 0", 0, 65))
+    return found
+
+
+@as_check
+def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
+    """torch.autograd.gradcheck of `forward(x, weight, bias, eps)` with `answer(grad_y, x, weight, bias, eps)` for its
+    backward pass, in float64.
+
+    Args:
+        answer: the learner's backward pass, returning a gradient for each tensor.
+        forward: the operation.
+        inputs: float64 tensors, then a number.
+        name: the check's name.
+    """
+    names = list(inspect.signature(forward).parameters)
+    *tensors, eps = inputs
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return forward(*tensors, eps)
+
+        @staticmethod
+        def backward(ctx, grad_y):
+            found = answer(grad_y, *ctx.saved_tensors, eps)
+            if len(as_tuple(found)) != len(tensors):
+                raise AnswerError(
+                    f"{len(as_tuple(found))} gradients, {len(tensors)} needed", "what your function returns"
+                )
+            return found
+
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    try:
+        torch.autograd.gradcheck(Function.apply, leaves, atol=ATOL, rtol=RTOL, check_undefined_grad=False)
+    except GradcheckError as error:
+        which = re.search(r"with respect to input (\d+)", str(error))
+        what = f"the gradient of {names[int(which[1])]}" if which else str(error).splitlines()[0]
+        raise AnswerError(
+            f"float64, shape {tuple(tensors[0].shape)}: gradcheck moves the inputs, and {what} says otherwise",
+            "the formula of that gradient, and the dtype of the arithmetic: float64 for float64",
+        ) from None
+    return f"gradcheck agrees in float64 on the gradients of {', '.join(names[: len(tensors)])}."
+
+
+@as_check
+def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest: float) -> str:
+    """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, and all else is little.
+
+    Args:
+        answer: the learner's backward pass, returning x's gradient first.
+        inputs: its arguments.
+        launches: at most.
+        rest: what weights, partial sums and their sums may move, in times x's bytes.
+        name: the check's name.
+    """
+    traffic = measure(answer, *inputs)
+    refuse_hazards(traffic, described(inputs))
+    x, moved = inputs[1], dict(traffic.by_tensor)
+    elements = x.numel()
+    if traffic.launches > launches:
+        raise AnswerError(
+            f"{traffic.launches} launches ({', '.join(name for name, _ in traffic.by_launch)}), at most {launches}",
+            "your launcher: one kernel, and a sum over its partial sums",
+        )
+
+    def refuse(what: str, look_at: str) -> None:
+        raise AnswerError("\n".join([what, *lines_of(traffic, elements)]), look_at)
+
+    for name in list(inspect.signature(answer).parameters)[:2]:
+        read = moved.pop(name).read if name in moved else 0
+        if read != x.nbytes:
+            refuse(
+                f"{name} is read {read / x.nbytes:.3g} times, once needed",
+                "the loads above: what was loaded once is at hand in its variable",
+            )
+    of_result = moved.pop("result[0]", None)
+    if of_result is None or of_result.written != x.nbytes or of_result.read:
+        times = of_result.total / x.nbytes if of_result else 0
+        refuse(f"the gradient of x is moved {times:.3g} times, written once needed", "the stores above")
+    others = sum(each.total for each in moved.values())
+    if others > rest * x.nbytes:
+        refuse(
+            f"all but grad_y, x and x's gradient: {others / x.nbytes:.2f} times x's bytes, at most {rest:g}",
+            "the partial sums: a program takes many rows, and stores one row of sums",
+        )
+    return f"grad_y and x are read once, x's gradient is written once, all else is under {rest:g} times x's bytes."
+
+
+@as_check
+def check_repeats(answer: Callable, inputs: tuple) -> str:
+    """`answer(*inputs)` gives the same bits when its programs run in another order: last to first.
+
+    Where there is a GPU, which has an order of its own, it is called again and again instead.
+    """
+    results = [as_tuple(answer(*inputs))]
+    if runtime.has_gpu():
+        results += [as_tuple(answer(*inputs)) for _ in range(RUNS - 1)]
+    else:
+        with last_program_first():
+            results.append(as_tuple(answer(*inputs)))
+    for number, each in enumerate(zip(*results, strict=True), start=1):
+        differ = sum(int((other != each[0]).sum()) for other in each[1:])
+        if differ:
+            raise AnswerError(
+                f"result {number} of {len(results[0])} hangs on the order of the programs: {differ} elements differ",
+                "tl.atomic_add, or what one program reads of another's: give each program a place of its own",
+            )
+    return "the same bits, in whatever order the programs run."
+
+
+@contextmanager
+def last_program_first() -> Iterator[None]:
+    """Let the interpreter take the programs of a launch from last to first."""
+    in_order = runtime._in_order
+    with mock.patch.object(runtime, "_in_order", lambda grid: reversed(list(in_order(grid)))):
+        yield

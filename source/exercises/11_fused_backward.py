@@ -1,0 +1,288 @@
+# %% [markdown]
+# # Exercise 11: a fused backward [20 points]
+#
+# LayerNorm and GELU in one kernel are given. You write the way back: **one kernel for three gradients**, and the few
+# lines around it that autograd needs. Your gradients are judged in float64. About 75 minutes. Lesson 11 did the same
+# for RMSNorm.
+#
+# **The formula**, forward, for each row $x$ of $n$ elements. GELU is taken in its sigmoid form, as CLIP has it:
+#
+# $$\hat x = (x - \mu)\, r, \quad r = \frac{1}{\sqrt{\sigma^2 + \varepsilon}}, \qquad
+# z = \hat x \cdot w + b, \qquad y = z \cdot \sigma(1.702\, z)$$
+#
+# and backward, with $g = \partial L / \partial y$ and $s = \sigma(1.702\, z)$:
+#
+# $$g_z = g \cdot \big(s + 1.702\, z\, s (1 - s)\big), \qquad
+# \frac{\partial L}{\partial w} = \sum_{\text{rows}} g_z\, \hat x, \qquad
+# \frac{\partial L}{\partial b} = \sum_{\text{rows}} g_z$$
+#
+# $$\frac{\partial L}{\partial x} = r \Big( g_z w - \tfrac1n \sum_j (g_z w)_j - \hat x \cdot \tfrac1n \sum_j (g_z w)_j
+# \, \hat x_j \Big)$$
+#
+# **The picture**, for 5 rows and 2 programs:
+#
+# ```text
+#   grad_y, x   row 0   program 0  --> grad_x row 0        z and its gate are made again
+#               row 1   program 1  --> grad_x row 1        from x: nothing was stored
+#               row 2   program 0  --> grad_x row 2
+#               row 3   program 1  --> grad_x row 3
+#               row 4   program 0  --> grad_x row 4
+#
+#   in registers, row by row:    sums of program 0  -\
+#                                sums of program 1  --+--> grad_weight, grad_bias
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.learning import (
+    Hints,
+    check_gradcheck,
+    check_gradient_traffic,
+    check_repeats,
+    check_values,
+    gradient_cases,
+)
+
+# %% [markdown]
+# ## The forward pass is given
+#
+# The arithmetic is float32, and float64 for float64: `COMPUTE` says which.
+
+
+# %%
+@triton.jit
+def forward_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
+    col = tl.arange(0, BLOCK)
+    exists, at = col < cols, tl.program_id(0).to(tl.int64) * cols + col
+    x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)
+    centred = tl.where(exists, x - tl.sum(x, axis=0) / cols, 0.0)
+    x_hat = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)
+    weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)
+    z = x_hat * weight + tl.load(bias_ptr + col, mask=exists, other=0.0).to(COMPUTE)
+    tl.store(y_ptr + at, z * tl.sigmoid(1.702 * z), mask=exists)
+
+
+def forward(x, weight, bias, eps):
+    x = x.contiguous()
+    y, cols = torch.empty_like(x), x.shape[-1]
+    compute = tl.float64 if x.dtype == torch.float64 else tl.float32
+    grid, block = (x.numel() // cols,), triton.next_power_of_2(cols)
+    forward_kernel[grid](x, weight, bias, y, cols, eps, COMPUTE=compute, BLOCK=block)
+    return y
+
+
+# %% [markdown]
+# ## The unfused reference
+#
+# PyTorch finds the gradients by itself if it is written out:
+
+
+# %%
+def reference(grad_y, x, weight, bias, eps):
+    leaves = [each.detach().requires_grad_() for each in (x, weight, bias)]
+    z = torch.nn.functional.layer_norm(leaves[0], x.shape[-1:], leaves[1], leaves[2], eps)
+    return torch.autograd.grad(z * torch.sigmoid(1.702 * z), leaves, grad_y)
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x, grad_y = torch.randn(2, 96, 256, device=device)
+weight, bias = torch.randn(2, 256, device=device)
+y = forward(x, weight, bias, 1e-5)
+z = torch.nn.functional.layer_norm(x, (256,), weight, bias, 1e-5)
+print("the forward pass is right:", torch.allclose(y, z * torch.sigmoid(1.702 * z), atol=1e-5))
+
+# %% [markdown]
+# **How many bytes an element must the backward pass move, at least, in float32?** Write your number down.
+#
+# ## Your kernel
+#
+# A program takes rows `program_id`, `program_id + num_programs`, and so on. It keeps its sums of the gradients of
+# weight and bias in registers, and stores them once, at a place of its own. No atomics: the same call gives the same
+# bits.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def backward_kernel(
+    grad_y_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    grad_x_ptr,
+    sums_ptr,
+    rows,
+    cols,
+    eps,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # About 24 lines: weight and bias; a loop over rows: load, make x_hat and z again, three gradients; store the sums.
+    # BEGIN SOLUTION
+    col = tl.arange(0, BLOCK)
+    exists = col < cols
+    # The same for every row: loaded once, before the loop.
+    weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)
+    bias = tl.load(bias_ptr + col, mask=exists, other=0.0).to(COMPUTE)
+    grad_weight = tl.zeros((BLOCK,), dtype=COMPUTE)
+    grad_bias = tl.zeros((BLOCK,), dtype=COMPUTE)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        # int64 before the multiplication: row * cols passes 2**31 in large tensors.
+        at = tl.cast(row, tl.int64) * cols + col
+        x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)
+        grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)
+        # As in the forward pass: the row is in registers, so this costs arithmetic and no byte.
+        centred = tl.where(exists, x - tl.sum(x, axis=0) / cols, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)
+        x_hat = centred * rstd
+        z = x_hat * weight + bias
+        gate = tl.sigmoid(1.702 * z)
+        grad_z = grad_y * (gate + 1.702 * z * gate * (1.0 - gate))
+        along = grad_z * weight
+        # What is taken off: a constant added to a row changes nothing, and neither does a longer row.
+        shift = tl.sum(along, axis=0) / cols
+        stretch = tl.sum(along * x_hat, axis=0) / cols
+        tl.store(grad_x_ptr + at, rstd * (along - shift - x_hat * stretch), mask=exists)
+        # Lanes past the row's end have loaded 0 as their grad_y, so they add 0.
+        grad_weight += grad_z * x_hat
+        grad_bias += grad_z
+    # A row of sums a program, in a place of its own: weights first, then biases.
+    at = tl.program_id(0) * cols + col
+    tl.store(sums_ptr + at, grad_weight, mask=exists)
+    tl.store(sums_ptr + tl.num_programs(0) * cols + at, grad_bias, mask=exists)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# `x` is (..., cols), `grad_y` has its shape, both any strides; `weight` and `bias` are (cols,). All have one dtype, and
+# each gradient has it, too. At most `PROGRAMS` programs: on a GPU that would be two for each SM.
+
+# %%
+PROGRAMS = 8
+
+
+# %% grade_id="backward"
+def backward(grad_y, x, weight, bias, eps):
+    """(grad_x, grad_weight, grad_bias): one kernel, and a sum over the programs' sums."""
+    # About 10 lines: lay both out in rows, make room, launch, add up the partial sums.
+    # BEGIN SOLUTION
+    # Gradients arrive with strides of their own: that of a sum is one number, expanded.
+    grad_y, x = grad_y.contiguous(), x.contiguous()
+    cols = x.shape[-1]
+    rows = x.numel() // cols
+    grad_x = torch.empty_like(x)
+    # One program even where there is no row: its sums are the zeros that nobody else would write.
+    programs = max(1, min(rows, PROGRAMS))
+    double = x.dtype == torch.float64
+    # Wide until the last sum is made: 16 bits would round at every addition.
+    sums = torch.empty(2, programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device)
+    compute, block = tl.float64 if double else tl.float32, triton.next_power_of_2(cols)
+    backward_kernel[(programs,)](
+        grad_y, x, weight, bias, grad_x, sums, rows, cols, eps, COMPUTE=compute, BLOCK=block, num_warps=4
+    )
+    grad_weight, grad_bias = sums.sum(1).to(x.dtype)
+    return grad_x, grad_weight, grad_bias
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## For autograd
+#
+# This is all that it needs: what to keep, and a gradient for each argument, `None` for eps. Try it, once your functions
+# stand: `LayerNormGelu.apply(x, weight, bias, 1e-5).sum().backward()`.
+
+
+# %%
+class LayerNormGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps):
+        ctx.save_for_backward(x, weight, bias)
+        ctx.eps = eps
+        return forward(x, weight, bias, eps)
+
+    @staticmethod
+    def backward(ctx, grad_y):
+        return *backward(grad_y, *ctx.saved_tensors, ctx.eps), None
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. They are worth 16 of the 20 points; two checks on other values, kept for the
+# grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first
+# check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    gradients=(
+        "Which of the three results is wrong? Result 1 is x's gradient, 2 the weight's, 3 the bias's. Begin with 3: it "
+        "is the sum of g_z, and needs the gate alone.",
+        "Padding lanes: x - mean is not 0 there. tl.where, before it is squared. Both means divide by cols.",
+        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is added up is stored "
+        "after the loop.",
+    ),
+    gradcheck=(
+        "float64 goes all the way: every load .to(COMPUTE), the sums in registers in COMPUTE, and the tensor of sums "
+        "in float64 as well.",
+        "tl.zeros((BLOCK,), dtype=COMPUTE), and torch.float64 for the sums where x is float64.",
+    ),
+    traffic=(
+        "Count: grad_y and x in, grad_x out, 12 B/element; weight and bias once a program; the partial sums.",
+        "z is made again from x: do not let the forward pass store it, and load neither x nor grad_y twice.",
+        "A row of sums for each program, not for each row; the programs are PROGRAMS at most.",
+    ),
+    repeats=(
+        "What do two programs write to the same place? Which comes first is up to the GPU.",
+        "sums_ptr + tl.program_id(0) * cols + col: a place for each program; PyTorch's sum has an order of its own.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Are the gradients right?** Against PyTorch in float64: odd widths, more rows than programs, strange strides, a large
+# mean, three dtypes, no row.
+
+# %% grade_id="gradients" points=7
+check_values(backward, reference, gradient_cases(11), name="gradients")
+
+# %% [markdown]
+# **What does gradcheck say?** It moves each input by a hair, in float64, and looks what the forward pass makes of it.
+
+# %%
+double = {"dtype": torch.float64, "device": device}
+small = (torch.randn(3, 5, **double), torch.randn(5, **double), torch.randn(5, **double), 1e-3)
+
+# %% grade_id="gradcheck" points=3
+check_gradcheck(backward, forward, small, name="gradcheck")
+
+# %% [markdown]
+# **Is it fused?** At most three launches; `grad_y` and `x` read once, x's gradient written once, little else.
+
+# %% grade_id="traffic" points=4
+check_gradient_traffic(backward, (grad_y, x, weight, bias, 1e-5), launches=3, rest=0.75, name="traffic")
+
+# %% [markdown]
+# **Is it the same in every run?** With no GPU, its programs are run from last to first.
+
+# %% grade_id="repeats" points=2
+check_repeats(backward, (grad_y, x, weight, bias, 1e-5), name="repeats")
+
+# %% grade_id="other-gradients" points=2
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(backward, reference, gradient_cases(1729, widths=(2, 255, 2049), rows=51), name="other-gradients")
+# END HIDDEN TESTS
+
+# %% grade_id="other-gradcheck" points=2
+# Other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+large_steps = (torch.randn(11, 3, **double), torch.randn(3, **double), torch.randn(3, **double), 0.25)
+check_gradcheck(backward, forward, large_steps, name="other-gradcheck")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/11_fused_backward.ipynb` grades the saved notebook.
