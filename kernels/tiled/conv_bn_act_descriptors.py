@@ -1,5 +1,5 @@
-"""conv_bn_act in 16 bits on compute capability 9.0 and 10.0, for input channels in multiples of 16, output channels in
-multiples of 8 and sizes that are multiples of the stride.
+"""conv_bn_act in 16 bits on compute capability 9.0 and 10.0, for channels in multiples of 8 (input channels of 16 where
+the stride is not 1) and sizes that are multiples of the stride.
 
 A block of the result is a box of pixels, and what one tap sees of x is the same box, shifted. So one tensor descriptor
 of x is all it takes: the copy engine (TMA) fetches the shifted box, and gives the zeros of the padding where it sticks
@@ -67,7 +67,7 @@ def conv_bn_act_descriptors_kernel(
     BLOCK_IN: tl.constexpr,  # input channels
 ):
     PIXELS: tl.constexpr = BOX_N * BOX_H * BOX_W
-    STEPS: tl.constexpr = CHANNELS // BLOCK_IN  # a tap
+    STEPS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN  # a tap
     tiles_out = tl.cdiv(out_channels, BLOCK_OUT)
     tiles_w = tl.cdiv(out_width, BOX_W)
     tiles_h = tl.cdiv(out_height, BOX_H)
@@ -88,7 +88,8 @@ def conv_bn_act_descriptors_kernel(
             right = tap % TAPS_W + (STRIDE - 1) * PADDING_W
             row, col = h + down // STRIDE - PADDING_H, w + right // STRIDE - PADDING_W
             x = x_desc.load([n, row, down % STRIDE, col, right % STRIDE * CHANNELS + c])
-            weight = weight_desc.load([k, step * BLOCK_IN])
+            # Past a tap's channels x is 0, and these are the next tap's weights.
+            weight = weight_desc.load([k, tap * CHANNELS + c])
             acc = tl.dot(weight, x.reshape(PIXELS, BLOCK_IN).T, acc)
         channel = k + tl.arange(0, BLOCK_OUT)
         scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
@@ -109,7 +110,7 @@ def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[in
 
 
 def settings(
-    images: int, height: int, width: int, channels: int, out_channels: int, multiprocessors: int = 132
+    images: int, height: int, width: int, channels: int, out_channels: int, stride: int = 1, multiprocessors: int = 132
 ) -> dict:
     """Launch settings for an output of this size: of TILES those that lose least at the edges, and in a last round in
     which few multiprocessors have one, for their speed. Their stages are as many as fit in shared memory."""
@@ -122,12 +123,15 @@ def settings(
 
     pixels, out, warps, stages, _, _ = max(TILES, key=speed)
     box_n, box_h, box_w = box_of_pixels(pixels, images, height, width)
+    # 64 channels are 128 bytes, as wide as the copy engine swizzles. With a stride, another phase follows a tap's
+    # channels, not zeros: they must be whole blocks.
+    block_in = gcd(channels, 64) if stride > 1 else min(64, max(16, triton.next_power_of_2(channels)))
     return {
         "BOX_N": box_n,
         "BOX_H": box_h,
         "BOX_W": box_w,
         "BLOCK_OUT": out,
-        "BLOCK_IN": gcd(channels, 64),  # 128 bytes, as wide as the copy engine swizzles
+        "BLOCK_IN": block_in,
         "num_warps": warps,
         "num_stages": stages,
     }
@@ -137,8 +141,9 @@ def takes(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bool:
     """Whether this kernel can, for x and weight with channels last."""
     _, height, width, channels = x.shape
     aligned = (x.data_ptr() | weight.data_ptr()) % ALIGNMENT == 0
-    # Tensor cores take 16 channels at a time, descriptors 16 bytes.
-    fits = height % stride == 0 and width % stride == 0 and channels % 16 == 0 and weight.shape[0] % 8 == 0
+    # Descriptors take 16 bytes at a time, tensor cores 16 channels.
+    whole = channels % (8 if stride == 1 else 16) == 0 and weight.shape[0] % 8 == 0
+    fits = height % stride == 0 and width % stride == 0 and whole
     return x.dtype != torch.float32 and aligned and fits and shared_memory(x) >= LARGE_TILES
 
 
@@ -158,7 +163,7 @@ def plan(
     sizes = y_shape[:3]
     if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no neighbours are seen: all pixels are one row
         images, height, width = sizes = 1, 1, images * height * width
-    chosen = settings(*sizes, channels, out_channels, multiprocessors)
+    chosen = settings(*sizes, channels, out_channels, stride, multiprocessors)
     box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
     block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
     views = (

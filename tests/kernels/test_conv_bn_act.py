@@ -46,7 +46,11 @@ def assert_right(ours, arguments, **options):
         ((1, 16, 3, 3, 8), (3, 3), 1, 4, True),
         ((2, 3, 9, 7, 5), (3, 3), 2, 1, False),  # odd sizes, three channels
         ((1, 16, 7, 7, 8), (3, 3), 2, 1, False),
-        ((1, 24, 5, 5, 8), (3, 3), 1, None, False),
+        ((1, 24, 5, 5, 8), (3, 3), 1, None, True),  # channels that end within a block
+        ((2, 8, 4, 6, 8), (3, 2), 1, None, True),
+        ((1, 72, 3, 5, 16), (3, 3), 1, 0, True),
+        ((1, 24, 6, 6, 8), (3, 3), 2, 1, False),
+        ((1, 20, 5, 5, 8), (3, 3), 1, None, False),
         ((1, 1, 1, 1, 1), (1, 1), 1, None, False),
     ],
 )
