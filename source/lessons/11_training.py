@@ -451,8 +451,8 @@ checkpoint_flops.compare(flops["checkpointed"] / flops["kept"])
 
 # %% [markdown]
 # **Verdict: holds, for FLOPs.** A little less than the forward pass is repeated here: what needs no kept input, such as
-# the last product of a block, is skipped. In time it is more than nothing even where the GPU's arithmetic would be
-# idle, and that is why compilers choose more finely.
+# the last product of a block, is skipped. What is dear to repeat are products, and what fills memory is mostly cheap to
+# repeat: a finer choice than "the whole layer" is worth looking for.
 #
 # ## What torch.compile decides by itself
 #
@@ -578,8 +578,8 @@ for node in found.graphs[0].graph.nodes:
         print(getattr(node.target, "__name__", node.target))
 
 # %% [markdown]
-# One graph, your kernel a node in it. (`aot_eager`, below, is torch.compile without its code generator, which takes a
-# minute on this machine.) The same gradients?
+# One graph, your kernel a node in it. (`aot_eager`, below, is torch.compile without its code generator, which is slow
+# on a CPU.) The same gradients?
 
 # %%
 compiled = torch.compile(model_of_mine, backend="aot_eager", fullgraph=True)
@@ -696,9 +696,8 @@ for name, part in vars(FUSED).items():
     print(f"{name:9}", getattr(part, "func", part).__name__)
 
 # %% [markdown]
-# The same weights, the same text. With no GPU the fused one's kernels run in Triton's interpreter: the same arithmetic,
-# in the same order as on a GPU, and no speed at all. It is a proof, not a race. **To which digit do the two losses
-# agree after eight steps?** Say how many zeros follow the point in their difference.
+# The same weights, the same text. With no GPU the fused one's kernels run in Triton's interpreter: the same kernels,
+# and no speed at all. It is a proof, not a race. **To which digit do the two losses agree after eight steps?** Say how many zeros follow the point in their difference.
 
 # %%
 zeros = predict_first("zeros after the point in the difference of the losses, 8 steps", unit="")
@@ -844,5 +843,5 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 11](../exercises/11_fused_backward.ipynb) asks for LayerNorm with GELU, forward and backward, whose
+# [Exercise 11](../exercises/11_fused_backward.ipynb) asks for the backward pass of LayerNorm with GELU. Its
 # gradients are judged in float64.
