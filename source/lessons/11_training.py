@@ -697,7 +697,8 @@ for name, part in vars(FUSED).items():
 
 # %% [markdown]
 # The same weights, the same text. With no GPU the fused one's kernels run in Triton's interpreter: the same kernels,
-# and no speed at all. It is a proof, not a race. **To which digit do the two losses agree after eight steps?** Say how many zeros follow the point in their difference.
+# and no speed at all. It is a proof, not a race. **To which digit do the two losses agree after eight steps?** Say how
+# many zeros follow the point in their difference.
 
 # %%
 zeros = predict_first("zeros after the point in the difference of the losses, 8 steps", unit="")
