@@ -418,6 +418,14 @@ def test_estimated_registers_are_near_those_of_a_compiled_kernel(function, tenso
     assert abs(group.registers - compiled.registers) <= 12
 
 
+def test_no_kernel_holds_more_values_than_there_are_registers():
+    def wide(*tensors):
+        return torch.cat([each * 2 for each in tensors]).relu(), sum(tensors)
+
+    plan = analyse(wide, *(meta(R, C) for _ in range(50)))
+    assert all(group.registers <= 255 for group in plan.groups)
+
+
 def test_what_cannot_be_generated_is_refused():
     rows, sine = analyse(norm, meta(R, C), meta(C)), analyse(lambda x: torch.sin(x) + 1, meta(R, C))
     for plan, said in ((rows, "pointwise"), (sine, "no formula for sin")):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from helpers.instruments import prediction
 from helpers.instruments.devices import Device
-from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, bits, is_split
+from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, NotLegalError, bits, is_split
 from helpers.instruments.fusion.nodes import PRODUCTS, FusionNode
 from helpers.instruments.operations import Launch
 from helpers.instruments.roofline import SPECIAL, Work
@@ -105,6 +105,9 @@ class Costs:
                 registers = OTHERS + ACCUMULATORS + VALUES * live
         else:
             registers = MOST_REGISTERS
+        if registers > MOST_REGISTERS and len(group) > 1:
+            raise NotLegalError(f"{live} values alive at once take more than {MOST_REGISTERS} registers")
+        registers = min(registers, MOST_REGISTERS)
         work = Work(flops + product, nbytes, written)
         dtype = DTYPES.get(min(node.itemsize for node in group if node.kind in PRODUCTS), "fp32") if product else "fp32"
         launch = Launch(kind, work, product, flops, special)
