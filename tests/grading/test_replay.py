@@ -1,5 +1,6 @@
 """Records of calls that return several tensors: what is replayed, and what a forged record earns."""
 
+import contextlib
 import copy
 
 import pytest
@@ -8,10 +9,12 @@ from replaying import asked_here
 from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same, same
 from helpers.grading.replay import server
+from helpers.grading.replay.elsewhere import Elsewhere, Replay
 from helpers.grading.replay.record import record_call
 from helpers.grading.replay.talk import TalkError
 from helpers.grading.replay.tensors import MOST_RESULTS, inputs_from_json
 from helpers.learning.checks import cases
+from helpers.learning.checks.gradients import last_program_first
 from helpers.learning.outcome import ERROR, FAIL, PASS
 
 NAME = "05b_residual_rms_norm"
@@ -196,6 +199,20 @@ def test_a_replay_that_keeps_to_no_conversation_is_ended_and_earns_nothing(exerc
     assert reply["state"] == ERROR, reply
     assert reply["replay"], reply
     assert "replaying your launches" in reply["message"], reply
+
+
+def test_a_launch_that_a_check_runs_backwards_is_replayed_backwards(called):
+    asked = []
+
+    def ask(question, payload):
+        asked.append(question["backwards"])
+        raise TalkError("enough")
+
+    answer = Elsewhere("f", ["x"], Replay({}, [{"steps": [], "result": []}] * 2, ask))
+    for order in (contextlib.nullcontext(), last_program_first()):
+        with order, pytest.raises(TalkError):
+            answer(1.0)
+    assert asked == [False, True]
 
 
 def test_an_input_that_was_changed_fails_whatever_is_checked(exercise, called, tmp_path):

@@ -15,6 +15,7 @@ from helpers.grading.replay.told import error_from_json, number, resources_from_
 from helpers.instruments.resources import Resources
 from helpers.instruments.traffic import Traffic
 from helpers.instruments.traffic.ledger import Ledger
+from helpers.learning.checks.gradients import runs_backwards
 from helpers.learning.outcome import PASS, AnswerError
 
 
@@ -152,7 +153,8 @@ class Elsewhere:
         if not {"steps", "result"} <= call.keys():
             raise AnswerError("the notebook recorded no launches of this call", "what your function returns")
         recorded = {"steps": call["steps"], "result": call["result"]}
-        return {"name": self.__name__, "parameters": self._parameters, "call": recorded}
+        asked = {"name": self.__name__, "parameters": self._parameters, "call": recorded}
+        return asked | {"backwards": runs_backwards()}
 
     def _result(self, reply: dict, tensors: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
         return self._replay.read(lambda: tuple(tensors) if reply["several"] else one(tensors))

@@ -3,7 +3,8 @@
 It knows one submission's answers and the inputs of one call at a time, and nothing else: no expected value, no seed,
 no model answer, no other student. It answers questions of `server` on its one socket:
 
-    {"answers", "name", "parameters", "call", "inputs", "storages"}    launches a recorded call again, under the meter
+    {"answers", "name", "parameters", "call", "backwards", "inputs", "storages"}    launches a recorded call again,
+        under the meter, programs from last to first if they are to run backwards
         -> {"tensors", "several", "changed", "traffic"}
     the same with "share", and "smaller", the steps of a smaller call    and grows the launches
         -> the same with "stray", as `checks.offsets.stray_offset` tells it
@@ -18,6 +19,7 @@ or, to any of them, {"raised"}. "tensors" are the results and then the inputs th
 "changed". All tensors travel as bytes beside the message.
 """
 
+import contextlib
 import functools
 import socket
 import sys
@@ -32,6 +34,7 @@ from helpers.grading.replay.told import raised_as_json, resources_as_json, traff
 from helpers.instruments.cuda.kernel import cuda_kernel
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks.gradients import last_program_first
 from helpers.learning.checks.offsets import launches_on, stray_offset
 from helpers.learning.checks.resources import launches
 from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
@@ -60,7 +63,8 @@ class Replayer:
         call = Again(question["name"], question["parameters"], question["call"], self._kernels)
         if "share" in question:
             return self._strays(question, call, inputs, before)
-        with outputs_start_as_nan():
+        order = last_program_first() if question["backwards"] else contextlib.nullcontext()
+        with outputs_start_as_nan(), order:
             if "devices" not in question:
                 return packed(measure(call, *inputs), inputs, before)
             seen, traffic = launches(call, inputs)

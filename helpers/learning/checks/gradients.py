@@ -168,5 +168,14 @@ def check_repeats(answer: Callable, inputs: tuple) -> str:
 def last_program_first() -> Iterator[None]:
     """Let the interpreter take the programs of a launch from last to first."""
     in_order = runtime._in_order
-    with mock.patch.object(runtime, "_in_order", lambda grid: reversed(list(in_order(grid)))):
+
+    def backwards(grid):
+        return reversed(list(in_order(grid)))
+
+    with mock.patch.object(runtime, "_in_order", backwards):
         yield
+
+
+def runs_backwards() -> bool:
+    """Whether programs are taken from last to first now: a launch in another process must be as well."""
+    return runtime._in_order.__name__ == "backwards"
