@@ -148,8 +148,9 @@ def _inlined(steps: list[TracedStep], kinds: list[str], readers: dict[int, set[i
             gone.add(step.index)
             waiting = [step.index]
             while waiting:  # what only it reads goes with it
-                for source in steps[waiting.pop()].waits:
-                    if source in made_of and source not in gone and readers.get(source, set()) <= gone:
+                reader = waiting.pop()
+                for source in steps[reader].waits:
+                    if source in made_of and source not in gone and readers.get(source) == {reader}:
                         gone.add(source)
                         waiting.append(source)
     return [steps[place] for place in sorted(gone)]
