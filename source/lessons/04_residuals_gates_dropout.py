@@ -14,7 +14,7 @@
 # - fuse a gate (SwiGLU, GeGLU) whose two halves lie in one tensor, without a copy;
 # - say when to recompute and when to store.
 #
-# About 45 minutes. It follows on [03b What the compiler made of it](03b_what_the_compiler_made.ipynb) and leads to
+# About 60 minutes. It follows on [03b What the compiler made of it](03b_what_the_compiler_made.ipynb) and leads to
 # [exercise 04](../exercises/04_bias_dropout_residual.ipynb).
 
 # %%
@@ -143,9 +143,9 @@ mask_chart(
 #
 # ## One kernel forward, one backward
 #
-# The forward kernel gives each program a row, as the bias wants it. The backward kernel has no bias to read, so it may
-# as well take the tensor as one long row, in blocks. Somebody wants each program to have dice of its own: `seed` plus
-# the program's number, and the lanes count from 0. **Is there anything wrong with that?**
+# The forward kernel gives each program a row, so that lane and bias go together. The backward kernel has no bias to
+# read, so it may as well take the tensor as one long row, in blocks. Somebody wants each program to have dice of its
+# own: `seed` plus the program's number, and the lanes count from 0. **Is there anything wrong with that?**
 
 
 # %%
@@ -228,8 +228,9 @@ metered = measure(lambda: masks(64, 1000, 0.1, by_lane))
 print("hazards found by the meter:", metered.hazards or "none")
 
 # %% [markdown]
-# The rate is right in both. The meter reports no hazard: not a byte is touched that should not be. Your network would
-# train, a little worse than it could, and nobody would know why.
+# The rate is right in both. The meter reports no hazard: not a byte is touched that should not be. But whether the two
+# masks are still the *same*, this cell did not ask. If they are not, your network would train, a little worse than it
+# could, and nobody would know why.
 #
 # The instrument for this is **gradcheck**. It moves each input by a hair, looks how the results move, and compares
 # that with what the backward pass says. It wants double precision and small, awkward shapes.
@@ -277,7 +278,8 @@ mask_chart(
 # has, whoever works on it: **its number in the whole tensor**.
 #
 # While we are at it, a second mistake, which no small tensor shows. `tl.program_id` is an `int32`, and so is its
-# product with `columns`. **With rows of $2^{30}$ elements, where does row 2 begin?** Only numbers are stored here:
+# product with `columns`. **With rows of $2^{30}$ elements, where does row 2 begin?** No such tensor is made here; the
+# kernel only stores where its rows would begin:
 
 
 # %%
@@ -349,8 +351,9 @@ fused_bytes.compare(fused.unique_total / x.numel())
 #
 # The catalogue keeps its seed in a tensor, not in a Python number. Why? A training step may be recorded once, as a
 # **CUDA graph**, and played again and again, which saves the host's work for each launch. What is recorded are launches
-# with their arguments: of a tensor its address, of a number its value. **Played twice, which of these draws the same
-# mask twice?** (With no GPU, the cell plays the launches itself, which is the same.)
+# with their arguments: of a tensor its address, of a number its value. **Played twice, which draws the same mask twice:
+# a kernel that is given its seed as a number, or one that loads it from a tensor?** (With no GPU, the cell plays the
+# launches itself, which is the same.)
 
 
 # %%
@@ -398,7 +401,7 @@ print("seed in a tensor, the same mask twice:", play_twice(by_tensor, out))
 # up to a point. Ten rounds of Philox for each number: **how many times as many instructions does the kernel have as one
 # that drops nothing?** Here is our forward kernel again, made ready for bf16 and fp16: it computes in fp32
 # (`.to(tl.float32)`), and the store rounds. `EACH` is how many numbers come of one evaluation of Philox: 0, no dice; 1,
-# as above. (What 4 is, we shall need later.)
+# as above. (Leave 4 aside; it is explained when we need it.)
 
 # %%
 import inspect
@@ -440,7 +443,8 @@ def instruction_time(instructions):
     return warps * instructions / (4 * gpu.sms * gpu.sm_clock)
 
 
-print(f"{ROWS} x {COLUMNS}, bf16: the bytes take {1e6 * 6 * elements / h200.copy_bandwidth:.0f} us")
+moved = 3 * 2 * elements  # x, the residual and the result, two bytes each
+print(f"{ROWS} x {COLUMNS}, bf16: the bytes take {1e6 * moved / h200.copy_bandwidth:.0f} us")
 for name in ("no dice", "tl.rand"):
     print(f"{name}: the instructions take at least {1e6 * instruction_time(count[name]):.0f} us")
 
@@ -515,9 +519,9 @@ for name, each in (("eager", 15), ("torch.compile", 6)):
 #
 # ## Gates
 #
-# The feed-forward layer of Llama multiplies two halves: $y = \mathrm{silu}(g) \cdot u$ with
-# $\mathrm{silu}(g) = g\,\sigma(g)$. That is **SwiGLU**; with GELU in its place, **GeGLU**. Gate and up come out of
-# *one* matrix product, side by side in each row. The course's kernel is ready:
+# The feed-forward layer of Llama multiplies two halves, the *gate* $g$ and the *up* half $u$, which widens the row:
+# $y = \mathrm{silu}(g) \cdot u$ with $\mathrm{silu}(g) = g\,\sigma(g)$. That is **SwiGLU**; with GELU in its place,
+# **GeGLU**. Both halves come out of *one* matrix product, side by side in each row. The course's kernel is ready:
 
 # %%
 from kernels import swiglu
@@ -636,14 +640,14 @@ for act in ("gelu", "relu"):
 
 # %% [markdown]
 # With GELU it stores the sum, a second tensor. ReLU's slope asks only whether the sum is above 0, so the answer is
-# stored, one bit an element. The result would tell, too, and the next layer most often keeps it anyway: nothing more
-# would be kept, but a float an element read where a bit is enough. The rule:
+# stored, one bit an element. (The result would tell, too: it is above 0 where the sum is, and the next layer most often
+# keeps it anyway. But then the backward pass reads a float an element, where a bit is enough.) The rule:
 #
 # **Recompute what follows from something that the backward pass has at hand in any case: a seed, a gate it must read.
 # Store what would need more to be read than it takes up itself.**
 #
-# Move it. The bars are what a training step moves, forward and backward, and what it keeps in between; times are bytes
-# over the bandwidth in the GPU's data sheet. Find out:
+# Try the rule on the explorer below. Its bars are what a training step moves, forward and backward, and what it keeps
+# in between; times are bytes over the bandwidth in the GPU's data sheet. Find out:
 #
 # 1. Bias+dropout+residual: what share of the fused kernels' bytes does recomputing the mask save in bf16? In fp32? Why
 #    is it less there?

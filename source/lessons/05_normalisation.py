@@ -206,8 +206,8 @@ for mean in (0, 100, 10_000):
 
 # %% [markdown]
 # The third formula is **Welford's**. It keeps count, mean and the sum of squares about the mean, and says how to merge
-# the three of one part of a row with the three of another. Never is a large number taken from another large one that
-# was squared. A reduction in Triton can use any such merge:
+# the three of one part of a row with the three of another. What it squares are distances between means, which are small
+# however large the means: nothing large is squared, so nothing cancels. A reduction in Triton can use any such merge:
 
 
 # %%
@@ -218,6 +218,10 @@ def merge(mean_a, squares_a, count_a, mean_b, squares_b, count_b):
     apart = mean_b - mean_a
     squares = squares_a + squares_b + apart * apart * count_a * share
     return mean_a + apart * share, squares, count
+
+
+# %% [markdown]
+# Each lane begins as a part with one number in it, which is its own mean: squares 0, count 1 (0, if it is padding).
 
 
 # %%
@@ -250,7 +254,7 @@ print("Welford, mean 10,000, right to 0.1:", error(welford_kernel, x[:4] + 10_00
 # %%
 from helpers.figures import variance_explorer
 
-explorer = variance_explorer(mean=10_000.0, columns=1024, arithmetic="fp32")
+explorer = variance_explorer(mean=100.0, columns=1024, arithmetic="fp32")
 explorer
 
 # %% [markdown]
@@ -262,8 +266,9 @@ explorer
 # The error of one pass grows with the *square* of the mean, that of the others with the mean. A negative variance has
 # no root: that is the nonsense of our first question.
 #
-# Even two passes lose digits at a large mean. They must: the mean itself is rounded to a few digits, and no formula can
-# give back what the *input* has already lost.
+# Even two passes and Welford lose digits at a large mean. They must: the mean is rounded to the digits that its dtype
+# has, and by as much as it is off, every result is off. (What rounding the *input* loses is not in these errors: the
+# exact result is that of the rounded row.)
 #
 # Is Welford the better choice, then? On a CPU that streams through a row, yes: it reads the row once. But our row is in
 # registers, where a second pass reads no memory:
@@ -346,8 +351,9 @@ for mean in (0, 3, 100):
 
 # %% [markdown]
 # A mean of 3 is enough. The meter has nothing to say: the bytes are the same. **Widen right after the load, add in
-# fp32, and let the store round, once.** (Matrix products do the same: their operands have 16 bits, the accumulator has
-# 32. <!-- given 16 bits, 32 bits: PTX ISA, mma -->) Every kernel of the catalogue does it, and so do ours from here on.
+# fp32, and let the store round, once.** (Matrix products do the same: their operands have 16 bits, the accumulator,
+# which holds the sum so far, has 32. <!-- given 16 bits, 32 bits: PTX ISA, mma -->) Every kernel of the catalogue does
+# it, and so do ours from here on.
 #
 # ## Before and after the norm
 #
@@ -428,8 +434,8 @@ print(h200.table("residual_layer_norm", "bfloat16"))
 # ## Leaner norms: RMSNorm and L2
 #
 # RMSNorm leaves the mean out: `x / sqrt(mean(x^2) + eps)`. No mean, no padding trap: 0 squared is 0, and no
-# subtraction, no cancellation. The L2 norm divides by the root of the sum of squares. **Claim: "a fused L2 norm is 3
-# to 5 times faster."** First the bytes:
+# subtraction, no cancellation. The L2 norm (not the L2 cache: the name is all they share) divides by the root of the
+# sum of squares. **Claim: "a fused L2 norm is 3 to 5 times faster."** First the bytes:
 
 # %%
 from kernels import l2_norm

@@ -15,7 +15,7 @@
 # - share few rows among many programs, and say why atomics make results differ from run to run;
 # - tell how much of a published speed-up is fusion.
 #
-# About 55 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row, and
+# About 60 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row, and
 # leads to [exercise 06](../exercises/06_softmax_topk.ipynb).
 
 # %%
@@ -466,14 +466,14 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # fp32 to each, as our kernels hold it; what L2 keeps is a model fitted to an H200.)
 #
 # 1. From which width on does no choice of warps hold the row? (A block's lanes are a power of two.)
-# 2. Back at 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps a row. Why does the *larger* block save bytes?
+# 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps a row. Why does the *larger* block save bytes?
 # 3. At 4 warps, go down with the rows. From where on is the second read free, and why?
 # 4. At 32 warps and 8,192 rows, choose an RTX 4090, then a T4. On which of them may you read three times unpunished?
 
 # %%
 from helpers.figures import wide_rows_explorer
 
-explorer = wide_rows_explorer("H100", dtype="bf16", rows=8192, columns=50257, warps=8)
+explorer = wide_rows_explorer("H100", dtype="bf16", rows=8192, columns=16384, warps=8)
 explorer
 
 # %% [markdown]
@@ -553,8 +553,8 @@ print(h200.table("cross_entropy", "bfloat16"))
 # %% [markdown]
 # On large tensors the speed-up is more than the ratio of the bytes, for the reason that you know: PyTorch's kernels do
 # not move them at the speed of a copy. The first line is another story: see its share of a copy. It has few rows, so
-# few programs, less than one for each SM, and each walks alone along its row: too few loads are under way to keep the
-# memory busy. **One row, one program needs many rows.**
+# few programs: not even one for each of the H200's SMs. And each walks alone along its row: too few loads are under way
+# to keep the memory busy. **One row, one program needs many rows.**
 #
 # ## Few rows: let programs share one
 #

@@ -14,7 +14,7 @@
 # - say how many turns a read of shared memory takes;
 # - choose `num_warps` and `maxnreg` knowing what each costs, and count waves and their tail.
 #
-# About 50 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
+# About 60 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
 # [exercise 07](../exercises/07_register_budget.ipynb).
 
 # %%
@@ -31,9 +31,11 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 # %% [markdown]
 # ## What an SM has to share out
 #
-# A GPU is many *streaming multiprocessors*, SMs. Each takes whole **blocks** (Triton: program instances), as many as
-# fit. A block is made of **warps**: 32 threads each, that step together. While one warp waits for memory, the SM runs
-# another: that is how it hides the wait. The share of its warp slots that are filled is its **occupancy**.
+# A GPU is many *streaming multiprocessors*, SMs. Each takes whole **blocks**, as many as fit. (So far a block was the
+# lanes that a program works on, and in Triton's `BLOCK` it still is. In an SM it is the program itself: the threads
+# that run one program instance.) A block is made of **warps**: 32 threads each, that step together. While one warp
+# waits for memory, the SM runs another: that is how it hides the wait. The share of its warp slots that are filled is
+# its **occupancy**.
 #
 # What is shared out, on an H100 (*shared memory* is a small fast store that the threads of a block have in common):
 
@@ -343,8 +345,9 @@ for steps in (1, 12):
 #
 # An instruction has eight bits to name a register, so a thread can have no more than the 255 of the first cell. What
 # does not fit **spills**: it is stored to *local memory*, which is ordinary GPU memory behind the SM's own cache,
-# **L1**, and loaded back. You know what each step costs, and that about thirty registers are needed for everything
-# else. **Which number of fused operations is the first to spill on an H100?**
+# **L1**, and loaded back. Each thread has a place of its own there, its **stack**. You know what each step costs, and
+# that about thirty registers are needed for everything else. **Which number of fused operations is the first to spill
+# on an H100?**
 
 # %%
 first_spill = predict_first("the first number of operations to spill", unit="operations")
@@ -398,8 +401,8 @@ print(f"{len(of_stack)} of {sum(compiled(first).instructions.values())} instruct
 # %% [markdown]
 # ## Where does it stop paying?
 #
-# The other way is to **cut** the chain in two launches more: one that runs the first half forward and writes the row,
-# one for each half's gradient. The meter says what a cut costs.
+# The other way is to **cut** the chain in two pieces, which takes three launches: one runs the first half forward and
+# writes the row it ends with, then each half has one for its gradient. The meter says what a cut costs.
 
 # %%
 whole = measure(chain_gradient, x, grad_y, 16, 1)
@@ -528,7 +531,7 @@ capped = predict_first("occupancy of 12 steps capped at 64 registers", unit="%")
 capped
 
 # %%
-for most in (None, 168, 128, 64):
+for most in (None, 200, 168, 128, 64):
     made = compiled(12, maxnreg=most)
     at = f"{made.occupancy().fraction:6.1%} occupancy"
     print(f"{most or 'free':>4}: {made.registers:3} registers, {at}", end="")
@@ -555,9 +558,10 @@ for most, time in caps.items():
 faster.compare(caps[255].median / caps[128].median)
 
 # %% [markdown]
-# Faster, with hundreds of bytes spilled by every thread: two more blocks were worth it. The tightest cap buys twice as
-# many blocks again and loses more than it gains. Between lies a best value that no rule tells; the compiler gives the
-# candidates (each cap at which one more block fits), the clock decides.
+# Faster, with hundreds of bytes spilled by every thread: two more blocks were worth it. The mildest cap only costs: it
+# lets no further block in. The tightest buys twice as many blocks again and loses more than it gains. Between lies a
+# best value that no rule tells; the compiler gives the candidates (each cap at which one more block fits), the clock
+# decides.
 #
 # ## The same row on more threads: num_warps
 #
@@ -752,5 +756,6 @@ answer = ...
 self_test(answer, 6 * 2048 / 128, "2048 numbers over 4 x 32 threads, a register each")
 
 # %% [markdown]
-# [Exercise 07](../exercises/07_register_budget.ipynb) gives you kernels to fit into a register budget. Next: the
-# [lab bench](lab_bench.ipynb), every instrument of the course in one line each.
+# [Exercise 07](../exercises/07_register_budget.ipynb) gives you kernels to fit into a register budget. Next:
+# [08 Matmul epilogues](08_matmul_epilogues.ipynb), where tiles of a product fill the registers. The
+# [lab bench](lab_bench.ipynb) has every instrument of the course in one line each.
