@@ -91,8 +91,8 @@ y.cpu()
 # The mask of a tile is made alike: `(row < M)[:, None] & (col < N)[None, :]`. Whoever swaps the two strides reads the
 # matrix transposed, and nothing is copied for that.
 #
-# `tl.dot(a, b, acc)` is the matrix product of two tiles, added to a third. One program, one tile of 16 x 16, the least
-# that tensor cores take. Here b is the transpose of w, by its strides:
+# `tl.dot(a, b, acc)` is the matrix product of two tiles, added to a third. One program, one tile of 16 x 16,
+# as much of K as tensor cores ask for. Here b is the transpose of w, by its strides:
 
 
 # %%

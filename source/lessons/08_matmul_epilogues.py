@@ -121,8 +121,8 @@ print(f"metered on the small layer: {per_flop:g} bytes a FLOP")
 loaded.compare(per_flop * flops / 1e9)
 
 # %% [markdown]
-# Bytes for a FLOP stay the same at any size, so the meter may measure small. Of these bytes nearly all come from L2,
-# since every row is wanted thousands of times. But L2, too, has a bandwidth.
+# Bytes for a FLOP stay the same at any size, so the meter may measure small. Hardly any of these bytes come from
+# memory: every row is wanted thousands of times, and caches have it. But a cache, too, has a bandwidth.
 #
 # ## A table to grow
 #
@@ -227,8 +227,8 @@ step("a tile in registers", registers_kernel, (128, 16, 64))
 # %% [markdown]
 # Is it faster by as much? Not nearly: see the last column. Bytes are no longer what it waits for. Each load fetches two
 # bytes from a row of their own, which is the stride of lesson 03b, and the loop is as long as K. And the arithmetic is
-# done by ordinary cores (`FFMA`: a multiplication and an addition in float32; the B200's takes 16-bit factors as they
-# are), where there are others:
+# done by ordinary cores (`FFMA`: a multiplication and an addition in float32; on a B200 `FFMA2` does two at once and
+# `FHFMA` takes 16-bit factors as they are), where there are others:
 # <!-- given 16 bits: the format's definition -->
 
 # %%
@@ -242,7 +242,8 @@ print(f"its tensor cores:        {tensor / 1e12:.0f} TFLOP/s, {1e3 * flops / ten
 #
 # `tl.dot(a, b, acc)` multiplies two tiles and adds the product to a third. So we walk along K in steps of 64 columns
 # and load whole tiles of x and w, which are wide loads again. `w.T` is a view: nothing is moved for it. A tensor core
-# takes 16-bit operands as they are and adds in float32. The least that it takes is 16 along each side.
+# takes 16-bit operands as they are and adds in float32. Along K a tile needs 16 at least; rows and columns
+# that the instruction has and the tile has not are filled up, and wasted.
 # <!-- given 16 bits: the format's definition -->
 
 
@@ -508,8 +509,9 @@ tiles
 # %% [markdown]
 # <details><summary>What is to be found</summary>1. Registers: 256 x 256 sums are as many as an SM has registers. In 8
 # warps that is more than a thread can have, in 16 it leaves nothing for the rest. 2. The sums alone are all the
-# registers that a thread can have: it spills. 3. Four. 4. 128 x 128 in 8 warps, with three stages: while one block is
-# in its epilogue or waits, the other multiplies.</details>
+# registers that a thread can have: it spills. 3. Four. 4. Those of 128 x 128 sums or fewer, where shared memory has
+# their stages twice: up to three of 128 x 128. While one block is in its epilogue or waits, the other
+# multiplies.</details>
 #
 # A model is worth what its tests say. Three points, by the compiler and by the meter:
 
@@ -539,10 +541,10 @@ for name, time in sweep.items():
     print(f"{name:19}  {model.fed:13.0%}   {reached:8.0%}{'  spills' if model.spills else ''}")
 
 # %% [markdown]
-# Small tiles reach what L2 allows, or a little more (blocks of one SM may find a stripe in its L1). Large ones wait for
-# other things: addresses and masks, which take instructions and registers; the loop's start and the epilogue, during
-# which the tensor cores rest; memory behind L2. The next steps go after these. And a spill costs as much as the model
-# warned.
+# Small tiles reach what L2 allows, or a little more (the model's bytes a clock are a copy's, which writes, too, and
+# these only read). Large ones wait for other things: addresses and masks, which take instructions and registers; the
+# loop's start and the epilogue, during which the tensor cores rest; memory behind L2. The next steps go after these.
+# And what spills is several times slower.
 #
 # ## The order of tiles
 #
@@ -637,8 +639,14 @@ for group, time in by_group.items():
     print(f"{group:12}  {model / 1e9:4.2f}  {counted}  {1e3 * time.median:.3f} ms")
 
 # %% [markdown]
-# The model is near, and so is its best group. Memory delivers a third of the bytes; time gains little, for memory was
-# not what this product waited for. In our table's layer, whose x and w fit into L2 together, there is nothing to gain:
+# The model is rough, and still its best group is the best. Memory delivers a third of the bytes; time gains little, for
+# memory was not what this product waited for. Our table's layer has 32 x 32 tiles, a wave is a quarter of them, and in
+# what order hardly matters. By the model, in microseconds at the speed of a copy:
+
+# %%
+for group in (1, 16, 32):
+    by_memory = all_stripes(264, 32, 32, group) * 128 * 4096 * 2 / h200.copy_bandwidth
+    print(f"{group:2} rows a group: {1e6 * by_memory:.0f} us of memory under {1e6 * product:.0f} us of products")
 
 # %% tags=["nbval-ignore-output"]
 step("grouped tiles", grouped_kernel, (256, 128, 256))
@@ -709,6 +717,7 @@ step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
 # Only one such block fits on an SM. So nobody multiplies while it is in its epilogue or fills its first stages; with
 # two blocks, the other did. The cure: a program for each SM that walks over the tiles. In one loop over all of its
 # tiles (`flatten=True` makes one of two) the loads of the next tile are asked for while this one is finished.
+# (In an epilogue the tensor cores still rest; after it they find their first stages there.)
 
 
 # %%
@@ -745,10 +754,10 @@ for name in ("persistent", "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
 
 # %% [markdown]
 # (`linear_act` is the course's own, `kernels/tiled/linear_act_descriptors.py`: the same steps, the tile's way out in
-# two halves so that a fourth stage fits. *cuBLAS alone* has the bias and no GELU.) So the product is a few per cent
-# slower than the library's, and its GELU for nothing wins more than that back.
+# two halves so that a fourth stage fits. *cuBLAS alone* has the bias and no GELU.) So with GELU
+# it takes a few per cent longer than the library's product without, and a launch for GELU takes more than that.
 #
-# ## The epilogue: free, and precise
+# ## The epilogue: nearly free, and precise
 #
 # Now for what this was done. **Of the large layer's time, how many per cent does GELU add to the product with bias?**
 
@@ -1066,8 +1075,9 @@ predictions()
 # ReLUs.</details>
 #
 # 5. A product with K = 64 writes 8192 x 8192 results. Is its epilogue worth more or less than with K = 4096?
-# <details><summary>Answer</summary>Much more. The product takes a sixty-fourth of the time and the activation as long
-# as before: with so short a K the layer waits for the bytes of y, and fused they make one trip of three.</details>
+# <details><summary>Answer</summary>Much more. The product has a sixty-fourth of the arithmetic and the activation takes
+# as long as before: with so short a K the layer waits for the bytes of y, and fused they make one trip of
+# three.</details>
 #
 # 6. How many FLOP for each byte loaded does a tile of 192 x 128 make? Put your number in place of the dots.
 

@@ -2,9 +2,9 @@
 # # 09 Convolution, batch norm, ReLU: a matrix that is never written
 #
 # A network for pictures does the same three things again and again: a convolution, batch norm, ReLU. The first is
-# nearly all of the arithmetic, the other two are most of the traffic. And in inference, batch norm is one product
-# and one sum a channel. **So why does it move more bytes than the convolution, and what does it take to make it vanish:
-# a kernel, or only a pencil?**
+# nearly all of the arithmetic, the other two are most of the traffic. And in inference, batch norm is one product and
+# one sum for each number. **So why does it move more bytes than the convolution, and what does it take to make it
+# vanish: a kernel, or only a pencil?**
 #
 # After this lesson you can
 #
@@ -15,8 +15,8 @@
 # - fold batch norm into weights or into an epilogue, say which rounds less, and why training forbids both;
 # - say from one number, the depth of the product, how much fusing can bring, and where cuDNN's own kernel is faster.
 #
-# About 60 minutes. It follows on [07 Occupancy](07_occupancy.ipynb); tiles and `tl.dot` are shown in
-# [exercise 08](../exercises/08_linear_act.ipynb). It leads to [exercise 09](../exercises/09_conv_bn_relu.ipynb).
+# About 60 minutes. It follows on [08 Matmul epilogues](08_matmul_epilogues.ipynb), whose tiles and `tl.dot` it takes
+# for granted, and leads to [exercise 09](../exercises/09_conv_bn_relu.ipynb).
 
 # %%
 import torch
@@ -256,8 +256,8 @@ for stride, padding in ((1, 1), (1, 0), (2, 1), (3, 2)):
 # 1. Take all tiles at stride 1, padding 1. How often is a pixel in the middle read, at the rim, in a corner?
 # 2. Stride 2: how often now, and what became of the regular picture? At which stride is every pixel read once at most?
 # 3. A filter of 1 x 1 at stride 2, no padding: how much of the picture does nobody look at?
-# 4. 3 x 3 and padding 0 again, tile 0: choose *the first* tap, then *the middle*. How do the pixels read differ?
-# 5. A filter of 1 x 1 with padding 2: what does tile 0 compute?
+# 4. 3 x 3, stride 1, padding 0, tile 0: choose *the first* tap, then *the middle*. How do the pixels read differ?
+# 5. A filter of 1 x 1, stride 1, padding 2: what does tile 0 compute?
 
 # %%
 from helpers.figures import Windows, windows_explorer
@@ -439,8 +439,8 @@ print("as PyTorch's own tool has them:", same_weights, same_bias)
 
 # %% [markdown]
 # With a pencil, then, and no kernel: fold the weights once, and batch norm is gone from the model. In float64 both are
-# exact. In fp16 the two are not equal. **Which is closer to the exact result, the scale in the weights or in the
-# epilogue?** Count how often something is rounded to fp16.
+# as good as exact. In fp16 the two are not equal. **Which is closer to the exact result, the scale in the weights or in
+# the epilogue?** Count how often something is rounded to fp16.
 #
 # ## The epilogue
 #
@@ -557,9 +557,9 @@ print("running statistics folded, in inference:", torch.allclose(with_folded(oth
 # the model in `eval()` mode, on a batch that it has not seen.
 #
 # Nor can an epilogue do it in training. A channel's mean is known when the last program has finished its last pixel; a
-# program that waits with its tile in registers would wait for programs that have not begun. So training writes the sums
-# of products, collects their statistics on the way, and reads them back: two trips more that fusing cannot save.
-# PyTorch's batch norm alone, on the H200:
+# program that waits with its tile in registers would wait for programs that have not begun, if there are more than a
+# wave. So training writes the sums of products, collects their statistics on the way, and reads them back: two trips
+# more that fusing cannot save. PyTorch's batch norm alone, on the H200:
 
 # %%
 for shape, times in bf16.items():
@@ -614,8 +614,9 @@ for shape, times in bf16.items():
     print(f"{named(shape):36} convolution: {rate:4.0%} of a matmul's rate; the trips: {speed:.0%} of a copy's speed")
 
 # %% [markdown]
-# Where both are slower alike, the formula holds. Where the trips lose more of their speed, as in the first two, fusing
-# gains more than it says; a shallow convolution loses more of its own rate, and gains less.
+# Where both are slower alike, the formula holds. Where the trips lose more of their speed, as in the first two, a fused
+# kernel as fast as cuDNN's convolution gains more than it says (on the first, ours is not); where the convolution
+# loses more of its own rate, as with 64 channels, it gains less.
 #
 # And **only a pencil**? Fold the weights, give the convolution its bias, call ReLU: no new kernel at all. Batch norm's
 # two trips are gone. **How many times faster than three kernels, at the same size?**
@@ -637,11 +638,12 @@ for shape, times in bf16.items():
 # Nothing, or worse. `conv2d` takes a bias, but on a GPU PyTorch calls cuDNN without it and adds it afterwards, **in a
 # kernel of its own** (`ATen/native/Convolution.cpp`): one that is no better than batch norm's. Folding has moved the
 # trips to another name. cuDNN's kernel that has the epilogue takes the time of its convolution alone: there, batch norm
-# and ReLU are free. So it takes both, a pencil and a kernel. That is the answer to the first question.
+# and ReLU are free, or nearly. So it takes both, a pencil and a kernel. That is the answer to the first question.
 #
 # **Claim: "fusing Conv + BN + ReLU makes it 1.41 times faster."** It names no size, no dtype and no GPU; what it does
 # say is what is compared, three kernels and one. So three kernels of PyTorch's against cuDNN's one, in bf16 with
-# channels last, and in fp32 with channels first, as tensors are when nobody says anything:
+# channels last, and in fp32 with channels first, as tensors are when nobody says anything (cuDNN then
+# multiplies in tf32, which PyTorch allows for convolutions unless told otherwise):
 
 # %%
 for kind, of_kind in steps.items():
@@ -688,9 +690,9 @@ for shape in LARGE:
 library.compare(ahead[LARGE[0]])
 
 # %% [markdown]
-# The library wins three of four, the catalogue the shallow one. Both leave eager PyTorch behind on all of them; the
-# deepest is so much arithmetic that `torch.compile` comes within a hair of ours. Is it the depth, then? 32 pictures of
-# 28 x 28, 3 x 3 taps, as many channels out as in:
+# The library wins three of four, the catalogue the one of 64 channels. Both leave eager PyTorch behind on all of them;
+# the deepest is so much arithmetic that `torch.compile` comes within a hair of ours. Is it the depth, then? 32 pictures
+# of 28 x 28, 3 x 3 taps, as many channels out as in:
 
 # %%
 from kernels.tiled.conv_bn_act_descriptors import settings
@@ -738,10 +740,10 @@ ours = times["the lesson's kernel"].median
 print(f"with boxes: {ours / times['fused'].median:.1f} times faster on an H200, and its tiles are larger")
 
 # %% [markdown]
-# The price: channels must come in multiples of 16, the tensors be aligned, the GPU be a recent one. So the catalogue
-# keeps the decoding kernel for all the rest. **Should one write this kernel, then?** If the library has it, no: fold
-# the weights and call it. The kernel of one's own is for what the library has not: another activation, a residual
-# added, a result in int8.
+# The price: channels must come in multiples of 8 (of 16, where the stride is not 1), the tensors be aligned, the GPU be
+# a recent one. So the catalogue keeps the decoding kernel for all the rest. **Should one write this kernel, then?** If
+# the library has it, no: fold the weights and call it. The kernel of one's own is for what the library has not: another
+# activation, a residual added, a result in int8.
 #
 # With a GPU at hand, see what yours says:
 
