@@ -20,6 +20,8 @@
 # [10](../exercises/10_attention_scores.ipynb) and [10b](../exercises/10b_flash_attention.ipynb).
 
 # %%
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -101,7 +103,8 @@ def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
 
 # %% [markdown]
 # (The tensors here are contiguous, one head after another: head, then token, then column. For others, as the exercises
-# have them, `row * D` becomes `row * stride_n`, and a head begins at `batch * stride_b + head * stride_h`.)
+# have them, `row * D + col` becomes `row * stride_n + col * stride_d`, and a head begins at
+# `batch * stride_b + head * stride_h`; if programs count `batch * heads + head`, `//` and `%` by `heads` tell the two.)
 #
 # Two masks are usual. A **causal** one: a query sees no key that comes after it. And **padding**: sequences in a batch
 # differ in length, and some keys at an end are none. Both become scores of minus infinity, before the maximum is taken.
@@ -236,9 +239,9 @@ for tokens in (256, 512, 1024):
     print(f"{tokens:5} tokens: {made.registers:3} registers, {made.shared_memory // 1024} KB, {made.occupancy()}")
 
 # %% [markdown]
-# Each doubling leaves half of the blocks on an SM, and the next one nothing that compiles. Beyond that the keys must
-# come in tiles, and a row's maximum and sum must be found **online**, as lesson 06 did for one row: now for a column of
-# rows at once, each with a maximum and a sum of its own.
+# Each doubling leaves half of the blocks on an SM, and the next one has more values a thread than registers. So keys
+# must come in tiles, and a row's maximum and sum must be found **online**, as lesson 06 did for one row: now for a
+# column of rows at once, each with a maximum and a sum of its own.
 
 
 # %%
@@ -352,8 +355,8 @@ def exact(q, k, v):
     return (torch.softmax(q.double() @ k.double().mT / q.shape[-1] ** 0.5, dim=-1) @ v.double()).float()
 
 
-one_tile = random_inputs(heads=2, tokens=64, d=64)
-print("right:", torch.allclose(flash(take_in, *one_tile).float(), exact(*one_tile), atol=1e-3))
+short = random_inputs(heads=2, tokens=64, d=64)
+print("right:", torch.allclose(flash(take_in, *short).float(), exact(*short), atol=1e-3))
 
 # %% [markdown]
 # Right. But those were 64 tokens, and a tile has 64 keys: one tile. Take two and five tiles as well, and a second test
@@ -491,13 +494,14 @@ from helpers.figures.attention_lengths import Attention
 from helpers.figures.style import si
 
 print(h200.label)
-print(" tokens        time: at least, took, apart        took, fused      memory: apart    fused")
+columns = ("apart at least", "apart took", "fused at least", "fused took", "apart holds", "fused holds")
+print(" tokens" + "".join(f"{each:>16}" for each in columns))
 for tokens, found in h200.experiment("attention_lengths").items():
     model = Attention(DEVICES["H200"], tokens, 16, 128, causal=False).costs
     row = [si(model["unfused"].time, "s"), si(found["eager"].median, "s") if "eager" in found else "-"]
     row += [si(model["fused"].time, "s"), si(found["fused"].median, "s")]
     row += [si(found["eager memory"], "B") if "eager" in found else "-", si(found["fused memory"], "B")]
-    print(f"{tokens:7,}" + "".join(f"{each:>12}" for each in row))
+    print(f"{tokens:7,}" + "".join(f"{each:>16}" for each in row))
 
 # %% [markdown]
 # (The first line's memory apart is mostly cuBLAS's own workspace, made at its first call.) Memory is the model's. Times
@@ -591,12 +595,15 @@ print(h200.label)
 for d, times in steps.items():
     for name, time in times.items():
         print(f"heads of {d:3}: {name:26} {1e6 * time.median:6.0f} us")
+computed = sum(2 * (program + 1) for program in range(32))  # tiles of 128 x 64, 32 programs a head
+print(f"tiles: {32 * 64 / computed:.2f} times fewer, up to the diagonal")
 every, stopping, _ = (time.median for time in steps[64].values())
 skip_gain.compare(every / stopping)
 
 # %% [markdown]
-# As many times faster as there are fewer tiles, nearly; and leaving the mask out where it hides nothing is worth
-# another tenth: a comparison and a choice for each score.
+# The time shrinks less than the tiles do. What a program does once, to start, to fetch its queries and to store, is
+# done as often as before; and programs now differ in length, so that the GPU is less evenly busy at the end. Leaving
+# the mask out where it hides nothing, a comparison and a choice for each score, is worth about a tenth more.
 #
 # Now with tiles of your own. What is asked for, and what is computed in vain?
 #
@@ -621,10 +628,10 @@ tiles
 #
 # ## What is it waiting for?
 #
-# Not for memory, as the explorer said. Then for the tensor cores? Between the two products each score passes through
-# an **exponential**, and exponentials have units of their own, few of them. For each score, a head of $d$ takes $4d$
-# operations on tensor cores and one exponential. **On an H200, with heads of 64: how long do the exponentials take, in
-# per cent of the products' time?**
+# Not for memory, as the explorer said. Then for the tensor cores? Between the two products each score passes through an
+# **exponential**, and exponentials have units of their own, few of them (lesson 01 has the rates of both). For each
+# score, a head of $d$ takes $4d$ operations on tensor cores and one exponential. **On an H200, with heads of 64: how
+# long do the exponentials take, in per cent of the products' time?**
 
 # %%
 share_of_products = predict_first("exponentials' time, of the products', heads of 64, H200", unit="%")
@@ -697,8 +704,9 @@ for heads, d in ((32, 64), (16, 128)):
     print("took", ", ".join(f"{name} {1e6 * times[name].median:.0f} us" for name in ("fused", "cuDNN")))
 
 # %% [markdown]
-# (`fused` is the catalogue's kernel.) Both kernels take less than all in turn, and neither comes near to all at once,
-# the longer of the two. cuDNN's, with heads of 128, overlaps most.
+# (`fused` is the catalogue's kernel.) Ours takes a little less than the two in turn, with heads of 128 just as long,
+# and in that time it has done all the other arithmetic, too. cuDNN's, with heads of 128, overlaps most. Neither comes
+# near to all at once, the longer of the two.
 #
 # One thing comes free of charge. A GPU has no `exp`, only powers of two: `tl.exp(x)` is `exp2` of `x` times
 # $\log_2 e$. The score is multiplied by the scale anyway. Multiply it by the scale times $\log_2 e$, once, and take
@@ -714,6 +722,12 @@ def rescales_in_base_2(peak, total, acc, s, v):
     total = total * shrink + tl.sum(p, axis=1)
     return higher, total, tl.dot(p.to(v.dtype), v, acc * shrink[:, None])
 
+
+# %%
+q, k, v = random_inputs(1, 128, 64)
+o, in_base_2 = torch.empty_like(q), 64**-0.5 * math.log2(math.e)
+flash_kernel[(2, 1)](q, k, v, o, 128, in_base_2, TAKE_IN=rescales_in_base_2, D=64, M=64, N=64)
+print("right, with the logarithm in the scale:", torch.allclose(o.float(), exact(q, k, v), atol=1e-3))
 
 # %% tags=["nbval-ignore-output"]
 meta = torch.empty(16, 4096, 64, dtype=torch.float16, device="meta")
@@ -840,9 +854,9 @@ for name, function in (("full", in_one_line), ("causal", masked)):
     print(f"{name:6} exchanged for scaled_dot_product_attention: {known}")
 
 # %% [markdown]
-# It does not. Somebody else's hand-written kernel is what makes the first one fast. **Claim: "attention becomes 2 to 3
-# times faster by compilation."** With 96 heads of 64, forward, in fp16, on an H200, compiled with and without those
-# patterns:
+# Not in these words; others it may know. Somebody else's hand-written kernel is what makes the first one fast. **Claim:
+# "attention becomes 2 to 3 times faster by compilation."** With 96 heads of 64, forward, in fp16, on an H200, compiled
+# with and without those patterns:
 
 # %%
 print(h200.label)
@@ -859,7 +873,8 @@ for tokens, times in h200.experiment("attention_compiled").items():
 # %% [markdown]
 # **Verdict: fair for attention with a causal mask written out, where the compiler fuses what is done to the matrix. Of
 # plain attention too modest, but not by the compiler's own work: it exchanged the kernel.** Without the patterns plain
-# attention gains little: the products stay apart, and the matrix goes through memory all the same.
+# attention gains little: the products stay apart, and the matrix goes through memory all the same. (Why
+# the causal one was slower with them, at 2048 tokens, was not looked into.)
 #
 # **FlexAttention** is a compiler's answer that knows what attention is. You write what a query sees, or what becomes of
 # a score, as a small Python function, and `torch.compile` puts it into a FlashAttention kernel made from a template.
@@ -907,7 +922,7 @@ for tokens, times in h200.experiment("attention_three").items():
 
 # %% [markdown]
 # **Verdict: too modest here, and no constant.** The gain grows with the tokens, as it must where one side is quadratic
-# in bytes and the other is not. On shorter sequences, or on a GPU with other ratios, some length will give that number.
+# in bytes and the other is not. On shorter sequences, or on a GPU with other ratios, some length may give that number.
 #
 # **Claim: "FlashAttention: 2 to 4 times faster between 128 and 4K tokens."** So its first README says, of an A100:
 # forward and backward pass together, batch 8, 12 heads of 64, against PyTorch written out; and it says "more with
@@ -977,7 +992,7 @@ for tokens in (128, 256, 512, 1024, 2048, 4096):
     print(f"{tokens:5} tokens: {apart / 1e6:6.1f} MB kept, fused {fused / 1e6:6.1f} MB, {1 - fused / apart:.0%} less")
 
 # %% [markdown]
-# **Verdict: holds at one range of lengths, from 256 to some 700 tokens in such a block, and is no law.** A share that
+# **Verdict: holds at some lengths, in such a block at 256 and 512 tokens, and is no law.** A share that
 # grows with N cannot be one number: at 128 tokens it is less, at 4096 most of the memory is gone. Lesson 11 writes the
 # backward pass that this needs.
 #
@@ -1011,14 +1026,14 @@ intensity.compare(one_token(65536, 32, 32).intensity)
 # %%
 from helpers.figures import Point, roofline_chart
 
-sequence = Attention(DEVICES["H200"], 4096, 32, 128, causal=True).costs
-points = [Point("4096 tokens", each.work.intensity, each.performance, kind) for kind, each in sequence.items()]
+sequence = Attention(DEVICES["H200"], 4096, 32, 128, causal=True).costs["fused"]
+points = [Point("4096 tokens", sequence.work.intensity, sequence.performance)]
 for key_heads in (32, 8, 1):
     work = one_token(65536, 32, key_heads)
     points.append(Point(f"one token, {32 // key_heads} to a key head", work.intensity, roof.attainable(work.intensity)))
 title = "A group's size is its intensity: one token waits for memory, whatever the kernel"
-each = (f"{point.label} {point.kind.replace('single', '')} {point.intensity:.0f} FLOP/byte" for point in points)
-text = f"{title}. On an H200: {'; '.join(' '.join(one.split()) for one in each)}"
+each = (f"{point.label} {point.intensity:.0f} FLOP/byte" for point in points)
+text = f"{title}. On an H200: {'; '.join(each)}"
 roofline_chart(roof, points, title, text)
 
 # %% [markdown]
@@ -1072,9 +1087,9 @@ split_gain.compare(decoding[65536][8][1].median / decoding[65536][8][64].median)
 
 # %% [markdown]
 # With parts enough, a long cache is read near the speed of a copy, level with the libraries; one key head needs the
-# most parts, and half of its time is start and end of two launches. One part for each of 8 heads leaves 124 of 132 SMs
-# idle. And the bytes decide: with 8 key heads it takes a quarter of the time of 32, as there is a quarter of the cache.
-# (Flex was called without a block mask; why it takes that long was not looked into.)
+# most parts, and spends less than half of its time on bytes: two launches each start and end. One part for each
+# of 8 heads leaves 124 of 132 SMs idle. And the bytes decide: with 8 key heads it takes a quarter of the time of 32, as
+# there is a quarter of the cache. (Flex was called without a block mask; why it takes that long was not looked into.)
 #
 # With a GPU at hand, see what your own kernels take:
 
