@@ -25,7 +25,9 @@ class Beside:
         return self.text
 
 
-def beside_catalogue(mine, op, shape: tuple[int, ...], passed: str = "values") -> Beside:
+def beside_catalogue(
+    mine, op, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, passed: str = "values"
+) -> Beside:
     """Your function and one of the catalogue on an H200: predicted, and what was recorded of the catalogue's.
 
     On a machine with a GPU both are timed there instead, in turns, L2 cold.
@@ -33,7 +35,8 @@ def beside_catalogue(mine, op, shape: tuple[int, ...], passed: str = "values") -
     Args:
         mine: the learner's function, taking what the catalogue's takes.
         op: the entry, such as kernels.CATALOGUE["softmax"].
-        shape: a recorded size of it, in bfloat16.
+        shape: a recorded size of it.
+        dtype: of 16 bits; the record is of bfloat16.
         passed: the check that must have passed in this session.
 
     Raises:
@@ -43,7 +46,7 @@ def beside_catalogue(mine, op, shape: tuple[int, ...], passed: str = "values") -
     times = record.times(op.name, shape, "bfloat16")
     if passed not in latest or latest[passed].state != PASS:
         return Beside(f"Once the check {passed!r} has passed, run this cell again: your kernel beside the catalogue's.")
-    inputs = op.inputs(*shape, dtype=torch.bfloat16, device="cuda" if runtime.has_gpu() else "meta")
+    inputs = op.inputs(*shape, dtype=dtype, device="cuda" if runtime.has_gpu() else "meta")
     functions = {"yours": mine, "the catalogue's": op.fused}
     calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}
     measured = benchmark_together(calls) if runtime.has_gpu() else {}
@@ -55,9 +58,8 @@ def beside_catalogue(mine, op, shape: tuple[int, ...], passed: str = "values") -
             time, known = predict(function, *inputs, device="H200").time, "predicted"
         launched = launched_kernels(function, *inputs, device="H200")
         needs = [each.resources for each in launched]
-        registers, spilled = (
-            " + ".join(str(getattr(each, of)) for each in needs) for of in ("registers", "spill_bytes")
-        )
+        registers = " + ".join(str(each.registers) for each in needs)
+        spilled = " + ".join(f"{each.spill_bytes} B" for each in needs)
         occupancy = " + ".join(f"{each.occupancy().fraction:.0%}" for each in needs)
         lines.append((who, _micro(time), known, str(len(launched)), registers, spilled, occupancy))
     lines.append(("the catalogue's", _micro(times["fused"].median), "recorded"))
@@ -65,7 +67,9 @@ def beside_catalogue(mine, op, shape: tuple[int, ...], passed: str = "values") -
     widths = [max(len(line[column]) for line in lines if column < len(line)) for column in range(len(HEADS))]
     table = ("  ".join(part.rjust(width) for part, width in zip(line, widths, strict=False)).rstrip() for line in lines)
     size = " x ".join(map(str, shape))
-    return Beside("\n".join([f"{size} in bfloat16; recorded: {record.label}", *table]))
+    return Beside(
+        "\n".join([f"{size} in {str(dtype).removeprefix('torch.')}; recorded, in bfloat16: {record.label}", *table])
+    )
 
 
 def _micro(seconds: float) -> str:

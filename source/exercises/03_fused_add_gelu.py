@@ -26,7 +26,15 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_offsets, check_traffic, check_values, check_vectorised, elementwise_cases
+from helpers.learning import (
+    Hints,
+    beside_catalogue,
+    check_offsets,
+    check_traffic,
+    check_values,
+    check_vectorised,
+    elementwise_cases,
+)
 
 # %% [markdown]
 # ## The unfused reference
@@ -172,6 +180,18 @@ check_offsets(add_gelu, vectors, sizes=(4096, 8192), size=2**32, name="large")
 # BEGIN HIDDEN TESTS
 check_values(add_gelu, reference, elementwise_cases(2, seed=1729, sizes=(2, 255, 4099)), name="other-values")
 # END HIDDEN TESTS
+
+# %% [markdown]
+# ## Yours beside the catalogue's
+#
+# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.add_gelu`. "Predicted" is made from the code that your
+# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+
+# %% tags=["nbval-ignore-output"]
+from kernels import CATALOGUE
+
+beside_catalogue(add_gelu, CATALOGUE["add_gelu"], (100_000_000,))
 
 # %% [markdown]
 # On the command line, `fusion check exercises/03_fused_add_gelu.ipynb` grades the saved notebook.

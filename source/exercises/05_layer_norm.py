@@ -27,7 +27,15 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_offsets, check_passes, check_values, large_mean_cases, norm_cases
+from helpers.learning import (
+    Hints,
+    beside_catalogue,
+    check_offsets,
+    check_passes,
+    check_values,
+    large_mean_cases,
+    norm_cases,
+)
 
 # %% [markdown]
 # ## The unfused reference
@@ -180,6 +188,18 @@ check_values(
     layer_norm, reference, norm_cases(1, 2, seed=1729, widths=(2, 255, 2049), widest=5001), name="other-values"
 )
 # END HIDDEN TESTS
+
+# %% [markdown]
+# ## Yours beside the catalogue's
+#
+# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.layer_norm`. "Predicted" is made from the code that your
+# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+
+# %% tags=["nbval-ignore-output"]
+from kernels import CATALOGUE
+
+beside_catalogue(lambda x, weight, bias: layer_norm(x, weight, bias, 1e-5), CATALOGUE["layer_norm"], (32768, 4096))
 
 # %% [markdown]
 # On the command line, `fusion check exercises/05_layer_norm.ipynb` grades the saved notebook.

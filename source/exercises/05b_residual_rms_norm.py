@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_offsets, check_passes, check_values, norm_cases
+from helpers.learning import Hints, beside_catalogue, check_offsets, check_passes, check_values, norm_cases
 
 # %% [markdown]
 # ## The unfused reference
@@ -157,6 +157,22 @@ check_values(
     residual_rms_norm, reference, norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001), name="other-values"
 )
 # END HIDDEN TESTS
+
+# %% [markdown]
+# ## Yours beside the catalogue's
+#
+# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.residual_rms_norm`. "Predicted" is made from the code that your
+# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+
+# %% tags=["nbval-ignore-output"]
+from kernels import CATALOGUE
+
+beside_catalogue(
+    lambda x, residual, weight: residual_rms_norm(x, residual, weight, 1e-6),
+    CATALOGUE["residual_rms_norm"],
+    (32768, 4096),
+)
 
 # %% [markdown]
 # On the command line, `fusion check exercises/05b_residual_rms_norm.ipynb` grades the saved notebook.

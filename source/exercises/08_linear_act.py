@@ -33,6 +33,7 @@ import triton.language as tl
 from helpers.instruments import DEVICES, compile_for, measure
 from helpers.learning import (
     Hints,
+    beside_catalogue,
     check_offsets,
     check_one_rounding,
     check_tensor_cores,
@@ -295,6 +296,23 @@ check_values(
     name="other-values",
 )
 # END HIDDEN TESTS
+
+# %% [markdown]
+# ## Yours beside the catalogue's
+#
+# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.linear_act`. "Predicted" is made from the code that your
+# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+
+# %% tags=["nbval-ignore-output"]
+from kernels import CATALOGUE
+
+beside_catalogue(
+    lambda x, weight, bias: linear_act(x, weight, bias, "gelu"),
+    CATALOGUE["linear_act"],
+    (1024, 4096, 4096),
+    torch.float16,
+)
 
 # %% [markdown]
 # On the command line, `fusion check exercises/08_linear_act.ipynb` grades the saved notebook.

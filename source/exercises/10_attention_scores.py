@@ -33,7 +33,15 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_offsets, check_passes, check_values, masked_cases, scores_cases
+from helpers.learning import (
+    Hints,
+    beside_catalogue,
+    check_offsets,
+    check_passes,
+    check_values,
+    masked_cases,
+    scores_cases,
+)
 
 # %% [markdown]
 # ## The unfused reference
@@ -218,6 +226,24 @@ check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, name="large
 others = scores_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16)))
 check_values(attention_scores, reference, others + masked_cases(seed=1729, seq=70), name="other-values")
 # END HIDDEN TESTS
+
+# %% [markdown]
+# ## Yours beside the catalogue's
+#
+# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.attention_scores`. "Predicted" is made from the code that your
+# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+
+# %% tags=["nbval-ignore-output"]
+from kernels import CATALOGUE
+
+
+def on_all_keys(q, k, *_):
+    valid = torch.ones(q.shape[0], k.shape[2], dtype=torch.bool, device=q.device)
+    return attention_scores(q, k, valid)
+
+
+beside_catalogue(on_all_keys, CATALOGUE["attention_scores"], (4, 16, 2048, 64, True), torch.float16)
 
 # %% [markdown]
 # On the command line, `fusion check exercises/10_attention_scores.ipynb` grades the saved notebook.

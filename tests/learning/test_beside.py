@@ -4,10 +4,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from lab_browser import ROOT
 
 from helpers.instruments import recorded
 from helpers.learning import Outcome, beside_catalogue
+from helpers.learning.check import assembled
 from helpers.learning.outcome import FAIL, PASS, latest
+from helpers.learning.submission import read_submission
 from kernels import CATALOGUE
 
 SIZE = (1048576,)
@@ -58,3 +61,11 @@ def test_nothing_is_compared_before_the_check_has_passed(monkeypatch, outcome):
 def test_a_size_that_was_not_recorded_is_said():
     with pytest.raises(ValueError, match=r"no recorded add_gelu of \(1000,\) in bfloat16"):
         beside_catalogue(slow, CATALOGUE["add_gelu"], (1000,))
+
+
+def test_the_cell_after_the_last_check_is_not_graded():
+    """It compiles for seconds, and cannot change what the checks before it said."""
+    submission = read_submission(ROOT / "exercises" / "03_fused_add_gelu.ipynb")
+    sources = [cell.source for cell in assembled(submission).cells]
+    assert any("beside_catalogue(" in cell["source"] for cell in submission.original)
+    assert not any("beside_catalogue(" in source for source in sources)
