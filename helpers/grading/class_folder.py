@@ -6,24 +6,27 @@ Nothing is unpacked and no link is followed. The student is read from the path, 
     Ann Smith_123_assignsubmission_file_/03_fused_add_gelu.ipynb           Moodle, in folders or not
     smithann_LATE_123_456_03_fused_add_gelu-1.ipynb                        Canvas
     smith_03_fused_add_gelu.ipynb, 03_fused_add_gelu_smith.ipynb           by hand
+    submission_123/03_fused_add_gelu.ipynb                                 Gradescope, names in submission_metadata.yml
+
+In place of a notebook there may be a zip. Where two people have one name, the platform's number of each stands by it.
 """
 
 import json
-import os
 import re
-import stat
-import zipfile
-import zlib
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from helpers.grading.archives import METADATA, MOST_ARCHIVE, Trail, contents_of, read
 from helpers.grading.exercise import Exercise, number_of
-from helpers.grading.grade import MOST_BYTES
 
 MOST_FILES = 100_000
 # From the path's start: what comes after it, in a student's own folder or archive, is the student's to name.
-MOODLE = re.compile(r"(?P<student>[^/]+?)_\d+_assignsubmission_")
-CANVAS = re.compile(r"(?P<student>[^/_]+)(?:_LATE)?_\d+_\d+_[^/]+$")
+MOODLE = re.compile(r"(?P<student>[^/]+?)_(?P<id>\d+)_assignsubmission_")
+CANVAS = re.compile(r"(?P<student>[^/_]+)(?:_LATE)?_(?P<id>\d+)_\d+_[^/]+(?:\.zip/.+)?$", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -43,24 +46,17 @@ class Class:
         root: the folder or zip.
         found: what is to be graded, one for each student and exercise.
         left: what is not, with the reason: (path, reason).
+        trails: where each path leads, through zips in zips.
     """
 
     root: Path
     found: tuple[Found, ...]
     left: tuple[tuple[str, str], ...]
+    trails: dict[str, Trail]
 
     def read(self, path: str) -> bytes:
         """A notebook's bytes, a little more than are graded at most; OSError where it cannot be read."""
-        if self.root.is_dir():
-            # A link that was put there since is not followed either.
-            descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as file:
-                return file.read(MOST_BYTES + 1)
-        try:
-            with zipfile.ZipFile(self.root) as archive, archive.open(path) as file:
-                return file.read(MOST_BYTES + 1)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            raise OSError(f"the zip is damaged there, or of a kind that Python cannot read: {error}") from None
+        return read(self.root, self.trails[path])
 
 
 def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = None) -> Class:
@@ -71,35 +67,44 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
         student: a regular expression with a group `student`, searched in the path, instead of the usual ones.
 
     Raises:
-        FileNotFoundError, ValueError: no such folder or zip, a pattern without its group, or no notebook in it.
+        FileNotFoundError, ValueError: no such folder or zip, a pattern without its group, or nothing in it.
     """
     pattern = compiled(student) if student else None
-    if root.is_dir():
-        paths, left = in_folder(root)
-    elif root.is_file():
-        paths, left = in_zip(root)
-    else:
+    if not root.exists():
         raise FileNotFoundError(f"there is no folder or zip {root}: give the one with the submissions")
-    if not paths and not left:
+    try:
+        trails, left = contents_of(root)
+    except ValueError:
+        raise ValueError(f"{root} is no zip: give the folder, or the zip, with the submissions") from None
+    if not trails and not left:
         raise ValueError(f"{root} holds no notebook: give the folder, or the zip, with the submissions")
-    if len(paths) > MOST_FILES:
-        raise ValueError(f"{root} holds {len(paths):,} notebooks: grade at most {MOST_FILES:,} at once")
-    unsorted = Class(root, (), ())
-    chosen: dict[tuple[str, str], str] = {}
-    common = common_folder(paths)
-    for path in sorted(paths, key=natural):
-        exercise = exercise_of(path, unsorted, exercises)
-        whose = student_of(path.removeprefix(common), exercise, pattern)
+    if len(trails) + len(left) > MOST_FILES:
+        raise ValueError(f"{root} holds more than {MOST_FILES:,} files: grade a part of them at once")
+    names = names_of_gradescope(root, METADATA)
+    common = "" if names else common_folder(list(trails), [path for path, _ in left])
+    names = names or names_of_gradescope(root, common + METADATA)
+    answered = []
+    for path in sorted(trails, key=natural):
+        exercise, why = exercise_of(path, lambda path: read(root, trails[path]), exercises)
+        whose = student_of(path.removeprefix(common), exercise, pattern, names)
         if not exercise:
-            left.append((path, "no exercise that is graded now: is its number in its name?"))
-        elif not whose:
+            left.append((path, why))
+        elif not whose[0]:
             left.append((path, "no student in its name: put it in a folder of the student's name, or give --student"))
         else:
-            if earlier := chosen.get((whose, exercise)):
-                left.append((earlier, f"a later one is graded: {path}"))
-            chosen[whose, exercise] = path
+            answered.append((path, exercise, whose))
+    shown = told_apart({whose for _, _, whose in answered})
+    chosen: dict[tuple[str, str], str] = {}
+    for path, exercise, whose in answered:
+        if earlier := chosen.get((shown[whose], exercise)):
+            left.append((earlier, f"a later one is graded: {path}"))
+        chosen[shown[whose], exercise] = path
     found = tuple(Found(whose, exercise, path) for (whose, exercise), path in sorted(chosen.items()))
-    return Class(root, found, tuple(sorted(left)))
+    told = []
+    for path, why in left:
+        name = names.get(path.removeprefix(common).split("/")[0])
+        told.append((path, f"{why} (of {name[0]})" if name else why))
+    return Class(root, found, tuple(sorted(told)), trails)
 
 
 def compiled(student: str) -> re.Pattern:
@@ -112,83 +117,82 @@ def compiled(student: str) -> re.Pattern:
     return pattern
 
 
-def in_folder(root: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    paths, left = [], []
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
-            if not name.endswith(".ipynb") or name.startswith("."):
-                continue
-            path = Path(folder, name)
-            relative = os.fsencode(path.relative_to(root)).decode(errors="replace")
-            if relative != str(path.relative_to(root)):
-                left.append((relative, "its name is not UTF-8: rename it"))
-            elif stat.S_ISREG(path.lstat().st_mode):
-                paths.append(relative)
-            else:
-                left.append((relative, "a link or no plain file: not followed"))
-    return paths, left
-
-
-def in_zip(root: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    try:
-        with zipfile.ZipFile(root) as archive:
-            entries = archive.infolist()
-    except zipfile.BadZipFile:
-        raise ValueError(f"{root} is no zip: give the folder, or the zip, with the submissions") from None
-    paths, left = [], []
-    for entry in entries:
-        path = entry.filename
-        if not path.endswith(".ipynb") or "__MACOSX" in path:
-            continue
-        if path.startswith("/") or ".." in path.split("/") or "\\" in path:
-            left.append((path, "a path that leads out of the zip"))
-        elif stat.S_ISLNK(entry.external_attr >> 16):
-            left.append((path, "a link: not followed"))
-        elif entry.flag_bits & 1:
-            left.append((path, "encrypted"))
-        else:
-            paths.append(path)
-    return sorted(set(paths)), left
-
-
-def common_folder(paths: list[str]) -> str:
+def common_folder(notebooks: list[str], others: list[str]) -> str:
     """The folder that all paths are in and that is no student's: what a zip of a folder starts with."""
-    parts = [path.split("/") for path in paths]
-    alike = parts and len({part[0] for part in parts}) == 1 and all(len(part) > 1 for part in parts)
+    parts = [path.split("/") for path in notebooks]
+    tops = {part[0] for part in parts} | {path.split("/")[0] for path in others if "/" in path}
+    alike = parts and len(tops - {"", ".."}) == 1 and all(len(part) > 1 for part in parts)
     of_folders = all(len(part) > 2 for part in parts)
     of_platform = any(MOODLE.match(part[1]) or CANVAS.match(part[1]) for part in parts if len(part) == 2)
     return parts[0][0] + "/" if alike and (of_folders or of_platform) else ""
 
 
 def natural(path: str) -> list:
-    """Sorts "x.ipynb" before "x-2.ipynb", and that before "x-10.ipynb"."""
-    parts = re.split(r"([0-9]{1,9})", path.removesuffix(".ipynb"))
-    return [(int(part), "") if part.isdecimal() and part.isascii() else (0, part) for part in parts]
+    """Sorts "x.ipynb" before "x-2.ipynb", and that before "x-10.ipynb"; so too what is in "x.zip" and "x-2.zip"."""
+    names = re.sub(r"\.(zip|ipynb)(?=/|$)", "", path, flags=re.IGNORECASE).split("/")
+    split = [re.split(r"([0-9]{1,9})", name) for name in names]
+    return [
+        [(int(part), "") if part.isdecimal() and part.isascii() else (0, part) for part in parts] for parts in split
+    ]
 
 
-def exercise_of(path: str, where: Class, exercises: dict[str, Exercise]) -> str:
-    """The exercise that a notebook answers: by its name, or else by what it says of itself; empty where unknown."""
-    stem = Path(path).stem
+def exercise_of(path: str, read: Callable[[str], bytes], exercises: dict[str, Exercise]) -> tuple[str, str]:
+    """The exercise that a notebook answers, by its name or else by what it says of itself; or why none."""
+    stem = Path(path).stem.lower()
     if named := [name for name in exercises if name in stem]:
-        return named[0]
+        return named[0], ""
     if number := number_of(stem):
-        return next((name for name in exercises if name.startswith(f"{number}_")), "")
+        found = next((name for name in exercises if name.startswith(f"{number}_")), "")
+        return found, f"exercise {number} is none that is graded now"
     try:
-        claimed = json.loads(where.read(path))["metadata"]["kernel_fusion"]["exercise"]
+        claimed = json.loads(read(path))["metadata"]["kernel_fusion"]["exercise"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         claimed = None
-    if isinstance(claimed, str) and claimed in exercises:
-        return claimed
-    return next(iter(exercises)) if len(exercises) == 1 and claimed is None else ""
+    if isinstance(claimed, str):
+        return claimed if claimed in exercises else "", f"it holds exercise {claimed[:60]}, none that is graded now"
+    return next(iter(exercises)) if len(exercises) == 1 else "", "no exercise in it: is its number in its name?"
 
 
-def student_of(path: str, exercise: str, pattern: re.Pattern | None) -> str:
+def student_of(
+    path: str, exercise: str, pattern: re.Pattern | None, names: dict[str, tuple[str, str]]
+) -> tuple[str, str]:
+    """The student's name, and the platform's number or address, both empty where unknown."""
     if pattern:
-        return (match["student"] or "").strip() if (match := pattern.search(path)) else ""
+        return (match["student"] or "").strip() if (match := pattern.search(path)) else "", ""
+    first, _, below = path.partition("/")
+    if below and first in names:
+        return names[first]
     for known in (MOODLE, CANVAS):
         if match := known.match(path):
-            return match["student"].strip()
-    if "/" in path:
-        return path.split("/")[0].strip()
-    return Path(path).stem.replace(exercise, "").strip("_- .") if exercise and exercise in path else ""
+            return match["student"].strip(), match["id"]
+    if below and not first.lower().endswith(".zip"):
+        return first.strip(), ""
+    stem = Path(first).stem
+    without = re.sub(re.escape(exercise), "", stem, flags=re.IGNORECASE) if exercise else stem
+    return without.strip("_- .") if below or without != stem else "", ""
+
+
+def told_apart(students: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(name, number) -> the name as it is shown: with the number where more than one has the name."""
+    numbers = defaultdict(set)
+    for name, number in students:
+        numbers[name].add(number)
+    return {
+        (name, number): f"{name} ({number})" if number and len(numbers[name]) > 1 else name for name, number in students
+    }
+
+
+def names_of_gradescope(root: Path, metadata: str) -> dict[str, tuple[str, str]]:
+    """Folder -> (names, addresses) of those who handed it in, from Gradescope's own file; empty where there is none."""
+    try:
+        # No tag of the file makes an object: all is text.
+        entries = yaml.load(read(root, (metadata,), MOST_ARCHIVE), Loader=yaml.CBaseLoader)
+        found = {folder: named(entry[":submitters"]) for folder, entry in entries.items()}
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError, RecursionError):
+        return {}
+    return {folder: whose for folder, whose in found.items() if whose[0]}
+
+
+def named(submitters: list[dict[str, str]]) -> tuple[str, str]:
+    names, addresses = ([each.get(key) or "" for each in submitters] for key in (":name", ":email"))
+    return ", ".join(filter(None, names)), ", ".join(filter(None, addresses))

@@ -83,6 +83,10 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         if len(content) > MOST_BYTES:
             raise ValueError(f"{name} has {len(content):,} bytes, at most {MOST_BYTES:,} are graded: clear its outputs")
         notebook = parsed_notebook(content, name)
+        course = notebook["metadata"].get("kernel_fusion")
+        held = course.get("exercise") if isinstance(course, dict) else None
+        if isinstance(held, str) and held != exercise.name:
+            raise ValueError(f"{name} holds exercise {held}, not {exercise.name}: rename it, or give the right file")
         answers = answers_in(notebook, exercise.asked, name)
     except ValueError as error:
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))

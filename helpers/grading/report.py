@@ -35,10 +35,10 @@ Kept = list[tuple[str, Result]]
 
 
 def folder_of(out: Path, student: str) -> Path:
-    """A student's folder: the name where it is plain, else made plain and told apart by a digest."""
+    """A student's folder: the name where it is plain and ends like no digest, else made plain, with a digest."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", student).strip(".-")[:60]
-    if plain != student or not plain:
-        plain = f"{plain}-{hashlib.sha256(student.encode(errors='replace')).hexdigest()[:8]}"
+    if plain != student or not plain or re.search("-[0-9a-f]{16}$", plain):
+        plain = f"{plain}-{hashlib.sha256(student.encode(errors='surrogatepass')).hexdigest()[:16]}"
     return out / "results" / plain
 
 

@@ -37,7 +37,7 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
 
     Args:
         answers: grade_id -> source.
-        cells: the exercise's code cells: `source`, and `answer` of those that learners write.
+        cells: the exercise's code cells: `id`, `source`, and `answer` of those that learners write.
     """
     unreadable = {}
     for answer, source in answers.items():
@@ -49,7 +49,8 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
             pass  # `screen` says so
     readable = {answer: source for answer, source in answers.items() if answer not in unreadable}
     kept = kept_by(cells)
-    refusals = screen(readable, kept) or (screen_plain(readable, kept) if is_plain(cells) else [])
+    promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in unreadable)
+    refusals = screen(readable, kept) or (screen_plain(readable | promised, kept) if is_plain(cells) else [])
     if refusals:
         # What is missed may be defined in what cannot be read.
         refusals = [*unreadable.values(), *refusals]
@@ -92,6 +93,16 @@ def screen(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
 def run_instead(unreadable: Refusal) -> str:
     """What is run in the place of an answer that Python cannot read: it fails as the answer would."""
     return f"raise SyntaxError({str(unreadable)!r})"
+
+
+def promised_by(cells: Iterable[dict]) -> dict[str, str]:
+    """Functions of the names that unreadable answers were to define: other answers may call them."""
+    return {
+        cell["id"]: "\n".join(
+            f"def {node.name}(): pass" for node in ast.parse(cell["source"]).body if isinstance(node, ast.FunctionDef)
+        )
+        for cell in cells
+    }
 
 
 def is_plain(cells: list[dict]) -> bool:

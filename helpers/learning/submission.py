@@ -91,7 +91,7 @@ def read_notebook(path: Path) -> dict:
 def parsed_notebook(content: bytes, path: Path | str) -> dict:
     """The JSON of a notebook, its cells and metadata known to be there; ValueError where it is none."""
     try:
-        notebook = json.loads(content.decode())
+        notebook = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not a notebook, for it is not JSON: save it again from JupyterLab") from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None

@@ -106,7 +106,11 @@ def test_links_and_foreign_files_are_left(tmp_path):
         (root / "smith" / name).write_text("raise SystemExit('read')")
     students = class_folder.class_in(root, exercises_in())
     assert [each.path for each in students.found] == [f"smith/{NOTEBOOK}"]
-    assert sorted(path for path, _ in students.left) == [f"jones/{NOTEBOOK}", "smith/05_pipe.ipynb"]
+    links = ["folder", f"jones/{NOTEBOOK}", "smith/05_pipe.ipynb"]
+    assert [path for path, why in students.left if why == "a link or no plain file: not followed"] == links
+    others = ["smith/conftest.py", "smith/sitecustomize.py", "smith/torch.py"]
+    assert [path for path, why in students.left if why.startswith("no notebook: only .ipynb")] == others
+    assert len(students.left) == 6
 
 
 def test_a_zip_is_read_where_it_lies(tmp_path):
@@ -357,6 +361,12 @@ def test_a_students_folder_is_in_the_report(tmp_path, name):
     assert folder.parent == tmp_path / "results"
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,80}", folder.name)
     assert folder.name not in (".", "..")
+
+
+def test_no_name_takes_anothers_folder(tmp_path):
+    taken = report.folder_of(tmp_path, "Jane Doe").name
+    assert report.folder_of(tmp_path, taken).name != taken
+    assert report.folder_of(tmp_path, "Jane-Doe").name == "Jane-Doe"
 
 
 def test_names_made_plain_stay_apart(tmp_path):

@@ -1,0 +1,182 @@
+"""What lies in a folder or a zip, and in the zips in it. Nothing is unpacked, and no link is followed.
+
+A path in a zip is written as if the zip were a folder: `smith/homework.zip/03_fused_add_gelu.ipynb`.
+"""
+
+import io
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.grading.grade import MOST_BYTES
+
+# Of a student's zip, with the zips in it.
+MOST_ARCHIVE = 50_000_000  # bytes
+MOST_IN_ARCHIVE = 300  # files
+MOST_NESTED = 3  # zips in one another
+# LZMA takes as much memory as the zip asks for.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+METADATA = "submission_metadata.yml"
+OF_PLATFORMS = {METADATA, "timestamp.txt", "Thumbs.db", "desktop.ini"}
+
+Trail = tuple[str, ...]  # names that lead to a file: of each zip in turn, then its own in the last
+Left = list[tuple[str, str]]  # path, reason
+
+
+@dataclass
+class Room:
+    """What may still be looked at of a student's zip: files, and bytes of the zips in it."""
+
+    files: int = MOST_IN_ARCHIVE
+    size: int = MOST_ARCHIVE
+
+
+def contents_of(root: Path) -> tuple[dict[str, Trail], Left]:
+    """The notebooks in a folder or zip, path -> trail, and what is no notebook, with the reason.
+
+    Raises:
+        ValueError: `root` is a file, but no zip.
+    """
+    paths, left = in_folder(root) if root.is_dir() else in_zip(root)
+    trails = {}
+    for path in paths:
+        sort_out(root, (path,), trails, left)
+    return trails, left
+
+
+def sort_out(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, room: Room | None = None) -> None:
+    """Put a file where it belongs; of a zip, what is in it."""
+    shown = "/".join(trail)
+    suffix = Path(shown).suffix.lower()
+    if suffix == ".zip":
+        look_into(root, trail, trails, left, room or Room())
+    elif suffix != ".ipynb":
+        left.append((shown, "no notebook: only .ipynb files are graded, and zips of them"))
+    elif shown in trails:
+        left.append((shown, "two files of this name"))
+    else:
+        trails[shown] = trail
+
+
+def look_into(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, room: Room) -> None:
+    shown = "/".join(trail)
+    try:
+        if len(trail) > MOST_NESTED:
+            raise ValueError(f"more than {MOST_NESTED} zips in one another: unpack it")
+        content = read(root, trail, room.size)
+        room.size -= len(content)
+        if room.size < 0:
+            raise ValueError(f"more than {MOST_ARCHIVE:,} bytes: unpack it")
+        paths, unread = in_zip(io.BytesIO(content))
+        room.files -= len(paths) + len(unread)
+        if room.files < 0:
+            raise ValueError(f"more than {MOST_IN_ARCHIVE} files: unpack it")
+    except (OSError, ValueError) as error:
+        left.append((shown, str(error)))
+        return
+    if not paths and not unread:
+        left.append((shown, "an empty zip"))
+    left += [(f"{shown}/{path}", why) for path, why in unread]
+    for path in paths:
+        sort_out(root, (*trail, path), trails, left, room)
+
+
+def read(root: Path, trail: Trail, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file, one more than `most` at most; OSError where it cannot be read."""
+    *archives, last = trail
+    source = root
+    for archive in archives:
+        source = io.BytesIO(read_one(source, archive, MOST_ARCHIVE))
+    return read_one(source, last, most)
+
+
+def read_one(source: Path | io.BytesIO, name: str, most: int) -> bytes:
+    if isinstance(source, Path) and source.is_dir():
+        # A link that was put there since is not followed either.
+        descriptor = os.open(source / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            return file.read(most + 1)
+    try:
+        with zipfile.ZipFile(source) as archive, archive.open(name) as file:
+            return file.read(most + 1)
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, RuntimeError, ValueError) as error:
+        raise OSError(f"the zip is damaged there, or of a kind that Python cannot read: {error}") from None
+
+
+def in_folder(root: Path) -> tuple[list[str], Left]:
+    """Files below a folder, and what is none of them, with the reason."""
+    paths, below, left = [], [], []
+    for folder, folders, files in os.walk(root):
+        names = sorted(name for name in files + folders if not is_hidden(name))
+        folders.clear()
+        for name in names:
+            path = Path(folder, name)
+            relative = os.fsencode(path.relative_to(root)).decode(errors="replace")
+            if relative != str(path.relative_to(root)):
+                left.append((relative, "its name is not UTF-8: rename it"))
+            elif stat.S_ISDIR(mode := path.lstat().st_mode):
+                below.append(relative)
+                folders.append(name)
+            elif stat.S_ISREG(mode):
+                paths.append(relative)
+            else:
+                left.append((relative, "a link or no plain file: not followed"))
+    left += empty(below, [*paths, *(path for path, _ in left)])
+    return without_platforms(paths), left
+
+
+def in_zip(source: Path | io.BytesIO) -> tuple[list[str], Left]:
+    """Files in a zip, and what is none of them, with the reason; ValueError where it is no zip."""
+    try:
+        with zipfile.ZipFile(source) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError):
+        raise ValueError("it is no zip, or a damaged one: make it anew") from None
+    paths, below, left = set(), [], []
+    for entry in entries:
+        path = entry.filename
+        folder, _, name = path.rpartition("/")
+        if any(map(is_hidden, path.split("/"))):
+            below.append(visible(folder))
+        elif path.startswith("/") or ".." in path.split("/") or "\\" in path:
+            left.append((path, "a path that leads out of the zip"))
+        elif not name:
+            below.append(folder)
+        elif stat.S_ISLNK(entry.external_attr >> 16):
+            left.append((path, "a link: not followed"))
+        elif entry.flag_bits & 1:
+            left.append((path, "encrypted"))
+        elif entry.compress_type not in METHODS:
+            left.append((path, "packed by a method that is not read: make the zip anew"))
+        else:
+            paths.add(path)
+    left += empty(filter(None, below), [*paths, *(path for path, _ in left)])
+    return without_platforms(sorted(paths)), left
+
+
+def is_hidden(name: str) -> bool:
+    """What editors and systems put beside a learner's work: `.ipynb_checkpoints`, `.git`, `__MACOSX`."""
+    return (name.startswith(".") and name != "..") or name in ("__MACOSX", "__pycache__")
+
+
+def visible(folder: str) -> str:
+    """A folder, or the one above it that is not hidden."""
+    parts = folder.split("/")
+    shown = next((place for place, name in enumerate(parts) if is_hidden(name)), len(parts))
+    return "/".join(parts[:shown])
+
+
+def empty(folders: Iterable[str], files: Iterable[str]) -> Left:
+    """The folders with nothing in them that is looked at."""
+    folders = set(folders)
+    filled = {str(above) for path in [*folders, *files] for above in Path(path).parents}
+    return [(folder, "an empty folder: nothing was handed in") for folder in sorted(folders - filled)]
+
+
+def without_platforms(paths: list[str]) -> list[str]:
+    return [path for path in paths if path.rpartition("/")[2] not in OF_PLATFORMS]
