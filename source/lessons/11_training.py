@@ -338,17 +338,17 @@ different
 draw = torch.Generator().manual_seed(0)
 dy, x_hat = torch.randn(2, 512, 64, generator=draw).to(device)
 orders = [torch.randperm(32, generator=draw).to(device) for _ in range(10)]
-found = {
+gradient_of = {
     name: torch.stack([weight_gradient(dy, x_hat, order, atomic) for order in orders])
     for name, atomic in (("atomics", True), ("partial sums", False))
 }
-for name, sums in found.items():
+for name, sums in gradient_of.items():
     print(f"{name:12} {len(sums.unique(dim=0)):2} different")
-different.compare(len(found["atomics"].unique(dim=0)))
+different.compare(len(gradient_of["atomics"].unique(dim=0)))
 
 # %% tags=["nbval-ignore-output"]
 exact = (dy.double() * x_hat.double()).sum(0)
-for name, sums in found.items():
+for name, sums in gradient_of.items():
     print(f"{name:12} first column:", *(f"{each:.7f}" for each in sums[:4, 0].tolist()))
     print(f"{'':12} right to a millionth of the largest: {bool((sums - exact).abs().max() < 1e-6 * exact.abs().max())}")
 
@@ -438,14 +438,14 @@ def through_blocks(x, run):
 
 
 model = prepared(UNFUSED, SMALL, device)
-x = torch.randn(SMALL.batch, SMALL.tokens, SMALL.width, device=device, requires_grad=True)
+states = torch.randn(SMALL.batch, SMALL.tokens, SMALL.width, device=device, requires_grad=True)
 ways = {"kept": lambda block, x: block(x), "checkpointed": partial(checkpoint, use_reentrant=False)}
 flops = {}
 for name, run in ways.items():
     with FlopCounterMode(display=False) as counter:
-        through_blocks(x, run).sum().backward()
+        through_blocks(states, run).sum().backward()
     flops[name] = counter.get_total_flops()
-    held = peak_memory(through_blocks, x, run).bytes / x.nbytes
+    held = peak_memory(through_blocks, states, run).bytes / states.nbytes
     print(f"{name:12} {flops[name] / 1e6:.1f} MFLOP; the forward pass holds {held:.0f} times its input")
 checkpoint_flops.compare(flops["checkpointed"] / flops["kept"])
 
