@@ -185,6 +185,9 @@ EQUIVALENT = {
     ),
     f"09_conv_bn_relu: {CONV_RELU} -> {CONV_RELU.replace('<', '<=')}": "0 is stored for 0 either way",
     **{f"10_attention_scores: {before} -> {before.replace(*change)}": why for (before, *change), why in SCORES.items()},
+    "11_fused_backward: programs = max(1, min(rows, PROGRAMS)) -> programs = max(2, min(rows, PROGRAMS))": (
+        "of one row or none, a second program has no row and stores sums of 0"
+    ),
 }
 
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}

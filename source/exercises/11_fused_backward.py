@@ -274,7 +274,7 @@ check_repeats(backward, (grad_y, x, weight, bias, 1e-5), name="repeats")
 # %% grade_id="other-gradients" points=2
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_values(backward, reference, gradient_cases(1729, widths=(2, 255, 2049), rows=51), name="other-gradients")
+check_values(backward, reference, gradient_cases(1729, widths=(7, 255, 2049), rows=51), name="other-gradients")
 # END HIDDEN TESTS
 
 # %% grade_id="other-gradcheck" points=2

@@ -32,9 +32,19 @@ def gradient_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), rows: in
     """
     draw = normal(seed)
 
-    def call(label: str, look_at: str, *shape: int, of_grad=lambda g: g, mean=0.0, scale=1.0, eps=1e-5, **kind) -> Case:
+    def call(
+        label: str,
+        look_at: str,
+        *shape: int,
+        of_grad=lambda g: g,
+        of_x=lambda x: x,
+        mean=0.0,
+        scale=1.0,
+        eps=1e-5,
+        **kind,
+    ) -> Case:
         grad_y = of_grad(draw(*shape, **kind))
-        x, cols = draw(*grad_y.shape, mean=mean, **kind), grad_y.shape[-1]
+        x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind)), grad_y.shape[-1]
         inputs = (grad_y, x, draw(cols, **kind) * scale, draw(cols, **kind), eps)
         return Case(label, inputs, look_at, input_error=x.dtype)
 
@@ -44,6 +54,7 @@ def gradient_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), rows: in
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
+    found.append(call("x transposed", STRIDES, 65, 65, of_x=lambda x: x.T))
     found.append(call("eps 0.5", "eps: inside the square root, in the backward pass as well", 2, 65, eps=0.5))
     found.append(call("mean 1000", "the variance: take the mean off first", 2, 65, mean=1e3))
     found.append(
