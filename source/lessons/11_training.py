@@ -256,12 +256,12 @@ def gradients(norm, x, weight, dy):
     return torch.autograd.grad(norm(x, weight), (x, weight), dy)
 
 
-norm = lambda x, weight: Norm.apply(x, weight, whole)
+by_hand = lambda x, weight: Norm.apply(x, weight, whole)
 for dtype in (torch.float32, torch.bfloat16):
     x, weight = inputs(24, 1000, dtype)
     dy = torch.randn(24, 1000).to(x)
     exact = gradients(written_out, *(each.detach().double().requires_grad_() for each in (x, weight)), dy.double())
-    pairs = zip(gradients(norm, x, weight, dy), gradients(written_out, x, weight, dy), exact, strict=True)
+    pairs = zip(gradients(by_hand, x, weight, dy), gradients(written_out, x, weight, dy), exact, strict=True)
     errors = [((a - c).abs().max() / (b - c).abs().max()).item() for a, b, c in pairs]
     print(f"{dtype}: at most twice the error of PyTorch, written out: {max(errors) <= 2}")
 
@@ -278,7 +278,7 @@ backward_bytes
 
 # %%
 x, weight = inputs(64, 1000)
-dy, results = torch.randn(64, 1000, device=device), {"written out": written_out(x, weight), "fused": norm(x, weight)}
+dy, results = torch.randn(64, 1000, device=device), {"written out": written_out(x, weight), "fused": by_hand(x, weight)}
 moved = {}
 for name, y in results.items():
     moved[name] = measure(lambda y=y: torch.autograd.grad(y, (x, weight), dy))
@@ -291,7 +291,7 @@ backward_bytes.compare(moved["written out"].bytes_total / moved["fused"].bytes_t
 
 # %%
 print("written out:", kept_for_backward(written_out, x, weight))
-print("fused:", kept_for_backward(norm, x, weight))
+print("fused:", kept_for_backward(by_hand, x, weight))
 
 # %% [markdown]
 # Ours keeps its inputs and computes `rstd` again: the row is in registers anyway. (The catalogue's `rms_norm` keeps
