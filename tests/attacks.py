@@ -17,7 +17,7 @@ NAME = "03_fused_add_gelu"
 KERNEL = """\
 @triton.jit
 def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
-    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = element < elements
     s = tl.load(a_ptr + element, mask=exists).to(tl.float32) + tl.load(b_ptr + element, mask=exists).to(tl.float32)
     u = 0.7978845608028654 * (s + 0.044715 * s * s * s)
@@ -26,7 +26,7 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 COPY_KERNEL = """\
 @triton.jit
 def add_gelu_kernel(a_ptr, y_ptr, elements, BLOCK: tl.constexpr):
-    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = element < elements
     tl.store(y_ptr + element, tl.load(a_ptr + element, mask=exists), mask=exists)
 """

@@ -226,11 +226,11 @@ def test_students_do_not_see_hidden_checks(graded_class):
         text = (out / "results" / "loud" / name).read_text()
         assert "other-values" in text
         # Twice for each public check, in its message and in the line to look at; not for the hidden one.
-        assert text.count("ValueError") == 6
+        assert text.count("ValueError") == 8
         assert "kept for the grading" in text
     scores = json.loads((out / "results" / "right" / "results.json").read_text())
     assert scores["score"] == 15
-    assert [test["max_score"] for test in scores["tests"]] == [6, 3, 3, 3]
+    assert [test["max_score"] for test in scores["tests"]] == [5, 3, 3, 1, 3]
     assert [test["visibility"] for test in scores["tests"]] == ["visible"] * 3 + ["after_published"]
 
 
