@@ -1053,7 +1053,7 @@ print(inspect.getsource(part_kernel.fn))
 print(inspect.getsource(join_kernel.fn))
 
 # %% [markdown]
-# The queries of a group are the rows of a tile. `tl.dot` takes no fewer than 16 of them, so most are padding; the
+# The queries of a group are the rows of a tile. Tensor cores take 16 of them at a time, so most are padding; the
 # tensor cores have time for that. Right, and how many bytes more?
 
 # %%
