@@ -287,7 +287,7 @@ def add_gelu(a, b):
         launcher=LAUNCHER.replace("def add_gelu", "def fresh")
         + "\nseen = {}\n\ndef add_gelu(a, b):\n    key = tuple(a.shape)\n    if key not in seen:\n"
         "        seen[key] = fresh(a, b)\n    return seen[key]\n",
-        earned=3,  # for the one call with a shape of its own, which was computed as claimed
+        earned=4,  # for the calls with shapes of their own, which were computed as claimed
         state="fail",
     ),
     "nothing but NaN": Attack(
