@@ -6,8 +6,8 @@
 `shapes()` draws them for every kernel that memory bounds: 64 KB to some hundred megabytes, rows of 128 to 65,536
 elements, a third of them multiples of 64 and most of nothing, in every dtype that the kernel takes.
 
-`tiled_shapes()` draws them for kernels of tiles, in bfloat16: 1 to 1000 billion FLOPs, sizes that are multiples of 8
-and mostly of nothing larger.
+`tiled_shapes()` draws them for kernels of tiles, in bfloat16: rows, tokens and pixels of any number, columns and
+channels in multiples of 8 and mostly of nothing larger.
 """
 
 import gc

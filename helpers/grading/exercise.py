@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.learning.submission import up_to_the_last_check
+
 COURSE = Path(__file__).resolve().parents[2]
 
 
@@ -53,8 +55,9 @@ def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[st
             solution = json.loads(path.read_text(encoding="utf-8"))
             course = solution["metadata"]["kernel_fusion"]
             cells = [described(cell) for cell in solution["cells"] if cell["cell_type"] == "code"]
-            cells = cells[: 1 + max(place for place, cell in enumerate(cells) if "points" in cell)]
-            found[path.stem] = Exercise(course["exercise"], cells, course["original"], course["built"])
+            found[path.stem] = Exercise(
+                course["exercise"], up_to_the_last_check(cells), course["original"], course["built"]
+            )
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"
         raise FileNotFoundError(f"no solution in {folder} is {only!r}: there are {known}")

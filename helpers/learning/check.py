@@ -11,7 +11,7 @@ from helpers.learning import progress
 from helpers.learning.cells import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 from helpers.learning.screening import screened
-from helpers.learning.submission import Submission, read_submission
+from helpers.learning.submission import Submission, read_submission, up_to_the_last_check
 
 CELL_TIMEOUT = 60.0  # seconds; a check takes under five
 HIDDEN, REFUSED = "hidden", "refused"
@@ -42,8 +42,7 @@ class CheckResult:
 def assembled(submission: Submission) -> NotebookNode:
     """The original notebook with the learner's answers in it; a check cell stores the outputs of a pass."""
     cells = []
-    last = max(place for place, cell in enumerate(submission.original) if "points" in cell)
-    for cell in submission.original[: last + 1]:  # what stands after the last check is to be read, not graded
+    for cell in up_to_the_last_check(submission.original):
         new = nbformat.v4.new_code_cell(submission.answers.get(cell["id"], cell["source"]), id=cell["id"])
         if cell.get("pass"):
             # nbval compares nothing where the count is missing.

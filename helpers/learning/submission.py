@@ -69,6 +69,11 @@ def answers_in(notebook: dict, asked: list[str], path: Path | str) -> dict[str, 
     return answers
 
 
+def up_to_the_last_check(cells: list[dict]) -> list[dict]:
+    """The code cells that can change what a check says; those after the last are to be read, not graded."""
+    return cells[: 1 + max(place for place, cell in enumerate(cells) if "points" in cell)]
+
+
 def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -> int:
     """How many code cells were added, or changed outside the answers."""
     unchanged = {cell["source"].strip() for cell in original}

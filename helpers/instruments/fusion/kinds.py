@@ -15,10 +15,11 @@ from helpers.instruments.operations import EXP_RESULTS, TANH_RESULTS
 from helpers.instruments.prediction import product_flops
 from kernels import costs
 
+COPIES = frozenset("_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like".split())
 # Elementwise, though PyTorch does not tag them so.
-ELEMENTWISE = frozenset(
-    "_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like arange tril triu tril_ "
-    "triu_ masked_fill_ constant_pad_nd flip roll repeat native_dropout native_dropout_backward bernoulli_ bernoulli "
+ELEMENTWISE = COPIES | frozenset(
+    "arange tril triu tril_ triu_ masked_fill_ constant_pad_nd flip roll repeat native_dropout "
+    "native_dropout_backward bernoulli_ bernoulli "
     "rand rand_like randn randn_like uniform_ normal_ glu log_sigmoid_forward log_sigmoid_backward prelu hardswish "
     "slice_backward select_backward scalar_tensor new_zeros new_ones new_full linspace eye dropout _prelu_kernel "
     "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy "
@@ -99,8 +100,6 @@ ARITHMETIC = {
     "mse_loss": (3, 0),
     "binary_cross_entropy_with_logits": (8, 2),
 }
-COPIES = frozenset("_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like".split())
-
 Space = tuple[tuple[int, bool], ...]  # (size, whether it is reduced) of each run of dimensions, outermost first
 
 
