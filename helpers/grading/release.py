@@ -6,7 +6,7 @@ from pathlib import Path
 
 COURSE = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
-FILES = "LICENSE environment.yml setup.sh .gitignore docs/lesson.png".split()
+FILES = "LICENSE environment.yml setup.sh .gitignore docs/lesson.png docs/fusion_proof.md".split()
 FOR_INSTRUCTORS = "helpers/grading"
 MADE_HERE = (
     "__pycache__",
