@@ -3,7 +3,12 @@
 import shutil
 
 import pytest
+from hypothesis import settings
 from lab_browser import ROOT, LabServer, LessonPage
+
+# What a property says is no bound on time: a cold or loaded machine passes Hypothesis' 200 ms.
+settings.register_profile("course", deadline=None)
+settings.load_profile("course")
 
 
 @pytest.fixture(scope="session")

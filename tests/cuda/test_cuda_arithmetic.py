@@ -76,7 +76,7 @@ def same(result, expected: float) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(a=SINGLES, b=SINGLES, c=SINGLES)
 @example(a=1 + 2**-23, b=1 + 2**-23, c=2**-80)  # the product ends halfway, but for c
 @example(a=2**-100, b=2**-49, c=2**-149)  # among subnormals
@@ -96,7 +96,7 @@ def test_rounding_twice_is_seen():
     assert same(compute("fma.rn.f32", 1 + 2**-12, 1 + 2**-12, 2**-80), 1 + 2**-11 + 2**-23)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(a=DOUBLES, b=DOUBLES, c=DOUBLES)
 @example(a=2.0**-600, b=2.0**-500, c=2.0**-1074)
 @example(a=1.7e308, b=1.5, c=-1.7e308)
@@ -105,7 +105,7 @@ def test_fp64_fma_is_rounded_once(a, b, c):
     assert same(compute("fma.rn.f64", a, b, c), rounded(exact, "f64"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(a=HALVES, b=HALVES, c=HALVES)
 def test_fp16_is_rounded_once(a, b, c):
     exact = Fraction(a) * Fraction(b) + Fraction(c)
@@ -114,7 +114,7 @@ def test_fp16_is_rounded_once(a, b, c):
     assert same(compute("mul.f16", a, b), rounded(Fraction(a) * Fraction(b), "f16"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(a=SINGLES, b=SINGLES, c=SINGLES)
 def test_bf16_is_rounded_once(a, b, c):
     a, b, c = (float((np.float32(each).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)) for each in (a, b, c))
@@ -124,13 +124,13 @@ def test_bf16_is_rounded_once(a, b, c):
 
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=DOUBLES)
 def test_narrowing_is_rounded_once(mode, value):
     assert same(compute(f"cvt.{mode}.f32.f64", value), rounded(Fraction(value), "f32", mode))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(value=SINGLES)
 @example(value=1.00390625)  # halfway between two of bf16
 def test_fp32_to_sixteen_bits(value):
@@ -139,7 +139,7 @@ def test_fp32_to_sixteen_bits(value):
         assert same(compute(f"cvt.{mode}.f16.f32", value), rounded(Fraction(value), "f16", mode))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=st.integers(-(2**63), 2**63 - 1))
 @example(value=2**53 + 1)
 @example(value=(1 << 62) + (1 << 38) + 1)  # fp64 ends halfway between two of fp32
@@ -152,7 +152,7 @@ def test_integers_to_floats(value):
     assert same(compute("cvt.rn.bf16.s32", value >> 32), rounded(Fraction(value >> 32), "bf16"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=st.one_of(DOUBLES, st.floats(-1e10, 1e10)))
 def test_floats_to_integers_saturate(value):
     ways = {"rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil, "rni": round}
@@ -220,7 +220,7 @@ def signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(a=WORDS, b=WORDS, c=WORDS)
 def test_integers_of_32_bits(a, b, c):
     mask = 2**32 - 1
@@ -255,7 +255,7 @@ def test_integers_of_32_bits(a, b, c):
         assert unsigned("div.u32", a, b) == a // b
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(a=LONGS, b=LONGS)
 def test_integers_of_64_bits(a, b):
     mask = 2**64 - 1
@@ -267,7 +267,7 @@ def test_integers_of_64_bits(a, b):
     assert int(compute("shl.b64", np.uint64(a), np.uint32(b % 80))) == (a << b % 80) & mask
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(a=WORDS, b=WORDS, position=st.integers(0, 40), length=st.integers(0, 40))
 def test_fields_of_bits(a, b, position, length):
     field = (a >> position) & ((1 << length) - 1)
@@ -285,7 +285,7 @@ def test_fields_of_bits(a, b, position, length):
     assert int(compute("bfi.b32", np.uint32(a), np.uint32(b), np.uint32(position), np.uint32(length))) == inserted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(a=WORDS, b=WORDS, c=WORDS, table=st.integers(0, 255))
 def test_bytes_chosen_and_bits_looked_up(a, b, c, table):
     pool = (b << 32 | a).to_bytes(8, "little")

@@ -1,14 +1,13 @@
 """The area drawn is the grid: as many block slots filled as there are blocks."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.figures.waves import waves_chart
 from helpers.instruments.occupancy_calculator import Waves
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 10**6))
 def test_the_bars_hold_every_block_of_the_grid(per_wave, grid):
     waves = Waves(per_wave, *divmod(grid, per_wave))

@@ -66,7 +66,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-SHORT = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+SHORT = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 LONG = settings(SHORT, max_examples=10_000)
 
 

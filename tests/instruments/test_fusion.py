@@ -206,7 +206,7 @@ def program(recipe):
 
 
 recipes = st.lists(st.tuples(st.integers(0, len(MAKERS) - 1), st.integers(0, 50), st.integers(0, 50)), max_size=9)
-short = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+short = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 @short

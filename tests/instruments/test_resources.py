@@ -183,7 +183,7 @@ def test_is_what_a_launch_compiles(example, device, gpu):
     assert here.num_warps == there.metadata.num_warps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     offset=st.sampled_from([0, 1, 4, 8]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]),

@@ -16,7 +16,7 @@ def bytes_of(offset, dims, itemsize):
     return {start + byte for start in starts for byte in range(itemsize)}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, 70), shapes, st.sampled_from([1, 2, 4, 8]))
 def test_any_strided_tensor(offset, dims, itemsize):
     footprint = from_strided(offset * itemsize, [d[0] for d in dims], [d[1] for d in dims], itemsize)
@@ -32,7 +32,7 @@ def test_any_strided_tensor(offset, dims, itemsize):
     assert set(found.map().nonzero()[0]) == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.integers(1, 8),
     st.lists(st.tuples(st.integers(2, 2000), st.integers(1, 70)), min_size=1, max_size=2),
@@ -50,7 +50,7 @@ def test_sectors_of_many_runs(run, dims, offset):
         assert footprint.sectors(0) == len({byte // 32 for byte in expected})
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 60), shapes, st.sampled_from([1, 4])), max_size=6))
 def test_any_union(parts):
     found, expected = ByteSet(4000), set()

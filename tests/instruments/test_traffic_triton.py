@@ -299,7 +299,7 @@ def touch(x_ptr, offsets_ptr, mask_ptr, ATOMIC: tl.constexpr, STORE: tl.constexp
         tl.load(x_ptr + at, mask=mask)
 
 
-@settings(max_examples=60, deadline=None, phases=QUICK)
+@settings(max_examples=60, phases=QUICK)
 @given(
     st.sampled_from([torch.int8, torch.int16, torch.int32, torch.int64]),
     st.sampled_from(["load", "store", "atomic"]),
@@ -335,7 +335,7 @@ def strided_tile(x_ptr, start, row_stride, col_stride, rows, cols, M: tl.constex
     tl.load(x_ptr + start + row * row_stride + col * col_stride, mask=(row < rows) & (col < cols))
 
 
-@settings(max_examples=80, deadline=None, phases=QUICK)
+@settings(max_examples=80, phases=QUICK)
 @given(*[st.integers(0, 40)] * 3, *[st.integers(0, 8)] * 2)
 def test_any_tile_against_sets(start, row_stride, col_stride, rows, cols):
     x = torch.zeros(2000)

@@ -138,7 +138,7 @@ def test_a_tile_reads_its_pixels_once_a_tap(device):
 
 
 @given(st.sampled_from([128, 256]), st.integers(1, 70), st.integers(1, 70), st.integers(1, 70))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_box_covers_with_fewer(pixels, images, height, width):
     def count(box):
         return conv_bn_act_descriptors._tiles(box, images, height, width)

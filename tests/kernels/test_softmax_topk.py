@@ -39,7 +39,7 @@ def test_ties_go_to_the_lower_column(device, cols, dtype):
     assert_right(signed, 5)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_few_values_in_any_order(device, data):
     values = st.sampled_from([-torch.inf, -3.0, -0.0, 0.0, 1e-5, 1.0, 3.0, 65000.0])

@@ -329,7 +329,7 @@ def test_sixteen_bits_are_rounded_once():
 
 
 @given(st.integers(1, 300), st.floats(1e-3, 1e3), st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_tolerance_lies_between_pytorchs_error_and_a_thousandth(elements, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     x = scale * torch.randn(elements, generator=generator)
@@ -350,7 +350,7 @@ def test_nan_and_inf_must_stand_where_pytorch_has_them():
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 3), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_fresh_copy_lies_in_memory_as_the_original_does(rows, columns, step, transposed):
     x = torch.randn(rows * step + 1, columns + 2)[1::step, 1:]
     x = x.T if transposed else x
