@@ -44,6 +44,7 @@ class Result:
         left_out: code cells added or changed outside the answers, none of them run.
         flags: what an instructor may want to look at.
         seconds: how long the grading took.
+        answers: grade_id -> source, as it was handed in; empty where the notebook could not be read.
     """
 
     exercise: str
@@ -51,6 +52,7 @@ class Result:
     left_out: int
     flags: tuple[str, ...]
     seconds: float
+    answers: dict[str, str]
 
     @property
     def earned(self) -> float:
@@ -75,9 +77,11 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
     """
     started = time.monotonic()
     exercise = judge.exercise
+    answers: dict[str, str] = {}
 
     def result(checks: list[Check], left_out: int = 0, flags: tuple[str, ...] = ()) -> Result:
-        return Result(exercise.name, tuple(checks), left_out, flags, round(time.monotonic() - started, 2))
+        seconds = round(time.monotonic() - started, 2)
+        return Result(exercise.name, tuple(checks), left_out, flags, seconds, answers)
 
     try:
         if len(content) > MOST_BYTES:
@@ -197,4 +201,11 @@ def for_student(result: Result) -> Result:
 def result_from_json(written: dict) -> Result:
     """The Result that `as_json` wrote; KeyError, TypeError or ValueError where it is none."""
     checks = tuple(Check(**check) for check in written["checks"])
-    return Result(written["exercise"], checks, written["left_out"], tuple(written["flags"]), written["seconds"])
+    return Result(
+        written["exercise"],
+        checks,
+        written["left_out"],
+        tuple(written["flags"]),
+        written["seconds"],
+        dict(written["answers"]),
+    )

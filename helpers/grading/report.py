@@ -1,9 +1,10 @@
 """The report on a class, made from the results kept in its folder: JSON first, all else from it.
 
     results/<student>/<exercise>.json    each result, hidden checks' messages included
-    results/<student>/report.html        for the student: hidden checks redacted
     results/<student>/results.json       for Gradescope: hidden checks redacted and not shown
+    feedback/<student>.html              for the student, to be sent as it is: hidden checks redacted
     grades.csv, junit.xml, report.html   for the instructor
+    answers/<exercise>.html              for the instructor: each answer beside what the checks, hidden ones too, said
 
 Whatever came from a submission, its name included, is text here and nothing else: not a formula, not markup.
 """
@@ -13,24 +14,16 @@ import hashlib
 import io
 import json
 import re
-from collections import Counter
-from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
 from helpers.grading.class_folder import Class
 from helpers.grading.exercise import Exercise
 from helpers.grading.files import write_whole
-from helpers.grading.grade import STATES, Result, clean, for_student, result_from_json
-from helpers.learning.outcome import EDGE, PASS
+from helpers.grading.grade import Result, clean, for_student, result_from_json
+from helpers.grading.pages import answers_page, class_page, student_page
+from helpers.grading.similarity import alike
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
-:root { color-scheme: light dark }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: 0.3em 0.8em; vertical-align: top }
-tr + tr td { border-top: 1px solid #8888 } pre { white-space: pre-wrap; margin: 0; font-size: 0.85em }
-.state { border-left: 4px solid #888888; padding-left: 0.5em }
-"""
 Kept = list[tuple[str, Result]]
 
 
@@ -47,11 +40,21 @@ def write(out: Path, students: Class, exercises: dict[str, Exercise], ungraded: 
     kept = results_in(out, students)
     write_whole(out / "grades.csv", grades(kept))
     write_whole(out / "junit.xml", junit(out, students))
-    write_whole(out / "report.html", class_page(kept, exercises, students, ungraded))
-    for student in sorted({student for student, _ in kept}):
+    links = {student: folder_of(out, student).name for student, _ in kept}
+    pairs = {name: alike(exercise, of_exercise(kept, name)) for name, exercise in exercises.items()}
+    left = [*students.left, *ungraded.items()]
+    write_whole(out / "report.html", class_page(kept, exercises, left, pairs, links))
+    for name in exercises:
+        if graded := of_exercise(kept, name):
+            write_whole(out / "answers" / f"{name}.html", answers_page(name, graded, links))
+    for student, link in links.items():
         mine = [for_student(result) for whose, result in kept if whose == student]
-        write_whole(folder_of(out, student) / "report.html", student_page(student, mine))
+        write_whole(out / "feedback" / f"{link}.html", student_page(student, mine))
         write_whole(folder_of(out, student) / "results.json", gradescope(mine))
+
+
+def of_exercise(kept: Kept, exercise: str) -> Kept:
+    return [(student, result) for student, result in kept if result.exercise == exercise]
 
 
 def results_in(out: Path, students: Class) -> Kept:
@@ -135,101 +138,3 @@ def junit(out: Path, students: Class) -> str:
                 case.set("classname", clean(f"{each.student}/{each.exercise}"))
             whole.append(suite)
     return ElementTree.tostring(whole, encoding="unicode", xml_declaration=True) + "\n"
-
-
-# For people
-
-
-def page(title: str, body: str) -> str:
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        '<meta name="viewport" content="width=device-width"><meta name="referrer" content="no-referrer">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>\n{body}</html>\n"
-    )
-
-
-def rows(header: list[str], lines: list[list[str]]) -> str:
-    """A table; what stands in `lines` is HTML already."""
-    head = "".join(f"<th>{escape(each)}</th>" for each in header)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>\n" for line in lines)
-    return f"<table><tr>{head}</tr>\n{body}</table>\n"
-
-
-def shown_state(state: str) -> str:
-    return f'<span class="state" style="border-color: {EDGE.get(state, "#CC79A7")}">{escape(state)}</span>'
-
-
-def student_page(student: str, results: list[Result]) -> str:
-    parts = []
-    for result in results:
-        lines = [
-            [
-                escape(check.check),
-                shown_state(check.state),
-                f"{check.earned:g} of {check.points:g}",
-                f"<pre>{escape(check.message)}</pre>",
-            ]
-            for check in result.checks
-        ]
-        parts.append(f"<h2>{escape(result.exercise)}: {result.earned:g} of {result.points:g} points</h2>\n")
-        parts.append(rows(["check", "state", "points", "what was seen"], lines))
-        if result.left_out:
-            parts.append(
-                f"<p>Not run: {result.left_out} code cells that you added or changed outside the answer cells.</p>\n"
-            )
-    return page(clean(student), "".join(parts))
-
-
-def class_page(kept: Kept, exercises: dict[str, Exercise], students: Class, ungraded: dict[str, str]) -> str:
-    parts = []
-    for name, exercise in exercises.items():
-        results = [result for _, result in kept if result.exercise == name]
-        if not results:
-            continue
-        mean = sum(result.earned for result in results) / len(results)
-        parts.append(
-            f"<h2>{escape(name)}: {len(results)} graded, {mean:.1f} of {results[0].points:g} on average</h2>\n"
-        )
-        lines = []
-        for check in exercise.checks:
-            states = Counter(each.state for result in results for each in result.checks if each.check == check)
-            counts = [str(states[state]) if states[state] else "" for state in STATES]
-            share = f'<meter min="0" max="{len(results)}" value="{states[PASS]}">{states[PASS]}</meter>'
-            hidden = " (hidden)" if check in exercise.hidden else ""
-            lines.append([escape(check) + hidden, share, *counts])
-        parts.append(rows(["check", "passed", *STATES], lines))
-    flagged = [
-        [
-            link(student),
-            escape(result.exercise),
-            escape(" ".join(result.flags)),
-            f"<pre>{escape(first_reason(result))}</pre>",
-        ]
-        for student, result in kept
-        if result.flags
-    ]
-    if flagged:
-        parts.append("<h2>Flagged</h2>\n" + rows(["student", "exercise", "flag", "first reason"], flagged))
-    left = [[escape(clean(path)), escape(clean(why))] for path, why in [*students.left, *ungraded.items()]]
-    if left:
-        parts.append("<h2>Not graded</h2>\n" + rows(["file", "why"], left))
-    slowest = sorted(kept, key=lambda each: -each[1].seconds)[:5]
-    parts.append("<h2>All</h2>\n")
-    parts.append(
-        rows(
-            ["student", "exercise", "points"],
-            [[link(student), escape(r.exercise), f"{r.earned:g} of {r.points:g}"] for student, r in kept],
-        )
-    )
-    parts.append("<h2>Slowest</h2>\n")
-    parts.append(rows(["student", "seconds"], [[link(student), f"{r.seconds:.1f}"] for student, r in slowest]))
-    return page("Grades", "".join(parts))
-
-
-def link(student: str) -> str:
-    return f'<a href="results/{escape(folder_of(Path(), student).name)}/report.html">{escape(clean(student))}</a>'
-
-
-def first_reason(result: Result) -> str:
-    return next((check.message for check in result.checks if check.message), "")

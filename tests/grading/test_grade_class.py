@@ -205,8 +205,8 @@ def test_a_class_gets_what_is_due(graded_class):
 @needs_sandbox
 def test_no_report_runs_what_a_submission_wrote(graded_class):
     _, out = graded_class
-    pages = [out / "report.html", *out.glob("results/*/report.html")]
-    assert len(pages) == 7
+    pages = [out / "report.html", *out.glob("feedback/*.html"), *out.glob("answers/*.html")]
+    assert len(pages) == 8
     for path in pages:
         text = path.read_text()
         assert "<script" not in text
@@ -222,11 +222,11 @@ def test_no_report_runs_what_a_submission_wrote(graded_class):
 @needs_sandbox
 def test_students_do_not_see_hidden_checks(graded_class):
     _, out = graded_class
-    for name in ("report.html", "results.json"):
-        text = (out / "results" / "loud" / name).read_text()
+    # Twice for each public check, in its message and in the line to look at; not for the hidden one; once in the code.
+    for path, told in (("feedback/loud.html", 9), ("results/loud/results.json", 8)):
+        text = (out / path).read_text()
         assert "other-values" in text
-        # Twice for each public check, in its message and in the line to look at; not for the hidden one.
-        assert text.count("ValueError") == 8
+        assert text.count("ValueError") == told
         assert "kept for the grading" in text
     scores = json.loads((out / "results" / "right" / "results.json").read_text())
     assert scores["score"] == 15
