@@ -1,0 +1,98 @@
+"""What lesson 15 shows of the H200: Nsight Compute's pages, torch.profiler's traces, and the capstone's times.
+
+    python -m benchmarks.profiles --out FILE [--seconds 170]
+
+Each task is a process of its own with a limit of its own, so that one which hangs or fails costs its own figures alone.
+FILE holds all that was found, and is written after each task. What must be compiled is compiled first, side by side,
+into the caches of Triton and Inductor; max-autotune, which times as it compiles, comes last and alone.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.run import date_and_versions
+
+WARM = [(way, tokens) for tokens in (8192, 512, 1) for way in ("torch.compile", "fused")]
+# Name, seconds it may take, module and arguments.
+TASKS = (
+    ("times", 90, "benchmarks.block", "times"),
+    ("ncu pairs", 70, "benchmarks.ncu_pages", "pairs"),
+    ("traces", 40, "benchmarks.block_traces"),
+    ("parts", 30, "benchmarks.block", "parts"),
+    ("ncu block", 60, "benchmarks.ncu_pages", "block"),
+    ("max-autotune 1", 90, "benchmarks.block", "autotuned", "1"),
+    ("max-autotune 8192", 120, "benchmarks.block", "autotuned", "8192"),
+    ("max-autotune 512", 120, "benchmarks.block", "autotuned", "512"),
+)
+
+
+def started(*words: str, threads: int = 16, log=None) -> subprocess.Popen:
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], env=environment, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def ended(process: subprocess.Popen, seconds: float) -> bool:
+    """Whether it ended by itself and well; where it does not in time, it and its children are stopped."""
+    try:
+        return process.wait(timeout=max(1.0, seconds)) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=170, help="after which no further task is begun")
+    parser.add_argument("--tasks", default="", help="names, divided by commas; all by default")
+    parser.add_argument("--small", action="store_true", help="a rehearsal, for a machine without a GPU")
+    options = parser.parse_args()
+    began, small = time.monotonic(), ["--small"] * options.small
+    chosen = [task for task in TASKS if not options.tasks or task[0] in options.tasks.split(",")]
+
+    def left() -> float:
+        return options.seconds - (time.monotonic() - began)
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    content = {"gpu": gpu, **date_and_versions(), "command": "python -m benchmarks.profiles", "tasks": {}, "took": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        log = open(Path(folder) / "log", "w+")  # noqa: SIM115  (all processes write to it)
+        warming = [
+            started("benchmarks.block", "warm", way, str(tokens), *small, threads=4, log=log) for way, tokens in WARM
+        ]
+        until = min(45.0, left())
+        for process in warming:
+            ended(process, until - (time.monotonic() - began))
+        print(f"warm: {time.monotonic() - began:.0f} s", flush=True)
+        for name, limit, module, *words in chosen:
+            file = Path(folder) / f"{name.replace(' ', '_')}.json"
+            if left() < 5:
+                content["took"][name] = "no time was left to begin it"
+                continue
+            start = time.monotonic()
+            well = ended(started(module, *words, str(file), *small, log=log), min(limit, left()))
+            content["took"][name] = [round(time.monotonic() - start, 1), well]
+            print(name, content["took"][name], flush=True)
+            if file.exists() and file.stat().st_size:
+                content["tasks"][name] = json.loads(file.read_text())
+            log.flush()
+            content["log"] = (Path(folder) / "log").read_text()[-20000:]
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(content))
+    print(content["log"][-3000:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A transformer's block, of the catalogue's kernels:  s = x + out(attention(rms_norm(x))),  y = s + ffn(rms_norm(s)).
+
+Pre-norm, causal attention whose query heads share key heads in groups, SwiGLU, no biases: a layer of Llama 3 without
+its rotary embedding. Written out in PyTorch (`transformer_block_reference`), every operation goes through memory; here:
+
+    rms_norm | q, k, v in one product | attention | product, residual | rms_norm | gate, up, SwiGLU | down, residual
+
+seven launches and the copy that puts the heads of a token side by side. One token without a gradient takes five
+launches: a product's programs normalise x themselves (linear_one_row.py). Backward passes are the kernels' own, and
+PyTorch adds up gradients where two ways part.
+
+Source: Touvron et al., arXiv:2302.13971, section 2.2; grouped heads: Ainslie et al., arXiv:2305.13245.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.fused_op import Work
+from kernels.rowwise.rms_norm import rms_norm, rms_norm_reference
+from kernels.tiled.ffn import gated_op
+from kernels.tiled.flash_attention import flash_attention, flash_attention_reference
+from kernels.tiled.linear_act import linear_act
+from kernels.tiled.linear_one_row import linear_one_row
+
+WEIGHTS = ("attention_norm", "qkv", "out", "ffn_norm", "gate", "up", "down")
+
+
+def split_heads(qkv: Tensor, heads: int, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of q (batch, heads, tokens, dim) and of k and v (batch, key_heads, tokens, dim)."""
+    dim = qkv.shape[-1] // (heads + 2 * key_heads)
+    return qkv.unflatten(-1, (-1, dim)).transpose(1, 2).split((heads, key_heads, key_heads), dim=1)
+
+
+def transformer_block(
+    x: Tensor,
+    attention_norm: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    ffn_norm: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    heads: int,
+    key_heads: int,
+) -> Tensor:
+    """The block, fused, differentiable once; it takes the place of transformer_block_reference.
+
+    Args:
+        x: floating-point tensor of shape (batch, tokens, width).
+        attention_norm, ffn_norm: (width,), of x's dtype and on its device, as are all weights.
+        qkv: ((heads + 2 key_heads) dim, width): the rows of q, then of k, then of v.
+        out: (width, heads dim).
+        gate, up: (hidden, width).
+        down: (width, hidden).
+        heads, key_heads: of queries, and of keys and values; heads is a multiple of key_heads.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype. What goes from one launch to the next is rounded to x's dtype.
+
+    Raises:
+        TypeError, ValueError: as rms_norm, linear_act, flash_attention and ffn.
+    """
+    weights = attention_norm, qkv, out, ffn_norm, gate, up, down
+    tracked = torch.is_grad_enabled() and any(each.requires_grad for each in (x, *weights))
+    if x.shape[:-1].numel() == 1 and not tracked:
+        return _one_token(x, *weights, heads, key_heads)
+    heads_of = split_heads(linear_act(rms_norm(x, attention_norm), qkv, act=None), heads, key_heads)
+    seen = flash_attention(*heads_of, causal=True).transpose(1, 2).flatten(2)
+    s = linear_act(seen, out, residual=x, act=None)
+    hidden = gated_op(rms_norm(s, ffn_norm), gate, up, "silu")
+    return linear_act(hidden, down, residual=s, act=None)
+
+
+def _one_token(x, attention_norm, qkv, out, ffn_norm, gate, up, down, heads: int, key_heads: int) -> Tensor:
+    heads_of = split_heads(linear_one_row(x, qkv, attention_norm), heads, key_heads)
+    seen = flash_attention(*heads_of, causal=True).transpose(1, 2).flatten(2)
+    s = linear_one_row(seen, out, residual=x)
+    return linear_one_row(linear_one_row(s, up, ffn_norm, gate), down, residual=s)
+
+
+def transformer_block_reference(
+    x, attention_norm, qkv, out, ffn_norm, gate, up, down, heads: int, key_heads: int
+) -> Tensor:
+    """The same, as one writes it in PyTorch before thinking of memory."""
+    linear = functional.linear
+    heads_of = split_heads(linear(rms_norm_reference(x, attention_norm), qkv), heads, key_heads)
+    s = x + linear(flash_attention_reference(*heads_of, causal=True).transpose(1, 2).flatten(2), out)
+    h = rms_norm_reference(s, ffn_norm)
+    return s + linear(functional.silu(linear(h, gate)) * linear(h, up), down)
+
+
+def transformer_block_work(
+    tokens: int, width: int, heads: int, key_heads: int, hidden: int, dtype: torch.dtype
+) -> Work:
+    """FLOPs of the products and the causal attention, and least bytes: x and the weights in once, y out once."""
+    dim = width // heads
+    weights = width * ((heads + 2 * key_heads) * dim + heads * dim + 3 * hidden) + 2 * width
+    flops = 2 * tokens * (weights - 2 * width) + 4 * heads * dim * (tokens * (tokens + 1) // 2)
+    return Work(flops, (weights + tokens * width) * dtype.itemsize, tokens * width * dtype.itemsize)
+
+
+def transformer_block_inputs(
+    tokens: int, width: int, heads: int, key_heads: int, hidden: int, batch: int = 1, **options
+) -> tuple[Tensor, ...]:
+    """x and the weights, random; weights of the size that a trained layer has, so that all results are as large."""
+    dim = width // heads
+    shapes = ((heads + 2 * key_heads) * dim, width), (width, heads * dim), (hidden, width), (hidden, width)
+    qkv, out, gate, up = (torch.randn(shape, **options) / shape[1] ** 0.5 for shape in shapes)
+    down = torch.randn(width, hidden, **options) / hidden**0.5
+    norms = (1 + torch.randn(width, **options) / 8 for _ in range(2))
+    return torch.randn(batch, tokens, width, **options), next(norms), qkv, out, next(norms), gate, up, down
