@@ -77,6 +77,7 @@ class Explorer:
     cell: str
     values: tuple[float, ...]
     shown: Callable[[float], str]  # what only this value's line of text has
+    handle: str = ".fusion-controls .noUi-handle"  # of that slider
 
 
 _REGISTERS = """import torch
@@ -88,6 +89,13 @@ row = torch.empty(1, COLUMNS, device="meta")
 def compiled(steps, gpu):
     return compile_for(chain_gradient_kernel, row, row, row, device=gpu, COLUMNS=COLUMNS, STEPS=steps)
 registers_explorer(compiled, STEPS)
+"""
+_STEPPER = """import torch
+from benchmarks.matmul_steps import run, tiles_kernel
+from helpers.figures import watch
+
+x, w = torch.randn(2, 32, 32).half()
+watch(run, tiles_kernel, x, w, torch.zeros(32).half(), BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
 """
 EXPLORERS = {
     "roofline": Explorer(
@@ -158,6 +166,7 @@ EXPLORERS = {
         GROUPS,
         lambda group: order_name(group).capitalize(),
     ),
+    "stepper": Explorer(_STEPPER, tuple(range(1, 21)), "Step {} of ".format, ".fusion-stepper input"),
 }
 
 
@@ -306,7 +315,7 @@ def session() -> Iterator[Callable[[str], Iterator[Latency]]]:
                 with browser.new_page(viewport={"width": 1280, "height": 1000}) as page:
                     open_explorer(page, address)
                     page.evaluate(WATCH)
-                    handle = page.locator(".fusion-controls .noUi-handle").first
+                    handle = page.locator(explorer.handle).first
                     for _ in range(RUNS):
                         yield _one_run(page, handle, explorer)
 

@@ -23,6 +23,7 @@ __getattr__, __dir__ = room(
         "register_growth": "registers_explorer",
         "roofline": "Point roofline_chart roofline_explorer",
         "stages": "stages_chart",
+        "stepper": "watch",
         "tensor_traffic": "traffic_chart",
         "threads": "threads_explorer",
         "tile_choice": "Tiling matmul_explorer",

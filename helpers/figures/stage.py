@@ -91,10 +91,10 @@ class Explorer(ABC):
             picture, metadata = self.chart()._repr_mimebundle_()
         except ValueError:
             return view | {"text/plain": self.text}
-        return view | picture | {"text/html": _page(picture["image/png"], **metadata["image/png"])}, metadata
+        return view | picture | {"text/html": page_of(picture["image/png"], **metadata["image/png"])}, metadata
 
 
-def _page(png: str, width: int, height: int, alt: str) -> str:
+def page_of(png: str, width: int, height: int, alt: str) -> str:
     """Picture and text in one: a page made from a saved notebook takes one form of an output, without its metadata."""
     text = html.escape(alt)
     picture = f'<img src="data:image/png;base64,{png}" width="{width}" height="{height}" alt="{text}">'

@@ -68,8 +68,9 @@ class LaneRecorder:
 
 
 def _distance(tensor, address: int) -> int:
-    low = tensor.untyped_storage().data_ptr()
-    return max(low - address, address - (low + tensor.untyped_storage().nbytes() - 1), 0)
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    low, itemsize = tensor.data_ptr(), tensor.element_size()
+    return max(low - address, address - (low + (reach + 1) * itemsize - 1), 0)
 
 
 def trace(fn: Callable, *args) -> tuple[Traffic, list[Access]]:

@@ -133,7 +133,7 @@ class TritonMeter:
 
     def __init__(self, ledger: Ledger, multiprocessors: int | None = None):
         self.multiprocessors = multiprocessors
-        self._ledger = ledger
+        self.ledger = ledger
         self._pending = []
 
     def launch(self, kernel, grid, arguments: dict, originals: dict | None = None) -> None:
@@ -152,7 +152,7 @@ class TritonMeter:
         self._earlier = {}  # storage -> locks -> bytes stored under these by earlier program instances of this launch
         self._stores = []
         self._pending = []
-        self._moved = Moved()
+        self.moved = Moved()  # by this launch, so far
         self._operands = []
         originals = arguments if originals is None else originals
         tensors = [
@@ -161,16 +161,16 @@ class TritonMeter:
         if not tensors:
             raise ValueError(f"{self._kernel} was launched with no tensor: there is no traffic to meter")
         for name, tensor, original in tensors:
-            self._ledger.name(original, name)
+            self.ledger.name(original, name)
             footprint = footprint_of(tensor)
             if footprint is not None:
-                storage = self._ledger.storage(original)
-                self._ledger.elements = max(self._ledger.elements, tensor.numel())
+                storage = self.ledger.storage(original)
+                self.ledger.elements = max(self.ledger.elements, tensor.numel())
                 base = tensor.untyped_storage().data_ptr()
                 region = storage.region(footprint, name)
                 self._operands.append(Operand(name, tensor, base, footprint, storage, region))
         if 0 not in grid:
-            self._ledger.launches.append((self._kernel, self._moved))
+            self.ledger.launches.append((self._kernel, self.moved))
 
     def program(self, index) -> None:
         for place, (operand, footprint, base, locks) in enumerate(self._pending):
@@ -204,7 +204,7 @@ class TritonMeter:
         site = self._sites.get(key)
         if site is None:
             place = frame.f_code.co_filename, frame.f_lineno
-            site = self._sites[key] = Site(frame.f_code.co_name, place, self._ledger.line(*place), itemsize)
+            site = self._sites[key] = Site(frame.f_code.co_name, place, self.ledger.line(*place), itemsize)
         pattern = site.pattern(addresses, mask)
         footprint = pattern.footprint
         if footprint is None:
@@ -236,7 +236,7 @@ class TritonMeter:
 
     def _count(self, kind, site, operand, pattern, origin, itemsize):
         storage, region, footprint, line = operand.storage, operand.region, pattern.footprint, site.line
-        ledger, moved = self._ledger, self._moved
+        ledger, moved = self.ledger, self.moved
         base = origin - operand.base
         lanes, sectors, requests, request_sectors = pattern.counts(base)
         nbytes = footprint.nbytes
@@ -270,19 +270,19 @@ class TritonMeter:
         nbytes = lanes * itemsize if kind == "atomic" else pattern.footprint.nbytes
         site.line.requests += requests
         site.line.request_sectors += request_sectors
-        self._ledger.atomics += lanes if kind == "atomic" else 0
+        self.ledger.atomics += lanes if kind == "atomic" else 0
         for way, counted in (("read", kind != "write"), ("written", kind != "read")):
             if counted:
-                for account in (self._ledger.outside, site.line, self._moved):
+                for account in (self.ledger.outside, site.line, self.moved):
                     setattr(account, way, getattr(account, way) + nbytes)
-                setattr(self._ledger, f"sectors_{way}", getattr(self._ledger, f"sectors_{way}") + sectors)
+                setattr(self.ledger, f"sectors_{way}", getattr(self.ledger, f"sectors_{way}") + sectors)
 
     def _report_outside(self, kind, site, astray):
         kind = "store" if kind == "write" else kind
         address = int(astray[0])
         nearest = min(self._operands, key=lambda operand: _distance(operand, address), default=None)
         if nearest is None:
-            self._report(f"out-of-bounds {kind}", site, self._ledger.outside, "{0}: every tensor is empty", astray.size)
+            self._report(f"out-of-bounds {kind}", site, self.ledger.outside, "{0}: every tensor is empty", astray.size)
             return
         tensor = nearest.tensor
         offset = (address - tensor.data_ptr()) // tensor.element_size()
@@ -290,7 +290,7 @@ class TritonMeter:
         self._report(f"out-of-bounds {kind}", site, nearest.region, where, astray.size)
 
     def _report_uninitialised(self, site, operand, footprint, base):
-        if ("uninitialised read", *site.place) in self._ledger.hazards:
+        if ("uninitialised read", *site.place) in self.ledger.hazards:
             return
         unset = np.flatnonzero(~footprint.of(operand.storage.written.map(), base).ravel())
         run, within = divmod(int(unset[0]), footprint.run)
@@ -299,7 +299,7 @@ class TritonMeter:
         self._report("uninitialised read", site, operand.region, where, unset.size // operand.tensor.element_size())
 
     def _report_race(self, site, operand, footprint, base):
-        if ("race", *site.place) in self._ledger.hazards:
+        if ("race", *site.place) in self.ledger.hazards:
             return
         mine = ByteSet(operand.storage.size)
         mine.add(footprint, base)
@@ -314,7 +314,7 @@ class TritonMeter:
 
     def _report(self, kind, site, region, where, elements):
         hazard = Hazard(kind, site.kernel, *site.place, where, self._index, elements)
-        self._ledger.hazards.setdefault((kind, *site.place), (hazard, region))
+        self.ledger.hazards.setdefault((kind, *site.place), (hazard, region))
 
 
 def _distance(operand: Operand, address: int) -> int:

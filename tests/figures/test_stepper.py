@@ -1,0 +1,324 @@
+"""The kernel stepper: its record against the meter, NumPy and a count by hand; its page in a real browser."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from helpers.figures import watch
+from helpers.figures.stepper import Stepper, word
+from helpers.instruments import measure
+
+
+@triton.jit
+def add_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    """Adds.
+
+    Not shown.
+    """
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    a = tl.load(a_ptr + element, mask=exists)
+    b = tl.load(b_ptr + element, mask=exists).to(tl.float32)
+    tl.store(
+        y_ptr + element,
+        a + b,
+        mask=exists,
+    )
+
+
+@triton.jit
+def unmasked_kernel(a_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + element)
+    tl.store(y_ptr + element, a)
+
+
+@triton.jit
+def peaks_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    peak = -float("inf")
+    for start in range(0, columns, BLOCK):
+        x = tl.load(x_ptr + row * columns + start + tl.arange(0, BLOCK))
+        peak = tl.maximum(peak, tl.max(x))
+    tl.store(y_ptr + row, peak)
+
+
+@triton.jit
+def relu(x):
+    return tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
+def matmul_kernel(x_ptr, w_ptr, y_ptr, K: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + rows[:, None] * K + k[None, :])
+        w = tl.load(w_ptr + k[:, None] * N + columns[None, :])
+        acc = tl.dot(x, w, acc)
+    tl.store(y_ptr + rows[:, None] * N + columns[None, :], relu(acc))
+
+
+def added():
+    a, b = torch.arange(20.0).view(2, 10)
+    return add_kernel[(3,)], a, b.half(), torch.empty(10), 10, {"BLOCK": 4}
+
+
+def peaks():
+    return peaks_kernel[(2,)], torch.randn(2, 24), torch.empty(2), 24, {"BLOCK": 8}
+
+
+def product():
+    tensors = torch.randn(2, 32, 32).unbind()
+    return matmul_kernel[(2, 2)], *tensors, torch.empty(32, 32), {"K": 32, "N": 32, "BLOCK": 16}
+
+
+def watched(launch):
+    kernel, *arguments, more = launch()
+    return watch(kernel, *arguments, **more), kernel, arguments, more
+
+
+@pytest.mark.parametrize("launch", [added, peaks, product])
+def test_bytes_and_sectors_are_the_meters(launch):
+    shown, kernel, arguments, more = watched(launch)
+    found = measure(lambda: kernel(*arguments, **more))
+    steps, moves = shown.recording.steps, [move for step in shown.recording.steps for move in step.moves]
+    assert (steps[-1].read, steps[-1].written) == (found.bytes_read, found.bytes_written)
+    assert shown.scene.data()["total"] == [found.bytes_read, found.bytes_written]
+    assert sum(move.sectors for move in moves) == found.sectors_read + found.sectors_written
+    drawn = [shown.recording.memories[move.memory].sectors(move.elements[move.active]).size for move in moves]
+    assert drawn == [move.sectors for move in moves]
+    for (_, number), line in found.by_line.items():
+        of_line = [move for step in steps for move in step.moves if shown.recording.source[step.line][0] <= number]
+        assert sum(move.nbytes for move in of_line) >= line.total
+    assert sum(line.total for line in found.by_line.values()) == sum(move.nbytes for move in moves)
+
+
+def test_a_count_by_hand():
+    shown, *_ = watched(added)
+    assert [(step.read, step.written) for step in shown.recording.steps if step.moves] == [
+        (16, 0), (24, 0), (24, 16), (40, 16), (48, 16), (48, 32), (56, 32), (60, 32), (60, 40),
+    ]  # fmt: skip
+    assert "2 of 4 lanes write 8 B of y_ptr in 1 sector, 2 masked" in shown.text
+
+
+def test_lines_follow_the_loop_and_the_function_that_is_called():
+    shown, *_ = watched(product)
+    text = [line.strip() for _, line in shown.recording.source]
+    lines = [text[step.line].split(" ")[0] for step in shown.recording.steps if step.program == (1, 0, 0)]
+    loop = ["for", "k", "x", "w", "acc"]
+    assert lines == [
+        "def",
+        "rows",
+        "columns",
+        "acc",
+        *loop,
+        *loop,
+        "for",
+        "tl.store(y_ptr",
+        "def",
+        "return",
+        "tl.store(y_ptr",
+    ]
+    shown, *_ = watched(added)
+    assert [step.line for step in shown.recording.steps][:7] == [0, 1, 2, 3, 4, 5, 0]  # a docstring is not shown
+    assert "Not shown" not in str(shown.recording.source)
+
+
+def test_running_values_are_numpys():
+    shown, _, (x, *_), _ = watched(peaks)
+    for row in range(2):
+        found = [
+            step.named["peak"].item()
+            for step in shown.recording.steps
+            if step.program[0] == row and "peak" in step.named
+        ]
+        assert found == [-np.inf, *np.maximum.accumulate(x[row].view(3, 8).numpy().max(1))]
+
+
+def test_what_a_block_is_called_and_holds():
+    shown, *_ = watched(added)
+    last = [move for step in shown.recording.steps for move in step.moves][-3:]
+    assert [(move.name, move.active.tolist()) for move in last] == [
+        (name, [True, True, False, False]) for name in ("a", "b", "a + b")
+    ]
+    assert last[2].values[:2].tolist() == [26, 28]
+    codes, texts = shown.scene.state(len(shown.scene.frames) - 1)
+    for name in ("a", "b", "a + b"):
+        grid = shown.scene.blocks[name, (4,)]
+        assert codes[grid.first :][:4] == ["v", "v", "m", "m"]
+    y = shown.scene.memories["y_ptr"].first
+    assert (codes[y : y + 10], texts[y : y + 3]) == (["w"] * 10, ["10", "12", "14"])
+
+
+def test_lanes_out_of_bounds_are_shown_and_go_nowhere():
+    a, behind = torch.arange(6.0), torch.full((8,), 7.0)
+    shown = watch(unmasked_kernel[(2,)], a, behind[:6], BLOCK=4)
+    frame = shown.scene.frames[-1]
+    assert "2 OUT OF BOUNDS" in frame.text
+    assert len(frame.now["outside"]) == 2
+    assert shown.scene.state(len(shown.scene.frames) - 1)[0][shown.scene.blocks["a", (4,)].first :][:4] == list("vvoo")
+    assert behind[6:].tolist() == [7, 7]
+
+
+def test_a_view_is_drawn_as_it_lies_in_memory():
+    x = torch.arange(18.0).view(3, 6)[:, 1:5]
+    shown = watch(unmasked_kernel[(1,)], x, torch.empty(4), BLOCK=4)
+    grid = shown.scene.memories["a_ptr"]
+    assert (grid.columns, grid.count) == (6, 16)
+    assert shown.scene.initial[0][1] == "    gg    gg    "
+    cells = [round(width / grid.cell[0]) for _, _, width, *_ in shown.scene.frames[2].boxes]
+    assert cells == [6, 1]  # one sector, from an element before the view: it goes on in the next row
+
+
+@pytest.mark.parametrize("elements", [5000, 2**11])
+def test_a_large_launch_runs_and_says_so_in_one_line(elements):
+    a, y = torch.randn(elements), torch.zeros(elements)
+    shown = (
+        watch(unmasked_kernel[(1,)], a[:4096], y[:4096], BLOCK=2048)
+        if elements < 4096
+        else watch(unmasked_kernel[(1,)], a, y, BLOCK=4096)
+    )
+    assert "too large to watch" in repr(shown)
+    assert "\n" not in repr(shown)
+    assert list(shown._repr_mimebundle_()) == ["text/plain"]
+    assert torch.equal(y[:2048], a[:2048])
+
+
+def test_mistakes_are_named_and_a_debugger_keeps_its_trace():
+    with pytest.raises(ValueError, match=r"write watch\(kernel\[grid\]"):
+        watch(torch.add, torch.ones(2), torch.ones(2))
+    before = sys.gettrace()
+    mine = lambda frame, event, argument: None  # noqa: E731
+    sys.settrace(mine)
+    try:
+        watched(added)
+        assert sys.gettrace() is mine
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(True, "yes"), (12, "12"), (1.0, "1"), (-0.126, "−0.13"), (0.0, "0"), (1234.5, "1234"), (1e-5, "1e-5")],
+)
+def test_numbers_fit_their_cells(value, shown):
+    assert word(value) == shown
+
+
+def test_the_still_picture_says_what_it_shows():
+    bundle, metadata = watched(added)[0]._repr_mimebundle_()
+    assert metadata["image/png"]["alt"] == bundle["text/plain"]
+    assert bundle["text/plain"].startswith("add_kernel, program 2, step 18 of 18.")
+    assert 'alt="add_kernel' in bundle["text/html"]
+    assert len(bundle["text/html"]) < 250_000
+    figure = watched(product)[0].chart().figure
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert -0.2 < box.x0 < box.x1 < width + 0.2
+    assert 0 <= box.y0 < box.y1 <= height + 0.1
+
+
+# In a browser
+
+
+@pytest.fixture
+def page_of(chromium):
+    """A page that shows what `watch` gave."""
+
+    def shown(watched, **options):
+        page = chromium.new_page(viewport={"width": 1024, "height": 768}, **options)
+        page.set_default_timeout(5000)
+        page.set_content(f"<style>{Stepper._css}</style><div></div>")
+        script = str(Stepper._esm).replace("export default", "window.stage =")
+        page.evaluate(
+            f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}",
+            watched.scene.data(),
+        )
+        return page
+
+    return shown
+
+
+CELLS = """() => [...document.querySelectorAll('g.memory rect, g.lanes rect')]
+    .map(cell => cell.getAttribute('class').split(' ')[0])"""
+WORDS = """() => [...document.querySelectorAll('g.memory text:not(.name), g.lanes text:not(.name)')]
+    .map(cell => cell.textContent)"""
+NAMES = {" ": "empty", "v": "value", "m": "masked", "o": "outside", "r": "read", "w": "written", "g": "gap"}
+
+
+def at(page):
+    return page.locator("[role=status]").inner_text()
+
+
+def test_the_browser_paints_what_the_picture_does_forwards_and_back(page_of):
+    shown, *_ = watched(added)
+    page = page_of(shown)
+    last = len(shown.scene.frames) - 1
+    page.locator("input").focus()
+    for key, step in [("Home", 0), *[("ArrowRight", step) for step in range(1, last + 1)], ("ArrowLeft", last - 1)]:
+        page.keyboard.press(key)
+        codes, texts = shown.scene.state(step)
+        assert page.evaluate(CELLS) == [NAMES[code] for code in codes]
+        assert page.evaluate(WORDS) == texts
+        assert at(page) == f"Step {step + 1} of {last + 1}. {shown.scene.frames[step].text}"
+        lit = page.locator(".fusion-stepper-source .lit")
+        assert lit.get_attribute("data-line") == str(shown.recording.source[shown.scene.frames[step].line][0])
+
+
+def test_mouse_keyboard_and_choice_of_program(page_of):
+    page = page_of(watched(added)[0])
+    page.get_by_role("button", name="Step", exact=True).click()
+    page.get_by_role("button", name="Step", exact=True).click()
+    assert at(page).startswith("Step 3 of 18")
+    page.get_by_role("button", name="Step back").click()
+    assert at(page).startswith("Step 2 of 18")
+    page.locator("select").select_option("2")
+    assert at(page).startswith("Step 13 of 18. Program 2")
+    page.get_by_role("button", name="Step", exact=True).focus()
+    page.keyboard.press("PageUp")
+    assert at(page).startswith("Step 7 of 18. Program 1")
+    page.keyboard.press("End")
+    assert at(page).startswith("Step 18 of 18")
+    page.wait_for_function(
+        "document.querySelector('.fusion-stepper-bytes').textContent == 'read 60 of 60 Bwritten 40 of 40 B'"
+    )
+
+
+def test_it_plays_and_pauses_and_counts(page_of):
+    page = page_of(watched(added)[0])
+    page.locator(".fusion-stepper-source").focus()
+    page.keyboard.press("Space")
+    page.wait_for_function("document.querySelector('[role=status]').textContent.startsWith('Step 4 of')")
+    page.keyboard.press("Space")
+    stopped = at(page)
+    page.wait_for_timeout(600)
+    assert at(page) == stopped
+    page.wait_for_function("document.querySelector('.read b').textContent == '16'")
+
+
+@pytest.mark.parametrize(("motion", "drawn"), [("no-preference", True), ("reduce", False)])
+def test_what_flies_stays_still_where_motion_is_unwanted(page_of, motion, drawn):
+    page = page_of(watched(added)[0], reduced_motion=motion)
+    page.evaluate("""() => { window.drawn = 0; const fill = CanvasRenderingContext2D.prototype.fillRect;
+        CanvasRenderingContext2D.prototype.fillRect = function(...a) { window.drawn++; fill.apply(this, a); }; }""")
+    page.locator("input").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(200)
+    assert (page.evaluate("window.drawn") > 0) == drawn
+
+
+def test_it_fits_a_narrow_page_and_has_names(page_of):
+    page = page_of(watched(product)[0])
+    page.set_viewport_size({"width": 700, "height": 768})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    unnamed = (
+        "[...document.querySelectorAll('button, input, select')].filter(e => !e.getAttribute('aria-label')).length"
+    )
+    assert page.evaluate(unnamed) == 0
