@@ -18,7 +18,7 @@ from traitlets import Dict
 from helpers.figures.stage import page_of
 from helpers.figures.style import STYLE, TEXT, TITLE_SIZE, WRONG, Chart
 from helpers.instruments.traffic.footprint import SECTOR
-from helpers.instruments.traffic.steps import Memory, Move, Recording, KernelStep, record
+from helpers.instruments.traffic.steps import KernelStep, Memory, Move, Recording, record
 
 _HERE = Path(__file__).parent
 WIDTH = 640  # of the picture; all in pixels

@@ -309,6 +309,7 @@ def test_what_flies_stays_still_where_motion_is_unwanted(page_of, motion, drawn)
         CanvasRenderingContext2D.prototype.fillRect = function(...a) { window.drawn++; fill.apply(this, a); }; }""")
     page.locator("input").focus()
     for _ in range(3):
+        page.wait_for_timeout(300)  # who hurries sees nothing fly
         page.keyboard.press("ArrowRight")
     page.wait_for_timeout(200)
     assert (page.evaluate("window.drawn") > 0) == drawn
