@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 CALL = "the call"
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
-LONGEST_NAME = 120
+LONGEST_NAME = 400
 KEPT = (
     "correlation",
     "External id",
