@@ -40,7 +40,10 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
                 f"{operation} takes tensors on one device, got {first_name} on {first.device} and {name} on "
                 f"{tensor.device}: move one with .to(device)"
             )
-    if not (first.is_cuda or (first.is_cpu and runtime.interprets())):
+        if tensor.layout is not torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise TypeError(f"{operation} takes dense tensors, got {name} in layout {kind}: use .to_dense()")
+    if not (first.is_cuda or first.is_meta or (first.is_cpu and runtime.interprets())):
         raise ValueError(f"{operation} runs on the GPU here, got tensors on {first.device}: move them with .cuda()")
 
 

@@ -18,6 +18,9 @@ arguments and result, `training` is a second forward that returns (y, *more). Th
 from collections.abc import Callable
 
 import torch
+from torch.autograd import forward_ad
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # other classes mean something that kernels do not see: only operators do
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,6 +44,23 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(
             f"{ctx.name} is differentiable once, got a second derivative: use {ctx.name}_reference where you need one"
         )
+
+
+def _refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
+    """Raise RuntimeError where kernels would see half of the truth: a tangent that PyTorch drops without a word, or one
+    sample of a batch."""
+    kinds = {transform.key().name.lower() for transform in torch._C._functorch.get_interpreter_stack() or ()}
+    if "jvp" in kinds or (
+        forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    ):
+        raise RuntimeError(f"{name} has no forward-mode derivative: use {name}_reference where you need one")
+    if "vmap" in kinds:
+        raise RuntimeError(f"{name} has no rule for vmap: give it the batch as dimensions, or use {name}_reference")
+
+
+def _signed(x):
+    """x, with its sign in memory where it is a view that only says so: kernels read memory."""
+    return x.resolve_neg() if isinstance(x, torch.Tensor) else x
 
 
 def _operator(name: str, function: Callable, fake: Callable):
@@ -77,8 +97,7 @@ def register(
         training_fake: the same without data.
         keep: (arguments, result) -> what `backward` takes after the gradient: a tuple, its tensors first. `result` is
             y, or all of what `training` returns.
-        backward: (grad_y, *kept) -> gradients. Without it, a backward pass raises PyTorch's error for operators
-            without a gradient.
+        backward: (grad_y, *kept) -> gradients. Without it, a backward pass raises RuntimeError.
         backward_fake: the same without data.
         gradients: (backward, needed, grad_y, *kept) -> a tuple, one for each of the first arguments, None for the rest.
             Where not given, what `backward` returns. `needed` says of each argument whether its gradient is asked for.
@@ -89,6 +108,12 @@ def register(
     """
     forward_op = training_op = _operator(name, forward, fake)
     backward_op, apply = None, forward_op
+    if backward is None:
+
+        def refuse(ctx, *_):
+            raise RuntimeError(f"{name} has no backward pass: use {name}_reference where you need one")
+
+        forward_op.register_autograd(refuse)
     if backward is not None:
         backward_op = _operator(f"{name}_backward", backward, backward_fake)
         if training is not None:
@@ -106,7 +131,8 @@ def register(
             def differentiate(ctx, grad_y, *_):
                 if grad_y is None:
                     return (None,) * arity
-                arguments = backward, ctx.needs_input_grad, grad_y, *ctx.saved_tensors, *ctx.settings
+                _refuse_transforms(name, [grad_y])
+                arguments = backward, ctx.needs_input_grad, _signed(grad_y), *ctx.saved_tensors, *ctx.settings
                 found = _Once.apply(name, gradients, *arguments) if torch.is_grad_enabled() else gradients(*arguments)
                 return *found, *(None,) * (arity - len(found))
 
@@ -123,18 +149,26 @@ def register(
         training_op.register_autograd(by(backward_op), setup_context=setup_context)
 
     def operation(*arguments):
-        tracked = False
+        tracked = negative = False
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled():
-            for x in arguments:
-                if isinstance(x, torch.Tensor) and x.requires_grad:
-                    tracked = True
-                    break
-        if torch.compiler.is_compiling():
+            for x in tensors:  # loops: every call pays for them, and generators cost twice as much
+                tracked = tracked or x.requires_grad
+        recorded = torch.compiler.is_compiling()
+        if not recorded:
+            recorded = torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+            for x in tensors:
+                recorded = recorded or x.is_meta or type(x) not in PLAIN
+                negative = negative or x.is_neg()
+        if recorded:
             result = (training_op if tracked else forward_op)(*arguments)
-        elif tracked:
-            result = apply(*arguments)
         else:
-            return forward(*arguments)
+            _refuse_transforms(name, tensors)
+            if negative:
+                arguments = [_signed(x) for x in arguments]
+            if not tracked:
+                return forward(*arguments)
+            result = apply(*arguments)
         return result[0] if tracked and training is not None else result
 
     operation.forward_op, operation.training_op, operation.backward_op = forward_op, training_op, backward_op

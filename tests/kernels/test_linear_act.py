@@ -223,7 +223,6 @@ def test_under_autocast_as_linear_is(device):
         (lambda x, w: (x, w, None, None, "tanh"), ValueError, "act of relu, gelu, gelu_tanh, silu, got 'tanh'"),
         (lambda x, w: (x.half(), w.half(), None, None, None, True), ValueError, "tf32=True for float32, got"),
         (lambda x, w: (x, w.to("meta")), ValueError, r"one device, got x on \w+(:\d)? and weight on meta: move"),
-        (lambda x, w: (x.to("meta"), w.to("meta")), ValueError, "got tensors on meta: move them with .cuda"),
     ],
 )
 def test_bad_input_is_one_clear_line(device, arguments, error, message):

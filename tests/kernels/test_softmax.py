@@ -94,7 +94,6 @@ def test_registration(device):
             ValueError,
             r"takes rows, \(..., cols\), got x of shape \(\)",
         ),
-        (lambda device: torch.ones(3, device="meta"), ValueError, "got tensors on meta: move them with .cuda"),
     ],
 )
 def test_bad_input_is_one_clear_line(device, x, error, message):
