@@ -64,6 +64,10 @@ def main(argv: list[str] | None = None) -> int:
     analyse.add_argument("--no-epilogues", action="store_true", help="leave products and convolutions to the library")
     analyse.add_argument("--page", metavar="FILE", help="also write the report as a page, such as report.html")
 
+    profile = commands.add_parser("profile", help="a script of yours under Nsight Compute and Nsight Systems")
+    profile.add_argument("script", help="a Python file that launches its kernels when it is run")
+    profile.add_argument("--launches", type=int, default=50, help="kernels that ncu looks at (default: 50)")
+
     commands.add_parser("doctor", help="what this machine has, what is missing, how to get it")
     commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
 
@@ -138,6 +142,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
 
             epilogues = not arguments.no_epilogues
             print(analyse_named(arguments.model, arguments.device, arguments.backward, epilogues, arguments.page))
+            return 0
+        case "profile":
+            from helpers.instruments.profile_script import profile_script
+
+            print(profile_script(arguments.script, arguments.launches))
             return 0
         case "doctor":
             from helpers.doctor import report

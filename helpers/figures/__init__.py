@@ -12,6 +12,7 @@ __getattr__, __dir__ = room(
         "blocks": "blocks_chart",
         "checkpointing": "checkpointing_explorer layer_ways",
         "dropout_mask": "Draw mask_chart",
+        "kernel_timeline": "kernel_timeline_chart kernel_timeline_explorer",
         "lanes": "lanes_chart",
         "launch_overhead": "chain_time launch_costs launch_explorer timeline_chart",
         "occupancy": "occupancy_chart occupancy_explorer",

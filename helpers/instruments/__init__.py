@@ -20,5 +20,7 @@ __getattr__, __dir__ = room(
         "report": "bench",
         "fusion": "FusionPlan analyse",
         "recordings": "recorded",
+        "ncu_pages": "CounterPair NcuCounter NcuKernel counters_beside read_ncu",
+        "traces": "KernelTimeline Opportunity TraceKernel read_trace",
     },
 )

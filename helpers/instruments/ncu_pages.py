@@ -1,0 +1,178 @@
+"""What Nsight Compute's command line prints as CSV, read; and its counters beside what our instruments say.
+
+    ncu --section LaunchStats --section Occupancy ... --csv --page details --log-file mine.csv python script.py
+
+`read_ncu` takes the details page, a line a counter, and the raw page, a column a counter. Units are turned into base
+units (bytes, seconds, Hz; per cent stay), so that `--print-units` does not matter.
+
+Source: Nsight Compute CLI, "Console Output"; Nsight Compute, "Metrics Reference".
+"""
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.instruments.resources import Resources
+from helpers.instruments.traffic.result import Traffic
+
+LAUNCH, OCCUPANCY, SPEED, MEMORY = (
+    "Launch Statistics",
+    "Occupancy",
+    "GPU Speed Of Light Throughput",
+    "Memory Workload Analysis",
+)
+SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9, "p": 1e-12}
+UNIT = re.compile(r"([TGMKmunp]?)(byte|second|s|hz|Hz)(/\w+)?$")
+SECTOR = 32  # bytes
+READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+SECTORS = {
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": "sectors_read",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": "sectors_written",
+}
+
+
+@dataclass(frozen=True)
+class NcuCounter:
+    """A number of Nsight Compute's, in base units, and the unit; text where it is none."""
+
+    value: float | str
+    unit: str
+
+
+@dataclass(frozen=True)
+class NcuKernel:
+    """One launch that was profiled: its name, blocks and grid, and section -> counter -> NcuCounter."""
+
+    name: str
+    block: tuple[int, ...]
+    grid: tuple[int, ...]
+    sections: dict[str, dict[str, NcuCounter]]
+
+    def counter(self, name: str, section: str | None = None) -> float:
+        """A counter's value by the name that the page has for it.
+
+        Raises:
+            ValueError: the page has no number of that name.
+        """
+        places = [self.sections.get(section, {})] if section else self.sections.values()
+        for counters in places:
+            if name in counters and not isinstance(counters[name].value, str):
+                return counters[name].value
+        known = sorted({each for counters in self.sections.values() for each in counters})
+        raise ValueError(f"{self.name} has no counter {name!r}: profile it with its section; there are {known}")
+
+    def page(self, *sections: str) -> str:
+        """The sections (all by default) as text, a table each, as ncu's details page has them."""
+        lines = [f"{self.name} ({', '.join(map(str, self.grid))})x({', '.join(map(str, self.block))})"]
+        for section in sections or self.sections:
+            lines.append(f"  Section: {section}")
+            for name, each in self.sections.get(section, {}).items():
+                value = each.value if isinstance(each.value, str) else f"{each.value:,.6g}"
+                lines.append(f"    {name:34} {each.unit:>14} {value:>16}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CounterPair:
+    """A counter, what Nsight Compute counted, what one of our instruments says, and which."""
+
+    counter: str
+    counted: float
+    said: float
+    instrument: str
+
+    @property
+    def ratio(self) -> float:
+        """Counted over said; 1 where both are nothing."""
+        return self.counted / self.said if self.said else float("inf") if self.counted else 1.0
+
+    def __str__(self):
+        return f"{self.counter:38} {self.counted:14,.4g} {self.said:14,.4g}   {self.ratio:6.3f}  {self.instrument}"
+
+
+def read_ncu(source: str | Path) -> tuple[NcuKernel, ...]:
+    """The launches of a CSV page of ncu's, in order: a file's path, or the text itself.
+
+    Raises:
+        ValueError: it is no such page, or holds no kernel.
+    """
+    text = source if isinstance(source, str) and "\n" in source else Path(source).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith('"')]  # others are ncu's own messages
+    table = list(csv.DictReader(lines))
+    if not table or "Kernel Name" not in table[0]:
+        denied = "ERR_NVGPUCTRPERM" in text
+        why = "the driver lets only administrators read counters" if denied else "it has no column Kernel Name"
+        raise ValueError(
+            f"no page of Nsight Compute: {why}; run `fusion profile script.py`, which says what is missing"
+        )
+    kernels = _details(table) if "Metric Name" in table[0] else _raw(table)
+    return tuple(kernels)
+
+
+def _details(table: list[dict]) -> list[NcuKernel]:
+    found = {}
+    for row in table:
+        kernel = found.setdefault(row["ID"], NcuKernel(row["Kernel Name"], *_sizes(row), {}))
+        if row["Metric Name"]:
+            counters = kernel.sections.setdefault(row["Section Name"], {})
+            counters[row["Metric Name"]] = _counter(row["Metric Value"], row["Metric Unit"])
+    return list(found.values())
+
+
+def _raw(table: list[dict]) -> list[NcuKernel]:
+    units, *rows = table
+    return [
+        NcuKernel(
+            row["Kernel Name"],
+            *_sizes(row),
+            {"raw": {name: _counter(row[name], units[name]) for name in row if "__" in name and row[name]}},
+        )
+        for row in rows
+    ]
+
+
+def _sizes(row: dict) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def size(text: str) -> tuple[int, ...]:
+        return tuple(int(each.replace(",", "")) for each in text.strip("()").split(", "))
+
+    return size(row["Block Size"]), size(row["Grid Size"])
+
+
+def _counter(value: str, unit: str) -> NcuCounter:
+    try:
+        number = float(value.replace(",", ""))
+    except ValueError:
+        return NcuCounter(value, unit)
+    if not (found := UNIT.match(unit)):
+        return NcuCounter(number, unit)
+    prefix, base, per = found.groups()
+    return NcuCounter(number * SCALES[prefix], {"second": "s", "hz": "Hz"}.get(base, base) + (per or ""))
+
+
+def counters_beside(
+    kernel: NcuKernel, resources: Resources | None = None, traffic: Traffic | None = None, times: float = 1.0
+) -> list[CounterPair]:
+    """The counters that our instruments answer as well.
+
+    Args:
+        resources: what `compile_for` says of the kernel, for the GPU that it was profiled on.
+        traffic: what `measure` says of the launch alone, with how many `times` fewer programs.
+    """
+    found = []
+    if resources is not None:
+        occupancy = resources.occupancy()
+        found = [
+            ("Registers Per Thread", LAUNCH, resources.registers, "compile_for"),
+            ("Dynamic Shared Memory Per Block", LAUNCH, resources.dynamic_shared_memory, "compile_for"),
+            ("Block Size", LAUNCH, 32 * resources.num_warps, "compile_for"),
+            ("Theoretical Active Warps per SM", OCCUPANCY, occupancy.warps, "occupancy"),
+            ("Theoretical Occupancy", OCCUPANCY, 100 * occupancy.fraction, "occupancy"),
+        ]
+    if traffic is not None:
+        found += [(name, None, times * getattr(traffic, said), "measure") for name, said in SECTORS.items()]
+        found += [
+            (READ, None, times * traffic.unique_read, "measure, distinct bytes"),
+            (WRITTEN, None, times * traffic.unique_written, "measure, distinct bytes"),
+        ]
+    return [CounterPair(name, kernel.counter(name, section), said, who) for name, section, said, who in found]
