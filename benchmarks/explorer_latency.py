@@ -32,6 +32,8 @@ from helpers.figures.attention_tiles import TOKENS as SQUARES
 from helpers.figures.attention_units import DIMS
 from helpers.figures.banks import WIDTHS
 from helpers.figures.checkpointing import TOKENS as OF_A_STEP
+from helpers.figures.fusion_decision import ROWS as CHAIN_ROWS
+from helpers.figures.fusion_score import STEPS as SCORE_STEPS
 from helpers.figures.launch_overhead import ELEMENTS
 from helpers.figures.occupancy import THREADS
 from helpers.figures.operation_traffic import ROWS as SIZES
@@ -72,12 +74,16 @@ WATCH = """() => {
 
 @dataclass(frozen=True)
 class Explorer:
-    """One to measure: a cell that shows it with its first slider at the left end, and where that slider can stand."""
+    """One to measure: a cell that shows it with its first slider at the left end, and where that slider can stand.
+
+    handle, keys: what takes the keys, and those for a step forth and back; Home leads to the first value.
+    """
 
     cell: str
-    values: tuple[float, ...]
+    values: tuple
     shown: Callable[[float], str]  # what only this value's line of text has
-    handle: str = ".fusion-controls .noUi-handle"  # of that slider
+    handle: str = ".fusion-controls .noUi-handle"
+    keys: tuple[str, str] = ("ArrowRight", "ArrowLeft")
 
 
 _REGISTERS = """import torch
@@ -96,6 +102,20 @@ from helpers.figures import watch
 
 x, w = torch.randn(2, 32, 32).half()
 watch(run, tiles_kernel, x, w, torch.zeros(32).half(), BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
+"""
+_PLAN = """from benchmarks.fusion_proof import compare, homes_of_all, plan_of, record
+from helpers.figures import TwoPartitions, groups_explorer, score_explorer, trace_explorer
+"""
+_SIMULATOR = """import torch
+from helpers.figures import fusion_simulator
+x = torch.empty(8192, 8192, device="meta")
+fusion_simulator(lambda x: torch.relu(torch.sigmoid(torch.tanh(x))), x)
+"""
+_GROUPS = """def beside(name):
+    plan, found = plan_of(name), compare(name)
+    differing = *found.analyser_alone, *found.inductor_alone
+    return TwoPartitions(plan, homes_of_all(plan, record()["graphs"][name]), differing, found.edges)
+groups_explorer({name: beside(name) for name in ("siblings", "hard_swish_chain", "column_statistics")})
 """
 EXPLORERS = {
     "roofline": Explorer(
@@ -161,6 +181,21 @@ EXPLORERS = {
         PRODUCT_TILES,
         lambda tile: f"{tile[0]} x {tile[1]}, 8 warps",
     ),
+    "simulator": Explorer(
+        _SIMULATOR,
+        (0, 1),
+        lambda fused: f"Fused: {'tanh + sigmoid' if fused else 'nothing'}.",
+        ".fusion-edge",
+        ("Enter",) * 2,
+    ),
+    "decision": Explorer(
+        "from helpers.figures import decision_explorer\ndecision_explorer(rows=1)", CHAIN_ROWS, "), {:,} x 4,096".format
+    ),
+    "score": Explorer(
+        f"{_PLAN}score_explorer(plan_of('gpt2_block', epilogues=True))", SCORE_STEPS, " weighing {:.2f}:".format
+    ),
+    "groups": Explorer(_PLAN + _GROUPS, ("siblings", "hard_swish_chain", "column_statistics"), "{}: ".format),
+    "trace": Explorer(_PLAN + "trace_explorer(record()['timeline'])", tuple(range(1, 18)), "Kernel {}, ".format),
     "order": Explorer(
         "from helpers.figures import order_explorer\norder_explorer()",
         GROUPS,
@@ -256,8 +291,9 @@ def write_notebook(path: Path, cell: str) -> None:
 
 def _one_run(page, handle, explorer: Explorer) -> Latency:
     ends = len(explorer.values) - 1
-    keys = [("ArrowRight", "ArrowLeft")[number // ends % 2] for number in range(PRESSES)]
-    last = explorer.shown(explorer.values[keys.count("ArrowRight") - keys.count("ArrowLeft")])
+    ways = [number // ends % 2 for number in range(PRESSES)]
+    keys = [explorer.keys[way] for way in ways]
+    last = explorer.shown(explorer.values[ways.count(0) - ways.count(1)])
     _rewind(page, handle)
     presses = []
     for number, key in enumerate(keys):

@@ -5,6 +5,7 @@ tell colours apart.
 """
 
 import html
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.instruments.fusion.plan import FusionPlan
@@ -70,11 +71,20 @@ def drawing(plan: FusionPlan) -> FusionDrawing:
 
 def _places(boxes: dict[str, int], edges: dict[tuple[str, str], int]) -> tuple[dict[str, tuple], tuple[int, int]]:
     """Label -> (x, y) of its box: below all that it reads, near them; and the size of the whole."""
+    at = layers(boxes, edges)
+    places = {name: (12 + column * (WIDTH + GAP_X), 34 + row * (HEIGHT + GAP_Y)) for name, (column, row) in at.items()}
+    right = max((x for x, _ in places.values()), default=0) + WIDTH
+    return places, (round(right), max((y for _, y in places.values()), default=0) + HEIGHT)
+
+
+def layers(boxes: Iterable[str], edges: Iterable[tuple[str, str]]) -> dict[str, tuple[float, int]]:
+    """Label -> (column, row) of its box: in the first row below all that it reads, in a column near them."""
+    boxes = list(boxes)
     before: dict[str, list[str]] = {name: [] for name in boxes}
     for one, other in edges:
         before[other].append(one)
     depth: dict[str, int] = {}
-    waiting = list(boxes)
+    waiting = boxes
     while waiting:  # a graph of kernels is not listed in the order in which they run
         rest = []
         for name in waiting:
@@ -98,9 +108,7 @@ def _places(boxes: dict[str, int], edges: dict[tuple[str, str], int]) -> tuple[d
         taken = -1.0
         for name in sorted(rows[level], key=wanted.get):
             taken = column[name] = max(wanted[name], taken + 1)
-    places = {name: (12 + column[name] * (WIDTH + GAP_X), 34 + depth[name] * (HEIGHT + GAP_Y)) for name in boxes}
-    right = max((x for x, _ in places.values()), default=0) + WIDTH
-    return places, (round(right), max((y for _, y in places.values()), default=0) + HEIGHT)
+    return {name: (column[name], depth[name]) for name in boxes}
 
 
 def _edge(start, end, nbytes: int, fused: bool) -> str:

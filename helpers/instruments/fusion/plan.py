@@ -75,6 +75,12 @@ class FusionScore:
     def total(self) -> float:
         return sum(weight * getattr(self, name) for name, weight in WEIGHTS.items())
 
+    def weighing(self, part: str, weight: float) -> float:
+        """The total if `part` had another weight, from 0 to 1, and the others shared the rest as they do now."""
+        own = getattr(self, part)
+        others = (self.total - WEIGHTS[part] * own) / (1 - WEIGHTS[part])
+        return weight * own + (1 - weight) * others
+
 
 @dataclass(frozen=True)
 class FusionGroup:

@@ -112,10 +112,8 @@ class FusionReport:
 def flips(group: FusionGroup) -> list[str]:
     """What would turn the decision on a group: another weight of the score, or launches that cost nothing."""
     found = []
-    total = group.score.total
     for name, weight in WEIGHTS.items():
-        part = getattr(group.score, name)
-        others = (total - weight * part) / (1 - weight)
+        part, others = (group.score.weighing(name, all_or_none) for all_or_none in (1, 0))
         if abs(part - others) < 1e-9:
             continue
         at = (FUSE - others) / (part - others)
