@@ -13,6 +13,7 @@ test:
 	.venv/bin/codespell
 	.venv/bin/python source/build.py --check
 	.venv/bin/python source/claims.py --check
+	.venv/bin/python source/course_map.py --check
 	.venv/bin/pytest -n 2 --dist loadfile -m "not alone and not long"
 	.venv/bin/pytest -m "alone and not long"
 	.venv/bin/pytest -n 2 --dist loadfile --nbval notebooks solutions
@@ -22,11 +23,12 @@ test-all: test
 	.venv/bin/pytest -n 2 --dist loadfile -m "long and not alone"
 	.venv/bin/pytest -m "long and alone"
 
-# Build the notebooks whose source has changed, and the page of claims from them.
+# Build the notebooks whose source has changed, and from them the page of claims and the README's map.
 notebooks:
 	@./setup.sh dev,cluster
 	.venv/bin/python source/build.py
 	.venv/bin/python source/claims.py
+	.venv/bin/python source/course_map.py
 
 # Measure every kernel of the course on this machine.
 bench:

@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="fusion", description="An interactive course in GPU kernel fusion.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    lab = commands.add_parser("lab", help="open the first lesson in JupyterLab")
+    lab = commands.add_parser("lab", help="open the course in JupyterLab")
     lab.add_argument("--port", type=int, default=8888, help="the first port to try (default: 8888)")
     lab.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
 

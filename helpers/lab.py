@@ -1,17 +1,19 @@
-"""JupyterLab as a learner meets it: the first lesson, its kernel chosen, no pop-ups, nothing from the network."""
+"""JupyterLab as a learner meets it: the course's map, each kernel chosen, no pop-ups, nothing from the network."""
 
 import os
 import secrets
+import shutil
 import sys
 import webbrowser
 from pathlib import Path
 
 COURSE = Path(__file__).resolve().parent.parent
 FIRST_LESSON = "notebooks/00_welcome.ipynb"
+SETTINGS = Path(__file__).parent / "jupyterlab"
 
 
 def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None = None) -> None:
-    """Serves the course until Control-C, on `port` or the next free one, and opens the first lesson.
+    """Serves the course until Control-C, on `port` or the next free one, and opens its map.
 
     port: the first port to try, 1 to 65535.
     browser: open one, if this machine has one; the address is printed either way, on a line of its own.
@@ -34,6 +36,9 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
         os.environ.pop(name, None)
+    custom = home / "config" / "custom"
+    custom.mkdir(parents=True, exist_ok=True)
+    shutil.copy(SETTINGS / "custom.css", custom)
     from jupyterlab.labapp import LabApp
 
     has_browser = browser and browser_found()
@@ -46,10 +51,14 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
         "Application.log_level": "WARN",
         # Given, so that the server does not announce it in its own words.
         "IdentityProvider.token": secrets.token_hex(24),
-        "LabApp.default_url": f"/lab/tree/{FIRST_LESSON}",
-        "LabApp.app_settings_dir": Path(__file__).parent / "jupyterlab",
+        "LabApp.default_url": f"/lab/tree/{first_page()}",
+        "LabApp.app_settings_dir": SETTINGS,
+        "LabApp.custom_css": True,
+        # The field of a guess runs the cells that answer it.
+        "LabApp.expose_app_in_browser": True,
         "LabApp.user_settings_dir": home / "settings",
         "LabApp.workspaces_dir": home / "workspaces",
+        "ServerApp.contents_manager_class": "helpers.course_contents.CourseContents",
         "ServerApp.kernel_websocket_connection_class": "helpers.prompt_websocket.PromptConnection",
         # An extension from elsewhere is not in the tested set of versions.
         "LabApp.extension_manager": "readonly",
@@ -67,12 +76,23 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
             print("JupyterLab opens in your browser. If it does not, open this address:")
         else:
             print("Open this address in your browser:")
-        print(f"{server.connection_url.rstrip('/')}/lab/tree/{FIRST_LESSON}?token={server.identity_provider.token}")
+        print(f"{server.connection_url.rstrip('/')}/lab/tree/{first_page()}?token={server.identity_provider.token}")
         print("Stop JupyterLab with Control-C, twice.", flush=True)
 
     # In the loop, where the server comes first: by then it listens.
     server.io_loop.add_callback(announce)
     server.start()
+
+
+def first_page() -> str:
+    """The map; the first lesson where the course's folder cannot be written."""
+    from helpers.course_contents import MAP, write_map
+
+    try:
+        write_map(COURSE)
+    except OSError:
+        return FIRST_LESSON
+    return MAP
 
 
 def browser_found() -> bool:

@@ -18,6 +18,7 @@ def lab(tmp_path_factory):
     for folder in ("notebooks", "exercises"):
         shutil.copytree(ROOT / folder, root / folder)
     server = LabServer("--no-browser", f"--ServerApp.root_dir={root}")
+    server.root = root
     yield server
     server.stop()
 

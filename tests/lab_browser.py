@@ -49,6 +49,16 @@ class LabServer:
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         urllib.request.urlopen(urllib.request.Request(f"{self.host}/{path}", json.dumps(content).encode(), headers))
 
+    def end_kernels(self) -> None:
+        """As when a learner stops the lab and comes back another day."""
+        headers = {"Authorization": f"token {self.token}"}
+        address = f"{self.host}/api/sessions"
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as response:
+            sessions = json.load(response)
+        for session in sessions:
+            request = urllib.request.Request(f"{address}/{session['id']}", headers=headers, method="DELETE")
+            urllib.request.urlopen(request)
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.communicate(timeout=30)
@@ -69,6 +79,9 @@ class LessonPage:
     def open(self, address: str) -> None:
         """Returns when the notebook is shown and its kernel is idle."""
         self.page.goto(address)
+        self.ready()
+
+    def ready(self) -> None:
         self.page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=60_000)
         idle = ".jp-NotebookPanel:visible .jp-Notebook-ExecutionIndicator[data-status=idle]"
         self.page.locator(idle).wait_for(timeout=60_000)
@@ -91,6 +104,26 @@ class LessonPage:
             }""",
             timeout=timeout_s * 1000,
         )
+
+    def run_cells(self, number: int) -> None:
+        """Shift+Enter on the first `number` cells, each when the one before has run."""
+        cells = self.page.locator(".jp-NotebookPanel:visible .jp-Notebook-cell")
+        cells.first.locator(".jp-InputPrompt, .jp-MarkdownOutput").first.click()
+        for each in range(number):
+            self.page.keyboard.press("Shift+Enter")
+            prompt = cells.nth(each).locator(".jp-InputPrompt")
+            self.page.wait_for_function("node => !node.textContent.includes('*')", arg=prompt.element_handle())
+
+    def focused(self) -> str:
+        """The name of what has the keyboard, as a screen reader would say it."""
+        return self.page.evaluate(
+            "() => { const at = document.activeElement;"
+            " return at.getAttribute('aria-label') ?? at.labels?.[0]?.textContent ?? at.textContent; }"
+        )
+
+    def save(self) -> None:
+        self.page.keyboard.press("Control+s")
+        self.page.locator(".lm-TabBar-tab.lm-mod-current:not(.jp-mod-dirty)").first.wait_for()
 
     def kernel_errors(self) -> list[str]:
         """Tracebacks, and what was written to stderr, in every cell of the notebook."""

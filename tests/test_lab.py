@@ -13,14 +13,19 @@ import psutil
 import pytest
 from lab_browser import LabServer
 
+from helpers.course_contents import MAP
 from helpers.lab import FIRST_LESSON, open_lab
 
 SLIDER = "[role=slider]"
 
 
-def test_first_lesson_opens_runs_and_answers_the_keyboard(lesson_page):
+def test_the_map_opens_the_first_lesson_which_runs_and_answers_the_keyboard(lesson_page):
     page = lesson_page.page
-    lesson_page.open(lesson_page.server.url)
+    page.goto(lesson_page.server.url)
+    page.get_by_role("heading", name="The course").wait_for(timeout=60_000)
+    assert page.get_by_text("Start here: 00 Welcome").count() == 1
+    page.get_by_role("link", name="00 Welcome").first.click()
+    lesson_page.ready()
     # News, updates and the choice of a kernel would come up some seconds after the page.
     page.wait_for_timeout(3000)
     assert page.locator(".jp-Dialog").all_text_contents() == []
@@ -106,7 +111,7 @@ def test_a_busy_port_gives_way_to_another(server):
 
 def test_without_a_browser_the_address_stands_on_a_line_of_its_own(server):
     running = server(DISPLAY="", WAYLAND_DISPLAY="", BROWSER="")
-    assert running.url.split("?")[0].endswith(f"/lab/tree/{FIRST_LESSON}")
+    assert running.url.split("?")[0].endswith(f"/lab/tree/{MAP}")
     assert running.status() == 200
 
 

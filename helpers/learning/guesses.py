@@ -1,10 +1,45 @@
 """Predictions before measurements: a question, the learner's guess, what was found."""
 
-import ipywidgets as widgets
+from pathlib import Path
 
+import anywidget
+from traitlets import Bool, Int, Unicode
+
+from helpers.figures.said_and_found import guesses_table, said_and_found
+from helpers.learning.kept_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.learning.lines import Unquoted, number
+from helpers.learning.typed import number_in
 
+_HERE = Path(__file__).parent
 _predictions: dict[str, "Guess"] = {}
+
+
+class GuessField(anywidget.AnyWidget):
+    """The field in the browser, and what is said under it. Each `turn` of the browser's is answered in `heard`."""
+
+    _esm = _HERE / "guess.js"
+    _css = _HERE / "guess.css"
+    question = Unicode().tag(sync=True)
+    unit = Unicode().tag(sync=True)
+    typed = Unicode().tag(sync=True)
+    said = Unicode().tag(sync=True)
+    picture = Unicode().tag(sync=True)
+    readable = Bool(True).tag(sync=True)
+    found = Bool(False).tag(sync=True)
+    turn = Int().tag(sync=True)
+    heard = Int().tag(sync=True)
+
+
+class Compared(Unquoted):
+    """A line that sets a guess beside what was found; in a notebook with the two on a scale, where there is a guess."""
+
+    def __new__(cls, line: str, picture: str):
+        self = super().__new__(cls, line)
+        self.picture = picture
+        return self
+
+    def _repr_html_(self) -> str | None:
+        return f"<div>{_escaped(self)}</div>{self.picture}" if self.picture else None
 
 
 class Guess:
@@ -13,32 +48,64 @@ class Guess:
     def __init__(self, question: str, unit: str):
         self.question, self.unit = question, unit
         self.measured = None
-        self._field = widgets.Text(placeholder="your guess", layout=widgets.Layout(width="10em"))
-        self._field.add_class("fusion-prediction")
-        self._box = widgets.HBox([widgets.Label(f"{question}:"), self._field, widgets.Label(unit)])
+        kept = kept_in(notebook_here()).get(question)
+        self._field = GuessField(question=question, unit=unit, typed=kept.typed if kept else "")
+        self._field.observe(self._hear, ["typed", "turn"])
+        self._show()
 
     @property
     def guess(self) -> float | None:
-        """The number in the field; None where it is empty.
+        """The number in the field; None where it is empty or no number."""
+        return self._read()[0]
 
-        Raises:
-            ValueError: something that is not a number stands in it.
-        """
-        text = self._field.value.strip().replace(",", "")
-        if not text:
-            return None
+    def _read(self) -> tuple[float | None, str]:
+        """The number, and what is to be asked about what was typed."""
         try:
-            return float(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number: type one such as 12 or 0.5, without the unit") from None
+            return number_in(self._field.typed, self.unit), ""
+        except ValueError as error:
+            return None, str(error)
 
     def compare(self, measured: float) -> str:
         """Keep the measurement and return one line that sets the guess beside it."""
         self.measured = measured
-        return Unquoted(f"{self.question}: {_beside(self.guess, measured, self.unit)}")
+        self._show()
+        self._keep()
+        return Compared(f"{self.question}: {self._line()}", self._field.picture)
+
+    def _line(self) -> str:
+        guess, asked = self._read()
+        if asked:
+            return f"{number(self.measured)} {self.unit}".rstrip() + f"; your guess: {asked}"
+        return _beside(guess, self.measured, self.unit)
+
+    def _hear(self, _change) -> None:
+        self._show()
+        self._keep()
+        self._field.heard = self._field.turn
+
+    def _show(self) -> None:
+        guess, asked = self._read()
+        field = self._field
+        with field.hold_sync():
+            field.readable, field.found = not asked, self.measured is not None
+            if self.measured is not None:
+                field.said = self._line()
+                field.picture = "" if guess is None else said_and_found(guess, float(self.measured), self.unit)
+            elif asked or guess is None:
+                field.said, field.picture = asked, ""
+            else:
+                field.said, field.picture = f"You say {number(guess)} {self.unit}".rstrip() + ".", ""
+
+    def _keep(self) -> None:
+        found = None if self.measured is None else float(self.measured)
+        keep(notebook_here(), self.question, KeptGuess(self._field.typed, self.guess, found, self.unit))
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        return dict(self._box._repr_mimebundle_()) | {"text/plain": f"{self.question}: [your guess] {self.unit}"}
+        return dict(self._field._repr_mimebundle_()[0]) | {"text/plain": f"{self.question}: [your guess] {self.unit}"}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _beside(guess: float | None, measured: float, unit: str) -> str:
@@ -56,23 +123,35 @@ def _beside(guess: float | None, measured: float, unit: str) -> str:
 def predict_first(question: str, unit: str) -> Guess:
     """Ask for a guess before an instrument answers; the last expression of a cell shows the field.
 
-    Asked again (the cell run a second time), the same question keeps its guess.
+    Asked again (the cell run a second time), the same question keeps its guess; in a notebook that Jupyter runs, across
+    restarts.
     """
-    return _predictions.setdefault(question, Guess(question, unit))
+    if question not in _predictions:
+        _predictions[question] = Guess(question, unit)
+    return _predictions[question]
+
+
+class Predictions(Unquoted):
+    """The table of `predictions`; in a notebook, once there is a guess, as HTML, with how far each was off."""
+
+    rows: tuple = ()
+
+    def _repr_html_(self) -> str | None:
+        return guesses_table(self.rows, number) if any(said is not None for _, said, *_ in self.rows) else None
 
 
 def predictions() -> str:
     """All questions of this notebook so far, as a table: guessed, found."""
-    rows = []
-    for prediction in _predictions.values():
-        guess = "-" if prediction.guess is None else number(prediction.guess)
-        measured = "-" if prediction.measured is None else number(prediction.measured)
-        rows.append((prediction.question, guess, measured, prediction.unit))
-    rows.insert(0, ("question", "you said", "found", "unit"))
+    asked = [(each.question, each.guess, each.measured, each.unit) for each in _predictions.values()]
+    rows = [("question", "you said", "found", "unit")]
+    for question, *numbers, unit in asked:
+        rows.append((question, *("-" if value is None else number(value) for value in numbers), unit))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return Unquoted(
+    table = Predictions(
         "\n".join(
             f"{question:{widths[0]}}  {guess:>{widths[1]}}  {measured:>{widths[2]}}  {unit}".rstrip()
             for question, guess, measured, unit in rows
         )
     )
+    table.rows = tuple(asked)
+    return table

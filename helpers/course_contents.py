@@ -1,0 +1,108 @@
+"""The course as `fusion lab` opens it: its map drawn anew, no widget of a kernel that is gone, no answer before its
+question.
+
+The file keeps all its outputs, for GitHub, nbviewer and nbval; what is taken away or folded is so in the page alone.
+Set as `ServerApp.contents_manager_class`.
+"""
+
+import contextlib
+import html
+import re
+from pathlib import Path
+
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+
+from helpers.learning.course_map import course_map
+from helpers.learning.kept_guesses import KeptGuess, kept_in
+from helpers.learning.questions import answers_of, code_cells, text
+
+MAP = "COURSE_MAP.md"  # in the course's folder; git ignores it
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
+OURS = '<div class="fusion-asked">'
+
+
+def write_map(course: Path) -> None:
+    """Draw the course's map anew; one that says the same stays untouched."""
+    page, place = course_map(course), course / MAP
+    if not place.exists() or place.read_text(encoding="utf-8") != page:
+        place.write_text(page, encoding="utf-8")
+
+
+class CourseContents(AsyncLargeFileManager):
+    """Jupyter's own files, opened as `opened` says and saved without it."""
+
+    async def get(self, path, content=True, type=None, format=None, **options):
+        if path.strip("/") == MAP:
+            with contextlib.suppress(OSError):
+                write_map(Path(self.root_dir))
+        model = await super().get(path, content=content, type=type, format=format, **options)
+        if content and model["type"] == "notebook":
+            opened(model["content"], kept_in(Path(self._get_os_path(path))), await self._runs(path))
+        return model
+
+    async def _runs(self, path: str) -> bool:
+        sessions = await self.parent.session_manager.list_sessions()
+        return any(session["path"].strip("/") == path.strip("/") for session in sessions)
+
+    async def save(self, model, path=""):
+        if model.get("type") == "notebook" and model.get("content"):
+            as_stored(model["content"])
+        return await super().save(model, path)
+
+
+def opened(notebook: dict, kept: dict[str, KeptGuess], running: bool) -> None:
+    """Change a notebook to what a reader meets: widgets only where their kernel runs, answers folded until they are
+    asked for, guesses as they were typed.
+
+    Args:
+        kept: question -> what the reader said and saw.
+        running: whether a kernel runs the notebook.
+    """
+    if not running:
+        for cell in code_cells(notebook):
+            cell["outputs"] = [output for output in cell["outputs"] if _still(output, kept)]
+        for question, cells in answers_of(notebook).items():
+            seen = question in kept and kept[question].found is not None
+            for cell in cells:
+                _fold(cell, not seen)
+
+
+def as_stored(notebook: dict) -> None:
+    """Take back what `opened` added."""
+    for cell in code_cells(notebook):
+        for output in cell["outputs"]:
+            if OURS in text(output.get("data", {}).get("text/html", "")):
+                del output["data"]["text/html"]
+    for cells in answers_of(notebook).values():
+        for cell in cells:
+            _fold(cell, False)
+
+
+def _still(output: dict, kept: dict[str, KeptGuess]) -> bool:
+    """Whether anything of an output is left without its widget; a question says what was guessed."""
+    data = output.get("data", {})
+    if asked := ASKED.fullmatch(text(data.get("text/plain", ""))):
+        data["text/html"] = _asked(asked["question"], asked["unit"], kept.get(asked["question"]))
+    return data.pop(WIDGET_VIEW, None) is None or bool(data)
+
+
+def _asked(question: str, unit: str, kept: KeptGuess | None) -> str:
+    if kept and kept.typed:
+        said = f"<strong>{html.escape(question)}:</strong> you said {html.escape(kept.typed)} {html.escape(unit)}"
+        return f"{OURS}{said}<br>Run this cell to guess again.</div>"
+    told = (
+        f"<strong>{html.escape(question)}?</strong> ({html.escape(unit)})" if unit else f"<strong>{question}?</strong>"
+    )
+    return f"{OURS}{told}<br>Run this cell, with Shift+Enter, and type your guess.</div>"
+
+
+def _fold(cell: dict, hidden: bool) -> None:
+    """As JupyterLab itself folds a cell's output; running the cell unfolds it."""
+    jupyter = {key: value for key, value in cell["metadata"].get("jupyter", {}).items() if key != "outputs_hidden"}
+    cell["metadata"].pop("collapsed", None)
+    if hidden and cell["outputs"]:
+        jupyter["outputs_hidden"] = True
+    cell["metadata"].pop("jupyter", None)
+    if jupyter:
+        cell["metadata"]["jupyter"] = jupyter

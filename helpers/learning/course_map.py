@@ -1,0 +1,166 @@
+"""The course at a glance, as a page of Markdown: lessons, exercises, what is done, and where to go on."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from helpers.learning.kept_guesses import kept_in
+from helpers.learning.progress import Progress, progress_of, read
+from helpers.learning.questions import answers_of, text
+
+BOXES = 5  # of the bar that says how much of a lesson is done
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One lesson: what it says of itself, what was seen of it, and its exercises.
+
+    Args:
+        minutes: by its own first cell.
+        questions: that it asks for a guess.
+        seen: of them, those whose answer the reader has seen.
+        off: how many times too many or too few each guess was, 1 and more.
+    """
+
+    path: Path
+    title: str
+    minutes: int
+    questions: int
+    seen: int
+    off: tuple[float, ...]
+    exercises: tuple[tuple[Path, Progress], ...]
+
+    @property
+    def minutes_left(self) -> float:
+        return self.minutes * (1 - self.seen / self.questions) if self.questions else 0
+
+    @property
+    def open_exercises(self) -> list[Path]:
+        return [path for path, progress in self.exercises if progress.earned < sum(progress.points.values())]
+
+
+def lessons_of(course: Path) -> list[Lesson]:
+    """The lessons in `course`/notebooks, in their order; an exercise belongs to the lesson of its number."""
+    exercises = {path: found for path in _notebooks(course / "exercises") if (found := progress_of(path))}
+    lessons = []
+    for path in _notebooks(course / "notebooks"):
+        notebook = read(path)
+        try:
+            opening = text(notebook["cells"][0]["source"])
+            questions = answers_of(notebook)
+        except (TypeError, KeyError, IndexError):
+            continue
+        minutes = re.search(r"About (\d+) minutes", opening)
+        title = re.match(r"# (?:\d+[a-z]? )?(.+)", opening)
+        if minutes is None or title is None:  # no lesson, such as the bench to try things on
+            continue
+        kept = {question: each for question, each in kept_in(path).items() if question in questions}
+        seen = [each for each in kept.values() if each.found is not None]
+        number = path.stem.partition("_")[0]
+        own = tuple((at, found) for at, found in exercises.items() if re.match(rf"{number}[a-z]?_", at.stem))
+        off = tuple(
+            max(each.guess / each.found, each.found / each.guess)
+            for each in seen
+            if each.guess and each.found and each.guess * each.found > 0
+        )
+        lessons.append(Lesson(path, title[1], int(minutes[1]), len(questions), len(seen), off, own))
+    return lessons
+
+
+def _notebooks(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.ipynb"), key=lambda path: path.stem)
+
+
+def course_map(course: Path) -> str:
+    """The page: where to go on, the whole in a line, a row for each lesson with its exercises."""
+    lessons = lessons_of(course)
+    everything = [found for lesson in lessons for _, found in lesson.exercises]
+    earned, points = sum(each.earned for each in everything), sum(sum(each.points.values()) for each in everything)
+    left = sum(lesson.minutes_left for lesson in lessons)
+    done = sum(lesson.seen for lesson in lessons), sum(lesson.questions for lesson in lessons)
+    return "\n".join(
+        [
+            "# The course",
+            "",
+            f"**{_where_to_go_on(lessons, course)}**",
+            "",
+            f"{done[0]} of {done[1]} questions seen, {earned:g} of {points:g} points, about {_hours(left)} of lessons "
+            f"left.{_calibrated([off for lesson in lessons for off in lesson.off])}",
+            "",
+            *map_table(lessons, course),
+            "",
+            "A lesson is done when its questions are; what you guessed and what your checks said is kept beside the "
+            "notebooks. This page is drawn anew each time it is opened.",
+            "",
+        ]
+    )
+
+
+def still_map(course: Path) -> str:
+    """The table alone, as it is before anything is done."""
+    return "\n".join(map_table([replace(lesson, seen=0, off=()) for lesson in lessons_of(course)], course, still=True))
+
+
+def map_table(lessons: list[Lesson], course: Path, still: bool = False) -> list[str]:
+    """The rows; a still one knows of no reader."""
+    if still:
+        rows = ["| lesson | minutes | questions | exercises |", "|---|--:|--:|---|"]
+    else:
+        rows = ["| lesson | minutes | done | your guesses | exercises |", "|---|--:|---|---|---|"]
+    for lesson in lessons:
+        name = _link(lesson.path, course, f"{_number(lesson.path)} {lesson.title}")
+        done = [str(lesson.questions)] if still else [_bar(lesson), _typical(lesson.off)]
+        exercises = "; ".join(
+            f"{_link(path, course, _number(path))}, {_points(found, still)}" for path, found in lesson.exercises
+        )
+        rows.append(f"| {' | '.join([name, str(lesson.minutes), *done, exercises])} |")
+    return rows
+
+
+def _where_to_go_on(lessons: list[Lesson], course: Path) -> str:
+    if not any(lesson.seen for lesson in lessons):
+        first = lessons[0] if lessons else None
+        return f"Start here: {_link(first.path, course, f'{_number(first.path)} {first.title}')}" if first else "Empty"
+    for lesson in lessons:
+        if lesson.seen < lesson.questions:
+            return f"Go on here: {_link(lesson.path, course, f'{_number(lesson.path)} {lesson.title}')}"
+        for path in lesson.open_exercises:
+            return f"Go on here: {_link(path, course, f'exercise {_number(path)}')}"
+    return "Every lesson and every exercise is done."
+
+
+def _link(path: Path, course: Path, name: str) -> str:
+    return f"[{name}]({path.relative_to(course).as_posix()})"
+
+
+def _number(path: Path) -> str:
+    return path.stem.partition("_")[0]
+
+
+def _points(found: Progress, still: bool) -> str:
+    total = sum(found.points.values())
+    return f"{total:g} points" if still or not found.states else f"{found.earned:g} of {total:g} points"
+
+
+def _bar(lesson: Lesson) -> str:
+    if not lesson.questions:
+        return ""
+    filled = BOXES * lesson.seen // lesson.questions
+    return f"{'■' * filled}{'□' * (BOXES - filled)} {lesson.seen} of {lesson.questions}"
+
+
+def _typical(off: tuple[float, ...] | list[float]) -> str:
+    """The geometric mean of how far off the guesses were."""
+    if not off:
+        return ""
+    mean = math.exp(sum(map(math.log, off)) / len(off))
+    return "right" if mean < 1.02 else f"{mean:.2g} times off"
+
+
+def _calibrated(off: list[float]) -> str:
+    return f" Your guesses: {_typical(off)}, in the geometric mean of {len(off)}." if off else ""
+
+
+def _hours(minutes: float) -> str:
+    return f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.0f} hours"

@@ -1,0 +1,131 @@
+// A field for a guess, and the answer under it. Enter keeps the guess and runs the cells up to the one that answers;
+// Shift+Enter goes on behind them; Escape leaves. Where the page's JupyterLab cannot be reached, the reader runs them.
+const PATIENCE = 4000; // ms until a kernel that says nothing is said to do so
+
+function place(el) {
+  for (const panel of globalThis.jupyterapp?.shell.widgets("main") ?? []) {
+    const cells = panel.content?.widgets ?? [];
+    const at = cells.findIndex((cell) => cell.node.contains(el));
+    if (at >= 0 && panel.content.extendContiguousSelectionTo) return { notebook: panel.content, at };
+  }
+  return null;
+}
+
+function answers({ notebook, at }) {
+  const source = (cell) => cell.model.sharedModel.getSource();
+  const name = /(\w+)\s*=\s*predict_first\(/.exec(source(notebook.widgets[at]))?.[1];
+  if (!name) return at;
+  const asks = new RegExp(`\\b${name}\\.compare\\(`);
+  const found = notebook.widgets.findIndex((cell, number) => number > at && asks.test(source(cell)));
+  return found < 0 ? at : found;
+}
+
+function render({ model, el }) {
+  el.classList.add("fusion-guess");
+  const id = `fusion-guess-${Math.random().toString(36).slice(2)}`; // each view loads this script anew
+  const form = el.appendChild(document.createElement("form"));
+  form.innerHTML =
+    `<label for="${id}"></label><input id="${id}" type="text" autocomplete="off" placeholder="your guess" ` +
+    `aria-describedby="${id}-unit ${id}-said"><span id="${id}-unit"></span><button type="submit">Guess</button>` +
+    `<button type="button">Show me</button>`;
+  const [label, input, unit, , reveal] = form.children;
+  const line = el.appendChild(document.createElement("div"));
+  line.id = `${id}-said`;
+  line.setAttribute("role", "status");
+  const picture = el.appendChild(document.createElement("div"));
+  label.textContent = `${model.get("question")}:`;
+  unit.textContent = model.get("unit");
+  input.value = model.get("typed");
+
+  const show = () => {
+    line.textContent = model.get("said");
+    picture.innerHTML = model.get("picture");
+    reveal.hidden = model.get("found");
+  };
+  model.on("change:said change:picture change:found", show);
+  model.on("change:typed", () => document.activeElement === input || (input.value = model.get("typed")));
+
+  let turn = 0;
+  const tell = () =>
+    new Promise((resolve) => {
+      // The kernel answers each turn: only then are the cells run, so that they find the guess.
+      turn = Math.max(turn, model.get("heard")) + 1;
+      const late = setTimeout(() => {
+        line.textContent = "The kernel does not answer. If it is not busy, run this cell again.";
+      }, PATIENCE);
+      const heard = () => {
+        if (model.get("heard") < turn) return;
+        model.off("change:heard", heard);
+        clearTimeout(late);
+        resolve(model.get("readable"));
+      };
+      model.on("change:heard", heard);
+      model.set("typed", input.value);
+      model.set("turn", turn);
+      model.save_changes();
+    });
+
+  const answer = async (goesOn) => {
+    const here = place(el);
+    if (!here) {
+      if (!model.get("found")) line.textContent = `${model.get("said")} Run the cells below for the answer.`.trim();
+      return;
+    }
+    const { notebook, at } = here;
+    const to = answers(here);
+    if (to > at && !model.get("found")) {
+      line.textContent = "…";
+      notebook.deselectAll();
+      notebook.activeCellIndex = at + 1;
+      if (to > at + 1) notebook.extendContiguousSelectionTo(to);
+      await globalThis.jupyterapp.commands.execute("notebook:run-cell");
+      notebook.deselectAll();
+      show();
+    }
+    for (const cell of notebook.widgets.slice(at + 1, to + 1)) if (cell.outputHidden) cell.outputHidden = false;
+    if (goesOn) {
+      notebook.activeCellIndex = Math.min(to + 1, notebook.widgets.length - 1);
+      notebook.mode = "command";
+      notebook.activate();
+      notebook.scrollToItem?.(notebook.activeCellIndex, "smart");
+    } else {
+      notebook.activeCellIndex = at;
+      el.scrollIntoView({ block: "nearest" });
+      input.focus();
+    }
+  };
+  const guess = async (goesOn) => {
+    if (!input.value.trim() && !model.get("found")) {
+      line.textContent = "Type a number first, or press “Show me”.";
+      return;
+    }
+    if (await tell()) await answer(goesOn);
+  };
+  const leave = () => {
+    const here = place(el);
+    input.blur();
+    if (!here) return;
+    here.notebook.activeCellIndex = here.at;
+    here.notebook.mode = "command";
+    here.notebook.activate();
+  };
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    guess(false);
+  });
+  reveal.addEventListener("click", () => answer(false));
+  input.addEventListener("change", () => model.get("typed") !== input.value && tell());
+  form.addEventListener("keydown", (event) => {
+    // Else JupyterLab would take the keys for the cell's.
+    event.stopPropagation();
+    if (event.key === "Escape") leave();
+    else if (event.key === "Enter" && event.shiftKey) {
+      event.preventDefault();
+      if (event.target === reveal) answer(true);
+      else guess(true);
+    }
+  });
+  show();
+}
+export default { render };

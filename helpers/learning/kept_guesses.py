@@ -1,0 +1,70 @@
+"""What a learner said and saw in each lesson, kept across restarts in `.progress/<lesson>.guesses.json`.
+
+Beside the notebooks, as the states of checks are. Only a notebook that Jupyter's server runs has a place: nbval and the
+build keep nothing and find nothing.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from helpers.learning.progress import FOLDER
+
+
+@dataclass(frozen=True)
+class KeptGuess:
+    """One question: what was typed, the number read in it, what was found (None: not seen yet), and its unit."""
+
+    typed: str
+    guess: float | None
+    found: float | None
+    unit: str
+
+
+def notebook_here() -> Path | None:
+    """The notebook that this kernel runs, as Jupyter's server told it; None elsewhere."""
+    name = os.environ.get("JPY_SESSION_NAME", "")
+    return Path(name) if name.endswith(".ipynb") else None
+
+
+def place_of(notebook: Path) -> Path:
+    return notebook.parent / FOLDER / f"{notebook.stem}.guesses.json"
+
+
+def kept_in(notebook: Path | None) -> dict[str, KeptGuess]:
+    """Question -> what is kept of it; entries of another form are left out."""
+    if notebook is None:
+        return {}
+    try:
+        entries = json.loads(place_of(notebook).read_text(encoding="utf-8"))
+        return {question: kept for question, entry in entries.items() if (kept := _entry(entry)) is not None}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _entry(entry: object) -> KeptGuess | None:
+    match entry:
+        case {
+            "typed": str(typed),
+            "guess": int() | float() | None as guess,
+            "found": int() | float() | None as found,
+            "unit": str(unit),
+        }:
+            return KeptGuess(typed, guess, found, unit)
+    return None
+
+
+def keep(notebook: Path | None, question: str, kept: KeptGuess) -> None:
+    """Where the notebook's folder cannot be written, nothing is kept."""
+    if notebook is None:
+        return
+    place = place_of(notebook)
+    entries = {name: asdict(each) for name, each in (kept_in(notebook) | {question: kept}).items()}
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(exist_ok=True)
+        # Written beside and moved, so that no reader finds half of it.
+        beside = place.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        beside.replace(place)

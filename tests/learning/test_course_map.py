@@ -1,0 +1,85 @@
+"""The map says what was done, from what is kept beside the notebooks; the README's is what the course has."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from helpers.learning.course_map import course_map, lessons_of
+from helpers.learning.kept_guesses import KeptGuess, keep
+from helpers.learning.progress import course_of, read, record
+from helpers.learning.questions import answers_of
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("written_map", ROOT / "source" / "course_map.py")
+written_map = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(written_map)
+
+
+@pytest.fixture
+def course(tmp_path) -> Path:
+    for name in ("notebooks/00_welcome", "notebooks/01_roofline", "notebooks/lab_bench", "exercises/01_roofline"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / f"{name}.ipynb", tmp_path / f"{name}.ipynb")
+    return tmp_path
+
+
+def row(course: Path, name: str) -> list[str]:
+    [found] = [line for line in course_map(course).splitlines() if line.startswith(f"| [{name}")]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def see(course: Path, lesson: str, guesses: list[float | None], found: float = 100.0) -> None:
+    path = course / f"notebooks/{lesson}.ipynb"
+    [questions] = [each.questions for each in lessons_of(course) if each.path == path]
+    asked = list_of_questions(path)
+    assert len(asked) == questions >= len(guesses)
+    for question, guess in zip(asked, guesses, strict=False):
+        keep(path, question, KeptGuess("", guess, found, "MB"))
+
+
+def list_of_questions(path: Path) -> list[str]:
+    return list(answers_of(read(path)))
+
+
+def test_before_anything_is_done(course):
+    page = course_map(course)
+    assert "**Start here: [00 Welcome: what kernel fusion buys](notebooks/00_welcome.ipynb)**" in page
+    assert "0 of 9 questions seen, 0 of 8 points, about 60 minutes of lessons left." in page
+    assert row(course, "01 The roofline")[1:] == [
+        "35",
+        "□□□□□ 0 of 5",
+        "",
+        "[01](exercises/01_roofline.ipynb), 8 points",
+    ]
+    assert "lab_bench" not in page
+
+
+def test_what_was_seen_and_how_well_it_was_guessed(course):
+    see(course, "00_welcome", [50.0, 200.0, None])  # each twice too few or too many; one made no guess
+    page = course_map(course)
+    assert "**Go on here: [00 Welcome" in page
+    assert "3 of 9 questions seen" in page
+    assert "about 41 minutes of lessons left. Your guesses: 2 times off, in the geometric mean of 2." in page
+    assert row(course, "00 Welcome")[2:4] == ["■■■□□ 3 of 4", "2 times off"]
+
+
+def test_after_a_lesson_comes_the_next_then_its_exercise_then_nothing(course):
+    see(course, "00_welcome", [100.0] * 4)
+    assert "**Go on here: [01 The roofline" in course_map(course)
+    assert row(course, "00 Welcome")[2:4] == ["■■■■■ 4 of 4", "right"]
+    see(course, "01_roofline", [100.0] * 5)
+    assert "**Go on here: [exercise 01](exercises/01_roofline.ipynb)**" in course_map(course)
+    exercise = course / "exercises/01_roofline.ipynb"
+    [(_, found)] = lessons_of(course)[1].exercises
+    answers = {cell["id"] for cell in course_of(exercise)["original"] if cell["answer"]}
+    sources = {cell["id"]: "".join(cell["source"]) for cell in read(exercise)["cells"] if cell.get("id") in answers}
+    record(exercise, dict.fromkeys(found.points, "pass"), sources)
+    assert "**Every lesson and every exercise is done.**" in course_map(course)
+    assert row(course, "01 The roofline")[-1] == "[01](exercises/01_roofline.ipynb), 8 of 8 points"
+
+
+def test_the_readmes_map_is_the_courses():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert written_map.with_map(readme, ROOT) == readme, "run python source/course_map.py"

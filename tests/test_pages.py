@@ -1,0 +1,172 @@
+"""What a reader meets in `fusion lab`: questions before their answers, guesses that are kept, pages that come back."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from lab_browser import ROOT, LessonPage
+
+from helpers.course_contents import WIDGET_VIEW, as_stored, opened
+from helpers.learning.kept_guesses import KeptGuess
+from helpers.learning.questions import answers_of
+
+LESSONS = sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
+QUESTION = "bytes moved by gelu(a + b)"
+
+
+def lesson_of_two_questions(path: Path) -> None:
+    """As the build stores one: outputs, but no widget."""
+    v4 = nbformat.v4
+
+    def code(source: str, **data) -> nbformat.NotebookNode:
+        outputs = [v4.new_output("execute_result", data, execution_count=1)] if data else []
+        return v4.new_code_cell(source, outputs=outputs, execution_count=1 if data else None)
+
+    def said(text: str) -> dict[str, str]:
+        return {"text/plain": text}
+
+    cells = [
+        code("from helpers.learning import predict_first, predictions\nfrom helpers.figures import warp_explorer"),
+        code(f'moved = predict_first("{QUESTION}", unit="MB")\nmoved', **said(f"{QUESTION}: [your guess] MB")),
+        v4.new_markdown_cell("The meter tells."),
+        code("4 * 5", **said("20")),
+        code("moved.compare(20)", **said(f"{QUESTION}: 20 MB; you made no guess")),
+        code('times = predict_first("times fewer", unit="times")\ntimes', **said("times fewer: [your guess] times")),
+        code("times.compare(5 / 3)", **said("times fewer: 1.667 times; you made no guess")),
+        v4.new_markdown_cell("Behind the questions."),
+        code("predictions()"),
+        code("warp_explorer()"),
+    ]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+
+@pytest.fixture
+def two_questions(lesson_page) -> LessonPage:
+    """The small lesson, opened, its first two cells run."""
+    lesson_page.server.end_kernels()
+    notebook = lesson_page.server.root / "notebooks/two_questions.ipynb"
+    lesson_of_two_questions(notebook)
+    (notebook.parent / ".progress/two_questions.guesses.json").unlink(missing_ok=True)
+    lesson_page.open_lesson("notebooks/two_questions.ipynb")
+    return lesson_page
+
+
+def shown(page: LessonPage) -> str:
+    return page.page.locator(".jp-NotebookPanel:visible .jp-Notebook").inner_text()
+
+
+def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
+    here, page = two_questions, two_questions.page
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    assert "20 MB" not in shown(here)
+    assert "1.667" not in shown(here)
+    assert page.get_by_title("Click to expand").count() == 3
+    assert page.locator(".jp-PlaceholderText").first.is_hidden()
+
+    here.run_cells(2)
+    field = page.get_by_label(f"{QUESTION}:", exact=True)
+    status = page.locator(".fusion-guess [role=status]").first
+    field.press("Enter")
+    assert "Type a number first" in status.inner_text()
+    field.fill("20,5")
+    field.press("Enter")
+    page.get_by_text("20,5: is it 20.5 or 205?").wait_for()
+    assert "20 MB" not in shown(here)
+
+    # Enter keeps it and shows the answer, here and in the cells between.
+    field.fill("24/2 MB")
+    field.press("Enter")
+    page.get_by_text(f"{QUESTION}: 20 MB; you said 12, 1.67 times too few").wait_for()
+    status.get_by_text("20 MB; you said 12, 1.67 times too few").wait_for()
+    assert page.locator(".fusion-guess svg").first.get_attribute("aria-label") == "you said 12, found 20 MB"
+    assert here.focused() == f"{QUESTION}:"
+    page.keyboard.press("Tab")
+    assert here.focused() == "Guess"
+    page.keyboard.press("Shift+Tab")
+
+    # Changed, the answer follows, and no cell runs again. Escape leaves to the cell, where Enter edits it.
+    prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
+    field.fill("30")
+    field.press("Enter")
+    status.get_by_text("20 MB; you said 30, 1.5 times too many").wait_for()
+    assert page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts() == prompts
+    field.press("Escape")
+    page.wait_for_function("() => !document.activeElement.closest('.fusion-guess')")
+    assert page.locator(".jp-Notebook.jp-mod-commandMode").count() == 1
+    assert page.locator(".jp-mod-active.jp-CodeCell .fusion-guess").count() == 1
+
+    # Shift+Enter commits and goes on, to the cell behind the answer.
+    page.locator(".jp-CodeCell").nth(4).locator(".jp-InputPrompt").click()
+    page.keyboard.press("Shift+Enter")
+    second = page.get_by_label("times fewer:", exact=True)
+    second.fill("2")
+    second.press("Shift+Enter")
+    page.get_by_text("times fewer: 1.667 times; you said 2").wait_for()
+    page.locator(".jp-MarkdownCell.jp-mod-active").filter(has_text="Behind the questions.").wait_for()
+
+    for _ in range(3):
+        page.keyboard.press("Shift+Enter")
+    page.get_by_role("slider").first.wait_for()
+    here.save()
+    assert here.kernel_errors() == here.errors == []
+    stored = json.loads((here.server.root / "notebooks/two_questions.ipynb").read_text())
+    assert "fusion-asked" not in str(stored)
+    assert "outputs_hidden" not in str(stored)
+
+    # Seen again while its kernel runs, it lives; on another day it is a still picture, and comes back when run.
+    here.open_lesson("notebooks/two_questions.ipynb")
+    page.get_by_role("slider").first.wait_for()
+    here.server.end_kernels()
+    here.open_lesson("notebooks/two_questions.ipynb")
+    page.get_by_text(f"{QUESTION}: you said 30 MB").wait_for()
+    assert "Error displaying widget" not in shown(here)
+    assert "20 MB; you said 12" in shown(here), "what has been seen is not folded again"
+    assert page.locator(".jp-OutputArea-output figure img").last.get_attribute("alt").startswith("A warp fetches")
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    here.run_cells(2)
+    assert page.get_by_label(f"{QUESTION}:", exact=True).input_value() == "30"
+    assert here.errors == []
+
+
+def test_show_me_answers_without_a_guess(two_questions):
+    page = two_questions.page
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    two_questions.run_cells(2)
+    page.get_by_role("button", name="Show me").first.click()
+    page.get_by_text(f"{QUESTION}: 20 MB; you made no guess").wait_for()
+    assert "1.667" not in shown(two_questions), "the other question stays open"
+
+
+# Without a browser: every lesson as it is built.
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_each_answer_of_a_lesson_is_folded_until_its_question_was_seen(path):
+    notebook = nbformat.read(path, as_version=4)
+    before = json.dumps(notebook)
+    questions = answers_of(notebook)
+    asked = [cell for cell in notebook.cells if cell.cell_type == "code" and "= predict_first(" in cell.source]
+    assert len(questions) == len(asked) > 0
+    opened(notebook, {}, running=False)
+    comparing = [cell for cell in notebook.cells if re.search(r"\w\.compare\(", cell.source) and cell.get("outputs")]
+    assert comparing
+    for cell in comparing:
+        assert cell.metadata["jupyter"]["outputs_hidden"], cell.source
+    as_stored(notebook)
+    assert json.dumps(notebook) == before, "saved, it is the file that it was"
+
+    seen = {question: KeptGuess("1", 1.0, 2.0, "") for question in questions}
+    opened(notebook, seen, running=False)
+    assert "outputs_hidden" not in json.dumps(notebook)
+
+
+def test_with_a_running_kernel_nothing_is_changed():
+    output = nbformat.v4.new_output("display_data", {WIDGET_VIEW: {"model_id": "1"}, "text/plain": "x"})
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[output])])
+    opened(notebook, {}, running=True)
+    assert WIDGET_VIEW in notebook.cells[0].outputs[0].data
+    opened(notebook, {}, running=False)
+    assert notebook.cells[0].outputs[0].data == {"text/plain": "x"}
