@@ -46,6 +46,19 @@ def main(argv: list[str] | None = None) -> int:
     grade.add_argument("--student", metavar="PATTERN", help="finds the student in a path: (?P<student>...)")
     grade.add_argument("--cluster", metavar="ADDRESS", help="grade on a dask.distributed cluster: tcp://host:8786")
 
+    grade.add_argument("--roster", metavar="CSV", help="the class: names, ids, groups, extra time")
+    grade.add_argument("--due", action="append", metavar="TIME", help='"2026-11-01 23:59 +01:00", or 03=... for one')
+    grade.add_argument("--late", metavar="RULE", help='"10 %% a day, at most 50 %%, grace 15 min"')
+    grade.add_argument(
+        "--comment",
+        nargs=4,
+        action="append",
+        default=[],
+        metavar=("STUDENT", "NN", "POINTS", "TEXT"),
+        help="add points by hand, or 0, and say why; kept in marks.csv of the report",
+    )
+    grade.add_argument("--by", default="", metavar="NAME", help="who comments (default: this user)")
+
     release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
     release.add_argument("folder", help="a new folder, such as student/")
 
@@ -121,6 +134,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 seed=arguments.seed,
                 student=arguments.student,
                 cluster=arguments.cluster,
+                comments=arguments.comment,
+                by=arguments.by,
+                roster=arguments.roster,
+                due=arguments.due,
+                late=arguments.late,
             )
         case "release":
             from helpers.grading.release import release

@@ -26,16 +26,37 @@ from helpers.grading.exercise import Exercise, number_of
 MOST_FILES = 100_000
 # From the path's start: what comes after it, in a student's own folder or archive, is the student's to name.
 MOODLE = re.compile(r"(?P<student>[^/]+?)_(?P<id>\d+)_assignsubmission_")
-CANVAS = re.compile(r"(?P<student>[^/_]+)(?:_LATE)?_(?P<id>\d+)_\d+_[^/]+(?:\.zip/.+)?$", re.IGNORECASE | re.DOTALL)
+CANVAS = re.compile(
+    r"(?P<student>[^/_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_[^/]+(?:\.zip/.+)?$", re.IGNORECASE | re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Submitter:
+    """One who handed in, as the platform tells: name, its own number, and what Gradescope knows besides."""
+
+    name: str
+    number: str = ""
+    email: str = ""
+    sid: str = ""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A notebook to be graded: whose it is, what it answers, and where it lies below the folder or in the zip."""
+    """A notebook to be graded: whose it is, what it answers, and where it lies below the folder or in the zip.
+
+    Args:
+        submitters: who handed it in; in Gradescope it may be several.
+        handed_in: Gradescope's time; the other platforms' downloads hold none.
+        late: Canvas marked it so.
+    """
 
     student: str
     exercise: str
     path: str
+    submitters: tuple[Submitter, ...] = ()
+    handed_in: str = ""
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,9 +101,10 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
         raise ValueError(f"{root} holds no notebook: give the folder, or the zip, with the submissions")
     if len(trails) + len(left) > MOST_FILES:
         raise ValueError(f"{root} holds more than {MOST_FILES:,} files: grade a part of them at once")
-    names = names_of_gradescope(root, METADATA)
-    common = "" if names else common_folder(list(trails), [path for path, _ in left])
-    names = names or names_of_gradescope(root, common + METADATA)
+    metadata = metadata_of_gradescope(root, METADATA)
+    common = "" if metadata else common_folder(list(trails), [path for path, _ in left])
+    metadata = metadata or metadata_of_gradescope(root, common + METADATA)
+    names = {folder: named(submitters) for folder, (submitters, _) in metadata.items()}
     answered = []
     for path in sorted(trails, key=natural):
         exercise, why = exercise_of(path, lambda path: read(root, trails[path]), exercises)
@@ -99,12 +121,23 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
         if earlier := chosen.get((shown[whose], exercise)):
             left.append((earlier, f"a later one is graded: {path}"))
         chosen[shown[whose], exercise] = path
-    found = tuple(Found(whose, exercise, path) for (whose, exercise), path in sorted(chosen.items()))
+    told_of = {path: whose for path, _, whose in answered}
+    found = tuple(
+        found_at(student, exercise, path, path.removeprefix(common), told_of[path], {} if pattern else metadata)
+        for (student, exercise), path in sorted(chosen.items())
+    )
     told = []
     for path, why in left:
         name = names.get(path.removeprefix(common).split("/")[0])
         told.append((path, f"{why} (of {name[0]})" if name else why))
     return Class(root, found, tuple(sorted(told)), trails)
+
+
+def found_at(student: str, exercise: str, path: str, below: str, whose: tuple[str, str], metadata: dict) -> Found:
+    """The notebook at `path`, `below` the folder that all are in, with what the platform tells of it."""
+    submitters, handed_in = metadata.get(below.split("/")[0], ((Submitter(*whose),), ""))
+    canvas = None if MOODLE.match(below) or handed_in else CANVAS.match(below)
+    return Found(student, exercise, path, submitters, handed_in, bool(canvas and canvas["late"]))
 
 
 def compiled(student: str) -> re.Pattern:
@@ -182,17 +215,30 @@ def told_apart(students: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
     }
 
 
-def names_of_gradescope(root: Path, metadata: str) -> dict[str, tuple[str, str]]:
-    """Folder -> (names, addresses) of those who handed it in, from Gradescope's own file; empty where there is none."""
+def metadata_of_gradescope(root: Path, metadata: str) -> dict[str, tuple[tuple[Submitter, ...], str]]:
+    """Folder -> who handed it in and when, from Gradescope's own file; empty where there is none."""
     try:
         # No tag of the file makes an object: all is text.
         entries = yaml.load(read(root, (metadata,), MOST_ARCHIVE), Loader=yaml.CBaseLoader)
-        found = {folder: named(entry[":submitters"]) for folder, entry in entries.items()}
+        found = {folder: (submitters_in(entry), entry.get(":created_at") or "") for folder, entry in entries.items()}
     except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError, RecursionError):
         return {}
-    return {folder: whose for folder, whose in found.items() if whose[0]}
+    return {
+        folder: (submitters, when if isinstance(when, str) else "")
+        for folder, (submitters, when) in found.items()
+        if named(submitters)[0]
+    }
 
 
-def named(submitters: list[dict[str, str]]) -> tuple[str, str]:
-    names, addresses = ([each.get(key) or "" for each in submitters] for key in (":name", ":email"))
+def submitters_in(entry: dict) -> tuple[Submitter, ...]:
+    keys = (":name", ":email", ":sid")
+    told = [[each.get(key) or "" for key in keys] for each in entry[":submitters"]]
+    if not all(isinstance(value, str) for values in told for value in values):
+        raise TypeError("a submitter is told in text")
+    return tuple(Submitter(name, "", email, sid) for name, email, sid in told)
+
+
+def named(submitters: tuple[Submitter, ...]) -> tuple[str, str]:
+    """The names, and what tells them from others of the same names."""
+    names, addresses = [each.name for each in submitters], [each.email for each in submitters]
     return ", ".join(filter(None, names)), ", ".join(filter(None, addresses))

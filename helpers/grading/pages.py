@@ -12,7 +12,9 @@ from pygments.formatters import HtmlFormatter
 
 from helpers.grading.exercise import Exercise
 from helpers.grading.grade import STATES, Result, clean
+from helpers.grading.gradebook import Entry, Gradebook, Row, remarks
 from helpers.grading.similarity import MOST_READ, PYTHON_LEXER, THRESHOLD, AlikePair
+from helpers.grading.tables import shown
 from helpers.learning.outcome import EDGE, PASS
 
 STYLE = """
@@ -21,6 +23,7 @@ body.wide { max-width: 110em }
 :root { color-scheme: light dark }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: 0.3em 0.8em; vertical-align: top }
 tr + tr td { border-top: 1px solid #8888 } pre { white-space: pre-wrap; margin: 0; font-size: 0.85em }
+.totals { overflow-x: auto } .totals td:not(:first-child) { white-space: nowrap }
 .state { border-left: 4px solid #888888; padding-left: 0.5em }
 .beside { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 1em 2em }
 .beside h3 { font-size: 1em; margin: 0 0 0.3em } .beside > div > * + h3 { margin-top: 1em }
@@ -57,9 +60,9 @@ def rows(header: list[str], lines: list[list[str]]) -> str:
 
 def code(source: str) -> str:
     """Source as HTML, its lines numbered as messages number them."""
-    shown = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in source[:MOST_READ])
+    visible = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in source[:MOST_READ])
     cut = f"<p>Cut after {MOST_READ:,} of {len(source):,} characters.</p>\n" * (len(source) > MOST_READ)
-    return highlight(shown, PYTHON_LEXER, LIGHT) + cut
+    return highlight(visible, PYTHON_LEXER, LIGHT) + cut
 
 
 def beside(result: Result) -> str:
@@ -82,13 +85,32 @@ def beside(result: Result) -> str:
 # For the student
 
 
-def student_page(student: str, results: list[Result]) -> str:
+def student_page(student: str, results: list[Result], book: Gradebook) -> str:
     """A student's page, from results as `for_student` gives them."""
-    parts = [
-        f"<h2>{escape(result.exercise)}: {result.earned:g} of {result.points:g} points</h2>\n{beside(result)}"
-        for result in results
-    ]
+    mine, parts = book.rows_of(student), []
+    for result in results:
+        final = {entry.final for row in mine for entry in row.entries if entry.exercise == result.exercise}
+        # Of several who handed in together, each may have points of their own.
+        points = shown(final.pop()) if len(final) == 1 else f"{result.earned:g}"
+        parts.append(f"<h2>{escape(result.exercise)}: {points} of {result.points:g} points</h2>\n")
+        parts += [changed(mine, result.exercise, book), beside(result)]
+    if len(book.exercises) > 1:
+        possible = shown(sum(book.exercises.values()))
+        totals = [f"{escape(clean(row.student))}: {shown(row.total)} of {possible} points" for row in mine]
+        parts.append(f"<h2>In all</h2>\n<p>{'<br>'.join(totals)}</p>\n")
     return page(clean(student), "".join(parts), wide=True)
+
+
+def changed(mine: list[Row], exercise: str, book: Gradebook) -> str:
+    """What lateness took and what people said; for each of those who handed in together."""
+    lines = []
+    for row in mine:
+        whose = f"{row.student}: " if len(mine) > 1 else ""
+        for entry in row.entries:
+            if entry.exercise == exercise:
+                lines += [whose + line for line in [entry.why, *remarks(entry, book.rules)] if line]
+    items = "".join(f"<li>{escape(clean(line))}</li>" for line in lines)
+    return f"<ul>{items}</ul>\n" if items else ""
 
 
 # For the instructor
@@ -110,6 +132,7 @@ def class_page(
     left: list[tuple[str, str]],
     pairs: dict[str, list[AlikePair]],
     links: dict[str, str],
+    book: Gradebook,
 ) -> str:
     """The class at a glance.
 
@@ -117,13 +140,14 @@ def class_page(
         left: what was not graded: (path, reason).
         pairs: exercise -> answers that are alike.
         links: student -> the name of the student's files.
+        book: everyone's points, after lateness and with those by hand.
     """
 
-    def linked(student: str, exercise: str = "") -> str:
+    def linked(student: str, exercise: str = "", name: str = "") -> str:
         target = f"answers/{exercise}.html#{links[student]}" if exercise else f"feedback/{links[student]}.html"
-        return f'<a href="{escape(target)}">{escape(clean(student))}</a>'
+        return f'<a href="{escape(target)}">{escape(clean(name or student))}</a>'
 
-    parts = []
+    parts = [class_totals(book, links, linked)]
     for name, exercise in exercises.items():
         results = [result for _, result in kept if result.exercise == name]
         if not results:
@@ -164,11 +188,14 @@ def class_page(
             ["student's page", "exercise, with the answers", "points"],
             [
                 [
-                    linked(student),
-                    f'<a href="answers/{escape(r.exercise)}.html#{escape(links[student])}">{escape(r.exercise)}</a>',
-                    f"{r.earned:g} of {r.points:g}",
+                    linked(entry.folder, name=row.student) if entry.folder in links else escape(clean(row.student)),
+                    f'<a href="answers/{escape(entry.exercise)}.html#{escape(links[entry.folder])}">'
+                    f"{escape(entry.exercise)}</a>"
+                    if entry.earned is not None
+                    else escape(entry.exercise),
+                    points_of(entry, book),
                 ]
-                for student, r in kept
+                for row, entry in book.graded()
             ],
         )
     )
@@ -177,6 +204,34 @@ def class_page(
         rows(["student", "seconds"], [[linked(student, r.exercise), f"{r.seconds:.1f}"] for student, r in slowest])
     )
     return page("Grades", "".join(parts))
+
+
+def class_totals(book: Gradebook, links: dict[str, str], linked) -> str:
+    """Students by exercises, and what an instructor should know of them."""
+    grouped = any(row.person and row.person.group for row in book.rows)
+    header = ["student", *(["group"] if grouped else []), *(name.partition("_")[0] for name in book.exercises), "total"]
+    lines = []
+    for row in book.rows:
+        folder = next((folder for folder in row.folders if folder in links), "")
+        cells = [linked(folder, name=row.student) if folder else escape(clean(row.student))]
+        cells += [escape(clean(row.person.group if row.person else ""))] if grouped else []
+        cells += [shown(each.final) if each.counts else "not graded" if each.folder else "–" for each in row.entries]
+        lines.append([*cells, f"<b>{shown(row.total)}</b>"])
+    possible = [shown(points) for points in (*book.exercises.values(), sum(book.exercises.values()))]
+    lines.append(["of", *([""] if grouped else []), *possible])
+    due = "; ".join(f"{name} {date:%Y-%m-%d %H:%M} UTC".strip() for name, date in book.rules.due.dates.items())
+    said = ["–: not handed in.", *([f"Due: {due}."] if due else [])]
+    said += [f"Late: {book.rules.late.text}."] if book.rules.late else []
+    notes = "".join(f"<li>{escape(clean(note))}</li>" for note in book.notes)
+    return (
+        f"<h2>Totals</h2>\n{f'<ul>{notes}</ul>' if notes else ''}<p>{escape(clean(' '.join(said)))}</p>\n"
+        f'<div class="totals">{rows(header, lines)}</div>\n'
+    )
+
+
+def points_of(entry: Entry, book: Gradebook) -> str:
+    lines = [f"{shown(entry.final)} of {shown(entry.points)}", entry.why, *remarks(entry, book.rules)]
+    return "<br>".join(escape(clean(line)) for line in lines if line)
 
 
 def alike_table(exercise: str, pairs: list[AlikePair], linked) -> str:

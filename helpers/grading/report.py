@@ -4,25 +4,29 @@
     results/<student>/results.json       for Gradescope: hidden checks redacted and not shown
     feedback/<student>.html              for the student, to be sent as it is: hidden checks redacted
     grades.csv, junit.xml, report.html   for the instructor
+    totals.csv                           students by exercises
+    canvas.csv, moodle.csv, gradescope.csv, with a roster: for the platform
     answers/<exercise>.html              for the instructor: each answer beside what the checks, hidden ones too, said
 
 Whatever came from a submission, its name included, is text here and nothing else: not a formula, not markup.
 """
 
-import csv
 import hashlib
-import io
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree
 
+from helpers.grading import exports
 from helpers.grading.class_folder import Class
 from helpers.grading.exercise import Exercise
 from helpers.grading.files import write_whole
 from helpers.grading.grade import Result, clean, for_student, result_from_json
+from helpers.grading.gradebook import Gradebook
 from helpers.grading.pages import answers_page, class_page, student_page
 from helpers.grading.similarity import alike
+from helpers.grading.tables import shown
 
 Kept = list[tuple[str, Result]]
 
@@ -35,22 +39,28 @@ def folder_of(out: Path, student: str) -> Path:
     return out / "results" / plain
 
 
-def write(out: Path, students: Class, exercises: dict[str, Exercise], ungraded: dict[str, str]) -> None:
-    """Write every report from the results kept in `out`."""
+def write(
+    out: Path, students: Class, exercises: dict[str, Exercise], ungraded: dict[str, str], book: Gradebook
+) -> None:
+    """Write every report from the results kept in `out` and the gradebook made of them."""
     kept = results_in(out, students)
-    write_whole(out / "grades.csv", grades(kept))
+    write_whole(out / "grades.csv", exports.grades(book))
+    write_whole(out / "totals.csv", exports.totals(book))
+    if book.rules.roster:
+        for platform in (exports.canvas, exports.moodle, exports.gradescope):
+            write_whole(out / f"{platform.__name__}.csv", platform(book))
     write_whole(out / "junit.xml", junit(out, students))
     links = {student: folder_of(out, student).name for student, _ in kept}
     pairs = {name: alike(exercise, of_exercise(kept, name)) for name, exercise in exercises.items()}
     left = [*students.left, *ungraded.items()]
-    write_whole(out / "report.html", class_page(kept, exercises, left, pairs, links))
+    write_whole(out / "report.html", class_page(kept, exercises, left, pairs, links, book))
     for name in exercises:
         if graded := of_exercise(kept, name):
             write_whole(out / "answers" / f"{name}.html", answers_page(name, graded, links))
     for student, link in links.items():
         mine = [for_student(result) for whose, result in kept if whose == student]
-        write_whole(out / "feedback" / f"{link}.html", student_page(student, mine))
-        write_whole(folder_of(out, student) / "results.json", gradescope(mine))
+        write_whole(out / "feedback" / f"{link}.html", student_page(student, mine, book))
+        write_whole(folder_of(out, student) / "results.json", gradescope(mine, book.rows_of(student)[0].total))
 
 
 def of_exercise(kept: Kept, exercise: str) -> Kept:
@@ -66,14 +76,16 @@ def results_in(out: Path, students: Class) -> Kept:
     return kept
 
 
-def table(out: Path, students: Class, ungraded: dict[str, str]) -> str:
+def table(out: Path, students: Class, ungraded: dict[str, str], book: Gradebook) -> str:
     """The results as lines of text."""
     kept = results_in(out, students)
-    width = max((len(clean(student)) for student, _ in kept), default=0)
+    width = max((len(clean(row.student)) for row in book.rows), default=0)
     lines = [
-        f"{clean(student):{width}}  {result.exercise}  {result.earned:g} of {result.points:g}  {' '.join(result.flags)}"
-        for student, result in kept
+        f"{clean(row.student):{width}}  {entry.exercise}  {shown(entry.final)} of {shown(entry.points)}"
+        f"  {' '.join(entry.flags)}" + (f"  ({entry.why})" if entry.why else "")
+        for row, entry in book.graded()
     ]
+    lines += [f"note: {clean(note)}" for note in book.notes]
     lines += [f"not graded: {clean(path)}: {clean(why)}" for path, why in [*students.left, *ungraded.items()]]
     lines.append(f"{len(kept)} graded; read {out / 'report.html'}")
     return "\n".join(line.rstrip() for line in lines)
@@ -82,30 +94,7 @@ def table(out: Path, students: Class, ungraded: dict[str, str]) -> str:
 # For programs
 
 
-def grades(kept: Kept) -> str:
-    """CSV: a line for each student and exercise. A spreadsheet takes no cell for a formula."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["student", "exercise", "earned", "points", "flags"])
-    for student, result in kept:
-        writer.writerow(
-            [
-                as_text(student),
-                result.exercise,
-                f"{result.earned:g}",
-                f"{result.points:g}",
-                " ".join(result.flags),
-            ]
-        )
-    return text.getvalue()
-
-
-def as_text(cell: str) -> str:
-    cell = clean(cell).replace("\n", " ")
-    return f"'{cell}" if cell.lstrip()[:1] in tuple("=+-@|%'") and cell.strip() else cell
-
-
-def gradescope(results: list[Result]) -> str:
+def gradescope(results: list[Result], total: Decimal) -> str:
     """Gradescope's results.json: https://gradescope-autograders.readthedocs.io/en/latest/specs/"""
     tests = [
         {
@@ -119,7 +108,7 @@ def gradescope(results: list[Result]) -> str:
         for result in results
         for check in result.checks
     ]
-    return json.dumps({"score": sum(result.earned for result in results), "tests": tests}, indent=1) + "\n"
+    return json.dumps({"score": float(total), "tests": tests}, indent=1) + "\n"
 
 
 def junit(out: Path, students: Class) -> str:

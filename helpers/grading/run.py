@@ -5,7 +5,8 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +17,10 @@ from helpers.grading.class_folder import Class, Found, class_in
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.files import write_whole
 from helpers.grading.grade import result_from_json
+from helpers.grading.gradebook import Rules, gradebook
+from helpers.grading.late import due_dates, rule_in
+from helpers.grading.marks import add_mark, mark_of, marks_in, start_table
+from helpers.grading.roster import roster_in
 from helpers.grading.sandbox import require_sandbox
 from helpers.grading.workers import Task, graded_here, graded_on
 
@@ -29,6 +34,9 @@ def grade_class(
     seed: int | None = None,
     student: str | None = None,
     cluster: str | None = None,
+    comments: Iterable[Sequence[str]] = (),
+    by: str = "",
+    **given: str | list[str] | None,
 ) -> int:
     """Grade every notebook in a folder or zip, and write the report.
 
@@ -41,6 +49,9 @@ def grade_class(
         seed: decides all inputs; drawn and kept in out/run.json unless given.
         student: a regular expression that finds the student in a path, in its group `student`.
         cluster: address of the scheduler of a dask.distributed cluster; on this machine unless given.
+        comments: student, exercise, points and text of each, put into out/marks.csv.
+        by: who says so, this user unless given.
+        given: `roster`, a table's path; `due`, dates; `late`, a rule; kept in out/run.json, so that --resume has them.
 
     Returns:
         0, or 1 where the grader could not grade a submission.
@@ -53,7 +64,14 @@ def grade_class(
         require_sandbox()
     exercises = exercises_in(only=only)
     students = class_in(submissions, exercises, student)
-    seed = prepared(out, resume, seed)
+    kept = kept_run(out, resume) | {name: value for name, value in given.items() if value}
+    rules = rules_of(kept, out / "marks.csv", by)
+    said = [mark_of(*comment) for comment in comments]
+    # What contradicts itself is told before anything is graded or written.
+    gradebook(students, {}, exercises, replace(rules, marks=(*rules.marks, *said)))
+    seed = prepared(out, kept, seed)
+    for mark in said:
+        add_mark(rules.marks_path, mark, by)
     pending = [each for each in students.found if not (resume and is_graded(out, students, each, exercises, seed))]
     # Exercise by exercise: a worker has one judge at a time.
     pending.sort(key=lambda each: each.exercise)
@@ -72,8 +90,15 @@ def grade_class(
             else:
                 keep(out, task, *done)
             bar.update()
-    report.write(out, students, exercises, ungraded)
-    print(report.table(out, students, ungraded))
+    # What people wrote while the class was graded counts, too.
+    rules = replace(rules, marks=tuple(marks_in(rules.marks_path, by)))
+    results = {(student, result.exercise): result for student, result in report.results_in(out, students)}
+    book = gradebook(students, results, exercises, rules)
+    start_table(
+        rules.marks_path, [(row.student, each.exercise) for row in book.rows for each in row.entries if each.folder]
+    )
+    report.write(out, students, exercises, ungraded, book)
+    print(report.table(out, students, ungraded, book))
     return 1 if ungraded else 0
 
 
@@ -93,16 +118,30 @@ def tasks_of(
 # Keeping
 
 
-def prepared(out: Path, resume: bool, seed: int | None) -> int:
-    """The run's seed; `out` is then there, can be written, and says what the seed is."""
+def kept_run(out: Path, resume: bool) -> dict:
+    """What the run in `out` was told; nothing where there is none."""
     kept = out / "run.json"
     if kept.exists() and not resume:
         raise ValueError(f"{out} holds a report: add --resume to go on with it, or give another folder")
-    if kept.exists() and seed is None:
-        seed = json.loads(kept.read_text())["seed"]
-    seed = secrets.randbits(32) if seed is None else seed
-    write_whole(kept, json.dumps({"seed": seed}) + "\n")
+    return json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+
+
+def prepared(out: Path, kept: dict, seed: int | None) -> int:
+    """The run's seed; `out` is then there, can be written, and says what the run was told."""
+    seed = kept.get("seed", secrets.randbits(32)) if seed is None else seed
+    roster = {"roster": str(Path(kept["roster"]).resolve())} if kept.get("roster") else {}
+    write_whole(out / "run.json", json.dumps(kept | roster | {"seed": seed}) + "\n")
     return seed
+
+
+def rules_of(kept: dict, marks: Path, by: str) -> Rules:
+    """What the run was told of the class, its dates and its marks; ValueError, one line, where that makes no sense."""
+    due, late = due_dates(kept.get("due", []), list(exercises_in())), kept.get("late")
+    rule = rule_in(late) if late else None
+    if rule and rule.unit and not due.dates:
+        raise ValueError(f"--late {late!r} needs to know when it was due: --due '2026-11-01 23:59 +01:00'")
+    roster = roster_in(Path(kept["roster"])) if kept.get("roster") else None
+    return Rules(roster, due, rule, tuple(marks_in(marks, by)), marks, tuple(exercises_in()))
 
 
 def place_of(out: Path, each: Found) -> Path:

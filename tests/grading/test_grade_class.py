@@ -214,7 +214,7 @@ def test_no_report_runs_what_a_submission_wrote(graded_class):
         assert "\x1b" not in text
     assert "\x1b" not in (out / "junit.xml").read_text()
     rows = list(csv.reader((out / "grades.csv").read_text().splitlines()))
-    assert rows[0] == ["student", "exercise", "earned", "points", "flags"]
+    assert rows[0][:5] == ["student", "exercise", "earned", "points", "flags"]
     assert f"'{FORMULA}" in [row[0] for row in rows]
     assert not [cell for row in rows for cell in row if cell[:1] in tuple("=+-@\t\r")]
 

@@ -5,13 +5,16 @@ import html
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import attacks
 import pytest
 
 from helpers.grading import pages, similarity
+from helpers.grading.class_folder import Class, Found
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import Check, Result, for_student
+from helpers.grading.gradebook import Rules, gradebook
 
 NAME = attacks.NAME
 EVIL = '<script>alert(1)</script><img src="//evil.example/x" onerror=alert(1)>'
@@ -39,15 +42,21 @@ class Seen(HTMLParser):
         self.text += data
 
 
+def book_of(*students: str):
+    found = tuple(Found(student, NAME, "x.ipynb") for student in students)
+    results = {(student, NAME): RESULT for student in students}
+    return gradebook(Class(Path(), found, (), {}), results, exercises_in(only="03"), Rules())
+
+
 def class_page(students: dict[str, str]) -> str:
     kept = [(student, RESULT) for student in students]
     pair = similarity.AlikePair(tuple(students)[:2], 0.9, (0.5, 0.4))
-    return pages.class_page(kept, exercises_in(only="03"), [(EVIL, EVIL)], {NAME: [pair]}, students)
+    return pages.class_page(kept, exercises_in(only="03"), [(EVIL, EVIL)], {NAME: [pair]}, students, book_of(*students))
 
 
 LINKS = {EVIL: "evil-0123456789abcdef", "jones": "jones"}
 MADE = {
-    "student": pages.student_page(EVIL, [for_student(RESULT)]),
+    "student": pages.student_page(EVIL, [for_student(RESULT)], book_of(EVIL, "jones")),
     "answers": pages.answers_page(NAME, [(student, RESULT) for student in LINKS], LINKS),
     "class": class_page(LINKS),
 }
@@ -66,7 +75,7 @@ def test_what_was_handed_in_is_text(kind):
 
 
 def test_a_student_reads_the_code_beside_the_verdict_and_of_nobody_else():
-    page = Seen(pages.student_page("smith", [for_student(RESULT)])).text
+    page = Seen(pages.student_page("smith", [for_student(RESULT)], book_of("smith", "jones"))).text
     shown = re.sub(r"^ *\d+", "", page, flags=re.MULTILINE)
     assert "x = 1  # <script>" in shown
     assert "def add_gelu(a, b):" in shown

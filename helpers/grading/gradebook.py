@@ -1,0 +1,278 @@
+"""Who has how many points: what the checks gave, what lateness took, what people added. Every report says the same.
+
+final = max(0, max(0, earned - late) + by hand), to the hundredth;  total = the sum of a student's finals
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+
+from helpers.grading.class_folder import Class, Found
+from helpers.grading.exercise import Exercise
+from helpers.grading.grade import Result
+from helpers.grading.late import DueDates, LateRule, shown_span, time_in
+from helpers.grading.marks import Mark, placed
+from helpers.grading.roster import Person, Roster, matched
+from helpers.grading.tables import number, shown
+
+HUNDREDTH = Decimal("0.01")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an instructor gave besides the submissions: the class, when it was due, what lateness costs, the marks."""
+
+    roster: Roster | None = None
+    due: DueDates = field(default_factory=DueDates)
+    late: LateRule | None = None
+    marks: tuple[Mark, ...] = ()
+    marks_path: Path = Path("marks.csv")
+    course: tuple[str, ...] = ()  # all its exercises, of which marks may speak
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One student's exercise.
+
+    Args:
+        earned: of the checks; None where nothing was handed in, or the grader could not grade it.
+        folder: the student's name in the class's folder; empty where nothing was handed in.
+        when: in UTC; None where nothing tells.
+        late: after the due date and the student's extra time; None where it was late and nothing says by how much.
+        off: points that lateness took.
+        marks: what people said, in their order.
+    """
+
+    exercise: str
+    points: Decimal
+    earned: Decimal | None
+    folder: str = ""
+    flags: tuple[str, ...] = ()
+    when: datetime | None = None
+    late: timedelta | None = timedelta()
+    off: Decimal = Decimal(0)
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def added(self) -> Decimal:
+        return sum((mark.points for mark in self.marks), Decimal(0))
+
+    @property
+    def final(self) -> Decimal:
+        left = max(Decimal(0), (self.earned or Decimal(0)) - self.off)
+        return max(Decimal(0), left + self.added).quantize(HUNDREDTH, ROUND_HALF_UP)
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is a grade at all: of the checks, or by hand."""
+        return self.earned is not None or any(mark.points for mark in self.marks)
+
+    @property
+    def why(self) -> str:
+        """What the points were made of; empty where they are the checks' own."""
+        if not self.off and not self.added:
+            return ""
+        parts = [f"{shown(self.earned)} by the checks"] if self.earned is not None else []
+        parts += [f"{shown(self.off)} off for lateness"] if self.off else []
+        parts += [f"{shown(abs(self.added))} {'added' if self.added > 0 else 'off'} by hand"] if self.added else []
+        return ", ".join(parts)
+
+    @property
+    def lateness(self) -> str:
+        """How late, in words; empty where it was not."""
+        if self.late is None:
+            return "late, nothing says by how much"
+        return f"{shown_span(self.late)} late" if self.late else ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of the class: a person of the roster, or a student that the roster does not have.
+
+    Args:
+        student: how reports call him or her.
+        folders: the names under which there are hand-ins.
+    """
+
+    student: str
+    person: Person | None
+    folders: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def total(self) -> Decimal:
+        return sum((entry.final for entry in self.entries), Decimal(0))
+
+    @property
+    def missing(self) -> list[str]:
+        return [entry.exercise for entry in self.entries if not entry.folder]
+
+
+@dataclass(frozen=True)
+class Gradebook:
+    """The class's grades.
+
+    Args:
+        rows: the roster's people in its order, then the students that it does not have; without one, all students.
+        exercises: name -> points.
+        notes: what an instructor should know of it, a line each.
+    """
+
+    rows: tuple[Row, ...]
+    exercises: dict[str, Decimal]
+    rules: Rules
+    notes: tuple[str, ...]
+
+    def rows_of(self, folder: str) -> list[Row]:
+        """Those who handed in under this name, several where they did so together."""
+        return [row for row in self.rows if folder in row.folders]
+
+    def graded(self) -> list[tuple[Row, Entry]]:
+        """Every grade, students and exercises in their order."""
+        return [(row, entry) for row in self.rows for entry in row.entries if entry.counts]
+
+
+def gradebook(
+    students: Class, results: dict[tuple[str, str], Result], exercises: dict[str, Exercise], rules: Rules
+) -> Gradebook:
+    """The grades of a class.
+
+    Args:
+        results: (student, exercise) -> what the checks gave; none where it was not graded.
+        exercises: those that are graded now, by name.
+
+    Raises:
+        ValueError: roster, folder and marks contradict one another; one line.
+    """
+    people = matched(rules.roster, students) if rules.roster else {each.student: () for each in students.found}
+    folders: dict[str, list[str]] = {each.key: [] for each in (rules.roster.people if rules.roster else ())}
+    for folder, persons in sorted(people.items()):
+        for key in [each.key for each in persons] or [folder]:
+            folders.setdefault(key, []).append(folder)
+    persons = {each.key: each for each in (rules.roster.people if rules.roster else ())}
+    given = {(each.student, each.exercise): each for each in students.found}
+    marks = placed(rules.marks, rules.course, finder(rules.roster, folders), list(folders), rules.marks_path)
+    asked = {exercise for _, exercise in [*given, *marks]}
+    asked = [name for name in exercises if name in asked or len(exercises) == 1]
+    worth = {name: sum((exact(points) for points in exercises[name].checks.values()), Decimal(0)) for name in asked}
+    rows, unread = [], []
+    for key, under in folders.items():
+        person = persons.get(key)
+        entries = []
+        for name in asked:
+            found = next((given[folder, name] for folder in under if (folder, name) in given), None)
+            result = results.get((found.student, name)) if found else None
+            said = tuple(marks.get((key, name), ()))
+            entries.append(entry_of(name, worth[name], found, result, person, said, rules, unread))
+        rows.append(Row(key, person, tuple(under), tuple(entries)))
+    return Gradebook(tuple(rows), worth, rules, tuple(notes_on(rows, worth, rules, unread)))
+
+
+def finder(roster: Roster | None, folders: dict[str, list[str]]):
+    """Name, number or address -> the students who are meant: of a hand-in of several, all."""
+
+    def find(who: str) -> list[str]:
+        if who in folders:
+            return [who]
+        person = roster.find(who) if roster else None
+        return [person.key] if person else [key for key, names in folders.items() if who in names]
+
+    return find
+
+
+def entry_of(
+    exercise: str,
+    points: Decimal,
+    found: Found | None,
+    result: Result | None,
+    person: Person | None,
+    marks: tuple[Mark, ...],
+    rules: Rules,
+    unread: list[str],
+) -> Entry:
+    earned = sum((exact(check.earned) for check in result.checks), Decimal(0)) if result else None
+    if found is None:
+        return Entry(exercise, points, None, marks=marks)
+    corrected = next((mark.handed_in for mark in reversed(marks) if mark.handed_in), "")
+    text = corrected or found.handed_in or (person.handed_in if person else "")
+    try:
+        when = time_in(text, rules.due.zone) if text else None
+    except ValueError as error:
+        if corrected:
+            raise ValueError(f"{rules.marks_path}: {marks[0].student}, {exercise}: handed in {error}") from None
+        when = None
+        unread.append(str(error))
+    due = rules.due.of(exercise)
+    if when and due:
+        late = max(timedelta(), when - due - (person.extra if person else timedelta()))
+    else:
+        late = None if found.late else timedelta()
+    off = cost(rules.late, late, points) if earned is not None else Decimal(0)
+    flags = result.flags if result else ()
+    return Entry(exercise, points, earned, found.student, flags, when, late, min(off, earned or Decimal(0)), marks)
+
+
+def cost(rule: LateRule | None, late: timedelta | None, points: Decimal) -> Decimal:
+    """Points off; of what is late by nobody knows how much, only a share that is taken once."""
+    if rule is None or (late is None and rule.unit):
+        return Decimal(0)
+    return rule.cost(timedelta.max if late is None else late, points)
+
+
+def exact(points: float) -> Decimal:
+    return Decimal(str(points))
+
+
+def notes_on(rows: list[Row], worth: dict[str, Decimal], rules: Rules, unread: list[str]) -> list[str]:
+    entries = [(row, entry) for row in rows for entry in row.entries if entry.folder]
+    notes = []
+    if rules.roster:
+        if strangers := [row.student for row in rows if not row.person]:
+            notes.append(f"not in {rules.roster.path.name}: {listed(strangers)}")
+        if absent := [row.student for row in rows if row.person and not row.folders]:
+            notes.append(f"nothing handed in: {listed(absent)}")
+        if rules.roster.unknown:
+            notes.append(f"columns of {rules.roster.path.name} that are not read: {listed(list(rules.roster.unknown))}")
+        for name, points in worth.items():
+            if (column := rules.roster.canvas_column(name)) and differs(rules.roster.canvas[column], points):
+                there = rules.roster.canvas[column]
+                notes.append(f"Canvas gives {column!r} {there} points, and takes the {shown(points)} of canvas.csv")
+    if unread:
+        notes.append(f"times that are not read: {listed(list(dict.fromkeys(unread)))}")
+    if unknown := [row.student for row, entry in entries if entry.late is None]:
+        taken = "" if rules.late and not rules.late.unit else ", and nothing is taken off"
+        notes.append(f"late, and nothing says by how much{taken}: {listed(unknown)}: write the time into marks.csv")
+    timeless = [row.student for row, entry in entries if not entry.when and entry.late is not None]
+    if timeless and any(rules.due.of(entry.exercise) for _, entry in entries):
+        notes.append(
+            f"no time of handing in, taken as in time: {listed(timeless)}: the downloads of Moodle and Canvas hold "
+            "none; give the roster or marks.csv a column 'handed in'"
+        )
+    return notes
+
+
+def differs(text: str, points: Decimal) -> bool:
+    try:
+        return bool(text) and number(text) != points
+    except ValueError:
+        return True
+
+
+def listed(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return "; ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def remarks(entry: Entry, rules: Rules) -> list[str]:
+    """Why the points are not the checks' own, a line each: lateness, and what people said, with who and when."""
+    lines = []
+    if entry.lateness:
+        taken = f": {shown(entry.off)} points off ({rules.late.text})" if entry.off and rules.late else ""
+        lines.append(entry.lateness + taken)
+    for mark in entry.marks:
+        points = f"{shown(abs(mark.points))} points {'added' if mark.points > 0 else 'off'}" if mark.points else ""
+        moved = f"handed in {mark.handed_in}" if mark.handed_in else ""
+        said = "; ".join(filter(None, (points, moved, mark.comment)))
+        lines.append(f"{said} ({mark.by}, {mark.when})")
+    return lines

@@ -1,0 +1,165 @@
+"""Points and comments by hand, in marks.csv: a table that is read at every run, and that grading again leaves as it is.
+
+    student,exercise,points,comment,handed in,by,when
+
+Points are added to what the checks and the lateness left, -2 takes two off. A time under "handed in" stands in place of
+the platform's. Rows of one student and exercise add up. A row is someone's word: those without `by` and `when` get
+them when they are read, and no row is ever dropped.
+"""
+
+import fcntl
+import getpass
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from difflib import get_close_matches
+from pathlib import Path
+
+from helpers.grading.files import write_whole
+from helpers.grading.tables import escaped, number, shown, table_in, unescaped, written
+
+FIELDS = ("student", "exercise", "points", "comment", "handed in", "by", "when")
+KNOWN = {field: (field,) for field in FIELDS}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What someone said of one student's exercise; `points` are added, `handed_in` is text, empty where not given."""
+
+    student: str
+    exercise: str
+    points: Decimal
+    comment: str
+    handed_in: str
+    by: str
+    when: str
+
+    @property
+    def says(self) -> bool:
+        return bool(self.points or self.comment or self.handed_in)
+
+
+def marks_in(path: Path, by: str = "") -> list[Mark]:
+    """The marks in a table, none where there is no table; rows without who and when are completed in it.
+
+    Raises:
+        OSError, ValueError: it cannot be read or makes no sense; one line.
+    """
+    if not path.exists():
+        return []
+    with alone(path):
+        marks = read(path)
+        complete = [signed(mark, by) if mark.says else mark for mark in marks]
+        if complete != marks:
+            write(path, complete)
+    return [mark for mark in complete if mark.says]
+
+
+def add_mark(path: Path, mark: Mark, by: str = "") -> None:
+    """Put a mark below the others."""
+    with alone(path):
+        write(path, [*read(path), signed(mark, by)])
+
+
+def start_table(path: Path, rows: list[tuple[str, str]]) -> None:
+    """A table to fill in, a row for each (student, exercise), where there is none yet."""
+    with alone(path):
+        if not path.exists():
+            write(path, [Mark(student, exercise, Decimal(0), "", "", "", "") for student, exercise in rows])
+
+
+def mark_of(student: str, exercise: str, points: str, comment: str) -> Mark:
+    """A mark as the command line says it."""
+    try:
+        added = number(points)
+    except ValueError as error:
+        raise ValueError(f"--comment {student!r}: {error}, or 0") from None
+    return Mark(student, exercise, added, comment.strip(), "", "", "")
+
+
+def read(path: Path) -> list[Mark]:
+    if not path.exists():
+        return []
+    rows, header = table_in(path, KNOWN)
+    for name in header:
+        if name.strip().lower() not in FIELDS:
+            raise ValueError(f"{path} has a column {name!r}: its columns are {', '.join(FIELDS)}")
+    marks = []
+    for line, cells in rows:
+        cells = {field: unescaped(cells.get(field, "")) for field in FIELDS}
+        try:
+            points = number(cells["points"] or "0")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: {error}") from None
+        if not cells["student"] or not cells["exercise"]:
+            raise ValueError(f"{path}, line {line}: no student or no exercise: each row names both")
+        rest = (cells[field] for field in FIELDS[3:])
+        marks.append(Mark(cells["student"], cells["exercise"], points, *rest))
+    return marks
+
+
+def write(path: Path, marks: list[Mark]) -> None:
+    lines = [list(FIELDS)]
+    for mark in marks:
+        points = shown(mark.points) if mark.points else ""
+        rest = map(escaped, (mark.comment, mark.handed_in, mark.by, mark.when))
+        lines.append([escaped(mark.student), mark.exercise, points, *rest])
+    # With a byte-order mark, by which Excel knows that it is UTF-8.
+    write_whole(path, "\ufeff" + written(lines))
+
+
+def signed(mark: Mark, by: str) -> Mark:
+    now = datetime.now().astimezone().isoformat(" ", "minutes")
+    return replace(mark, by=mark.by or by or user(), when=mark.when or now)
+
+
+def user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name for this user id
+        return f"user {os.getuid()}"
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Two who write at once wait for each other."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115
+    except OSError as error:
+        raise OSError(f"{path.parent} cannot be written: {error.strerror}: give another folder") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def placed(
+    marks: Iterable[Mark], exercises: Iterable[str], students: Callable[[str], list[str]], names: list[str], path: Path
+) -> dict[tuple[str, str], list[Mark]]:
+    """(student, exercise) -> marks, in the table's order.
+
+    Args:
+        exercises: the names of all that the course has.
+        students: the keys of those who are called so; none where nobody is.
+        names: those that a message may propose.
+
+    Raises:
+        ValueError: a mark of nobody, or of no exercise; one line.
+    """
+    found: dict[tuple[str, str], list[Mark]] = {}
+    for mark in marks:
+        # A spreadsheet makes 03 a 3.
+        meant = (f"{mark.exercise.lower()}_", f"0{mark.exercise.lower()}_")
+        exercise = next((name for name in exercises if f"{name}_".startswith(meant)), None)
+        if exercise is None:
+            raise ValueError(f"{path}: no exercise {mark.exercise!r}: there are {', '.join(exercises)}")
+        if not (called := students(mark.student)):
+            near = get_close_matches(mark.student, names, 1)
+            mend = f"is it {near[0]!r}?" if near else "write the name as the report has it, or the id"
+            raise ValueError(f"{path}: nobody is called {mark.student!r}: {mend}")
+        for student in called:
+            found.setdefault((student, exercise), []).append(mark)
+    return found

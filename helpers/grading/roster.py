@@ -1,0 +1,279 @@
+"""The class as `--roster class.csv` has it, and who of it handed in what.
+
+Any table with names or numbers will do: a gradebook exported from Canvas, a grading worksheet or grades exported from
+Moodle, a roster or the grades of Gradescope, or one of your own: name, id, email, group, extra time.
+"""
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from helpers.grading.class_folder import Class, Found, Submitter
+from helpers.grading.late import span_in
+from helpers.grading.tables import Cells, table_in
+
+KNOWN = {
+    "name": ("name", "student", "full name", "student name"),
+    "first name": ("first name", "firstname", "given name"),
+    "last name": ("last name", "lastname", "surname", "family name"),
+    "id": ("sis user id", "id number", "student id", "student number", "sid", "matriculation number"),
+    "plain id": ("id",),
+    "login": ("sis login id", "login", "login id", "username", "user name"),
+    "email": ("email", "e mail", "email address"),
+    "number": ("identifier", "canvas id", "participant"),  # the platform's own, in the names of its files
+    "group": ("group", "groups", "section", "sections"),
+    "extra time": ("extra time", "extension"),
+    "handed in": ("handed in", "submission time", "last modified (submission)"),
+}
+UNIQUE = ("id", "login", "email", "number")
+# Of the platforms' own tables; what else is not read is told, lest "extra tim" be passed over.
+NOT_READ = """status; grade; maximum grade; grade can be changed; last modified (grade); feedback comments; online text;
+marker; marking workflow state; due date; institution; department; integration id; root account; role; total score;
+max points; submission id; lateness (h:m:s); total lateness (h:m:s); view count; submission count; last downloaded from
+this course"""
+NOBODY = re.compile(r"points possible|student, test", re.IGNORECASE)  # rows of Canvas's
+
+
+@dataclass(frozen=True)
+class Person:
+    """One of the class; what is not known is empty.
+
+    Args:
+        key: the name, with the id where another has the same name: how reports call the person.
+        extra: time on top of everyone's.
+        handed_in: when, as the table says; for what the platform's files do not tell.
+    """
+
+    key: str
+    name: str
+    first: str
+    last: str
+    id: str
+    login: str
+    email: str
+    number: str
+    group: str
+    extra: timedelta
+    handed_in: str
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The class.
+
+    Args:
+        people: in the table's order.
+        unknown: columns that are not read, and that no platform's table has.
+        canvas: assignment's column in a gradebook of Canvas -> its points there, as text; None in other tables.
+    """
+
+    path: Path
+    people: tuple[Person, ...]
+    unknown: tuple[str, ...]
+    canvas: dict[str, str] | None
+
+    def canvas_column(self, exercise: str) -> str | None:
+        """Canvas's column for an exercise, by its name or else its number; None where there is none, or two."""
+        number = re.escape(exercise.partition("_")[0])
+        titles = self.canvas or {}
+        named = [each for each in titles if plain(exercise) in plain(each)]
+        numbered = [each for each in titles if re.search(rf"(?<![\w(]){number}(?![\w)])", each.replace("_", " "))]
+        found = named or numbered
+        return found[0] if len(found) == 1 else None
+
+    def find(self, who: str) -> Person | None:
+        """The one of this key, id, login, address or name; None where there is none or more than one."""
+        for field in ("key", "id", "login", "email"):
+            if found := [each for each in self.people if getattr(each, field) and same(getattr(each, field), who)]:
+                return found[0]
+        found = [each for each in self.people if plain(who) in names_of(each)]
+        return found[0] if len(found) == 1 else None
+
+
+def roster_in(path: Path) -> Roster:
+    """The class in a table.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or does not say who is who; one line.
+    """
+    rows, header = table_in(path, KNOWN)
+    # Canvas calls its own number ID, beside the institution's.
+    fields = set(header.values())
+    canvas = any(name.lower().startswith("sis ") for name in header)
+    plain_id = "number" if canvas or "id" in fields else "id"
+    if plain_id in fields and "plain id" in fields:
+        raise ValueError(f"{path} has more than one column of {plain_id}s: take one away, or call it otherwise")
+    rows = [
+        (line, {plain_id if field == "plain id" else field: cell for field, cell in cells.items()})
+        for line, cells in rows
+    ]
+    fields = {plain_id if field == "plain id" else field for field in fields}
+    if not fields & {"name", "last name", "first name", "id", "login", "email"}:
+        raise ValueError(
+            f"{path} has no column of names or ids, but {', '.join(list(header)[:8])}: call them name, id or email, "
+            "or give what Canvas, Moodle or Gradescope export"
+        )
+    others = {name: "" for name in header if name and name in fields - KNOWN.keys()}
+    ignored = {name.strip() for name in " ".join(NOT_READ.split()).split(";")}
+    unknown = () if canvas else tuple(name for name in others if name.lower().rpartition(" - ")[2] not in ignored)
+    lines, told = [], []
+    for line, cells in rows:
+        name = cells.get("name", "")
+        if NOBODY.search(name):
+            others.update({column: cells[column] for column in others if "possible" in name.lower()})
+        elif name or any(cells.get(field) for field in ("first name", "last name", "id", "login", "email")):
+            lines.append(line)
+            told.append(cells)
+        elif cells.get("group") or cells.get("extra time"):
+            raise ValueError(f"{path}, line {line}: whose group or extra time is this? It has no name and no id")
+    if not told:
+        raise ValueError(f"{path} names nobody below its columns")
+    require_one_of_each(path, lines, told)
+    return Roster(path, people_in(path, lines, told), unknown, others if canvas else None)
+
+
+def require_one_of_each(path: Path, lines: list[int], told: list[Cells]) -> None:
+    for field in UNIQUE:
+        first: dict[str, int] = {}
+        for line, cells in zip(lines, told, strict=True):
+            value = cells.get(field, "").casefold()
+            if re.fullmatch(r"\d(?:[.,]\d+)?e\+\d+", value):
+                raise ValueError(
+                    f"{path}, line {line}: {field} {cells[field]}: the spreadsheet rounded it; make it text"
+                )
+            if value and value in first:
+                raise ValueError(
+                    f"{path}: lines {first[value]} and {line} have one {field}, {cells[field]!r}: mend one"
+                )
+            first[value] = line
+
+
+def people_in(path: Path, lines: list[int], told: list[Cells]) -> tuple[Person, ...]:
+    names = [name_in(cells) for cells in told]
+    people: dict[str, int] = {}
+    found = []
+    for line, cells, name in zip(lines, told, names, strict=True):
+        alike = sum(plain(other) == plain(name) for other in names) > 1
+        mark = next((cells[field] for field in UNIQUE if cells.get(field)), "")
+        key = f"{name} ({mark})" if alike and mark and mark != name else name
+        if key in people:
+            raise ValueError(f"{path}: lines {people[key]} and {line} are both {key}: give each an id")
+        people[key] = line
+        try:
+            extra = span_in(cells["extra time"]) if cells.get("extra time") else timedelta()
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: extra time {error}") from None
+        last, _, first = name.partition(",")
+        if not first:
+            first, _, last = name.rpartition(" ")
+        found.append(
+            Person(
+                key=key,
+                name=name,
+                first=cells.get("first name") or first.strip(),
+                last=cells.get("last name") or last.strip(),
+                number=(re.findall(r"\d+", cells.get("number", "")) or [""])[-1],
+                extra=extra,
+                handed_in=cells.get("handed in", "").strip("-"),
+                **{field: cells.get(field, "") for field in ("id", "login", "email", "group")},
+            )
+        )
+    return tuple(found)
+
+
+def name_in(cells: Cells) -> str:
+    """The name as the table writes it; where it has none, what else tells who it is."""
+    split = " ".join(filter(None, (cells.get("first name", ""), cells.get("last name", ""))))
+    return cells.get("name") or split or next(cells[field] for field in ("id", "login", "email") if cells.get(field))
+
+
+def plain(name: str) -> str:
+    """A name without accents, case, spaces and signs, as file names have it."""
+    decomposed = unicodedata.normalize("NFKD", name).casefold()
+    return "".join(c for c in decomposed if c.isalnum())
+
+
+def same(one: str, other: str) -> bool:
+    return one.casefold() == other.strip().casefold()
+
+
+def names_of(person: Person) -> set[str]:
+    """The ways in which files may have the name: "Ann Smith", "Smith, Ann", and Canvas's "smithann"."""
+    ways = {person.name, person.first + person.last, person.last + person.first}
+    return {plain(way) for way in ways} - {""}
+
+
+# Whose a hand-in is
+
+
+def matched(roster: Roster, students: Class) -> dict[str, tuple[Person, ...]]:
+    """Student, as the class's folder has it -> who that is; nobody where the roster has none of them.
+
+    Raises:
+        ValueError: a name may be several people's, or someone has two hand-ins of one exercise; one line.
+    """
+    index = Index(roster)
+    found = {each.student: index.people_of(each) for each in students.found}
+    handed: dict[tuple[str, str], Found] = {}
+    for each in students.found:
+        for person in found[each.student]:
+            other = handed.setdefault((person.key, each.exercise), each)
+            if other is not each:
+                raise ValueError(
+                    f"{person.key} of {roster.path} has {each.exercise} twice, {other.path} and {each.path}: "
+                    "take one away, or rename it"
+                )
+    return found
+
+
+class Index:
+    """The roster's people by all that may tell who they are."""
+
+    def __init__(self, roster: Roster):
+        self.path = roster.path
+        self.by: dict[str, dict[str, list[Person]]] = {}
+        for field in (*UNIQUE, "group"):
+            self.by[field] = grouped((getattr(each, field).casefold(), each) for each in roster.people)
+        self.by["name"] = grouped((name, each) for each in roster.people for name in names_of(each))
+
+    def people_of(self, found: Found) -> tuple[Person, ...]:
+        people = [self.person(each, found) for each in found.submitters]
+        known = tuple(dict.fromkeys(filter(None, people)))
+        # A folder of a group's name is all of its members'.
+        return known or tuple(self.by["group"].get(found.student.casefold(), ()))
+
+    def person(self, submitter: Submitter, found: Found) -> Person | None:
+        """Who that is, by the surest that is known: the platform's number, the address, the id, then the name."""
+        # A number by itself may be anyone's id: those of Moodle are small, and new for each assignment.
+        alone = "" if submitter.number else submitter.name
+        sure = [
+            ("number", submitter.number),
+            ("email", submitter.email or alone),
+            ("id", submitter.sid or alone),
+            ("login", alone),
+        ]
+        for field, value in sure:
+            if value and (people := self.by[field].get(value.strip().casefold())):
+                return people[0]
+        people = self.by["name"].get(plain(submitter.name), [])
+        if len(people) > 1:
+            people = [each for each in people if submitter.number and submitter.number == each.id] or people
+        if len(people) > 1:
+            who = " or ".join(each.key for each in people)
+            raise ValueError(
+                f"{found.path} may be of {who} in {self.path}: name its folder by the id, or give the roster a column "
+                "with the platform's number, ID in Canvas's gradebook, Identifier in Moodle's worksheet"
+            )
+        return people[0] if people else None
+
+
+def grouped(pairs: Iterable[tuple[str, Person]]) -> dict[str, list[Person]]:
+    found = defaultdict(list)
+    for key, person in pairs:
+        if key and person not in found[key]:
+            found[key].append(person)
+    return found
