@@ -18,7 +18,8 @@ from traitlets import Dict
 from helpers.figures.stage import page_of
 from helpers.figures.style import STYLE, TEXT, TITLE_SIZE, WRONG, Chart
 from helpers.instruments.traffic.footprint import SECTOR
-from helpers.instruments.traffic.steps import KernelStep, Memory, Move, Recording, record
+from helpers.instruments.traffic.recording import KernelStep, Memory, Move, Recording
+from helpers.instruments.traffic.steps import record
 
 _HERE = Path(__file__).parent
 WIDTH = 640  # of the picture; all in pixels
@@ -98,6 +99,7 @@ def _memory_grid(memory: Memory, low: int, high: int) -> Grid:
     words = columns <= 20 and rows <= 8
     side = max(3, min(12, WIDTH // columns, MEMORY // rows))
     name = f"{memory.name}  {memory.dtype} {'×'.join(map(str, memory.shape)) or 'scalar'}"
+    name = f"{name}, shared memory" if memory.shared and "shared" not in name else name
     return Grid(name, count, columns, (19, WORD) if words else (side, side), words, True, origin=low)
 
 
@@ -158,7 +160,7 @@ class StepScene:
         self.recording = recording
         self.programs = list(dict.fromkeys(step.program for step in recording.steps))
         several = [any(program[axis] for program in self.programs) for axis in range(3)]
-        self._axes = 3 if several[2] else 2 if several[1] else 1
+        self._axes = 3 if several[2] else 2 if several[1] or "," in recording.who else 1
         self._only_written: set[str] = set()  # what lay there before means nothing
         self.memories = {name: self._memory(memory) for name, memory in recording.memories.items()}
         self.blocks: dict[tuple, Grid] = {}
@@ -181,11 +183,17 @@ class StepScene:
         for grid in self.grids:
             grid.first, first = first, first + grid.count
         self.cells = first
+        self._first_block = min((grid.first for grid in self.blocks.values()), default=first)
         self.initial = [self._before(memory) for memory in recording.memories.values()]
-        last = None
+        last, held = None, {}  # of each program, what its cells show: warps take turns
         self.frames = []
         for step in recording.steps:
-            self.frames.append(self._frame(step, step.program != last))
+            frame = self._frame(step, step.program != last)
+            own = held.setdefault(step.program, {})
+            kept = list(own.values()) if frame.clear else []
+            own.update({cells[0]: cells for cells in frame.cells if cells[0] >= self._first_block})
+            frame.cells = kept + frame.cells
+            self.frames.append(frame)
             last = step.program
 
     def _memory(self, memory: Memory) -> Grid:
@@ -197,10 +205,10 @@ class StepScene:
                     low, high = min(low, int(place)), max(high, int(place) + 1)
         grid = _memory_grid(memory, low, high)
         found = [move.values[move.active] for move in moves if move.kind != "read"]
-        if any(move.kind != "write" for move in moves):
-            found.append(memory.before)
-        else:
+        if memory.shared or all(move.kind == "write" for move in moves):
             self._only_written.add(memory.name)
+        else:
+            found.append(memory.before)
         grid.fit([*found, memory.before[:0]])
         return grid
 
@@ -208,7 +216,7 @@ class StepScene:
         grid = self.blocks.get((name, values.shape))
         if grid is None:
             grid = self.blocks[name, values.shape] = _lanes_grid(name, values.shape)
-        grid.fit([values])
+        grid.fit([np.ma.filled(values, 0)])
         return grid
 
     def _texts(self, grid: Grid, values) -> list[str]:
@@ -238,7 +246,8 @@ class StepScene:
         frame = Frame(step.line, program, text, step.read, step.written, clear)
         codes = {}
         for name, values in step.named.items():
-            codes[name, values.shape] = np.full(values.size, CODES["value"]), values
+            idle = np.ma.getmaskarray(values).ravel()
+            codes[name, values.shape] = np.where(idle, CODES["masked"], CODES["value"]), np.ma.filled(values, 0)
         for move in step.moves:
             key = move.name, move.values.shape
             mine, values = codes.get(key, (np.full(move.values.size, CODES["value"]), move.values))
@@ -247,7 +256,8 @@ class StepScene:
         for key, (code, values) in codes.items():
             grid = self.blocks[key]
             texts = self._texts(grid, values.ravel())
-            unknown = _garbage(values.ravel()) if key[0] in step.named else np.ones(values.size, bool)
+            interpreted = key[0] in step.named and not np.ma.isMaskedArray(step.named[key[0]])
+            unknown = _garbage(values.ravel()) if interpreted else np.ones(values.size, bool)
             for lane in np.flatnonzero((code == CODES["masked"]) & unknown):
                 texts[lane] = ""
             frame.cells.append([grid.first, "".join(code), texts])
@@ -274,6 +284,8 @@ class StepScene:
         for lane in np.flatnonzero(drawn):
             pair = [int(places[lane]) + grid.first, block.first + int(lane)]
             frame.flights.append(pair if way == "read" else pair[::-1])
+        if memory.shared:
+            return
         reached = move.elements[move.active & ~move.outside]
         everywhere = np.arange(grid.origin, grid.origin + grid.count)
         touched = np.isin((memory.first_byte + everywhere * memory.itemsize) // SECTOR, memory.sectors(reached))
@@ -293,10 +305,12 @@ class StepScene:
             active, lanes = int(move.active.sum()), move.active.size
             does = {"read": "read", "write": "write"}.get(move.kind, "change")
             who = f"{active} of {lanes} lanes {does}" if lanes > 1 else f"{does}s"
-            sectors = f"{move.sectors} sector{'s' * (move.sectors != 1)}"
-            masked = f", {lanes - active} masked" if active < lanes else ""
+            shared = self.recording.memories[move.memory].shared
+            sectors = "" if shared else f" in {move.sectors} sector{'s' * (move.sectors != 1)}"
+            rest = "idle" if "," in self.recording.who else "masked"
+            masked = f", {lanes - active} {rest}" if active < lanes else ""
             outside = f", {int(move.outside.sum())} OUT OF BOUNDS" if move.outside.any() else ""
-            parts.append(f"{who} {move.nbytes:,} B of {move.memory} in {sectors}{masked}{outside}")
+            parts.append(f"{who} {move.nbytes:,} B of {move.memory}{sectors}{masked}{outside}")
         moved = {move.name for move in step.moves}
         for name, values in step.named.items():
             if name not in moved:
@@ -307,7 +321,7 @@ class StepScene:
     def state(self, until: int) -> tuple[list[str], list[str]]:
         """Code and text of every cell after the frames up to `until`, as the browser's script works them out."""
         codes, texts = [CODES["empty"]] * self.cells, [""] * self.cells
-        blocks = min((grid.first for grid in self.blocks.values()), default=self.cells)
+        blocks = self._first_block
         for frame in [None, *self.frames[: until + 1]]:
             if frame is not None and frame.clear:
                 count = self.cells - blocks

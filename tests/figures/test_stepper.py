@@ -10,7 +10,7 @@ import triton.language as tl
 
 from helpers.figures import watch
 from helpers.figures.stepper import Stepper, word
-from helpers.instruments import measure
+from helpers.instruments import cuda_kernel, measure
 
 
 @triton.jit
@@ -175,6 +175,63 @@ def test_a_view_is_drawn_as_it_lies_in_memory():
     assert shown.scene.initial[0][1] == "    gg    gg    "
     cells = [round(width / grid.cell[0]) for _, _, width, *_ in shown.scene.frames[2].boxes]
     assert cells == [6, 1]  # one sector, from an element before the view: it goes on in the next row
+
+
+ROW_SUM = """
+__global__ void row_sum(const float* x, float* y, int columns) {
+  __shared__ float of_warps[2];
+  float sum = 0;
+  for (int c = threadIdx.x; c < columns; c += blockDim.x)
+    sum += x[blockIdx.x * columns + c];
+  for (int far = 16; far > 0; far /= 2)
+    sum += __shfl_xor_sync(0xffffffff, sum, far);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  float total = of_warps[0] + of_warps[1];
+  if (threadIdx.x == 0) y[blockIdx.x] = total;
+}"""
+TWICE = """
+__global__ void twice(const float2* x, float2* y) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  y[i] = x[i];
+}"""
+
+
+def test_a_cuda_kernel_a_warp_at_a_time():
+    x = torch.arange(200.0).view(2, 100)
+    arguments = x, torch.empty(2), 100
+    kernel = cuda_kernel(ROW_SUM, "row_sum")
+    found = measure(kernel[2, 64], *arguments)
+    shown = watch(kernel[2, 64], *arguments)
+    steps = shown.recording.steps
+    assert (steps[-1].read, steps[-1].written) == (found.bytes_read, found.bytes_written)
+    assert (shown.traffic.launches, shown.traffic.bytes_total) == (1, found.bytes_total)
+    moves = [move for step in steps for move in step.moves]
+    assert sum(move.sectors for move in moves) == found.sectors_read + found.sectors_written
+    assert shown.scene.data()["programs"] == ["(0, 0)", "(0, 1)", "(1, 0)", "(1, 1)"]
+    for block in range(2):
+        of_block = [step for step in steps if step.program[0] == block]
+        lines = [shown.recording.source[step.line][0] for step in of_block if step.program[1] == 1]
+        assert lines == [6] * 4 + [8] * 5 + [9]
+        sums = [step.named["sum"] for step in of_block if "sum" in step.named and step.program[1] == 0]
+        assert sums[1].tolist() == (x[block, :32] + x[block, 64:96]).tolist()
+        assert sums[-1].tolist() == [sums[1].sum()] * 32
+        total = next(step.named["total"] for step in of_block if "total" in step.named)
+        assert total[0] == x[block].sum()
+        assert total.mask.tolist() == [False] + [True] * 31  # the compiler moved the sum behind the `if`
+    barrier = next(at for at, step in enumerate(steps) if shown.recording.source[step.line][0] == 11)
+    assert {step.program[1] for step in steps[:barrier]} == {0, 1}  # all of a block come first
+    assert "1 of 32 lanes write 4 B of y in 1 sector, 31 idle" in shown.text
+
+
+def test_wide_loads_of_cuda_and_lanes_out_of_bounds():
+    x = torch.arange(40.0)
+    shown = watch(cuda_kernel(TWICE, "twice")[1, 32], x, torch.empty(40))
+    read, written = [move for step in shown.recording.steps for move in step.moves]
+    assert read.values[:40].tolist() == x.tolist()
+    assert read.outside.tolist() == written.outside.tolist() == [False] * 40 + [True] * 24
+    assert (read.nbytes, read.sectors) == (160, 5)
+    assert "24 OUT OF BOUNDS" in shown.text
 
 
 @pytest.mark.parametrize("elements", [5000, 2**11])

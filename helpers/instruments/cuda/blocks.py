@@ -16,6 +16,7 @@ class Basic:
 
     steps: list
     lines: list[int]
+    made_of: list[PtxInstruction]  # one a step
     count: int  # instructions
     end: PtxInstruction | None
     waits_for: object = None  # key of the mask of lanes that its first step waits for
@@ -53,13 +54,14 @@ def _block(instructions: list[PtxInstruction], decoder) -> Basic:
     ends = _ends(last)
     if ends and last.opcode in BARRIERS and not set(last.modifiers) <= _BARRIER_MODIFIERS:
         raise NotImplementedError(f"the executor does not cover {last.name}, line {last.line}: run it on a GPU")
-    steps, lines = [], []
+    steps, lines, made_of = [], [], []
     for instruction in instructions[:-1] if ends else instructions:
         step = decoder.step(instruction)
         if step is not None:
             steps.append(step)
             lines.append(instruction.line)
-    block = Basic(steps, lines, len(instructions), last if ends else None)
+            made_of.append(instruction)
+    block = Basic(steps, lines, made_of, len(instructions), last if ends else None)
     if _collective(instructions[0]):
         block.waits_for = decoder.key(instructions[0].operands[-1], "u32")
         block.lines = lines or [instructions[0].line]

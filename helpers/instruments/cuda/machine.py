@@ -61,7 +61,7 @@ class Machine:
         self._shared_limit = shared
         self.executed = 0  # thread-instructions
         self._steps = 0
-        self._basic, self._labels = basic_blocks(program, decoder)
+        self.basic, self._labels = basic_blocks(program, decoder)
 
     # Running
 
@@ -127,7 +127,7 @@ class Machine:
         return None if threads.size == self.threads else threads
 
     def go(self, number: int, threads) -> None:
-        if number >= len(self._basic) or self._basic[number].leaves:  # at once: no barrier waits for these
+        if number >= len(self.basic) or self.basic[number].leaves:  # at once: no barrier waits for these
             self._finish(threads)
         elif threads is None or threads.size:
             self._waiting.setdefault(number, []).append(threads)
@@ -137,7 +137,7 @@ class Machine:
 
     def _run_block(self, number: int, threads) -> None:
         while True:
-            block = self._basic[number]
+            block = self.basic[number]
             if block.waits_for is not None:
                 threads = self._complete_warps(number, block, threads)
                 if threads is not None and not threads.size:
@@ -154,7 +154,7 @@ class Machine:
                 )
             if block.end is None:
                 number += 1
-                if number >= len(self._basic):
+                if number >= len(self.basic):
                     self._finish(threads)
                     return
                 if number in self._waiting or (self._waiting and min(self._waiting) < number):

@@ -23,6 +23,10 @@ class Spaces:
         self._shared = self._poisoned(machine.blocks * self.shared_size)
         self._local = self._poisoned(machine.threads * self.local_size)
 
+    def shared_words(self) -> np.ndarray:
+        """Shared memory of the blocks that run together as fp32 numbers, block after block."""
+        return self._shared[4].view(np.float32)
+
     @staticmethod
     def _poisoned(size: int) -> dict[int, np.ndarray]:
         """Memory that nobody has written: NaN in every floating-point type."""
@@ -98,6 +102,10 @@ class Spaces:
 
     def _outside(self, kind, line, here, addresses, nbytes) -> None:
         segment, offset = self._memory.describe(int(addresses[0]))
+        if segment is not None and hasattr(self._machine.observer, "outside"):
+            self._machine.observer.outside(
+                kind, line, segment, here, (addresses - np.uint64(segment.base)).view(np.int64)
+            )
         where = f"address {offset}, no tensor's" if segment is None else _element(segment, offset)
         self._stray(kind, line, where, int(here[0]), int(here.size))
 

@@ -22,6 +22,7 @@ def observed(by):
     memory, `shared(...)` and `local(...)` the same without a segment, with offsets into the chunk's own;
     `block_synchronised(blocks)`, `warp_synchronised(threads)`;
     `hazard(kind, line, where, block, thread, count)`.
+    It may have `outside(kind, line, segment, threads, offsets)`: before the hazard, the lanes that stray from a tensor.
     """
     global _observer
     before, _observer = _observer, by

@@ -67,7 +67,7 @@ class CudaMeter:
             start = int(offsets[0])
             region = next((each for low, high, each in regions if low <= start < high), region)
         ledger, line, moved = self._ledger, self._ledger.line(self._file, number), self._moved
-        distinct, sectors, requests = _count(threads, offsets, nbytes)
+        distinct, sectors, requests = requested(threads, offsets, nbytes)
         line.requests += requests
         line.request_sectors += sectors
         moving = (offsets.size if kind == "atomic" else distinct) * nbytes
@@ -127,7 +127,7 @@ class CudaMeter:
         self._ledger.hazards.setdefault((kind, self._file, number), (hazard, region))
 
 
-def _count(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int, int]:
+def requested(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int, int]:
     """(distinct accesses, sectors, requests), both summed over warps. Accesses are aligned: none spans two sectors."""
     rows = rows_of(threads, offsets)
     relative = rows - rows[:, :1]

@@ -10,137 +10,28 @@ import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 import triton.language as tl
 
+from helpers.instruments.cuda import watching
 from helpers.instruments.traffic import measure
-from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.lanes import LaneRecorder
+from helpers.instruments.traffic.recording import (
+    MOST_LANES,
+    MOST_NUMBERS,
+    MOST_STEPS,
+    KernelStep,
+    Move,
+    Recording,
+    TooLargeError,
+    flat_of,
+    memory_of,
+    numbers,
+)
 from helpers.instruments.traffic.result import Traffic
+from helpers.instruments.traffic.warp_steps import WarpRecorder
 from kernels import runtime
-
-MOST_LANES = 1024  # of a block
-MOST_ELEMENTS = 4096  # of a tensor, with what lies between its rows
-MOST_STEPS = 1500
-MOST_NUMBERS = 120_000  # of all blocks of all steps
-
-
-class TooLargeError(Exception):
-    """A launch that no picture holds; its text says why."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """A tensor of the launch as it lies in memory, counted in elements from its first.
-
-    strides: in elements; first_byte: of its first element, from the start of a sector.
-    before: (places,) what lies there before the launch; own: (places,) False between rows that lie apart.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-    first_byte: int
-    before: np.ndarray
-    own: np.ndarray
-
-    def sectors(self, elements: np.ndarray) -> np.ndarray:
-        """The sectors that hold these elements, ascending; sector 0 begins at or before the first element."""
-        return np.unique((self.first_byte + elements * self.itemsize) // SECTOR)
-
-
-@dataclass(frozen=True)
-class Move:
-    """One load ("read"), store ("write") or atomic of one program instance, or of one warp.
-
-    name: what the source calls the block; space: "global" or "shared".
-    elements: of the block's shape, what each lane asks for; active: where no mask keeps a lane out; outside: of the
-        active ones, those outside every tensor; values: what came, or what lay there afterwards.
-    nbytes, sectors: as the meter counts them.
-    """
-
-    kind: str
-    memory: str
-    name: str
-    elements: np.ndarray
-    active: np.ndarray
-    outside: np.ndarray
-    values: np.ndarray
-    nbytes: int
-    sectors: int
-    space: str = "global"
-
-
-@dataclass
-class KernelStep:
-    """One statement that one program instance, or one warp, has carried out.
-
-    line: of the source shown, counted from 0. named: name -> value of what the statement gave a value: a block, or an
-    array of one number. read, written: bytes of the launch so far.
-    """
-
-    program: tuple[int, ...]
-    line: int
-    named: dict[str, np.ndarray] = field(default_factory=dict)
-    moves: list[Move] = field(default_factory=list)
-    read: int = 0
-    written: int = 0
-
-
-@dataclass
-class Recording:
-    """A launch, step by step. `source`: (line number in its file, text) of each line shown; `who`: what runs a step."""
-
-    kernel: str
-    who: str
-    source: list[tuple[int, str]] = field(default_factory=list)
-    memories: dict[str, Memory] = field(default_factory=dict)
-    steps: list[KernelStep] = field(default_factory=list)
-    too_large: str = ""  # why there are no steps
-
-
-def memory_of(name: str, tensor: torch.Tensor) -> Memory:
-    """A tensor on the host.
-
-    Raises:
-        TooLargeError: it spans more than MOST_ELEMENTS.
-    """
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if span > MOST_ELEMENTS:
-        raise TooLargeError(f"{name} has {tensor.numel():,} elements")
-    own = np.zeros(span, bool)
-    places = np.zeros((), np.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places[..., None] + np.arange(size) * stride
-    own[places] = True
-    itemsize = tensor.element_size()
-    return Memory(
-        name,
-        str(tensor.dtype).removeprefix("torch."),
-        tuple(tensor.shape),
-        tensor.stride(),
-        itemsize,
-        tensor.storage_offset() * itemsize % SECTOR,
-        numbers(_flat(tensor, span).detach().clone()),
-        own,
-    )
-
-
-def _flat(tensor: torch.Tensor, span: int) -> torch.Tensor:
-    return torch.as_strided(tensor.detach(), (span,), (1,), tensor.storage_offset())
-
-
-def numbers(values) -> np.ndarray:
-    """Values as NumPy's own numbers; bfloat16 as float32."""
-    if isinstance(values, torch.Tensor):
-        values = values.float() if values.dtype == torch.bfloat16 else values
-        return values.numpy()
-    return values.astype(np.float32) if values.dtype.kind == "V" else values
 
 
 class _Source:
@@ -221,6 +112,9 @@ class StepRecorder(LaneRecorder):
         self._following = True
         sys.settrace(self._entered)
         return instances
+
+    def finished(self) -> Recording:
+        return self.recording
 
     def _give_up(self, why: str) -> None:
         self._stop()
@@ -327,7 +221,7 @@ class StepRecorder(LaneRecorder):
 
     def _values(self, name: str, elements: np.ndarray, active: np.ndarray) -> np.ndarray:
         tensor, places = self._hosts[name], len(self.recording.memories[name].before)
-        flat = numbers(_flat(tensor, places))
+        flat = flat_of(tensor, places)
         inside = active & (elements >= 0) & (elements < places)
         return np.where(inside, flat[np.where(inside, elements, 0)], 0)
 
@@ -351,7 +245,7 @@ def _trace_kept() -> Iterator[None]:
 
 
 def record(fn: Callable, *args, **more) -> tuple[Traffic, Recording]:
-    """Meter `fn(*args, **more)`, which launches one Triton kernel, and keep what each line of it does.
+    """Meter `fn(*args, **more)`, which launches one kernel, and keep what each line of it does.
 
     Args:
         fn: `kernel[grid]`, or a function that launches one; args, more: its arguments.
@@ -364,12 +258,18 @@ def record(fn: Callable, *args, **more) -> tuple[Traffic, Recording]:
 
     @functools.wraps(fn)
     def watched(*args):
-        with _trace_kept(), runtime.observed(StepRecorder(runtime.observer())) as recorder:
-            recorders.append(recorder)
+        with (
+            _trace_kept(),
+            runtime.observed(StepRecorder(runtime.observer())) as of_triton,
+            watching.observed(WarpRecorder(watching.observer())) as of_cuda,
+        ):
+            recorders.extend((of_triton, of_cuda))
             return fn(*args, **more)
 
     traffic = measure(watched, *args)
-    (recorder,) = recorders
-    if recorder.recording is None:
+    found = [recorder.finished() for recorder in recorders if recorder.recording is not None]
+    if not found:
         raise ValueError("watch was given nothing that launches a kernel: write watch(kernel[grid], *arguments)")
-    return traffic, recorder.recording
+    if len(found) > 1:
+        raise ValueError("watch follows one launch, and this makes two: give it kernel[grid]")
+    return traffic, found[0]
