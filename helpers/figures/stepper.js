@@ -79,7 +79,7 @@ function render({ model, el }) {
     `<span class="reading">being read</span><span class="read">was read</span><span class="writing">being written</span>` +
     `<span class="written">was written</span><span class="masked">masked or idle lane</span><span class="outside">out of bounds</span>` +
     `<span class="sector">32 B sector</span>` +
-    (data.grids.some((grid) => !grid[7]) ? `<span class="above">above zero</span><span class="below">below zero</span>` : "") +
+    (data.grids.some((grid) => !grid[7] && !grid[8]) ? `<span class="above">above zero</span><span class="below">below zero</span>` : "") +
     `<span class="keys">keys: ← → step, space play, Home, End, PgUp and PgDn program</span>`;
 
   // The cells, in the order of their numbers

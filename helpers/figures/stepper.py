@@ -169,8 +169,9 @@ class StepScene:
                 self._block(name, values)
             for move in step.moves:
                 self._block(move.name, move.values)
-        self.chip = _flow(list(self.memories.values()), 18) + 14  # where the chip begins
-        end = self.chip + 8
+        on_chip = [self.memories[name] for name, memory in recording.memories.items() if memory.shared]
+        self.chip = _flow([grid for grid in self.memories.values() if grid not in on_chip], 18) + 14  # where it begins
+        end = _flow(on_chip, self.chip + 8)
         for kind in (
             lambda grid: grid.count == 1,
             lambda grid: grid.count > 1 and grid.words,

@@ -222,6 +222,8 @@ def test_a_cuda_kernel_a_warp_at_a_time():
     barrier = next(at for at, step in enumerate(steps) if shown.recording.source[step.line][0] == 11)
     assert {step.program[1] for step in steps[:barrier]} == {0, 1}  # all of a block come first
     assert "1 of 32 lanes write 4 B of y in 1 sector, 31 idle" in shown.text
+    stored = [[move.values[0] for move in step.moves if move.memory == "y"] for step in steps]
+    assert [value for values in stored for value in values] == x.sum(1).tolist()
 
 
 def test_wide_loads_of_cuda_and_lanes_out_of_bounds():

@@ -106,6 +106,7 @@ class WarpRecorder:
         key = instruction.modifiers[-1], instruction.operands[0].slot
 
         def followed(machine, threads):
+            self._flush()
             step(machine, threads)
             here = everyone(machine, threads)
             values = machine.views[key][here]
@@ -124,7 +125,6 @@ class WarpRecorder:
             yield (block, thread % self._padded // WARP), np.flatnonzero(threads // WARP == warp)
 
     def _enter(self, warp, step: KernelStep) -> None:
-        self._flush()
         if self.recording.too_large:
             return
         block, number = warp
@@ -182,9 +182,8 @@ class WarpRecorder:
             return
         size = self._machine.shared_size
         for (block, number), lanes in self._warps(threads):
-            name = f"{self._shared_name} of block {block}"
+            name, count = f"{self._shared_name} of block {block}", self._machine.spaces.shared_limit // 4
             if name not in self.recording.memories:
-                count = size // 4
                 self.recording.memories[name] = Memory(
                     name,
                     "float32",
@@ -201,7 +200,7 @@ class WarpRecorder:
             lane = threads[lanes] % WARP
             elements[lane] = (offsets[lanes] % size // 4)[:, None] + np.arange(each)
             active[lane] = True
-            words = self._machine.spaces.shared_words()[(block - self._machine.first_block) * size // 4 :][: size // 4]
+            words = self._machine.spaces.shared_words()[(block - self._machine.first_block) * size // 4 :][:count]
 
             def read(elements=elements, active=active, words=words):
                 return np.where(active, words[np.where(active, elements, 0)], 0).reshape(-1)
@@ -216,7 +215,11 @@ class WarpRecorder:
         text = self._text.get(line, "")
         stored = STORED.findall(text)
         does = {"read": "load", "write": "store"}.get(kind, kind)
-        name = stored[-1].strip() if kind == "write" and stored and len(stored[-1]) < 40 else f"{does} {memory}"
+        name = (
+            stored[-1].strip()
+            if kind == "write" and stored and len(stored[-1]) < 40
+            else f"{does} {memory.split(' of ')[0]}"
+        )
         move = Move(kind, memory, name, *flat, values, nbytes, sectors)
         self._enter(warp, KernelStep((), self._shown[line], {}, [move]))
         if kind != "read":
