@@ -58,9 +58,11 @@ def main(argv: list[str] | None = None) -> int:
         help="add points by hand, or 0, and say why; kept in marks.csv of the report",
     )
     grade.add_argument("--by", default="", metavar="NAME", help="who comments (default: this user)")
+    grade.add_argument("--variant", metavar="WORD", help="that the class's exercises were released with")
 
     release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
     release.add_argument("folder", help="a new folder, such as student/")
+    release.add_argument("--variant", default="", metavar="WORD", help="draw other formulas for this class: autumn-26")
 
     new = commands.add_parser("new-exercise", help="an exercise to start from, for instructors")
     new.add_argument("name", help="its number and its name, such as 11_dropout")
@@ -139,11 +141,12 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 roster=arguments.roster,
                 due=arguments.due,
                 late=arguments.late,
+                variant=arguments.variant,
             )
         case "release":
             from helpers.grading.release import release
 
-            print("\n".join(map(str, release(Path(arguments.folder)))))
+            print("\n".join(release(Path(arguments.folder), arguments.variant)))
             return 0
         case "new-exercise":
             from helpers.grading.new_exercise import new_exercise

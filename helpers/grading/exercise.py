@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.grading.variants import ExerciseVariant
 from helpers.learning.submission import up_to_the_last_check
 
 COURSE = Path(__file__).resolve().parents[2]
@@ -20,12 +22,14 @@ class Exercise:
             `points` of a check.
         given: the same cells as a class gets them: stubs, and no hidden checks.
         digest: of what the solution was built from.
+        variant: the name of the variant that a class was given, empty where it has the course's own.
     """
 
     name: str
     cells: list[dict]
     given: list[dict]
     digest: str
+    variant: str = ""
 
     @property
     def asked(self) -> list[str]:
@@ -43,8 +47,14 @@ class Exercise:
         return {cell["id"] for cell in self.cells if "points" in cell and "BEGIN HIDDEN TESTS" in cell["source"]}
 
 
-def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[str, Exercise]:
+def exercises_in(
+    folder: Path = COURSE / "solutions",
+    only: str = "",
+    drawn: Callable[[str], ExerciseVariant | None] = lambda name: None,
+) -> dict[str, Exercise]:
     """name -> exercise, for each solution, or those of the number or name `only`.
+
+    `drawn` gives the variant of an exercise, if any, that a class was given.
 
     Raises:
         FileNotFoundError: there is none.
@@ -53,10 +63,17 @@ def exercises_in(folder: Path = COURSE / "solutions", only: str = "") -> dict[st
     for path in sorted(folder.glob("*.ipynb")):
         if not only or f"{path.stem}_".startswith(f"{only}_"):
             solution = json.loads(path.read_text(encoding="utf-8"))
+            variant = drawn(path.stem)
+            if variant:
+                solution = variant.of(solution)
             course = solution["metadata"]["kernel_fusion"]
             cells = [described(cell) for cell in solution["cells"] if cell["cell_type"] == "code"]
             found[path.stem] = Exercise(
-                course["exercise"], up_to_the_last_check(cells), course["original"], course["built"]
+                course["exercise"],
+                up_to_the_last_check(cells),
+                course["original"],
+                course["built"],
+                variant.name if variant else "",
             )
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"

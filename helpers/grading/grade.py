@@ -91,6 +91,11 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         held = course.get("exercise") if isinstance(course, dict) else None
         if isinstance(held, str) and held != exercise.name:
             raise ValueError(f"{name} holds exercise {held}, not {exercise.name}: rename it, or give the right file")
+        if isinstance(held, str) and (variant := course.get("variant", "")) != exercise.variant:
+            raise ValueError(
+                f"{name} holds {named(variant)} of {exercise.name}, this class was given {named(exercise.variant)}: "
+                "hand in the notebook that came with the class's course"
+            )
         answers = answers_in(notebook, exercise.asked, name)
     except ValueError as error:
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
@@ -107,6 +112,10 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         checks.append(checked(exercise, check, state, message + unreadable * (state == ERROR)))
     flags = tuple(sorted({ERROR for check in checks if check.state == ERROR}))
     return result(checks, left_out, flags)
+
+
+def named(variant: object) -> str:
+    return f"the variant {str(variant)[:60]!r}" if variant else "the course's own"
 
 
 def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[str, CellRun]]:

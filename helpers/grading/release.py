@@ -1,8 +1,12 @@
 """`fusion release`: the tree that a class gets, which works as a repository of its own."""
 
+import json
 import re
+import shlex
 import shutil
 from pathlib import Path
+
+from helpers.grading.variants import drawn
 
 COURSE = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
@@ -22,11 +26,15 @@ TARGETS = ("lab", "bench")  # of the Makefile; the others need what is left out
 SECTIONS_LEFT_OUT = ("For instructors", "Map")  # of the README
 
 
-def release(out: Path) -> list[Path]:
+def release(out: Path, variant: str = "") -> list[str]:
     """Write lessons, exercises, kernels and helpers to `out`: no solutions, sources, tests, hidden checks or grader.
 
+    Args:
+        out: a new folder.
+        variant: a word for the class, by which a variant is drawn of each exercise that has some; none unless given.
+
     Returns:
-        What stands in `out`, sorted.
+        What stands in `out`, sorted, and the variants that were drawn.
 
     Raises:
         ValueError: `out` holds something already, or an exercise holds an answer; one line.
@@ -45,7 +53,15 @@ def release(out: Path) -> list[Path]:
     (out / "Makefile").write_text(makefile((COURSE / "Makefile").read_text()))
     (out / "pyproject.toml").write_text(pyproject((COURSE / "pyproject.toml").read_text()))
     (out / "README.md").write_text(readme((COURSE / "README.md").read_text()))
-    return sorted(out.iterdir())
+    chosen = {path: drawn(variant, path.stem) for path in sorted((out / "exercises").glob("*.ipynb"))}
+    for path, of_class in chosen.items():
+        if of_class:
+            notebook = of_class.of(json.loads(path.read_text(encoding="utf-8")))
+            path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    told = [f"{path.stem}: {of_class.name}, {of_class.why}" for path, of_class in chosen.items() if of_class]
+    if told:
+        told.append(f"grade this class with --variant {shlex.quote(variant)}")
+    return [*map(str, sorted(out.iterdir())), *told]
 
 
 def makefile(text: str) -> str:

@@ -7,6 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +23,7 @@ from helpers.grading.late import due_dates, rule_in
 from helpers.grading.marks import add_mark, mark_of, marks_in, start_table
 from helpers.grading.roster import roster_in
 from helpers.grading.sandbox import require_sandbox
+from helpers.grading.variants import drawn
 from helpers.grading.workers import Task, graded_here, graded_on
 
 
@@ -51,7 +53,8 @@ def grade_class(
         cluster: address of the scheduler of a dask.distributed cluster; on this machine unless given.
         comments: student, exercise, points and text of each, put into out/marks.csv.
         by: who says so, this user unless given.
-        given: `roster`, a table's path; `due`, dates; `late`, a rule; kept in out/run.json, so that --resume has them.
+        given: `roster`, a table's path; `due`, dates; `late`, a rule; `variant`, the word that the class's variants
+            were drawn by; kept in out/run.json, so that --resume has them.
 
     Returns:
         0, or 1 where the grader could not grade a submission.
@@ -62,9 +65,9 @@ def grade_class(
     """
     if not cluster:
         require_sandbox()
-    exercises = exercises_in(only=only)
-    students = class_in(submissions, exercises, student)
     kept = kept_run(out, resume) | {name: value for name, value in given.items() if value}
+    exercises = exercises_in(only=only, drawn=partial(drawn, kept.get("variant", "")))
+    students = class_in(submissions, exercises, student)
     rules = rules_of(kept, out / "marks.csv", by)
     said = [mark_of(*comment) for comment in comments]
     # What contradicts itself is told before anything is graded or written.
@@ -150,7 +153,7 @@ def place_of(out: Path, each: Found) -> Path:
 
 def stamp(content: bytes, exercise: Exercise, seed: int) -> str:
     """What a result depends on: the notebook, the exercise and the seed."""
-    parts = [content, exercise.digest.encode(), str(seed).encode()]
+    parts = [content, exercise.digest.encode(), exercise.variant.encode(), str(seed).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 

@@ -29,7 +29,12 @@ def normal(seed: int) -> Callable[..., torch.Tensor]:
 
 
 def norm_cases(
-    tensors: int, vectors: int, seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000
+    tensors: int,
+    vectors: int,
+    seed: int,
+    widths: tuple[int, ...] = (1, 127, 1025),
+    widest: int = 9000,
+    eps: str = EPS,
 ) -> list[Case]:
     """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
 
@@ -43,16 +48,17 @@ def norm_cases(
         seed: decides the values.
         widths: elements of a row.
         widest: elements of the widest row.
+        eps: where an answer that fails for an eps of another size is likely to be wrong.
     """
     draw = normal(seed)
 
-    def call(label: str, look_at: str, *shape: int, view=lambda x: x, eps: float = 1e-5, scale=64.0, **kind) -> Case:
+    def call(label: str, look_at: str, *shape: int, view=lambda x: x, adding=1e-5, scale=64.0, **kind) -> Case:
         rows = [view(draw(*shape, **kind) * scale) for _ in range(tensors)]
         cols = rows[0].shape[-1]
-        return Case(label, (*rows, *(draw(cols, **kind) for _ in range(vectors)), eps), look_at)
+        return Case(label, (*rows, *(draw(cols, **kind) for _ in range(vectors)), adding), look_at)
 
     found = [call("", "the formula", 2, 64)]
-    found.append(call("eps 0.5 and small values", EPS, 2, 64, eps=0.5, scale=0.25))
+    found.append(call("eps 0.5 and small values", eps, 2, 64, adding=0.5, scale=0.25))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it

@@ -1,0 +1,109 @@
+"""Variants of an exercise: another formula, whose answer does not lie in `kernels/` for the taking.
+
+source/exercises/variants/NAME.diff holds the variants of an exercise, written as what differs in its solution's cells.
+Blank lines stand between them, and between two places of one:
+
+    sigmoid: GELU in its sigmoid form
+    -    return torch.nn.functional.gelu(a + b, approximate="tanh")
+    +    return (a + b) * torch.sigmoid(1.702 * (a + b))
+
+A line that begins with a space is context. What is replaced must stand in one cell of the solution, and there once.
+What comes before the first name is changed in every variant. So text, reference, public and hidden checks and the model
+answer of a variant are the exercise's own but for these lines.
+"""
+
+import copy
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+COURSE = Path(__file__).resolve().parents[2]
+FOLDER = COURSE / "source" / "exercises" / "variants"
+
+
+@dataclass(frozen=True)
+class ExerciseVariant:
+    """One variant of an exercise.
+
+    Args:
+        exercise: such as "03_fused_add_gelu".
+        name: such as "sigmoid".
+        why: what it asks for instead.
+        changes: places, each as the lines that are replaced and those that replace them.
+    """
+
+    exercise: str
+    name: str
+    why: str
+    changes: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+    def of(self, notebook: dict) -> dict:
+        """The variant of the exercise's notebook, or of its solution's; an exercise lacks what is in the answers.
+
+        Outputs that it may change are left out, to be made by whoever runs it.
+
+        Raises:
+            ValueError: what is to be replaced stands in no cell of a solution, or more than once; one line.
+        """
+        made = copy.deepcopy(notebook)
+        course = made["metadata"]["kernel_fusion"]
+        texts = {place: "".join(cell["source"]) for place, cell in enumerate(made["cells"])}
+        solution = any("BEGIN SOLUTION" in text for text in texts.values())
+        changed = self._changed(texts, solution)
+        first = min((place for place in texts if changed[place] != texts[place]), default=0)
+        for place, cell in enumerate(made["cells"]):
+            cell["source"] = changed[place].splitlines(keepends=True)
+            if place >= first and cell["cell_type"] == "code":
+                cell["outputs"], cell["execution_count"] = [], None
+        original = {cell["id"]: cell["source"] for cell in course["original"]}
+        given = self._changed(original, whole=False)
+        course["original"] = [cell | {"source": given[cell["id"]]} for cell in course["original"]]
+        course["variant"] = self.name
+        return made
+
+    def _changed(self, texts: dict, whole: bool) -> dict:
+        """Texts with every change made; where they are not `whole`, with those that have a place in them."""
+        lines = {key: text.split("\n") for key, text in texts.items()}
+        made = {key: list(own) for key, own in lines.items()}
+        for old, new in self.changes:
+            found = sum(len(starts(old, own)) for own in lines.values())
+            if found > 1 or (whole and found != 1):
+                raise ValueError(f"{self.exercise}, {self.name}: {old[0]!r} stands {found} times in it, not once")
+            for own in made.values():
+                for start in starts(old, own):
+                    own[start : start + len(old)] = new
+        return {key: "\n".join(own) for key, own in made.items()}
+
+
+def starts(part: tuple[str, ...], whole: list[str]) -> list[int]:
+    return [start for start in range(len(whole)) if tuple(whole[start : start + len(part)]) == part]
+
+
+def variants_of(exercise: str, folder: Path = FOLDER) -> list[ExerciseVariant]:
+    """The variants of an exercise, in the order of their file; none where it has no file.
+
+    Raises:
+        ValueError: a line is neither of a variant nor of a change; one line.
+    """
+    path = folder / f"{exercise}.diff"
+    found = [ExerciseVariant(exercise, "", "", ())]  # changes that are common to all
+    for block in re.split(r"\n\n+", path.read_text(encoding="utf-8").strip("\n")) if path.exists() else ():
+        lines = block.split("\n")
+        if head := re.fullmatch(r"([a-z][a-z-]*): (.+)", lines[0]):
+            found.append(ExerciseVariant(exercise, head[1], head[2], found[0].changes))
+            del lines[0]
+        if any(line[:1] not in (" ", "+", "-") for line in lines):
+            raise ValueError(f"{path.name}: {block.splitlines()[0]!r} begins with none of '-', '+' and a space")
+        if lines:
+            old, new = (tuple(line[1:] for line in lines if line[0] != sign) for sign in "+-")
+            found[-1] = replace(found[-1], changes=(*found[-1].changes, (old, new)))
+    return found[1:]
+
+
+def drawn(word: str, exercise: str) -> ExerciseVariant | None:
+    """The variant of an exercise that a class's word draws; None where there is no word, or no variant."""
+    if not word or not (found := variants_of(exercise)):
+        return None
+    digest = hashlib.sha256(f"{word}/{exercise}".encode()).digest()
+    return found[int.from_bytes(digest[:8], "big") % len(found)]
