@@ -56,6 +56,7 @@ def test_so_does_the_command_killed_with_its_workers():
     grading_faults.in_full()
 
 
+@pytest.mark.long
 def test_a_full_disk_is_told_in_one_line_and_nothing_is_scored(tmp_path):
     if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
         pytest.skip("needs a mount namespace of its own")
