@@ -35,6 +35,10 @@ import nbformat
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from helpers.learning.self_tests import with_seals  # noqa: E402, this runs as a script
+
 STUB = "raise NotImplementedError  # your code here"
 CELL_TIMEOUT = 300  # seconds
 EDITED = "was edited after it was built"
@@ -94,7 +98,8 @@ def cell_of(cell: NotebookNode, source: Path) -> NotebookNode:
     if grade_id is None:
         if "BEGIN SOLUTION" in cell.source or "BEGIN HIDDEN TESTS" in cell.source:
             raise BuildError(f"{source.name}: a cell with a solution or hidden tests needs a grade_id in its header")
-        return new(cell.source, id=hashlib.sha256(cell.source.encode()).hexdigest()[:8], metadata=metadata)
+        shown = with_seals(cell.source) if cell.cell_type == "code" else cell.source
+        return new(shown, id=hashlib.sha256(cell.source.encode()).hexdigest()[:8], metadata=metadata)
 
     answer = "BEGIN SOLUTION" in cell.source
     if answer == ("points" in cell.metadata):

@@ -14,9 +14,17 @@ function render({ model, el }) {
   const table = add(el, {});
 
   const nameSliders = () => {
-    // ipywidgets' sliders have a visible name that a screen reader cannot connect with them.
-    for (const slider of el.closest(".fusion-controls")?.querySelectorAll(".widget-slider") ?? [])
-      slider.querySelector(".noUi-handle")?.setAttribute("aria-label", slider.querySelector("label").textContent);
+    // ipywidgets' sliders have a visible name and value that a screen reader cannot connect with them.
+    for (const slider of el.closest(".fusion-controls")?.querySelectorAll(".widget-slider") ?? []) {
+      const handle = slider.querySelector(".noUi-handle");
+      const value = slider.querySelector(".widget-readout");
+      if (!handle || !value) continue;
+      const speak = () => handle.setAttribute("aria-valuetext", value.textContent);
+      handle.setAttribute("aria-label", slider.querySelector("label").textContent);
+      // noUiSlider writes the index there at each move, before ipywidgets writes the readout.
+      new MutationObserver(speak).observe(value, { childList: true, characterData: true, subtree: true });
+      speak();
+    }
   };
   const show = () => {
     const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));

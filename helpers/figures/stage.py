@@ -6,7 +6,6 @@ there, `frameOf(data, position)`, answers each move: asking the kernel was measu
 cores.
 """
 
-import html
 import io
 import re
 from abc import ABC, abstractmethod
@@ -91,14 +90,7 @@ class Explorer(ABC):
             picture, metadata = self.chart()._repr_mimebundle_()
         except ValueError:
             return view | {"text/plain": self.text}
-        return view | picture | {"text/html": page_of(picture["image/png"], **metadata["image/png"])}, metadata
-
-
-def page_of(png: str, width: int, height: int, alt: str) -> str:
-    """Picture and text in one: a page made from a saved notebook takes one form of an output, without its metadata."""
-    text = html.escape(alt)
-    picture = f'<img src="data:image/png;base64,{png}" width="{width}" height="{height}" alt="{text}">'
-    return f"<figure>{picture}<figcaption>{text}</figcaption></figure>"
+        return view | picture, metadata
 
 
 def slider(name: str, options: tuple, value, labels: Iterable[str] | None = None) -> widgets.SelectionSlider:

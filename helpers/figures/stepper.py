@@ -15,7 +15,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from traitlets import Dict
 
-from helpers.figures.stage import page_of
 from helpers.figures.style import STYLE, TEXT, TITLE_SIZE, WRONG, Chart
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.recording import KernelStep, Memory, Move, Recording
@@ -503,7 +502,7 @@ class Watch:
             return {"text/plain": self.text}
         picture, metadata = self.chart()._repr_mimebundle_()
         view = dict(widgets.VBox([Stepper(data=self.scene.data())])._repr_mimebundle_())
-        return view | picture | {"text/html": page_of(picture["image/png"], **metadata["image/png"])}, metadata
+        return view | picture, metadata
 
 
 def watch(launch, *arguments, **more) -> Watch:

@@ -6,6 +6,7 @@ JupyterLab's dark #111111 (4.3:1 each; no colour reaches 4.5:1 on both), and a g
 """
 
 import base64
+import html
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -70,7 +71,15 @@ class Chart:
     def _repr_mimebundle_(self, include=None, exclude=None):
         width, height = (round(inches * 96) for inches in self.figure.get_size_inches())
         data = {"text/plain": self.text, "image/png": base64.b64encode(self.png()).decode()}
+        data["text/html"] = page_of(data["image/png"], width, height, self.text)
         return data, {"image/png": {"width": width, "height": height, "alt": self.text}}
+
+
+def page_of(png: str, width: int, height: int, alt: str) -> str:
+    """Picture and text in one: neither JupyterLab nor a page made from a notebook knows an image's description."""
+    text = html.escape(alt)
+    picture = f'<img src="data:image/png;base64,{png}" width="{width}" height="{height}" alt="{text}">'
+    return f"<figure>{picture}<figcaption>{text}</figcaption></figure>"
 
 
 def si(value: float, unit: str = "") -> str:

@@ -132,12 +132,12 @@ def predict_first(question: str, unit: str) -> Guess:
 
 
 class Predictions(Unquoted):
-    """The table of `predictions`; in a notebook, once there is a guess, as HTML, with how far each was off."""
+    """The table of `predictions`; in a notebook as HTML, with how far each guess was off."""
 
     rows: tuple = ()
 
-    def _repr_html_(self) -> str | None:
-        return guesses_table(self.rows, number) if any(said is not None for _, said, *_ in self.rows) else None
+    def _repr_html_(self) -> str:
+        return guesses_table(self.rows, number)
 
 
 def predictions() -> str:

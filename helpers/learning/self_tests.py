@@ -1,16 +1,29 @@
 """The questions at the end of a lesson: the number that a learner worked out, judged."""
 
+import ast
+import base64
+import json
 import math
 
 from helpers.learning.lines import Unquoted, number
 
+LINE = 64  # letters of a seal on a line of a cell
 
-def self_test(answer: float | None, correct: float, hint: str, within: float = 0.01) -> str:
+
+def self_test(
+    answer: float | None, correct: float | None = None, hint: str = "", within: float = 0.01, sealed: str = ""
+) -> str:
     """Judge the number a learner worked out: right within `within` of it (a fraction), or the hint.
+
+    Args:
+        sealed: in place of a hint, and of a right answer that is no computation: the two as `with_seals` wrote them.
 
     Raises:
         TypeError: the answer is not a number.
     """
+    if sealed:
+        known, hint = json.loads(base64.b64decode(sealed))
+        correct = known if correct is None else correct
     if answer is None or answer is ...:
         return Unquoted("not answered yet: put your number in place of the dots and run the cell")
     if isinstance(answer, bool) or not isinstance(answer, int | float):
@@ -18,3 +31,31 @@ def self_test(answer: float | None, correct: float, hint: str, within: float = 0
     if math.isclose(answer, correct, rel_tol=within):
         return Unquoted("right")
     return Unquoted(f"not {number(answer)}: {hint}")
+
+
+def with_seals(source: str) -> str:
+    """A cell's source with the hint of its `self_test(answer, correct, hint)`, and a right answer written as a number
+    or a sum of numbers, out of sight: who wants to know can find out, but does not by reading the question.
+
+    A call of another form stays as it is.
+    """
+    if "self_test(" not in source:
+        return source
+    tree = ast.parse(source)
+    calls = [node.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    for call in calls:
+        arguments = call.args + [each.value for each in call.keywords if each.arg == "hint"]
+        match call.func, arguments:
+            case ast.Name(id="self_test"), [answer, correct, ast.Constant(value=str(hint))]:
+                named = any(isinstance(node, ast.Name) for node in ast.walk(correct))
+                known = None if named else eval(compile(ast.Expression(correct), "", "eval"), {"__builtins__": {}})
+                seal = base64.b64encode(json.dumps([known, hint]).encode()).decode()
+                shown = [ast.unparse(answer), *([ast.unparse(correct)] if named else [])]
+                parts = [f'        "{seal[at : at + LINE]}"' for at in range(0, len(seal), LINE)]
+                more = [ast.unparse(each) for each in call.keywords if each.arg != "hint"]
+                told = ["self_test("] + [f"    {each}," for each in (*shown, *more)]
+                told += ["    sealed=(", *parts, "    ),", ")"]
+                lines = source.splitlines()
+                lines[call.lineno - 1 : call.end_lineno] = told
+                return "\n".join(lines)
+    return source

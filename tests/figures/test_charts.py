@@ -159,7 +159,8 @@ def test_the_key_stands_in_the_corner_of_the_picture():
 def test_a_chart_is_a_picture_and_a_line():
     chart = roofline_chart(roof(), POINTS, "title", "one line")
     data, metadata = chart._repr_mimebundle_()
-    assert set(data) == {"text/plain", "image/png"}
+    assert set(data) == {"text/plain", "image/png", "text/html"}
+    assert 'alt="one line"' in data["text/html"]
     assert data["text/plain"] == repr(chart) == "one line"
     assert metadata["image/png"]["alt"] == "one line"
 
