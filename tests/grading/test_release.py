@@ -31,7 +31,8 @@ def test_what_a_class_gets(tree):
         "notebooks pyproject.toml setup.sh".split()
     )
     assert sorted(path.name for path in (tree / "helpers").iterdir()) == sorted(
-        "__init__.py cli.py course_contents.py doctor.py figures instruments jupyterlab lab.py learning prompt_websocket.py".split()
+        "__init__.py cli.py course_contents.py doctor.py figures instruments jupyterlab lab.py learning "
+        "prompt_websocket.py".split()
     )
     for folder in ("notebooks", "exercises", "kernels"):
         assert files_in(tree / folder) == files_in(ROOT / folder)
