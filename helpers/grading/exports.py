@@ -9,7 +9,7 @@ A grade that nobody gave is an empty cell.
 
 from datetime import timedelta
 
-from helpers.grading.gradebook import Entry, Gradebook, Row, remarks
+from helpers.grading.gradebook import Entry, Gradebook, StudentGrades, remarks
 from helpers.grading.tables import as_text, shown, written
 
 
@@ -82,7 +82,7 @@ def gradescope(book: Gradebook) -> str:
     return written(lines)
 
 
-def known(book: Gradebook) -> list[Row]:
+def known(book: Gradebook) -> list[StudentGrades]:
     return [row for row in book.rows if row.person]
 
 

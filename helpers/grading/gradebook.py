@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helpers.grading.class_folder import Class, Found
 from helpers.grading.exercise import Exercise
-from helpers.grading.grade import Result
+from helpers.grading.grade import Result, clean
 from helpers.grading.late import DueDates, LateRule, shown_span, time_in
 from helpers.grading.marks import Mark, placed
 from helpers.grading.roster import Person, Roster, matched
@@ -87,7 +87,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
+class StudentGrades:
     """One of the class: a person of the roster, or a student that the roster does not have.
 
     Args:
@@ -119,16 +119,16 @@ class Gradebook:
         notes: what an instructor should know of it, a line each.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[StudentGrades, ...]
     exercises: dict[str, Decimal]
     rules: Rules
     notes: tuple[str, ...]
 
-    def rows_of(self, folder: str) -> list[Row]:
+    def rows_of(self, folder: str) -> list[StudentGrades]:
         """Those who handed in under this name, several where they did so together."""
         return [row for row in self.rows if folder in row.folders]
 
-    def graded(self) -> list[tuple[Row, Entry]]:
+    def graded(self) -> list[tuple[StudentGrades, Entry]]:
         """Every grade, students and exercises in their order."""
         return [(row, entry) for row in self.rows for entry in row.entries if entry.counts]
 
@@ -165,7 +165,7 @@ def gradebook(
             result = results.get((found.student, name)) if found else None
             said = tuple(marks.get((key, name), ()))
             entries.append(entry_of(name, worth[name], found, result, person, said, rules, unread))
-        rows.append(Row(key, person, tuple(under), tuple(entries)))
+        rows.append(StudentGrades(key, person, tuple(under), tuple(entries)))
     return Gradebook(tuple(rows), worth, rules, tuple(notes_on(rows, worth, rules, unread)))
 
 
@@ -176,7 +176,8 @@ def finder(roster: Roster | None, folders: dict[str, list[str]]):
         if who in folders:
             return [who]
         person = roster.find(who) if roster else None
-        return [person.key] if person else [key for key, names in folders.items() if who in names]
+        # Tables have names without what a terminal would obey.
+        return [person.key] if person else [key for key, names in folders.items() if who in map(clean, (key, *names))]
 
     return find
 
@@ -224,14 +225,14 @@ def exact(points: float) -> Decimal:
     return Decimal(str(points))
 
 
-def notes_on(rows: list[Row], worth: dict[str, Decimal], rules: Rules, unread: list[str]) -> list[str]:
+def notes_on(rows: list[StudentGrades], worth: dict[str, Decimal], rules: Rules, unread: list[str]) -> list[str]:
     entries = [(row, entry) for row in rows for entry in row.entries if entry.folder]
     notes = []
     if rules.roster:
         if strangers := [row.student for row in rows if not row.person]:
             notes.append(f"not in {rules.roster.path.name}: {listed(strangers)}")
         if absent := [row.student for row in rows if row.person and not row.folders]:
-            notes.append(f"nothing handed in: {listed(absent)}")
+            notes.append(f"no notebook handed in: {listed(absent)}")
         if rules.roster.unknown:
             notes.append(f"columns of {rules.roster.path.name} that are not read: {listed(list(rules.roster.unknown))}")
         for name, points in worth.items():

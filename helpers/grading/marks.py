@@ -94,10 +94,11 @@ def read(path: Path) -> list[Mark]:
             points = number(cells["points"] or "0")
         except ValueError as error:
             raise ValueError(f"{path}, line {line}: {error}") from None
-        if not cells["student"] or not cells["exercise"]:
-            raise ValueError(f"{path}, line {line}: no student or no exercise: each row names both")
         rest = (cells[field] for field in FIELDS[3:])
-        marks.append(Mark(cells["student"], cells["exercise"], points, *rest))
+        mark = Mark(cells["student"], cells["exercise"], points, *rest)
+        if mark.says and not (mark.student and mark.exercise):
+            raise ValueError(f"{path}, line {line}: no student or no exercise: each row names both")
+        marks.append(mark)
     return marks
 
 

@@ -12,7 +12,7 @@ from pygments.formatters import HtmlFormatter
 
 from helpers.grading.exercise import Exercise
 from helpers.grading.grade import STATES, Result, clean
-from helpers.grading.gradebook import Entry, Gradebook, Row, remarks
+from helpers.grading.gradebook import Entry, Gradebook, StudentGrades, remarks
 from helpers.grading.similarity import MOST_READ, PYTHON_LEXER, THRESHOLD, AlikePair
 from helpers.grading.tables import shown
 from helpers.learning.outcome import EDGE, PASS
@@ -101,7 +101,7 @@ def student_page(student: str, results: list[Result], book: Gradebook) -> str:
     return page(clean(student), "".join(parts), wide=True)
 
 
-def changed(mine: list[Row], exercise: str, book: Gradebook) -> str:
+def changed(mine: list[StudentGrades], exercise: str, book: Gradebook) -> str:
     """What lateness took and what people said; for each of those who handed in together."""
     lines = []
     for row in mine:

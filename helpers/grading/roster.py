@@ -103,7 +103,8 @@ def roster_in(path: Path) -> Roster:
     rows, header = table_in(path, KNOWN)
     # Canvas calls its own number ID, beside the institution's.
     fields = set(header.values())
-    canvas = any(name.lower().startswith("sis ") for name in header)
+    titles = [name.lower() for name in header]
+    canvas = "sis login id" in titles or titles[:2] == ["student", "id"] or titles[:2] == ["lastname", "firstname"]
     plain_id = "number" if canvas or "id" in fields else "id"
     if plain_id in fields and "plain id" in fields:
         raise ValueError(f"{path} has more than one column of {plain_id}s: take one away, or call it otherwise")
@@ -122,10 +123,12 @@ def roster_in(path: Path) -> Roster:
     unknown = () if canvas else tuple(name for name in others if name.lower().rpartition(" - ")[2] not in ignored)
     lines, told = [], []
     for line, cells in rows:
-        name = cells.get("name", "")
+        name = cells.get("name") or ", ".join(cells.get(field, "") for field in ("last name", "first name"))
         if NOBODY.search(name):
             others.update({column: cells[column] for column in others if "possible" in name.lower()})
-        elif name or any(cells.get(field) for field in ("first name", "last name", "id", "login", "email")):
+        elif cells.get("name") or any(
+            cells.get(field) for field in ("first name", "last name", "id", "login", "email")
+        ):
             lines.append(line)
             told.append(cells)
         elif cells.get("group") or cells.get("extra time"):
@@ -249,7 +252,7 @@ class Index:
     def person(self, submitter: Submitter, found: Found) -> Person | None:
         """Who that is, by the surest that is known: the platform's number, the address, the id, then the name."""
         # A number by itself may be anyone's id: those of Moodle are small, and new for each assignment.
-        alone = "" if submitter.number else submitter.name
+        alone = "" if submitter.number or submitter.email or submitter.sid else submitter.name
         sure = [
             ("number", submitter.number),
             ("email", submitter.email or alone),

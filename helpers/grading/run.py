@@ -17,7 +17,7 @@ from helpers.grading import report
 from helpers.grading.class_folder import Class, Found, class_in
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.files import write_whole
-from helpers.grading.grade import result_from_json
+from helpers.grading.grade import clean, result_from_json
 from helpers.grading.gradebook import Rules, gradebook
 from helpers.grading.late import due_dates, rule_in
 from helpers.grading.marks import add_mark, mark_of, marks_in, start_table
@@ -65,7 +65,7 @@ def grade_class(
     """
     if not cluster:
         require_sandbox()
-    kept = kept_run(out, resume) | {name: value for name, value in given.items() if value}
+    kept = kept_run(out, resume) | {name: value for name, value in given.items() if value is not None}
     exercises = exercises_in(only=only, drawn=partial(drawn, kept.get("variant", "")))
     students = class_in(submissions, exercises, student)
     rules = rules_of(kept, out / "marks.csv", by)
@@ -98,7 +98,8 @@ def grade_class(
     results = {(student, result.exercise): result for student, result in report.results_in(out, students)}
     book = gradebook(students, results, exercises, rules)
     start_table(
-        rules.marks_path, [(row.student, each.exercise) for row in book.rows for each in row.entries if each.folder]
+        rules.marks_path,
+        [(clean(row.student), each.exercise) for row in book.rows for each in row.entries if each.folder],
     )
     report.write(out, students, exercises, ungraded, book)
     print(report.table(out, students, ungraded, book))

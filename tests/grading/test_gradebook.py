@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import multiprocessing
+import os
 import random
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from helpers.cli import main
 from helpers.grading import exports, marks, pages, report, run
 from helpers.grading.class_folder import Class, Found, Submitter, class_in
 from helpers.grading.exercise import exercises_in
-from helpers.grading.grade import Check, Result
+from helpers.grading.grade import Check, Result, clean
 from helpers.grading.gradebook import Gradebook, Rules, gradebook
 from helpers.grading.late import DueDates, due_dates, rule_in, span_in, time_in
 from helpers.grading.roster import Roster, matched, roster_in
@@ -134,6 +135,18 @@ def test_a_column_that_is_not_read_is_told(tmp_path):
     assert "columns of class.csv that are not read: extra tim" in book_of({}, Rules(found)).notes
 
 
+@pytest.mark.parametrize(
+    "header", ["Student,ID,Section", "LastName,FirstName,ID,SIS Login ID,Section", "Student,ID,SIS Login ID,Section"]
+)
+def test_every_gradebook_of_canvas_is_known(tmp_path, header):
+    rows = ["Points Possible,", '"Smith, Ann",900', '"Student, Test",901']
+    if header.startswith("LastName"):
+        rows = ["Points Possible,,", "Smith,Ann,900", "Student,Test,901"]
+    found = roster(tmp_path, "\n".join([header, *rows]))
+    assert [(each.first, each.last, each.number, each.id) for each in found.people] == [("Ann", "Smith", "900", "")]
+    assert found.canvas is not None
+
+
 # Whose it is
 
 
@@ -153,6 +166,7 @@ PEOPLE = "name;id;email;group\nAnn Smith;1;ann@x.org;A\nBo Lee;2;bo@x.org;A\nJos
         (Found("A, B", NAME, "", tuple(Submitter("", "", f"{name}@x.org") for name in ("ann", "bo"))), [*"ab"]),
         (Found("a", NAME, "", (Submitter("a"),)), [*"ab"]),  # a group's folder
         (Found("Bo Leigh", NAME, "", (Submitter("Bo Leigh"),)), []),
+        (Found("2", NAME, "", (Submitter("2", "", "mallory@x.org"),)), []),  # Gradescope's names are the students' own
     ],
 )  # fmt: skip
 def test_a_hand_in_is_whose_it_is(tmp_path, found, who):
@@ -194,7 +208,7 @@ def test_who_has_handed_in_nothing_is_there(tmp_path):
     found = Found("Ann Smith", NAME, "", (Submitter("Ann Smith"),))
     book = book_of({found: 3}, Rules(roster(tmp_path, PEOPLE)))
     assert [row.missing for row in book.rows] == [[], [NAME], [NAME]]
-    assert "nothing handed in: Bo Lee; José d'Arc" in book.notes
+    assert "no notebook handed in: Bo Lee; José d'Arc" in book.notes
 
 
 # When
@@ -526,6 +540,30 @@ def test_a_mark_of_another_exercise_waits_for_it():
     assert book.rows[0].total == 3
 
 
+@given(some.text(max_size=30))
+def test_no_name_spoils_the_table(tmp_path_factory, name):
+    path = tmp_path_factory.mktemp("marks") / "marks.csv"
+    marks.start_table(path, [(clean(name), NAME), ("Ann", NAME)])
+    assert marks.marks_in(path) == []
+    marks.add_mark(path, marks.Mark("Ann", "03", Decimal(1), "", "", "me", "now"))
+    assert [mark.student for mark in marks.marks_in(path)] == ["Ann"]
+
+
+def test_a_name_that_a_terminal_would_obey_is_found():
+    said = marks.Mark("Ann[2J", "03", Decimal(1), "", "", "me", "now")
+    assert book_of({Found("Ann\x1b[2J", NAME, ""): 3}, Rules(marks=(said,), course=tuple(COURSE))).rows[0].total == 4
+
+
+def test_a_table_that_cannot_be_written_stays(tmp_path, monkeypatch):
+    path = tmp_path / "marks.csv"
+    said = marks.Mark("Ann", "03", Decimal(1), "kept", "", "me", "now")
+    marks.add_mark(path, said)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left on device; make room"):
+        marks.add_mark(path, said)
+    assert marks.marks_in(path) == [said]
+
+
 def add_some(path: Path, who: str) -> None:
     for place in range(5):
         marks.add_mark(path, marks.Mark("Ann", "03", Decimal(1), f"{who} {place}", "", who, "now"))
@@ -581,6 +619,8 @@ def test_regrading_keeps_what_people_said(tmp_path, graded_without_sandbox, caps
     scores = json.loads((report.folder_of(out, "Bo Lee") / "results.json").read_text())
     assert scores["score"] == 8.5
     assert json.loads((out / "run.json").read_text())["late"] == "10 % a day"
+    assert main([*command, "--resume", "--late", ""]) == 0
+    assert not json.loads((out / "run.json").read_text())["late"]
     assert "José d'Arc" in capsys.readouterr().out
 
 
