@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from helpers.learning.policy import OF_MATH, Refusal, RefusedError, first_line_of, parsed
 
 BUILTINS = frozenset(
-    "abs all any bool dict divmod enumerate float int len list map max min next pow print range reversed round set "
-    "sorted str sum tuple zip".split()
+    "abs all any bool dict divmod enumerate float frozenset int len list map max min next pow print range reversed "
+    "round set sorted str sum tuple zip".split()
 )
 MATH = OF_MATH | frozenset("ceil floor isclose prod gcd lcm log10 inf".split())
 # What else a name may mean in a notebook's kernel.
 GLOBALS = frozenset(dir(builtins)) | frozenset("In Out display exit get_ipython quit".split())
-METHODS = frozenset("items keys values get append extend index count sort copy update".split())
+METHODS = frozenset("items keys values get append extend index count sort copy update add pop setdefault".split())
 
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.For, ast.While, ast.Return, ast.Pass)
 STATEMENTS += (ast.Break, ast.Continue, ast.FunctionDef, ast.Import, ast.ImportFrom)
@@ -29,17 +29,19 @@ EXPRESSIONS += (ast.Dict, ast.Set, ast.Subscript, ast.Slice, ast.Call, ast.Attri
 EXPRESSIONS += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr, ast.FormattedValue)
 
 
-def screen_plain(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
+def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterable[str] = ()) -> list[Refusal]:
     """What is refused in answers that give plain values, at most one refusal for each answer.
 
     Args:
         answers: grade_id -> source, which `policy.screen` lets through.
         kept: names of the exercise's own.
+        lent: those of them that answers may call.
     """
     trees = {answer: parsed(source) for answer, source in answers.items()}
     own = {name for tree in trees.values() for name in names_bound(tree)}
     # A parameter of this name would let every other function speak of the real one.
     own -= (GLOBALS - BUILTINS) | set(kept)
+    own |= set(lent)
     refusals = []
     for answer, tree in trees.items():
         try:

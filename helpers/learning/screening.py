@@ -50,7 +50,9 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
     readable = {answer: source for answer, source in answers.items() if answer not in unreadable}
     kept = kept_by(cells)
     promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in unreadable)
-    refusals = screen(readable, kept) or (screen_plain(readable | promised, kept) if is_plain(cells) else [])
+    refusals = screen(readable, kept)
+    if not refusals and is_plain(cells):
+        refusals = screen_plain(readable | promised, kept, lent_by(cells))
     if refusals:
         # What is missed may be defined in what cannot be read.
         refusals = [*unreadable.values(), *refusals]
@@ -108,6 +110,22 @@ def promised_by(cells: Iterable[dict]) -> dict[str, str]:
 def is_plain(cells: list[dict]) -> bool:
     """Whether an exercise asks for numbers or settings, and for no kernel."""
     return not any("@triton.jit" in cell["source"] for cell in cells if cell["answer"])
+
+
+LENDING = "helpers.learning.lent"
+
+
+def lent_by(cells: list[dict]) -> set[str]:
+    """What an exercise lends to answers in plain Python: its imports from LENDING, by their own names."""
+    return {
+        alias.name
+        for cell in cells
+        if not cell["answer"]
+        for node in ast.parse(cell["source"]).body
+        if isinstance(node, ast.ImportFrom) and node.module == LENDING
+        for alias in node.names
+        if not alias.asname
+    }
 
 
 def kept_by(cells: list[dict]) -> set[str]:

@@ -29,7 +29,7 @@ from helpers.learning.checks import roofline as asked
 from helpers.learning.checks.dropout import drawn, kept_elements
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
 from helpers.learning.plain_policy import screen_plain
-from helpers.learning.screening import is_plain, kept_by
+from helpers.learning.screening import is_plain, kept_by, lent_by, screened
 
 PLAIN = {name: exercise for name, exercise in exercises_in().items() if is_plain(exercise.cells)}
 
@@ -223,13 +223,14 @@ def test_numbers_are_uniform():
 
 @pytest.mark.parametrize("answer", [each for each in all_answers() if each.exercise in PLAIN], ids=str)
 def test_every_answer_kept_for_the_tests_is_in_the_language(answer):
-    assert not screen_plain(answer.cells, kept_by(PLAIN[answer.exercise].cells))
+    cells = PLAIN[answer.exercise].cells
+    assert not screen_plain(answer.cells, kept_by(cells), lent_by(cells))
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_model_answer_and_stub_is_in_the_language(name):
     answers = {cell["id"]: cell["source"] for cell in PLAIN[name].cells if cell["answer"]}
-    assert not screen_plain(answers, kept_by(PLAIN[name].cells))
+    assert not screen_plain(answers, kept_by(PLAIN[name].cells), lent_by(PLAIN[name].cells))
     assert not screen_plain(dict.fromkeys(answers, "def f(n):\n    raise NotImplementedError  # your code here"))
 
 
@@ -266,6 +267,40 @@ def test_what_could_work_the_answer_out_is_refused(code, told):
     refusals = screen_plain({"answer": code}, kept={"measure", "roofline"})
     assert len(refusals) == 1
     assert re.search(told, str(refusals[0])), refusals[0]
+
+
+def decided(code):
+    """The refusals of an answer to exercise 13, as `fusion check` and `fusion grade` come by them."""
+    answers = {cell["id"]: cell["source"] for cell in PLAIN["13_decide"].cells if cell["answer"]}
+    return screened(answers | {"partition-answer": code}, PLAIN["13_decide"].cells).refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("from helpers.instruments.fusion.search import exact", "importing helpers.instruments.fusion.search is not"),
+        ("from helpers.learning.checks.partition_search import best_partition", "is not graded"),
+        ("from helpers.learning.lent import kernel_cost", "is not graded"),
+        ("import helpers", "importing helpers is not graded"),
+        ("def partition(graph):\n    return drawn_graphs(1, 'greedy')", "line 2: drawn_graphs: an answer here may use"),
+        ("def partition(graph):\n    return check_partitions.best_partition(graph)", "is not open"),
+        ("def partition(graph):\n    return kernel_cost.__globals__", "reaches into the interpreter"),
+        ("def partition(graph):\n    return kernel_cost.mro()", "is not open"),
+        ("def kernel_cost(graph, group):\n    return {'time': 0}", "kernel_cost is the exercise's own"),
+        ("kernel_cost = min", "kernel_cost is the exercise's own"),
+        ("def check_partitions(*given, name):\n    return 0", "check_partitions is the exercise's own"),
+    ],
+)
+def test_what_would_find_the_partition_is_refused(code, told):
+    refusals = decided(code)
+    assert len(refusals) == 1
+    assert told in str(refusals[0]), refusals[0]
+
+
+def test_what_an_exercise_lends_is_open_and_nothing_else_is():
+    assert lent_by(PLAIN["13_decide"].cells) == {"kernel_cost"}
+    assert not decided("def partition(graph):\n    return kernel_cost(graph, ['add'])['time']")
+    assert not any(lent_by(exercise.cells) for name, exercise in PLAIN.items() if name != "13_decide")
 
 
 @given(

@@ -285,6 +285,22 @@ def test_other_elements_overwritten_in_place_stay_apart():
     assert "overwrites" in edge(plan, "add", "add_").reason
 
 
+@pytest.mark.parametrize(
+    "reads_elsewhere",
+    [torch.mm, lambda x, w: x.roll(1, 0), lambda x, w: x[torch.arange(63, -1, -1)], lambda x, w: x.T + w],
+    ids=["a factor", "shifted", "gathered", "transposed"],
+)
+def test_what_is_read_elsewhere_is_not_overwritten_in_the_same_kernel(reads_elsewhere):
+    """Though what overwrites it reads the result, too: other blocks may not have read their part yet."""
+
+    def function(x, w):
+        return x.add_(reads_elsewhere(x, w))
+
+    plan = analyse(function, torch.empty(64, 64, device="meta"), torch.empty(64, 64, device="meta"))
+    last = plan.operations[-1].name
+    assert [group.operations for group in plan.groups if last in group.operations] == [(last,)]
+
+
 def test_the_same_elements_overwritten_in_place_are_fused():
     plan = analyse(lambda x: (x * 2).add_(1).relu_(), meta(R, C))
     assert len(plan.groups) == 1

@@ -43,6 +43,31 @@ class GroupCost:
     bound: str
 
 
+def pointwise_registers(live: int, width: float) -> int:
+    """Of a thread; width: bytes of an element's inputs and results, which wait packed while each is worked off."""
+    return OTHERS + round(VALUES / 4 * width) + live
+
+
+def tile_registers(live: int) -> int:
+    return OTHERS + ACCUMULATORS + VALUES * live
+
+
+def row_registers(live: int, operations: int, length: int) -> int:
+    """length: elements of a row that a block keeps."""
+    values = max(math.ceil(length / THREADS), min(VALUES, length / 32))
+    return OTHERS + 2 * operations + math.ceil(values) * live
+
+
+def memory_time(nbytes: float, device: Device, share: float = 1.0) -> float:
+    """Seconds; share: of the bandwidth, that as many blocks as there are can ask for."""
+    return nbytes / (share * prediction.BANDWIDTH_SHARE * device.memory_bandwidth)
+
+
+def start_time(kind: str) -> float:
+    """Seconds of a kernel that has next to nothing to do."""
+    return prediction.LAUNCH + prediction.FIRST_ACCESS + LATENCY.get(kind, LATENCY["pointwise"])
+
+
 class Costs:
     """The cost of each group of one graph on one device, each worked out once."""
 
@@ -100,9 +125,7 @@ class Costs:
             # Inputs and results wait packed, and elements are worked off one by one.
             sizes = [size for of in reads.values() for size, _ in of.values()]
             widths = [size / max(node.points for node in group) for size in (*sizes, written)]
-            registers = OTHERS + round(VALUES / 4 * sum(widths)) + live
-            if kind in PRODUCTS:
-                registers = OTHERS + ACCUMULATORS + VALUES * live
+            registers = tile_registers(live) if kind in PRODUCTS else pointwise_registers(live, sum(widths))
         else:
             registers = MOST_REGISTERS
         if registers > MOST_REGISTERS and len(group) > 1:
@@ -114,7 +137,7 @@ class Costs:
         times = launch.times(self.device, dtype if dtype in self.device.peak_flops else "fp16")
         matrix = ATTENTION_SHARE if kind == "attention" else prediction.MATRIX_SHARE
         terms = {
-            "memory": (missing + written + again) / (share * prediction.BANDWIDTH_SHARE * self.device.memory_bandwidth),
+            "memory": memory_time(missing + written + again, self.device, share),
             "L2": (nbytes + written + again) / (prediction.L2_BYTES * self.device.sms * self.device.sm_clock),
             "tensor cores": times["tensor cores"] / matrix,
             "CUDA cores": 2 * times["CUDA cores"],  # the peak is that of multiply-adds
@@ -123,8 +146,7 @@ class Costs:
         if kind in PRODUCTS and self._has_prologue(group, mask):
             terms["tensor cores"] /= PROLOGUE_SHARE
         bound = max(terms, key=terms.get)
-        ramp = prediction.FIRST_ACCESS + LATENCY.get(kind, LATENCY["pointwise"])
-        time = launches * (prediction.LAUNCH + ramp) + terms[bound]
+        time = launches * start_time(kind) + terms[bound]
         return GroupCost(kind, work, launches, time, live, registers, bound)
 
     def _has_prologue(self, group: list[FusionNode], mask: int) -> bool:
@@ -151,9 +173,7 @@ class Costs:
         if not space[-1][1]:
             blocks = math.ceil(kept / COLUMNS) * (math.ceil(length / MANY_BLOCKS) if split else 1)
         share = min(1.0, blocks / self.device.sms)
-        values = math.ceil(length / THREADS) if not split else VALUES
-        values = max(values, min(VALUES, length / 32))
-        registers = OTHERS + 2 * len(group) + math.ceil(values) * live
+        registers = row_registers(live, len(group), VALUES * THREADS if split else length)
         again = 0.0
         if split and any(node.kind == "normalisation" for node in group):
             again = nbytes

@@ -21,6 +21,8 @@ from helpers.instruments.fusion.kinds import (
 
 POINTWISE = ("elementwise", "broadcast")
 PRODUCTS = ("matmul", "convolution")
+ELSEWHERE = (*PRODUCTS, "attention", "gather", "scatter")  # kinds that need other elements than their own
+SHIFTS = frozenset("roll flip rot90".split())
 UNROLLED = 8  # elements that a thread reduces alone; as Inductor's unroll_reductions_threshold
 INLINED_READS = 4  # Inductor's realize_reads_threshold: an operation of more reads is written once
 
@@ -168,10 +170,11 @@ def _connect(node, step, steps, gone, place, nodes, missing, through) -> None:
     for other, wait in step.waits.items():
         for theirs, mine in wait.tensors:
             handed.setdefault(id(mine), []).append((other, theirs))
-        if not wait.tensors and step is node.step:
+        if step is node.step and (not wait.tensors or _overwrites(step, steps[other])):
             for source in _written_out(other, steps, gone, place):
                 node.before |= 1 << source
-                node.aligned[source] = node.aligned.get(source, True) and _aligned(steps[other], step)
+                aligned = not _reads_elsewhere(steps[other], step) and _aligned(steps[other], step)
+                node.aligned[source] = node.aligned.get(source, True) and aligned
     for number, mine in enumerate(step.reads):
         sources = []
         for other, theirs in handed.get(id(mine), ()):
@@ -213,6 +216,16 @@ def _relation(theirs: TensorAccess, mine: TensorAccess, through) -> tuple[bool, 
     expanded = mine.points > mine.footprint.nbytes // mine.dtype.itemsize
     here = (not part and not keeps_order(theirs, mine), part, expanded)
     return here if through is None else tuple(one or other for one, other in zip(here, through, strict=True))
+
+
+def _overwrites(step: TracedStep, earlier: TracedStep) -> bool:
+    """Whether a step writes into what an earlier one reads."""
+    return any(mine.storage == theirs.storage for mine in step.writes for theirs in earlier.reads)
+
+
+def _reads_elsewhere(first: TracedStep, then: TracedStep) -> bool:
+    """Whether what `then` overwrites is read by `first` for other elements of its result than that one."""
+    return (kind_of(first) in ELSEWHERE or base_name(first) in SHIFTS) and _overwrites(then, first)
 
 
 def _aligned(first: TracedStep, then: TracedStep) -> bool:

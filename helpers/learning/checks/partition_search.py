@@ -1,0 +1,88 @@
+"""The partition of a small graph into kernels that takes the least time, found by looking at all that can be it."""
+
+from itertools import combinations
+
+from helpers.instruments.fusion.plain import clash, in_order, kernel_cost, tensors_of, why_not
+
+
+def time_of(graph: dict, groups: list[list[str]]) -> float:
+    """Seconds of kernels one after another."""
+    return sum(kernel_cost(graph, group)["time"] for group in groups)
+
+
+def best_partition(graph: dict, ignoring: str = "", ordered: bool = True) -> list[list[str]]:
+    """The partition of least time, a list of kernels, each a list of names.
+
+    Args:
+        graph: as helpers.instruments.fusion.plain has it.
+        ignoring: one of that module's RULES, which kernels need not keep.
+        ordered: whether the kernels must be able to run one after another.
+    """
+    names = [each["name"] for each in graph["operations"]]
+    by_first: dict[int, list[tuple[float, int]]] = {}
+    for mask, group in legal_groups(graph, ignoring):
+        by_first.setdefault((mask & -mask).bit_length() - 1, []).append((kernel_cost(graph, group)["time"], mask))
+    best: tuple[float, list[list[str]]] = float("inf"), []
+
+    def go_on(done: int, chosen: list[int], time: float) -> None:
+        nonlocal best
+        if time >= best[0]:
+            return
+        if done == (1 << len(names)) - 1:
+            groups = [named(names, mask) for mask in chosen]
+            if not ordered or len(in_order(graph, groups)) == len(groups):
+                best = time, groups
+            return
+        first = (~done & (done + 1)).bit_length() - 1
+        for seconds, mask in sorted(by_first[first]):
+            if not mask & done:
+                go_on(done | mask, [*chosen, mask], time + seconds)
+
+    go_on(0, [], 0.0)
+    return best[1]
+
+
+def legal_groups(graph: dict, ignoring: str = "") -> list[tuple[int, list[str]]]:
+    """Each set of operations that one kernel may do: the bits of their places, and their names."""
+    operations = graph["operations"]
+    names = [each["name"] for each in operations]
+    apart = [
+        sum(1 << place for place, one in enumerate(operations[:later]) if clash(one, two, ignoring))
+        for later, two in enumerate(operations)
+    ]
+    masks = [0]
+    for place in range(len(names)):
+        masks += [mask | 1 << place for mask in masks if not mask & apart[place]]
+    found = ((mask, named(names, mask)) for mask in masks[1:])
+    return [(mask, group) for mask, group in found if not why_not(graph, group, ignoring)]
+
+
+def named(names: list[str], mask: int) -> list[str]:
+    return [name for place, name in enumerate(names) if mask >> place & 1]
+
+
+def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
+    """A partition by pairs: the two kernels whose joining saves most are joined, until none saves anything.
+
+    Args:
+        whatever: any two that may be joined are, the first first, whether or not that saves time.
+    """
+    groups = [[each["name"]] for each in graph["operations"]]
+    while True:
+        gains = []
+        for one, other in combinations(groups, 2):
+            both = [*one, *other]
+            rest = [group for group in groups if group not in (one, other)]
+            if not why_not(graph, both) and len(in_order(graph, [both, *rest])) == len(rest) + 1:
+                gains.append((time_of(graph, [one, other]) - time_of(graph, [both]), one, other))
+        gains = [each for each in gains if whatever or each[0] > 0]
+        if not gains:
+            return groups
+        _, one, other = gains[0] if whatever else max(gains, key=lambda gain: gain[0])
+        groups = [group for group in groups if group not in (one, other)] + [[*one, *other]]
+
+
+def touching(graph: dict) -> list[tuple[str, str]]:
+    """The pairs of operations that share a tensor, in the order of the program."""
+    pairs = combinations(graph["operations"], 2)
+    return [(one["name"], other["name"]) for one, other in pairs if tensors_of(one) & tensors_of(other)]

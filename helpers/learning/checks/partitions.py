@@ -1,0 +1,205 @@
+"""Does an answer know what one kernel may do, what is worth fusing, and the best partition of a graph into kernels?"""
+
+import contextlib
+import copy
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
+from helpers.learning.checks import cases
+from helpers.learning.checks.partition_search import best_partition, legal_groups, named, time_of, touching
+from helpers.learning.outcome import AnswerError, as_check
+
+LIMIT = 20.0  # seconds for one check's calls of an answer
+SAME = 1 + 1e-9  # times: sums of seconds in another order
+CLEAR = 0.02  # of the time of two kernels: what fusing must save or cost before it is asked
+ASKED = 8  # groups of each graph, legal or not
+
+# Rule -> where to look, as the exercise numbers them.
+LOOK_AT = {
+    "opaque": "rule 1: an opaque operation is a kernel of its own",
+    "size": "rule 2: the rows and columns that operations go over",
+    "tiles": "rule 3: products and whole rows",
+    "elsewhere": "rule 4: what one of them makes and another reads elsewhere",
+    "overwritten": "rule 4: what one of them reads elsewhere and another overwrites",
+    "together": "rule 5: how they hang together",
+    "between": "rule 6: what has to run between them, and what an operation waits for",
+    "registers": "rule 7: kernel_cost(graph, group)['registers']",
+}
+
+
+def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str]]]:
+    """(graph, names) to ask of each graph: groups that one kernel may do, and some that break one rule alone."""
+    draw = random.Random(seed + (cases.draw << 16))
+    found = []
+    for graph in graphs:
+        names = [each["name"] for each in graph["operations"]]
+        legal = [group for _, group in legal_groups(graph) if len(group) > 1]
+        wrong = []
+        for rule in RULES:
+            alone = [group for _, group in legal_groups(graph, rule) if len(group) > 1 and why_not(graph, group)]
+            # Of pairs one hardly learns what else a group may break.
+            wrong += draw.sample(alone, min(2, len(alone)))
+        some = draw.sample(legal, min(ASKED // 2, len(legal))) + draw.sample(wrong, min(ASKED, len(wrong)))
+        found += [(graph, group) for group in sorted([named(names, 1), *some], key=len)]
+    return found
+
+
+def edges_asked(graphs: Iterable[dict]) -> list[tuple[dict, str, str]]:
+    """(graph, name, name) of every two that share a tensor, but where fusing them is a draw."""
+    return [
+        (graph, one, two)
+        for graph in graphs
+        for one, two in touching(graph)
+        if why_not(graph, [one, two]) or abs(saved(graph, one, two)) > CLEAR * time_of(graph, [[one], [two]])
+    ]
+
+
+def saved(graph: dict, one: str, two: str) -> float:
+    """Seconds that one kernel saves over two."""
+    return time_of(graph, [[one], [two]]) - kernel_cost(graph, [one, two])["time"]
+
+
+@as_check
+def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -> str:
+    """Ask `answer(graph, group)` whether one kernel may do a group: True or False, as `why_not` says."""
+    questions = list(questions)
+    with in_time(answer):
+        for graph, group in questions:
+            got = answer(copy.deepcopy(graph), list(group))
+            asked = f"{answer.__name__}(graph, {group})"
+            refuse_unless_bool(got, asked)
+            why = why_not(graph, group)
+            if got and why:
+                rule = next(rule for rule in RULES if rule_of(graph, group, rule))
+                told(f"{asked} gives True, but {why}", LOOK_AT[rule], graph, group)
+            if not got and not why:
+                told(f"{asked} gives False, but one kernel may do it", "which of your rules refuses it", graph, group)
+    return f"right on {len(questions)} groups."
+
+
+def rule_of(graph: dict, group: list[str], rule: str) -> bool:
+    """Whether a group breaks this rule, and none that stands before it."""
+    return why_not(graph, group) != why_not(graph, group, rule)
+
+
+@as_check
+def check_edges(answer: Callable, questions: Iterable[tuple[dict, str, str]]) -> str:
+    """Ask `answer(graph, one, two)` whether to fuse two operations: True where it is legal and saves time."""
+    questions = list(questions)
+    with in_time(answer):
+        for graph, one, two in questions:
+            got = answer(copy.deepcopy(graph), one, two)
+            asked, pair = f"{answer.__name__}(graph, {one!r}, {two!r})", [one, two]
+            refuse_unless_bool(got, asked)
+            why = why_not(graph, pair)
+            if got and why:
+                told(
+                    f"{asked} gives True, but {why}", "whether it is legal, before whether it is worth it", graph, pair
+                )
+            gain = saved(graph, one, two)
+            if got != (not why and gain > 0):
+                times = [1e6 * time_of(graph, groups) for groups in ([pair], [[one], [two]])]
+                what = f"{asked} gives {got}, but one kernel takes {times[0]:.2f} us, two {times[1]:.2f} us"
+                told(what, "what the two cost one by one, and together", graph, pair)
+    return f"right on {len(questions)} pairs."
+
+
+@as_check
+def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
+    """Ask `answer(graph)` for a partition, and compare its time with the least that there is.
+
+    Args:
+        answer: the learner's function: a list of kernels, each a list of names.
+        graphs: the simplest first.
+        name: the check's name.
+    """
+    graphs = list(graphs)
+    with in_time(answer):
+        for graph in graphs:
+            got = answer(copy.deepcopy(graph))
+            refuse_no_partition(got, graph, answer.__name__)
+            time, least = time_of(graph, got), time_of(graph, best_partition(graph))
+            if time > least * SAME:
+                told(
+                    f"{answer.__name__}(graph) takes {1e6 * time:.2f} us, {1e6 * least:.2f} us can be had: {got}",
+                    "partitions that it never tries, and what it takes for the best of those that it does",
+                    graph,
+                )
+    return f"the least time on {len(graphs)} graphs."
+
+
+def refuse_unless_bool(got: object, asked: str) -> None:
+    if not isinstance(got, bool):
+        raise AnswerError(f"{asked} gives {got!r:.80}, True or False is expected", "what your function returns")
+
+
+def refuse_no_partition(got: object, graph: dict, function: str) -> None:
+    """Raise AnswerError where this is no partition of the graph into kernels that can run."""
+    asked = f"{function}(graph)"
+    listed = isinstance(got, list | tuple) and all(isinstance(group, list | tuple) for group in got)
+    if not listed or not all(isinstance(name, str) for group in got for name in group):
+        raise AnswerError(
+            f"{asked} gives {got!r:.80}; a list of lists of names is expected", "what your function returns"
+        )
+    known = [each["name"] for each in graph["operations"]]
+    counted = Counter(name for group in got for name in group)
+    if strange := sorted(counted.keys() - set(known)):
+        told(f"{asked} has {strange[0]!r:.80}, no operation of the graph", "where its names come from", graph)
+    if not all(got):
+        told(f"{asked} has a kernel without operations", "where your groups begin", graph)
+    if missing := [name for name in known if name not in counted]:
+        told(f"{asked} leaves out {', '.join(missing)}: {got}", "the operations that stay alone", graph)
+    if twice := [name for name in known if counted[name] > 1]:
+        told(f"{asked} has {', '.join(twice)} in {counted[twice[0]]} kernels: {got}", "groups that overlap", graph)
+    for group in got:
+        if why := why_not(graph, list(group)):
+            rule = next(rule for rule in RULES if rule_of(graph, list(group), rule))
+            told(f"{asked} has the kernel {list(group)}, but {why}", LOOK_AT[rule], graph, group)
+    groups = [list(group) for group in got]
+    if len(run := in_order(graph, groups)) < len(groups):
+        waiting = [group for group in groups if group not in run]
+        told(
+            f"{asked}: kernels wait for each other: {waiting}",
+            "whether all kernels together can run in some order",
+            graph,
+        )
+
+
+def told(what: str, look_at: str, graph: dict, group: Iterable[str] = ()) -> None:
+    """Raise AnswerError with the operations that it is about, all of the graph's unless a group is named."""
+    group = set(group)
+    lines = [line_of(each) for each in graph["operations"] if not group or each["name"] in group]
+    raise AnswerError("\n".join([what, *lines]), look_at)
+
+
+def line_of(operation: dict) -> str:
+    """An operation in a line: "mul: elementwise, 64 x 512, s u -> m", with a mark at what is read elsewhere."""
+    reads = " ".join(f"{each}*" if each in operation["elsewhere"] else each for each in operation["reads"])
+    size = f"{operation['rows']} x {operation['columns']}"
+    return f"{operation['name']}: {operation['kind']}, {size}, {reads} -> {' '.join(operation['writes'])}"
+
+
+@contextlib.contextmanager
+def in_time(answer: Callable) -> Iterator[None]:
+    """Raise AnswerError where what is done inside takes over LIMIT seconds; in a main thread, which signals reach."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number, _frame):
+        raise AnswerError(
+            f"{answer.__name__} took over {LIMIT:g} s",
+            "loops that do not end, and partitions that no kernel could do: do not go on with those",
+        )
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,129 @@
+"""Small graphs of operations, drawn at random, each with something that a hasty partition gets wrong."""
+
+import functools
+import json
+import random
+
+from helpers.instruments.fusion.plain import RULES
+from helpers.learning.checks import cases
+from helpers.learning.checks.partition_search import best_partition, joined, time_of
+
+NAMES = {
+    "elementwise": ("add", "mul", "gelu", "relu", "silu", "scale", "clamp", "square"),
+    "rows": ("softmax", "layer_norm", "rms_norm"),
+    "matmul": ("linear",),
+    "opaque": ("sort", "topk", "fft"),
+}
+WEIGHTS = {"elementwise": 11, "rows": 4, "matmul": 3, "opaque": 2}
+OPERATIONS = 6  # of a drawn graph: 203 partitions
+TRIES = 2000
+CLEARLY = 1.02  # times: how much worse a partition must be to be told from the best
+# What a drawn graph can be made to turn on, beside each of RULES.
+GREEDY, APART, CYCLE = "greedy", "apart", "cycle"
+
+
+def drawn_graphs(seed: int, *features: str) -> list[dict]:
+    """A graph for each feature, drawn from `seed` and from the grading's own draw.
+
+    A feature is one of RULES: ignoring it, a partition looks better than there is; GREEDY: joining the pair that saves
+    most, again and again, ends at a worse one; APART: so does joining whatever may be joined; CYCLE: the best groups,
+    each harmless, would wait for each other.
+    """
+    drawn = seed + (cases.draw << 16)
+    return [json.loads(_graph_with(feature, f"{drawn} {place}")) for place, feature in enumerate(features)]
+
+
+@functools.cache
+def _graph_with(feature: str, seed: str) -> str:
+    draw = random.Random(seed)
+    for _ in range(TRIES):
+        graph = _drawn(draw, feature)
+        if _turns_on(graph, feature):
+            return json.dumps(graph)
+    raise ValueError(f"no graph that turns on {feature!r} in {TRIES} draws")
+
+
+def _drawn(draw: random.Random, feature: str) -> dict:
+    rows, columns = draw.choice([2048, 4096, 8192]), draw.choice([2048, 4096, 8192])
+    if feature == APART:  # fewer rows than multiprocessors, and long ones
+        rows, columns = draw.choice([64, 72, 80]), draw.choice([32768, 49152, 65536])
+    if feature == "registers":  # a block keeps long rows
+        rows, columns = draw.choice([512, 1024]), draw.choice([65536, 81920])
+    itemsize = draw.choice([2, 4])
+    sizes = {"x": (rows, columns), "y": (rows, columns)}
+    weights = {"small": itemsize * columns}
+    operations, names = [], {}
+    if feature == CYCLE:
+        operations = _crossed(draw, rows, columns)
+        sizes |= dict.fromkeys(("a", "b", "c", "d"), (rows, columns))
+    while len(operations) < OPERATIONS:
+        kind = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        # Rather what was made just now than what was given.
+        near = list(sizes)[::-1]
+        first = draw.choice(near[:3])
+        size = sizes[first]
+        alike = [each for each in near if sizes[each] == size and each != first]
+        reads = [first]
+        if kind == "elementwise" and alike and draw.random() < 0.6:
+            reads.append(draw.choice(alike[:3]))
+        elsewhere, flops = [], 0
+        if kind == "matmul":
+            wide = draw.choice([size[1], columns, columns // 2])
+            weight = f"w{len(weights)}"
+            weights[weight] = itemsize * size[1] * wide
+            reads, elsewhere = [first, weight], [first, weight]
+            flops, size = 2 * size[0] * size[1] * wide, (size[0], wide)
+        elif kind == "elementwise" and draw.random() < (0.4 if feature == "overwritten" else 0.15):
+            elsewhere = [reads[-1]]  # shifted by a place, or transposed
+        word = draw.choice(NAMES[kind])
+        names[word] = names.get(word, 0) + 1
+        free = [each for each in reads if each not in elsewhere]
+        over = kind == "elementwise" and free and draw.random() < (0.5 if feature == "overwritten" else 0.15)
+        written = draw.choice(free) if over else f"t{len(operations)}"
+        sizes[written] = size
+        operations.append(
+            {
+                "name": f"{word}_{names[word]}",
+                "kind": kind,
+                "rows": size[0],
+                "columns": size[1],
+                "reads": reads,
+                "elsewhere": elsewhere,
+                "writes": [written],
+                "flops": flops,
+            }
+        )
+    del weights["small"]
+    tensors = {name: itemsize * size[0] * size[1] for name, size in sizes.items()} | weights
+    read = {tensor for each in operations for tensor in each["reads"]}
+    written = [each["writes"][0] for each in operations]
+    # What nobody reads is what was wanted; what the caller gave holds what was written over it.
+    results = sorted({each for each in written if each not in read or each in ("x", "y")} | {written[-1]})
+    used = read | set(written)
+    return {
+        "tensors": {name: nbytes for name, nbytes in tensors.items() if name in used},
+        "operations": operations,
+        "results": results,
+    }
+
+
+def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
+    """Two pairs that read the same tensor, of which each waits for one of the other pair's results."""
+
+    def operation(name: str, reads: list[str], elsewhere: list[str], written: str) -> dict:
+        size = {"rows": rows, "columns": columns}
+        moved = {"reads": reads, "elsewhere": elsewhere, "writes": [written], "flops": 0}
+        return {"name": name, "kind": "elementwise", **size, **moved}
+
+    first = [operation("scale_x", ["x"], [], "a"), operation("roll_a", ["y", "a"], ["a"], "b")]
+    second = [operation("scale_y", ["y"], [], "c"), operation("roll_c", ["x", "c"], ["c"], "d")]
+    return draw.choice([[*first, *second], [first[0], second[0], first[1], second[1]], [*second, *first]])
+
+
+def _turns_on(graph: dict, feature: str) -> bool:
+    best = time_of(graph, best_partition(graph))
+    if feature in (*RULES, CYCLE):
+        # With something between its operations a kernel has no place in any order.
+        seeming = best_partition(graph, feature, ordered=feature not in ("between", CYCLE))
+        return time_of(graph, seeming) * CLEARLY < best
+    return time_of(graph, joined(graph, whatever=feature == APART)) > best * CLEARLY
