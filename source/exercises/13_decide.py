@@ -284,20 +284,15 @@ check_legal(is_legal, groups_asked([small, *drawn_graphs(1, *rules)], seed=1), n
 # **Pairs**: some are illegal, and some that are legal are not worth it.
 
 # %% grade_id="edges" points=2
-check_edges(
-    should_fuse, edges_asked([small, *drawn_graphs(2, "overwritten", "between", "apart", "apart")]), name="edges"
-)
+check_edges(should_fuse, edges_asked([small, *drawn_graphs(2, "overwritten", "between", "pair", "pair")]), name="edges")
 
 # %% [markdown]
-# **Partitions**: three where the best pair first is not the best in the end, two where not fusing wins, one in which
-# groups would wait for each other, and some that turn on a rule.
+# **Partitions**: some where the best pair first is not the best in the end, some where not fusing wins, one in which
+# groups would wait for each other, one with a group that is legal only when it is whole, and some that turn on a rule.
 
 # %% grade_id="partitions" points=4
-check_partitions(
-    partition,
-    [small, *drawn_graphs(3, "greedy", "greedy", "greedy", "apart", "apart", "cycle", "overwritten", "registers")],
-    name="partitions",
-)
+features = ("greedy", "greedy", "greedy", "apart", "apart", "cycle", "late", "overwritten", "registers")
+check_partitions(partition, [small, *drawn_graphs(3, *features)], name="partitions")
 
 # %% [markdown]
 # **A transformer's layer**: norm, projections, rotary embedding, a library's attention, a gated feed-forward, dropout,
@@ -324,7 +319,7 @@ check_legal(is_legal, groups_asked(drawn_graphs(1729, *rules), seed=1729), name=
 # %% grade_id="other-partitions" points=2
 # Other graphs are to be partitioned here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-features = ("greedy", "greedy", "apart", "apart", "cycle", "overwritten", "between", "registers", "together")
+features = ("greedy", "greedy", "apart", "cycle", "late", "overwritten", "between", "registers", "together")
 check_partitions(partition, drawn_graphs(1730, *features), name="other-partitions")
 # END HIDDEN TESTS
 

@@ -1,5 +1,7 @@
 """Each solution, handed in, earns all points in the sandbox."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,34 @@ def test_a_solution_earns_all_points(name):
     finally:
         judge.close()
     assert result.earned == result.points, [check for check in result.checks if check.state != "pass"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def partition(graph):\n    while True:\n        pass", "more than|timed out|took"),
+        (
+            "def partition(graph):\n    return [each['name'] for each in graph['operations']]",
+            "a list of lists of names",
+        ),
+        ("def partition(graph):\n    return partition(graph)", "RecursionError"),
+    ],
+    ids=["without an end", "one list", "recursion"],
+)
+def test_a_partition_that_is_none_earns_nothing(code, told):
+    exercise = exercises_in(only="13")["13_decide"]
+    notebook = json.loads((SOLUTIONS / "13_decide.ipynb").read_text())
+    for cell in notebook["cells"]:
+        if cell["id"] == "partition-answer":
+            cell["source"] = code
+    judge = Judge(exercise, seed=5)
+    try:
+        result = grade(json.dumps(notebook).encode(), "13_decide.ipynb", judge)
+    finally:
+        judge.close()
+    asked = {"partitions", "layer", "other-partitions"}
+    assert result.earned == result.points - sum(exercise.checks[check] for check in asked)
+    assert all(re.search(told, check.message) for check in result.checks if check.check in asked), result.checks

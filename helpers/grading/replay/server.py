@@ -220,5 +220,7 @@ class Server:
         self._shown, seen_calls = drawn_exercise(cells, seed, "shown to submissions", self._folder)
         self._plain = {check for check, seen in seen_calls.items() if any(call["values"] == PLAIN for call in seen)}
         self._exercise, kept_calls = drawn_exercise(cells, seed, "for the checks alone", self._folder)
-        kept = {check: [call["values"] for call in kept] for check, kept in kept_calls.items()}
+        # Plain values are judged on what submissions see, of which there may be another number.
+        judged_on = kept_calls | {check: seen_calls[check] for check in self._plain}
+        kept = {check: [call["values"] for call in calls] for check, calls in judged_on.items()}
         return {"shown": seen_calls, "kept": kept}

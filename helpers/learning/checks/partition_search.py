@@ -10,17 +10,22 @@ def time_of(graph: dict, groups: list[list[str]]) -> float:
     return sum(kernel_cost(graph, group)["time"] for group in groups)
 
 
-def best_partition(graph: dict, ignoring: str = "", ordered: bool = True) -> list[list[str]]:
+def best_partition(graph: dict, ignoring: str = "", ordered: bool = True, grown: bool = False) -> list[list[str]]:
     """The partition of least time, a list of kernels, each a list of names.
 
     Args:
         graph: as helpers.instruments.fusion.plain has it.
         ignoring: one of that module's RULES, which kernels need not keep.
         ordered: whether the kernels must be able to run one after another.
+        grown: whether each kernel must be legal all the while that its operations join it, in the program's order.
     """
     names = [each["name"] for each in graph["operations"]]
     by_first: dict[int, list[tuple[float, int]]] = {}
-    for mask, group in legal_groups(graph, ignoring):
+    legal = legal_groups(graph, ignoring)
+    if grown:
+        known = {tuple(group) for _, group in legal}
+        legal = [each for each in legal if all(tuple(each[1][:length]) in known for length in range(1, len(each[1])))]
+    for mask, group in legal:
         by_first.setdefault((mask & -mask).bit_length() - 1, []).append((kernel_cost(graph, group)["time"], mask))
     best: tuple[float, list[list[str]]] = float("inf"), []
 
@@ -69,17 +74,21 @@ def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
     """
     groups = [[each["name"]] for each in graph["operations"]]
     while True:
-        gains = []
-        for one, other in combinations(groups, 2):
-            both = [*one, *other]
-            rest = [group for group in groups if group not in (one, other)]
-            if not why_not(graph, both) and len(in_order(graph, [both, *rest])) == len(rest) + 1:
-                gains.append((time_of(graph, [one, other]) - time_of(graph, [both]), one, other))
-        gains = [each for each in gains if whatever or each[0] > 0]
+        gains = [each for each in joinings(graph, groups) if whatever or each[0] > 0]
         if not gains:
             return groups
         _, one, other = gains[0] if whatever else max(gains, key=lambda gain: gain[0])
         groups = [group for group in groups if group not in (one, other)] + [[*one, *other]]
+
+
+def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str], list[str]]]:
+    """Of a partition, every two kernels that may be joined, with the seconds that this saves."""
+    found = []
+    for one, other in combinations(groups, 2):
+        both, rest = [*one, *other], [group for group in groups if group not in (one, other)]
+        if not why_not(graph, both) and len(in_order(graph, [both, *rest])) == len(rest) + 1:
+            found.append((time_of(graph, [one, other]) - time_of(graph, [both]), one, other))
+    return found
 
 
 def touching(graph: dict) -> list[tuple[str, str]]:

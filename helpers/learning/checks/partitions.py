@@ -15,7 +15,7 @@ from helpers.learning.outcome import AnswerError, as_check
 
 LIMIT = 20.0  # seconds for one check's calls of an answer
 SAME = 1 + 1e-9  # times: sums of seconds in another order
-CLEAR = 0.02  # of the time of two kernels: what fusing must save or cost before it is asked
+CLEAR = 0.01  # of the time of two kernels: what fusing must save or cost before it is asked
 ASKED = 8  # groups of each graph, legal or not
 
 # Rule -> where to look, as the exercise numbers them.

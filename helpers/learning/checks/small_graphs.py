@@ -4,9 +4,9 @@ import functools
 import json
 import random
 
-from helpers.instruments.fusion.plain import RULES
+from helpers.instruments.fusion.plain import RULES, why_not
 from helpers.learning.checks import cases
-from helpers.learning.checks.partition_search import best_partition, joined, time_of
+from helpers.learning.checks.partition_search import best_partition, joined, joinings, time_of, touching
 
 NAMES = {
     "elementwise": ("add", "mul", "gelu", "relu", "silu", "scale", "clamp", "square"),
@@ -19,15 +19,16 @@ OPERATIONS = 6  # of a drawn graph: 203 partitions
 TRIES = 2000
 CLEARLY = 1.02  # times: how much worse a partition must be to be told from the best
 # What a drawn graph can be made to turn on, beside each of RULES.
-GREEDY, APART, CYCLE = "greedy", "apart", "cycle"
+GREEDY, APART, PAIR, CYCLE, LATE = "greedy", "apart", "pair", "cycle", "late"
 
 
 def drawn_graphs(seed: int, *features: str) -> list[dict]:
     """A graph for each feature, drawn from `seed` and from the grading's own draw.
 
     A feature is one of RULES: ignoring it, a partition looks better than there is; GREEDY: joining the pair that saves
-    most, again and again, ends at a worse one; APART: so does joining whatever may be joined; CYCLE: the best groups,
-    each harmless, would wait for each other.
+    most, again and again, ends at a worse one; APART: the best has kernels that may be joined, and should not be; PAIR:
+    so has some pair of operations; CYCLE: the best groups, each harmless, would wait for each other; LATE: a group of
+    the best is legal only when its last operation is there.
     """
     drawn = seed + (cases.draw << 16)
     return [json.loads(_graph_with(feature, f"{drawn} {place}")) for place, feature in enumerate(features)]
@@ -45,7 +46,7 @@ def _graph_with(feature: str, seed: str) -> str:
 
 def _drawn(draw: random.Random, feature: str) -> dict:
     rows, columns = draw.choice([2048, 4096, 8192]), draw.choice([2048, 4096, 8192])
-    if feature == APART:  # fewer rows than multiprocessors, and long ones
+    if feature in (APART, PAIR):  # fewer rows than multiprocessors, and long ones
         rows, columns = draw.choice([64, 72, 80]), draw.choice([32768, 49152, 65536])
     if feature == "registers":  # a block keeps long rows
         rows, columns = draw.choice([512, 1024]), draw.choice([65536, 81920])
@@ -121,9 +122,18 @@ def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
 
 
 def _turns_on(graph: dict, feature: str) -> bool:
-    best = time_of(graph, best_partition(graph))
+    found = best_partition(graph)
+    best = time_of(graph, found)
+    if feature == PAIR:
+        pairs = [list(pair) for pair in touching(graph) if not why_not(graph, list(pair))]
+        alone = [(time_of(graph, [pair]), time_of(graph, [[name] for name in pair])) for pair in pairs]
+        return any(one > two * CLEARLY for one, two in alone)
+    if feature == LATE:
+        return time_of(graph, best_partition(graph, grown=True)) > best * CLEARLY
     if feature in (*RULES, CYCLE):
         # With something between its operations a kernel has no place in any order.
         seeming = best_partition(graph, feature, ordered=feature not in ("between", CYCLE))
         return time_of(graph, seeming) * CLEARLY < best
+    if feature == APART and not joinings(graph, found):
+        return False
     return time_of(graph, joined(graph, whatever=feature == APART)) > best * CLEARLY
