@@ -278,7 +278,7 @@ hint
 
 # %% grade_id="legal" points=4
 rules = ("opaque", "size", "tiles", "elsewhere", "overwritten", "together", "between", "registers")
-check_legal(is_legal, groups_asked([small, *drawn_graphs(1, *rules)], seed=1), name="legal")
+check_legal(is_legal, groups_asked([small, *drawn_graphs(1, *rules, "in place")], seed=1), name="legal")
 
 # %% [markdown]
 # **Pairs**: some are illegal, and some that are legal are not worth it.
@@ -313,7 +313,7 @@ check_partitions(partition, [layer, transformer_layer(tokens=64, width=8192)], n
 # Other groups of other graphs are asked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 rules = ("opaque", "size", "tiles", "elsewhere", "overwritten", "overwritten", "together", "between", "registers")
-check_legal(is_legal, groups_asked(drawn_graphs(1729, *rules), seed=1729), name="other-groups")
+check_legal(is_legal, groups_asked(drawn_graphs(1729, *rules, "in place"), seed=1729), name="other-groups")
 # END HIDDEN TESTS
 
 # %% grade_id="other-partitions" points=2

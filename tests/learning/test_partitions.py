@@ -14,10 +14,10 @@ from helpers.instruments.fusion import analyser
 from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
 from helpers.learning.checks import cases, partitions, transformer_layer
 from helpers.learning.checks.partition_search import best_partition, joined, time_of
-from helpers.learning.checks.small_graphs import APART, CYCLE, GREEDY, LATE, PAIR, drawn_graphs
+from helpers.learning.checks.small_graphs import APART, CYCLE, GREEDY, IN_PLACE, LATE, PAIR, drawn_graphs
 from helpers.learning.outcome import FAIL, PASS
 
-FEATURES = (*RULES, GREEDY, APART, PAIR, CYCLE, LATE)
+FEATURES = (*RULES, GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE)
 
 
 def operation(name, kind, reads, writes, elsewhere=(), rows=4096, columns=8192, flops=0):

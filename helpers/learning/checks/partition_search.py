@@ -62,6 +62,12 @@ def legal_groups(graph: dict, ignoring: str = "") -> list[tuple[int, list[str]]]
     return [(mask, group) for mask, group in found if not why_not(graph, group, ignoring)]
 
 
+def overwrites(graph: dict, group: list[str]) -> bool:
+    """Whether one of these operations overwrites what one before it reads."""
+    members = [each for each in graph["operations"] if each["name"] in group]
+    return any({*one["reads"]} & {*two["writes"]} for one, two in combinations(members, 2))
+
+
 def named(names: list[str], mask: int) -> list[str]:
     return [name for place, name in enumerate(names) if mask >> place & 1]
 

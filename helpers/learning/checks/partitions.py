@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
 from helpers.learning.checks import cases
-from helpers.learning.checks.partition_search import best_partition, legal_groups, named, time_of, touching
+from helpers.learning.checks.partition_search import best_partition, legal_groups, named, overwrites, time_of, touching
 from helpers.learning.outcome import AnswerError, as_check
 
 LIMIT = 20.0  # seconds for one check's calls of an answer
@@ -44,6 +44,7 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
             # Of pairs one hardly learns what else a group may break.
             wrong += draw.sample(alone, min(2, len(alone)))
         some = draw.sample(legal, min(ASKED // 2, len(legal))) + draw.sample(wrong, min(ASKED, len(wrong)))
+        some += [group for group in legal if group not in some and overwrites(graph, group)][:2]
         found += [(graph, group) for group in sorted([named(names, 1), *some], key=len)]
     return found
 

@@ -6,7 +6,7 @@ import random
 
 from helpers.instruments.fusion.plain import RULES, why_not
 from helpers.learning.checks import cases
-from helpers.learning.checks.partition_search import best_partition, joined, joinings, time_of, touching
+from helpers.learning.checks.partition_search import best_partition, joined, joinings, overwrites, time_of, touching
 
 NAMES = {
     "elementwise": ("add", "mul", "gelu", "relu", "silu", "scale", "clamp", "square"),
@@ -19,7 +19,7 @@ OPERATIONS = 6  # of a drawn graph: 203 partitions
 TRIES = 2000
 CLEARLY = 1.02  # times: how much worse a partition must be to be told from the best
 # What a drawn graph can be made to turn on, beside each of RULES.
-GREEDY, APART, PAIR, CYCLE, LATE = "greedy", "apart", "pair", "cycle", "late"
+GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE = "greedy", "apart", "pair", "cycle", "late", "in place"
 
 
 def drawn_graphs(seed: int, *features: str) -> list[dict]:
@@ -28,7 +28,7 @@ def drawn_graphs(seed: int, *features: str) -> list[dict]:
     A feature is one of RULES: ignoring it, a partition looks better than there is; GREEDY: joining the pair that saves
     most, again and again, ends at a worse one; APART: the best has kernels that may be joined, and should not be; PAIR:
     so has some pair of operations; CYCLE: the best groups, each harmless, would wait for each other; LATE: a group of
-    the best is legal only when its last operation is there.
+    the best is legal only when its last operation is there; IN_PLACE: one of the best overwrites, and may.
     """
     drawn = seed + (cases.draw << 16)
     return [json.loads(_graph_with(feature, f"{drawn} {place}")) for place, feature in enumerate(features)]
@@ -79,7 +79,9 @@ def _drawn(draw: random.Random, feature: str) -> dict:
         word = draw.choice(NAMES[kind])
         names[word] = names.get(word, 0) + 1
         free = [each for each in reads if each not in elsewhere]
-        over = kind == "elementwise" and free and draw.random() < (0.5 if feature == "overwritten" else 0.15)
+        over = (
+            kind == "elementwise" and free and draw.random() < (0.5 if feature in ("overwritten", IN_PLACE) else 0.15)
+        )
         written = draw.choice(free) if over else f"t{len(operations)}"
         sizes[written] = size
         operations.append(
@@ -128,6 +130,8 @@ def _turns_on(graph: dict, feature: str) -> bool:
         pairs = [list(pair) for pair in touching(graph) if not why_not(graph, list(pair))]
         alone = [(time_of(graph, [pair]), time_of(graph, [[name] for name in pair])) for pair in pairs]
         return any(one > two * CLEARLY for one, two in alone)
+    if feature == IN_PLACE:
+        return any(overwrites(graph, group) for group in found)
     if feature == LATE:
         return time_of(graph, best_partition(graph, grown=True)) > best * CLEARLY
     if feature in (*RULES, CYCLE):
