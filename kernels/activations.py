@@ -27,7 +27,7 @@ def check_activation(operation: str, act: str) -> None:
     Raises:
         ValueError: it has not.
     """
-    if act not in ACTIVATIONS:
+    if not isinstance(act, str) or act not in ACTIVATIONS:
         raise ValueError(f"{operation} takes act of {', '.join(ACTIVATIONS)}, got {act!r}: choose one of them")
 
 

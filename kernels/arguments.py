@@ -6,6 +6,7 @@ from functools import cache, reduce
 import torch
 
 from kernels import runtime
+from kernels.options import check_option
 
 MULTIPROCESSORS = 132  # of an H200, the GPU that the course refers to
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -45,6 +46,11 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
             raise TypeError(f"{operation} takes dense tensors, got {name} in layout {kind}: use .to_dense()")
     if not (first.is_cuda or first.is_meta or (first.is_cpu and runtime.interprets())):
         raise ValueError(f"{operation} runs on the GPU here, got tensors on {first.device}: move them with .cuda()")
+
+
+def given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Those that are not None, by name."""
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tensors: torch.Tensor) -> None:
@@ -219,7 +225,8 @@ def check_heads(operation: str, scale: float | None, **tensors: torch.Tensor) ->
     if wrong is not None:
         shapes = ", ".join(f"{name} of {tuple(x.shape)}" for name, x in tensors.items())
         raise ValueError(f"{operation} takes {wrong[0]}, got {shapes}: {wrong[1]}")
-    if scale is not None and not 0 < scale < float("inf"):
+    check_option(operation, "scale", scale, float, optional=True)
+    if scale is not None and scale <= 0:
         raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
 
 

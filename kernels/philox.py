@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.options import check_option
+
 
 @triton.jit
 def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
@@ -66,11 +68,10 @@ def check_dropout(operation: str, x: torch.Tensor, seed: torch.Tensor | None, p:
     """Check the arguments that every kernel with dropout takes.
 
     Raises:
-        TypeError: seed is not an int64 tensor.
+        TypeError: seed is not an int64 tensor, or p not a number.
         ValueError: p is not of 0 to 1, or seed is not one value on x's device.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"{operation} takes p of 0 to 1, got {p}: 0.1 is usual")
+    check_option(operation, "p", p, float)
     if seed is None:
         return
     if not isinstance(seed, torch.Tensor) or seed.dtype != torch.int64:

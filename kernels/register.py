@@ -15,10 +15,14 @@ arguments and result, `training` is a second forward that returns (y, *more). Th
 .training_op (the same without `training`) and .backward_op, for tests and meters.
 """
 
+import inspect
+import typing
 from collections.abc import Callable
 
 import torch
 from torch.autograd import forward_ad
+
+from kernels.options import check_option
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # other classes mean something that kernels do not see: only operators do
 
@@ -44,6 +48,15 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(
             f"{ctx.name} is differentiable once, got a second derivative: use {ctx.name}_reference where you need one"
         )
+
+
+def _options(forward: Callable) -> list[tuple[int, str, type, bool]]:
+    """Position, name, type and whether it may be None, of each argument of `forward` that is no tensor."""
+    found = []
+    for i, (name, parameter) in enumerate(inspect.signature(forward, eval_str=True).parameters.items()):
+        kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
+        found += [(i, name, kind, type(None) in kinds) for kind in kinds if kind in (bool, int, float, str)]
+    return found
 
 
 def _refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
@@ -103,11 +116,11 @@ def register(
             Where not given, what `backward` returns. `needed` says of each argument whether its gradient is asked for.
 
     Returns:
-        A function of forward's arguments, by position, that returns y. A second derivative through it raises
-        RuntimeError.
+        A function of forward's arguments, by position, that returns y. It checks those that are no tensors
+        (options.check_option). A second derivative through it raises RuntimeError.
     """
     forward_op = training_op = _operator(name, forward, fake)
-    backward_op, apply = None, forward_op
+    backward_op, apply, options = None, forward_op, _options(forward)
     if backward is None:
 
         def refuse(ctx, *_):
@@ -150,6 +163,8 @@ def register(
 
     def operation(*arguments):
         tracked = negative = False
+        for i, option, kind, optional in options:
+            check_option(name, option, arguments[i], kind, optional=optional)
         tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled():
             for x in tensors:  # loops: every call pays for them, and generators cost twice as much

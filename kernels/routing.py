@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import FLOATS, check_alike
+from kernels.options import check_option
 from kernels.sizes import cdiv, next_power_of_2
 
 
@@ -153,6 +154,7 @@ def check_experts(operation: str, x, logits, weight, scale, top_k: int) -> None:
             f"{operation} takes x (..., cols), logits (..., experts), weight (experts, out_cols, cols) and scale "
             f"(experts, out_cols), got {', '.join(map(str, shapes))}: give them the same sizes, at least one each"
         )
+    check_option(operation, "top_k", top_k, int)
     if not 1 <= top_k <= len(weight):
         raise ValueError(f"{operation} takes top_k of 1 to {len(weight)}, the number of experts, got {top_k}")
     if len({tensor.device for tensor in (x, logits, weight, scale)}) > 1:

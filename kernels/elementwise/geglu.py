@@ -132,7 +132,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
     """
     gate, up = in_widest(gate, up)
     check_alike("geglu", gate=gate, up=up)
-    if approximate not in APPROXIMATIONS:
+    if not isinstance(approximate, str) or approximate not in APPROXIMATIONS:
         raise ValueError(f"geglu takes approximate of none or tanh, got {approximate!r}: choose one of them")
     return geglu_op(gate, up, approximate)
 

@@ -189,8 +189,6 @@ def cross_entropy(
         device-side assertion, as in PyTorch, which the next synchronisation raises.
     """
     check_labels("cross_entropy", logits, labels)
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy takes label_smoothing of 0 to 1, got {label_smoothing}: 0.1 is usual")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"cross_entropy takes reduction of none, mean or sum, got {reduction!r}: choose one of them")
     losses = cross_entropy_op(logits, labels, ignore_index, label_smoothing)

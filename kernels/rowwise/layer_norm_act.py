@@ -18,6 +18,7 @@ from kernels import costs
 from kernels.activations import ACTIVATIONS, check_activation
 from kernels.arguments import check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
+from kernels.options import check_option
 from kernels.rowwise import layer_norm as plain
 
 
@@ -44,6 +45,7 @@ def layer_norm_act(
     check_activation("layer_norm_act", act)
     check_alike("layer_norm_act", x=x)
     check_columns("layer_norm_act", x, weight=weight, bias=bias)
+    check_option("layer_norm_act", "eps", eps, float)
     return plain.layer_norm_op(x, weight, bias, act, eps)
 
 

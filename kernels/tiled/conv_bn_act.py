@@ -28,6 +28,7 @@ from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import check_together, check_vectors
 from kernels.batch_norm import fold
 from kernels.fused_op import FusedOp, Work
+from kernels.options import check_option
 from kernels.register import register
 from kernels.sizes import cdiv
 from kernels.tiled import conv_bn_act_descriptors
@@ -199,8 +200,8 @@ def _check(x, weight, vectors: dict[str, Tensor], act: str, stride: int, padding
             f"taps_w), got {tuple(x.shape)} and {tuple(weight.shape)}: give both the same channels, at least one"
         )
     check_vectors("conv_bn_act", x, weight.shape[0], "weight's output channels", "channel", **vectors)
-    if stride < 1 or (padding or 0) < 0:
-        raise ValueError(f"conv_bn_act takes stride >= 1 and padding >= 0, got {stride} and {padding}: change them")
+    check_option("conv_bn_act", "stride", stride, int)
+    check_option("conv_bn_act", "padding", padding, int, optional=True)
     if min(_out_shape(x, weight, stride, padding)[2:]) < 1:
         taps, size = tuple(weight.shape[2:]), tuple(x.shape[2:])
         raise ValueError(f"conv_bn_act takes a filter no larger than the padded x, got {taps} over {size}: pad more")

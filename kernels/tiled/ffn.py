@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, check_linear, check_together, multiprocessors
+from kernels.arguments import as_autocast_says, as_matrix, check_linear, check_together, given, multiprocessors
 from kernels.descriptors import takes_descriptors
 from kernels.elementwise.geglu import geglu_kernel
 from kernels.fused_op import FusedOp, Work
@@ -132,8 +132,7 @@ gated_op = register(
 
 def _check(act: str, x, up, down, gate, up_bias, down_bias) -> None:
     check_activation("ffn", act)
-    named = {"x": x, "up": up, "down": down, "gate": gate, "up_bias": up_bias, "down_bias": down_bias}
-    check_together("ffn", **{name: each for name, each in named.items() if each is not None})
+    check_together("ffn", x=x, up=up, down=down, **given(gate=gate, up_bias=up_bias, down_bias=down_bias))
     if gate is not None and up_bias is not None:
         raise ValueError("ffn takes no up_bias beside gate, got both: leave one out")
     check_linear("ffn", x, up, up_bias, names=("up", "up_bias"))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, autocasts, check_linear, check_together
+from kernels.arguments import as_autocast_says, as_matrix, autocasts, check_linear, check_together, given
 from kernels.descriptors import takes_descriptors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
@@ -184,8 +184,7 @@ def linear_act(
         return linear_act(x, weight, bias, None, act, tf32) + residual  # a stream of residuals in fp32 stays that
     if act is not None:
         check_activation("linear_act", act)
-    given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
-    check_together("linear_act", **{name: each for name, each in given.items() if each is not None})
+    check_together("linear_act", x=x, weight=weight, **given(bias=bias, residual=residual))
     check_linear("linear_act", x, weight, bias, residual)
     if tf32 and x.dtype != torch.float32:
         raise ValueError(f"linear_act takes tf32=True for float32, got {x.dtype}: leave it out")

@@ -1,0 +1,39 @@
+"""What every launcher asks of its arguments that are no tensors: a kernel computes with whatever it is given."""
+
+import math
+
+# Smallest and largest of what has one name in all operations.
+LIMITS = {
+    "eps": (0, math.inf),
+    "p": (0, 1),
+    "label_smoothing": (0, 1),
+    "stride": (1, math.inf),
+    "padding": (0, math.inf),
+}
+
+
+def check_option(operation: str, name: str, value, kind: type, *, optional: bool = False) -> None:
+    """Check an argument that is no tensor.
+
+    Args:
+        operation: the public function's name, for the message.
+        name: of the argument. LIMITS has the range of those that are alike in all operations.
+        value: what the caller gave.
+        kind: bool, int, float or str. A whole number is a float, a bool neither, a scalar of NumPy or PyTorch none.
+        optional: whether None stands for a value that the operation chooses.
+
+    Raises:
+        TypeError: another type.
+        ValueError: NaN, infinity, an integer beyond 64 bits, or what LIMITS leaves out.
+    """
+    if value is None and optional:
+        return
+    if not isinstance(value, (int, float) if kind is float else kind) or (kind is not bool and isinstance(value, bool)):
+        given = f"{value!r:.40} of type {type(value).__name__}"
+        raise TypeError(f"{operation} takes {name} as {kind.__name__}, got {given}: pass {kind.__name__}({name})")
+    if kind in (int, float) and not (-(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)):
+        raise ValueError(f"{operation} takes {name} as a finite number of at most 64 bits, got {value}: choose another")
+    least, most = LIMITS.get(name, (-math.inf, math.inf))
+    if kind in (int, float) and not least <= value <= most:
+        above = f"to {most:g}" if most < math.inf else "or above"
+        raise ValueError(f"{operation} takes {name} of {least:g} {above}, got {value}: choose one in that range")
