@@ -35,7 +35,7 @@ class TwoPartitions:
 
 
 @dataclass(frozen=True)
-class Row:
+class GroupRow:
     """An operation: its name, its kernels on either side (numbered as they come), whether an edge of it differs."""
 
     name: str
@@ -44,7 +44,7 @@ class Row:
     differs: bool
 
 
-def rows_of(graph: TwoPartitions) -> list[Row]:
+def rows_of(graph: TwoPartitions) -> list[GroupRow]:
     """The operations in the graph's order."""
     numbers: tuple[dict, dict] = {}, {}
     differing = {name for edge in graph.differing for name in edge}
@@ -54,7 +54,7 @@ def rows_of(graph: TwoPartitions) -> list[Row]:
         sides = []
         for known, kernels in zip(numbers, (own, sorted(graph.homes.get(name, ()))), strict=True):
             sides.append(tuple(known.setdefault(kernel, len(known) + 1) for kernel in kernels))
-        found.append(Row(name, *sides, name in differing))
+        found.append(GroupRow(name, *sides, name in differing))
     return found
 
 
@@ -90,7 +90,7 @@ def _axes(count: int) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _cells(rows: list[Row]):
+def _cells(rows: list[GroupRow]):
     """(x, y, width, colour, label) of each box."""
     for number, row in enumerate(rows):
         for left, kernels in ((OURS, row.ours), (THEIRS, row.theirs)):
@@ -148,12 +148,12 @@ class GroupsExplorer(Explorer):
         return still_svg(figure), {"frames": frames, "columns": 1}
 
 
-def _marked(row: Row) -> str:
+def _marked(row: GroupRow) -> str:
     name = row.name if len(row.name) <= 30 else f"{row.name[:29]}…"
     return f"≠ {name}" if row.differs else name
 
 
-def _frame(opening: str, title: str, rows: list[Row]) -> str:
+def _frame(opening: str, title: str, rows: list[GroupRow]) -> str:
     parts = [svg_title(title, 12, 18)]
     for number, row in enumerate(rows):
         style = f' fill="{WRONG}" font-weight="bold"' if row.differs else ""

@@ -200,8 +200,8 @@ def test_registration(device):
     ("change", "error", "message"),
     [
         ({"act": "tanh"}, ValueError, "conv_bn_act takes act of relu, gelu, gelu_tanh, silu, got 'tanh'"),
-        ({"stride": 0}, ValueError, "stride >= 1 and padding >= 0, got 0 and None: change"),
-        ({"padding": -1}, ValueError, "got 1 and -1"),
+        ({"stride": 0}, ValueError, "stride of 1 or above, got 0: choose"),
+        ({"padding": -1}, ValueError, "padding of 0 or above, got -1"),
         ({"padding": 0, "x": torch.ones(1, 16, 2, 9)}, ValueError, "no larger than the padded x"),
         ({"x": torch.ones(1, 15, 4, 4)}, ValueError, "give both the same channels"),
         ({"x": torch.ones(16, 4, 4)}, ValueError, r"x \(images, channels, height, width\)"),

@@ -141,7 +141,11 @@ def test_registration(device):
         ({"labels": torch.ones(3, device="meta").long()}, ValueError, "labels on meta: move one with"),
         ({"logits": torch.ones(3, 0)}, ValueError, "takes at least 1 class, got logits of 0 columns"),
         ({"label_smoothing": 1.5}, ValueError, "label_smoothing of 0 to 1, got 1.5"),
-        ({"label_smoothing": float("nan")}, ValueError, "label_smoothing of 0 to 1, got nan"),
+        (
+            {"label_smoothing": float("nan")},
+            ValueError,
+            "label_smoothing as a finite number of at most 64 bits, got nan",
+        ),
         ({"reduction": "avg"}, ValueError, "reduction of none, mean or sum, got 'avg'"),
     ],
 )
