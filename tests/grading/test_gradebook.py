@@ -564,20 +564,24 @@ def test_a_table_that_cannot_be_written_stays(tmp_path, monkeypatch):
     assert marks.marks_in(path) == [said]
 
 
-def add_some(path: Path, who: str) -> None:
-    for place in range(5):
-        marks.add_mark(path, marks.Mark("Ann", "03", Decimal(1), f"{who} {place}", "", who, "now"))
+def add_when_told(path: Path, told) -> None:
+    told.wait()
+    marks.add_mark(path, marks.Mark("Ann", "03", Decimal(1), "second", "", "b", "now"))
 
 
-def test_two_who_comment_at_once_lose_nothing(tmp_path):
+def test_two_who_comment_at_once_wait_for_each_other(tmp_path):
     path = tmp_path / "marks.csv"
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=add_some, args=(path, who)) for who in "ab"]
-    for each in writers:
-        each.start()
-    for each in writers:
-        each.join()
-    assert sorted(mark.comment for mark in marks.marks_in(path)) == [f"{who} {n}" for who in "ab" for n in range(5)]
+    told = context.Event()
+    other = context.Process(target=add_when_told, args=(path, told))
+    other.start()
+    with marks.alone(path):
+        told.set()
+        other.join(1)
+        assert other.is_alive()
+        marks.write(path, [*marks.read(path), marks.Mark("Ann", "03", Decimal(1), "first", "", "a", "now")])
+    other.join()
+    assert [mark.comment for mark in marks.marks_in(path)] == ["first", "second"]
 
 
 @given(some.text(some.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
