@@ -3,13 +3,18 @@
     python -m benchmarks.profiles --out FILE [--seconds 170]
 
 Each task is a process of its own with a limit of its own, so that one which hangs or fails costs its own figures alone.
+    python -m benchmarks.profiles --take FILE     puts a FILE into benchmarks/results/h200_profiles, cut to what is read
+
 FILE holds all that was found, and is written after each task. What must be compiled is compiled first, side by side,
 into the caches of Triton and Inductor; max-autotune, which times as it compiles, comes last and alone.
 """
 
 import argparse
+import csv
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +24,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.run import date_and_versions
+from benchmarks.hardware_counters import MARKER
+from benchmarks.ncu_pages import COLUMNS, SOURCE_OF
+from benchmarks.run import RESULTS, date_and_versions
 
 WARM = [(way, tokens) for tokens in (8192, 512, 1) for way in ("torch.compile", "fused")]
 # Name, seconds it may take, module and arguments.
@@ -33,6 +40,64 @@ TASKS = (
     ("max-autotune 8192", 120, "benchmarks.block", "autotuned", "8192"),
     ("max-autotune 512", 120, "benchmarks.block", "autotuned", "512"),
 )
+
+
+SHOWN = ("vectorized_elementwise_kernel<4, native::CUDAFunctor_add", SOURCE_OF)  # whose page is kept as ncu prints it
+LONGEST_NAME = 100
+OF_SOURCE = ("Source", "# Samples", "Instructions Executed", "stall_long_sb", "stall_drain", "stall_short_sb")
+
+
+def cut_pages(plain: str, whole: str) -> str:
+    """The CSV page without the markers, names cut, and with the reasons for stalls of the page in full."""
+    rows = list(csv.DictReader(io.StringIO(plain)))
+    stalls = [row for row in csv.DictReader(io.StringIO(whole)) if row["Metric Name"].startswith("Stall ")]
+    kept = io.StringIO()
+    writer = csv.DictWriter(kept, COLUMNS, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writeheader()
+    for row in sorted([*rows, *stalls], key=lambda row: int(row["ID"])):
+        if MARKER not in row["Kernel Name"]:
+            writer.writerow(row | {"Kernel Name": row["Kernel Name"][:LONGEST_NAME]})
+    return kept.getvalue()
+
+
+def cut_text(details: str) -> str:
+    """ncu's own print of the kernels in SHOWN, each once."""
+    pages = re.split(r"\n(?=  \S.*, Context \d+, Stream)", details)
+    found = [next(page for page in pages if name in page.partition("\n")[0]) for name in SHOWN]
+    return "\n".join(line.rstrip() for page in found for line in page.splitlines()) + "\n"
+
+
+def cut_source(source: str) -> str:
+    """The first kernel's lines of machine code, with their samples."""
+    lines = source.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith('"Address"'))
+    end = next((n for n, line in enumerate(lines) if n > start and not line.startswith('"0x')), len(lines))
+    kept = io.StringIO()
+    writer = csv.DictWriter(kept, OF_SOURCE, extrasaction="ignore", quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(csv.DictReader(lines[start:end]))
+    return kept.getvalue()
+
+
+def take(content: dict) -> None:
+    """Write what was found to the folder that lesson 15 reads."""
+    folder = RESULTS / "h200_profiles"
+    folder.mkdir(exist_ok=True)
+    tasks, found = content["tasks"], {name: content[name] for name in ("gpu", "date", "versions", "command")}
+    if "ncu pairs" in tasks:
+        pages = tasks["ncu pairs"]
+        found["ncu"] = {"command": pages["command"], "version": pages["version"]}
+        (folder / "ncu.csv").write_text(cut_pages(pages["csv"], pages["all"]))
+        (folder / "ncu_details.txt").write_text(cut_text(pages["details"]))
+        (folder / "ncu_source.csv").write_text(cut_source(pages["source"]))
+    for name, trace in tasks.get("traces", {}).items():
+        (folder / f"block_{re.sub('[^a-z]+', '_', name.lower())}.trace.json").write_text(json.dumps(trace) + "\n")
+    for by_direction in tasks["times"].values():
+        for ways in by_direction.values():
+            for row in ways.values():
+                row["kernels"] = [[name[:LONGEST_NAME], time] for name, time in row.get("kernels", ())]
+    found["times"] = tasks["times"]
+    (folder / "block.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def started(*words: str, threads: int = 16, log=None) -> subprocess.Popen:
@@ -54,11 +119,15 @@ def ended(process: subprocess.Popen, seconds: float) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--take", type=Path, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=170, help="after which no further task is begun")
     parser.add_argument("--tasks", default="", help="names, divided by commas; all by default")
     parser.add_argument("--small", action="store_true", help="a rehearsal, for a machine without a GPU")
     options = parser.parse_args()
+    if options.take:
+        take(json.loads(options.take.read_text()))
+        return
     began, small = time.monotonic(), ["--small"] * options.small
     chosen = [task for task in TASKS if not options.tasks or task[0] in options.tasks.split(",")]
 

@@ -19,7 +19,7 @@ __getattr__, __dir__ = room(
         "prediction": "predict",
         "report": "bench",
         "fusion": "FusionPlan analyse",
-        "recordings": "recorded",
+        "recordings": "recorded recorded_page",
         "ncu_pages": "CounterPair NcuCounter NcuKernel counters_beside read_ncu",
         "traces": "KernelTimeline Opportunity TraceKernel read_trace",
     },

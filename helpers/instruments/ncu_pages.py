@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.instruments.resources import Resources
+from helpers.instruments.roofline import Work
 from helpers.instruments.traffic.result import Traffic
 
 LAUNCH, OCCUPANCY, SPEED, MEMORY = (
@@ -151,13 +152,18 @@ def _counter(value: str, unit: str) -> NcuCounter:
 
 
 def counters_beside(
-    kernel: NcuKernel, resources: Resources | None = None, traffic: Traffic | None = None, times: float = 1.0
+    kernel: NcuKernel,
+    resources: Resources | None = None,
+    traffic: Traffic | None = None,
+    times: float = 1.0,
+    work: Work | None = None,
 ) -> list[CounterPair]:
     """The counters that our instruments answer as well.
 
     Args:
         resources: what `compile_for` says of the kernel, for the GPU that it was profiled on.
         traffic: what `measure` says of the launch alone, with how many `times` fewer programs.
+        work: the operation's least bytes, each input read once and each output written once.
     """
     found = []
     if resources is not None:
@@ -171,8 +177,6 @@ def counters_beside(
         ]
     if traffic is not None:
         found += [(name, None, times * getattr(traffic, said), "measure") for name, said in SECTORS.items()]
-        found += [
-            (READ, None, times * traffic.unique_read, "measure, distinct bytes"),
-            (WRITTEN, None, times * traffic.unique_written, "measure, distinct bytes"),
-        ]
+    if work is not None:
+        found += [(READ, None, work.bytes_read, "least bytes"), (WRITTEN, None, work.bytes_written, "least bytes")]
     return [CounterPair(name, kernel.counter(name, section), said, who) for name, section, said, who in found]

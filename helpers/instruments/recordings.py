@@ -137,3 +137,17 @@ def recorded(gpu: str = "h200") -> Recorded:
         raise ValueError(f"nothing is recorded for {gpu}: there is {known}; on a machine with one, run `fusion bench`")
     content = json.loads(path.read_text())
     return Recorded(**content)
+
+
+def recorded_page(name: str, gpu: str = "h200") -> Path:
+    """Where a page or a trace lies that a profiler wrote on a GPU, recorded by benchmarks/profiles.py.
+
+    Raises:
+        ValueError: none of that name is recorded.
+    """
+    folder = RESULTS / f"{gpu.lower()}_profiles"
+    path = folder / name
+    if not path.is_file():
+        known = ", ".join(sorted(file.name for file in folder.glob("*"))) or "none"
+        raise ValueError(f"no page {name!r} is recorded for {gpu}: there is {known}")
+    return path

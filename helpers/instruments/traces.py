@@ -16,7 +16,7 @@ LAUNCH = re.compile("cu(da)?(Graph)?Launch|cudaMemcpyAsync|cudaMemsetAsync")
 PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|conv|flash|fmha|attention|linear|gated|_mm_|splitKreduce", re.I)
 # Where PyTorch's kernels say what they compute.
 FUNCTORS = (
-    r"CUDAFunctor(?:OnSelf|OnOther)?_(\w+)",
+    r"CUDAFunctor(?:On[A-Z][a-z]+)?_(\w+)",
     r"(\w+?)_kernel_cuda",
     r"(\w+?)_cuda_kernel",
     r"(\w+?)(?:CUDA)?KernelImpl",

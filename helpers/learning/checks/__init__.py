@@ -41,6 +41,7 @@ from helpers.learning.checks.tile_cases import linear_cases as linear_cases
 from helpers.learning.checks.tile_cases import masked_cases as masked_cases
 from helpers.learning.checks.tile_cases import rounding_cases as rounding_cases
 from helpers.learning.checks.tile_cases import scores_cases as scores_cases
+from helpers.learning.checks.traffic import check_cut as check_cut
 from helpers.learning.checks.traffic import check_traffic as check_traffic
 from helpers.learning.checks.values import check_values as check_values
 from helpers.learning.hints import Hints as Hints

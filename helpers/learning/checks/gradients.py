@@ -23,8 +23,12 @@ ATOL, RTOL = 5e-9, 1e-8
 RUNS = 10  # of one call on a GPU, to see whether it repeats
 
 
-def gradient_cases(seed: int, widths: tuple[int, ...] = (7, 127, 1025), rows: int = 37) -> list[Case]:
-    """Calls of `backward(grad_y, x, weight, bias, eps)` of a norm with an activation, the simplest first.
+def gradient_cases(
+    seed: int, widths: tuple[int, ...] = (7, 127, 1025), rows: int = 37, tensors: int = 1, vectors: int = 2
+) -> list[Case]:
+    """Calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, the simplest first.
+
+    After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
 
     Rows of 64 and of each of `widths` elements; `rows` rows, more than programs; more dimensions; gradients with
     strides of their own; another eps; a large mean; an activation far from 0; 16 bits; no row at all. (In float64 the
@@ -46,8 +50,9 @@ def gradient_cases(seed: int, widths: tuple[int, ...] = (7, 127, 1025), rows: in
     ) -> Case:
         grad_y = of_grad(draw(*shape, **kind))
         x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind)), grad_y.shape[-1]
-        inputs = (grad_y, x, draw(cols, **kind) * scale, draw(cols, **kind), eps)
-        return Case(label, inputs, look_at, input_error=x.dtype)
+        more = [draw(*grad_y.shape, **kind) for _ in range(tensors - 1)] + [draw(cols, **kind) for _ in range(vectors)]
+        more[0] = more[0] * scale  # the gate, or the weights that make what the activation sees
+        return Case(label, (grad_y, x, *more, eps), look_at, input_error=x.dtype)
 
     found = [call("", "the formula: which of the three results is it, and which of its terms?", 2, 64)]
     found += [call("", PADDING, 3, cols) for cols in sorted(widths)]
@@ -57,10 +62,8 @@ def gradient_cases(seed: int, widths: tuple[int, ...] = (7, 127, 1025), rows: in
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
     found.append(call("x transposed", STRIDES, 65, 65, of_x=lambda x: x.T))
     found.append(call("eps 0.5", "eps: inside the square root, in the backward pass as well", 2, 65, eps=0.5))
-    found.append(call("mean 1000", "the variance: take the mean off first", 2, 65, mean=1e3))
-    found.append(
-        call("weights 100 times as large", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0)
-    )
+    found.append(call("mean 1000", "the row's mean, and its deviation: what they are taken of", 2, 65, mean=1e3))
+    found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0))
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
         found.append(call(name, f"{name}: load, convert to float32, compute, then store", 2, 127, dtype=dtype))

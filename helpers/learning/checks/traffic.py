@@ -53,6 +53,37 @@ def check_traffic(
     return f"{launches} launch{'es' * (launches != 1)}, {bytes_per_element:g} B/element."
 
 
+@as_check
+def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
+    """Meter `answer(*inputs)` beside `unfused(*inputs)`: so much less traffic, in no more launches than given.
+
+    Args:
+        answer: the learner's function.
+        unfused: what it fuses, in PyTorch.
+        inputs: arguments of both.
+        least: what the traffic has to be cut by, as a fraction of the unfused.
+        launches: at most.
+        name: the check's name.
+    """
+    mine, theirs = measure(answer, *inputs), measure(unfused, *inputs)
+    refuse_hazards(mine, described(inputs))
+    cut = 1 - mine.bytes_total / theirs.bytes_total
+    told = f"{mine.bytes_total:,} of {theirs.bytes_total:,} B, {100 * cut:.1f}% less, {100 * least:g}% needed"
+    if mine.launches > launches:
+        kernels = ", ".join(name for name, _ in mine.by_launch)
+        raise AnswerError(
+            f"{mine.launches} launches ({kernels}), at most {launches}; {told}",
+            "your launcher: every PyTorch operation that does work is a launch of its own",
+        )
+    if not cut >= least:
+        elements = max(x.numel() for x in inputs if isinstance(x, torch.Tensor))
+        raise AnswerError(
+            "\n".join([told, *lines_of(mine, elements)]),
+            "the loads and stores above: what was loaded once is at hand in its variable",
+        )
+    return f"{mine.launches} launch{'es' * (mine.launches != 1)}, {100 * cut:.1f}% less traffic."
+
+
 def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str, str]]:
     """(name, "twice" or "2.5 times") of each input that is read more than once."""
     given = zip(inspect.signature(answer).parameters, inputs, strict=False)

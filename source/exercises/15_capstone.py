@@ -1,0 +1,367 @@
+# %% [markdown]
+# # Exercise 15: the capstone [30 points]
+#
+# A block of a model is given, in plain PyTorch: the gated norm at the end of a Mamba-2 layer, and its residual. You
+# fuse it, **forward and backward**, until at least **60 % of its metered traffic** is gone, and write a report whose
+# numbers are worked out again for sizes that you have not seen. About two hours. All lessons help; 05, 11 and 15 most.
+# <!-- given 60 %: what this exercise asks for -->
+#
+# **The formula**, for each row of $n$ elements:
+#
+# $$h = x \cdot a, \quad a = \mathrm{silu}(gate) = gate \cdot s, \quad s = \sigma(gate), \qquad
+# r = \frac{1}{\sqrt{\tfrac1n \sum_j h_j^2 + \varepsilon}}, \qquad y = h \, r \, w + residual$$
+#
+# and backward, with $g = \partial L / \partial y$ and $\hat h = h\,r$:
+#
+# $$\frac{\partial L}{\partial residual} = g, \qquad
+# \frac{\partial L}{\partial w} = \sum_{\text{rows}} g\,\hat h, \qquad
+# g_h = r \Big( g\,w - \hat h \cdot \tfrac1n \sum_j g_j w_j \hat h_j \Big)$$
+#
+# $$\frac{\partial L}{\partial x} = g_h \, a, \qquad
+# \frac{\partial L}{\partial gate} = g_h \, x \cdot s \, \big(1 + gate\,(1 - s)\big)$$
+#
+# **The picture**: what goes through memory, a row at a time.
+#
+# ```text
+#   forward    x, gate, residual --> [ h, r in registers ] --> y
+#
+#   backward   g, x, gate        --> [ h, r made again   ] --> gradients of x and gate
+#                                      sums over rows      --> a row a program --> gradient of w
+# ```
+#
+# Source of the block: Dao and Gu, "Transformers are SSMs", arXiv:2405.21060; its RMSNorm with a gate.
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments import measure
+from helpers.learning import (
+    Hints,
+    check_cut,
+    check_gradcheck,
+    check_numbers,
+    check_repeats,
+    check_values,
+    fresh,
+    gradient_cases,
+    norm_cases,
+)
+
+# %% [markdown]
+# ## The block
+#
+# The arithmetic is float32 at least; in float32 its conversions cost nothing.
+
+
+# %%
+def gated_norm(x, gate, weight, eps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    h = x.to(wide) * torch.nn.functional.silu(gate.to(wide))
+    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight.to(wide)
+
+
+def block(x, gate, residual, weight, eps):
+    return (gated_norm(x, gate, weight, eps) + residual).to(x.dtype)
+
+
+def block_backward(grad_y, x, gate, weight, eps):
+    leaves = [each.detach().requires_grad_() for each in (x, gate, weight)]
+    y = gated_norm(*leaves, eps).to(x.dtype)
+    return torch.autograd.grad(y, leaves, grad_y)
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x, gate, residual, grad_y = torch.randn(4, 96, 256, device=device)
+weight = torch.randn(256, device=device)
+print(measure(block, x, gate, residual, weight, 1e-5).launch_table())
+
+# %% [markdown]
+# The residual needs no backward pass of its own: its gradient *is* `grad_y`.
+#
+# **How many bytes an element must the block move, forward, in float32? And backward?** Write your numbers down.
+#
+# ## Forward: your kernel and its launcher
+#
+# `x`, `gate` and `residual` are (..., cols), of any strides; `weight` is (cols,). All have one dtype, and so has `y`.
+# There may be no row at all.
+
+
+# %% grade_id="forward-kernel"
+@triton.jit
+def forward_kernel(x_ptr, gate_ptr, residual_ptr, weight_ptr, y_ptr, cols, eps, BLOCK: tl.constexpr):
+    # About 11 lines: which row; load; h, in float32; its root mean square; y; store.
+    # BEGIN SOLUTION
+    col = tl.arange(0, BLOCK)
+    # int64 before the multiplication: row * cols passes 2**31 in large tensors.
+    exists, at = col < cols, tl.program_id(0).to(tl.int64) * cols + col
+    x = tl.load(x_ptr + at, mask=exists, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + at, mask=exists, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + at, mask=exists, other=0.0).to(tl.float32)
+    # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
+    h = x * gate * tl.sigmoid(gate)
+    rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols + eps)
+    tl.store(y_ptr + at, h * rstd * weight + residual, mask=exists)
+    # END SOLUTION
+
+
+# %% grade_id="forward"
+def forward(x, gate, residual, weight, eps):
+    """The block, in one launch."""
+    # About 6 lines: lay the tensors out in rows, make room, launch.
+    # BEGIN SOLUTION
+    x, gate, residual = x.contiguous(), gate.contiguous(), residual.contiguous()
+    y, cols = torch.empty_like(x), x.shape[-1]
+    block_size = triton.next_power_of_2(cols)
+    forward_kernel[(x.numel() // cols,)](x, gate, residual, weight, y, cols, eps, BLOCK=block_size)
+    return y
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Backward: your kernel and its launcher
+#
+# A program takes rows `program_id`, `program_id + num_programs`, and so on, at most `PROGRAMS` programs; it keeps its
+# sum of the weight's gradient in registers, and stores it once, at a place of its own. In float64 the arithmetic is
+# float64: `COMPUTE` says which.
+
+# %%
+PROGRAMS = 8
+
+
+# %% grade_id="backward-kernel"
+@triton.jit
+def backward_kernel(
+    grad_y_ptr,
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    grad_x_ptr,
+    grad_gate_ptr,
+    sums_ptr,
+    rows,
+    cols,
+    eps,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # About 22 lines: the weight; a loop over rows: load, make h and rstd again, three gradients; store the sum.
+    # BEGIN SOLUTION
+    col = tl.arange(0, BLOCK)
+    exists = col < cols
+    # The same for every row: loaded once, before the loop.
+    weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)
+    grad_weight = tl.zeros((BLOCK,), dtype=COMPUTE)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        at = tl.cast(row, tl.int64) * cols + col
+        grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)
+        x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)
+        gate = tl.load(gate_ptr + at, mask=exists, other=0.0).to(COMPUTE)
+        # As in the forward pass: the row is in registers, so this costs arithmetic and no byte.
+        s = tl.sigmoid(gate)
+        h = x * gate * s
+        rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols + eps)
+        h_hat = h * rstd
+        along = grad_y * weight
+        # What is taken off: a longer row is normalised to the same one.
+        stretch = tl.sum(along * h_hat, axis=0) / cols
+        grad_h = rstd * (along - h_hat * stretch)
+        tl.store(grad_x_ptr + at, grad_h * gate * s, mask=exists)
+        tl.store(grad_gate_ptr + at, grad_h * x * s * (1.0 + gate * (1.0 - s)), mask=exists)
+        grad_weight += grad_y * h_hat
+    # A row of sums a program, in a place of its own.
+    tl.store(sums_ptr + tl.program_id(0) * cols + col, grad_weight, mask=exists)
+    # END SOLUTION
+
+
+# %% grade_id="backward"
+def backward(grad_y, x, gate, weight, eps):
+    """(grad_x, grad_gate, grad_weight): one kernel, and a sum over the programs' sums."""
+    # About 12 lines: lay the tensors out in rows, make room, launch, add up the partial sums.
+    # BEGIN SOLUTION
+    grad_y, x, gate = grad_y.contiguous(), x.contiguous(), gate.contiguous()
+    cols = x.shape[-1]
+    rows = x.numel() // cols
+    grad_x, grad_gate = torch.empty_like(x), torch.empty_like(x)
+    # One program even where there is no row: its sums are the zeros that nobody else would write.
+    programs = max(1, min(rows, PROGRAMS))
+    double = x.dtype == torch.float64
+    # Wide until the last sum is made: 16 bits would round at every addition.
+    sums = torch.empty(programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device)
+    compute, block_size = tl.float64 if double else tl.float32, triton.next_power_of_2(cols)
+    tensors = (grad_y, x, gate, weight, grad_x, grad_gate, sums)
+    backward_kernel[(programs,)](*tensors, rows, cols, eps, COMPUTE=compute, BLOCK=block_size)
+    return grad_x, grad_gate, sums.sum(0).to(x.dtype)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Your report
+#
+# What a reader wants to know before they take your kernel, as a function of the sizes. **Forward, in float32**: what
+# the block launches and moves as it is given, counted as the meter counts; the least that it can move, each input read
+# once and `y` written once; by how many per cent that is less. And if a step of a model spends `share` of its time (0
+# to 1) in this block, which is bound by memory: how many times faster can the *whole step* get, at best, when only the
+# block is fused? Use the arguments and plain Python.
+
+
+# %% grade_id="report"
+def report(rows, columns, share):
+    """Launches unfused, bytes unfused, bytes at least, per cent less, speed-up of the step."""
+    # About 6 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # silu 2n, times x 3n, square 2n, mean n and a number a row, plus eps and rsqrt on those, times rstd 2n and a number
+    # a row, times weight 2n and the weight, plus residual 3n.
+    unfused = 4 * (15 * n + 6 * rows + columns)
+    least = 4 * (4 * n + columns)
+    # Amdahl: what is not the block takes as long as before.
+    return 9, unfused, least, 100 * (1 - least / unfused), 1 / (1 - share + share * least / unfused)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. They are worth 26 of the 30 points; four checks on other values and sizes,
+# kept for the grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
+# the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Start from the message: the smallest input that fails, and what it says to look at.",
+        "h is x times gate times sigmoid(gate); the mean of its squares divides by cols, and eps is inside the root.",
+        "16 bits: every load .to(tl.float32), and one rounding, at the store.",
+    ),
+    cut=(
+        "Count: x, gate and residual in, y out, 16 B/element. What else does the message list?",
+        "One launch: nothing of the formula is left to PyTorch.",
+    ),
+    gradients=(
+        "Which of the three results is wrong? 1 is x's gradient, 2 the gate's, 3 the weight's. Begin with 3: it needs "
+        "h and rstd alone.",
+        "x and the gate share g_h. If both are wrong it is g_h; if only the gate's is, it is the slope of silu.",
+        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is added up is stored "
+        "after the loop.",
+    ),
+    gradcheck=(
+        "float64 goes all the way: every load .to(COMPUTE), the sum in registers in COMPUTE, and the tensor of sums "
+        "in float64 as well.",
+    ),
+    **{
+        "backward-cut": (
+            "Count: grad_y, x and gate in, two gradients out, 20 B/element; the weight once a program; the sums.",
+            "h and rstd are made again from x and gate: neither comes from memory.",
+            "A row of sums for each program, not for each row; the programs are PROGRAMS at most.",
+        ),
+        "report": (
+            "measure(block, ...).launch_table() above lists the launches: write down what each reads and writes.",
+            "The step without the block takes 1 - share, whatever you do. The block takes share times least / unfused.",
+        ),
+    },
+    repeats=("sums_ptr + tl.program_id(0) * cols + col: a place for each program, and no atomics.",),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Odd widths, strange strides, another eps, half precision, NaN, no row.
+
+# %% grade_id="values" points=6
+check_values(forward, block, norm_cases(3, 1, seed=15), name="values")
+
+# %% [markdown]
+# **Is the traffic gone?** The size is drawn anew for every grading.
+
+# %%
+((rows, columns),) = fresh(15, 1, range(60, 120), range(200, 400))
+given = (*torch.randn(3, rows, columns, device=device), torch.randn(columns, device=device), 1e-5)
+
+# %% grade_id="cut" points=4
+check_cut(forward, block, given, least=0.6, launches=1, name="cut")
+
+# %% [markdown]
+# **Are the gradients right?**
+
+# %% grade_id="gradients" points=6
+check_values(backward, block_backward, gradient_cases(15, tensors=2, vectors=1), name="gradients")
+
+# %% [markdown]
+# **What does gradcheck say?** It moves each input by a hair, in float64, and looks what the block makes of it.
+
+# %%
+double = {"dtype": torch.float64, "device": device}
+small = (torch.randn(3, 5, **double), torch.randn(3, 5, **double), torch.randn(5, **double), 1e-3)
+
+# %% grade_id="gradcheck" points=3
+check_gradcheck(backward, gated_norm, small, name="gradcheck")
+
+# %% [markdown]
+# **Is the traffic of the backward pass gone?** Autograd's own moves more than the block does, so more must go: 84 %. At
+# most three launches: your kernel, the sum over its sums, a conversion.
+# <!-- given 84 %: what this exercise asks for -->
+
+# %%
+of_backward = (torch.randn(rows, columns, device=device), *given[:2], given[3], 1e-5)
+
+# %% grade_id="backward-cut" points=3
+check_cut(backward, block_backward, of_backward, least=0.84, launches=3, name="backward-cut")
+
+# %% [markdown]
+# **Is it the same in every run?** With no GPU, its programs are run from last to first.
+
+# %% grade_id="repeats" points=2
+check_repeats(backward, of_backward, name="repeats")
+
+# %% [markdown]
+# **Do the numbers of the report hold?**
+
+
+# %%
+def metered(rows, columns, share):
+    tensors = (*torch.ones(3, rows, columns), torch.ones(columns))
+    found = measure(block, *tensors, 1e-5)
+    least = sum(each.nbytes for each in (*tensors, tensors[0]))
+    part = least / found.bytes_total
+    return found.launches, found.bytes_total, least, 100 * (1 - part), 1 / (1 - share + share * part)
+
+
+parts = ("launches", "bytes unfused", "bytes at least", "per cent less", "speed-up")
+shares = (0.1, 0.25, 0.5, 0.9)
+
+# %% grade_id="report-numbers" points=2
+questions = [(1, 8, 0.5), *fresh(15, 4, range(2, 100), range(2, 300), shares)]
+check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report-numbers")
+
+# %% grade_id="other-values" points=1
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(forward, block, norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000), name="other-values")
+# END HIDDEN TESTS
+
+# %% grade_id="other-gradients" points=1
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+others = gradient_cases(1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1)
+check_values(backward, block_backward, others, name="other-gradients")
+# END HIDDEN TESTS
+
+# %% grade_id="other-cut" points=1
+# Another size is metered here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+((other_rows, other_columns),) = fresh(1729, 1, range(120, 200), range(100, 200))
+other_tensors = (*torch.randn(3, other_rows, other_columns, device=device), torch.randn(other_columns, device=device))
+check_cut(forward, block, (*other_tensors, 1e-5), least=0.6, launches=1, name="other-cut")
+# END HIDDEN TESTS
+
+# %% grade_id="other-report" points=1
+# Other sizes are worked out here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+asked = fresh(1729, 10, range(1, 300), range(1, 300), shares)
+check_numbers(report, metered, asked, parts=parts, within=1e-6, name="other-report")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/15_capstone.ipynb` grades the saved notebook.

@@ -1,0 +1,596 @@
+# %% [markdown]
+# # 15 The profilers, and a whole block
+#
+# Fourteen lessons had instruments that need no GPU: a meter, a compiler, a calculator. On a GPU others use Nsight
+# Compute and torch.profiler. You will read what they say of the course's own kernels, counter by counter. Then all of
+# it comes together in a transformer's block. **Is the block, fused, faster than what PyTorch brings?**
+#
+# After this lesson you can
+#
+# - read the sections of Nsight Compute's page that matter, and say which of its numbers you knew before;
+# - say what a counter does *not* see, and when a page is full of praise for a program that wastes half its time;
+# - find in a trace what to fuse, by a rule, and say what the rule cannot see;
+# - profile a script of your own, and know what keeps a profiler from running;
+# - say what each fusion of a model is worth to the whole, and which are not worth it.
+#
+# About 60 minutes. It builds on all lessons, above all [02](02_bytes_and_launches.ipynb), [07](07_occupancy.ipynb) and
+# [10](10_attention.ipynb), and leads to [exercise 15](../exercises/15_capstone.ipynb).
+
+# %%
+import csv
+import json
+from functools import partial
+
+import torch
+
+from helpers.instruments import compile_for, counters_beside, measure, read_ncu, read_trace, recorded, recorded_page
+from helpers.learning import predict_first, predictions, self_test
+from kernels import CATALOGUE, runtime
+
+torch.manual_seed(0)
+device = "cuda" if runtime.has_gpu() else "cpu"
+h200 = recorded("h200")
+
+# %% [markdown]
+# ## Which profiler answers which question?
+#
+# | question | tool | what it gives |
+# |---|---|---|
+# | Where does the time go: kernels, gaps, the CPU? | torch.profiler, Nsight Systems (`nsys`) | a timeline |
+# | Why does this one kernel take so long? | Nsight Compute (`ncu`) | hardware counters, kernel by kernel |
+#
+# **The timeline comes first.** A kernel that takes 2 % of the time is not worth a counter.
+# <!-- given 2 %: an example -->
+#
+# On a machine with a GPU, `fusion profile script.py` runs both on a script of yours and says what is missing:
+# Nsight Compute reads counters only where the driver lets it. The commands are no secret. This is what it runs:
+
+# %%
+from pathlib import Path
+
+from helpers.instruments.profile_script import PERMISSION, commands
+
+for command in commands(Path("script.py"), launches=50).values():
+    print("$", " ".join(["python" if "python" in word else word for word in command]).replace(" --", "\n    --"))
+print(PERMISSION)
+
+# %% [markdown]
+# Everything below was recorded so on an H200 (`python -m benchmarks.profiles`); the files are in
+# `benchmarks/results/h200_profiles`. `nsys` was not there; its timeline has the same rows as torch.profiler's.
+#
+# ## A page of Nsight Compute
+#
+# add+GELU on $2^{25}$ numbers in fp32, the kernel of lesson 00. Before you look: you have metered it, compiled it
+# for an H200, worked out its occupancy. **How many MB will the profiler see read from memory?**
+
+# %%
+read_mb = predict_first("MB read by add+GELU of 2**25 numbers in fp32", unit="MB")
+read_mb
+
+# %%
+about = json.loads(recorded_page("block.json").read_text())
+print(about["gpu"], about["date"], "Nsight Compute", about["ncu"]["version"])
+pages = {}
+for each in read_ncu(recorded_page("ncu.csv")):
+    pages.setdefault(each.name, each)
+add_gelu = pages["add_gelu_kernel"]
+read_mb.compare(add_gelu.counter("dram__bytes_read.sum") / 1e6)
+
+# %% [markdown]
+# Two inputs, four bytes a number. Here is the page as the tool prints it, its four sections that one reads first:
+# <!-- given four bytes: fp32 -->
+
+# %%
+printed = recorded_page("ncu_details.txt").read_text().split("add_gelu_kernel", 1)[1]
+for section in ("GPU Speed Of Light Throughput", "Launch Statistics", "Occupancy"):
+    table = printed.split(f"Section: {section}\n", 1)[1].split("\n\n", 1)[0]
+    print(f"    Section: {section}\n{table}\n")
+
+# %% [markdown]
+# **Speed of light** says how close the kernel comes to what the chip can do: of memory and of arithmetic, in per cent.
+# The higher of the two is the roof it works under (lesson 01). *Memory Throughput* above 80 and *Compute* far below:
+# memory-bound, and near the limit.
+#
+# **Launch statistics** and **occupancy** you could have written yourself. You have, in fact: `compile_for` and
+# `occupancy` know nothing of this GPU but its tables, the meter ran a kernel two thousand times smaller in an
+# interpreter. Side by side: counted by the GPU, said by our instruments, and the ratio.
+
+
+# %%
+def beside(name, shape, dtype, small=None, times=1):
+    op = CATALOGUE[name]
+    arguments, options = op.compile_arguments(*shape, dtype=dtype)
+    kernel = op.kernel_for(*shape)
+    resources = compile_for(kernel, *arguments, device="H200", **options)
+    traffic = small and measure(op.fused, *op.inputs(*small, dtype=dtype))
+    return counters_beside(pages[kernel.fn.__name__], resources, traffic, times, op.work(shape, dtype))
+
+
+print(*beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**11), sep="\n")
+
+# %% [markdown]
+# Registers, block, occupancy, sectors, bytes read: equal, to the last digit or nearly. **One is not: the bytes written
+# are a sixth fewer than the result has.** Nothing is lost. A store goes to L2, and L2 writes a line to memory when it
+# needs the room. When the kernel ends, the last part of `y` still lies in L2; it is written in somebody else's time.
+# The smaller the tensor, the larger that part. So a profiler's written bytes are a lower bound, and the meter's are
+# what the kernel costs.
+#
+# And *Achieved Occupancy* is below *Theoretical*: blocks take time to start, and in the last wave some SMs are done
+# first. It is an average; the calculator says how many *may* be there.
+#
+# ## The other kernels
+#
+# LayerNorm+GELU, softmax, linear+GELU, attention. Where a ratio is not one, ask why before you read on:
+
+# %% tags=["nbval-ignore-output"]
+bf16 = torch.bfloat16
+compared = {
+    "layer_norm_act": beside("layer_norm_act", (16384, 4096), bf16, small=(16, 4096), times=2**10),
+    "softmax": beside("softmax", (16384, 4096), bf16, small=(16, 4096), times=2**10),
+    "linear_act": beside("linear_act", (4096, 4096, 4096), bf16),
+    "flash_attention": beside("flash_attention", (1, 16, 2048, 128, False), bf16),
+}
+for name, pairs in compared.items():
+    print(name, *(f"  {pair}" for pair in pairs if pair.ratio != 1), sep="\n")
+
+# %% [markdown]
+# Three reasons, and none is a mistake of an instrument:
+#
+# - **Registers** hang on the compiler: the record was made with another Triton than the one that compiles here. Where
+#   they differ, the block limits may or may not.
+# - **Written bytes**, as above.
+# - **linear+GELU reads more than the least**: two matrices of a size that L2 does not hold at once are read again by
+#   later tiles. The least counts each input once; the profiler counts what came.
+#
+# What of the sectors of the last two? Their tiles come by the copy engine (TMA), straight into shared memory:
+
+# %%
+LOADS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
+for name in ("softmax_kernel", "linear_act_descriptors_kernel", "flash_attention_kernel"):
+    page = pages[name]
+    l1, l2 = page.counter(LOADS), page.counter("lts__t_sectors_op_read.sum")
+    print(f"{name:30} {l1 / 1e6:7.2f} million sectors by loads, {l2 / 1e6:7.2f} asked of L2")
+
+# %% [markdown]
+# **A counter has a place on the chip, and sees what passes there.** The one for loads sits on the path of load
+# instructions; the copy engine has another. Someone who trusts it would think that attention reads nothing.
+#
+# ## Unfused, fused
+#
+# Now both sides. **add, then GELU: in Nsight Compute's own words the first of the two uses 88 % of the memory's speed,
+# and there is little to do. How many times faster is the fused kernel than the two together?**
+# <!-- given 88 %: the recorded page, shown below -->
+
+# %%
+twice = predict_first("times faster: add+GELU fused, by ncu's durations", unit="times")
+twice
+
+# %%
+CASES = {"add+GELU": (2, 1), "LayerNorm+GELU": (2, 1), "softmax": (5, 1), "linear+GELU": (2, 1), "attention": (4, 1)}
+launched, first = list(read_ncu(recorded_page("ncu.csv"))), 0
+gain = {}
+for name, (unfused, fused) in CASES.items():
+    parts = launched[first : first + unfused], launched[first + unfused : first + unfused + fused]
+    times = [sum(each.counter("Duration") for each in part) for part in parts]
+    moved = [sum(each.counter("dram__bytes_read.sum") for each in part) for part in parts]
+    gain[name], first = times[0] / times[1], first + unfused + fused
+    best = max(each.counter("DRAM Throughput") for each in parts[0])
+    print(f"{name:15} {1e6 * times[0]:6.1f} us -> {1e6 * times[1]:6.1f} us, {gain[name]:.2f} times; ", end="")
+    print(f"read {moved[0] / moved[1]:.1f} times less; an unfused part reaches {best:.0f}% of the memory's speed")
+twice.compare(gain["add+GELU"])
+
+# %% [markdown]
+# **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."**
+#
+# The add of add+GELU is such a kernel; so are others here. Per kernel, the profiler is right. Of the *program* it
+# knows nothing: that the next kernel reads what this one has just written.
+
+# %%
+add = launched[0]
+print(f"add alone: {add.counter('DRAM Throughput'):.0f}% of the memory's speed, {1e6 * add.counter('Duration'):.1f} us")
+print(f"add and GELU in one kernel: {1e6 * add_gelu.counter('Duration'):.1f} us")
+
+# %% [markdown]
+# **Verdict: fails.** The fused kernel takes as long as the add alone: GELU is free. No section of the page says so, and
+# its advice ("work will likely need to be shifted") does not either. Per cent of a limit says how well the bytes are
+# moved, never whether they had to be.
+#
+# The other way round, softmax's five: two of them, the subtraction and the division, are far from memory's speed.
+# Their page says *Compute* instead: PyTorch's kernel for broadcast operands works out an index for each number.
+#
+# | case | what fusing took away |
+# |---|---|
+# | add+GELU, LayerNorm+GELU | a tensor out and back |
+# | softmax | four passes, and the index arithmetic |
+# | linear+GELU | GELU's pass; the product is not faster |
+# | attention | the scores, out and back three times |
+#
+# ## What do warps wait for?
+#
+# The page has a section for it, *Warp State*: of the cycles between two instructions of a warp, how many it waits for
+# what. And the *Source Counters* point at the line:
+
+# %%
+stalls = {name: each.value for name, each in add_gelu.sections["Warp State Statistics"].items() if "Stall " in name}
+for name, cycles in sorted(stalls.items(), key=lambda pair: -pair[1])[:4]:
+    print(f"{name:24} {cycles:5.1f} cycles an instruction")
+lines = list(csv.DictReader(recorded_page("ncu_source.csv").read_text().splitlines()))
+for line in sorted(lines, key=lambda line: -int(line["# Samples"]))[:4]:
+    print(f"{line['# Samples']:>6} samples: {line['Source'].strip()}")
+
+# %% [markdown]
+# *Long scoreboard* is a wait for memory. And the line with almost all samples is no load: it is the addition of two
+# numbers that are on their way. **The profiler blames the line that waits, not the line that asked.** A memory-bound
+# kernel looks like this and should: nothing else is worth waiting for.
+#
+# ## Two questions from earlier lessons
+#
+# Lesson 03b metered strided loads in sectors of 32 bytes. The same kernel, reading as many numbers 32, 64 and 128 bytes
+# apart. **How many bytes does memory deliver for each number of four, 128 bytes apart?**
+# <!-- given 32 bytes: a sector, Nsight Compute documentation -->
+# <!-- given 64 bytes, 128 bytes: the strides of the experiment -->
+
+# %%
+far_apart = predict_first("bytes from memory for each number, 128 bytes apart", unit="B")
+far_apart
+
+# %%
+strided = [page for page in launched if page.name == "strided_sum_kernel"]
+for stride, page in zip((4, 32, 64, 128), strided, strict=True):
+    sectors, nbytes = page.counter(LOADS), page.counter("dram__bytes_read.sum")
+    asked, came = 32 * sectors / 2**22, nbytes / 2**22
+    print(f"{stride:3} B apart: {asked:5.1f} B in sectors, {came:5.1f} B from memory, a number")
+far_apart.compare(strided[-1].counter("dram__bytes_read.sum") / 2**22)
+
+# %% [markdown]
+# Up to a sector apart, sectors tell it all. From 64 bytes on, memory delivers two sectors where one was asked for, and
+# L1's counter does not see it: L2 fetches in pairs. So at 64 bytes the strided read costs twice what the meter says,
+# and further apart it is no worse.
+#
+# **Claim: "spilled registers stay in the L1 cache."** Lesson 07 spilled in two ways: a chain of steps with a few
+# registers too many, and add+GELU with far too large a block.
+
+# %%
+chain = h200.experiment("sm_counters")["steps"][15]
+large = next(page for page in reversed(launched) if page.counter("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum"))
+LOCAL = "l1tex__t_sectors_pipe_lsu_mem_local_op_ld"
+print(f"15 steps: {100 * chain['local_read_hit'] / chain['local_read']:.0f}% of the spills' reads hit L1")
+hits = large.counter(f"{LOCAL}_lookup_hit.sum") / large.counter(f"{LOCAL}.sum")
+more = large.counter("dram__bytes_read.sum") / add_gelu.counter("dram__bytes_read.sum")
+print(f"16384 numbers by 2 warps: {100 * hits:.0f}% hit L1; {more:.1f} times as many bytes read from memory")
+slower = large.counter("Duration") / add_gelu.counter("Duration")
+print(f"it takes {slower:.1f} times as long, at {large.counter('DRAM Throughput'):.0f}% of the memory's speed")
+
+# %% [markdown]
+# **Verdict: holds for a few, fails for many.** What the threads of all blocks on an SM spill must fit into its L1
+# beside everything else. Where it does not, it goes to L2 and on to memory, and is counted there as work.
+#
+# ## The timeline
+#
+# The other tool. A block of a transformer at the sizes of Llama 3's smaller model, 512 tokens, in bf16: RMSNorm,
+# attention with grouped heads, SwiGLU, residuals. Recorded by torch.profiler in four ways, launched one by one and as a
+# CUDA graph. "libraries" is eager PyTorch with its fused attention; "eager" has attention written out.
+#
+# **What share of the time is the GPU busy, eager, launched from Python?**
+
+# %%
+busy = predict_first("the GPU busy, eager, 512 tokens", unit="%")
+busy
+
+# %%
+WAYS = ("eager", "libraries", "torch_compile", "fused")
+traces = {f"{way}{how}": recorded_page(f"block_{way}{how}.trace.json") for way in WAYS for how in ("", "_cuda_graph")}
+timelines = {name: read_trace(path) for name, path in traces.items()}
+for name, timeline in timelines.items():
+    told = f"{len(timeline.kernels):3} kernels, {1e6 * timeline.wall:5.0f} us, busy {100 * timeline.busy:3.0f}%"
+    print(f"{name:24} {told}")
+busy.compare(100 * timelines["eager"].busy)
+
+# %% [markdown]
+# Press the arrow keys, and type a part of a name (`nvjet`, `elementwise`, `softmax`) into the search. Products are
+# blue, everything else is grey, what the search finds is orange, gaps are shaded. The `.trace.json` files open in
+# [Perfetto](https://ui.perfetto.dev) as well: drag one into its window.
+
+# %%
+from helpers.figures import kernel_timeline_explorer
+
+kernel_timeline_explorer(timelines, "eager", search="elementwise")
+
+# %% [markdown]
+# Look at three things. *Fused* has the fewest kernels, and launched from Python it takes as long as *eager*: its
+# launchers are Python, and at this size the GPU waits for them. (The profiler itself slows the CPU, too.) As CUDA
+# graphs all ways are busy nearly all the time, and then kernels alone count. **A gap is not cured by fusing, but by
+# launching less often or all at once.**
+#
+# ## What to fuse: a rule, and the analyser
+#
+# A rule that anyone can apply to a trace:
+#
+# 1. Kernels in a row that are no products move bytes for one another: fuse the row.
+# 2. A kernel that is none, alone after a product, may be its epilogue.
+# 3. Gaps longer than the kernels before them: launch less, whatever the kernels do.
+
+# %%
+eager = timelines["eager"]
+for each in eager.opportunities():
+    kernels = eager.kernels[each.first : each.last + 1]
+    names = " ".join(kernel.short_name[:14] for kernel in kernels[:5]) + (" ..." if len(kernels) > 5 else "")
+    print(f"{each.sign:26} {each.kernels:3} kernels, {1e6 * sum(k.duration for k in kernels):5.1f} us: {names}")
+
+# %% [markdown]
+# The analyser (`fusion analyse`) needs no trace and no GPU: it has the graph. What does it find in the same block?
+
+# %%
+from helpers.instruments import analyse
+from kernels.transformer_block import transformer_block, transformer_block_inputs, transformer_block_reference
+
+# %%
+SIZES = {"width": 4096, "heads": 32, "key_heads": 8, "hidden": 14336}
+written_out = partial(transformer_block_reference, heads=32, key_heads=8)
+
+
+def plan_for(tokens):
+    tensors = transformer_block_inputs(tokens, **SIZES, dtype=torch.bfloat16, device="meta")
+    return analyse(lambda *given: written_out(*given), *tensors)
+
+
+plan = plan_for(512)
+for group in plan.groups:
+    if len(group.operations) > 1:
+        print(f"{group.kind:10}", *(plan.by_name[name].operator for name in group.operations))
+
+# %% [markdown]
+# Both find the norm with its addition, SwiGLU's two steps after a product, the residual after the last one. The
+# differences teach more:
+#
+# - **Attention.** The rule sees a row of kernels *between* two products, and would fuse that row. The analyser fuses
+#   across the products, because it knows what they are: softmax between two matrices.
+# - **The rule has no reason to stop.** It would put a norm behind a product, whatever the product's tile holds. The
+#   analyser asks whether one program has the whole row.
+# - **A trace has no tensors.** Two neighbours may have nothing in common. The rule cannot know.
+# - **A plan is of operators, a trace of kernels.** PyTorch's RMSNorm is one kernel here. The analyser counts its parts,
+#   as a CPU runs them, and so believes that more is to be gained.
+#
+# So a trace says *where* the time is; the graph says what may be done.
+#
+# ## The capstone: one call for the block
+#
+# `kernels/transformer_block.py` is the block, made of the catalogue. It takes the same arguments as the block written
+# out:
+
+# %%
+import inspect
+
+print(inspect.getsource(transformer_block).split('"""')[2])
+
+# %% [markdown]
+# Small, here and now. **How many launches does the block written out make, and how many the fused?** Say how many times
+# fewer.
+
+# %%
+fewer = predict_first("times fewer launches, the block fused", unit="times")
+fewer
+
+# %%
+SMALL = {"width": 64, "heads": 4, "key_heads": 2, "hidden": 96}
+fused_block = partial(transformer_block, heads=4, key_heads=2)
+unfused_block = partial(transformer_block_reference, heads=4, key_heads=2)
+tensors = transformer_block_inputs(24, **SIZES | SMALL, dtype=torch.float32, device=device)
+unfused, fused = (measure(lambda b=block: b(*tensors)) for block in (unfused_block, fused_block))
+for name, found in (("unfused", unfused), ("fused", fused)):
+    print(f"{name:8} {found.launches:3} launches, {found.bytes_total / 1e3:7.1f} kB")
+print("the same values:", torch.allclose(fused.result, unfused.result, atol=1e-5))
+fewer.compare(unfused.launches / fused.launches)
+
+# %% [markdown]
+# The way back, and what is kept for it:
+
+# %%
+from helpers.instruments import kept_for_backward
+
+
+def step(block):
+    leaves = [each.detach().requires_grad_() for each in tensors]
+    return torch.autograd.grad(block(*leaves).square().sum(), leaves)
+
+
+pairs = list(zip(step(fused_block), step(unfused_block), strict=True))
+off = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+print(f"{len(pairs)} gradients, each within a hundred-thousandth of its largest:", off < 1e-5)
+leaves = [each.detach().requires_grad_() for each in tensors]
+for name, block in (("unfused", unfused_block), ("fused", fused_block)):
+    kept = kept_for_backward(block, *leaves)
+    print(f"{name:8} keeps {sum(kept.made.values()) / 1e3:.0f} kB beside its arguments")
+
+# %% [markdown]
+# ## Predicted, measured
+#
+# At real sizes the analyser predicts how many times faster the block gets on an H200, from the graph alone. **For 8192
+# tokens, forward?** Attention written out moves a matrix of 8192 by 8192 for each of 32 heads, several times.
+
+# %%
+predicted = predict_first("times faster, 8192 tokens, forward, fused against written out", unit="times")
+predicted
+
+# %%
+TIMES = about["times"]
+
+
+def milliseconds(tokens, way, direction="forward"):
+    return 1e3 * TIMES[str(tokens)][direction][way]["gpu"]["median"]
+
+
+for tokens in (1, 512, 8192):
+    plan = plan_for(tokens)
+    measured = milliseconds(tokens, "eager") / milliseconds(tokens, "fused")
+    print(f"{tokens:5} tokens: predicted {plan.time_unfused / plan.time_fused:5.2f} times, measured {measured:5.2f}")
+predicted.compare(milliseconds(8192, "eager") / milliseconds(8192, "fused"))
+
+# %% [markdown]
+# Right in direction, and wrong in size, for two reasons that a profiler shows. The short ones: the analyser counts the
+# parts of PyTorch's norms, which a GPU runs as one kernel. The long one: a kernel of the eager block is far from its
+# bytes.
+
+# %%
+score = 2 * 32 * 8192**2  # bytes of a matrix of scores, in bf16
+slowest = sorted(TIMES["8192"]["forward"]["eager"]["kernels"], key=lambda row: -row[1])[:2]
+for name, us in slowest:
+    print(f"{us / 1e3:.1f} ms: {name[:80]}")
+print(f"reading and writing a matrix of scores: {1e3 * 2 * score / h200.copy_bandwidth:.1f} ms at a copy's speed")
+
+# %% [markdown]
+# Now the honest comparison, with everything that PyTorch brings. "libraries" has cuDNN's attention and cuBLAS;
+# `torch.compile` is given that version. Times are the GPU's own, in ms, cold L2, launch gaps excluded:
+
+# %%
+COMPARED = ("eager", "libraries", "torch.compile", "fused", "fused, cuBLAS")
+print(f"{about['gpu']}, PyTorch {about['versions']['torch']}, Triton {about['versions']['triton']}, {about['date']}")
+print(f"{'':20}", *(f"{way:>14}" for way in COMPARED))
+for direction in ("forward", "step"):
+    for tokens in (1, 512, 8192):
+        row = (milliseconds(tokens, way, direction) for way in COMPARED)
+        print(f"{tokens:5} tokens, {direction:7}", *(f"{each:11.3f} ms" for each in row))
+
+# %% [markdown]
+# **Our block is nowhere the fastest.** Against attention written out it wins by a lot, as it should. Against PyTorch
+# with its libraries it is level or a little behind, and `torch.compile` in its default mode is ahead of it at every
+# size; at 8192 tokens their spreads overlap. (max-autotune was not timed: there was no time left on the GPU.) Error and
+# memory:
+
+# %%
+for tokens in (1, 512, 8192):
+    for way in ("libraries", "torch.compile", "fused"):
+        found = TIMES[str(tokens)]["step"][way]
+        launches = sum("Mem" not in name for name, _ in TIMES[str(tokens)]["forward"][way]["kernels"])
+        told = f"error {found['error']:.1e}, {found['peak'] / 1e6:6.0f} MB at a step's peak"
+        print(f"{tokens:5} tokens, {way:14} {launches:3} kernels forward, {told}")
+
+# %% [markdown]
+# Fewest kernels, no larger error, and no gain in time. In the largest step not even in memory: `gated_op` keeps both
+# its products for the way back *and* what it makes of them; torch.compile makes that again (lesson 11). Why no gain in
+# time?
+#
+# ## Amdahl's share
+#
+# Each part of the block, by the kernels that torch.profiler saw: the time of the version with libraries, ours, and
+# *how many times faster the whole would be if only this part were exchanged*. 8192 tokens, forward.
+
+# %%
+PARTS = {  # part -> places of its kernels, with libraries and in ours
+    "norms": ((0, 5), (0, 5)),
+    "q, k, v": ((1,), (1,)),
+    "attention": ((2,), (2, 3)),
+    "out, residual": ((3, 4), (4,)),
+    "gate, up, SwiGLU": ((6, 7, 8, 9), (6,)),
+    "down, residual": ((10, 11), (7,)),
+}
+
+
+# %%
+def parts_of(tokens):
+    """Part -> microseconds of its kernels, with libraries and in ours."""
+    found = {}
+    for way, side in (("libraries", 0), ("fused", 1)):
+        kernels = [us for name, us in TIMES[str(tokens)]["forward"][way]["kernels"] if not name.startswith("Mem")]
+        for part, places in PARTS.items():
+            found.setdefault(part, []).append(sum(kernels[place] for place in places[side]))
+    return found
+
+
+# %%
+for tokens in (8192, 512):
+    parts = parts_of(tokens)
+    whole = sum(theirs for theirs, _ in parts.values())
+    listed = TIMES[str(tokens)]["forward"]["libraries"]["kernels"]
+    products = sum(us for name, us in listed if name.startswith("nvjet"))
+    print(f"{tokens} tokens: {whole:.0f} us with libraries, {100 * products / whole:.0f}% of it in products")
+    for part, (theirs, ours) in parts.items():
+        share = f"{100 * theirs / whole:4.1f}% of it"
+        print(f"  {part:18} {theirs:7.1f} -> {ours:7.1f} us, {share}; the whole {whole / (whole - theirs + ours):.3f}")
+
+# %% [markdown]
+# Most of the time is products, and a product does not get faster by fusing. What fusing *can* save here, all the
+# elementwise kernels together, is little, whoever does it. Of those:
+#
+# - **Worth it**: SwiGLU in the epilogue of two products (the largest gain of all), and at 512 tokens the norms.
+# - **Not worth it**: the residual in a product's epilogue. Where our product is slower than cuBLAS's, as it is at 512
+#   tokens, it loses more than the addition took.
+# - **Not worth writing**: attention, on this GPU. cuDNN's is faster than ours, and writes its result so that no copy
+#   has to put heads side by side.
+#
+# Best would be a mixture: library attention, our gate, cuBLAS for the rest. A block is not faster for being made of one
+# hand's kernels.
+#
+# ## Why one token is slow
+#
+# At one token everything is weights, read once. Our block has a kernel for it that normalises, multiplies and gates in
+# one launch, five launches in all, and yet:
+
+# %%
+for way in ("libraries", "fused"):
+    kernels = [(name, us) for name, us in TIMES["1"]["forward"][way]["kernels"] if us > 9]
+    print(f"{way:10}", "; ".join(f"{name.split('<')[0][-24:]} {us:.0f} us" for name, us in kernels))
+weights = 2 * 2 * 14336 * 4096
+print(f"gate and up are {weights / 1e6:.0f} MB: {1e6 * weights / h200.copy_bandwidth:.0f} us at a copy's speed")
+
+# %% [markdown]
+# The gated launch takes half as long again as the library's two. You have the instruments; ask them:
+
+# %% tags=["nbval-ignore-output"]
+from kernels.tiled.linear_one_row import linear_one_row_kernel
+
+x, matrix = (torch.empty(shape, dtype=bf16, device="meta") for shape in (4096, (14336, 4096)))
+y = torch.empty(14336, dtype=bf16, device="meta")
+for name, gate, rows in (("one matrix", None, 4), ("gated", matrix, 4), ("gated, half the rows", matrix, 2)):
+    sizes = {"BLOCK_N": rows, "BLOCK_K": 1024, "num_warps": 4}
+    found = compile_for(linear_one_row_kernel, x, x, matrix, gate, None, y, 14336, 4096, 1e-6, device="H200", **sizes)
+    print(f"{name:21} {found.registers:3} registers, {found.occupancy()}")
+
+# %% [markdown]
+# Two sums instead of one, and so twice the registers for sums: fewer warps are there, and fewer loads on their way at
+# once. That is lesson 07's fusing too much, in a kernel of forty lines. Half the rows a program would give it back.
+# Whether that is *faster* only a GPU says: the time above is of the kernel as it was measured.
+#
+# ## What you said, what was found
+
+# %% tags=["nbval-ignore-output"]
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. Two kernels in a row each reach 85 % of the memory's speed. What does Nsight Compute advise, and what do you?
+# <!-- given 85 %: an example -->
+# <details><summary>Answer</summary>It says that each is near its limit. You look whether the second reads what the
+# first wrote: then one kernel moves fewer bytes at the same speed.</details>
+#
+# 2. A kernel's counter for global loads is 0, and its result is right. How?
+# <details><summary>Answer</summary>It loads by the copy engine, which has a path of its own. Ask L2's counter, or
+# DRAM's.</details>
+#
+# 3. The profiler counts fewer bytes written than the result has. Is the meter wrong?
+# <details><summary>Answer</summary>No. The rest lay in L2 when the kernel ended, and is written to memory
+# later.</details>
+#
+# 4. Almost all stall samples are on an addition. Would a cheaper addition help?
+# <details><summary>Answer</summary>No. It waits for its operands: the loads before it are what takes the
+# time.</details>
+#
+# 5. In a trace the GPU is busy 10 % of the time. Which do you try first: a fused kernel, or a CUDA graph?
+# <!-- given 10 %: an example -->
+# <details><summary>Answer</summary>A CUDA graph, or torch.compile with one: the time is between the kernels. Fusing
+# helps as far as it launches less often.</details>
+#
+# 6. A fusion takes 3 % off a block's time, and the block is half of a step. How many per cent of the step does it take
+#    off? Put your number in place of the dots.
+# <!-- given 3 %: an example -->
+
+# %%
+answer = ...
+self_test(answer, 0.5 * 3, "half of it")
+
+# %% [markdown]
+# ## Now you
+#
+# [Exercise 15](../exercises/15_capstone.ipynb): a block of another model, forward and backward, and a report. It is the
+# last one. After it, take a model of your own: `fusion analyse`, then a trace, then a page.
