@@ -7,6 +7,8 @@ import triton.language as tl
 from kernels.descriptors import padded_empty
 from kernels.sizes import next_power_of_2
 
+LEAST = tl.constexpr(-(2.0**120))  # times a scale of up to 2**7 still finite in fp32, and any score is lost in it
+
 
 @triton.jit
 def seen_keys(start, queries, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr):
@@ -35,6 +37,18 @@ def hide(s, n, last, by_all, ROLES: tl.constexpr):
     if n + s.shape[1] > by_all:
         s = tl.where(visible, s, -float("inf"))
     return s
+
+
+@triton.jit
+def unscaled(given, SCALE: tl.constexpr, COMPUTE: tl.constexpr):
+    """The floating-point mask `given` over SCALE, to be added to scores before they are scaled.
+
+    LEAST stands for what is finite and below, such as the least number of the dtype: over SCALE it would be -inf,
+    and a row that hides all keys so is the mean of them, not empty.
+    """
+    given = given.to(COMPUTE)
+    over = given * (1 / SCALE)
+    return tl.where((given > -float("inf")) & (over < LEAST), LEAST, over)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_autocast_says, check_heads
-from kernels.attention import check_mask, hide, seen_keys
+from kernels.attention import check_mask, hide, seen_keys, unscaled
 from kernels.descriptors import describable, described, load_rows
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
@@ -39,7 +39,7 @@ def scores(q, k_desc, mask, b, h, group, n, row, queries, keys, SCALE: tl.conste
         of_head = mask[0] + b.to(tl.int64) * mask[1] + h.to(tl.int64) * mask[2]
         at = row.to(tl.int64)[:, None] * mask[3] + (n + col).to(tl.int64) * mask[4]
         given = tl.load(of_head + at, mask=(row < queries)[:, None] & (col < keys - n), other=0)
-        s = tl.where(given, s, -float("inf")) if given.dtype == tl.int1 else s + given.to(COMPUTE) * (1 / SCALE)
+        s = tl.where(given, s, -float("inf")) if given.dtype == tl.int1 else s + unscaled(given, SCALE, COMPUTE)
     return s
 
 

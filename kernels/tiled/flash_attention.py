@@ -87,8 +87,8 @@ def flash_attention_kernel(
         if APART:  # v is waited for here, not amid the arithmetic
             v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
         higher = tl.maximum(peak, tl.max(s, axis=1) * (SCALE * LOG2_E))
-        # A row that has seen no key yet would compute -inf - -inf.
-        base = tl.where(higher == -float("inf"), 0.0, higher) if MASKED else higher
+        # A row that has seen no key yet, or scores of -inf alone, would compute -inf - -inf.
+        base = tl.where(higher == -float("inf"), 0.0, higher)
         # The scale is folded into the exponent's one multiply-add; exponentials are powers of two, as the GPU's are.
         p = tl.exp2(s * (SCALE * LOG2_E) - base[:, None])
         shrink = tl.exp2(peak - base)

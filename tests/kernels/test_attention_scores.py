@@ -173,3 +173,21 @@ def test_results_past_two_to_the_31():
     p = attention_scores(q, k)
     exact = attention_scores_reference(q[:, 8:, -64:].double(), k[:, 8:].double())
     assert_as_accurate(p[:, 8:, -64:], attention_scores_reference(q[:, 8:, -64:], k[:, 8:]), exact)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_the_least_number_in_a_mask_hides_as_in_pytorch(device, dtype, scale):
+    """Models of Hugging Face hide keys so: a row that hides all of them is their mean, one of -inf alone is 0."""
+    q, k = operands(1, 1, 1, 50, 70, 16, device, dtype)
+    mask = torch.zeros(50, 70, device=device)
+    mask[:, 40:] = torch.finfo(torch.float32).min
+    mask[7] = torch.finfo(torch.float32).min
+    mask[8] = -torch.inf
+    p = attention_scores(q, k, False, mask, scale, torch.float32)[0, 0]
+    torch.testing.assert_close(p[7], torch.full((70,), 1 / 70, device=device))
+    assert not p[8].any()
+    assert not p[:7, 40:].any()
+    torch.testing.assert_close(p[:7].sum(dim=1), torch.ones(7, device=device))
+    mask[9, 3] = torch.nan
+    assert attention_scores(q, k, False, mask)[0, 0, 9].isnan().all()

@@ -352,3 +352,14 @@ def test_strides_past_two_to_the_31():
         strict=True,
     ):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_a_first_tile_whose_scores_are_all_minus_infinity(device, dtype):
+    """Its keys are hidden by their own values; the tiles fit, so that no mask is applied."""
+    q, k, v = operands(1, 1, 1, 64, 256, 32, device, dtype)
+    q = q.abs() + 0.1
+    k[:, :, :128] = -torch.inf
+    out = flash_attention(q, k, v)
+    exact = flash_attention_reference(q.double(), k[:, :, 128:].double(), v[:, :, 128:].double())
+    assert_as_accurate(out, flash_attention_reference(q, k[:, :, 128:], v[:, :, 128:]), exact)
