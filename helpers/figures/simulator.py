@@ -26,13 +26,13 @@ from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.search import partition
 
 MOST_NODES, MOST_PARTITIONS = 12, 3000
-BIG = 16  # inputs that two operations share count from this part of the largest on: no biases
+BIG = 16  # tensors that two operations read count from this part of the largest on: no biases
 Partition = tuple[int, ...]  # the kernels, each as the bits of its operations, ascending
 
 
 @dataclass(frozen=True)
 class Handle:
-    """What can be fused: two operations of which one reads the other's result, or that both read an input."""
+    """What can be fused: two operations of which one reads the other's result, or that read the same (`shared`)."""
 
     first: int
     second: int
@@ -163,14 +163,13 @@ def _handles(nodes) -> list[Handle]:
             pair = link.source, link.target
             found[pair] = max(found.get(pair, 0), link.nbytes)
     handles = [Handle(*pair, nbytes, shared=False) for pair, nbytes in sorted(found.items())]
-    inputs: dict[tuple, list] = {}
+    inputs: dict[tuple, list] = {}  # tensors, by what is read of them
     for node in nodes:
         for read in node.reads:
-            if not read.sources:
-                inputs.setdefault(read.key, []).append((node.index, read.nbytes))
+            inputs.setdefault(read.key, []).append((node.index, read.nbytes))
     largest = max((nbytes for readers in inputs.values() for _, nbytes in readers), default=0)
     for readers in inputs.values():
-        for (first, nbytes), (second, _) in itertools.pairwise(readers):
+        for (first, nbytes), (second, _) in itertools.combinations(readers, 2):
             if nbytes * BIG >= largest and (first, second) not in found:
                 found[first, second] = nbytes
                 handles.append(Handle(first, second, nbytes, shared=True))
@@ -212,7 +211,7 @@ def _table(simulation: Simulation, groups: Partition) -> str:
 
 WIDTH = 576  # points of the whole picture
 TOP, BELOW = 40, 12
-BOX_WIDTH, BOX_HEIGHT, PITCH_X, PITCH_Y = 104, 22, 136, 46
+BOX_WIDTH, BOX_HEIGHT, PITCH_X, PITCH_Y = 104, 22, 164, 46
 PILL_WIDTH, PILL_HEIGHT = 54, 15
 BARS_LEFT, BARS_WIDTH, BAR = 408, 150, 16
 BARS = {"bytes": ("bytes", "B"), "launches": ("launches", ""), "time": ("predicted time", "s")}
@@ -243,6 +242,10 @@ def _places(simulation: Simulation) -> Places:
         if around:
             out = left - 4 / 3 * (left - PILL_WIDTH / 2 - 6)  # a curve goes three quarters of the way to these
             curve = (x1, y1 + middle), (out, y1 + middle), (out, y2 + middle), (x2, y2 + middle)
+        elif y1 == y2 and not pitch >= abs(x2 - x1) > BOX_WIDTH + PILL_WIDTH:
+            depth = 30 * abs(x2 - x1) / pitch  # below the boxes, where there is room
+            start, end = (x1 + BOX_WIDTH / 2, y1 + BOX_HEIGHT), (x2 + BOX_WIDTH / 2, y2 + BOX_HEIGHT)
+            curve = start, (start[0], start[1] + depth), (end[0], end[1] + depth), end
         elif y1 == y2:
             curve = (x1 + BOX_WIDTH, y1 + middle), (x1 + BOX_WIDTH, y1 + middle), (x2, y2 + middle), (x2, y2 + middle)
         else:
@@ -252,7 +255,8 @@ def _places(simulation: Simulation) -> Places:
         curves.append(curve)
     pills = [_at(curve, 0.5) for curve in curves]
     bottom = max(y for _, y in boxes) + BOX_HEIGHT
-    return Places(boxes, curves, pills, max(bottom, TOP + 50 * len(BARS)) + BELOW)
+    bottom = max(bottom, _legend_y(), *(y + PILL_HEIGHT for _, y in pills))
+    return Places(boxes, curves, pills, bottom + BELOW)
 
 
 def _is_hidden(first: int, second: int, columns: list[float], rows: list[int]) -> bool:
@@ -333,7 +337,7 @@ def _graph_svg(simulation: Simulation, places: Places) -> str:
         (a, b), *rest = curve
         path = f"M{a:.1f} {b:.1f}C" + " ".join(f"{c:.1f} {d:.1f}" for c, d in rest)
         dashes = ' stroke-dasharray="4 3"' if handle.shared else ""
-        name = f"{first} and {second}, which share an input" if handle.shared else f"{first} to {second}"
+        name = f"{first} and {second}, which read the same" if handle.shared else f"{first} to {second}"
         parts.append(
             f'<g class="fusion-edge" role="switch" tabindex="0" aria-checked="false" aria-label="{name}">'
             f'<path d="{path}" fill="none" stroke="{LIMIT}" stroke-width="1.5"{dashes}/>'
