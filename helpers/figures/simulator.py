@@ -408,6 +408,10 @@ class FusionSimulator(Explorer):
         names = ", ".join(self.simulation.names)
         raise ValueError(f"no edge from {producer!r} to {consumer!r}: the operations are {names}")
 
+    def apart(self) -> None:
+        """Unfuse everything."""
+        self._stage.first = self._numbers[self.simulation.apart]
+
     def best(self) -> None:
         """Fuse as the analyser would."""
         self._stage.first = self._numbers[self.simulation.best]

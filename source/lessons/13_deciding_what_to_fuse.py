@@ -217,6 +217,7 @@ simulator
 # that a saved page shows it as well:
 
 # %%
+simulator.apart()
 for pair in (("native_layer_norm", "mm"), ("silu", "mul"), ("mm", "silu"), ("mm_2", "add")):
     refused = simulator.toggle(*pair)
     print(f"{' and '.join(pair)}: {f'refused, {refused}' if refused else f'{simulator.predicted * 1e6:.0f} us'}")

@@ -121,6 +121,9 @@ def test_edges_fuse_and_unfuse_and_refuse_with_the_analysers_reason():
     assert "\n" not in explorer.toggle("native_layer_norm", "add")
     assert explorer.toggle("silu", "mul") is None
     assert explorer.text.endswith("Fused: nothing.")
+    explorer.best()
+    explorer.apart()
+    assert explorer.text.endswith("Fused: nothing.")
     with pytest.raises(ValueError, match="no edge from 'mul' to 'mm'"):
         explorer.toggle("mul", "mm")
 
