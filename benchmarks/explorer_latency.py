@@ -117,6 +117,11 @@ _GROUPS = """def beside(name):
     return TwoPartitions(plan, homes_of_all(plan, record()["graphs"][name]), differing, found.edges)
 groups_explorer({name: beside(name) for name in ("siblings", "hard_swish_chain", "column_statistics")})
 """
+_TIMELINE = """from helpers.figures import kernel_timeline_explorer
+from helpers.instruments import read_trace, recorded_page
+
+kernel_timeline_explorer({"eager": read_trace(recorded_page("block_eager.trace.json"))})
+"""
 EXPLORERS = {
     "roofline": Explorer(
         "from helpers.figures import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
@@ -171,6 +176,7 @@ EXPLORERS = {
     "attention units": Explorer(
         "from helpers.figures import units_explorer\nunits_explorer(dim=16)", DIMS, "Heads of {}: ".format
     ),
+    "timeline": Explorer(_TIMELINE, tuple(range(1, 27)), "kernel {} of 26: ".format),
     "windows": Explorer(
         "from helpers.figures import windows_explorer\nwindows_explorer(tile='all')",
         TILES,

@@ -431,6 +431,41 @@ MISTAKES = [
         ("scale", {"o = acc / total[:, None]": "o = acc"}),
         ("offset width", {"batch = tl.program_id(1).to(tl.int64)": "batch = tl.program_id(1)"}),
     ),
+    *mistakes_in(
+        "15_capstone",
+        (
+            "mask",
+            {
+                "x = tl.load(x_ptr + at, mask=exists, other=0.0).to(tl.float32)": "x = tl.load(x_ptr + at).to(tl.float32)"
+            },
+        ),
+        ("mask", {"h * rstd * weight + residual, mask=exists)": "h * rstd * weight + residual)"}),
+        (
+            "eps",
+            {
+                "rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols + eps)\n    tl.store(y_ptr": "rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols)\n    tl.store(y_ptr"
+            },
+        ),
+        (
+            "stride",
+            {
+                "x, gate, residual = x.contiguous(), gate.contiguous(), residual.contiguous()": "x, gate = x.contiguous(), gate.contiguous()"
+            },
+        ),
+        (
+            "stride",
+            {
+                "x, gate, residual = x.contiguous(), gate.contiguous(), residual.contiguous()": "x, residual = x.contiguous(), residual.contiguous()"
+            },
+        ),
+        ("grid", {"forward_kernel[(x.numel() // cols,)]": "forward_kernel[(x.shape[0],)]"}),
+        (
+            "hard-coded size",
+            {"block_size = triton.next_power_of_2(cols)\n    forward_kernel": "block_size = 1024\n    forward_kernel"},
+        ),
+        ("scale", {"h = x * gate * tl.sigmoid(gate)": "h = x * tl.sigmoid(gate)"}, "the formula"),
+        ("in place", {"y, cols = torch.empty_like(x), x.shape[-1]": "y, cols = x, x.shape[-1]"}),
+    ),
 ]
 
 

@@ -15,11 +15,13 @@ from IPython.core.formatters import DisplayFormatter
 from helpers.learning import outcome
 from helpers.learning.checks import (
     Hints,
+    check_cut,
     check_offsets,
     check_traffic,
     check_values,
     check_vectorised,
     elementwise_cases,
+    gradient_cases,
 )
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.values import differs, fresh_copy, outputs_start_as_nan
@@ -412,6 +414,29 @@ def test_an_operator_too_many_is_named():
     add = launcher(add_kernel)
     said = traffic(lambda a, b: add(a * 2, b))
     assert said.message.startswith("2 launches (mul, add_kernel), 1 needed; 20 B/element, 12 needed")
+
+
+def cut(answer, least, launches=1):
+    return check_cut(answer, lambda a, b: (a + b) * 2 + 1, vectors(), least=least, launches=launches, name="cut")
+
+
+def test_a_cut_is_of_the_unfused_bytes_and_in_so_many_launches():
+    add = launcher(add_kernel)  # 12 of 12 + 8 + 8 B an element: 57.1 per cent less
+    assert cut(add, 0.57).state == PASS
+    assert "57.1% less" in str(cut(add, 0.57))
+    said = cut(add, 0.58)
+    assert said.state == FAIL
+    assert "57.1% less, 58% needed" in said.message
+    assert "add_kernel" in cut(lambda a, b: add(a * 2, b), 0.1).message
+    assert cut(lambda a, b: add(a * 2, b), 0.1, launches=2).state == PASS
+
+
+def test_gradient_cases_have_the_tensors_that_are_asked_for():
+    for tensors, vectors_ in ((1, 2), (2, 1)):
+        for case in gradient_cases(0, tensors=tensors, vectors=vectors_):
+            grad_y, *rest, eps = case.inputs
+            assert [x.shape == grad_y.shape for x in rest] == [True] * tensors + [False] * vectors_
+            assert isinstance(eps, float)
 
 
 def test_bytes_that_are_missing():
