@@ -11,6 +11,7 @@ COURSE = Path(__file__).resolve().parents[1]
 REPOSITORY = {
     "bench": ("benchmarks/run.py",),
     "grade": ("helpers/grading", "solutions"),
+    "gradescope": ("helpers/grading", "solutions"),
     "new-exercise": ("helpers/grading", "source/exercises"),
     "release": ("helpers/grading", "solutions"),
 }
@@ -63,6 +64,14 @@ def main(argv: list[str] | None = None) -> int:
     release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
     release.add_argument("folder", help="a new folder, such as student/")
     release.add_argument("--variant", default="", metavar="WORD", help="draw other formulas for this class: autumn-26")
+
+    scope = commands.add_parser("gradescope", help="write the zip of an autograder for Gradescope")
+    scope.add_argument("zip", help="a new file, such as autograder.zip")
+    scope.add_argument("--only", default="", metavar="NN", help="only the exercise of this number, such as 05b")
+    scope.add_argument("--variant", default="", metavar="WORD", help="that the class's exercises were released with")
+    scope.add_argument(
+        "--public-checks", action="store_true", help="no sandbox, no hidden checks: points that can be forged"
+    )
 
     new = commands.add_parser("new-exercise", help="an exercise to start from, for instructors")
     new.add_argument("name", help="its number and its name, such as 11_dropout")
@@ -147,6 +156,11 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             from helpers.grading.release import release
 
             print("\n".join(release(Path(arguments.folder), arguments.variant)))
+            return 0
+        case "gradescope":
+            from helpers.grading.gradescope import autograder
+
+            print(autograder(Path(arguments.zip), arguments.only, arguments.variant, arguments.public_checks))
             return 0
         case "new-exercise":
             from helpers.grading.new_exercise import new_exercise

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.grading.variants import ExerciseVariant
+from helpers.grading.variants import Variant
 from helpers.learning.submission import up_to_the_last_check
 
 COURSE = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ class Exercise:
 def exercises_in(
     folder: Path = COURSE / "solutions",
     only: str = "",
-    drawn: Callable[[str], ExerciseVariant | None] = lambda name: None,
+    drawn: Callable[[str], Variant | None] = lambda name: None,
 ) -> dict[str, Exercise]:
     """name -> exercise, for each solution, or those of the number or name `only`.
 
@@ -73,7 +73,7 @@ def exercises_in(
                 up_to_the_last_check(cells),
                 course["original"],
                 course["built"],
-                variant.name if variant else "",
+                course.get("variant", ""),
             )
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"

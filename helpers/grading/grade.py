@@ -84,19 +84,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         return Result(exercise.name, tuple(checks), left_out, flags, seconds, answers)
 
     try:
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"{name} has {len(content):,} bytes, at most {MOST_BYTES:,} are graded: clear its outputs")
-        notebook = parsed_notebook(content, name)
-        course = notebook["metadata"].get("kernel_fusion")
-        held = course.get("exercise") if isinstance(course, dict) else None
-        if isinstance(held, str) and held != exercise.name:
-            raise ValueError(f"{name} holds exercise {held}, not {exercise.name}: rename it, or give the right file")
-        if isinstance(held, str) and (variant := course.get("variant", "")) != exercise.variant:
-            raise ValueError(
-                f"{name} holds {named(variant)} of {exercise.name}, this class was given {named(exercise.variant)}: "
-                "hand in the notebook that came with the class's course"
-            )
-        answers = answers_in(notebook, exercise.asked, name)
+        notebook, answers = opened(content, name, exercise)
     except ValueError as error:
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
     left_out = left_out_of(notebook, answers, exercise.given)
@@ -112,6 +100,23 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         checks.append(checked(exercise, check, state, message + unreadable * (state == ERROR)))
     flags = tuple(sorted({ERROR for check in checks if check.state == ERROR}))
     return result(checks, left_out, flags)
+
+
+def opened(content: bytes, name: str, exercise: Exercise) -> tuple[dict, dict[str, str]]:
+    """A notebook's JSON and its answers, grade_id -> source; ValueError, one line, where it is not the exercise's."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"{name} has {len(content):,} bytes, at most {MOST_BYTES:,} are graded: clear its outputs")
+    notebook = parsed_notebook(content, name)
+    course = notebook["metadata"].get("kernel_fusion")
+    held = course.get("exercise") if isinstance(course, dict) else None
+    if isinstance(held, str) and held != exercise.name:
+        raise ValueError(f"{name} holds exercise {held}, not {exercise.name}: rename it, or give the right file")
+    if isinstance(held, str) and (variant := course.get("variant", "")) != exercise.variant:
+        raise ValueError(
+            f"{name} holds {named(variant)} of {exercise.name}, this class was given {named(exercise.variant)}: "
+            "hand in the notebook that came with the class's course"
+        )
+    return notebook, answers_in(notebook, exercise.asked, name)
 
 
 def named(variant: object) -> str:

@@ -23,7 +23,7 @@ FOLDER = COURSE / "source" / "exercises" / "variants"
 
 
 @dataclass(frozen=True)
-class ExerciseVariant:
+class Variant:
     """One variant of an exercise.
 
     Args:
@@ -80,18 +80,18 @@ def starts(part: tuple[str, ...], whole: list[str]) -> list[int]:
     return [start for start in range(len(whole)) if tuple(whole[start : start + len(part)]) == part]
 
 
-def variants_of(exercise: str, folder: Path = FOLDER) -> list[ExerciseVariant]:
+def variants_of(exercise: str, folder: Path = FOLDER) -> list[Variant]:
     """The variants of an exercise, in the order of their file; none where it has no file.
 
     Raises:
         ValueError: a line is neither of a variant nor of a change; one line.
     """
     path = folder / f"{exercise}.diff"
-    found = [ExerciseVariant(exercise, "", "", ())]  # changes that are common to all
+    found = [Variant(exercise, "", "", ())]  # changes that are common to all
     for block in re.split(r"\n\n+", path.read_text(encoding="utf-8").strip("\n")) if path.exists() else ():
         lines = block.split("\n")
         if head := re.fullmatch(r"([a-z][a-z-]*): (.+)", lines[0]):
-            found.append(ExerciseVariant(exercise, head[1], head[2], found[0].changes))
+            found.append(Variant(exercise, head[1], head[2], found[0].changes))
             del lines[0]
         if any(line[:1] not in (" ", "+", "-") for line in lines):
             raise ValueError(f"{path.name}: {block.splitlines()[0]!r} begins with none of '-', '+' and a space")
@@ -101,7 +101,7 @@ def variants_of(exercise: str, folder: Path = FOLDER) -> list[ExerciseVariant]:
     return found[1:]
 
 
-def drawn(word: str, exercise: str) -> ExerciseVariant | None:
+def drawn(word: str, exercise: str) -> Variant | None:
     """The variant of an exercise that a class's word draws; None where there is no word, or no variant."""
     if not word or not (found := variants_of(exercise)):
         return None
