@@ -18,10 +18,8 @@ from helpers.figures.style import (
     STYLE,
     TEXT,
     TITLE_SIZE,
-    UNFUSED,
     Chart,
     page_position,
-    plain,
     si,
 )
 from helpers.instruments.devices import DEVICES, Device
@@ -156,36 +154,6 @@ def launch_chart(curves: tuple[Curve, ...], elements: int, title: str, text: str
             offset = {"xytext": (LABEL_RIGHT, height), "textcoords": "offset points", "va": "center_baseline"}
             axes.annotate(curve.label, (SAMPLES[0], curve.seconds[0]), **offset)
     return Chart(figure, text)
-
-
-def timeline_chart(chains: dict[str, ChainTime], title: str) -> Chart:
-    """Who works when, in the first call of an unfused chain: the CPU that launches, the GPU that runs.
-
-    Args:
-        chains: a name for its panel -> a chain's model.
-        title: the finding that the chart shows.
-    """
-    says = []
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8, 0.55 + 1.25 * len(chains)))
-        height = figure.bbox.height
-        figure.text(0.12, 1 - 15 / height, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
-        for number, (name, chain) in enumerate(chains.items()):
-            launched, ran = timeline(chain)
-            axes = figure.add_axes((0.12, 1 - (98 + 90 * number) / height, 0.86, 48 / height))
-            axes.set(ylim=(1.6, -0.6), xlim=(0, ran[-1][1] * 1.01e6))
-            axes.set_yticks((0, 1), ("CPU launches", "GPU runs"))
-            axes.tick_params(axis="y", length=0)
-            axes.grid(axis="y", visible=False)
-            axes.set_title(name, loc="left", size=STYLE["font.size"], color=TEXT)
-            for row, spans, colour in ((0, launched, LIMIT), (1, ran, UNFUSED)):
-                bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
-                # The inside stays the page's own, as in a traffic chart.
-                axes.broken_barh(bars, (row - 0.3, 0.6), facecolor="none", edgecolor=colour, linewidth=2)
-            busy = sum(end - start for start, end in ran) / ran[-1][1]
-            says.append(f"{name}: the GPU is busy {plain(100 * busy)} % of the time")
-        axes.set_xlabel("time (µs)")
-    return Chart(figure, f"{title}. " + "; ".join(says))
 
 
 Spans = list[tuple[float, float]]  # start and end of each piece of work, in seconds

@@ -15,6 +15,21 @@
 # About 25 minutes. You need Python and a little PyTorch. You do not need a GPU.
 #
 # Run a cell with **Shift+Enter**. Run them from top to bottom.
+#
+# First, watch. Both sides below add two tensors and apply GELU, on one clock: as two programs on the GPU, and as one.
+# Press **Play**, or move the slider. (The times were recorded on an H200; within them, bytes are taken to cross at an
+# even pace.)
+
+# %%
+from helpers.figures import journey
+from helpers.instruments import recorded
+
+h200 = recorded("h200")
+journey(h200)
+
+# %% [markdown]
+# The pink tiles, the sum, go out and come straight back, and nobody else ever looks at them. What follows is that
+# picture, counted.
 
 # %%
 import torch
@@ -227,9 +242,6 @@ speed_up
 # bytes can be much faster. (A little it can: a copy writes as much as it reads, our kernel writes half as much.)
 
 # %%
-from helpers.instruments import recorded
-
-h200 = recorded("h200")
 print(h200.table("add_gelu", "float32"))
 
 # %%

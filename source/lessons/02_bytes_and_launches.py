@@ -404,33 +404,29 @@ small_call.compare(eager_call / fused_call)
 #
 # ## Who waits for whom
 #
-# The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. This picture
-# is drawn from a model: what a launch costs, and bytes over the bandwidth at which that H200 copies. What it costs is
-# taken from a chain of four on a thousand numbers, which is nothing but launches; the GPU's start here is the whole of
-# a small kernel, its first access to cold memory included.
+# The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. What a launch
+# costs is taken from a chain of four on a thousand numbers, which is nothing but launches; the GPU's start here is the
+# whole of a small kernel, its first access to cold memory included.
 
 # %%
-from helpers.figures import chain_time, launch_costs, timeline_chart
+from helpers.figures import chain_time, launch_costs, launch_timeline
 
 costs = launch_costs(h200)
 print(f"CPU: {1e6 * costs.operator:.1f} us an operator, {1e6 * costs.triton:.1f} us a Triton kernel")
 print(f"GPU: {1e6 * costs.start:.1f} us a small kernel; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
+# %% [markdown]
+# Four operations three ways, on one axis: launched one by one, as one Triton kernel, and as a **CUDA graph**, which the
+# CPU starts once for all. How long the GPU works is recorded. Press **Play**, then choose more numbers. **From which
+# size on does the CPU no longer hold up the GPU?**
+
 # %%
-sizes = (100_000, 10_000_000)
-
-
-def four_operations(n):
-    nbytes = 4 * 2 * 4 * n  # four operations, a read and a write each, fp32
-    return chain_time(4, nbytes, h200.copy_bandwidth, costs.operator, costs.start)
-
-
-timeline_chart(
-    {f"{n:,} numbers": four_operations(n) for n in sizes},
-    "On small tensors the GPU waits for the CPU, on large ones the CPU is ahead",
-)
+launch_timeline(h200)
 
 # %% [markdown]
+# <details><summary>What is to be found</summary>Four launches one by one: from 4,194,304 numbers on, the GPU has work
+# left when the CPU has launched all. At 65,536 it waits most of the time, and fusing or a graph gains most.</details>
+#
 # So in a row of calls the slower of the two sets the pace:
 #
 # - CPU: launches × cost of a launch;

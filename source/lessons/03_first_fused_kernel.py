@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import gelu
 
+from helpers.figures import watch
 from helpers.instruments import measure
 from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels import runtime
@@ -30,7 +31,8 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 #
 # A Triton kernel is a Python function that many **program instances** run, each on its own **block** of numbers. An
 # instance knows one thing that sets it apart: its number, `tl.program_id(0)`. From that it works out which elements
-# are its own. Let three instances sign what is theirs:
+# are its own. Let three instances sign what is theirs. `watch` runs a launch and then lets you walk through it: press
+# **Play**, or step with the arrow keys.
 
 
 # %%
@@ -42,8 +44,7 @@ def sign_kernel(out_ptr, BLOCK: tl.constexpr):
 
 
 out = torch.empty(12, dtype=torch.int32, device=device)
-sign_kernel[(3,)](out, BLOCK=4)
-print(out.tolist())
+watch(sign_kernel[(3,)], out, BLOCK=4)
 
 # %% [markdown]
 # Read it again, line by line:
@@ -120,8 +121,13 @@ ten
 beyond.compare(ten.hazards[0].elements)
 
 # %% [markdown]
-# (An instance has three numbers, as a launch may be laid out in up to three dimensions. Ours has one.)
-#
+# (An instance has three numbers, as a launch may be laid out in up to three dimensions. Ours has one.) Its steps, one
+# by one; what is out of bounds is red:
+
+# %%
+watch(unmasked_kernel[(3,)], a10, b10, torch.empty_like(a10), 10, BLOCK=4)
+
+# %% [markdown]
 # On a GPU this kernel reads what lies behind `a` and `b`, and *overwrites what lies behind `y`*: some other tensor of
 # your model. No message, no crash, most days. (Where no GPU is, this course refuses such a launch even when no meter
 # watches, and names the lane.)

@@ -326,6 +326,15 @@ def backward_by_element(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.con
 
 
 # %%
+from helpers.figures import watch
+
+few = torch.arange(24.0, device=device).view(4, 6)
+watch(forward_by_element[(2,)], few[:2], few[3], few[2:], torch.empty_like(few[:2]), 3, 0.5, 6, BLOCK=8)
+
+# %% [markdown]
+# Step to `kept`: every number there was made on the spot, from the element's own. Nothing was read for it.
+
+# %%
 by_element = (forward_by_element, backward_by_element)
 print("the same mask:", bool(np.equal(*masks(64, 1000, 0.1, by_element)).all()))
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_element))

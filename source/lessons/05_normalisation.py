@@ -18,6 +18,7 @@
 # exercises [05](../exercises/05_layer_norm.ipynb) and [05b](../exercises/05b_residual_rms_norm.ipynb).
 
 # %%
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -108,22 +109,18 @@ measure(normalise, first_kernel, shifted)
 
 # %% [markdown]
 # Wrong, and the meter finds no fault: not a byte is read that should not be. The mask of every load and store is right.
-# The mistake is between them. Here is a row of ten in a block of sixteen, stage after stage:
+# The mistake is between them. Step through a row of ten in a block of sixteen, and watch its last six lanes:
 
 # %%
-import numpy as np
+from helpers.figures import watch
 
-from helpers.figures import lanes_chart
-
-lanes = np.array([3, 4, 2, 5, 3, 1, 4, 2, 3, 3] + 6 * [0])
-centred = lanes - lanes.sum() / 10
-kept = np.where(np.arange(16) < 10, centred, 0)
-stages = {"loaded": lanes, "minus the mean": centred, "masked again": kept}
-lanes_chart(stages, 10, "Taking off the mean fills the padding lanes")
+ten = torch.tensor([[3.0, 4, 2, 5, 3, 1, 4, 2, 3, 3]], device=device)
+watch(first_kernel[(1,)], ten, torch.empty_like(ten), 10, BLOCK=16)
 
 # %% [markdown]
-# The padding lanes held 0, and then everyone subtracted the mean. Each of them now adds the mean's square to the
-# variance. **A row has mean 3 and variance 1, and fills 1000 of 1024 lanes. What variance does the kernel find?**
+# The padding lanes held 0, and then, in `centred`, everyone subtracted the mean. Each of them now adds the mean's
+# square to the variance. **A row has mean 3 and variance 1, and fills 1000 of 1024 lanes. What variance does the
+# kernel find?**
 
 # %%
 wrong_variance = predict_first("variance found by the first kernel", unit="")

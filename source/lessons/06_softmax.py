@@ -19,6 +19,7 @@
 # leads to [exercise 06](../exercises/06_softmax_topk.ipynb).
 
 # %%
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -403,18 +404,8 @@ print("the random rows:", *(f"{total:.2f}" for total in stale.sum(1).tolist()))
 #
 # $$\sum_j e^{x_j - M} = \sum_j e^{x_j - m}\, e^{m - M} = e^{m - M} \cdot \text{old sum}$$
 
-# %%
-import numpy as np
-
-from helpers.figures import online_softmax_chart
-
-levels = np.repeat([0, 0.5, 2, 1, 3, 1.5], 8)
-row = levels + np.random.default_rng(0).normal(0, 0.6, 48)
-online_softmax_chart(row, 8, "When the maximum moves, what was summed before must shrink")
-
-# %% [markdown]
-# Look at the third and the fifth block. The maximum jumps, and the part carried over shrinks to what it is worth under
-# the new one. Where the maximum stays, it is carried over whole. Put right, it is one factor more:
+#
+# Put right, it is one factor more:
 
 
 # %%
@@ -423,6 +414,16 @@ def absorb(peak, total, x):
     higher = tl.maximum(peak, tl.max(x))
     return higher, total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))
 
+
+# %% [markdown]
+# Watch `peak` and `total` on a row of 24 in blocks of four. In the second, third and fifth block the maximum moves, and
+# what was summed before shrinks; where it stays, it is carried over whole.
+
+# %%
+from helpers.figures import watch
+
+levels = torch.tensor([0, 0.5, 2, 1, 3, 1.5], device=device).repeat_interleave(4)[None]
+watch(online_kernel[(1,)], levels, torch.empty_like(levels), 24, TAKE_IN=absorb, BLOCK=4)
 
 # %%
 y = online_softmax(absorb, wide)

@@ -276,6 +276,17 @@ by_tiles = run(tiles_kernel, *uneven, BLOCK_M=32, BLOCK_N=64, BLOCK_K=32)
 print("right:", right(by_tiles, *uneven))
 
 # %% [markdown]
+# Watch a tile grow. x, w and y are 32 x 32 here, in tiles of 16: while `acc` adds up products, nothing is written; bias
+# and activation come last, before the one store. (Cells are shaded by size.)
+
+# %%
+from helpers.figures import watch
+
+x_32, w_32, bias_32 = layer(32, 32, 32)
+of_16 = {"ACT": "relu", "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+watch(tiles_kernel[2, 2], x_32, w_32, bias_32, torch.empty_like(x_32), 32, 32, 32, **of_16)
+
+# %% [markdown]
 # Larger tiles now, 128 x 128 for 8 warps. **How many FLOP for each byte loaded?**
 
 # %%

@@ -417,6 +417,17 @@ for tokens in (64, 100, 320):
     print(f"{tokens:4} tokens: off by less than 0.0001 on average, and by less than written out: {nearer}")
 
 # %% [markdown]
+# Watch it, on 32 tokens in tiles of 16: `s` and `p` are made, used and forgotten, and `acc` is put right whenever
+# `peak` has risen. Nothing N × N is ever in memory.
+
+# %%
+from helpers.figures import watch
+
+of_32 = random_inputs(1, 32, 16)
+tiles_of_16 = {"TAKE_IN": rescales, "D": 16, "M": 16, "N": 16}
+watch(flash_kernel[2, 1], *of_32, torch.empty_like(of_32[0]), 32, 0.25, **tiles_of_16)
+
+# %% [markdown]
 # This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)): not an approximation,
 # the same numbers in another order, and fewer roundings than written out, as the scores stay in fp32.
 #

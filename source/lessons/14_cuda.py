@@ -375,6 +375,16 @@ print(found.tensor_table())
 row_bytes.compare(found.bytes_total / rows.numel())
 
 # %% [markdown]
+# Here it is on a row of 64, a warp at a time: two warps, five shuffles each, and the sums of both in shared memory.
+# Before the barrier each has only its own.
+
+# %%
+from helpers.figures import watch
+
+few = torch.arange(64.0, device=device)
+watch(first[1, 64], few, torch.ones_like(few), torch.zeros_like(few), torch.empty_like(few), 64)
+
+# %% [markdown]
 # Six trips where two would do: `x` is read three times, and weight and bias once a row. (The caches may serve some of
 # that; nothing in the program says so.) Triton kept the row in registers without being asked. Here you ask, with an
 # array of your own: `float v[4]`, four numbers a thread.

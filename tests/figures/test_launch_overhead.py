@@ -22,7 +22,6 @@ from helpers.figures.launch_overhead import (
     launch_explorer,
     launch_scene,
     timeline,
-    timeline_chart,
 )
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.recordings import recorded
@@ -111,8 +110,7 @@ def explorer():
 
 @pytest.fixture(scope="module")
 def pictures(explorer):
-    chains = {f"{n}": chain_time(4, 32 * n, 4e12, 6e-6, 2e-6) for n in (10**5, 10**7)}
-    return [explorer.chart(), timeline_chart(chains, "The GPU waits")]
+    return [explorer.chart()]
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#111111"], ids=["light", "dark"])
@@ -125,13 +123,6 @@ def test_text_reads_on_both_pages_and_stays_on_them(pictures, page):
         assert 0 <= drawn.x0 < drawn.x1 <= width
         assert 0 <= drawn.y0 < drawn.y1 <= height
         assert Image.open(io.BytesIO(chart.png())).convert("RGBA").getpixel((2, 2))[3] == 0
-
-
-def test_a_timeline_says_how_busy_the_gpu_is(pictures):
-    # 4 kernels of 2.2 us, the last from 24 us on: 8.8 of 26.2 us; 4 of 22 us, 6 us after the launch began: 88 of 94.
-    assert repr(pictures[1]) == (
-        "The GPU waits. 100000: the GPU is busy 33.6 % of the time; 10000000: the GPU is busy 93.6 % of the time"
-    )
 
 
 def frame(explorer):

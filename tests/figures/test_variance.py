@@ -9,8 +9,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from helpers.figures.lanes import lanes_chart
-from helpers.figures.style import WRONG
 from helpers.figures.variance import (
     COLUMNS,
     MEANS,
@@ -115,11 +113,3 @@ def test_an_explorer_off_its_sliders_is_refused():
         variance_explorer(mean=7)
     with pytest.raises(ValueError, match="no arithmetic is named 'bf16'"):
         variance_explorer(arithmetic="bf16")
-
-
-def test_only_padding_that_is_not_zero_stands_out():
-    chart = lanes_chart({"loaded": np.array([1, 0, 0, 0]), "later": np.array([0, 1, -1, 0])}, 2, "title")
-    edges = [patch.get_edgecolor() for patch in chart.figure.axes[0].patches]
-    wrong = tuple(int(WRONG[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    assert [edge[:3] == pytest.approx(wrong) for edge in edges] == [False] * 6 + [True, False]
-    assert chart.text == "title. The last 2 lanes are padding. loaded: 1, 0, 0, 0; later: 0, 1, -1, 0."

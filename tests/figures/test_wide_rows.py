@@ -2,13 +2,11 @@
 
 import re
 
-import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from helpers.figures.online_softmax import online_softmax_chart, running
 from helpers.figures.wide_rows import (
     COLUMNS,
     LOOP_REGISTERS,
@@ -177,27 +175,3 @@ def test_what_cannot_be_shown_is_refused_in_one_line(options, message):
     with pytest.raises(ValueError, match=message) as refused:
         wide_rows_explorer(**options)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("block", [1, 3, 8, 100])
-def test_online_softmax_ends_with_the_rows_maximum_and_sum(block):
-    row = np.random.default_rng(block).normal(0, 3, 50)
-    steps = running(row, block)
-    assert len(steps) == -(-50 // block)
-    for number, (peak, carried, added, stale) in enumerate(steps):
-        seen = row[: (number + 1) * block]
-        assert peak == seen.max()
-        assert carried + added == pytest.approx(np.exp(seen - seen.max()).sum())
-        assert stale >= (carried + added) * (1 - 1e-12)
-    # Never rescaled, it is right only where the maximum never moved.
-    assert (steps[-1][3] == pytest.approx(carried + added)) is bool(row[:block].max() == row.max())
-
-
-def test_the_chart_says_what_it_draws():
-    chart = online_softmax_chart(np.array([0.0, 0.0, 3.0, 3.0]), 2, "title")
-    assert chart.text == (
-        "title. After 2 columns: maximum 0, sum 2, never rescaled 2; 4 columns: maximum 3, sum 2.1, never rescaled 4."
-    )
-    carried, added = (bars.patches for bars in chart.figure.axes[1].containers)
-    assert [bar.get_height() for bar in carried] == pytest.approx([0, 2 * np.exp(-3)])
-    assert [bar.get_height() for bar in added] == [2, 2]

@@ -137,7 +137,14 @@ class StepRecorder(LaneRecorder):
                 self._lines[frame.f_code.co_filename, number] = len(self.recording.source)
                 self.recording.source.append((number, text))
         self._close()
-        self._frames.append((frame, {}))
+        known = {}
+        if self._frames:  # what a function is given the caller's picture shows already
+            given = set(map(id, self._frames[-1][0].f_locals.values()))
+            plain = bool | int | float | tl.constexpr
+            known = {
+                name: value for name, value in frame.f_locals.items() if id(value) in given or isinstance(value, plain)
+            }
+        self._frames.append((frame, known))
         self._begin(frame, frame.f_code.co_firstlineno)
         return self._at
 
@@ -171,6 +178,7 @@ class StepRecorder(LaneRecorder):
             return
         statement = self._sources[frame.f_code].statement.get(number)
         names = block_names(statement, [kind for kind, *_ in moves])
+        names = [self._prefix(frame) + name if name in frame.f_locals else name for name in names]
         made = [self._moved(name, *move) for name, move in zip(names, moves, strict=True)]
         moved = self._before.moved
         step = KernelStep(self._program, line, named, made, moved.read, moved.written)
@@ -184,10 +192,13 @@ class StepRecorder(LaneRecorder):
         elif self._numbers > MOST_NUMBERS:
             self._give_up(f"its blocks hold more than {MOST_NUMBERS:,} numbers")
 
+    def _prefix(self, frame) -> str:
+        """What stands before the names of a function that the kernel calls."""
+        return "" if frame is self._frames[0][0] else f"{frame.f_code.co_name}: "
+
     def _changed(self, frame) -> dict[str, np.ndarray]:
         known = next(values for each, values in self._frames if each is frame)
-        prefix = "" if frame is self._frames[0][0] else f"{frame.f_code.co_name}: "
-        found = {}
+        prefix, found = self._prefix(frame), {}
         for name, value in frame.f_locals.items():
             if known.get(name) is not value:
                 known[name] = value
@@ -206,8 +217,8 @@ class StepRecorder(LaneRecorder):
         access = self.accesses.pop()
         if not self._following or self._open is None:
             return allowed
-        elements, active = (each.reshape(addresses.shape) for each in (access.elements, access.active))
-        went = active if allowed is None else np.asarray(allowed)
+        elements, active = (each.reshape(addresses.shape or 1) for each in (access.elements, access.active))
+        went = active if allowed is None else np.asarray(allowed).reshape(active.shape)
         outside = active & ~went
         values = self._values(access.tensor, elements, went) if kind == "read" else None
         nbytes, sectors = moved.total - bytes_before, ledger.sectors_read + ledger.sectors_written - sectors_before
@@ -231,8 +242,13 @@ def _shown(value) -> np.ndarray | None:
     if isinstance(value, tl.constexpr):
         value = value.value
     if isinstance(value, tl.tensor):
-        return None if value.dtype.is_ptr() else numbers(np.asarray(value.handle.data))
-    return np.asarray(value) if isinstance(value, bool | int | float) else None
+        return None if value.dtype.is_ptr() else _at_least_one(numbers(np.asarray(value.handle.data)))
+    return _at_least_one(np.asarray(value)) if isinstance(value, bool | int | float) else None
+
+
+def _at_least_one(values: np.ndarray) -> np.ndarray:
+    """One number always has the shape (1,), whether it came as a scalar or as a block."""
+    return values.reshape(1) if values.size == 1 else values
 
 
 @contextlib.contextmanager

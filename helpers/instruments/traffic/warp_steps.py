@@ -41,7 +41,7 @@ ARITHMETIC = {
 }
 FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 ASSIGNED = re.compile(r"(?<![\w.\]])([A-Za-z_]\w*)\s*[-+*/]?=(?!=)")
-STORED = re.compile(r"[\w\]]\s*=(?!=)\s*([^;=]+);")
+STORED = re.compile(r"\]\s*=(?!=)\s*([^;=]+);")
 SHARED = re.compile(r"__shared__\s+[\w:]+\s+(\w+)\s*\[")
 
 

@@ -1,0 +1,139 @@
+// Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
+const ALIGNED = { left: "start", center: "middle", right: "end" };
+
+function render({ model, el }) {
+  const { choice, scenes } = model.get("data");
+  const make = (parent, tag, attributes = {}, text) => {
+    const node = parent.appendChild(document.createElement(tag));
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    if (text !== undefined) node.textContent = text;
+    return node;
+  };
+  el.classList.add("fusion-explorer", "fusion-film");
+  el.setAttribute("data-lm-suppress-shortcuts", "true"); // arrows and space are the widget's
+  const controls = make(el, "div", { class: "fusion-film-controls", role: "group", "aria-label": "film" });
+  const player = make(controls, "button", { type: "button", "aria-label": "Play" }, "Play ▶");
+  const slider = make(controls, "input", { type: "range", min: 0, max: 100, value: 0, "aria-label": "time" });
+  const clock = make(controls, "span", { class: "clock" });
+  if (scenes.length > 1) {
+    const select = make(make(controls, "label", {}, `${choice} `), "select", { "aria-label": choice });
+    scenes.forEach(([name], number) => make(select, "option", { value: number }, name));
+    select.addEventListener("change", () => choose(Number(select.value)));
+  }
+  const chart = make(el, "div", { class: "fusion-film-chart", role: "img" });
+  const status = make(el, "div", { role: "status", "aria-live": "polite" });
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
+  let scene, context, canvas, moving, texts, time = 0, playing = null;
+
+  const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+  const counted = ([, text, , , value, start, end, digits]) => {
+    const part = Math.min(1, Math.max(0, (time - start) / (end - start)));
+    const number = (value * part).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    return text.replace("{}", number);
+  };
+  const digits = (value) => {
+    if (value === 0) return "0";
+    const places = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
+    return Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: places });
+  };
+  const paint = () => {
+    const [width, height] = scene.size;
+    const scale = (chart.clientWidth / width) * (devicePixelRatio || 1);
+    const wanted = [Math.round(width * scale), Math.round(height * scale)];
+    if (canvas.width !== wanted[0] || canvas.height !== wanted[1]) [canvas.width, canvas.height] = wanted;
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    context.clearRect(0, 0, width, height);
+    for (const [x, y, w, h, start, end, colour, opacity] of scene.bars) {
+      if (time < start) continue;
+      const part = end > start ? Math.min(1, (time - start) / (end - start)) : 1;
+      context.globalAlpha = opacity;
+      context.fillStyle = colour;
+      context.fillRect(x, y, w * part, h);
+    }
+    context.globalAlpha = 1;
+    for (const [x0, y0, x1, y1, w, h, start, end, colour] of scene.movers) {
+      if (time <= start || time >= end) continue;
+      const part = (time - start) / (end - start);
+      context.fillStyle = colour;
+      context.fillRect(x0 + (x1 - x0) * part, y0 + (y1 - y0) * part, w, h);
+    }
+    const numbers = scene.counters.map(counted);
+    numbers.forEach((text, place) => (texts[place].textContent = text));
+    clock.textContent = `${digits(time * scene.scale)} ${scene.unit}`;
+    slider.value = (100 * time) / scene.seconds;
+    slider.setAttribute("aria-valuetext", clock.textContent);
+    const told = scene.told.filter(([start]) => start <= time).at(-1)?.[1] ?? "";
+    const line = `${clock.textContent}: ${told} ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.`;
+    chart.setAttribute("aria-label", `${scene.title}. ${line}`);
+    if (!playing) status.textContent = line; // a voice cannot keep up
+    else if (status.dataset.told !== told) status.textContent = told;
+    status.dataset.told = told;
+    moving.replaceChildren(document.createElementNS("http://www.w3.org/2000/svg", "g"));
+  };
+  const choose = (number) => {
+    pause();
+    scene = scenes[number][1];
+    const [width, height] = scene.size;
+    chart.innerHTML = `<svg viewBox="0 0 ${width} ${height}" overflow="visible" aria-hidden="true">
+      <text class="title" x="0" y="14">${escaped(scene.title)}</text>
+      ${scene.boxes.map(([x, y, w, h]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}"/>`).join("")}
+      ${scene.notes.map(([text, x, y, align, bold]) => `<text x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
+      ${scene.counters.map(([, , x, y]) => `<text class="counter" x="${x}" y="${y}"></text>`).join("")}
+      <g class="fusion-moving"></g></svg><canvas aria-hidden="true"></canvas>`;
+    canvas = chart.querySelector("canvas");
+    context = canvas.getContext("2d");
+    moving = chart.querySelector(".fusion-moving");
+    texts = [...chart.querySelectorAll(".counter")];
+    time = Math.min(time, scene.seconds);
+    paint();
+  };
+  const seek = (wanted) => {
+    time = Math.max(0, Math.min(scene.seconds, wanted));
+    paint();
+  };
+  const pause = () => {
+    if (playing) cancelAnimationFrame(playing);
+    playing = null;
+    player.textContent = "Play ▶";
+    player.setAttribute("aria-label", "Play");
+  };
+  const play = () => {
+    if (time >= scene.seconds) time = 0;
+    player.textContent = "Pause ⏸";
+    player.setAttribute("aria-label", "Pause");
+    let last = null, pending = 0;
+    const tick = (now) => {
+      if (!el.isConnected) return pause();
+      pending += last === null ? 0 : (now - last) / 1000;
+      last = now;
+      // Where motion is unwanted, the film goes on picture by picture, two a second.
+      if (!calm.matches || pending >= 0.5) {
+        time = Math.min(scene.seconds, time + (pending * scene.seconds) / scene.plays);
+        pending = 0;
+        if (time >= scene.seconds) pause();
+        paint();
+      }
+      if (time < scene.seconds) playing = requestAnimationFrame(tick);
+    };
+    playing = requestAnimationFrame(tick);
+  };
+  player.addEventListener("click", () => (playing ? (pause(), paint()) : play()));
+  slider.addEventListener("input", () => {
+    const wanted = (Number(slider.value) / 100) * scene.seconds;
+    pause();
+    seek(wanted);
+  });
+  el.addEventListener("keydown", (event) => {
+    if (event.key !== " " || event.target === player || event.target.tagName === "SELECT") return;
+    event.preventDefault();
+    player.click();
+  });
+  choose(0);
+  const resized = new ResizeObserver(() => paint());
+  resized.observe(chart);
+  return () => {
+    pause();
+    resized.disconnect();
+  };
+}
+export default { render };

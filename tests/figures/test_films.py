@@ -1,0 +1,144 @@
+"""The journey of the bytes and the launch timeline: their numbers against the meter and the record; the film's page."""
+
+import json
+
+import pytest
+import torch
+from torch.nn.functional import gelu
+
+from helpers.figures.bytes_journey import TILES, journey, trips
+from helpers.figures.film import Bar, Counter, Film, FilmScene, FilmStage, Mover, Note
+from helpers.figures.launch_lanes import SIZES, launch_timeline, ways
+from helpers.instruments import measure, recorded
+from kernels import add_gelu
+
+H200 = recorded("h200")
+
+
+def test_the_journeys_bytes_are_the_meters_and_its_times_the_record():
+    a, b = torch.randn(2, 1000)
+    unfused, fused = measure(lambda: gelu(a + b, approximate="tanh")), measure(add_gelu, a, b)
+    scene = journey(H200).scenes["add + GELU"]
+    for way, found in (("unfused", unfused), ("fused", fused)):
+        crossed, clock = (counter for counter in scene.counters if counter.name == way)
+        assert crossed.value * 1e9 / 100_000_000 == found.bytes_total / a.numel()
+        assert len(trips(way == "fused")) / TILES * 4 == found.bytes_total / a.numel()
+        recorded_time = H200.times("add_gelu", (100_000_000,), "float32")["eager" if way == "unfused" else "fused"]
+        assert clock.value == pytest.approx(1e6 * recorded_time.median)
+    assert scene.seconds == pytest.approx(
+        max(counter.value for counter in scene.counters if "µs" in counter.text) / 1e6
+    )
+
+
+def test_the_sum_makes_its_round_trip_in_order():
+    unfused = trips(fused=False)
+    for tile in range(TILES):
+        out, back = unfused.index(("a + b", tile, False)), unfused.index(("a + b", tile, True))
+        assert unfused.index(("a", tile, True)) < out < back < unfused.index(("y", tile, False))
+    assert not [name for name, *_ in trips(fused=True) if name == "a + b"]
+
+
+@pytest.mark.parametrize("numbers", SIZES)
+def test_the_timeline_ends_as_recorded(numbers):
+    found, gpu = ways(H200, numbers), H200.experiment("chain_sizes")[numbers]["gpu"]
+    assert found["a CUDA graph"].gpu == found["eager"].gpu == gpu["eager"].median
+    assert found["one Triton kernel"].gpu == gpu["fused"].median
+    scene = launch_timeline(H200).scenes[f"{numbers:,}"]
+    ends = {counter.name: counter.value / 1e6 for counter in scene.counters}
+    for name, chain in found.items():
+        assert ends[name] >= max(chain.cpu, chain.gpu) - 1e-12
+        assert ends[name] <= chain.cpu + chain.gpu + 1e-12
+    assert ends["a CUDA graph"] == pytest.approx(gpu["eager"].median)
+    assert max(ends.values()) == pytest.approx(scene.seconds)
+
+
+def test_a_size_that_was_not_recorded_is_refused():
+    with pytest.raises(ValueError, match="999 numbers were not recorded: choose from 1024"):
+        ways(H200, 999)
+
+
+@pytest.mark.parametrize("film", [journey(H200), launch_timeline(H200)])
+def test_the_still_frame_is_small_and_says_what_it_shows(film):
+    bundle, metadata = film._repr_mimebundle_()
+    assert metadata["image/png"]["alt"] == bundle["text/plain"] == film.text
+    assert len(bundle["text/html"]) < 150_000
+    assert len(json.dumps(film.data())) < 100_000
+    figure = film.chart().figure
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert 0 <= box.x0 < box.x1 <= width
+    assert 0 <= box.y0 < box.y1 <= height
+
+
+LONG = FilmScene(
+    (100, 50), 4.0, 2.0, "µs", 10.0, "A title",
+    movers=(Mover(0, 0, 80, 40, 10, 10, 1.0, 3.0, "#ff0000"),),
+    bars=(Bar(0, 20, 50, 10, 0.0, 4.0, "#0000ff"),),
+    notes=(Note("a note", 0, 40),),
+    counters=(Counter("it", "{} B", 0, 45, 8, 0.0, 4.0, 0),),
+    told=((0.0, "It begins."), (3.0, "It ends.")),
+)  # fmt: skip
+FILM = Film({"long": LONG, "short": FilmScene((100, 50), 1.0, 1.0, "µs", 10.0, "Another title")}, "length")
+
+
+@pytest.fixture
+def page_of(chromium):
+    def shown(film, **options):
+        page = chromium.new_page(viewport={"width": 800, "height": 600}, **options)
+        page.set_default_timeout(5000)
+        page.set_content(f"<style>{FilmStage._css}</style><div style='width: 400px'></div>")
+        script = str(FilmStage._esm).replace("export default", "window.stage =")
+        page.evaluate(
+            f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}",
+            film.data(),
+        )
+        return page
+
+    return shown
+
+
+def at(page):
+    return page.locator("[role=status]").inner_text()
+
+
+PIXEL = """([x, y]) => {
+    const canvas = document.querySelector('canvas'), scale = canvas.width / 100;
+    return [...canvas.getContext('2d').getImageData(x * scale, y * scale, 1, 1).data];
+}"""
+
+
+def test_the_browser_draws_each_time_as_it_was_placed(page_of):
+    page = page_of(FILM)
+    slider = page.locator("input")
+    slider.focus()
+    assert at(page) == LONG.says(0.0) == "0 µs: It begins. it 0 B."
+    for _ in range(50):
+        page.keyboard.press("ArrowRight")
+    assert at(page) == LONG.says(2.0) == "20 µs: It begins. it 4 B."
+    assert page.evaluate(PIXEL, [45, 22]) == [255, 0, 0, 255]  # half way from (0, 0) to (80, 40)
+    assert page.evaluate(PIXEL, [10, 25]) == [0, 0, 255, 255]
+    assert page.evaluate(PIXEL, [30, 25])[3] == 0  # the bar has grown to half its width
+    page.keyboard.press("End")
+    assert at(page) == LONG.says(4.0) == "40 µs: It ends. it 8 B."
+    assert page.evaluate(PIXEL, [45, 25]) == [0, 0, 255, 255]
+    assert slider.get_attribute("aria-valuetext") == "40 µs"
+
+
+def test_it_plays_to_its_end_and_another_may_be_chosen(page_of):
+    page = page_of(FILM)
+    page.locator("input").focus()
+    page.keyboard.press("Space")
+    page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
+    assert page.get_by_role("button", name="Play").count() == 1
+    page.locator("select").select_option("short")
+    assert page.locator(".title").text_content() == "Another title"
+
+
+@pytest.mark.parametrize(("motion", "most"), [("no-preference", 10_000), ("reduce", 8)])
+def test_where_motion_is_unwanted_it_goes_on_picture_by_picture(page_of, motion, most):
+    page = page_of(FILM, reduced_motion=motion)
+    page.evaluate("""() => { window.times = new Set(); new MutationObserver(() =>
+        times.add(document.querySelector('.clock').textContent)
+    ).observe(document.querySelector('.fusion-moving'), {childList: true}); }""")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
+    assert 2 < page.evaluate("times.size") <= most
