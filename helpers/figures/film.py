@@ -14,7 +14,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from traitlets import Dict
 
-from helpers.figures.stage import page_of
 from helpers.figures.style import STYLE, TEXT, TITLE_SIZE, Chart, plain
 
 _HERE = Path(__file__).parent
@@ -179,7 +178,7 @@ class Film:
     def _repr_mimebundle_(self, include=None, exclude=None):
         shown, metadata = self.chart()._repr_mimebundle_()
         view = dict(widgets.VBox([FilmStage(data=self.data())])._repr_mimebundle_())
-        return view | shown | {"text/html": page_of(shown["image/png"], **metadata["image/png"])}, metadata
+        return view | shown, metadata
 
 
 def _sent(scene: FilmScene) -> dict:
