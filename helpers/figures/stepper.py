@@ -169,7 +169,8 @@ class StepScene:
             for move in step.moves:
                 self._block(move.name, move.values)
         on_chip = [self.memories[name] for name, memory in recording.memories.items() if memory.shared]
-        self.chip = _flow([grid for grid in self.memories.values() if grid not in on_chip], 18) + 14  # where it begins
+        off_chip = [grid for grid in self.memories.values() if grid not in on_chip]
+        self.chip = _flow(sorted(off_chip, key=lambda grid: grid.words), 18) + 14  # where it begins
         end = _flow(on_chip, self.chip + 8)
         for kind in (
             lambda grid: grid.count == 1,

@@ -53,14 +53,19 @@ def relu(x):
 
 
 @triton.jit
+def tile(ptr, row, column, stride: tl.constexpr):
+    return tl.load(ptr + row[:, None] * stride + column[None, :])
+
+
+@triton.jit
 def matmul_kernel(x_ptr, w_ptr, y_ptr, K: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK, BLOCK), tl.float32)
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + rows[:, None] * K + k[None, :])
-        w = tl.load(w_ptr + k[:, None] * N + columns[None, :])
+        x = tile(x_ptr, rows, k, K)
+        w = tile(w_ptr, k, columns, N)
         acc = tl.dot(x, w, acc)
     tl.store(y_ptr + rows[:, None] * N + columns[None, :], relu(acc))
 
@@ -108,11 +113,17 @@ def test_a_count_by_hand():
     assert "2 of 4 lanes write 8 B of y_ptr in 1 sector, 2 masked" in shown.text
 
 
+def _codes(shown, *names):
+    codes, _ = shown.scene.state(len(shown.scene.frames) - 1)
+    grids = [shown.scene.memories[name] for name in names]
+    return [codes[grid.first : grid.first + grid.count] for grid in grids]
+
+
 def test_lines_follow_the_loop_and_the_function_that_is_called():
     shown, *_ = watched(product)
     text = [line.strip() for _, line in shown.recording.source]
     lines = [text[step.line].split(" ")[0] for step in shown.recording.steps if step.program == (1, 0, 0)]
-    loop = ["for", "k", "x", "w", "acc"]
+    loop = ["for", "k", "x", "def", "return", "x", "w", "def", "return", "w", "acc"]
     assert lines == [
         "def",
         "rows",
@@ -126,6 +137,7 @@ def test_lines_follow_the_loop_and_the_function_that_is_called():
         "return",
         "tl.store(y_ptr",
     ]
+    assert all(set(grid) == {"r"} for grid in _codes(shown, "x_ptr", "w_ptr"))  # each is read through the same line
     shown, *_ = watched(added)
     assert [step.line for step in shown.recording.steps][:7] == [0, 1, 2, 3, 4, 5, 0]  # a docstring is not shown
     assert "Not shown" not in str(shown.recording.source)

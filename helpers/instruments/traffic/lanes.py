@@ -55,8 +55,15 @@ class LaneRecorder:
         while frame.f_code not in runtime.kernel_code:
             frame = frame.f_back
         place, first = (frame.f_code.co_filename, frame.f_lineno), int(addresses.ravel()[0])
-        # A line stays with the tensor that it began in: its later blocks may lie wholly outside.
-        key = kind, frame.f_code, frame.f_lasti
+        # A line stays with the tensor that it began in: its later blocks may lie wholly outside. In a function that the
+        # kernel calls, that is a line for each place it is called from.
+        key = [kind]
+        caller = frame
+        while caller is not None:
+            if caller.f_code in runtime.kernel_code:
+                key.append((caller.f_code, caller.f_lasti))
+            caller = caller.f_back
+        key = tuple(key)
         name, tensor = self._of_line.setdefault(key, min(self._tensors, key=lambda named: _distance(named[1], first)))
         elements = (addresses.ravel().astype(np.int64) - tensor.data_ptr()) // itemsize
         active = np.array(np.broadcast_to(np.asarray(mask), addresses.shape)).ravel()

@@ -203,7 +203,8 @@ class StepRecorder(LaneRecorder):
             if known.get(name) is not value:
                 known[name] = value
                 shown = _shown(value)
-                if shown is not None:
+                # Tiles of offsets are not drawn: the elements that they reach are.
+                if shown is not None and not (shown.ndim > 1 and shown.dtype == np.int64):
                     found[prefix + name] = shown
         return found
 
