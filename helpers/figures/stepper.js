@@ -2,7 +2,7 @@
 // moves flies from memory to its lane or back.
 const FLIGHT = 420; // ms
 const PAUSE = 900; // ms between steps while playing
-const SVG = "http://www.w3.org/2000/svg";
+const READING = "#009E73", WRITING = "#CC79A7"; // as in stepper.css
 const CODES = { " ": "empty", v: "value", m: "masked", o: "outside", r: "read", w: "written", g: "gap" };
 const WAYS = ["reading", "writing", "stray"];
 
@@ -131,6 +131,11 @@ function render({ model, el }) {
     moving.innerHTML = frame.boxes.map(([x, y, w, h, line]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}" stroke-width="${line}"/>`).join("") || "<g/>";
   };
 
+  // Asking the page for a size after it was changed makes it lay everything out at once: it tells by itself.
+  let scale = 1;
+  const sizes = new ResizeObserver(() => (scale = chart.clientWidth / (width + 4)));
+  sizes.observe(chart);
+
   // Flights and counting, on a canvas over the picture
   let flying = 0;
   const fly = (frame) => {
@@ -138,10 +143,9 @@ function render({ model, el }) {
     const to = [frame.read, frame.written];
     const still = calm.matches;
     const context = canvas.getContext("2d");
-    const scale = chart.querySelector("svg").clientWidth / (width + 4), dense = devicePixelRatio || 1;
+    const dense = devicePixelRatio || 1;
     const wanted = [Math.round((width + 4) * scale * dense), Math.round(height * scale * dense)];
     if (canvas.width !== wanted[0] || canvas.height !== wanted[1]) [canvas.width, canvas.height] = wanted;
-    const colours = getComputedStyle(el);
     const reading = frame.now[0].length > 0;
     context.setTransform(1, 0, 0, 1, 0, 0);
     const tick = (time) => {
@@ -152,7 +156,7 @@ function render({ model, el }) {
       told.forEach((number, place) => (tally[place].textContent = number.toLocaleString("en")));
       context.clearRect(0, 0, canvas.width, canvas.height);
       if (part === 1) return;
-      context.fillStyle = colours.getPropertyValue(reading ? "--reading" : "--writing");
+      context.fillStyle = reading ? READING : WRITING;
       for (const [origin, target] of frame.flights) {
         const [x0, y0, w0, h0] = places[origin], [x1, y1, w1, h1] = places[target];
         const w = (w0 + (w1 - w0) * eased) * 0.7, h = (h0 + (h1 - h0) * eased) * 0.7;
@@ -170,17 +174,17 @@ function render({ model, el }) {
     if (playing && (to !== at + 1 || scrubbed)) pause();
     if (to === at) return;
     const onward = to === at + 1, frame = frames[to];
+    const line = lines[frame.line], top = line.offsetTop, bottom = top + line.offsetHeight;
+    const above = top < source.scrollTop, below = bottom > source.scrollTop + source.clientHeight;
     state(to > at ? at : -1, to);
     at = to;
     paint(frame);
+    if (above || below) source.scrollTop = top - 60;
     lines.forEach((line, number) => {
       line.classList.toggle("lit", number === frame.line);
       if (number === frame.line) line.setAttribute("aria-current", "step");
       else line.removeAttribute("aria-current");
     });
-    const line = lines[frame.line];
-    if (line.offsetTop < source.scrollTop || line.offsetTop + line.offsetHeight > source.scrollTop + source.clientHeight)
-      source.scrollTop = line.offsetTop - source.clientHeight / 2;
     slider.value = to;
     slider.setAttribute("aria-valuetext", `${to + 1} of ${frames.length}`);
     choice.value = frame.program;
@@ -229,6 +233,9 @@ function render({ model, el }) {
     keys[event.key]();
   });
   go(0);
-  return pause;
+  return () => {
+    pause();
+    sizes.disconnect();
+  };
 }
 export default { render };

@@ -17,6 +17,7 @@ from helpers.figures import (
     roofline_explorer,
     timing_chart,
     traffic_chart,
+    watch,
     waves_chart,
 )
 from helpers.instruments import (
@@ -95,3 +96,10 @@ occupancy_explorer("H100", threads=256, registers=70)
 
 # %%
 roofline_explorer("H100", "fp32")
+
+# %% [markdown]
+# And line by line, on a few numbers in small blocks, CUDA C++ too:
+
+# %%
+few = [each[:12] for each in inputs]
+watch(swiglu_kernel[(2,)], *few, torch.empty_like(few[0]), 12, BLOCK=8)
