@@ -32,6 +32,8 @@ from helpers.figures.attention_tiles import TOKENS as SQUARES
 from helpers.figures.attention_units import DIMS
 from helpers.figures.banks import WIDTHS
 from helpers.figures.checkpointing import TOKENS as OF_A_STEP
+from helpers.figures.expert_weights import TOKENS as OF_A_BATCH
+from helpers.figures.expert_weights import counted
 from helpers.figures.fusion_decision import ROWS as CHAIN_ROWS
 from helpers.figures.fusion_score import STEPS as SCORE_STEPS
 from helpers.figures.launch_overhead import ELEMENTS
@@ -145,6 +147,11 @@ EXPLORERS = {
         "from helpers.figures.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
         TOKENS,
         ", {:,} x 4,096:".format,
+    ),
+    "expert weights": Explorer(
+        "from helpers.figures import weights_explorer\nweights_explorer(tokens=1)",
+        OF_A_BATCH,
+        lambda tokens: f", {counted(tokens)}, ",
     ),
     "checkpointing": Explorer(
         "from helpers.figures.checkpointing import checkpointing_explorer\ncheckpointing_explorer(tokens=1024)",

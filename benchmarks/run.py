@@ -53,6 +53,7 @@ from benchmarks import (
     numbers_a_thread,
     occupancy_sweep,
     over_fusion,
+    quantised,
     roofs,
     sm_counters,
     split_rows,
@@ -134,6 +135,11 @@ EXPERIMENTS = {
     "gradient_repeats": gradient_sums.measure_repeats,
     "linear_loss": linear_loss.measure,
     "training": training.measure,
+    "quantised_layer_norm": quantised.measure_layer_norm,
+    "quantised_experts": quantised.measure_experts,
+    "quantised_formats": quantised.measure_formats,
+    "quantised_fp8_sums": quantised.measure_fp8_sums,
+    "quantised_fp8_times": quantised.measure_fp8_times,
 }
 
 

@@ -37,11 +37,17 @@ TOLD = {
     "order of axes": r"element's number|causal mask|which mask is whose|the grid|which are whose|the formula|edges",
     "offset width": r"an integer of 32 bits passes 2\^31(.*\n)*.*to\(tl\.int64\)",
     "NaN and inf": r"NaN|each can win once|rows without a key",
+    "codes": r"the rounding|the clamp|the smallest scale",
     "grid": r"the grid|the number of rows|the edges|the sizes",
     "in place": r"argument \d was changed",
     "hard-coded size": r"the block|the grid|the sizes|the number of rows|as many",
 }
-LIKE = {"values": "other-values", "gradient": "other-gradients", "masked_rows": "other-values"}
+LIKE = {
+    "values": "other-values",
+    "codes": "other-values",
+    "gradient": "other-gradients",
+    "masked_rows": "other-values",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ def mistakes_in(exercise: str, *rows: tuple) -> list[Mistake]:
 CONTIGUOUS = "x, bias, residual = x.contiguous(), bias.contiguous(), residual.contiguous()"
 X = "x = tl.load(x_ptr + start + col, mask=exists, other=0.0)"
 WEIGHT = "weight = tl.load(weight_ptr + col, mask=exists)"
+INT8_X = "x = tl.load(x_ptr + row * cols + col, mask=exists, other=0.0)"
+INT8_CENTRED = "centred = tl.where(exists, x - tl.sum(x, axis=0) / cols, 0.0)"
 NORM_START = "tl.program_id(0).to(tl.int64) * cols"
 ROWS_GRID = "[(x.numel() // cols,)]"
 NORMS = [
@@ -430,6 +438,55 @@ MISTAKES = [
         ("rescaling", {"acc * shrink[:, None])": "acc)"}),
         ("scale", {"o = acc / total[:, None]": "o = acc"}),
         ("offset width", {"batch = tl.program_id(1).to(tl.int64)": "batch = tl.program_id(1)"}),
+    ),
+    *mistakes_in(
+        "12_layer_norm_int8",
+        ("mask", {INT8_X: "x = tl.load(x_ptr + row * cols + col)"}),
+        ("mask", {"weight_ptr + col, mask=exists, other=0.0": "weight_ptr + col"}),
+        ("mask", {"bias_ptr + col, mask=exists, other=0.0": "bias_ptr + col"}),
+        ("mask", {"code.to(tl.int8), mask=exists)": "code.to(tl.int8))"}),
+        ("padding value", {INT8_X: "x = tl.load(x_ptr + row * cols + col, mask=exists, other=1.0)"}),
+        ("padding value", {INT8_X: "x = tl.load(x_ptr + row * cols + col, mask=exists)"}),
+        ("padding value", {INT8_CENTRED: "centred = x - tl.sum(x, axis=0) / cols"}),
+        ("padding value", {"bias_ptr + col, mask=exists, other=0.0": "bias_ptr + col, mask=exists, other=1000.0"}),
+        ("padding value", {"(centred * centred, axis=0) / cols": "(centred * centred, axis=0) / BLOCK"}),
+        (
+            "stride",
+            {
+                "x = x.contiguous()\n": "\n",
+                "q = torch.empty_like(x, dtype=torch.int8)": "q = torch.empty(x.shape, dtype=torch.int8, device=x.device)",
+            },
+        ),
+        (
+            "accumulation",
+            {
+                f"{INT8_X}.to(tl.float32)": INT8_X,
+                "tl.sum(centred * centred, axis=0)": "tl.sum(centred * centred, axis=0).to(tl.float32)",
+            },
+            "float16|PyTorch's own|the formula",
+        ),
+        ("scale", {"rstd * weight + bias": "rstd + bias"}),
+        ("scale", {"tl.max(tl.abs(y), axis=0)": "tl.max(y, axis=0)"}),
+        ("scale", {"clip * largest / 127.0": "clip * largest / 128.0"}),
+        ("scale", {"clip * largest / 127.0": "127.0 / (clip * largest)"}),
+        ("scale", {"clip * largest / 127.0": "largest / 127.0"}, "the clamp"),
+        ("eps", {"/ cols + eps)": "/ cols)"}),
+        ("eps", {"/ cols + eps)": "/ cols + 1e-5)"}),
+        ("offset width", {"tl.program_id(0).to(tl.int64)": "tl.program_id(0)"}),
+        ("NaN and inf", {"tl.where(largest < 1e-12, 1e-12, largest)": "tl.maximum(largest, 1e-12)"}),
+        ("NaN and inf", {"tl.where(code > 127.0, 127.0, code)": "tl.minimum(code, 127.0)"}),
+        ("NaN and inf", {"tl.where(code < -127.0, -127.0, code)": "tl.maximum(code, -127.0)"}),
+        ("codes", {"y / scale + 12582912.0 - 12582912.0": "tl.floor(y / scale + 0.5)"}),
+        ("codes", {"y / scale + 12582912.0 - 12582912.0": "y / scale + tl.where(y < 0, -0.5, 0.5)"}),
+        ("codes", {"y / scale + 12582912.0 - 12582912.0": "y / scale"}, "the formula"),
+        ("codes", {"code = tl.where(code > 127.0, 127.0, code)": ""}),
+        ("codes", {"code = tl.where(code < -127.0, -127.0, code)": ""}),
+        ("codes", {"tl.where(code < -127.0, -127.0, code)": "tl.where(code < -128.0, -128.0, code)"}),
+        ("codes", {"largest = tl.where(largest < 1e-12, 1e-12, largest)": ""}),
+        ("grid", {"(x.numel() // cols,)": "(x.numel() // cols - 1,)"}),
+        ("grid", {"(x.numel() // cols,)": "(x.shape[0],)"}),
+        ("hard-coded size", {"block = triton.next_power_of_2(cols)": "block = 1024"}),
+        ("order of axes", {"return q, scale": "return scale, q"}, "dtype"),
     ),
     *mistakes_in(
         "15_capstone",

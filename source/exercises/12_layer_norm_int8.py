@@ -1,0 +1,234 @@
+# %% [markdown]
+# # Exercise 12: LayerNorm and int8 in one kernel [15 points]
+#
+# What an int8 matrix product wants as its input: normalised rows, a byte an element, and for each row the one number
+# that its codes are multiples of. You write both in **one launch** that reads each row once. About 40 minutes. Lesson
+# 12 has all you need; the norm is lesson 05's.
+#
+# **The formula**, for each row $x$ of $n$ elements:
+#
+# $$y = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \cdot w + b, \qquad
+# s = \frac{\text{clip}}{127} \cdot \max\big(\max_i |y_i|,\, 10^{-12}\big), \qquad
+# q = \text{round}(y / s), \text{ kept within } \pm 127$$
+#
+# `clip`, from 0 to 1, says how much of the row's largest magnitude the codes reach to. Below 1, the few largest numbers
+# are all held at 127, and the many small ones get finer steps. Round to the nearest, of two as near to the **even**
+# one. Where a row holds NaN or infinity, its scale is NaN, so that nobody takes it for numbers, and its codes are 0.
+#
+# **The picture**, for one row, clip 1:
+#
+# ```text
+#   x       2.0   -1.0    0.5    7.0    .  .  .      . lanes past the row's end
+#   y      -0.04  -1.04  -0.54   1.62                 normalised, in registers
+#           largest magnitude 1.62 --> s = 1.62 / 127 = 0.0128
+#   q        -3    -81    -42    127                  one byte each
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments import measure
+from helpers.learning import (
+    Hints,
+    beside_catalogue,
+    check_offsets,
+    check_passes,
+    check_values,
+    code_cases,
+    quantised_cases,
+)
+
+# %% [markdown]
+# ## The unfused reference
+
+
+# %%
+def reference(x, weight, bias, eps, clip):
+    y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    largest = y.abs().amax(dim=-1, keepdim=True).to(torch.promote_types(x.dtype, torch.float32))
+    scale = clip * largest.clamp_min(1e-12) / 127
+    q = (y / scale).round().clamp(-127, 127).nan_to_num(0.0)
+    return q.to(torch.int8), scale
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x = torch.randn(8, 1000, device=device)
+weight, bias = torch.randn(2, 1000, device=device)
+unfused = measure(reference, x, weight, bias, 1e-5, 1.0)
+print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
+
+# %% [markdown]
+# **How many bytes an element are left when the row never leaves its registers?** Write your number down. Mind what is
+# written: not every number has four bytes.
+
+# %% [markdown]
+# ## Your kernel
+#
+# One program for each row. Compute in float32, whatever x is. Two things that this machine and a GPU agree on, and that
+# surprise:
+#
+# - A float that becomes an int8 (`.to(tl.int8)`) loses its fraction, and of what is left only the **low byte** stays:
+#   200 becomes -56. NaN becomes 0.
+# - `tl.max`, `tl.maximum` and `tl.clamp` **drop NaN**: the other number is the result. `tl.max` gives NaN where it sees
+#   nothing else; in place of the other two, `tl.where(a < b, b, a)` keeps it, for no comparison with NaN is true.
+#
+# To round, add $1.5 \cdot 2^{23}$ (12582912.0) and take it off again: so far up, float32 has no fractions, and the
+# addition itself rounds to nearest, ties to even.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def layer_norm_int8_kernel(x_ptr, weight_ptr, bias_ptr, q_ptr, scale_ptr, cols, eps, clip, BLOCK: tl.constexpr):
+    # About 18 lines: the norm as in exercise 05; the largest magnitude; the scale; round, clamp, convert, store.
+    # BEGIN SOLUTION
+    # int64 before the multiplication: row * cols passes 2**31 in large tensors.
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    exists = col < cols
+    x = tl.load(x_ptr + row * cols + col, mask=exists, other=0.0).to(tl.float32)
+    # Lanes past the row's end would hold -mean, and count in the variance.
+    centred = tl.where(exists, x - tl.sum(x, axis=0) / cols, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)
+    # 0 past the row's end, so that y is 0 there and the largest of no row; or NaN, where rstd is.
+    weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + col, mask=exists, other=0.0).to(tl.float32)
+    y = centred * rstd * weight + bias
+    # A NaN or an infinity in x makes every y NaN, by the mean: tl.max has nothing else to prefer.
+    largest = tl.max(tl.abs(y), axis=0)
+    # Not tl.maximum, which would take 1e-12 for NaN.
+    largest = tl.where(largest < 1e-12, 1e-12, largest)
+    scale = clip * largest / 127.0
+    tl.store(scale_ptr + row, scale)
+    # Rounded by the addition: at 1.5 * 2^23 float32 has no digit below 1.
+    code = y / scale + 12582912.0 - 12582912.0
+    # Clamped as a float: an int8 would have lost all but the low byte. NaN goes through, and becomes 0 as an int8.
+    code = tl.where(code > 127.0, 127.0, code)
+    code = tl.where(code < -127.0, -127.0, code)
+    tl.store(q_ptr + row * cols + col, code.to(tl.int8), mask=exists)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Its launcher
+#
+# x has any number of dimensions and any strides, in float32, float16 or bfloat16; weight and bias are vectors as wide
+# as its last dimension. `q` has x's shape, in int8, and `scale` one float32 a row: x's shape, with 1 for the last
+# dimension. There may be more than 2^31 elements.
+
+
+# %% grade_id="launcher"
+def layer_norm_int8(x, weight, bias, eps, clip):
+    """(q, scale) of LayerNorm over the last dimension, in one launch."""
+    # About 8 lines: lay x out in rows, make room for both results, choose the block, launch.
+    # BEGIN SOLUTION
+    cols = x.shape[-1]
+    # The kernel finds row r at r * cols. A tensor that does not lie so is copied first.
+    x = x.contiguous()
+    q = torch.empty_like(x, dtype=torch.int8)
+    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    # The block holds the whole row, whatever its width: that is what lets x be read once.
+    block = triton.next_power_of_2(cols)
+    warps = min(32, max(4, block // 512))
+    # x.numel() // cols counts the rows in all other dimensions, and is 0 where there is none.
+    grid = (x.numel() // cols,)
+    layer_norm_int8_kernel[grid](x, weight, bias, q, scale, cols, eps, clip, BLOCK=block, num_warps=warps)
+    return q, scale
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. They are worth 12 of the 15 points; the last check on other values, kept for
+# the grading, is worth the rest. Codes may be one off where the last digit decides, which is one in a hundred at most.
+# Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Result 1 is q, result 2 the scale. Get the scale right first: it hangs on y alone. Is it the largest of |y|, "
+        "not of y?",
+        "A lane past the row's end must be neither part of the variance nor the row's largest: tl.where(exists, ..., "
+        "0.0) before squaring, and other=0.0 for weight and bias.",
+        "The row with NaN: all of its y are NaN. tl.max then gives NaN, but tl.maximum(NaN, 1e-12) is 1e-12, and "
+        "tl.clamp of NaN is -127: a comparison and tl.where keep NaN.",
+        "At mean 10^4: take the mean off before you square.",
+    ),
+    codes=(
+        "Halves: 0.5 becomes 0, 1.5 and 2.5 become 2. Adding a half and rounding down does not do that; the large "
+        "constant does.",
+        "Zeros: the 1e-12 stands inside the scale, beside the largest magnitude.",
+        "clip below 1: y / scale goes up to 127 / clip. Clamp it to -127 and 127 before .to(tl.int8); -128 is never "
+        "used, so that -q is a code as well.",
+    ),
+    traffic=(
+        "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
+        "y lives in registers: it is neither stored nor loaded. q is int8 from the start, one byte an element.",
+    ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Odd widths, views, a constant row, NaN, three dtypes, a wide row, a large mean.
+
+# %% grade_id="values" points=5
+check_values(layer_norm_int8, reference, quantised_cases(12), name="values")
+
+# %% [markdown]
+# **Are the codes right where it is hard?** Halves, a row of zeros, values beyond the last code, an outlier.
+
+# %% grade_id="codes" points=3
+check_values(layer_norm_int8, reference, code_cases(12), name="codes")
+
+# %% [markdown]
+# **Is it fused?** One launch; x read once, both results written once; weight and bias at most once a row.
+
+# %% grade_id="traffic" points=3
+check_passes(layer_norm_int8, (x, weight, bias, 1e-5, 1.0), reads=(1, 8, 8), name="traffic")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
+# what the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def rows_of(rows):
+    return torch.randn(rows, 1024, device=device), *torch.randn(2, 1024, device=device), 1e-5, 1.0
+
+
+# %% grade_id="large" points=1
+check_offsets(layer_norm_int8, rows_of, sizes=(16, 32), size=2**22, name="large")
+
+# %% grade_id="other-values" points=3
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+other_cases = quantised_cases(1729, widths=(2, 255, 2049), widest=5001) + code_cases(1729, cols=254)
+check_values(layer_norm_int8, reference, other_cases, name="other-values")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# ## Yours beside the catalogue's
+#
+# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.layer_norm_int8`. "Predicted" is made from the code that your
+# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+
+# %% tags=["nbval-ignore-output"]
+from kernels import CATALOGUE
+
+
+def mine(x, weight, bias):
+    return layer_norm_int8(x, weight, bias, 1e-5, 1.0)
+
+
+beside_catalogue(mine, CATALOGUE["layer_norm_int8"], (32768, 4096))
+
+# %% [markdown]
+# On the command line, `fusion check exercises/12_layer_norm_int8.ipynb` grades the saved notebook.
