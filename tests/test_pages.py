@@ -28,7 +28,7 @@ def lesson_of_two_questions(path: Path) -> None:
         return {"text/plain": text}
 
     cells = [
-        code("from helpers.learning import predict_first, predictions\nfrom helpers.figures import warp_explorer"),
+        code("from helpers.learning import predict_first, predictions\nfrom helpers.figures import roofline_explorer"),
         code(f'moved = predict_first("{QUESTION}", unit="MB")\nmoved', **said(f"{QUESTION}: [your guess] MB")),
         v4.new_markdown_cell("The meter tells."),
         code("4 * 5", **said("20")),
@@ -37,7 +37,7 @@ def lesson_of_two_questions(path: Path) -> None:
         code("times.compare(5 / 3)", **said("times fewer: 1.667 times; you made no guess")),
         v4.new_markdown_cell("Behind the questions."),
         code("predictions()"),
-        code("warp_explorer()"),
+        code("roofline_explorer()"),
     ]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
@@ -50,6 +50,7 @@ def two_questions(lesson_page) -> LessonPage:
     notebook = lesson_page.server.root / "notebooks/two_questions.ipynb"
     lesson_of_two_questions(notebook)
     (notebook.parent / ".progress/two_questions.guesses.json").unlink(missing_ok=True)
+    lesson_page.page.set_viewport_size({"width": 1440, "height": 900})
     lesson_page.open_lesson("notebooks/two_questions.ipynb")
     return lesson_page
 
@@ -110,6 +111,9 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     for _ in range(3):
         page.keyboard.press("Shift+Enter")
     page.get_by_role("slider").first.wait_for()
+    explorer = page.locator(".jp-OutputArea-output").filter(has=page.get_by_role("slider")).bounding_box()
+    window = page.locator(".jp-WindowedPanel-outer").bounding_box()
+    assert explorer["height"] <= window["height"], "controls, chart and table are seen together"
     here.save()
     assert here.kernel_errors() == here.errors == []
     stored = json.loads((here.server.root / "notebooks/two_questions.ipynb").read_text())
@@ -124,7 +128,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     page.get_by_text(f"{QUESTION}: you said 30 MB").wait_for()
     assert "Error displaying widget" not in shown(here)
     assert "20 MB; you said 12" in shown(here), "what has been seen is not folded again"
-    assert page.locator(".jp-OutputArea-output figure img").last.get_attribute("alt").startswith("A warp fetches")
+    still = page.locator(".jp-OutputArea-output figure")
+    assert still.locator("img").get_attribute("alt") == still.locator("figcaption").inner_text()
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
     here.run_cells(2)
     assert page.get_by_label(f"{QUESTION}:", exact=True).input_value() == "30"

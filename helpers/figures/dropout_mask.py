@@ -50,6 +50,8 @@ def mask_chart(draws: dict[str, Draw], title: str) -> Chart:
         width, height = figure.bbox.size
         figure.text(12 / width, 1 - 16 / height, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         key = "in each box: the counter; filled: kept; thick lines: a program's elements"
+        if any((draw.kept != first.kept).any() for draw in draws.values()):
+            key += "; orange-red edge: not as in the first mask"
         figure.text(12 / width, 8 / height, key)
         step = (width - 12) / len(draws)
         for number, (name, draw) in enumerate(draws.items()):

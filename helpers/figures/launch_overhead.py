@@ -93,9 +93,10 @@ def chain_time(launches: int, nbytes: int, bandwidth: float, host: float, start:
 
 
 SIZES = (1e3, 1e9)  # elements, the ends of the axis
-SECONDS = (1e-6, 1e-1)
+SECONDS = (5e-7, 1e-1)  # room for a label under the quickest launch
 SAMPLES = np.geomspace(*SIZES, 61)
 LABEL_RIGHT = 6  # points from a line's left end to its label
+HALO = 'paint-order="stroke" stroke="var(--jp-layout-color0, Canvas)" stroke-width="3"'  # no line strikes a label
 LABEL_UP, LABEL_DOWN = 8, 9  # points from a line to the middle of its label
 
 
@@ -252,7 +253,7 @@ def _moving(scene: LaunchScene) -> str:
         mark = svg_mark(curve.kind, *position(scene.elements, curve.marked.total))
         pieces.append(f'<g stroke="{TEXT}">{mark}</g>')
         x, y = position(SAMPLES[0], curve.seconds[0])
-        pieces.append(f'<text x="{x + LABEL_RIGHT:.1f}" y="{y - height + 3:.1f}">{curve.label}</text>')
+        pieces.append(f'<text x="{x + LABEL_RIGHT:.1f}" y="{y - height + 3:.1f}" {HALO}>{curve.label}</text>')
     return svg_opening(figure) + "".join(pieces) + "</svg>"
 
 

@@ -1,20 +1,48 @@
 """The bytes of an operation, launch by launch, unfused and fused: their bars, and the live ones over sizes."""
 
 import functools
+import math
 
 import ipywidgets as widgets
+from matplotlib import rc_context
 
+from helpers.figures.launch_overhead import launch_costs
 from helpers.figures.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
 from helpers.figures.stage import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.style import FUSED, UNFUSED, Chart, si
+from helpers.figures.style import FUSED, LIMIT, STYLE, UNFUSED, Chart, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Launch, Versions
+from helpers.instruments.recordings import recorded
 
 SIZE = (576, 160)  # points
 COLOURS = {"unfused": UNFUSED, "fused": FUSED}
 BARS = {"unfused": 68, "fused": 104}  # the middle of each version's bar
 READ, WRITTEN = 24, 12  # heights
 MOVED = Panel(64, 430, "bytes moved, launch by launch: wide bars are read, narrow ones written")
+
+# Below the bars: one scale of time for every size, dtype and GPU.
+RULER = 82  # points
+SECONDS = (1e-10, 1.0)
+TIMES = {"unfused": 188, "fused": 199}  # the middle of each version's bar
+THIN = 8
+AXIS = 208
+RULER_HEAD = "time of these bytes, on one scale for every size, dtype and GPU"
+
+
+@functools.cache
+def _start() -> float:
+    """Seconds of the GPU that a launch takes at least, whatever its size."""
+    return launch_costs(recorded("h200")).start
+
+
+def _at(seconds: float) -> float:
+    """Where a time stands on the ruler."""
+    low, high = map(math.log10, SECONDS)
+    way = (math.log10(min(max(seconds, SECONDS[0]), SECONDS[1])) - low) / (high - low)
+    return MOVED.left + way * (RIGHT - MOVED.left)
+
+
+RIGHT = 540  # where the ruler ends
 
 
 def operation_scene(versions: Versions, device: Device, what: str) -> Scene:
@@ -30,9 +58,13 @@ def operation_scene(versions: Versions, device: Device, what: str) -> Scene:
                 boxes.append(Box(x, y, nbytes * scale, height, COLOURS[version]))
                 x += nbytes * scale
         moved = _moved(launches)
-        cost = f"{si(moved, 'B')}, {si(moved / device.memory_bandwidth, 's')}"
+        seconds = moved / device.memory_bandwidth
+        cost = f"{si(moved, 'B')}, {si(seconds, 's')}"
         labels.append(Label(cost, x + 5, y, "left"))
+        boxes.append(Box(MOVED.left, TIMES[version], _at(seconds) - MOVED.left, THIN, COLOURS[version]))
         count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+        if seconds < len(launches) * _start():
+            cost += f" for the bytes, but launching takes {si(len(launches) * _start(), 's')}"
         told.append(f"{version} {count}, {cost}")
     title = _finding(versions)
     return Scene(title, tuple(boxes), (*labels, *MOVED.ends(end, SIZE)), f"{what}: {'; '.join(told)}. {title}.")
@@ -49,8 +81,20 @@ def _finding(versions: Versions) -> str:
 
 
 def operation_axes():
-    """What stays still: the versions' names, the panel's head and its axis."""
-    return still(SIZE, BARS, (MOVED,))
+    """What stays still: the versions' names, the panel's head and its axis, and the ruler of times with one launch."""
+    figure, axes = still(SIZE, BARS, (MOVED,), more=RULER)
+    with rc_context(STYLE):
+        axes.text(MOVED.left, SIZE[1] + 11, RULER_HEAD, va="center_baseline")
+        axes.plot((MOVED.left, RIGHT), (AXIS, AXIS), color=LIMIT, lw=0.8)
+        for power in range(round(math.log10(SECONDS[0])) + 1, 1, 3):
+            x = _at(10.0**power)
+            axes.plot((x, x), (AXIS, AXIS + 3), color=LIMIT, lw=0.8)
+            axes.text(x, AXIS + 10, si(10.0**power, "s"), ha="center", va="center_baseline")
+        x = _at(_start())
+        axes.plot((x, x), (SIZE[1] + 20, AXIS + 18), color=LIMIT, lw=1, ls=":")
+        told = f"a launch alone takes {si(_start(), 's')} (recorded on an H200)"
+        axes.text(x + 4, AXIS + 24, told, va="center_baseline")
+    return figure, axes
 
 
 def operation_chart(shown: Scene) -> Chart:

@@ -71,13 +71,15 @@ def axis_end(longest: float) -> float:
     return next(step * power for step in STEPS if step * power >= longest)
 
 
-def still(size: tuple[float, float], names: dict[str, float], panels: tuple[Panel, ...]) -> tuple[Figure, Axes]:
+def still(
+    size: tuple[float, float], names: dict[str, float], panels: tuple[Panel, ...], more: float = 0
+) -> tuple[Figure, Axes]:
     """What stays: the bars' names, each at its y left of the first panel, the panels' heads, and their axes.
 
-    `size`: width and height. Data of the axes are points of the page.
+    `size`: width and height; `more`: points below it for something else. Data of the axes are points of the page.
     """
-    width, height = size
-    top, bottom = 51, height - BELOW
+    width, height = size[0], size[1] + more
+    top, bottom = 51, size[1] - BELOW
     with rc_context(STYLE):
         figure = Figure(figsize=(width / 72, height / 72))
         axes = figure.add_axes((0, 0, 1, 1))

@@ -25,7 +25,8 @@ def timing_chart(times: dict[str, Timing], where: str) -> Chart:
             raise ValueError(f"{name} took {timing.median} s: a time above 0 is expected, give it more work")
     title = _finding(times)
     with rc_context(STYLE):
-        longest = max(timing.high for timing in times.values())
+        # A few slow runs must not make the bars small: a spread that leaves the axis ends in an arrow.
+        longest = min(max(timing.high for timing in times.values()), 1.5 * max(each.median for each in times.values()))
         figure, axes = bar_axes(list(times), longest, title, f"time of a call on {where}")
         axes.xaxis.set_major_formatter(lambda value, _: si(value, "s"))
         for row, (name, timing) in enumerate(times.items()):
@@ -33,8 +34,9 @@ def timing_chart(times: dict[str, Timing], where: str) -> Chart:
             axes.barh(row, timing.median, height=0.5, color=colour, edgecolor=TEXT)
             spread = row + 0.35
             axes.plot((timing.low, timing.high), (spread, spread), "|-", color=TEXT, linewidth=1.5, markersize=6)
-            end = max(timing.median, timing.high)
-            axes.text(end, row, f"  {si(timing.median, 's')}", va="center", color=TEXT)
+            if timing.high > (edge := axes.get_xlim()[1]):
+                axes.plot(edge, spread, ">", color=TEXT, markersize=6, clip_on=False)
+            axes.text(timing.median, row, f"  {si(timing.median, 's')}", va="center", color=TEXT)
     each = "; ".join(f"{name} {timing!r}" for name, timing in times.items())
     return Chart(figure, f"{title}, on {where}: {each}")
 

@@ -17,7 +17,7 @@ from helpers.instruments.operations import ITEMSIZE
 
 LANES = 32
 SECTOR = 32  # bytes
-SHOWN = 16 * SECTOR  # bytes of memory in the picture: where all 32 lanes load 16 bytes each
+SHOWN = 32 * SECTOR  # bytes of memory in the picture: as many sectors as lanes
 HALF = 0.3  # of a row's height
 
 
@@ -51,6 +51,12 @@ class WarpLoad:
         """Distinct bytes that the lanes asked for."""
         return len({start + byte for start in self.starts for byte in range(self.width)})
 
+    @property
+    def beyond(self) -> str:
+        """What is said of sectors to the right of the picture; empty where it shows them all."""
+        left_out = sum(sector * SECTOR >= SHOWN for sector in self.sectors)
+        return f"  ({left_out} of them lie further right than this picture)" if left_out else ""
+
     def __str__(self):
         fetched = SECTOR * len(self.sectors)
         return f"{len(self.sectors)} sectors, {self.wanted} of {fetched} bytes used"
@@ -64,7 +70,9 @@ def warp_axes(rows: int) -> tuple[Figure, Axes]:
         axes = figure.add_axes((0.03, 34 / height, 0.94, 1 - 62 / height))
         axes.set(xlim=(0, SHOWN), ylim=(rows - 0.4, -0.7), yticks=())
         axes.set_xlabel("memory from the tensor's first byte on (bytes; a line a sector)")
-        axes.xaxis.set_major_locator(MultipleLocator(SECTOR))
+        axes.xaxis.set_major_locator(MultipleLocator(4 * SECTOR))
+        axes.xaxis.set_minor_locator(MultipleLocator(SECTOR))
+        axes.grid(axis="x", which="minor")
         axes.spines["left"].set_visible(False)
     return figure, axes
 
@@ -91,7 +99,7 @@ def warp_chart(loads: dict[str, WarpLoad], title: str) -> Chart:
             axes.broken_barh(fetched, (row - HALF, 2 * HALF), facecolor="none", edgecolor=LIMIT, linewidth=1)
             inner = [(start + 0.5, width - 1) for start, width in wanted]
             axes.broken_barh(inner, (row - HALF / 2, HALF), facecolor=LIMIT)
-            axes.text(0, row - HALF - 0.06, f"{name}: {load}", color=TEXT, va="bottom")
+            axes.text(0, row - HALF - 0.06, f"{name}: {load}{load.beyond}", color=TEXT, va="bottom")
     return Chart(figure, f"{title}. " + "; ".join(f"{name}: {load}" for name, load in loads.items()))
 
 
@@ -175,7 +183,7 @@ def _frame(figure: Figure, axes: Axes, *place) -> dict[str, str]:
     svg = (
         svg_opening(figure)
         + svg_title(title, left, 15)
-        + f'<text x="{left:.1f}" y="{height - top - 4:.1f}">{name}: {load}</text>'
+        + f'<text x="{left:.1f}" y="{height - top - 4:.1f}">{name}: {load}{load.beyond}</text>'
         + boxes(fetched, full, 0, f'fill="none" stroke="{LIMIT}"')
         + boxes(wanted, full / 2, 0.5, f'fill="{LIMIT}"')
         + "</svg>"

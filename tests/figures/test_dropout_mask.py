@@ -39,3 +39,9 @@ def test_shapes_that_do_not_fit_are_refused():
     one = Draw(COUNTERS, COUNTERS, KEPT)
     with pytest.raises(ValueError, match="cannot be compared"):
         mask_chart({"one": one, "two": Draw(COUNTERS[:1], COUNTERS[:1], KEPT[:1])}, "title")
+
+
+@pytest.mark.parametrize(("other", "told"), [(KEPT, False), (~KEPT, True)])
+def test_an_edge_that_means_something_is_explained(other, told):
+    chart = mask_chart({"one": Draw(COUNTERS, COUNTERS, KEPT), "two": Draw(COUNTERS, COUNTERS, other)}, "title")
+    assert any("edge: not as in the first mask" in text.get_text() for text in chart.figure.texts) == told

@@ -24,6 +24,13 @@ def test_bars_and_spreads_are_drawn_to_scale():
     assert axes.get_xlim()[0] == 0
 
 
+def test_a_slow_run_among_many_does_not_dwarf_the_bars():
+    axes = timing_chart({"eager": SLOW, "fused": Timing(4e-6, 3e-6, 4e-4, 30)}, "an A100").figure.axes[0]
+    assert max(bar.get_width() for bar in axes.patches) > axes.get_xlim()[1] / 2
+    assert [line.get_marker() for line in axes.lines] == ["|", "|", ">"]
+    assert [text.get_position()[0] for text in axes.texts] == [8e-6, 4e-6], "a label stands at its bar"
+
+
 @pytest.mark.parametrize(
     ("times", "expected"),
     [

@@ -1,5 +1,6 @@
 """The live traffic of an operation: against the meter, by hand, and frame by frame against the picture."""
 
+import math
 import re
 
 import pytest
@@ -31,6 +32,27 @@ def test_the_text_by_hand():
         "fused 1 launch, 67.1 MB, 20 µs. Fusing moves 4.00 times fewer bytes."
     )
     assert traffic_explorer("ReLU").text.endswith("Nothing to fuse: it is one launch already.")
+
+
+def test_a_size_a_dtype_and_a_gpu_look_like_their_time():
+    """On the ruler, a thousand times the time is always as far; the bars above compare the launches of one size."""
+
+    def ends(device: str, dtype: str, rows: int) -> float:
+        shown = traffic_explorer("add+GELU", dtype, device, rows, 4096)._scene(rows, 4096)
+        return shown.boxes[-1].width
+
+    h200 = ends("H200", "fp32", 1024)
+    decade = (ends("H200", "fp32", 65536) - h200) / math.log10(64)
+    assert decade > 40, "points a factor of ten"
+    assert h200 - ends("H200", "bf16", 1024) == pytest.approx(decade * math.log10(2))
+    bandwidths = DEVICES["H200"].memory_bandwidth / DEVICES["T4"].memory_bandwidth
+    assert ends("T4", "fp32", 1024) - h200 == pytest.approx(decade * math.log10(bandwidths))
+
+
+def test_a_time_below_that_of_a_launch_is_said_to_be_so():
+    text = traffic_explorer("add+GELU", "fp32", "H200", 1, 1000).text
+    assert "unfused 2 launches, 20 kB, 4.15 ns for the bytes, but launching takes 3.35 µs" in text
+    assert "launching" not in traffic_explorer("add+GELU", "fp32", "H200", 1024, 1000).text
 
 
 @pytest.mark.parametrize("operation", SHOWN)
