@@ -1,5 +1,6 @@
 """JupyterLab as a learner meets it: the course's map, each kernel chosen, no pop-ups, nothing from the network."""
 
+import json
 import os
 import secrets
 import shutil
@@ -9,6 +10,12 @@ from pathlib import Path
 
 COURSE = Path(__file__).resolve().parent.parent
 FIRST_LESSON = "notebooks/00_welcome.ipynb"
+# As JupyterLab keeps a layout. On a small screen the list of files would take a third of each line; a click shows it.
+FOLDED = {"collapsed": True, "visible": True, "current": None, "widgets": []}
+FIRST_LAYOUT = {
+    "data": {"layout-restorer:data": {"main": {"dock": None}, "left": FOLDED, "right": FOLDED}},
+    "metadata": {"id": "default"},
+}
 SETTINGS = Path(__file__).parent / "jupyterlab"
 
 
@@ -40,6 +47,11 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     custom.mkdir(parents=True, exist_ok=True)
     shutil.copy(SETTINGS / "custom.css", custom)
     from jupyterlab.labapp import LabApp
+    from jupyterlab_server.workspaces_handler import WorkspacesManager
+
+    workspaces = WorkspacesManager(str(home / "workspaces"))
+    if all(each["metadata"]["id"] != FIRST_LAYOUT["metadata"]["id"] for each in workspaces.list_workspaces()):
+        workspaces.save(FIRST_LAYOUT["metadata"]["id"], json.dumps(FIRST_LAYOUT))
 
     has_browser = browser and browser_found()
     settings = {

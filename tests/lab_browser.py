@@ -85,6 +85,8 @@ class LessonPage:
         self.page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=60_000)
         idle = ".jp-NotebookPanel:visible .jp-Notebook-ExecutionIndicator[data-status=idle]"
         self.page.locator(idle).wait_for(timeout=60_000)
+        # The indicator says so before there is a kernel, too.
+        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
 
     def open_lesson(self, notebook: str) -> None:
         """`notebook`: as seen from the course's folder, such as notebooks/01_roofline.ipynb."""

@@ -24,6 +24,9 @@ def test_a_lesson_that_runs_has_no_serious_violation(lesson_page):
     lesson_page.open_lesson(f"notebooks/{LIVE}.ipynb")
     lesson_page.run_all()
     page = lesson_page.page
+    # An explorer is drawn when it comes into sight.
+    page.get_by_text("What is to be found", exact=True).scroll_into_view_if_needed()
+    page.get_by_role("slider", name="rows").wait_for()
     assert violations(lesson_page) == []
     assert page.get_by_role("slider", name="rows").get_attribute("aria-valuetext") == "1,024"
     assert page.get_by_label("bytes moved by gelu(a + b):").count() == 1

@@ -61,7 +61,6 @@ def shown(page: LessonPage) -> str:
 
 def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     here, page = two_questions, two_questions.page
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
     assert "20 MB" not in shown(here)
     assert "1.667" not in shown(here)
     assert page.get_by_title("Click to expand").count() == 3
@@ -130,7 +129,6 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     assert "20 MB; you said 12" in shown(here), "what has been seen is not folded again"
     still = page.locator(".jp-OutputArea-output figure")
     assert still.locator("img").get_attribute("alt") == still.locator("figcaption").inner_text()
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
     here.run_cells(2)
     assert page.get_by_label(f"{QUESTION}:", exact=True).input_value() == "30"
     assert here.errors == []
@@ -138,7 +136,6 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
 
 def test_show_me_answers_without_a_guess(two_questions):
     page = two_questions.page
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
     two_questions.run_cells(2)
     page.get_by_role("button", name="Show me").first.click()
     page.get_by_text(f"{QUESTION}: 20 MB; you made no guess").wait_for()

@@ -40,6 +40,11 @@ function render({ model, el }) {
   model.on("change:first change:second change:third", show);
   model.on("change:data", redraw);
   redraw();
-  setTimeout(nameSliders); // once the view stands in the page
+  const whenThere = (tries) => {
+    // The view stands in the page only later, and the sliders' own parts after it.
+    if (el.closest(".fusion-controls")?.querySelector(".noUi-handle")) nameSliders();
+    else if (tries) setTimeout(() => whenThere(tries - 1), 200);
+  };
+  setTimeout(() => whenThere(50));
 }
 export default { render };
