@@ -79,11 +79,22 @@ def cut_source(source: str) -> str:
     return kept.getvalue()
 
 
+def with_short_names(found):
+    """The same with kernels' names cut."""
+    if not isinstance(found, dict):
+        return found
+    if "kernels" in found:
+        found = found | {"kernels": [[name[:LONGEST_NAME], time] for name, time in found["kernels"]]}
+    return {key: with_short_names(value) for key, value in found.items()}
+
+
 def take(content: dict) -> None:
-    """Write what was found to the folder that lesson 15 reads."""
+    """Write what was found to the folder that lesson 15 reads; what was not taken this time stays as it is there."""
     folder = RESULTS / "h200_profiles"
     folder.mkdir(exist_ok=True)
-    tasks, found = content["tasks"], {name: content[name] for name in ("gpu", "date", "versions", "command")}
+    tasks, file = content["tasks"], folder / "block.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    found |= {name: content[name] for name in ("gpu", "date", "versions", "command")}
     if "ncu pairs" in tasks:
         pages = tasks["ncu pairs"]
         found["ncu"] = {"command": pages["command"], "version": pages["version"]}
@@ -92,12 +103,10 @@ def take(content: dict) -> None:
         (folder / "ncu_source.csv").write_text(cut_source(pages["source"]))
     for name, trace in tasks.get("traces", {}).items():
         (folder / f"block_{re.sub('[^a-z]+', '_', name.lower())}.trace.json").write_text(json.dumps(trace) + "\n")
-    for by_direction in tasks["times"].values():
-        for ways in by_direction.values():
-            for row in ways.values():
-                row["kernels"] = [[name[:LONGEST_NAME], time] for name, time in row.get("kernels", ())]
-    found["times"] = tasks["times"]
-    (folder / "block.json").write_text(json.dumps(found, indent=1) + "\n")
+    for name in ("times", "parts", *(name for name in tasks if name.startswith("max-autotune"))):
+        if name in tasks:
+            found[name] = with_short_names(tasks[name])
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def started(*words: str, threads: int = 16, log=None) -> subprocess.Popen:

@@ -375,7 +375,7 @@ fewer
 SMALL = {"width": 64, "heads": 4, "key_heads": 2, "hidden": 96}
 fused_block = partial(transformer_block, heads=4, key_heads=2)
 unfused_block = partial(transformer_block_reference, heads=4, key_heads=2)
-tensors = transformer_block_inputs(24, **SIZES | SMALL, dtype=torch.float32, device=device)
+tensors = transformer_block_inputs(24, **SIZES | SMALL, dtype=torch.float32)
 unfused, fused = (measure(lambda b=block: b(*tensors)) for block in (unfused_block, fused_block))
 for name, found in (("unfused", unfused), ("fused", fused)):
     print(f"{name:8} {found.launches:3} launches, {found.bytes_total / 1e3:7.1f} kB")
@@ -389,17 +389,22 @@ fewer.compare(unfused.launches / fused.launches)
 from helpers.instruments import kept_for_backward
 
 
+def leaves():
+    return [each.detach().to(device).requires_grad_() for each in tensors]
+
+
 def step(block):
-    leaves = [each.detach().requires_grad_() for each in tensors]
-    return torch.autograd.grad(block(*leaves).square().sum(), leaves)
+    given = leaves()
+    return torch.autograd.grad(block(*given).square().sum(), given)
 
 
 pairs = list(zip(step(fused_block), step(unfused_block), strict=True))
 off = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
 print(f"{len(pairs)} gradients, each within a hundred-thousandth of its largest:", off < 1e-5)
-leaves = [each.detach().requires_grad_() for each in tensors]
+
+# %% tags=["nbval-ignore-output"]
 for name, block in (("unfused", unfused_block), ("fused", fused_block)):
-    kept = kept_for_backward(block, *leaves)
+    kept = kept_for_backward(block, *leaves())
     print(f"{name:8} keeps {sum(kept.made.values()) / 1e3:.0f} kB beside its arguments")
 
 # %% [markdown]
