@@ -13,6 +13,7 @@ In place of a notebook there may be a zip. Where two people have one name, the p
 
 import json
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
         if not exercise:
             left.append((path, why))
         elif not whose[0]:
-            left.append((path, "no student in its name: put it in a folder of the student's name, or give --student"))
+            why = "no student in its name, or two: put it in a folder of the student's name, or give --student"
+            left.append((path, why))
         else:
             answered.append((path, exercise, whose))
     shown = told_apart({whose for _, _, whose in answered})
@@ -136,7 +138,7 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
 def found_at(student: str, exercise: str, path: str, below: str, whose: tuple[str, str], metadata: dict) -> Found:
     """The notebook at `path`, `below` the folder that all are in, with what the platform tells of it."""
     submitters, handed_in = metadata.get(below.split("/")[0], ((Submitter(*whose),), ""))
-    canvas = None if MOODLE.match(below) or handed_in else CANVAS.match(below)
+    canvas = None if handed_in else CANVAS.match(below)
     return Found(student, exercise, path, submitters, handed_in, bool(canvas and canvas["late"]))
 
 
@@ -155,6 +157,8 @@ def common_folder(notebooks: list[str], others: list[str]) -> str:
     parts = [path.split("/") for path in notebooks]
     tops = {part[0] for part in parts} | {path.split("/")[0] for path in others if "/" in path}
     alike = parts and len(tops - {"", ".."}) == 1 and all(len(part) > 1 for part in parts)
+    if alike and MOODLE.match(parts[0][0]):
+        return ""  # a class of one, who names what is below
     of_folders = all(len(part) > 2 for part in parts)
     of_platform = any(MOODLE.match(part[1]) or CANVAS.match(part[1]) for part in parts if len(part) == 2)
     return parts[0][0] + "/" if alike and (of_folders or of_platform) else ""
@@ -189,20 +193,27 @@ def exercise_of(path: str, read: Callable[[str], bytes], exercises: dict[str, Ex
 def student_of(
     path: str, exercise: str, pattern: re.Pattern | None, names: dict[str, tuple[str, str]]
 ) -> tuple[str, str]:
-    """The student's name, and the platform's number or address, both empty where unknown."""
+    """The student's name, and the platform's number or address, both empty where unknown.
+
+    Accents are in one form, whichever the system that named the file has.
+    """
     if pattern:
-        return (match["student"] or "").strip() if (match := pattern.search(path)) else "", ""
+        return composed(match["student"] or "") if (match := pattern.search(path)) else "", ""
     first, _, below = path.partition("/")
     if below and first in names:
         return names[first]
-    for known in (MOODLE, CANVAS):
-        if match := known.match(path):
-            return match["student"].strip(), match["id"]
+    if told := [match for known in (MOODLE, CANVAS) if (match := known.match(path))]:
+        # A file uploaded to Canvas may be called as Moodle would call another student's.
+        return (composed(told[0]["student"]), told[0]["id"]) if len(told) == 1 else ("", "")
     if below and not first.lower().endswith(".zip"):
-        return first.strip(), ""
+        return composed(first), ""
     stem = Path(first).stem
     without = re.sub(re.escape(exercise), "", stem, flags=re.IGNORECASE) if exercise else stem
-    return without.strip("_- .") if below or without != stem else "", ""
+    return composed(without).strip("_- .") if below or without != stem else "", ""
+
+
+def composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def told_apart(students: set[tuple[str, str]]) -> dict[tuple[str, str], str]:

@@ -146,11 +146,13 @@ def gradebook(
         ValueError: roster, folder and marks contradict one another; one line.
     """
     people = matched(rules.roster, students) if rules.roster else {each.student: () for each in students.found}
-    folders: dict[str, list[str]] = {each.key: [] for each in (rules.roster.people if rules.roster else ())}
-    for folder, persons in sorted(people.items()):
-        for key in [each.key for each in persons] or [folder]:
-            folders.setdefault(key, []).append(folder)
     persons = {each.key: each for each in (rules.roster.people if rules.roster else ())}
+    folders: dict[str, list[str]] = {key: [] for key in persons}
+    for folder, found in sorted(people.items()):
+        # A stranger may have chosen the name by which reports call one of the class.
+        stranger = f"{folder} (not in the roster)" if folder in persons else folder
+        for key in [each.key for each in found] or [stranger]:
+            folders.setdefault(key, []).append(folder)
     given = {(each.student, each.exercise): each for each in students.found}
     marks = placed(rules.marks, rules.course, finder(rules.roster, folders), list(folders), rules.marks_path)
     asked = {exercise for _, exercise in [*given, *marks]}

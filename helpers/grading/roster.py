@@ -6,7 +6,7 @@ Moodle, a roster or the grades of Gradescope, or one of your own: name, id, emai
 
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -157,12 +157,12 @@ def require_one_of_each(path: Path, lines: list[int], told: list[Cells]) -> None
 
 def people_in(path: Path, lines: list[int], told: list[Cells]) -> tuple[Person, ...]:
     names = [name_in(cells) for cells in told]
+    namesakes = Counter(map(plain, names))
     people: dict[str, int] = {}
     found = []
     for line, cells, name in zip(lines, told, names, strict=True):
-        alike = sum(plain(other) == plain(name) for other in names) > 1
         mark = next((cells[field] for field in UNIQUE if cells.get(field)), "")
-        key = f"{name} ({mark})" if alike and mark and mark != name else name
+        key = f"{name} ({mark})" if namesakes[plain(name)] > 1 and mark and mark != name else name
         if key in people:
             raise ValueError(f"{path}: lines {people[key]} and {line} are both {key}: give each an id")
         people[key] = line
@@ -239,7 +239,7 @@ class Index:
     def __init__(self, roster: Roster):
         self.path = roster.path
         self.by: dict[str, dict[str, list[Person]]] = {}
-        for field in (*UNIQUE, "group"):
+        for field in (*UNIQUE, "key", "group"):
             self.by[field] = grouped((getattr(each, field).casefold(), each) for each in roster.people)
         self.by["name"] = grouped((name, each) for each in roster.people for name in names_of(each))
 
@@ -258,6 +258,7 @@ class Index:
             ("email", submitter.email or alone),
             ("id", submitter.sid or alone),
             ("login", alone),
+            ("key", alone),
         ]
         for field, value in sure:
             if value and (people := self.by[field].get(value.strip().casefold())):

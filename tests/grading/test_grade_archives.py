@@ -196,6 +196,30 @@ def test_namesakes_stay_apart(tmp_path, how, path):
     assert not students.left
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"evil_LATE_106_9006_x_106_assignsubmission_file_{NOTEBOOK}",
+        f"evil_106_9006_x_107_assignsubmission_file_{NOTEBOOK}",
+    ],
+)
+def test_a_file_on_canvas_that_is_called_as_on_moodle_is_nobodys(tmp_path, path):
+    students = handed_in(tmp_path, {path: CONTENT, f"ok_107_9007_{NOTEBOOK}": CONTENT})
+    assert [each.student for each in students.found] == ["ok"]
+    assert "no student in its name, or two" in dict(students.left)[path]
+
+
+@both
+def test_one_who_hands_in_alone_names_nobody_else(tmp_path, how):
+    path = f"Ann Smith_1_assignsubmission_file_/victim_2_assignsubmission_file_{NOTEBOOK}"
+    assert students_of(handed_in(tmp_path, {path: CONTENT}, how)) == {path: "Ann Smith"}
+
+
+def test_a_name_is_one_however_its_accents_are_written(tmp_path):
+    files = {f"Jos\u00e9/{NOTEBOOK}": CONTENT, "Jose\u0301/05_layer_norm.ipynb": CONTENT}
+    assert set(students_of(handed_in(tmp_path, files)).values()) == {"Jos\u00e9"}
+
+
 def test_attempts_of_one_student_are_no_namesakes(tmp_path):
     students = handed_in(tmp_path, {f"smith_1_{attempt}_{NOTEBOOK}": CONTENT for attempt in (2, 3)})
     assert students_of(students) == {f"smith_1_3_{NOTEBOOK}": "smith"}

@@ -18,6 +18,7 @@ from hypothesis import strategies as some
 
 from helpers.cli import main
 from helpers.grading import exports, marks, pages, report, run
+from helpers.grading import roster as roster_module
 from helpers.grading.class_folder import Class, Found, Submitter, class_in
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import Check, Result, clean
@@ -192,6 +193,24 @@ def test_namesakes_that_nothing_tells_apart_are_told(tmp_path):
     found = Found("Ann Smith", NAME, "Ann Smith/03_x.ipynb", (Submitter("Ann Smith"),))
     with pytest.raises(ValueError, match=r"Ann Smith/03_x.ipynb may be of Ann Smith \(1\) or Ann Smith \(2\)"):
         matched(people, handed(found))
+
+
+def test_a_stranger_takes_nobodys_name_in_the_reports(tmp_path):
+    rules = Rules(roster(tmp_path, "name,id,email\nAnn Smith,0010,a@x\nAnn Smith,0011,b@x\n"))
+    key = rules.roster.people[0].key
+    evil = Found(key, NAME, "1/a.ipynb", (Submitter(key, email="evil@x"),))
+    ann, _, stranger = book_of({evil: 5.0}, rules).rows
+    assert (ann.student, ann.total) == (key, 0)
+    assert (stranger.person, stranger.total) == (None, 5)
+    # A folder that the instructor calls so is hers.
+    assert book_of({Found(key, NAME, "1/a.ipynb", (Submitter(key),)): 5.0}, rules).rows[0].total == 5
+
+
+def test_a_roster_of_thousands_is_read_in_no_time(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(roster_module, "plain", lambda name: calls.append(name) or name)
+    roster(tmp_path, "name\n" + "\n".join(f"P {number}" for number in range(500)))
+    assert len(calls) <= 2 * 500
 
 
 def test_one_person_in_two_folders(tmp_path):
