@@ -139,6 +139,13 @@ class Rehearsal:
             return self.meter.unknown(_hollow(tensor.shape, tensor.stride(), tensor.dtype))
         return tensor.detach().cpu().clone()
 
+    def run(self, operator, args: tuple, kwargs: dict):
+        """An ATen operator as a GPU runs it; some are taken apart on a CPU before any meter sees them."""
+        if operator not in ONLY_ON_A_GPU:
+            return operator(*args, **kwargs)
+        with _disable_current_modes():
+            return self.meter.__torch_dispatch__(operator, (), args, kwargs)
+
 
 @contextlib.contextmanager
 def rehearsal(multiprocessors: int) -> Iterator[Rehearsal]:
@@ -280,8 +287,14 @@ class _Shapes(EagerMeter):
             result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             raise ValueError(f"{func} cannot run without data: {' '.join(str(error).split())[:120]}") from None
-        if func.overloadpacket.__name__ == "native_batch_norm" and not args[5]:
-            result = result[0], *(torch.empty(0, device="meta") for _ in result[1:])  # nothing is saved
+        match func.overloadpacket.__name__:
+            case "native_batch_norm" if not args[5]:  # what it normalises with is saved all the same
+                channels = args[0].shape[1]
+                result = result[0], *(torch.empty(channels, device="meta", dtype=torch.float32) for _ in result[1:])
+            case "_fused_rms_norm":
+                result = result[0], result[1].float()
+            case "log_sigmoid_forward":  # the second is a buffer for a CPU's backward pass
+                result = result[0], result[1].new_empty(0)
         return tree_map_only(torch.Tensor, back, result)
 
     def _enter(self, func, given, read, changed, result, place):

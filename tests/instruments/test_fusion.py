@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from xml.etree import ElementTree
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.nn import functional
 
 from helpers.cli import main
-from helpers.instruments.fusion import analyse
+from helpers.instruments.fusion import analyse, capture
 from helpers.instruments.fusion.analyser import costs_of
 from helpers.instruments.fusion.known import KERNELS
 from helpers.instruments.fusion.legality import NotLegalError, bits
@@ -117,6 +119,84 @@ def test_forward_and_backward_cost_what_the_meter_counts(module):
     x = torch.randn(2, 3, 8, 8) if isinstance(module[0], nn.Conv2d) else torch.randn(5, 6)
     plan, counted = analyse(module, x, backward=True), measure(with_gradients, module, x)
     assert (plan.launches_unfused, plan.bytes_unfused) == (counted.launches, counted.bytes_total)
+
+
+def test_a_backward_pass_has_the_operators_of_aotautograds_joint_graph():
+    net = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8), nn.Softmax(-1))
+    x, parameters = torch.randn(4, 16, requires_grad=True), dict(net.named_parameters())
+
+    def functionally(*given):
+        state = dict(zip(parameters, given, strict=False))
+        return (torch.func.functional_call(net, state, given[-1:]),)
+
+    joint = aot_export_joint_simple(functionally, [*parameters.values(), x], trace_joint=True, decompositions={})
+
+    def operators(graph):
+        names = [node.target.__name__ for node in graph.graph.nodes if hasattr(node.target, "overloadpacket")]
+        return Counter(name for name in names if name not in ("detach.default", "view.default", "t.default"))
+
+    ours = operators(capture(net, x, backward=True)[0])
+    assert ours - operators(joint) == {"ones_like.default": 1}  # the gradient that comes in; there it is an input
+    assert not operators(joint) - ours
+
+
+# Sizes that a model leaves open
+
+
+class Open(nn.Module):
+    """Two inputs of a size each, with a parameter in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x, y):
+        return torch.relu(x) * self.weight, torch.sigmoid(y) * self.weight
+
+
+class Sums(nn.Module):
+    def forward(self, x, y):
+        return torch.softmax(torch.relu(x + y), dim=-1)
+
+
+def left_open(model, *names):
+    dims = {name: torch.export.Dim(name, min=2, max=1024) for name in names}
+    shapes = tuple({0: dims[name]} for name in names)
+    return torch.export.export(model, tuple(torch.randn(8, 64) for _ in names), dynamic_shapes=shapes)
+
+
+def test_as_many_elements_by_chance_are_no_kernel():
+    x, y = torch.randn(8, 64), torch.randn(8, 64)
+    by_name = {name: group for group in analyse(Open(), x, y).groups for name in group.operations}
+    assert by_name["relu"] is by_name["sigmoid"]
+    plan = analyse(left_open(Open(), "a", "b"), x, y)
+    by_name = {name: group for group in plan.groups for name in group.operations}
+    assert by_name["relu"] is by_name["mul"]
+    assert by_name["relu"] is not by_name["sigmoid"]
+    legality = costs_of(left_open(Open(), "a", "b"), x, y).legality
+    with pytest.raises(
+        NotLegalError, match=r"relu goes over 64\*s\d+ elements, sigmoid over 64\*s\d+: not always equal"
+    ):
+        legality.kind(0b1111, 0b1010)
+
+
+def test_an_edge_between_open_sizes_is_refused_unless_they_are_always_equal():
+    class Front(nn.Module):
+        def forward(self, x, y):
+            return torch.relu(x)[: y.shape[0]] + y
+
+    x, y = torch.randn(8, 64), torch.randn(8, 64)
+    plan = analyse(left_open(Front(), "a", "b"), x, y)
+    (between,) = plan.edges
+    assert (between.producer, between.consumer, between.legal) == ("relu", "add", False)
+    assert "not always equal" in between.reason
+    assert analyse(Front(), x, y).edges[0].legal
+
+
+def test_sizes_that_are_always_equal_are_one_size():
+    plan = analyse(left_open(Sums(), "a", "a"), torch.randn(32, 64), torch.randn(32, 64))
+    assert [group.operations for group in plan.groups] == [("add", "relu", "_softmax")]
+    assert plan.bytes_fused == 3 * 32 * 64 * 4  # of the inputs given, not of those exported with
 
 
 def test_unknown_positions_are_taken_to_differ():

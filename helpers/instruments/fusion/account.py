@@ -120,7 +120,7 @@ class _Walk(Interpreter):
         step = TracedStep(len(self.steps), node, given)
         step.reads = [found for tensor, name, _ in read if (found := self.access(tensor, name))]
         step.writes = [found for tensor, name, _ in changed if (found := self.access(tensor, name))]
-        result = super().run_node(node)
+        result = self._stage.run(node.target, args, kwargs)
         step.launches = launches[before:]
         known = {each.storage for each in (*step.reads, *step.writes)}
         made = [found for each in tensors_of(result) if (found := self.access(each)) and found.storage not in known]

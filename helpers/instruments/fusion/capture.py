@@ -1,8 +1,9 @@
 """The graph of a model as eager PyTorch runs it on a GPU: one node an ATen operator, below autograd.
 
 Nothing is decomposed further and nothing made functional, so that each node is what eager PyTorch launches, views and
-writes in place included. Where PyTorch takes another way on a GPU than on a CPU (RMSNorm, dropout, attention), the
-GPU's is taken.
+writes in place included. The backward pass is autograd's own, traced likewise: AOTAutograd's joint graph has the same
+operators, but is functional, so that what a model writes in place would be copies there. Where PyTorch takes another
+way on a GPU than on a CPU (RMSNorm, dropout, attention), the GPU's is taken.
 """
 
 import contextlib
@@ -120,8 +121,8 @@ def capture(model: Callable, *inputs, backward: bool = False) -> tuple[GraphModu
     """Trace `model(*inputs)` without running it.
 
     Args:
-        model: an nn.Module, whose parameters and buffers become inputs of the graph, a torch.export.ExportedProgram, or
-            any function.
+        model: an nn.Module, whose parameters and buffers become inputs of the graph, any function, or a
+            torch.export.ExportedProgram, of which sizes that are left open stay symbols in the graph's shapes.
         inputs: its arguments, nested or not; tensors on any device, "meta" among them.
         backward: also the gradients of all that requires one, parameters and inputs: of the result, if it is one
             number, else of its product with gradients that become inputs of the graph.
@@ -133,8 +134,9 @@ def capture(model: Callable, *inputs, backward: bool = False) -> tuple[GraphModu
         TypeError: model cannot be called.
         ValueError: it cannot be traced, for example because what it does depends on values.
     """
-    if isinstance(model, torch.export.ExportedProgram):
-        model = model.module()
+    exported = model if isinstance(model, torch.export.ExportedProgram) else None
+    if exported:
+        model = exported.module()
     if not callable(model):
         raise TypeError(f"a module or a function is expected, got {type(model).__name__}: wrap it in a lambda")
     state = dict(model.named_parameters()) | dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
@@ -158,12 +160,16 @@ def capture(model: Callable, *inputs, backward: bool = False) -> tuple[GraphModu
         incoming = None if alone else [torch.ones_like(each) for each in results]
         return torch.autograd.grad(results, wanted, incoming, allow_unused=True)
 
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
     real = [leaves[place] for place in places]
+    open_sizes = _open_sizes(exported) if exported else []
+    fake = open_sizes[0].fake_mode if open_sizes else FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with fake:
             stand_ins = [_stand_in(tensor) for tensor in real]
-            traced = make_fx(call_and_differentiate if backward else call, _allow_non_fake_inputs=True)(*stand_ins)
+            if open_sizes:
+                stand_ins[len(stand_ins) - len(open_sizes) :] = open_sizes
+            way = {"tracing_mode": "symbolic" if open_sizes else "real", "_allow_non_fake_inputs": True}
+            traced = make_fx(call_and_differentiate if backward else call, **way)(*stand_ins)
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"{_name(model)} cannot be traced: {type(error).__name__}: {reason}") from error
@@ -177,6 +183,14 @@ def capture(model: Callable, *inputs, backward: bool = False) -> tuple[GraphModu
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     return shape.requires_grad_(tensor.requires_grad)
+
+
+def _open_sizes(exported: torch.export.ExportedProgram) -> list[torch.Tensor]:
+    """The program's own inputs with symbols for sizes; none where all sizes are numbers."""
+    given = set(exported.graph_signature.user_inputs)
+    found = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in given]
+    tensors = [each for each in found if isinstance(each, torch.Tensor)]
+    return tensors if any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape) else []
 
 
 def _tensors(result) -> list[torch.Tensor]:

@@ -205,6 +205,20 @@ def points_of(step: TracedStep, kind: str) -> int:
     return max(*read[:1], *(each.points for each in step.writes), 1)
 
 
+def extents_of(step: TracedStep, kind: str) -> dict[int, str]:
+    """Elements that the operation makes, or reduces -> how many these are for all sizes that the model leaves open."""
+    value = step.node.meta.get("val")
+    pairs = [(step.writes[0].points, value[0] if isinstance(value, list | tuple) and value else value)]
+    if kind in ("reduction", "normalisation") and step.reads:
+        pairs.append((step.reads[0].points, step.node.args[0].meta.get("val")))
+    found = {points: tensor.numel() for points, tensor in pairs if isinstance(tensor, torch.Tensor)}
+    return {
+        points: str(count.node.expr if isinstance(count, torch.SymInt) else count)
+        for points, count in found.items()
+        if isinstance(count, torch.SymInt) or count == points
+    }
+
+
 def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
     packet = step.node.target.overloadpacket
     if packet in flop_registry:

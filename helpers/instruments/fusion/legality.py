@@ -118,6 +118,7 @@ class Legality:
             raise NotLegalError("they share no tensor")
         if between := self.between(mask):
             raise NotLegalError(f"{self.nodes[bits(between)[0]].step.name} has to run between them")
+        _refuse_chance(group)
         inside = [link for node in group for link in node.links if mask >> link.target & 1]
         for node in group:
             if node.kind in ("opaque", "attention"):
@@ -264,6 +265,18 @@ def is_split(space) -> bool:
     if space and not space[-1][1]:  # neighbours in memory belong to different results: a block takes COLUMNS of them
         return kept < COLUMNS * MANY_BLOCKS and length > MANY_BLOCKS
     return kept < SPLIT_KEPT and length > SPLIT_LENGTH
+
+
+def _refuse_chance(group: list[FusionNode]) -> None:
+    """Refuse operations that go over as many elements here, but not for all sizes that the model leaves open."""
+    counts: dict[int, tuple[str, str]] = {}
+    for node in group:
+        for points, count in node.extents.items():
+            first, known = counts.setdefault(points, (node.step.name, count))
+            if count != known:
+                raise NotLegalError(
+                    f"{first} goes over {known} elements, {node.step.name} over {count}: not always equal"
+                )
 
 
 def _alone(node: FusionNode) -> str:

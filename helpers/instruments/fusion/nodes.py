@@ -12,6 +12,7 @@ from helpers.instruments.fusion.kinds import (
     Space,
     arithmetic_of,
     base_name,
+    extents_of,
     is_random,
     keeps_order,
     kind_of,
@@ -72,6 +73,7 @@ class FusionNode:
     random: bool
     itemsize: int
     name: str
+    extents: dict[int, str]
     inlined: list[TracedStep] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)  # to others
@@ -112,6 +114,7 @@ def nodes_of(
                 random=is_random(step),
                 itemsize=max(each.dtype.itemsize for each in (*step.reads, *step.writes)),
                 name=base_name(step),
+                extents=extents_of(step, kind) if step.writes else {},
                 kept=bool(step.kept),
             )
         )
