@@ -85,32 +85,25 @@ def beside(result: Result) -> str:
 # For the student
 
 
-def student_page(student: str, results: list[Result], book: Gradebook) -> str:
-    """A student's page, from results as `for_student` gives them."""
-    mine, parts = book.rows_of(student), []
-    for result in results:
-        final = {entry.final for row in mine for entry in row.entries if entry.exercise == result.exercise}
-        # Of several who handed in together, each may have points of their own.
-        points = shown(final.pop()) if len(final) == 1 else f"{result.earned:g}"
-        parts.append(f"<h2>{escape(result.exercise)}: {points} of {result.points:g} points</h2>\n")
-        parts += [changed(mine, result.exercise, book), beside(result)]
+def student_page(row: StudentGrades, results: dict[str, Result], book: Gradebook) -> str:
+    """What is sent to one of the class; of those who handed in together each has a page, as marks differ.
+
+    Args:
+        results: exercise -> result as `for_student` gives it.
+    """
+    parts = []
+    for entry in row.entries:
+        lines = [line for line in (entry.why, *remarks(entry, book.rules)) if line]
+        result = results.get(entry.exercise)
+        if result is None and not lines:
+            continue
+        parts.append(f"<h2>{escape(entry.exercise)}: {shown(entry.final)} of {shown(entry.points)} points</h2>\n")
+        items = "".join(f"<li>{escape(clean(line))}</li>" for line in lines)
+        parts += [f"<ul>{items}</ul>\n" * bool(items), beside(result) if result else ""]
     if len(book.exercises) > 1:
         possible = shown(sum(book.exercises.values()))
-        totals = [f"{escape(clean(row.student))}: {shown(row.total)} of {possible} points" for row in mine]
-        parts.append(f"<h2>In all</h2>\n<p>{'<br>'.join(totals)}</p>\n")
-    return page(clean(student), "".join(parts), wide=True)
-
-
-def changed(mine: list[StudentGrades], exercise: str, book: Gradebook) -> str:
-    """What lateness took and what people said; for each of those who handed in together."""
-    lines = []
-    for row in mine:
-        whose = f"{row.student}: " if len(mine) > 1 else ""
-        for entry in row.entries:
-            if entry.exercise == exercise:
-                lines += [whose + line for line in [entry.why, *remarks(entry, book.rules)] if line]
-    items = "".join(f"<li>{escape(clean(line))}</li>" for line in lines)
-    return f"<ul>{items}</ul>\n" if items else ""
+        parts.append(f"<h2>In all</h2>\n<p>{shown(row.total)} of {possible} points</p>\n")
+    return page(clean(row.student), "".join(parts), wide=True)
 
 
 # For the instructor
@@ -139,13 +132,13 @@ def class_page(
     Args:
         left: what was not graded: (path, reason).
         pairs: exercise -> answers that are alike.
-        links: student -> the name of the student's files.
+        links: each student, as the class's folder and as the gradebook has it -> the name of the student's files.
         book: everyone's points, after lateness and with those by hand.
     """
 
-    def linked(student: str, exercise: str = "", name: str = "") -> str:
+    def linked(student: str, exercise: str = "") -> str:
         target = f"answers/{exercise}.html#{links[student]}" if exercise else f"feedback/{links[student]}.html"
-        return f'<a href="{escape(target)}">{escape(clean(name or student))}</a>'
+        return f'<a href="{escape(target)}">{escape(clean(student))}</a>'
 
     parts = [class_totals(book, links, linked)]
     for name, exercise in exercises.items():
@@ -188,7 +181,7 @@ def class_page(
             ["student's page", "exercise, with the answers", "points"],
             [
                 [
-                    linked(entry.folder, name=row.student) if entry.folder in links else escape(clean(row.student)),
+                    linked(row.student) if row.student in links else escape(clean(row.student)),
                     f'<a href="answers/{escape(entry.exercise)}.html#{escape(links[entry.folder])}">'
                     f"{escape(entry.exercise)}</a>"
                     if entry.earned is not None
@@ -212,8 +205,7 @@ def class_totals(book: Gradebook, links: dict[str, str], linked) -> str:
     header = ["student", *(["group"] if grouped else []), *(name.partition("_")[0] for name in book.exercises), "total"]
     lines = []
     for row in book.rows:
-        folder = next((folder for folder in row.folders if folder in links), "")
-        cells = [linked(folder, name=row.student) if folder else escape(clean(row.student))]
+        cells = [linked(row.student) if row.student in links else escape(clean(row.student))]
         cells += [escape(clean(row.person.group if row.person else ""))] if grouped else []
         cells += [shown(each.final) if each.counts else "not graded" if each.folder else "–" for each in row.entries]
         lines.append([*cells, f"<b>{shown(row.total)}</b>"])

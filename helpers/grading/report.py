@@ -50,16 +50,26 @@ def write(
         for platform in (exports.canvas, exports.moodle, exports.gradescope):
             write_whole(out / f"{platform.__name__}.csv", platform(book))
     write_whole(out / "junit.xml", junit(out, students))
-    links = {student: folder_of(out, student).name for student, _ in kept}
+    given = {(student, result.exercise): for_student(result) for student, result in kept}
+    feedback = {}
+    for row in book.rows:
+        mine = {each.exercise: given[key] for each in row.entries if (key := (each.folder, each.exercise)) in given}
+        if mine or any(each.marks for each in row.entries):
+            feedback[row.student] = student_page(row, mine, book)
+    links = {student: folder_of(out, student).name for student in [*(whose for whose, _ in kept), *feedback]}
     pairs = {name: alike(exercise, of_exercise(kept, name)) for name, exercise in exercises.items()}
     left = [*students.left, *ungraded.items()]
     write_whole(out / "report.html", class_page(kept, exercises, left, pairs, links, book))
     for name in exercises:
         if graded := of_exercise(kept, name):
             write_whole(out / "answers" / f"{name}.html", answers_page(name, graded, links))
-    for student, link in links.items():
-        mine = [for_student(result) for whose, result in kept if whose == student]
-        write_whole(out / "feedback" / f"{link}.html", student_page(student, mine, book))
+    for student, text in feedback.items():
+        write_whole(out / "feedback" / f"{links[student]}.html", text)
+    for page in (out / "feedback").glob("*.html"):
+        if page.stem not in {links[student] for student in feedback}:
+            page.unlink()  # an earlier run's, of a name that a roster has changed since
+    for student in dict(kept):
+        mine = [result for (whose, _), result in given.items() if whose == student]
         write_whole(folder_of(out, student) / "results.json", gradescope(mine, book.rows_of(student)[0].total))
 
 

@@ -48,6 +48,11 @@ def book_of(*students: str):
     return gradebook(Class(Path(), found, (), {}), results, exercises_in(only="03"), Rules())
 
 
+def student_page(student: str) -> str:
+    book = book_of(student, "jones")
+    return pages.student_page(book.rows_of(student)[0], {NAME: for_student(RESULT)}, book)
+
+
 def class_page(students: dict[str, str]) -> str:
     kept = [(student, RESULT) for student in students]
     pair = similarity.AlikePair(tuple(students)[:2], 0.9, (0.5, 0.4))
@@ -56,7 +61,7 @@ def class_page(students: dict[str, str]) -> str:
 
 LINKS = {EVIL: "evil-0123456789abcdef", "jones": "jones"}
 MADE = {
-    "student": pages.student_page(EVIL, [for_student(RESULT)], book_of(EVIL, "jones")),
+    "student": student_page(EVIL),
     "answers": pages.answers_page(NAME, [(student, RESULT) for student in LINKS], LINKS),
     "class": class_page(LINKS),
 }
@@ -75,7 +80,7 @@ def test_what_was_handed_in_is_text(kind):
 
 
 def test_a_student_reads_the_code_beside_the_verdict_and_of_nobody_else():
-    page = Seen(pages.student_page("smith", [for_student(RESULT)], book_of("smith", "jones"))).text
+    page = Seen(student_page("smith")).text
     shown = re.sub(r"^ *\d+", "", page, flags=re.MULTILINE)
     assert "x = 1  # <script>" in shown
     assert "def add_gelu(a, b):" in shown

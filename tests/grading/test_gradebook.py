@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -620,6 +621,29 @@ def graded_without_sandbox(monkeypatch):
     monkeypatch.setattr(run, "require_sandbox", lambda: None)
     done = {"earned": 10, **result(NAME, 10).as_json()}
     monkeypatch.setattr(run, "graded_here", lambda tasks, jobs: ((task, (done, "")) for task in tasks))
+
+
+def test_who_hand_in_together_read_nothing_of_each_other(tmp_path, graded_without_sandbox):
+    (tmp_path / "in" / "G1").mkdir(parents=True)
+    (tmp_path / "in" / "G1" / f"{NAME}.ipynb").write_text("{}")
+    (tmp_path / "class.csv").write_text("name,group\nAnn,G1\nBo,G1\nCy,G2\n")
+    out = tmp_path / "out"
+    command = ["grade", str(tmp_path / "in"), "--out", str(out)]
+    assert main([*command, "--only", "03"]) == 0  # without the roster the page is the group's
+    assert {path.stem for path in (out / "feedback").iterdir()} == {"G1"}
+    said = ["--comment", "Bo", "03", "-3", "was not there", "--comment", "Cy", "05", "2", "at the board"]
+    assert main([*command, "--resume", "--roster", str(tmp_path / "class.csv"), *said]) == 0
+    ann, bo, cy = ((out / "feedback" / f"{name}.html").read_text() for name in ("Ann", "Bo", "Cy"))
+    assert {path.stem for path in (out / "feedback").iterdir()} == {"Ann", "Bo", "Cy"}
+    assert f"{NAME}: 10 of" in ann
+    assert f"{NAME}: 7 of" in bo
+    assert "was not there" in bo
+    assert "Bo" not in ann
+    assert "not there" not in ann
+    assert "at the board" in cy
+    assert set(re.findall(r'feedback/(\w+).html">(\w+)<', (out / "report.html").read_text())) == {
+        (name, name) for name in ("Ann", "Bo", "Cy")
+    }
 
 
 def test_regrading_keeps_what_people_said(tmp_path, graded_without_sandbox, capsys):
