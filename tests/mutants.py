@@ -113,7 +113,21 @@ SCORES = {  # (before, a text in it, what becomes of it) -> why
     (SCORES_WALK, "minimum", "maximum"): SCORES_UNSEEN,
     (SCORES_WALK, "+ 1", "+ 2"): SCORES_UNSEEN,
 }
+DECIDE_WORTH = "return is_legal(graph, [one, two]) and kernel_cost(graph, [one, two])['time'] < apart"
+DECIDE_TIME = "return (time, names) if time < float('inf') and can_run(graph, names) else (float('inf'), names)"
 EQUIVALENT = {
+    "13_decide: reached = tensors_of(members[0]) -> reached = tensors_of(members[1])": (
+        "whichever operation one begins with, all are reached or not all"
+    ),
+    "13_decide: if needed <= done | set(group): -> if needed < done | set(group):": (
+        "a group's last operation is among the second, and no operation of the group waits for it"
+    ),
+    f"13_decide: {DECIDE_WORTH} -> {DECIDE_WORTH.replace('< apart', '<= apart')}": (
+        "pairs whose fusing is nearly a draw are not asked"
+    ),
+    f"13_decide: {DECIDE_TIME} -> {DECIDE_TIME.replace('time <', 'time <=')}": (
+        "what takes for ever is worth as little either way"
+    ),
     f"05_layer_norm: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (
         "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them, and no check has one"
     ),

@@ -14,7 +14,7 @@ from helpers.instruments.fusion import analyser
 from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
 from helpers.learning.checks import cases, partitions, transformer_layer
 from helpers.learning.checks.partition_search import best_partition, joined, time_of
-from helpers.learning.checks.small_graphs import APART, CYCLE, GREEDY, IN_PLACE, LATE, PAIR, drawn_graphs
+from helpers.learning.checks.small_graphs import APART, CYCLE, GREEDY, IN_PLACE, LATE, PAIR, at_the_limit, drawn_graphs
 from helpers.learning.outcome import FAIL, PASS
 
 FEATURES = (*RULES, GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE)
@@ -99,6 +99,11 @@ def test_a_drawn_graph_is_what_was_asked_for_and_of_the_draw(monkeypatch):
     first = drawn_graphs(5, *FEATURES)
     monkeypatch.setattr(cases, "draw", 12345)
     assert all(one != other for one, other in zip(first, drawn_graphs(5, *FEATURES), strict=True))
+
+
+def test_the_limit_of_registers_is_met_and_passed_by_one():
+    found = [kernel_cost(graph, [each["name"] for each in graph["operations"]]) for graph in at_the_limit()]
+    assert [cost["registers"] for cost in found] == [255, 256]
 
 
 # The same by the analyser, of tensors that no L2 holds: what it moves, how long it takes.

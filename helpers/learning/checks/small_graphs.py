@@ -123,6 +123,19 @@ def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
     return draw.choice([[*first, *second], [first[0], second[0], first[1], second[1]], [*second, *first]])
 
 
+def at_the_limit() -> list[dict]:
+    """Two operations that take 255 registers in one kernel, as many as there are, and two that take one more."""
+    found = []
+    for columns, reads in ((79 * 1024, ["x", "y"]), (119 * 1024, ["x"])):
+        size = {"rows": 1024, "columns": columns}
+        first = {"kind": "elementwise", **size, "reads": reads, "elsewhere": [], "writes": ["s"], "flops": 0}
+        then = {"kind": "rows", **size, "reads": ["s"], "elsewhere": [], "writes": ["t"], "flops": 0}
+        tensors = dict.fromkeys([*reads, "s", "t"], 2 * 1024 * columns)
+        operations = [{"name": "add" if len(reads) > 1 else "relu", **first}, {"name": "softmax", **then}]
+        found.append({"tensors": tensors, "operations": operations, "results": ["t"]})
+    return found
+
+
 def _turns_on(graph: dict, feature: str) -> bool:
     found = best_partition(graph)
     best = time_of(graph, found)
