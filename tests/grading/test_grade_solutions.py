@@ -34,7 +34,7 @@ def test_a_solution_earns_all_points(name):
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("def partition(graph):\n    while True:\n        pass", "more than|timed out|took"),
+        ("def partition(graph):\n    while True:\n        pass", "ran for over 30 s: look for a loop that never ends"),
         (
             "def partition(graph):\n    return [each['name'] for each in graph['operations']]",
             "a list of lists of names",
@@ -54,6 +54,8 @@ def test_a_partition_that_is_none_earns_nothing(code, told):
         result = grade(json.dumps(notebook).encode(), "13_decide.ipynb", judge)
     finally:
         judge.close()
-    asked = {"partitions", "layer", "other-partitions"}
-    assert result.earned == result.points - sum(exercise.checks[check] for check in asked)
-    assert all(re.search(told, check.message) for check in result.checks if check.check in asked), result.checks
+    earned = {check.check for check in result.checks if check.earned}
+    # After a cell that came to no end, no other is run.
+    assert earned in ({"legal", "edges"}, {"legal", "edges", "other-groups"}), result.checks
+    (message,) = [check.message for check in result.checks if check.check == "partitions"]
+    assert re.search(told, message)
