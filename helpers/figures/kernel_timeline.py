@@ -61,11 +61,14 @@ def timeline_scene(way: str, timeline: KernelTimeline, place: int, search: str, 
         if gap * scale > THIN:
             boxes.append(box(before, gap, GPU, "#7a7a7a55"))
         before = max(before, kernel.end)
-    for number, kernel in enumerate(timeline.kernels):
-        colour = UNFUSED if number in found else FUSED if kernel.product else LIMIT
+    colours = [
+        UNFUSED if number in found else FUSED if kernel.product else LIMIT
+        for number, kernel in enumerate(timeline.kernels)
+    ]
+    for kernel, colour in zip(timeline.kernels, colours, strict=True):
         boxes.append(box(kernel.start, kernel.duration, GPU, colour))
     at = timeline.kernels[place]
-    boxes.append(box(at.start, at.duration, GPU + HIGH, UNFUSED if place in found else FUSED))
+    boxes.append(box(at.start, at.duration, GPU + HIGH, colours[place]))
     search = re.sub("[<>&]", "", search)  # labels are SVG
     says, kernels = _said(timeline, place), [timeline.kernels[number] for number in sorted(found)]
     searched = "no search" if not search else f"{len(found)} kernels with “{search}” in their names"

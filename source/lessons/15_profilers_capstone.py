@@ -55,8 +55,14 @@ for command in commands(Path("script.py"), launches=50).values():
 print(PERMISSION)
 
 # %% [markdown]
-# Everything below was recorded so on an H200 (`python -m benchmarks.profiles`); the files are in
-# `benchmarks/results/h200_profiles`. `nsys` was not there; its timeline has the same rows as torch.profiler's.
+# Everything below was recorded on an H200 (`python -m benchmarks.profiles`, which adds a few counters to these); the
+# files are in `benchmarks/results/h200_profiles`. `nsys` was not there; its timeline has the same rows as
+# torch.profiler's.
+#
+# Nsight Compute does not watch a program run. It stops at each kernel, saves its memory, and runs it several times
+# over, some counters a time. Before each time it empties the caches. So its durations are of a kernel alone and **from
+# cold caches**: what the kernel before has left in L2 is gone. (By default it fixes the clocks, too; not in this
+# record.)
 #
 # ## A page of Nsight Compute
 #
@@ -109,11 +115,15 @@ def beside(name, shape, dtype, small=None, times=1):
 print(*beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**11), sep="\n")
 
 # %% [markdown]
-# Registers, block, occupancy, sectors, bytes read: equal, to the last digit or nearly. **One is not: the bytes written
-# are a sixth fewer than the result has.** Nothing is lost. A store goes to L2, and L2 writes a line to memory when it
-# needs the room. When the kernel ends, the last part of `y` still lies in L2; it is written in somebody else's time.
-# The smaller the tensor, the larger that part. So a profiler's written bytes are a lower bound, and the meter's are
-# what the kernel costs.
+# Registers, block, occupancy, sectors, bytes read: equal, to the last digit or nearly. **One is not: fewer bytes are
+# written than the result has.** Nothing is lost. A store goes to L2, and L2 writes a line to memory when it needs the
+# room. When the kernel ends, the last part of `y` still lies in L2; it is written in somebody else's time. The smaller
+# the tensor, the larger that part. So where each byte is stored once, a profiler's written bytes are a lower bound, and
+# the meter's are what the kernel costs.
+#
+# A counter's long name reads from left to right: `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` stands in L1, and
+# counts the sectors that come down the pipe of load and store instructions (LSU), to global memory, for loads, summed
+# over all SMs. `lts` is L2, `dram` the memory itself.
 #
 # And *Achieved Occupancy* is below *Theoretical*: blocks take time to start, and in the last wave some SMs are done
 # first. It is an average; the calculator says how many *may* be there.
@@ -136,8 +146,8 @@ for name, pairs in compared.items():
 # %% [markdown]
 # Three reasons, and none is a mistake of an instrument:
 #
-# - **Registers** hang on the compiler: the record was made with another Triton than the one that compiles here. Where
-#   they differ, the block limits may or may not.
+# - **Registers** depend on the compiler: the record was made with Triton 3.6. Where another one compiles here, they may
+#   differ, and the occupancy with them.
 # - **Written bytes**, as above.
 # - **linear+GELU reads more than the least**: two matrices of a size that L2 does not hold at once are read again by
 #   later tiles. The least counts each input once; the profiler counts what came.
@@ -155,10 +165,13 @@ for name in ("softmax_kernel", "linear_act_descriptors_kernel", "flash_attention
 # **A counter has a place on the chip, and sees what passes there.** The one for loads sits on the path of load
 # instructions; the copy engine has another. Someone who trusts it would think that attention reads nothing.
 #
+# L2's counter has its place, too: softmax asks L2 for half as many sectors again as it loads. An H200's L2 is in two
+# partitions, and what lies in the far one passes both.
+#
 # ## Unfused, fused
 #
-# Now both sides. **add, then GELU: in Nsight Compute's own words the first of the two uses 88 % of the memory's speed,
-# and there is little to do. How many times faster is the fused kernel than the two together?**
+# Now both sides. **add, then GELU: by Nsight Compute the first of the two uses 88 % of the memory's speed. How many
+# times faster is the fused kernel than the two together?**
 # <!-- given 88 %: the recorded page, shown below -->
 
 # %%
@@ -174,33 +187,39 @@ for name, (unfused, fused) in CASES.items():
     times = [sum(each.counter("Duration") for each in part) for part in parts]
     moved = [sum(each.counter("dram__bytes_read.sum") for each in part) for part in parts]
     gain[name], first = times[0] / times[1], first + unfused + fused
-    best = max(each.counter("DRAM Throughput") for each in parts[0])
     print(f"{name:15} {1e6 * times[0]:6.1f} us -> {1e6 * times[1]:6.1f} us, {gain[name]:.2f} times; ", end="")
-    print(f"read {moved[0] / moved[1]:.1f} times less; an unfused part reaches {best:.0f}% of the memory's speed")
+    print(f"read {moved[0] / moved[1]:.1f} times less; unfused, each: ", end="")
+    print(*(f"{1e6 * each.counter('Duration'):.0f} us" for each in parts[0]), sep=" + ")
 twice.compare(gain["add+GELU"])
 
 # %% [markdown]
 # **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."**
 #
-# The add of add+GELU is such a kernel; so are others here. Per kernel, the profiler is right. Of the *program* it
-# knows nothing: that the next kernel reads what this one has just written.
+# The add of add+GELU is such a kernel. Per kernel, the profiler is right. Of the *program* it knows nothing: that the
+# next kernel reads what this one has just written.
 
 # %%
 add = launched[0]
 print(f"add alone: {add.counter('DRAM Throughput'):.0f}% of the memory's speed, {1e6 * add.counter('Duration'):.1f} us")
 print(f"add and GELU in one kernel: {1e6 * add_gelu.counter('Duration'):.1f} us")
+advice = recorded_page("ncu_details.txt").read_text().split("    INF   ")[1].split("\n\n")[0]
+print("of the add alone:", " ".join(advice.split()))
+for step, each in zip(("max", "subtract", "exp", "sum", "divide"), launched[6:11], strict=True):
+    told = f"memory {each.counter('DRAM Throughput'):2.0f}%, compute {each.counter('Compute (SM) Throughput'):2.0f}%"
+    print(f"softmax, {step:8} {told}")
 
 # %% [markdown]
 # **Verdict: fails.** The fused kernel takes as long as the add alone: GELU is free. No section of the page says so, and
-# its advice ("work will likely need to be shifted") does not either. Per cent of a limit says how well the bytes are
-# moved, never whether they had to be.
+# its advice does not either. Per cent of a limit says how well the bytes are moved, never whether they had to be. (In a
+# program GELU may find a part of its input in L2, which Nsight Compute has emptied: these gains are somewhat large.)
 #
 # The other way round, softmax's five: two of them, the subtraction and the division, are far from memory's speed.
-# Their page says *Compute* instead: PyTorch's kernel for broadcast operands works out an index for each number.
+# They are busy with *Compute* instead: PyTorch's kernel for broadcast operands works out an index for each number.
 #
 # | case | what fusing took away |
 # |---|---|
-# | add+GELU, LayerNorm+GELU | a tensor out and back |
+# | add+GELU | a tensor out and back |
+# | LayerNorm+GELU | the same, and a LayerNorm that alone takes longer than ours with its GELU |
 # | softmax | four passes, and the index arithmetic |
 # | linear+GELU | GELU's pass; the product is not faster |
 # | attention | the scores, out and back three times |
@@ -215,18 +234,21 @@ stalls = {name: each.value for name, each in add_gelu.sections["Warp State Stati
 for name, cycles in sorted(stalls.items(), key=lambda pair: -pair[1])[:4]:
     print(f"{name:24} {cycles:5.1f} cycles an instruction")
 lines = list(csv.DictReader(recorded_page("ncu_source.csv").read_text().splitlines()))
+samples = sum(int(line["# Samples"]) for line in lines)
 for line in sorted(lines, key=lambda line: -int(line["# Samples"]))[:4]:
-    print(f"{line['# Samples']:>6} samples: {line['Source'].strip()}")
+    print(f"{100 * int(line['# Samples']) / samples:4.0f}% of the samples: {line['Source'].strip().split(' 0x7f')[0]}")
 
 # %% [markdown]
-# *Long scoreboard* is a wait for memory. And the line with almost all samples is no load: it is the addition of two
-# numbers that are on their way. **The profiler blames the line that waits, not the line that asked.** A memory-bound
-# kernel looks like this and should: nothing else is worth waiting for.
+# A scoreboard is where an SM notes which registers are still to be filled. *Long scoreboard* is a wait for a load, from
+# L1 or further off; *short*, for shared memory and the like; *drain*, at the end, for stores to be out, and these are
+# the samples of the branch (BRA). The line with most samples is no load: it is the first addition of numbers that are
+# on their way. **The profiler blames the line that waits, not the line that asked.** A memory-bound kernel looks like
+# this and should: nothing else is worth waiting for.
 #
 # ## Two questions from earlier lessons
 #
 # Lesson 03b metered strided loads in sectors of 32 bytes. The same kernel, reading as many numbers 32, 64 and 128 bytes
-# apart. **How many bytes does memory deliver for each number of four, 128 bytes apart?**
+# apart. **How many bytes does memory deliver for each number of four bytes, 128 bytes apart?**
 # <!-- given 32 bytes: a sector, Nsight Compute documentation -->
 # <!-- given 64 bytes, 128 bytes: the strides of the experiment -->
 
@@ -245,7 +267,7 @@ far_apart.compare(strided[-1].counter("dram__bytes_read.sum") / 2**22)
 # %% [markdown]
 # Up to a sector apart, sectors tell it all. From 64 bytes on, memory delivers two sectors where one was asked for, and
 # L1's counter does not see it: L2 fetches in pairs. So at 64 bytes the strided read costs twice what the meter says,
-# and further apart it is no worse.
+# and at 128 it is no worse.
 #
 # **Claim: "spilled registers stay in the L1 cache."** Lesson 07 spilled in two ways: a chain of steps with a few
 # registers too many, and add+GELU with far too large a block.
@@ -269,7 +291,8 @@ print(f"it takes {slower:.1f} times as long, at {large.counter('DRAM Throughput'
 #
 # The other tool. A block of a transformer at the sizes of Llama 3's smaller model, 512 tokens, in bf16: RMSNorm,
 # attention with grouped heads, SwiGLU, residuals. Recorded by torch.profiler in four ways, launched one by one and as a
-# CUDA graph. "libraries" is eager PyTorch with its fused attention; "eager" has attention written out.
+# CUDA graph. "libraries" is eager PyTorch with its fused attention; "eager" has attention written out; "fused" is made
+# of this course's kernels, as below.
 #
 # **What share of the time is the GPU busy, eager, launched from Python?**
 
@@ -287,9 +310,9 @@ for name, timeline in timelines.items():
 busy.compare(100 * timelines["eager"].busy)
 
 # %% [markdown]
-# Press the arrow keys, and type a part of a name (`nvjet`, `elementwise`, `softmax`) into the search. Products are
-# blue, everything else is grey, what the search finds is orange, gaps are shaded. The `.trace.json` files open in
-# [Perfetto](https://ui.perfetto.dev) as well: drag one into its window.
+# Press the arrow keys, and type a part of a name (`nvjet`, as cuBLAS calls its products here, `elementwise`, `softmax`)
+# into the search. Products are blue, everything else is grey, what the search finds is orange, gaps are shaded. The
+# `.trace.json` files open in [Perfetto](https://ui.perfetto.dev) as well: drag one into its window.
 
 # %%
 from helpers.figures import kernel_timeline_explorer
@@ -297,10 +320,10 @@ from helpers.figures import kernel_timeline_explorer
 kernel_timeline_explorer(timelines, "eager", search="elementwise")
 
 # %% [markdown]
-# Look at three things. *Fused* has the fewest kernels, and launched from Python it takes as long as *eager*: its
+# Look at two things. *Fused* has the fewest kernels, and launched from Python it takes as long as *eager*: its
 # launchers are Python, and at this size the GPU waits for them. (The profiler itself slows the CPU, too.) As CUDA
-# graphs all ways are busy nearly all the time, and then kernels alone count. **A gap is not cured by fusing, but by
-# launching less often or all at once.**
+# graphs all ways are busy nearly all the time, and then kernels alone count. **Fusing alone does not close gaps: what
+# counts is how long the CPU takes to launch, and a CUDA graph launches all at once.**
 #
 # ## What to fuse: a rule, and the analyser
 #
@@ -308,7 +331,7 @@ kernel_timeline_explorer(timelines, "eager", search="elementwise")
 #
 # 1. Kernels in a row that are no products move bytes for one another: fuse the row.
 # 2. A kernel that is none, alone after a product, may be its epilogue.
-# 3. Gaps longer than the kernels before them: launch less, whatever the kernels do.
+# 3. Half of the gaps, or more, longer than the kernels before them: launch less, whatever the kernels do.
 
 # %%
 eager = timelines["eager"]
@@ -348,8 +371,8 @@ for group in plan.groups:
 # - **The rule has no reason to stop.** It would put a norm behind a product, whatever the product's tile holds. The
 #   analyser asks whether one program has the whole row.
 # - **A trace has no tensors.** Two neighbours may have nothing in common. The rule cannot know.
-# - **A plan is of operators, a trace of kernels.** PyTorch's RMSNorm is one kernel here. The analyser counts its parts,
-#   as a CPU runs them, and so believes that more is to be gained.
+# - **A plan is of operators, a trace of kernels.** What a library does inside one of them, well or badly, the plan does
+#   not see.
 #
 # So a trace says *where* the time is; the graph says what may be done.
 #
@@ -383,7 +406,8 @@ print("the same values:", torch.allclose(fused.result, unfused.result, atol=1e-5
 fewer.compare(unfused.launches / fused.launches)
 
 # %% [markdown]
-# The way back, and what is kept for it:
+# Here on the CPU each of PyTorch's norms is several launches, and so there are more than in the trace. The way back,
+# and what is kept for it:
 
 # %%
 from helpers.instruments import kept_for_backward
@@ -432,9 +456,8 @@ for tokens in (1, 512, 8192):
 predicted.compare(milliseconds(8192, "eager") / milliseconds(8192, "fused"))
 
 # %% [markdown]
-# Right in direction, and wrong in size, for two reasons that a profiler shows. The short ones: the analyser counts the
-# parts of PyTorch's norms, which a GPU runs as one kernel. The long one: a kernel of the eager block is far from its
-# bytes.
+# The analyser takes each kernel to be as fast as its bytes, or its arithmetic, allow. At 512 tokens that is nearly so.
+# At one token a kernel of ours is slower; the last section looks into it. At 8192 kernels of the *eager* block are:
 
 # %%
 score = 2 * 32 * 8192**2  # bytes of a matrix of scores, in bf16
@@ -444,8 +467,10 @@ for name, us in slowest:
 print(f"reading and writing a matrix of scores: {1e3 * 2 * score / h200.copy_bandwidth:.1f} ms at a copy's speed")
 
 # %% [markdown]
-# Now the honest comparison, with everything that PyTorch brings. "libraries" has cuDNN's attention and cuBLAS;
-# `torch.compile` is given that version. Times are the GPU's own, in ms, cold L2, launch gaps excluded:
+# Now the honest comparison, with what PyTorch brings. "libraries" has cuBLAS and PyTorch's choice of attention:
+# cuDNN's, and FlashAttention at one token. `torch.compile` is given that version. "fused, cuBLAS" has our norms,
+# attention and SwiGLU, and cuBLAS's products. Times are the GPU's own, in ms, cold L2, launch gaps excluded; a step is
+# forward and backward:
 
 # %%
 COMPARED = ("eager", "libraries", "torch.compile", "fused", "fused, cuBLAS")
@@ -455,6 +480,10 @@ for direction in ("forward", "step"):
     for tokens in (1, 512, 8192):
         row = (milliseconds(tokens, way, direction) for way in COMPARED)
         print(f"{tokens:5} tokens, {direction:7}", *(f"{each:11.3f} ms" for each in row))
+for direction in ("forward", "step"):
+    compiled, ours = (TIMES["8192"][direction][way]["gpu"] for way in ("torch.compile", "fused"))
+    told = f"torch.compile's slowest {1e3 * compiled['high']:.3f} ms, our fastest {1e3 * ours['low']:.3f} ms"
+    print(f" 8192 tokens, {direction:7} {told}")
 
 # %% [markdown]
 # **Our block is nowhere the fastest.** Against attention written out it wins by a lot, as it should. Against PyTorch
@@ -471,9 +500,9 @@ for tokens in (1, 512, 8192):
         print(f"{tokens:5} tokens, {way:14} {launches:3} kernels forward, {told}")
 
 # %% [markdown]
-# Fewest kernels, no larger error, and no gain in time. In the largest step not even in memory: `gated_op` keeps both
-# its products for the way back *and* what it makes of them; torch.compile makes that again (lesson 11). Why no gain in
-# time?
+# Fewest kernels, an error between the other two, and no gain in time. In the largest step not even in memory:
+# `gated_op` keeps both its products for the way back *and* what it makes of them; torch.compile makes that again
+# (lesson 11). Why no gain in time?
 #
 # ## Amdahl's share
 #
@@ -508,14 +537,15 @@ for tokens in (8192, 512):
     whole = sum(theirs for theirs, _ in parts.values())
     listed = TIMES[str(tokens)]["forward"]["libraries"]["kernels"]
     products = sum(us for name, us in listed if name.startswith("nvjet"))
-    print(f"{tokens} tokens: {whole:.0f} us with libraries, {100 * products / whole:.0f}% of it in products")
+    told = f"{100 * products / whole:.0f}% of it in products, {100 * parts['attention'][0] / whole:.0f}% in attention"
+    print(f"{tokens} tokens: {whole:.0f} us with libraries, {told}")
     for part, (theirs, ours) in parts.items():
         share = f"{100 * theirs / whole:4.1f}% of it"
         print(f"  {part:18} {theirs:7.1f} -> {ours:7.1f} us, {share}; the whole {whole / (whole - theirs + ours):.3f}")
 
 # %% [markdown]
-# Most of the time is products, and a product does not get faster by fusing. What fusing *can* save here, all the
-# elementwise kernels together, is little, whoever does it. Of those:
+# Most of the time is products, and a product does not get faster by fusing. What fusing *can* save here is the rest,
+# the norms and all elementwise kernels together, and that is little, whoever does it. Of those:
 #
 # - **Worth it**: SwiGLU in the epilogue of two products (the largest gain of all), and at 512 tokens the norms.
 # - **Not worth it**: the residual in a product's epilogue. Where our product is slower than cuBLAS's, as it is at 512
@@ -539,7 +569,7 @@ weights = 2 * 2 * 14336 * 4096
 print(f"gate and up are {weights / 1e6:.0f} MB: {1e6 * weights / h200.copy_bandwidth:.0f} us at a copy's speed")
 
 # %% [markdown]
-# The gated launch takes half as long again as the library's two. You have the instruments; ask them:
+# The gated launch takes half as long again as the library's two products. You have the instruments; ask them:
 
 # %% tags=["nbval-ignore-output"]
 from kernels.tiled.linear_one_row import linear_one_row_kernel
@@ -552,9 +582,10 @@ for name, gate, rows in (("one matrix", None, 4), ("gated", matrix, 4), ("gated,
     print(f"{name:21} {found.registers:3} registers, {found.occupancy()}")
 
 # %% [markdown]
-# Two sums instead of one, and so twice the registers for sums: fewer warps are there, and fewer loads on their way at
-# once. That is lesson 07's fusing too much, in a kernel of forty lines. Half the rows a program would give it back.
-# Whether that is *faster* only a GPU says: the time above is of the kernel as it was measured.
+# Two sums instead of one, and so twice the registers for sums: fewer warps are there to wait for memory. That looks
+# like lesson 07's fusing too much, and half the rows a program would give the warps back. **It is a suspicion, not a
+# finding**: a warp of the gated kernel has two tiles to wait for, not one, and no page of it was recorded. Its sectors
+# and its stalls would tell, and whether half the rows are *faster*, only a GPU.
 #
 # ## What you said, what was found
 
@@ -577,14 +608,14 @@ predictions()
 # <details><summary>Answer</summary>No. The rest lay in L2 when the kernel ended, and is written to memory
 # later.</details>
 #
-# 4. Almost all stall samples are on an addition. Would a cheaper addition help?
+# 4. Most stall samples are on an addition. Would a cheaper addition help?
 # <details><summary>Answer</summary>No. It waits for its operands: the loads before it are what takes the
 # time.</details>
 #
 # 5. In a trace the GPU is busy 10 % of the time. Which do you try first: a fused kernel, or a CUDA graph?
 # <!-- given 10 %: an example -->
 # <details><summary>Answer</summary>A CUDA graph, or torch.compile with one: the time is between the kernels. Fusing
-# helps as far as it launches less often.</details>
+# helps as far as the CPU is done launching sooner.</details>
 #
 # 6. A fusion takes 3 % off a block's time, and the block is half of a step. How many per cent of the step does it take
 #    off? Put your number in place of the dots.

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.figures import kernel_timeline_chart, kernel_timeline_explorer
-from helpers.figures.kernel_timeline import GPU, HOST, LEFT, RIGHT, timeline_scene
+from helpers.figures.kernel_timeline import GPU, HIGH, HOST, LEFT, RIGHT, timeline_scene
 from helpers.figures.style import FUSED, LIMIT, UNFUSED
 from helpers.instruments import read_trace
 
@@ -30,7 +30,9 @@ def test_bars_lie_where_the_trace_has_them():
     places = {round((box.x - LEFT) / scale + 5): (round(box.width / scale), box.colour) for box in lane}
     assert places == {10: (20, FUSED), 30: (20, "#7a7a7a55"), 50: (10, UNFUSED), 60: (30, FUSED)}
     assert len([box for box in scene.boxes if box.y == HOST]) == 3
-    assert [box.colour for box in timeline_scene("eager", THREE, 1, "", 1e-4).boxes if box.y == GPU].count(LIMIT) == 1
+    plain = timeline_scene("eager", THREE, 1, "", 1e-4).boxes
+    assert [box.colour for box in plain if box.y == GPU].count(LIMIT) == 1
+    assert [box.colour for box in plain if box.y == GPU + HIGH] == [LIMIT]
     assert "kernel 2 of 3: " in scene.text
     assert "1 kernels with “elementwise” in their names" in scene.text
     assert scene.title == "eager: 3 kernels, the GPU is busy 75% of 80 µs"
