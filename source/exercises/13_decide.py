@@ -102,7 +102,8 @@ for group in (["add"], ["gelu"], ["add", "gelu"], ["add", "gelu", "softmax"]):
 # 2. all go over as many rows and columns (**size**);
 # 3. at most one is a product, and with a product none needs whole rows: a **tile** holds no whole row;
 # 4. what one of them writes, none of the others reads **elsewhere**: another block may not have made it yet, or may
-#    have overwritten it already. Element by element, in place or not, is fine;
+#    have overwritten it already. Element by element, in place or not, is fine. (Lesson 13 also lets a block make such a
+#    value anew for itself, a prologue or a recomputation; here nothing is made twice);
 # 5. they hang **together**: from each one gets to each other by tensors that two of them read or write, whichever;
 # 6. nothing outside has to run **between**: no operation of another kernel waits for one of them while another of them
 #    waits for it. An operation waits for an earlier one if it reads or overwrites what that one writes, or overwrites
@@ -278,7 +279,7 @@ hint
 
 # %% grade_id="legal" points=4
 rules = ("opaque", "size", "tiles", "elsewhere", "overwritten", "together", "between", "registers")
-check_legal(is_legal, groups_asked([small, *drawn_graphs(1, *rules, "in place")], seed=1), name="legal")
+check_legal(is_legal, groups_asked([small, *drawn_graphs(1, *rules, "in place", "far")], seed=1), name="legal")
 
 # %% [markdown]
 # **Pairs**: some are illegal, and some that are legal are not worth it.
@@ -313,7 +314,7 @@ check_partitions(partition, [layer, transformer_layer(tokens=64, width=8192)], n
 # Other groups of other graphs are asked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 rules = ("opaque", "size", "tiles", "elsewhere", "overwritten", "overwritten", "together", "between", "registers")
-check_legal(is_legal, groups_asked(drawn_graphs(1729, *rules, "in place"), seed=1729), name="other-groups")
+check_legal(is_legal, groups_asked(drawn_graphs(1729, *rules, "in place", "far"), seed=1729), name="other-groups")
 # END HIDDEN TESTS
 
 # %% grade_id="other-partitions" points=2

@@ -81,7 +81,8 @@ kernels_left.compare(len(plan.groups))
 # %% [markdown]
 # `analyse` traced the function, rehearsed each operation under the traffic meter's rules, asked of every set of
 # operations whether one kernel may do it and what it would take, and searched the partition with the least predicted
-# time. `plan` prints as a table of what each kernel saves, who does it already, and what would flip the decision:
+# time. `plan` prints as a table of what each kernel saves, who does it already, and what would flip the decision. (The
+# last column, and "the score: ...", have a section of their own below.)
 
 # %%
 plan.report()
@@ -95,8 +96,10 @@ plan.draw()
 
 # %% [markdown]
 # The norm stays a kernel of its own, two products take what follows them as an **epilogue** (lesson 08), the third is
-# left to the library. Time falls by less than bytes: products are most of it, and bound by arithmetic. Each of these
-# decisions can be asked for its reason. That is what the next sections do.
+# left to the library. Time falls by less than bytes: products are most of it, and bound by arithmetic. One kernel less
+# is possible: the catalogue's `kernels.ffn` makes gate, up and what follows in one. The analyser builds a kernel round
+# one product only (attention is the exception), so what it calls best is best among those. Each of these decisions can
+# be asked for its reason. That is what the next sections do.
 #
 # ## What may stand in one kernel
 #
@@ -137,7 +140,8 @@ sibling_bytes.compare(round(100 * (1 - siblings.bytes_fused / siblings.bytes_unf
 # Three reads become one; three writes stay. **Epilogue and prologue**: what is done to a product's result costs next to
 # nothing, since each tile is in registers anyway. What is done to its *input* is another matter. It is legal, and
 # refused by its price: every column of tiles would do it again, and the factor would have to pass through registers on
-# its way to the tensor cores. If it reads more than it makes, it would even move more bytes:
+# its way to the tensor cores. (The analyser charges for the second alone.) If it reads more than it makes, it would
+# even move more bytes:
 
 # %%
 _ = verdicts(lambda x, w: F.gelu(F.linear(x, w)), x, weight)
@@ -168,7 +172,8 @@ for group in verdicts(columns_and_rows, x, meta(4096)).groups:
 
 # %% [markdown]
 # **Between**: `a` goes into `a + linear(a)` twice. The product has to run in between; a kernel that holds both ends
-# would wait for another that waits for it:
+# would wait for another that waits for it. Two kernels of several operations can wait for each other in the same way,
+# each of them legal on its own: of a whole partition it has to be asked once more.
 
 
 # %%
@@ -238,11 +243,11 @@ print(f"{len(ways)} legal; the best takes {min(simulator.simulation.totals(way)[
 legal_ways.compare(len(ways))
 
 # %% [markdown]
-# One in sixty. A pair that may never share a kernel, such as the two first products, rules out every partition that
-# puts them together, and that is what makes search possible. The analyser grows groups from single operations by
+# One in sixty. A pair that may never share a kernel, such as a product and a norm, rules out every partition that puts
+# them together, and that is what makes search possible. The analyser grows groups from single operations by
 # neighbours, keeps those that are legal, and puts them together by dynamic programming over what is done so far. That
-# is exact, and reaches to fourteen operations. Beyond, it goes through them in order, keeps the six best beginnings of
-# a partition, and in the end joins what still saves time.
+# finds the least *predicted* time, and reaches to fourteen operations, fewer if too many groups are legal. Beyond, it
+# goes through them in order, keeps the six best beginnings of a partition, and in the end joins what still saves time.
 #
 # Why not simply click the edge that helps most, and go on until none does? Three tensors are added up; besides,
 # somebody wants the product of two of them summed by rows, and each of the three summed by columns:
@@ -329,7 +334,7 @@ for count, resources in compiled.items():
 # ## Bytes or launches?
 #
 # All that was large. Here is GPT-2's block with 128 tokens, eager and compiled, each launched kernel by kernel and from
-# a CUDA graph, recorded by torch.profiler on an H200. Move through the kernels and look at the gaps:
+# a CUDA graph, recorded by torch.profiler on an H200.
 
 # %%
 from benchmarks.fusion_groups import TIMELINE
@@ -340,11 +345,6 @@ from helpers.figures import Trace
 provenance = f"{record()['gpu']}, {record()['date']}, PyTorch {record()['versions']['torch']}"
 traces = {name: Trace.of(rows) for name, rows in record()["timeline"].items()}
 print(f"recorded: {provenance}; ways: {'; '.join(traces)}")
-
-# %% tags=["nbval-ignore-output"]
-from helpers.figures import trace_explorer
-
-trace_explorer(record()["timeline"])
 
 # %% [markdown]
 # **How many times shorter does the CUDA graph alone make it, nothing fused? And torch.compile alone, no graph?** From
@@ -367,15 +367,25 @@ by_graph.compare(totals["eager"] / totals["eager, CUDA graph"])
 by_compile.compare(totals["eager"] / totals["compiled"])
 
 # %% [markdown]
+# Move through the kernels and look at the gaps:
+
+# %% tags=["nbval-ignore-output"]
+from helpers.figures import trace_explorer
+
+trace_explorer(record()["timeline"])
+
+# %% [markdown]
 # The kernels of the eager block need 45 us. The rest is the CPU, which runs PyTorch's Python and C++ for each operator,
-# and under a profiler takes longer still: gaps without one are shorter, and have the same cause. **Fusion takes away
-# launches one by one; a CUDA graph takes away the CPU.** It replays a recorded row of launches with one call. What it
-# asks: the same shapes, the same addresses, no decision by the CPU in between.
+# and under a profiler takes longer still: gaps without one are shorter, and have the same cause. (What is neither
+# kernel nor gap is the way from the first launch to the first kernel, for a graph the launch of all of it.)
+#
+# **Fusion takes away launches one by one; a CUDA graph takes away the CPU.** It replays a recorded row of launches with
+# one call. What it asks: the same shapes, the same addresses, no decision by the CPU in between.
 #
 # In PyTorch it is `torch.cuda.graph(...)`, or `torch.compile(mode="reduce-overhead")`. Does that make fusing useless?
-# Look at the last line: under a graph, fusing is still worth what the kernels themselves got shorter by. The analyser
-# predicts only that, the GPU's own time. In kernels of so little work launches count there, too, at what the GPU needs
-# for each:
+# Compare the two graphs: fusing is still worth what the kernels themselves got shorter by, and a graph of fewer kernels
+# was under way sooner. The analyser predicts only the kernels, the GPU's own time. In kernels of so little work
+# launches count there, too, at what the GPU needs for each:
 
 # %%
 from helpers.instruments.prediction import LAUNCH
@@ -540,7 +550,8 @@ for provider, seconds in at_size.items():
     print(f"{provider:14} {seconds * 1e6:.0f} us")
 
 # %% [markdown]
-# Hardly anything, at this size: L2 still has it.
+# Hardly anything, at this size, though it is a fifth pass where four were needed: each block reads its row back soon
+# after it was stored, so a cache may still have it. (No counter was read here to say which.)
 #
 # ## How right is the analyser?
 #
@@ -586,8 +597,8 @@ for each in sorted(trials, key=lambda each: -abs(math.log(1 + each.error)))[:5]:
 # %% [markdown]
 # Where it promises too much, eager's time is mostly about right, and Inductor's kernels take longer than the analyser
 # thinks a kernel must. (In `conv_stem` both times are wrong: its convolution of three channels is slow for the library,
-# too.) So a prediction says what fusion *can* bring. Is that a dream? The same for kernels of this course, written by
-# hand:
+# too.) `rotary` errs the other way, Inductor's kernel is faster than predicted: no bound, then, but what a good kernel
+# should reach. Is that a dream? The same for kernels of this course, written by hand:
 
 # %%
 from benchmarks.fusion_proof import with_our_kernels
@@ -615,8 +626,9 @@ for name, gain in gains.items():
 print(f"median {statistics.median(gains.values()):.2f}, claimed {120 / 80:.2f}; h200_fusion.json, {provenance}")
 
 # %% [markdown]
-# **Verdict: fair in the middle, and no number for a model.** Attention is written out step by step in these, which is
-# part of the gain; and the more of a block is products, as in `mixtral_experts`, the less there is to gain.
+# **Verdict: fair in the middle, and no number for a model.** The four transformers among them (BERT, GPT-2, Llama, ViT)
+# write attention out step by step, which is part of their gain; and where nearly all is products, as in
+# `mixtral_experts`, little is left to gain.
 #
 # ## Graph breaks
 #
@@ -730,7 +742,7 @@ print("fused is closer to float64:", errors["kept"] < errors["rounded"])
 
 # %% [markdown]
 # **Upkeep.** Somebody compiles it, tests it on the next GPU, and finds the bug in it. What compiling alone took for the
-# graphs above, each once, for one shape:
+# thirty graphs above and those that the model was fitted to, each once, for one shape:
 
 # %%
 seconds = sorted(graph["compile_seconds"] for graph in record()["graphs"].values())
@@ -763,9 +775,9 @@ print(f"{len(last.kernels)} kernels: busy {last.busy:.0f} us, gaps {gaps:.1f} us
 bubble.compare(last.busy / floor)
 
 # %% [markdown]
-# Neither bytes nor arithmetic explain it, and the gaps are the smaller part. Each kernel starts with an empty pipe: its
-# first bytes arrive after a while, its last blocks leave most of the GPU idle, and none of these kernels is long enough
-# for that not to matter. That is what a megakernel can win back, and only there: at 8192 tokens the products are long.
+# Neither bytes nor arithmetic explain it, and the gaps are the smaller part. What is left is how a kernel begins and
+# ends: its first bytes arrive after a while, its last blocks leave most of the GPU idle, and none of these kernels is
+# long enough for that not to matter. A megakernel can win some of that back, and only where kernels are this short.
 #
 # ## Your model
 #
@@ -815,8 +827,8 @@ predictions()
 # graph removes them all. Then ask again: what is left are bytes and ramps.</details>
 #
 # 4. A kernel's score is 0.42 and it saves more time than all others. Write it?
-# <details><summary>Answer</summary>Ask what pulled the score down. Registers of a product mean nothing; upkeep means
-# that you pay for it. Rank by time, and let the score name the price.</details>
+# <details><summary>Answer</summary>Ask what pulled the score down. Few blocks at a time are no fault of a
+# product; upkeep means that you pay for it. Rank by time, and let the score name the price.</details>
 #
 # 5. Your service returns other last digits at night, when it is quiet. What do you look for?
 # <details><summary>Answer</summary>A reduction, product or attention whose split follows the batch size.</details>

@@ -220,7 +220,9 @@ class Legality:
             or len(softmax) != 1
             or any(node.name not in ("bmm", "baddbmm", "mm") for node in products)
         ):
-            raise NotLegalError("two products: the second needs whole rows of the first")
+            if self.down[products[0].index] >> products[-1].index & 1:
+                raise NotLegalError("two products: the second needs whole rows of the first")
+            raise NotLegalError("two products: the analyser builds a kernel round one")
         first, last = products
         scores = softmax[0].points
         chain = self.down[first.index] >> softmax[0].index & 1 and self.down[softmax[0].index] >> last.index & 1

@@ -19,7 +19,7 @@ OPERATIONS = 6  # of a drawn graph: 203 partitions
 TRIES = 2000
 CLEARLY = 1.02  # times: how much worse a partition must be to be told from the best
 # What a drawn graph can be made to turn on, beside each of RULES.
-GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE = "greedy", "apart", "pair", "cycle", "late", "in place"
+GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE, FAR = "greedy", "apart", "pair", "cycle", "late", "in place", "far"
 
 
 def drawn_graphs(seed: int, *features: str) -> list[dict]:
@@ -28,7 +28,8 @@ def drawn_graphs(seed: int, *features: str) -> list[dict]:
     A feature is one of RULES: ignoring it, a partition looks better than there is; GREEDY: joining the pair that saves
     most, again and again, ends at a worse one; APART: the best has kernels that may be joined, and should not be; PAIR:
     so has some pair of operations; CYCLE: the best groups, each harmless, would wait for each other; LATE: a group of
-    the best is legal only when its last operation is there; IN_PLACE: one of the best overwrites, and may.
+    the best is legal only when its last operation is there; IN_PLACE: one of the best overwrites, and may; FAR: two
+    operations stand between two others, one after the other, and some go over fewer rows, not columns.
     """
     drawn = seed + (cases.draw << 16)
     return [json.loads(_graph_with(feature, f"{drawn} {place}")) for place, feature in enumerate(features)]
@@ -57,6 +58,9 @@ def _drawn(draw: random.Random, feature: str) -> dict:
     if feature == CYCLE:
         operations = _crossed(draw, rows, columns)
         sizes |= dict.fromkeys(("a", "b", "c", "d"), (rows, columns))
+    if feature == FAR:
+        operations = _far(rows, columns)
+        sizes |= dict.fromkeys(("a", "b", "c", "d"), (rows, columns)) | dict.fromkeys(("e", "f"), (rows // 2, columns))
     while len(operations) < OPERATIONS:
         kind = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         # Rather what was made just now than what was given.
@@ -113,13 +117,9 @@ def _drawn(draw: random.Random, feature: str) -> dict:
 def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
     """Two pairs that read the same tensor, of which each waits for one of the other pair's results."""
 
-    def operation(name: str, reads: list[str], elsewhere: list[str], written: str) -> dict:
-        size = {"rows": rows, "columns": columns}
-        moved = {"reads": reads, "elsewhere": elsewhere, "writes": [written], "flops": 0}
-        return {"name": name, "kind": "elementwise", **size, **moved}
-
-    first = [operation("scale_x", ["x"], [], "a"), operation("roll_a", ["y", "a"], ["a"], "b")]
-    second = [operation("scale_y", ["y"], [], "c"), operation("roll_c", ["x", "c"], ["c"], "d")]
+    size = rows, columns
+    first = [_elementwise("scale_x", size, ["x"], [], "a"), _elementwise("roll_a", size, ["y", "a"], ["a"], "b")]
+    second = [_elementwise("scale_y", size, ["y"], [], "c"), _elementwise("roll_c", size, ["x", "c"], ["c"], "d")]
     return draw.choice([[*first, *second], [first[0], second[0], first[1], second[1]], [*second, *first]])
 
 
@@ -136,7 +136,27 @@ def at_the_limit() -> list[dict]:
     return found
 
 
+def _far(rows: int, columns: int) -> list[dict]:
+    """scale_x and mul read the same tensor and have two operations between them; two more go over half the rows."""
+    size, half = (rows, columns), (rows // 2, columns)
+    return [
+        _elementwise("scale_x", size, ["x"], [], "a"),
+        _elementwise("roll_a", size, ["a"], ["a"], "b"),
+        _elementwise("gelu_b", size, ["b"], [], "c"),
+        _elementwise("mul", size, ["x", "c"], [], "d"),
+        _elementwise("half_x", half, ["x"], [], "e"),
+        _elementwise("relu_e", half, ["e"], [], "f"),
+    ]
+
+
+def _elementwise(name: str, size: tuple[int, int], reads: list[str], elsewhere: list[str], written: str) -> dict:
+    moved = {"reads": reads, "elsewhere": elsewhere, "writes": [written], "flops": 0}
+    return {"name": name, "kind": "elementwise", "rows": size[0], "columns": size[1], **moved}
+
+
 def _turns_on(graph: dict, feature: str) -> bool:
+    if feature == FAR:
+        return True
     found = best_partition(graph)
     best = time_of(graph, found)
     if feature == PAIR:
