@@ -493,8 +493,9 @@ for name, each in shown.items():
 groups_explorer(shown)
 
 # %% [markdown]
-# In `squeeze_excite`, Inductor works out `hardswish` twice, once with the mean and once for the product with the gate.
-# The analyser stores it. Who is right can only be timed, and was: each of the two ways was compiled and run.
+# In `column_statistics`, the analyser takes the difference of maximum and minimum, `sub_1`, into the kernel that finds
+# the two; Inductor takes it into the kernel of the addition behind it. Who is right can only be timed, and was: each of
+# the two ways was compiled and run.
 
 # %%
 from benchmarks.fusion_proof import verdict
