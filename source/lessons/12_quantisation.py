@@ -178,9 +178,9 @@ print(
 )
 
 # %% [markdown]
-# Half a step, all in one direction, against nothing. Sums do not forgive what is one-sided. PyTorch rounds to even; so
-# does a float's own addition, and that is the trick: at $1.5 \cdot 2^{23}$ an fp32 has no digits below 1, so *adding*
-# it rounds.
+# Half a step outwards each time, against nothing: magnitudes grow. Exact halves are rare in a norm's results, and the
+# right way costs nothing more. PyTorch rounds to even; so does a float's own addition, and that is the trick: at
+# $1.5 \cdot 2^{23}$ an fp32 has no digits below 1, so *adding* it rounds.
 
 
 # %%
@@ -258,8 +258,9 @@ print(h200.table("layer_norm_int8", "bfloat16"))
 # %% [markdown]
 # **Verdict: fair, against PyTorch's norm; the bytes say 7 to 3.** Beside PyTorch's LayerNorm and a good kernel for int8
 # it is about what is claimed, and more on narrow rows, where that norm is slow. Beside the catalogue's norm it is what
-# the bytes promise, less a little. Written operator by operator it is fifteen times and more; and `torch.compile`,
-# which fuses all of it by itself, comes near on narrow rows. **Ask of such a number what the other side was.**
+# the bytes promise, less a little. Written operator by operator it is fifteen times and more, where the work is not
+# short; and `torch.compile`, left to itself, comes near on narrow rows. **Ask of such a number what the other side
+# was.**
 
 # %% [markdown]
 # ## What shares a scale
@@ -335,13 +336,14 @@ zeroed.compare(round(100 * (rounded == 0).double().mean().item()))
 # %% [markdown]
 # Three things to see:
 #
-# - **Of normal numbers int8 is the better byte**, by more than three times: its 255 steps are even, and FP8 spends more
-#   than half of its codes on numbers that are hardly there.
+# - **Of normal numbers int8 is the better byte**, with a scale a row by more than three times: its 255 codes are evenly
+#   spaced, and FP8 spends more than half of its own on numbers that are hardly there.
 # - **An outlier column spoils int8 and leaves FP8 alone.** A float's error is in proportion to each number, whatever
-#   its neighbours are.
-# - **A scale a row does not help much against a column**: each row has the outlier in it. A scale for 128 numbers does:
-#   the outlier spoils those 128 and no other. Another way is to divide such columns by a factor and multiply the
-#   weights' by it beforehand (SmoothQuant, arXiv:2211.10438). And blocks help FP8, too, once an outlier is so large
+#   its neighbours are. (With a scale a row it even falls: the outlier, now most of the result, is on the grid
+#   exactly.)
+# - **A scale a row helps only in part against a column**: each row has the outlier in it. A scale for 128 numbers does
+#   better: the outlier spoils those 128 and no other. Another way is to divide such columns by a factor and multiply
+#   the weights' by it beforehand (SmoothQuant, arXiv:2211.10438). And blocks help FP8, too, once an outlier is so large
 #   that the rest falls off FP8's lower end: DeepSeek-V3 was trained with them (arXiv:2412.19437).
 #
 # So is a scale a block always better? It has a price: where it stands in the product.
@@ -423,7 +425,8 @@ moe_gain.compare(of_experts[8]["torch.compile"].median / of_experts[8]["fused"].
 # A linear layer reads its weights once, whatever comes; rows of tokens come and go. With $T$ tokens the weights are
 # $n \cdot m$ numbers and the rows $T(n + m)$; the FLOPs are $2Tnm$. Few tokens: all bytes are weights, the intensity is
 # about $T$ FLOP a byte in bf16, two hundred times below the ridge at $T = 1$. That is *decoding*, one token at a time
-# for each user. Experts make it worse: 64 tokens spread over 64 experts are *eight each*, and all 64 are read.
+# for each user. Experts make it worse: 64 tokens that take 8 of 64 experts each are *eight an expert*, and nearly all
+# 64 are read.
 # Find out:
 #
 # 1. One expert (a dense layer). From how many tokens on do int8 weights gain nothing any more? What still gains?
@@ -475,8 +478,9 @@ for tokens in (1, 8, 64, 512, 8192):
     )
 
 # %% [markdown]
-# From 8 to 64 tokens the time hardly moves, though there is eight times as much to compute: it is the time of the
-# weights. That is why a server waits to fill a batch.
+# From 8 to 64 tokens the time hardly moves, though there is eight times as much to compute: arithmetic is not what it
+# waits for. (Nor are the weights all of it: their least time is about half.) More tokens come along nearly free, and
+# that is why a server waits to fill a batch.
 #
 # ## Experts, grouped
 #
@@ -549,7 +553,8 @@ format_gain.compare(formats[16]["bf16"].median / formats[16]["int8 weights"].med
 # - **Int8 weights gain only where there are few tokens, and less than the bytes say**: our kernel unpacks, and does not
 #   keep the memory as busy as bf16's does. With many tokens it loses, as among the experts.
 # - **MXFP4 has a quarter of the bytes and is slower than bf16 throughout.** Why, we will see in the code.
-# - `int8` on both sides should be as fast as FP8; the library's product for it is not, here.
+# - `int8` on both sides should be as fast as FP8; the library's product for it is not, here (and PyTorch's way to it
+#   refuses so few tokens as 16).
 #
 # Fewer bytes are an *offer*. What becomes of it is a matter of the kernel, and of what the hardware multiplies.
 
@@ -612,9 +617,9 @@ for name, time in h200.experiment("quantised_fp8_times").items():
 # so unless it is told `use_fast_accum=True`. (Its fast sums of 8192 terms and more lose less than ours.)
 #
 # And the price? In our kernel it is more than half as much time again, for the additions wait for the product and the
-# next product for them; FP8 then gains next to nothing on bf16. cuBLAS pays a few per cent, so most of it can be
-# hidden. A scale a block costs hardly more than the additions do: **once the sum leaves, scales are nearly free.** That
-# was DeepSeek-V3's bargain.
+# next product for them; FP8 then gains next to nothing on bf16, and with blocks it loses. cuBLAS pays a few per cent,
+# so most of it can be hidden. A scale a block costs hardly more than the additions do: **once the sum leaves, scales
+# are nearly free.** That was DeepSeek-V3's bargain.
 
 # %% [markdown]
 # ## Four bits and a shared power of two
@@ -668,10 +673,12 @@ for name, (bits, rounded) in formats_of.items():
 mx_error.compare(round(product_error(plain_x, plain_x, microscaled(w, e2m1, 6.0)).item(), 1))
 
 # %% [markdown]
-# Every error is against float64, and each is what the *format* does: no kernel can do better with it. MXFP4's is
-# dozens of times bf16's. Whether a model bears that is not a matter of kernels: one measures the model (and most keep
-# activations in more bits, which is the column *weights alone*). Note the last line: the same 4 bits as whole numbers,
-# with a scale in 16, are *more* exact for normal weights than MXFP4. What MXFP4 has is hardware.
+# Every error is against float64, and each is what the *rounding* does: no kernel that takes these codes can do better.
+# (A better choice of scales can: the specification's loses where it holds numbers at the largest.) MXFP4's is dozens of
+# times bf16's. Whether a model bears that is not a matter of kernels: one measures the model (and most keep activations
+# in more bits, which is the column *weights alone*). Note the last line: 4 bits as whole numbers, with a finer
+# scale for the same 32, are *more* exact for normal weights than MXFP4, for a quarter of a bit each. What MXFP4 has is
+# hardware.
 #
 # What would it save? Weights of a model of 70 billion, and the least time for a token that must read them all:
 
@@ -743,9 +750,9 @@ predictions()
 # multiplying the weights' by it.</details>
 #
 # 3. Int8 weights make your model twice as fast for one user. What will they do for a batch of 4096 tokens?
-# <details><summary>Answer</summary>For a dense layer next to nothing: the tensor cores are the limit, and they multiply
-# bf16 as before, with unpacking on top. FP8 or int8 on both sides could still gain. Experts with few tokens each still
-# gain.</details>
+# <details><summary>Answer</summary>For a dense layer nothing, or they make it slower: the tensor cores are the limit,
+# and they multiply bf16 as before, with unpacking on top. FP8 or int8 on both sides could still gain. Experts with few
+# tokens each still gain.</details>
 #
 # 4. Why can a matmul's epilogue quantise with a scale for 128 outputs, but not with one for a row?
 # <details><summary>Answer</summary>The row's largest is spread over programs, none of which sees it. (Unless one
