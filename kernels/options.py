@@ -31,7 +31,9 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
     if not isinstance(value, (int, float) if kind is float else kind) or (kind is not bool and isinstance(value, bool)):
         given = f"{value!r:.40} of type {type(value).__name__}"
         raise TypeError(f"{operation} takes {name} as {kind.__name__}, got {given}: pass {kind.__name__}({name})")
-    if kind in (int, float) and not (-(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)):
+    if kind in (int, float) and not (
+        -(2**63) <= value < 2**63 if isinstance(value, int) else -math.inf < value < math.inf
+    ):
         raise ValueError(f"{operation} takes {name} as a finite number of at most 64 bits, got {value}: choose another")
     least, most = LIMITS.get(name, (-math.inf, math.inf))
     if kind in (int, float) and not least <= value <= most:

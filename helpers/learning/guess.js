@@ -46,6 +46,7 @@ function render({ model, el }) {
   model.on("change:typed", () => document.activeElement === input || (input.value = model.get("typed")));
 
   let turn = 0;
+  let left = false; // by Escape while the kernel still answered: then the keyboard stays where the reader went
   const tell = () =>
     new Promise((resolve) => {
       // The kernel answers each turn: only then are the cells run, so that they find the guess.
@@ -88,13 +89,14 @@ function render({ model, el }) {
       notebook.mode = "command";
       notebook.activate();
       notebook.scrollToItem?.(notebook.activeCellIndex, "smart");
-    } else {
+    } else if (!left) {
       notebook.activeCellIndex = at;
       el.scrollIntoView({ block: "nearest" });
       input.focus();
     }
   };
   const guess = async (goesOn) => {
+    left = false;
     if (!input.value.trim() && !model.get("found")) {
       line.textContent = "Type a number first, or press “Show me”.";
       return;
@@ -103,6 +105,7 @@ function render({ model, el }) {
   };
   const leave = () => {
     const here = place(el);
+    left = true;
     input.blur();
     if (!here) return;
     here.notebook.activeCellIndex = here.at;
@@ -114,7 +117,10 @@ function render({ model, el }) {
     event.preventDefault();
     guess(false);
   });
-  reveal.addEventListener("click", () => answer(false));
+  reveal.addEventListener("click", () => {
+    left = false;
+    answer(false);
+  });
   input.addEventListener("change", () => model.get("typed") !== input.value && tell());
   form.addEventListener("keydown", (event) => {
     // Else JupyterLab would take the keys for the cell's.

@@ -138,22 +138,29 @@ def test_the_contrast_check_finds_colours_that_do_not_read():
     assert 4.3 < best < 4.5
 
 
+def colours_of_the_key(picture: Image.Image) -> set[str]:
+    """Which colours of unfused and fused stand in it, up to one step of 255: a picture's palette rounds them."""
+    there = {colour[:3] for _, colour in picture.getcolors(1 << 24)}
+    key = {name: [round(255 * v) for v in to_rgb(name)] for name in (charts.UNFUSED, charts.FUSED)}
+    return {
+        name for name, c in key.items() if any(max(abs(a - b) for a, b in zip(c, o, strict=True)) <= 1 for o in there)
+    }
+
+
 @pytest.mark.parametrize("page", PAGES.values(), ids=list(PAGES))
 def test_the_picture_is_transparent_and_shows_both_colours(page):
     picture = Image.open(io.BytesIO(roofline_chart(roof(), POINTS, "title", "text").png())).convert("RGBA")
     assert picture.getpixel((2, 2))[3] == 0
     shown = Image.new("RGBA", picture.size, page)
     shown.alpha_composite(picture)
-    colours = {colour[:3] for _, colour in shown.getcolors(1 << 24)}
-    assert {tuple(round(255 * v) for v in to_rgb(c)) for c in (charts.UNFUSED, charts.FUSED)} <= colours
+    assert colours_of_the_key(shown) == {charts.UNFUSED, charts.FUSED}
 
 
 def test_the_key_stands_in_the_corner_of_the_picture():
-    key = {tuple(round(255 * v) for v in to_rgb(c)) for c in (charts.UNFUSED, charts.FUSED)}
-    for points, shown in ((POINTS, key), ([Point("measured", 1.0, 1e12)], set())):
+    for points, shown in ((POINTS, {charts.UNFUSED, charts.FUSED}), ([Point("measured", 1.0, 1e12)], set())):
         picture = Image.open(io.BytesIO(roofline_chart(roof(), points, "title", "text").png())).convert("RGBA")
         corner = picture.crop((0, 0, picture.width // 4, picture.height // 5))
-        assert {colour[:3] for _, colour in corner.getcolors(1 << 24)} & key == shown
+        assert colours_of_the_key(corner) == shown
 
 
 def test_a_chart_is_a_picture_and_a_line():

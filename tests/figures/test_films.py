@@ -128,7 +128,7 @@ def test_it_plays_to_its_end_and_another_may_be_chosen(page_of):
     page.locator("input").focus()
     page.keyboard.press("Space")
     page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
-    assert page.get_by_role("button", name="Play").count() == 1
+    page.get_by_role("button", name="Play").wait_for()
     page.locator("select").select_option("short")
     assert page.locator(".title").text_content() == "Another title"
 
