@@ -23,23 +23,12 @@ import torch
 from benchmarks.hardware_counters import profiled, profiler
 from benchmarks.occupancy_sweep import add_gelu_with
 from benchmarks.strides import strided_sums
+from helpers.instruments import profile_script
 from kernels import CATALOGUE
 
-SECTIONS = (
-    "SpeedOfLight",
-    "MemoryWorkloadAnalysis",
-    "ComputeWorkloadAnalysis",
-    "LaunchStats",
-    "Occupancy",
-    "WarpStateStats",
-    "SourceCounters",
-)
 # Beside the sections: what our meter counts, and what it does not.
 METRICS = (
-    "dram__bytes_read.sum",
-    "dram__bytes_write.sum",
-    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    *profile_script.METRICS,
     "l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",
     "l1tex__t_sectors_pipe_lsu_mem_local_op_ld_lookup_hit.sum",
     "lts__t_sectors_op_read.sum",
@@ -93,7 +82,7 @@ GROUPS = {"pairs": pairs, "block": block}
 
 def commands(group: str, report: str) -> tuple[list[str], list[str]]:
     """The command that profiles a group, and the one that prints a page of its report, `--page` to be added."""
-    asked = [word for section in SECTIONS for word in ("--section", section)]
+    asked = [word for section in profile_script.SECTIONS for word in ("--section", section)]
     options = "--clock-control none --cache-control all --profile-from-start off --force-overwrite".split()
     program = [sys.executable, "-m", "benchmarks.ncu_pages", "profiled", group]
     take = [profiler(), *options, *asked, "--metrics", ",".join(METRICS), "--export", report, *program]

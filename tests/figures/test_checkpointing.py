@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from drawn import assert_texts_lie_apart
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.training import FUSED, SMALL, UNFUSED, Block, norm_written_out
@@ -93,13 +94,7 @@ def test_the_text_by_hand():
 def test_every_text_lies_on_the_picture_and_none_on_another():
     for arguments in ((1024, 1024, "bf16", "H200"), (131_072, 8192, "fp32", "L4"), (8192, 4096, "fp16", "A10")):
         figure = checkpointing_explorer(*arguments).chart().figure
-        figure.draw_without_rendering()
-        texts = [text for text in (*figure.axes[0].texts, *figure.texts) if text.get_text()]
-        found = [text.get_window_extent() for text in texts]
-        for number, box in enumerate(found):
-            assert box.x0 >= 0
-            assert box.x1 <= figure.bbox.width, texts[number].get_text()
-            assert not any(box.overlaps(other) for other in found[:number]), texts[number].get_text()
+        assert_texts_lie_apart(figure)
 
 
 def test_every_frame_is_that_of_its_sliders():

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from drawn import assert_texts_lie_apart
 
 from helpers.figures.expert_weights import (
     BARS,
@@ -77,13 +78,7 @@ def test_every_text_lies_on_the_picture_and_none_on_another():
         (4096, 128, 4, "4096 x 14336", "RTX 4090"),
     ):
         figure = weights_explorer(*arguments).chart().figure
-        figure.draw_without_rendering()
-        texts = [text for text in (*figure.axes[0].texts, *figure.texts) if text.get_text()]
-        found = [text.get_window_extent() for text in texts]
-        for number, box in enumerate(found):
-            assert box.x0 >= 0
-            assert box.x1 <= figure.bbox.width, texts[number].get_text()
-            assert not any(box.overlaps(other) for other in found[:number]), texts[number].get_text()
+        assert_texts_lie_apart(figure)
 
 
 def test_every_frame_is_that_of_its_sliders():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from drawn import bare_page
 from torch.nn.functional import gelu
 
 from helpers.figures.bytes_journey import TILES, journey, trips
@@ -83,15 +84,7 @@ FILM = Film({"long": LONG, "short": FilmScene((100, 50), 1.0, 1.0, "µs", 10.0, 
 @pytest.fixture
 def page_of(chromium):
     def shown(film, **options):
-        page = chromium.new_page(viewport={"width": 800, "height": 600}, **options)
-        page.set_default_timeout(5000)
-        page.set_content(f"<style>{FilmStage._css}</style><div style='width: 400px'></div>")
-        script = str(FilmStage._esm).replace("export default", "window.stage =")
-        page.evaluate(
-            f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}",
-            film.data(),
-        )
-        return page
+        return bare_page(chromium, FilmStage, film.data(), (800, 600), "width: 400px", **options)
 
     return shown
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from drawn import bare_page
 
 from helpers.figures import watch
 from helpers.figures.stepper import Stepper, word
@@ -303,15 +304,7 @@ def page_of(chromium):
     """A page that shows what `watch` gave."""
 
     def shown(watched, **options):
-        page = chromium.new_page(viewport={"width": 1024, "height": 768}, **options)
-        page.set_default_timeout(5000)
-        page.set_content(f"<style>{Stepper._css}</style><div></div>")
-        script = str(Stepper._esm).replace("export default", "window.stage =")
-        page.evaluate(
-            f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}",
-            watched.scene.data(),
-        )
-        return page
+        return bare_page(chromium, Stepper, watched.scene.data(), (1024, 768), **options)
 
     return shown
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from drawn import assert_texts_lie_apart
 from torch.nn import functional
 
 from helpers.figures.operation_traffic import COLUMNS, ROWS, SHOWN, operation_scene, traffic_explorer
@@ -73,13 +74,7 @@ def test_every_frame_is_that_of_its_sliders(operation):
 def test_every_text_lies_on_the_picture_and_none_on_another(operation):
     for rows, columns in ((1, 256), (65536, 16384)):
         figure = traffic_explorer(operation, "fp32", "RTX 4090", rows, columns).chart().figure
-        figure.draw_without_rendering()
-        texts = [text for text in (*figure.axes[0].texts, *figure.texts) if text.get_text()]
-        found = [text.get_window_extent() for text in texts]
-        for number, box in enumerate(found):
-            assert box.x0 >= 0
-            assert box.x1 <= figure.bbox.width, texts[number].get_text()
-            assert not any(box.overlaps(other) for other in found[:number]), texts[number].get_text()
+        assert_texts_lie_apart(figure)
 
 
 def test_bars_are_as_long_as_the_bytes():
