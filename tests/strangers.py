@@ -231,7 +231,7 @@ PROCESSES = {
     ),
     "a flood of parts": Attack(
         launcher=before(_SWITCH + FLOOD.format(socket="iopub_socket", parts=1000)),
-        told="printed over|ended the kernel|sent more|ran for over",
+        told="printed over|ended the kernel|ran for over",
         timeout=8.0,
     ),
     "a flood behind the check": Attack(

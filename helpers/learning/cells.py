@@ -61,7 +61,7 @@ class WatchedKernel(RunningKernel):
         threading.Thread(target=self._watch_memory, daemon=True).start()
 
     def _watch_memory(self):
-        """End a kernel that sends what nobody reads, on whatever channel, also while another process judges."""
+        """End a kernel that sends faster than is read, on whatever channel, also while another process judges."""
         began = resident()
         while not self._stopped.wait(LOOK_AFTER):
             if resident() - began > MOST_HELD:
@@ -84,11 +84,9 @@ class WatchedKernel(RunningKernel):
                 return super().await_reply(msg_id, timeout=0.1)
             except Empty:
                 if not self.is_alive():
-                    raise KernelProblemError(
-                        "sent more than anybody reads: look for messages in a loop"
-                        if self.flooded
-                        else "ended the kernel's process: look for exit(), or too much memory"
-                    ) from None
+                    self._refuse_flood()
+                    told = "ended the kernel's process: look for exit(), or too much memory"
+                    raise KernelProblemError(told) from None
                 if time.monotonic() > deadline:
                     raise
 
@@ -99,12 +97,20 @@ class WatchedKernel(RunningKernel):
 
     def _next_printed(self, timeout):
         # Not by way of nbval, which writes each message out for its log, wanted or not.
-        message = self.kc.get_iopub_msg(timeout=timeout)
+        try:
+            message = self.kc.get_iopub_msg(timeout=timeout)
+        except Empty:
+            self._refuse_flood()
+            raise
         # All of it, for all of it is kept: a message without text has a header, and may have more.
         self.size += len(str(message)) + sum(map(len, message["buffers"]))
-        if self.size > MOST_OUTPUT:
-            raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop")
+        self._refuse_flood()
         return message
+
+    def _refuse_flood(self):
+        """Of one print in a loop, either limit may be the first to be passed: it is told alike."""
+        if self.flooded or self.size > MOST_OUTPUT:
+            raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop") from None
 
 
 def resident() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.learning import check
+from helpers.learning import cells, check
 from helpers.learning.cells import run_cells
 from helpers.learning.outcome import MIME
 from helpers.learning.screening import Screened
@@ -154,7 +154,7 @@ def test_what_an_answer_prints_does_not_count_against_it(saved, capsys, unscreen
         ),
         ("while True:\n    pass", "not run: the cell 'answer' ran for over 2 s: look for a loop that never ends"),
         ("def double(x):\n    while True:\n        pass", "it ran for over 2 s: look for a loop that never ends"),
-        ("while True:\n    print('x' * 100000)", "'answer' printed over 10,000,000 characters: look for a print in a"),
+        ("while True:\n    print('x' * 1000)", "'answer' printed over 10,000,000 characters: look for a print in a"),
         ("def double(x):\n    show('pass')\n    show('pass')", "it showed something else than this check's outcome"),
     ],
     ids=["syntax", "exception", "name", "death", "loop", "loop in check", "flood", "forged"],
@@ -167,6 +167,16 @@ def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscre
     assert "  double  error          0 of 3 points\n" in report
     assert told in report
     assert "  0 of 5 points" in report
+
+
+@pytest.mark.parametrize(
+    "answer", ["while True:\n    print('x' * 100_000)", "print('x' * 200_000_000)"], ids=["in parts", "at once"]
+)
+def test_a_flood_is_told_alike_where_memory_is_the_first_limit(saved, capsys, unscreened, monkeypatch, answer):
+    monkeypatch.setattr(cells, "MOST_OUTPUT", 10**15)
+    monkeypatch.setattr(cells, "MOST_HELD", 64 << 20)
+    report = graded(saved(notebook(answer)), capsys, cell_timeout=60.0)[1]
+    assert "the cell 'answer' printed over 1,000,000,000,000,000 characters: look for a print in a loop" in report
 
 
 def test_every_check_is_reported_after_a_dead_kernel(saved, capsys, unscreened):
