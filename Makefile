@@ -1,9 +1,9 @@
-.PHONY: lab test test-all notebooks bench
+.PHONY: lab test test-all notebooks bench results
 
-# The lessons, in JupyterLab.
+# The lessons, in JupyterLab; OPTIONS are its own.
 lab:
 	@./setup.sh
-	@.venv/bin/fusion lab
+	@.venv/bin/fusion lab $(OPTIONS)
 
 # Everything that must hold before a change is shared.
 test:
@@ -13,7 +13,7 @@ test:
 	.venv/bin/codespell
 	.venv/bin/python source/build.py --check
 	.venv/bin/python source/claims.py --check
-	.venv/bin/python source/course_map.py --check
+	.venv/bin/python source/readme.py --check
 	.venv/bin/pytest -n 2 --dist loadfile -m "not alone and not long"
 	.venv/bin/pytest -m "alone and not long"
 	.venv/bin/pytest -n 2 --dist loadfile --nbval notebooks solutions
@@ -23,14 +23,19 @@ test-all: test
 	.venv/bin/pytest -n 2 --dist loadfile -m "long and not alone"
 	.venv/bin/pytest -m "long and alone"
 
-# Build the notebooks whose source has changed, and from them the page of claims and the README's map.
+# Build the notebooks whose source has changed, and from them the page of claims and the README's map and table.
 notebooks:
 	@./setup.sh dev,cluster
 	.venv/bin/python source/build.py
 	.venv/bin/python source/claims.py
-	.venv/bin/python source/course_map.py
+	.venv/bin/python source/readme.py
 
 # Measure every kernel of the course on this machine.
 bench:
 	@./setup.sh
 	.venv/bin/fusion bench
+
+# Take every recorded figure again on this GPU, and build what shows it; FROM=step goes on where it stopped.
+results:
+	@./setup.sh dev
+	@PYTHONPATH=. .venv/bin/python -m benchmarks.retake $(if $(FROM),--from $(FROM))

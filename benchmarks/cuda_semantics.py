@@ -2,7 +2,7 @@
 
     python benchmarks/cuda_semantics.py OUT
 
-writes OUT/h200_cuda.npz (the tensors after each launch, as raw bytes) and OUT/h200_cuda.json (GPU, versions, sectors
+writes OUT/<gpu>_cuda.npz (the tensors after each launch, as raw bytes) and OUT/<gpu>_cuda.json (GPU, versions, sectors
 and wavefronts from Nsight Compute, compute-sanitizer on planted faults). Copied into tests/data, they are what
 tests/cuda/test_cuda_record.py holds the executor to. Takes about two minutes.
 """
@@ -160,6 +160,8 @@ def verdicts() -> dict:
 
 
 def main(out: Path) -> None:
+    from benchmarks.run import file_name  # which the program that ncu profiles need not import
+
     began = time.time()
     out.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, np.ndarray] = {}
@@ -170,11 +172,11 @@ def main(out: Path) -> None:
         "cuda": torch.version.cuda,
         "programs": results(arrays),
     }
-    np.savez_compressed(out / "h200_cuda.npz", **arrays)
+    np.savez_compressed(out / f"{file_name(record['gpu'])}_cuda.npz", **arrays)
     for part, make in (("counters", counters), ("sanitizer", verdicts)):
         print(f"{time.time() - began:.0f} s: {part}", flush=True)
         record[part] = make()
-        (out / "h200_cuda.json").write_text(json.dumps(record, indent=1))
+        (out / f"{file_name(record['gpu'])}_cuda.json").write_text(json.dumps(record, indent=1))
     failed = [name for name, found in record["programs"].items() if "error" in found]
     print(f"{len(PROGRAMS)} programs, {len(failed)} failed {failed}; {time.time() - began:.0f} s")
 

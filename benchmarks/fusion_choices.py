@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from benchmarks.fusion_groups import compiled, operators, trace
 from benchmarks.fusion_models import GRAPHS
-from benchmarks.run import date_and_versions
+from benchmarks.run import date_and_versions, provenance
 from helpers.instruments.timing import benchmark_together
 
 REGIONS = Path(__file__).parent / "results" / "h200_fusion_choices.json"
@@ -155,9 +155,10 @@ def main(arguments: list[str] | None = None) -> None:
 
         options.out.write_text(json.dumps({"regions": regions()}, indent=1) + "\n")
         return
-    planned = json.loads(REGIONS.read_text())["regions"]
+    planned = json.loads((options.out if options.out.exists() else REGIONS).read_text())["regions"]
     chosen = options.graphs or list(planned)
-    content = {**date_and_versions(), "runs": RUNS, "regions": dict(planned)}
+    run = provenance() if torch.cuda.is_available() else date_and_versions()
+    content = {**run, "runs": RUNS, "regions": dict(planned)}
     for name in chosen:
         try:
             content["regions"][name] = measure(name, planned[name], options.small)

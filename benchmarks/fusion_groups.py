@@ -37,7 +37,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.fusion_models import GRAPHS, Tensors
-from benchmarks.run import date_and_versions
+from benchmarks.run import date_and_versions, provenance
 from helpers.instruments.timing import benchmark_together
 from helpers.instruments.traffic import measure as measure_traffic
 
@@ -303,8 +303,8 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph out of the cache would skip the pass
     began = time.time()
 
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    content = {"gpu": gpu, **date_and_versions(), "runs": RUNS, "graphs": {}, "failed": {}, "timeline": None}
+    run = provenance() if torch.cuda.is_available() else {"gpu": None, **date_and_versions()}
+    content = {**run, "runs": RUNS, "graphs": {}, "failed": {}, "timeline": None}
     context = multiprocessing.get_context("spawn")
     results, lock, compiling = context.Queue(), context.Lock(), context.Barrier(min(options.workers, len(chosen)))
     shared = results, lock, compiling, options.small, began + options.seconds

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.run import date_and_versions, results_file
+from benchmarks.run import provenance, results_file
 from benchmarks.validation import COVERED, RESULTS
 from helpers.instruments.timing import benchmark_together
 from kernels import CATALOGUE, runtime
@@ -105,7 +105,7 @@ def main() -> int:
         raise RuntimeError("held-out times need an NVIDIA GPU: the recorded ones are in benchmarks/results")
     tiled = sys.argv[1:] == ["tiled"]
     times = measure(tiled_shapes() if tiled else shapes())
-    content = {"gpu": torch.cuda.get_device_name(), **date_and_versions(), "times": times}
+    content = {**provenance(), "times": times}
     path = results_file().with_stem(f"{results_file().stem}_held_out{'_tiled' if tiled else ''}")
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"{len(content['times'])} times recorded in {path.name}")

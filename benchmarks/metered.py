@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.run import backward_pass
+from benchmarks.run import backward_pass, provenance, results_file
 from helpers.instruments import measure
 from kernels import CATALOGUE
 from kernels.fused_op import FusedOp
@@ -52,8 +52,7 @@ def rows(device: str) -> list[dict]:
 if __name__ == "__main__":
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/metered.py records what a GPU's launchers choose, and finds none: run it on one")
-    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ")
-    record = {"gpu": gpu, "torch": torch.__version__, "rows": rows("cuda")}
-    path = RESULTS / f"{gpu.lower().replace(' ', '_')}_metered.json"
+    record = {**provenance(), "rows": rows("cuda")}
+    path = results_file().with_stem(f"{results_file().stem}_metered")
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)

@@ -3,7 +3,7 @@
     python -m benchmarks.profiles --out FILE [--seconds 170]
 
 Each task is a process of its own with a limit of its own, so that one which hangs or fails costs its own figures alone.
-    python -m benchmarks.profiles --take FILE     puts a FILE into benchmarks/results/h200_profiles, cut to what is read
+    python -m benchmarks.profiles --take FILE     puts FILE into benchmarks/results/<gpu>_profiles, cut to what is read
 
 FILE holds all that was found, and is written after each task. What must be compiled is compiled first, side by side,
 into the caches of Triton and Inductor; max-autotune, which times as it compiles, comes last and alone.
@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.hardware_counters import MARKER
 from benchmarks.ncu_pages import COLUMNS, SOURCE_OF
-from benchmarks.run import RESULTS, date_and_versions
+from benchmarks.run import RESULTS, date_and_versions, file_name, provenance
 
 WARM = [(way, tokens) for tokens in (8192, 512, 1) for way in ("torch.compile", "fused")]
 # Name, seconds it may take, module and arguments.
@@ -90,11 +90,11 @@ def with_short_names(found):
 
 def take(content: dict) -> None:
     """Write what was found to the folder that lesson 15 reads; what was not taken this time stays as it is there."""
-    folder = RESULTS / "h200_profiles"
+    folder = RESULTS / f"{file_name(content['gpu'])}_profiles"
     folder.mkdir(exist_ok=True)
     tasks, file = content["tasks"], folder / "block.json"
     found = json.loads(file.read_text()) if file.exists() else {}
-    found |= {name: content[name] for name in ("gpu", "date", "versions", "command")}
+    found |= {name: content[name] for name in ("gpu", "date", "versions", "ceilings", "command")}
     if "ncu pairs" in tasks:
         pages = tasks["ncu pairs"]
         found["ncu"] = {"command": pages["command"], "version": pages["version"]}
@@ -143,8 +143,8 @@ def main() -> None:
     def left() -> float:
         return options.seconds - (time.monotonic() - began)
 
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    content = {"gpu": gpu, **date_and_versions(), "command": "python -m benchmarks.profiles", "tasks": {}, "took": {}}
+    run = provenance() if torch.cuda.is_available() else {"gpu": None, **date_and_versions(), "ceilings": {}}
+    content = {**run, "command": "python -m benchmarks.profiles", "tasks": {}, "took": {}}
     with tempfile.TemporaryDirectory() as folder:
         log = open(Path(folder) / "log", "w+")  # noqa: SIM115  (all processes write to it)
         warming = [

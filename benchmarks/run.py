@@ -345,16 +345,27 @@ def plain(timings):
     return {str(key): plain(value) for key, value in timings.items()}
 
 
+def file_name(gpu: str) -> str:
+    """A GPU's name as its files have it: "NVIDIA H200" is h200."""
+    return gpu.lower().removeprefix("nvidia ").replace(" ", "_")
+
+
 def results_file() -> Path:
     """Where this GPU's figures are recorded."""
-    name = torch.cuda.get_device_name().lower().removeprefix("nvidia ").replace(" ", "_")
-    return RESULTS / f"{name}.json"
+    return RESULTS / f"{file_name(torch.cuda.get_device_name())}.json"
 
 
 def date_and_versions() -> dict:
     """What a record says of when and with what it was measured."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     return {"date": datetime.date.today().isoformat(), "versions": versions | {"cuda": torch.version.cuda}}
+
+
+def provenance() -> dict:
+    """The GPU, the day, the versions and what the GPU does now: what every record holds of its own run."""
+    found = {"gpu": torch.cuda.get_device_name(), **date_and_versions(), "ceilings": ceilings()}
+    torch.cuda.empty_cache()
+    return found
 
 
 def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict]) -> None:

@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks import hardware_counters
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
-from benchmarks.run import backward_pass, date_and_versions, results_file
+from benchmarks.run import backward_pass, provenance, results_file
 from benchmarks.validation import COVERED
 from helpers.instruments.devices import this_device
 from helpers.instruments.resources import compile_for
@@ -287,10 +287,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     path = results_file().with_stem(f"{results_file().stem}_validation")
     content = json.loads(path.read_text()) if path.exists() else {}
-    now = date_and_versions()
+    now = provenance()
     now["versions"]["ptxas"] = triton.knobs.nvidia.ptxas.version
     content |= {
-        "gpu": torch.cuda.get_device_name(),
         **now,
         "command": "python benchmarks/validate.py",
         "ncu": " ".join(["ncu", *hardware_counters.command("LOG")[1:]]).replace(sys.executable, "python"),

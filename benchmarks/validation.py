@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernels import CATALOGUE
@@ -29,6 +29,7 @@ class Record:
     launches: list[dict]
     constants: dict
     times: list[dict]
+    ceilings: dict = field(default_factory=dict)  # bytes/s and FLOP/s of its own run, where it took them
 
     @property
     def device(self) -> str:

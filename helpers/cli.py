@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 COURSE = Path(__file__).resolve().parents[1]
@@ -25,6 +26,7 @@ class OneLineParser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's own) and returns its exit status."""
     parser = OneLineParser(prog="fusion", description="An interactive course in GPU kernel fusion.")
+    parser.add_argument("--version", action="version", version=version("kernel-fusion-course"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
     lab = commands.add_parser("lab", help="open the course in JupyterLab")

@@ -17,6 +17,15 @@ FIRST_LAYOUT = {
     "metadata": {"id": "default"},
 }
 SETTINGS = Path(__file__).parent / "jupyterlab"
+# What makes JupyterLab the course's own, whoever starts it.
+OF_COURSE = {
+    "ServerApp.contents_manager_class": "helpers.course_contents.CourseContents",
+    "ServerApp.kernel_websocket_connection_class": "helpers.prompt_websocket.PromptConnection",
+    "LabApp.app_settings_dir": str(SETTINGS),
+    "LabApp.custom_css": True,
+    # The field of a guess runs the cells that answer it.
+    "LabApp.expose_app_in_browser": True,
+}
 
 
 def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None = None) -> None:
@@ -64,14 +73,9 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
         # Given, so that the server does not announce it in its own words.
         "IdentityProvider.token": secrets.token_hex(24),
         "LabApp.default_url": f"/lab/tree/{first_page()}",
-        "LabApp.app_settings_dir": SETTINGS,
-        "LabApp.custom_css": True,
-        # The field of a guess runs the cells that answer it.
-        "LabApp.expose_app_in_browser": True,
         "LabApp.user_settings_dir": home / "settings",
         "LabApp.workspaces_dir": home / "workspaces",
-        "ServerApp.contents_manager_class": "helpers.course_contents.CourseContents",
-        "ServerApp.kernel_websocket_connection_class": "helpers.prompt_websocket.PromptConnection",
+        **OF_COURSE,
         # An extension from elsewhere is not in the tested set of versions.
         "LabApp.extension_manager": "readonly",
     }

@@ -10,7 +10,8 @@ from helpers.grading.variants import drawn
 
 COURSE = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
-FILES = "LICENSE environment.yml setup.sh .gitignore docs/lesson.png docs/fusion_proof.md".split()
+FILES = "LICENSE environment.yml postBuild setup.sh .gitignore".split()
+PAGES = "claims.md doors.md fusion_proof.md journey_dark.gif journey_light.gif using.md".split()  # in docs/
 FOR_INSTRUCTORS = "helpers/grading"
 MADE_HERE = (
     "__pycache__",
@@ -23,7 +24,7 @@ MADE_HERE = (
     "*.egg-info",
 )
 TARGETS = ("lab", "bench")  # of the Makefile; the others need what is left out
-SECTIONS_LEFT_OUT = ("For instructors", "Map")  # of the README
+SECTIONS_LEFT_OUT = ("For instructors", "For authors")  # of the README
 
 
 def release(out: Path, variant: str = "") -> list[str]:
@@ -47,8 +48,8 @@ def release(out: Path, variant: str = "") -> list[str]:
     for folder in FOLDERS:
         shutil.copytree(COURSE / folder, out / folder, ignore=shutil.ignore_patterns(*MADE_HERE))
     shutil.rmtree(out / FOR_INSTRUCTORS)
-    for file in FILES:
-        (out / file).parent.mkdir(exist_ok=True)
+    (out / "docs").mkdir()
+    for file in (*FILES, *(f"docs/{page}" for page in PAGES)):
         shutil.copy(COURSE / file, out / file)
     (out / "Makefile").write_text(makefile((COURSE / "Makefile").read_text()))
     (out / "pyproject.toml").write_text(pyproject((COURSE / "pyproject.toml").read_text()))
@@ -80,7 +81,5 @@ def readme(text: str) -> str:
     """The README without what speaks of files that are left out."""
     sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     kept = [section for section in sections if not section.startswith(tuple(f"## {s}\n" for s in SECTIONS_LEFT_OUT))]
-    lines = [
-        line for line in "".join(kept).splitlines() if not line.startswith(("make test", "Nothing else is needed"))
-    ]
+    lines = [line for line in "".join(kept).splitlines() if not line.startswith("make test")]
     return "\n".join(lines).rstrip() + "\n"

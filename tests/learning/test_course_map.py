@@ -1,6 +1,5 @@
-"""The map says what was done, from what is kept beside the notebooks; the README's is what the course has."""
+"""The map says what was done, from what is kept beside the notebooks."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from helpers.learning.progress import course_of, read, record
 from helpers.learning.questions import answers_of
 
 ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("written_map", ROOT / "source" / "course_map.py")
-written_map = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(written_map)
 
 
 @pytest.fixture
@@ -78,8 +74,3 @@ def test_after_a_lesson_comes_the_next_then_its_exercise_then_nothing(course):
     record(exercise, dict.fromkeys(found.points, "pass"), sources)
     assert "**Every lesson and every exercise is done.**" in course_map(course)
     assert row(course, "01 The roofline")[-1] == "[01](exercises/01_roofline.ipynb), 8 of 8 points"
-
-
-def test_the_readmes_map_is_the_courses():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert written_map.with_map(readme, ROOT) == readme, "run python source/course_map.py"

@@ -1,0 +1,106 @@
+"""`make results`: every recorded figure taken again on this GPU, then what shows it built anew.
+
+    python -m benchmarks.retake               all of STEPS, one after the other
+    python -m benchmarks.retake --from NAME   go on with a step that failed or was stopped
+    python -m benchmarks.retake --list        say what would be run, and run nothing
+
+Each step is a command of its own and writes its own files, named after the GPU, so that nothing done is lost. The
+lessons show the H200's: on one, they show the new figures in the end; another GPU's stand beside them, for
+`recorded("a100")`. Building hides the GPU, as the committed notebooks were built.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of this Python, from the repository's folder. `writes`: what it records; {gpu} is the GPU's name."""
+
+    name: str
+    command: str
+    writes: tuple[str, ...] = ()
+    on_gpu: bool = True
+
+
+RECORDS = "benchmarks/results"
+STEPS = (
+    Step("kernels", "-m benchmarks.run", (f"{RECORDS}/{{gpu}}.json",)),
+    Step("held-out", "-m benchmarks.held_out", (f"{RECORDS}/{{gpu}}_held_out.json",)),
+    Step("held-out-tiled", "-m benchmarks.held_out tiled", (f"{RECORDS}/{{gpu}}_held_out_tiled.json",)),
+    Step("metered", "-m benchmarks.metered", (f"{RECORDS}/{{gpu}}_metered.json",)),
+    Step("validation", "-m benchmarks.validate", (f"{RECORDS}/{{gpu}}_validation.json",)),
+    Step(
+        "fusion",
+        f"-m benchmarks.fusion_groups --seconds 3600 --out {RECORDS}/{{gpu}}_fusion.json",
+        (f"{RECORDS}/{{gpu}}_fusion.json",),
+    ),
+    Step("fusion-plan", f"-m benchmarks.fusion_choices --plan --out {RECORDS}/{{gpu}}_fusion_choices.json"),
+    Step(
+        "fusion-choices",
+        f"-m benchmarks.fusion_choices --out {RECORDS}/{{gpu}}_fusion_choices.json",
+        (f"{RECORDS}/{{gpu}}_fusion_choices.json",),
+    ),
+    Step("profiles", "-m benchmarks.profiles --seconds 3600 --out .venv/profiles.json"),
+    Step("pages", "-m benchmarks.profiles --take .venv/profiles.json", (f"{RECORDS}/{{gpu}}_profiles",)),
+    Step("semantics", "tests/gpu_semantics.py tests/data/{gpu}_semantics.npz", ("tests/data/{gpu}_semantics.npz",)),
+    Step(
+        "cuda", "benchmarks/cuda_semantics.py tests/data", ("tests/data/{gpu}_cuda.json", "tests/data/{gpu}_cuda.npz")
+    ),
+    Step("training", "-m benchmarks.training --record", (f"{RECORDS}/cpu.json",), on_gpu=False),
+    Step("proof", "-m benchmarks.fusion_proof --write", ("docs/fusion_proof.md",), on_gpu=False),
+    Step("notebooks", "source/build.py --force", on_gpu=False),
+    Step("claims", "source/claims.py", ("docs/claims.md",), on_gpu=False),
+    Step("film", "source/record_film.py", on_gpu=False),
+    Step("readme", "source/readme.py", ("README.md",), on_gpu=False),
+)
+
+
+def lacking() -> list[str]:
+    """What this machine has not and the steps need."""
+    tools = {"ncu": "Nsight Compute (ncu)", "nvcc": "CUDA's nvcc", "compute-sanitizer": "CUDA's compute-sanitizer"}
+    lacks = [] if torch.cuda.is_available() else ["an NVIDIA GPU that PyTorch can use"]
+    return lacks + [words for tool, words in tools.items() if shutil.which(tool) is None]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make results", description="Take every recorded figure again.")
+    parser.add_argument("--from", dest="first", choices=[step.name for step in STEPS], metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="say what would be run")
+    options = parser.parse_args(arguments)
+    names = [step.name for step in STEPS]
+    steps = STEPS[names.index(options.first) if options.first else 0 :]
+    if options.list:
+        print("\n".join(f"{step.name:15} python {step.command}" for step in steps))
+        return 0
+    if lacks := lacking():
+        print(f"results: needs {', '.join(lacks)}, and it is not here: `fusion doctor` says more", file=sys.stderr)
+        return 2
+    from benchmarks.run import results_file  # which needs the GPU's name
+
+    for step in steps:
+        began, command = time.monotonic(), step.command.format(gpu=results_file().stem)
+        print(f"{step.name}: python {command}", flush=True)
+        hidden = {} if step.on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+        paths = {"PYTHONPATH": str(ROOT)}
+        if subprocess.run(
+            [sys.executable, *command.split()], cwd=ROOT, env={**os.environ, **hidden, **paths}
+        ).returncode:
+            print(f"results: {step.name} failed; when that is mended: make results FROM={step.name}", file=sys.stderr)
+            return 1
+        print(f"{step.name}: {time.monotonic() - began:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

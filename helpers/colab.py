@@ -1,0 +1,94 @@
+"""The first cell in a notebook that is open somewhere else, such as on Colab: what the course needs there, and the GPU.
+
+    !git clone --quiet ADDRESS course
+    %run course/helpers/colab.py
+
+What is installed stays as it is, PyTorch and its CUDA above all, so that nothing running needs a restart; what is
+missing comes in the version that pyproject.toml pins. Then notebooks/ is the working folder, and lessons' cells run.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+COURSE = Path(__file__).resolve().parents[1]
+VIEW = "application/vnd.jupyter.widget-view+json"
+# The server that shows the notebook is there already; nbval and pytest test notebooks.
+NOT_IN_A_KERNEL = {"ipykernel", "jupyterlab", "nbval", "pytest"}
+
+
+def named(requirement: str) -> str:
+    """The package of a requirement such as "ml_dtypes==0.6.0", as pip compares names: "ml-dtypes"."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
+
+
+def missing(pyproject: str, installed: set[str]) -> list[str]:
+    """The pins that a kernel needs and has not; `installed`: names as pip compares them.
+
+    What these need in turn is left to pip, which keeps what is installed.
+    """
+    first = pyproject.partition("# Below: what the packages above need in turn")[0]
+    pins = re.findall(r'^    "([\w.-]+==[\w.]+)",', first.partition("\ndependencies = [")[2], re.MULTILINE)
+    return [pin for pin in pins if named(pin) not in installed | NOT_IN_A_KERNEL]
+
+
+def install(requirements: list[str], kept: dict[str, str]) -> None:
+    """Add what is missing; `kept`, name -> version, changes nothing of itself.
+
+    Raises:
+        RuntimeError: pip refused; with its last lines.
+    """
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("".join(f"{name}=={version}\n" for name, version in kept.items()))
+        constraints.flush()
+        asked = [[*pip, "-c", constraints.name, *requirements]] if requirements else []
+        for command in (*asked, [*pip, "--no-deps", "--editable", str(COURSE)]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError("pip could not install the packages: " + done.stderr.strip()[-1000:])
+
+
+def show_widgets() -> None:
+    """Colab has ipywidgets 7, which shows a widget but gives nobody its view, and no other widgets unless asked."""
+    import ipywidgets
+
+    if not hasattr(ipywidgets.DOMWidget, "_repr_mimebundle_"):
+        ipywidgets.DOMWidget._repr_mimebundle_ = lambda self, **_: {
+            "text/plain": repr(self),
+            VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id},
+        }
+    if importlib.util.find_spec("google") and importlib.util.find_spec("google.colab"):
+        from google.colab import output
+
+        output.enable_custom_widget_manager()
+
+
+def main() -> None:
+    needs = tomllib.loads((COURSE / "pyproject.toml").read_text())["project"]["requires-python"]
+    if not (3, 11) <= sys.version_info < (3, 15):
+        raise RuntimeError(f"the course needs Python {needs}, and this is {sys.version.split()[0]}")
+    kept = {named(each.name): each.version for each in distributions()}
+    kept.pop("kernel-fusion-course", None)
+    wanted = missing((COURSE / "pyproject.toml").read_text(), set(kept))
+    print(f"Installing {', '.join(wanted)}" if wanted else "Everything is installed")
+    install(wanted, kept)
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(COURSE))  # an editable install is found by the next interpreter only
+    os.chdir(COURSE / "notebooks")
+    show_widgets()
+    from helpers import doctor
+
+    print(
+        "\n".join(str(found()) for found in (doctor.python, doctor.pytorch, doctor.triton, doctor.gpu, doctor.kernels))
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The README's moving picture: lesson 00's film, frame by frame as Chromium draws it, on a light and on a dark page.
+
+    python source/record_film.py      writes docs/journey_light.gif and docs/journey_dark.gif
+
+Each picture keeps, as its comment, the digest of what the film said when it was recorded, and source/readme.py --check
+holds that against the film of today. Needs Chromium and Playwright for Python.
+"""
+
+import hashlib
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from helpers.figures.bytes_journey import journey  # noqa: E402, this runs as a script
+from helpers.figures.film import FilmStage  # noqa: E402
+from helpers.instruments import recorded  # noqa: E402
+
+PAGES = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#f0f6fc")}  # paper and ink, as GitHub has them
+WIDTH = 760
+STEPS = 100  # the film's slider has as many
+FRAME, LAST = 80, 3000  # ms
+COLOURS = 48
+
+
+def picture(theme: str) -> Path:
+    return ROOT / "docs" / f"journey_{theme}.gif"
+
+
+def digest() -> str:
+    """Of what the film says: its title, its counters, its lines."""
+    scene = journey(recorded("h200")).data()["scenes"][0][1]
+    said = json.dumps([scene[part] for part in ("title", "counters", "told")])
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def frames(page, paper: str, ink: str) -> list[Image.Image]:
+    """The film on a page, from its first to its last moment, with the line of text that stands there while it plays."""
+    style = f"background: {paper}; margin: 0; padding: 8px 12px; --jp-content-font-color0: {ink}"
+    hidden = ".fusion-film-controls { display: none !important } .fusion-film { min-height: 0 }"
+    page.set_content(f"<style>{FilmStage._css}{hidden}</style><body style='{style}'><div></div></body>")
+    script = str(FilmStage._esm).replace("export default", "window.stage =")
+    page.evaluate(
+        f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}",
+        journey(recorded("h200")).data(),
+    )
+    shown = page.locator(".fusion-film").bounding_box()
+    page.set_viewport_size({"width": WIDTH, "height": round(shown["y"] + shown["height"])})
+    taken = []
+    for step in range(STEPS + 1):
+        page.evaluate(
+            "step => { const slider = document.querySelector('input'); slider.value = step;"
+            " slider.dispatchEvent(new Event('input'));"
+            " const status = document.querySelector('[role=status]'); status.textContent = status.dataset.told; }",
+            step,
+        )
+        taken.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+    return taken
+
+
+def main() -> int:
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if executable is None:
+        print("record_film: needs Chromium: apt-get install chromium", file=sys.stderr)
+        return 2
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        for theme, (paper, ink) in PAGES.items():
+            taken = frames(browser.new_page(viewport={"width": WIDTH, "height": 600}), paper, ink)
+            palette = taken[-1].quantize(COLOURS)
+            first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in taken)
+            times = [FRAME] * STEPS + [LAST]
+            first.save(
+                picture(theme), save_all=True, append_images=others, duration=times, loop=0, comment=digest().encode()
+            )
+            print(f"{picture(theme).relative_to(ROOT)}: {picture(theme).stat().st_size / 1e3:.0f} kB")
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

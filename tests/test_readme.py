@@ -1,0 +1,75 @@
+"""What README.md shows is the course's and the record's; its pictures show the film of today."""
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from helpers.instruments import recorded, recorded_page
+
+ROOT = Path(__file__).resolve().parent.parent
+spec = importlib.util.spec_from_file_location("readme", ROOT / "source" / "readme.py")
+readme = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(readme)
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCK = json.loads(recorded_page("block.json").read_text())
+
+
+def test_nothing_in_it_has_drifted():
+    for mark, part in readme.parts().items():
+        assert readme.filled(TEXT, mark, part) == TEXT, f"{mark}: run python source/readme.py"
+    assert readme.drifted() == []
+
+
+def test_a_record_taken_again_changes_the_table():
+    """Every time and every date of it is seen: the shown ones are the record's."""
+    shown = readme.results(recorded("h200"), BLOCK)
+    run = copy.deepcopy(recorded("h200"))
+    for each in run.rows:
+        each["gpu"]["median"] *= 2
+    slower = readme.results(run, BLOCK)
+    changed = [old != new for old, new in zip(shown.splitlines(), slower.splitlines(), strict=True)]
+    assert changed == [False] * 4 + [True] * len(readme.ROWS) + [False]
+    other = copy.deepcopy(BLOCK) | {"date": "2099-01-01"}
+    assert "2099-01-01" in readme.results(recorded("h200"), other)
+    with pytest.raises(ValueError, match="too many values"):  # two machines' versions under one heading
+        readme.results(recorded("h200"), BLOCK | {"versions": BLOCK["versions"] | {"torch": "9.9"}})
+
+
+def test_the_fastest_is_bold_whoever_it_is():
+    times = {"fused": 3e-6, "eager": 9e-6, "torch.compile": 4e-6, "Liger": 2e-6, "cuBLAS alone": 1e-6}
+    line = "| 01 | it | 9 | 4 | **2** (Liger) | 3 | 50% | today |"
+    assert readme.row("01", "it", times, 0.5, "today") == line
+    del times["Liger"]
+    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 | 4 |  | **3** |  | today |"
+
+
+def test_links_to_the_web_only_where_the_address_is_known():
+    assert readme.doors({}) == ""
+    told = readme.doors({"urls": {"Repository": "https://github.com/owner/course"}})
+    assert "(https://mybinder.org/v2/gh/owner/course/HEAD?urlpath=lab/tree/COURSE_MAP.md)" in told
+
+
+def test_a_readme_without_its_marks_is_refused():
+    with pytest.raises(ValueError, match="lacks <!-- the map of the course --> and <!-- end of the map"):
+        readme.filled("# A title", "the map of the course", "it")
+
+
+@pytest.mark.parametrize("theme", readme.PAGES)
+def test_the_picture_is_small_and_moves(theme):
+    path = readme.picture(theme)
+    assert f"docs/{path.name}" in TEXT
+    assert path.stat().st_size < 500_000
+    film = Image.open(path)
+    assert film.n_frames > 50
+    paper = bytes.fromhex(readme.PAGES[theme][0][1:])
+    assert film.convert("RGB").getpixel((0, 0)) == pytest.approx(tuple(paper), abs=2)  # of a few colours, the nearest
+
+
+def test_a_picture_of_another_film_is_noticed(monkeypatch):
+    monkeypatch.setattr(readme, "digest", lambda: "another")
+    assert readme.drifted() == ["journey_light.gif", "journey_dark.gif"]

@@ -1,0 +1,110 @@
+"""Every record says when, on what and with what it was taken, and `make results` takes each of them again."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import retake
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+FILES = [*RESULTS.glob("*.json"), *RESULTS.glob("*_profiles/block.json")]
+RECORDS = {path.relative_to(RESULTS).as_posix(): json.loads(path.read_text()) for path in sorted(FILES)}
+# Taken before every record held them; may only shrink.
+LACKING = {
+    "h200_fusion.json": {"ceilings"},
+    "h200_fusion_choices.json": {"ceilings"},
+    "h200_held_out.json": {"ceilings"},
+    "h200_held_out_tiled.json": {"ceilings"},
+    "h200_metered.json": {"ceilings", "date", "versions"},
+    "h200_profiles/block.json": {"ceilings"},
+    "h200_validation.json": {"ceilings"},
+}
+MEASURED = {"copy_bytes_per_second", "read_bytes_per_second"}
+
+
+def lacks(record: dict) -> set[str]:
+    """What a record does not say of each of its runs."""
+    several = isinstance(record.get("runs"), list)
+    runs = [{"gpu": record["gpu"], **run} for run in record["runs"]] if several else [record]
+    missing = {part for run in runs for part in ("gpu", "date", "versions", "ceilings") if run.get(part) is None}
+    for run in runs:
+        if not {"python", "torch", "triton", "cuda"} <= run.get("versions", {}).keys():
+            missing.add("versions")
+        if run.get("versions", {}).get("cuda") and not run.get("ceilings", {}).keys() >= MEASURED:
+            missing.add("ceilings")  # a CPU's run has none
+    return missing
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_says_when_and_with_what_it_was_taken(name):
+    assert lacks(RECORDS[name]) <= LACKING.get(name, set())
+
+
+@pytest.mark.parametrize("part", ["gpu", "date", "versions", "ceilings"])
+def test_a_run_without_its_provenance_is_noticed(part):
+    record = RECORDS["h200.json"]
+    if part == "gpu":
+        assert lacks({**record, "gpu": None}) >= {"gpu"}
+    else:
+        last = {name: value for name, value in record["runs"][-1].items() if name != part}
+        assert lacks({**record, "runs": [*record["runs"][:-1], last]}) == {part}
+
+
+def test_each_row_was_held_against_the_ceiling_of_its_own_run():
+    record = RECORDS["h200.json"]
+    for row in record["rows"]:
+        ceilings = record["runs"][row["run"]]["ceilings"]
+        kind = row["ceiling"]
+        matrix = kind == "matrix"
+        limit = ceilings["bf16_matrix_flops_per_second" if matrix else f"{kind}_bytes_per_second"]
+        assert row["least_seconds"] == pytest.approx(row["flops" if matrix else "least_bytes"] / limit)
+    for experiment in record["experiments"].values():
+        assert 0 <= experiment["run"] < len(record["runs"])
+
+
+def test_every_record_is_taken_again_by_a_step():
+    written = {path.format(gpu="h200") for step in retake.STEPS for path in step.writes}
+    here = {path.relative_to(ROOT).as_posix() for path in (*RESULTS.iterdir(), *(ROOT / "tests/data").glob("h200*"))}
+    assert here - written == {"tests/data/h200_occupancy.csv.gz"}  # the driver's own answers, as docs/results.md says
+    assert {path for path in written - here if not path.endswith(".md")} == set()
+
+
+@pytest.mark.parametrize("step", retake.STEPS, ids=lambda step: step.name)
+def test_each_step_is_a_command_that_is_there(step):
+    words = step.command.split()
+    file = f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0]
+    source = (ROOT / file).read_text()
+    assert '__name__ == "__main__"' in source
+    assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == []
+
+
+def test_without_a_gpu_one_line_says_what_is_needed(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert retake.main([]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("results: needs an NVIDIA GPU that PyTorch can use")
+    assert told.count("\n") == 1
+
+
+def test_steps_run_in_order_and_stop_at_one_that_fails(monkeypatch, capsys):
+    ran = []
+
+    def run(command, env, **_):
+        ran.append((command[1:], env.get("CUDA_VISIBLE_DEVICES")))
+        return subprocess.CompletedProcess(command, int("source/claims.py" in command))
+
+    monkeypatch.setattr(retake, "lacking", list)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(retake.subprocess, "run", run)
+    assert retake.main(["--from", "cuda"]) == 1
+    files = ["benchmarks/cuda_semantics.py", "-m", "-m", "source/build.py", "source/claims.py"]
+    assert [command[0] for command, _ in ran] == files
+    assert [hidden for _, hidden in ran] == [None, "", "", "", ""]
+    assert "make results FROM=claims" in capsys.readouterr().err
+    ran.clear()
+    retake.main(["--from", "semantics"])
+    assert ran[0][0] == ["tests/gpu_semantics.py", "tests/data/a100-sxm4-80gb_semantics.npz"]
