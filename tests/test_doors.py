@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,11 @@ def test_the_container_is_made_and_started_by_the_two_commands():
     assert container["postCreateCommand"] == "./setup.sh"
 
 
-def test_binders_jupyterlab_gets_what_the_courses_own_has(tmp_path):
+def test_binders_jupyterlab_gets_what_the_courses_own_has(tmp_path, monkeypatch):
     """postBuild in an environment whose prefix and home are empty folders."""
-    code = f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv = ['postBuild']; exec(open('postBuild').read())"
-    environment = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    runpy.run_path(str(ROOT / "postBuild"))
     [written] = (tmp_path / "etc/jupyter/jupyter_server_config.d").iterdir()
     found = {
         f"{owner}.{trait}": value
