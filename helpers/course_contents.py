@@ -9,6 +9,7 @@ import contextlib
 import html
 import re
 from pathlib import Path
+from queue import Empty
 
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 
@@ -19,6 +20,7 @@ from helpers.learning.questions import answers_of, code_cells, text
 MAP = "COURSE_MAP.md"  # in the course's folder; git ignores it
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
+PATIENCE = 2  # seconds that a kernel is waited for when a page is opened
 OURS = '<div class="fusion-asked">'
 
 
@@ -38,12 +40,18 @@ class CourseContents(AsyncLargeFileManager):
                 write_map(Path(self.root_dir))
         model = await super().get(path, content=content, type=type, format=format, **options)
         if content and model["type"] == "notebook":
-            opened(model["content"], kept_in(Path(self._get_os_path(path))), await self._runs(path))
+            opened(model["content"], kept_in(Path(self._get_os_path(path))), await self._living(path))
         return model
 
-    async def _runs(self, path: str) -> bool:
-        sessions = await self.parent.session_manager.list_sessions()
-        return any(session["path"].strip("/") == path.strip("/") for session in sessions)
+    async def _living(self, path: str) -> set[str] | None:
+        """The widgets of the kernel that runs this notebook: a restarted one has lost those in its outputs.
+
+        None where no kernel runs it.
+        """
+        for session in await self.parent.session_manager.list_sessions():
+            if session["path"].strip("/") == path.strip("/"):
+                return await _comms(self.parent.kernel_manager.get_kernel(session["kernel"]["id"]))
+        return None
 
     async def save(self, model, path=""):
         if model.get("type") == "notebook" and model.get("content"):
@@ -51,17 +59,31 @@ class CourseContents(AsyncLargeFileManager):
         return await super().save(model, path)
 
 
-def opened(notebook: dict, kept: dict[str, KeptGuess], running: bool) -> None:
-    """Change a notebook to what a reader meets: widgets only where their kernel runs, answers folded until they are
-    asked for, guesses as they were typed.
+async def _comms(kernel) -> set[str]:
+    """What the kernel has open. It is asked on the channel that a busy kernel answers; one that starts has nothing."""
+    client = kernel.client()
+    client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
+    try:
+        client.control_channel.send(client.session.msg("comm_info_request", {}))
+        reply = await client.get_control_msg(timeout=PATIENCE)
+        return set(reply["content"].get("comms", ()))
+    except Empty:
+        return set()
+    finally:
+        client.stop_channels()
+
+
+def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str] | None) -> None:
+    """Change a notebook to what a reader meets: widgets only where their kernel has them, answers folded until they
+    are asked for, guesses as they were typed.
 
     Args:
         kept: question -> what the reader said and saw.
-        running: whether a kernel runs the notebook.
+        living: the widgets of the kernel that runs the notebook; None where none does.
     """
-    if not running:
-        for cell in code_cells(notebook):
-            cell["outputs"] = [output for output in cell["outputs"] if _still(output, kept)]
+    for cell in code_cells(notebook):
+        cell["outputs"] = [output for output in cell["outputs"] if _still(output, kept, living or set())]
+    if living is None:
         for question, cells in answers_of(notebook).items():
             seen = question in kept and kept[question].found is not None
             for cell in cells:
@@ -79,9 +101,11 @@ def as_stored(notebook: dict) -> None:
             _fold(cell, False)
 
 
-def _still(output: dict, kept: dict[str, KeptGuess]) -> bool:
-    """Whether anything of an output is left without its widget; a question says what was guessed."""
+def _still(output: dict, kept: dict[str, KeptGuess], living: set[str]) -> bool:
+    """Whether anything of an output is left without a widget that is gone; a question says what was guessed."""
     data = output.get("data", {})
+    if data.get(WIDGET_VIEW, {}).get("model_id") in living:
+        return True
     if asked := ASKED.fullmatch(text(data.get("text/plain", ""))):
         data["text/html"] = _asked(asked["question"], asked["unit"], kept.get(asked["question"]))
     return data.pop(WIDGET_VIEW, None) is None or bool(data)

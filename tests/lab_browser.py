@@ -49,15 +49,21 @@ class LabServer:
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         urllib.request.urlopen(urllib.request.Request(f"{self.host}/{path}", json.dumps(content).encode(), headers))
 
+    def sessions(self) -> list[dict]:
+        headers = {"Authorization": f"token {self.token}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.host}/api/sessions", headers=headers)) as response:
+            return json.load(response)
+
     def end_kernels(self) -> None:
         """As when a learner stops the lab and comes back another day."""
         headers = {"Authorization": f"token {self.token}"}
-        address = f"{self.host}/api/sessions"
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as response:
-            sessions = json.load(response)
-        for session in sessions:
-            request = urllib.request.Request(f"{address}/{session['id']}", headers=headers, method="DELETE")
-            urllib.request.urlopen(request)
+        for session in self.sessions():
+            address = f"{self.host}/api/sessions/{session['id']}"
+            urllib.request.urlopen(urllib.request.Request(address, headers=headers, method="DELETE"))
+
+    def restart_kernels(self) -> None:
+        for session in self.sessions():
+            self.post(f"api/kernels/{session['kernel']['id']}/restart", {})
 
     def stop(self) -> None:
         self.process.terminate()

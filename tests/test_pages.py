@@ -28,16 +28,19 @@ def lesson_of_two_questions(path: Path) -> None:
         return {"text/plain": text}
 
     cells = [
-        code("from helpers.learning import predict_first, predictions\nfrom helpers.figures import roofline_explorer"),
+        code(
+            "from helpers.learning import predict_first, predictions\n"
+            "from helpers.figures import curves_chart, roofline_explorer"
+        ),
         code(f'moved = predict_first("{QUESTION}", unit="MB")\nmoved', **said(f"{QUESTION}: [your guess] MB")),
         v4.new_markdown_cell("The meter tells."),
-        code("4 * 5", **said("20")),
+        code('moved.on(curves_chart({"moved": {0: 0, 40: 40}}, "title", "bytes (MB)", "y"), "x")', **said("20")),
         code("moved.compare(20)", **said(f"{QUESTION}: 20 MB; you made no guess")),
         code('times = predict_first("times fewer", unit="times")\ntimes', **said("times fewer: [your guess] times")),
         code("times.compare(5 / 3)", **said("times fewer: 1.667 times; you made no guess")),
         v4.new_markdown_cell("Behind the questions."),
         code("predictions()"),
-        code("roofline_explorer()"),
+        code('times.on(roofline_explorer(), "x")'),
     ]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
@@ -82,6 +85,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     page.get_by_text(f"{QUESTION}: 20 MB; you said 12, 1.67 times too few").wait_for()
     status.get_by_text("20 MB; you said 12, 1.67 times too few").wait_for()
     assert page.locator(".fusion-guess svg").first.get_attribute("aria-label") == "you said 12, found 20 MB"
+    chart = page.locator(".jp-OutputArea-output figure")
+    assert chart.locator("svg text").text_content() == "you said 12 MB"
     assert here.focused() == f"{QUESTION}:"
     page.keyboard.press("Tab")
     assert here.focused() == "Guess"
@@ -92,6 +97,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     field.fill("30")
     field.press("Enter")
     status.get_by_text("20 MB; you said 30, 1.5 times too many").wait_for()
+    chart.get_by_text("you said 30 MB").first.wait_for()
+    assert "You said 30 MB." in chart.locator("figcaption").inner_text()
     assert page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts() == prompts
     field.press("Escape")
     page.wait_for_function("() => !document.activeElement.closest('.fusion-guess')")
@@ -110,6 +117,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     for _ in range(3):
         page.keyboard.press("Shift+Enter")
     page.get_by_role("slider").first.wait_for()
+    assert page.locator(".fusion-chart").get_by_text("you said 2 times").is_visible()
     explorer = page.locator(".jp-OutputArea-output").filter(has=page.get_by_role("slider")).bounding_box()
     window = page.locator(".jp-WindowedPanel-outer").bounding_box()
     assert explorer["height"] <= window["height"], "controls, chart and table are seen together"
@@ -119,15 +127,21 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     assert "fusion-asked" not in str(stored)
     assert "outputs_hidden" not in str(stored)
 
-    # Seen again while its kernel runs, it lives; on another day it is a still picture, and comes back when run.
+    # Seen again while its kernel runs, it lives; with its kernel begun anew, or on another day, it is a still picture
+    # and comes back when run.
     here.open_lesson("notebooks/two_questions.ipynb")
     page.get_by_role("slider").first.wait_for()
+    here.server.restart_kernels()
+    here.open_lesson("notebooks/two_questions.ipynb")
+    page.get_by_text(f"{QUESTION}: you said 30 MB").wait_for()
+    assert "Error displaying widget" not in shown(here)
+    assert page.get_by_role("slider").count() == 0
     here.server.end_kernels()
     here.open_lesson("notebooks/two_questions.ipynb")
     page.get_by_text(f"{QUESTION}: you said 30 MB").wait_for()
     assert "Error displaying widget" not in shown(here)
     assert "20 MB; you said 12" in shown(here), "what has been seen is not folded again"
-    still = page.locator(".jp-OutputArea-output figure")
+    still = page.locator(".jp-OutputArea-output figure").last
     assert still.locator("img").get_attribute("alt") == still.locator("figcaption").inner_text()
     here.run_cells(2)
     assert page.get_by_label(f"{QUESTION}:", exact=True).input_value() == "30"
@@ -152,7 +166,7 @@ def test_each_answer_of_a_lesson_is_folded_until_its_question_was_seen(path):
     questions = answers_of(notebook)
     asked = [cell for cell in notebook.cells if cell.cell_type == "code" and "= predict_first(" in cell.source]
     assert len(questions) == len(asked) > 0
-    opened(notebook, {}, running=False)
+    opened(notebook, {}, None)
     comparing = [cell for cell in notebook.cells if re.search(r"\w\.compare\(", cell.source) and cell.get("outputs")]
     assert comparing
     for cell in comparing:
@@ -161,14 +175,14 @@ def test_each_answer_of_a_lesson_is_folded_until_its_question_was_seen(path):
     assert json.dumps(notebook) == before, "saved, it is the file that it was"
 
     seen = {question: KeptGuess("1", 1.0, 2.0, "") for question in questions}
-    opened(notebook, seen, running=False)
+    opened(notebook, seen, None)
     assert "outputs_hidden" not in json.dumps(notebook)
 
 
-def test_with_a_running_kernel_nothing_is_changed():
+def test_a_widget_that_the_kernel_has_stays_and_one_that_it_has_lost_goes():
     output = nbformat.v4.new_output("display_data", {WIDGET_VIEW: {"model_id": "1"}, "text/plain": "x"})
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[output])])
-    opened(notebook, {}, running=True)
+    opened(notebook, {}, {"1", "2"})
     assert WIDGET_VIEW in notebook.cells[0].outputs[0].data
-    opened(notebook, {}, running=False)
+    opened(notebook, {}, {"2"})
     assert notebook.cells[0].outputs[0].data == {"text/plain": "x"}

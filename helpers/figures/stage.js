@@ -10,6 +10,7 @@ function render({ model, el }) {
   const chart = add(el, { class: "fusion-chart", role: "img" });
   const still = add(chart, {});
   const moving = add(chart, { class: "fusion-moving" });
+  const said = add(chart, {});
   const line = add(el, { role: "status", "aria-live": "polite" });
   const table = add(el, {});
 
@@ -29,16 +30,21 @@ function render({ model, el }) {
   const show = () => {
     const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));
     moving.innerHTML = frame.svg;
-    line.textContent = frame.text;
-    chart.setAttribute("aria-label", frame.text);
+    line.textContent = `${frame.text} ${model.get("said").text}`.trim();
+    chart.setAttribute("aria-label", line.textContent);
     table.innerHTML = frame.table;
   };
   const redraw = () => {
     still.innerHTML = model.get("still");
+    tell();
+  };
+  const tell = () => {
+    said.innerHTML = model.get("said").svg;
     show();
   };
   model.on("change:first change:second change:third", show);
   model.on("change:data", redraw);
+  model.on("change:said", tell);
   redraw();
   const whenThere = (tries) => {
     // The view stands in the page only later, and the sliders' own parts after it.

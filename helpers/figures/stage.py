@@ -18,6 +18,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from traitlets import Dict, Int, Unicode
 
+from helpers.figures.said_mark import Said, said_svg, sentence
 from helpers.figures.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, Chart
 
 _HERE = Path(__file__).parent
@@ -31,12 +32,14 @@ def script(name: str) -> str:
 class Stage(anywidget.AnyWidget):
     """The chart in the browser. An explorer's own stage adds `_esm`: its script.
 
-    `data` is what `frameOf` draws from; `first`, `second` and `third` are the sliders' positions.
+    `data` is what `frameOf` draws from; `said` lies over it and in its text; `first`, `second` and `third` are the
+    sliders' positions.
     """
 
     _css = _HERE / "stage.css"
     still = Unicode().tag(sync=True)
     data = Dict().tag(sync=True)
+    said = Dict({"svg": "", "text": ""}).tag(sync=True)
     first = Int().tag(sync=True)
     second = Int().tag(sync=True)
     third = Int().tag(sync=True)
@@ -53,6 +56,7 @@ class Explorer(ABC):
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
         self._stage = stage
+        self._said: Said | None = None
         for slider, position in zip(sliders, ("first", "second", "third"), strict=False):
             setattr(stage, position, slider.index)
             widgets.jslink((slider, "index"), (stage, position))
@@ -83,6 +87,19 @@ class Explorer(ABC):
         still, data = self._still_and_data()
         with self._stage.hold_sync():
             self._stage.still, self._stage.data = still, data
+            self._show_said()
+
+    def mark(self, said: Said | None) -> None:
+        """Show what the reader said on the chart; None: nothing."""
+        self._said = said
+        self._show_said()
+
+    def _show_said(self) -> None:
+        if self._said:
+            svg = said_svg(self.chart().figure, self._said)
+            self._stage.said = {"svg": svg, "text": sentence(self._said)}
+        else:
+            self._stage.said = {"svg": "", "text": ""}
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         view = dict(self._box._repr_mimebundle_())

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from triton.runtime.jit import JITFunction, MockTensor, create_function_from_sig
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP, Occupancy, limits, occupancy
 from helpers.instruments.sass import SassView, count, disassemble
+from helpers.instruments.source_lines import with_source
 
 OLDEST = (7, 5)  # the oldest compute capability that Triton and its assembler target
 TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
@@ -57,6 +58,7 @@ class Resources:
         num_warps: a block, those that warp specialisation adds included.
         ptx: the code that Triton hands to NVIDIA's assembler.
         cubin: the assembled code.
+        file: where the kernel's own lines are to be read.
     """
 
     kernel: str
@@ -71,6 +73,7 @@ class Resources:
     num_warps: int
     ptx: str
     cubin: bytes
+    file: str = field(default="", compare=False)
 
     @property
     def spill_bytes(self) -> int:
@@ -110,8 +113,11 @@ class Resources:
         known = ("load", "store", "atomic", "shared", "stack", "tensor core")
         if unknown := sorted(set(kinds) - set(known)):
             raise ValueError(f"no kind of instruction is called {unknown[0]!r}: choose from {', '.join(known)}")
-        shown = tuple(each for each in disassemble(self.cubin) if not kinds or each.kind in kinds)
-        return SassView(shown, _entry_file(self.ptx), spills=self.spill_bytes > 0)
+        shown = (each for each in disassemble(self.cubin) if not kinds or each.kind in kinds)
+        entry = _entry_file(self.ptx)
+        file = self.file or entry
+        found = tuple(replace(each, file=file) if each.file == entry else each for each in shown)
+        return SassView(found, file, spills=self.spill_bytes > 0)
 
     def occupancy(self, carveout: int | None = None) -> Occupancy:
         """How many blocks of the kernel fit on an SM of the device; `carveout` as `occupancy` takes it."""
@@ -203,6 +209,7 @@ def compile_for(
         num_warps=compiled.metadata.num_warps,
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
+        file=kernel.fn.__code__.co_filename,
     )
     _check_fits(resources, compiled)
     return resources
@@ -306,11 +313,11 @@ def _diagnosed() -> Iterator[None]:
     if failure is None:
         os.write(2, said)
         return
-    diagnostics = re.findall(r":(\d+):\d+: error: (.*)", said.decode(errors="replace"))
+    diagnostics = re.findall(r"^(.*):(\d+):\d+: error: (.*)", said.decode(errors="replace"), re.MULTILINE)
     if not diagnostics:
         raise failure
-    line, message = diagnostics[0]
-    raise RuntimeError(f"line {line}: {message}")
+    file, line, message = diagnostics[0]
+    raise RuntimeError(f"{with_source(f'line {line}', file)}: {message}")
 
 
 class _DriverNaming:

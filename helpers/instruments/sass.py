@@ -5,12 +5,15 @@ import html
 import re
 import subprocess
 import tempfile
+import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from triton import knobs
+
+from helpers.instruments.source_lines import source_line
 
 # Opcodes, without modifiers, by what they do. Source: instruction tables of NVIDIA's CUDA Binary Utilities.
 KINDS = {
@@ -22,6 +25,7 @@ KINDS = {
 }
 TENSOR_CORE = re.compile(r"(H|I|D|B|Q|O|HG|IG|QG|BG|UTC[A-Z]*)MMA")  # mma.sync, wgmma and tcgen05 of PTX
 SIZED = {"LDG", "LD", "LDGSTS", "STG", "ST", "LDS", "STS", "LDL", "STL"}
+SOURCE_WIDTH = 60  # letters of a source line beside its instructions
 WIDTH = re.compile(r"[USB]?(8|16|32|64|128|256)")  # a modifier that gives the bits per thread; without one they are 32
 
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;")
@@ -43,6 +47,11 @@ class Instruction:
     file: str
     line: int
     label: str
+
+    @property
+    def source(self) -> str:
+        """The text of the line that it comes from; "" where it cannot be read."""
+        return source_line(self.file, self.line)
 
     @property
     def opcode(self) -> str:
@@ -118,23 +127,31 @@ def count(instructions: Sequence[Instruction]) -> Counter[str]:
 class SassView:
     """SASS to read: kind, source line, instruction. As text, and as HTML with the marked lines in bold.
 
-    Lines are those of the kernel's own file or cell; another file's are named, as in standard.py:50.
+    Lines are those of the kernel's own file or cell; another file's are named, as in standard.py:50. A line's text
+    stands beside the first of its neighbouring instructions.
     """
 
     instructions: tuple[Instruction, ...]
     file: str  # the kernel's own
     spills: bool  # stack accesses are spills
 
-    def _rows(self):
-        for each in self.instructions:
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """(kind, row) of the head, then of each instruction."""
+        texts = [f"{each.label and each.label + ': '}{each.text}" for each in self.instructions]
+        sources = [each.source for each in self.instructions]
+        width = max(map(len, texts), default=0)
+        yield "", f"{'kind':<12}{'line':>16}  {'instruction':<{width}}  {'source' if any(sources) else ''}".rstrip()
+        before = None
+        for each, text, source in zip(self.instructions, texts, sources, strict=True):
             kind = "spill" if each.kind == "stack" and self.spills else each.kind
             place = str(each.line or "") if each.file == self.file else f"{Path(each.file).name}:{each.line}"
-            yield kind, f"{kind:<12}{place:>16}  {each.label and each.label + ': '}{each.text}"
+            beside = textwrap.shorten(source, SOURCE_WIDTH, placeholder=" ...") if place != before else ""
+            yield kind, f"{kind:<12}{place:>16}  {text:<{width}}  {beside}".rstrip()
+            before = place
 
     def __repr__(self):
-        return "\n".join([f"{'kind':<12}{'line':>16}  instruction", *(row for _, row in self._rows())])
+        return "\n".join(row for _, row in self._rows())
 
     def _repr_html_(self):
-        head, *_ = repr(self).splitlines()
         rows = (f"<b>{html.escape(row)}</b>" if kind else html.escape(row) for kind, row in self._rows())
-        return f'<pre style="max-height: 40em; overflow: auto">{"<br>".join([head, *rows])}</pre>'
+        return f'<pre style="max-height: 40em; overflow: auto">{"<br>".join(rows)}</pre>'

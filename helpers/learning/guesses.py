@@ -1,11 +1,15 @@
 """Predictions before measurements: a question, the learner's guess, what was found."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import anywidget
 from traitlets import Bool, Int, Unicode
 
 from helpers.figures.said_and_found import guesses_table, said_and_found
+from helpers.figures.said_mark import MarkedChart, Said
+from helpers.figures.stage import Explorer
+from helpers.figures.style import Chart
 from helpers.learning.kept_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.learning.lines import Unquoted, number
 from helpers.learning.typed import number_in
@@ -48,6 +52,7 @@ class Guess:
     def __init__(self, question: str, unit: str):
         self.question, self.unit = question, unit
         self.measured = None
+        self._marks: dict[tuple, Callable[[], None]] = {}
         kept = kept_in(notebook_here()).get(question)
         self._field = GuessField(question=question, unit=unit, typed=kept.typed if kept else "")
         self._field.observe(self._hear, ["typed", "turn"])
@@ -72,6 +77,32 @@ class Guess:
         self._keep()
         return Compared(f"{self.question}: {self._line()}", self._field.picture)
 
+    def on(
+        self, shown: Chart | Explorer, axis: str, at: Callable[[float], float] = float, panel: int = 0
+    ) -> MarkedChart | Explorer:
+        """The chart with the guess marked on it, from now on and whenever it changes; without a guess, as it was.
+
+        Args:
+            shown: a chart or an explorer on which the answer is a value of an axis.
+            axis: "x" or "y".
+            at: from the question's unit to the axis'.
+            panel: which of the chart's axes, from 0.
+
+        Raises:
+            ValueError: another axis.
+        """
+        marked = MarkedChart(shown) if isinstance(shown, Chart) else shown
+
+        def mark() -> None:
+            guess = self.guess
+            said = guess if guess is None else Said(_you_said(guess, self.unit), axis, at(guess), panel)
+            marked.mark(said)
+
+        # Run again, the cell that shows a chart replaces its mark.
+        self._marks[type(shown), repr(shown) if isinstance(shown, Chart) else axis, panel] = mark
+        mark()
+        return marked
+
     def _line(self) -> str:
         guess, asked = self._read()
         if asked:
@@ -95,6 +126,8 @@ class Guess:
                 field.said, field.picture = asked, ""
             else:
                 field.said, field.picture = f"You say {number(guess)} {self.unit}".rstrip() + ".", ""
+        for mark in self._marks.values():
+            mark()
 
     def _keep(self) -> None:
         found = None if self.measured is None else float(self.measured)
@@ -106,6 +139,10 @@ class Guess:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _you_said(guess: float, unit: str) -> str:
+    return f"you said {number(guess)} {unit}".rstrip()
 
 
 def _beside(guess: float | None, measured: float, unit: str) -> str:

@@ -176,30 +176,27 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # for it:
 
 # %%
-import inspect
-import linecache
-
 from helpers.instruments import compile_for
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 x = torch.empty(2**20, device="meta")  # a tensor without memory: nothing will run
 options = {"device": "A100", **settings(torch.float32)}
 made = compile_for(add_gelu_kernel, x, x, x, None, x.numel(), **options)
-file = inspect.getsourcefile(add_gelu_kernel.fn)
 for each in made.sass_view("load", "store").instructions:
-    print(f"{each.name:8}  {linecache.getline(file, each.line).strip()}")
+    print(f"{each.name:8}  {each.source}")
 
 # %% [markdown]
 # `a` and `b` are loaded, twice four numbers of each (the suffix counts bits), and `y` is stored. Nothing stores the
 # sum, and nothing loads it.
 #
-# This picture is the whole idea. Each bar is what the kernels request.
+# This picture is the whole idea. Each bar is what the kernels request. If you made a guess, it is marked.
 
 # %%
 from helpers.figures import traffic_chart
 
 title = f"Fusing moves {fewer_bytes:.2f} times fewer bytes"
-traffic_chart({"unfused": unfused, "fused": fused}, title)
+chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
+bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes)
 
 # %% [markdown]
 # ## Move it
@@ -334,9 +331,19 @@ for what in ("memory", "special functions", "CUDA cores"):
     )
 
 # %% [markdown]
-# So all of them idle most of the time: that is what the GPU was doing the rest of the time. While that is so, cleverer
-# arithmetic gains nothing. **What helps is to move fewer bytes, and to move them at the memory's full speed.** Fusing
-# does the first; how wide a kernel loads, and how many loads it has under way, decide the second, from lesson 03 on.
+# So all of them idle most of the time: that is what the GPU was doing the rest of the time. Here is the whole of it.
+# **Look at the first bar and at the others**: they are the time that each part takes over the same numbers. This
+# picture comes back in other lessons, with the part lit that they are about.
+
+# %%
+from helpers.figures import gpu_picture
+
+gpu_picture("A100")
+
+# %% [markdown]
+# While memory takes longest, cleverer arithmetic gains nothing. **What helps is to move fewer bytes, and to move them
+# at the memory's full speed.** Fusing does the first; how wide a kernel loads, and how many loads it has under way,
+# decide the second, from lesson 03 on.
 # Lesson 01 turns this into a picture that you can move.
 #
 # ## How this course works

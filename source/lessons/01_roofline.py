@@ -90,8 +90,15 @@ for units in ("fp16", "fp32", "special functions"):
 
 # %% [markdown]
 # (`fp16` are the tensor cores, `fp32` the CUDA cores; of the special functions, each result counts as one FLOP.) The
-# ReLU lies far under each of the ridges.
-#
+# ReLU lies far under each of the ridges. **Look at the lit bar**: it is the slope of the roofline, and each ridge is
+# that bar over one of the last three, turned into operations a byte.
+
+# %%
+from helpers.figures import gpu_picture
+
+gpu_picture("A100", lit="memory")
+
+# %% [markdown]
 # And does a GPU hold what its data sheet says? On an H200 the course has measured a large copy and a large matrix
 # product:
 
@@ -132,7 +139,8 @@ for name, unit, rate in (
 # weights, *columns* × *columns*. Attention is over as many tokens as there are *rows*; each has *columns* numbers, in
 # heads of 64.
 #
-# Move the sliders, with the mouse or with the arrow keys. Find out:
+# Move the sliders, with the mouse or with the arrow keys. (What you said of the ReLU is marked, if you did: the height
+# that you gave it.) Find out:
 #
 # 1. Which operations does *columns* move, and which stay?
 # 2. At how many columns does the matrix product cross the ridge? Where on a T4, where on an H100?
@@ -142,7 +150,7 @@ for name, unit, rate in (
 from helpers.figures import roofline_explorer
 
 explorer = roofline_explorer(device="A100", dtype="fp16", rows=4096, columns=4096)
-explorer
+share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]
 # <details><summary>What is to be found</summary>1. The matrix product: a number of its inputs is used as often as
@@ -360,13 +368,23 @@ free_steps
 h200 = recorded("h200")
 recorded_times = h200.experiment("free_flops")
 times = {steps: timing.median for steps, timing in recorded_times.items()}
-print(f"{h200.label}, {ELEMENTS:,} numbers")
-for steps, seconds in times.items():
-    print(f"{steps:4} steps {seconds * 1e6:8.0f} us   {seconds / times[1]:5.2f} x")
+measured_free = max(steps for steps, seconds in times.items() if seconds < 1.1 * times[1])
+print(h200.label)
+free_steps.compare(measured_free)
 
 # %%
-measured_free = max(steps for steps, seconds in times.items() if seconds < 1.1 * times[1])
-free_steps.compare(measured_free)
+from helpers.figures import curves_chart
+
+least = {steps: h200_fp32.time(Work(2 * steps * ELEMENTS, 4 * ELEMENTS, 4 * ELEMENTS)) / times[1] for steps in times}
+chart = curves_chart(
+    {"measured": {steps: seconds / times[1] for steps, seconds in times.items()}},
+    f"{measured_free} steps take as long as one, 512 take {times[512] / times[1]:.1f} times as long",
+    x=f"multiply-adds on each of {ELEMENTS:,} numbers",
+    y=f"time on an H200 (1 is that of one step, {1e6 * times[1]:.0f} us)",
+    limit={"data sheet": least},
+    log=True,
+)
+free_steps.on(chart, "x")
 
 # %% [markdown]
 # The roofline's own answer, from the data sheet's peak and bandwidth:

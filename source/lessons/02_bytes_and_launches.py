@@ -60,6 +60,15 @@ layer_bytes.compare(eager.bytes_total / 1e6)
 print(eager.launch_table())
 
 # %% [markdown]
+# All of it was *requested*. **Look at how much L2 holds**: our tensors fit into it many times over, so much of what is
+# requested never gets as far as memory.
+
+# %%
+from helpers.figures import gpu_picture
+
+gpu_picture("H200", lit="L2")
+
+# %% [markdown]
 # ## In place, views, copies
 #
 # "Write it in place, that saves memory." It saves room. **Does it save traffic?** `relu_` overwrites its input:
@@ -98,15 +107,18 @@ def chain(x, operations):
     return x
 
 
-print("  N   unfused  launches    saved   (N-1)/N")
-for n in range(1, 9):
-    longer = measure(chain, x, n)
-    saved_by_fusing = 1 - 2 * x.nbytes / longer.bytes_total
-    row = f"{n:3} {longer.bytes_total / 1e6:6.0f} MB  {longer.launches:8}"
-    print(f"{row}  {saved_by_fusing:7.1%}   {(n - 1) / n:7.1%}")
+chains = {n: measure(chain, x, n) for n in range(1, 9)}
+saved = {n: 100 * (1 - 2 * x.nbytes / each.bytes_total) for n, each in chains.items()}
+print(f"unfused, a chain of eight: {chains[8]}")
+saving.compare(saved[8])
 
 # %%
-saving.compare(100 * saved_by_fusing)
+from helpers.figures import curves_chart
+
+rule = {"(N - 1) / N": {tenths / 10: 100 * (1 - 10 / tenths) for tenths in range(10, 81)}}
+title = f"Fusing two operations saves {saved[2]:.0f} % of the bytes, fusing eight {saved[8]:.1f} %"
+chart = curves_chart({"the meter": saved}, title, x="N, operations in the chain", y="bytes saved (%)", limit=rule)
+saving.on(chart, "y")
 
 # %% [markdown]
 # The derivation and the meter agree: **fusing N operations saves (N−1)/N of the traffic.** The first fusions bring
@@ -311,17 +323,20 @@ else:
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-print(f"{h200.label}, 2^28 numbers in fp32")
-print("  N     eager     fused    saved   (N-1)/N")
-for n, found in h200.experiment("chain_lengths").items():
-    eager_ms, fused_ms = (1e3 * found[name].median for name in ("eager", "fused"))
-    saved = round(1 - fused_ms / eager_ms, 3) + 0.0  # no "-0.0"
-    row = f"{n:3} {eager_ms:6.2f} ms {fused_ms:6.2f} ms"
-    print(f"{row}  {saved:7.1%}   {(n - 1) / n:7.1%}")
+print(h200.label)
+took = h200.experiment("chain_lengths")
+share = {n: 100 * max(0, 1 - each["fused"].median / each["eager"].median) for n, each in took.items()}
+off = max(abs(share[n] - saved[n]) for n in share)
+curves_chart(
+    {"time saved": share},
+    f"The share of time saved is that of bytes saved, to {off:.2f} per cent points",
+    x="N, operations in the chain",
+    y="time saved on an H200 (%), 2^28 numbers in fp32",
+    limit={"bytes saved": rule["(N - 1) / N"]},
+)
 
 # %% [markdown]
-# The two columns differ in the last digit at most: there is no side cost to be seen. Time is traffic, where the tensors
-# are large.
+# The marks lie on the curve: there is no side cost to be seen. Time is traffic, where the tensors are large.
 #
 # `torch.compile` has fused your chain on its own. Lesson 13 looks at what it fuses, and what not.
 #
@@ -475,6 +490,7 @@ explorer
 
 # %%
 large_enough = predict_first("size at which bytes take as long as a launch", unit="numbers")
+large_enough.on(explorer, "x")  # your guess, marked in the picture above
 large_enough
 
 

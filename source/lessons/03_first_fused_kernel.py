@@ -250,7 +250,8 @@ from helpers.figures import traffic_chart
 
 times_fewer = unfused.bytes_total / fused.bytes_total
 title = f"One kernel moves {times_fewer:.2f} times fewer bytes than two"
-traffic_chart({"unfused": unfused, "fused": fused}, title)
+chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
+per_element.on(chart, "x", at=lambda nbytes: nbytes * a.numel())
 
 # %% [markdown]
 # (`y_ptr` in the upper bar is the sum: the meter calls it by the parameter through which it was first seen.)

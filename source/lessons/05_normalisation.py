@@ -370,7 +370,8 @@ print(f"F.layer_norm, then relu: {library.launches} launches, {ratio:.1f} times 
 # %%
 from helpers.figures import traffic_chart
 
-traffic_chart({"unfused": unfused, "fused": fused})
+chart = traffic_chart({"unfused": unfused, "fused": fused})
+unfused_bytes.on(chart, "x", at=lambda nbytes: nbytes * x.numel())
 
 # %% [markdown]
 # **Verdict: holds to the letter, against a baseline that nobody needs to use.** Who writes LayerNorm out? PyTorch's own
@@ -494,7 +495,16 @@ else:
 # %% [markdown]
 # ## Rows too wide for one block
 #
-# A row lives in the registers of one block. **How many numbers can a block of 16 warps hold, if each thread has 128
+# A row lives in the registers of one block. **Look at what is lit**: the registers of a GPU's processors, its SMs. Each
+# shares its own out among the blocks that it runs at once.
+
+# %%
+from helpers.figures import gpu_picture
+
+gpu_picture("H100", lit="registers")
+
+# %% [markdown]
+# **How many numbers can a block of 16 warps hold, if each thread has 128
 # registers and keeps nothing else?**
 
 # %%

@@ -161,7 +161,8 @@ for rows in (fives, x, 100 * x):
 from helpers.figures import traffic_chart
 
 fused = measure(softmax, held_kernel, x)
-traffic_chart({"unfused": unfused, "fused": fused})
+chart = traffic_chart({"unfused": unfused, "fused": fused})
+unfused_bytes.on(chart, "x", at=lambda nbytes: nbytes * x.numel())
 
 # %% [markdown]
 # And `F.softmax`? It is a fused kernel already: one launch, as many bytes as ours. Below, on an H200, `eager` is

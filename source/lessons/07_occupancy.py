@@ -37,6 +37,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 # waits for memory, the SM runs another: that is how it hides the wait. The share of its warp slots that are filled is
 # its **occupancy**.
 #
+# **Look into the lit box**: this lesson stays in it, and asks how many blocks find room there.
+
+# %%
+from helpers.figures import gpu_picture
+
+gpu_picture("H100", lit="SM")
+
+# %% [markdown]
 # What is shared out, on an H100 (*shared memory* is a small fast store that the threads of a block have in common):
 
 # %%
@@ -152,7 +160,7 @@ for pitch, count in counted["pitches"].items():
 from helpers.figures import occupancy_explorer
 
 explorer = occupancy_explorer("H100", threads=512, registers=41)
-explorer
+blocks.on(explorer, "y", at=lambda count: count * 512 // 32, panel=1)
 
 # %% [markdown]
 # <details><summary>What is to be found</summary>1. At 512 threads, 32. 2. Warps, registers and shared memory, all
@@ -366,7 +374,7 @@ from helpers.figures import registers_explorer
 
 sizes = (1, 2, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24)
 lab = registers_explorer(compiled, sizes, device="H100", operations=16)
-lab
+first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]
 # <details><summary>What is to be found</summary>1. The one of the warps: it falls from the second operation on. 2.
@@ -391,11 +399,13 @@ for steps in (12, 14, 16, 20, 24):
     print(f"{steps:5}  {needed:6}  {max(0, needed - MAX_REGISTERS):8}  {stored:7}")
 
 # %% [markdown]
-# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). No line of your program says so:
+# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). No line of your program says so;
+# beside each stands the line that the compiler was at work on:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 of_stack = compiled(first).sass_view("stack").instructions
-print("\n".join(each.text for each in (*of_stack[:3], *of_stack[-3:])))
+for each in (*of_stack[:3], *of_stack[-3:]):
+    print(f"{each.text:24}  {each.source}")
 print(f"{len(of_stack)} of {sum(compiled(first).instructions.values())} instructions")
 
 # %% [markdown]
@@ -433,13 +443,25 @@ stops
 # %%
 pieces = h200.experiment("over_fusion")
 print(h200.label)
-print("steps   1 piece   2 pieces   3 pieces   4 pieces, ms")
-for steps, times in pieces.items():
-    print(f"{steps:5}", *(f"{1e3 * t.median:10.2f}" for t in times.values()))
+gains = [s for s, times in pieces.items() if s > 1 and times[2].median < times[1].median]
+stops.compare(gains[0])
 
 # %%
-gains = (s for s, times in pieces.items() if s > 1 and times[2].median < times[1].median)
-stops.compare(next(gains))
+from helpers.figures import curves_chart
+
+each_step = {
+    f"{count} piece{'s' * (count > 1)}": {
+        steps: 1e6 * times[count].median / steps for steps, times in pieces.items() if steps >= 4
+    }
+    for count in (1, 2, 3, 4)
+}
+chart = curves_chart(
+    each_step,
+    f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and slower at fewer and at more",
+    x="steps of the chain",
+    y="time of a step on an H200 (us)",
+)
+stops.on(chart, "x")
 
 # %% [markdown]
 # Not where it spills! Long before. What happens at that number? Set the compiler's findings beside the time for each

@@ -240,6 +240,15 @@ print(f"its tensor cores:        {tensor / 1e12:.0f} TFLOP/s, {1e3 * flops / ten
 # %% [markdown]
 # ## Tensor cores: tl.dot
 #
+# **Look at the last bar, and at the one above it**: the same multiply-adds, by the cores that we have used so far and
+# by those that this lesson is about.
+
+# %%
+from helpers.figures import gpu_picture
+
+gpu_picture("H100", lit="tensor cores")
+
+# %% [markdown]
 # `tl.dot(a, b, acc)` multiplies two tiles and adds the product to a third. So we walk along K in steps of 64 columns
 # and load whole tiles of x and w, which are wide loads again. `w.T` is a view: nothing is moved for it. A tensor core
 # takes 16-bit operands as they are and adds in float32. Along K a tile needs 16 at least; rows and columns
@@ -381,7 +390,14 @@ print(astray.hazards[0].kind, "of", astray.hazards[0].elements, "elements, at", 
 #
 # ## Shared memory and its banks
 #
-# Where do the operands wait for the tensor cores? In shared memory, where all warps of the program find them. A tile's
+# Where do the operands wait for the tensor cores? In shared memory, where all warps of the program find them. **Look at
+# the lit bar**: it is far shorter than memory's, and still far longer than the tensor cores'.
+
+# %%
+gpu_picture("H100", lit="shared memory")
+
+# %% [markdown]
+# So what is fetched from there must be used more than once, and no turn must be lost. A tile's
 # row is a step of K: 64 numbers, which are 32 words, one for each bank. Lesson 07 counted the turns: lanes that read
 # **down a column** of such a tile all ask one bank. Try it, and find a width that does not collide:
 
@@ -559,7 +575,14 @@ for name, time in sweep.items():
 #
 # ## The order of tiles
 #
-# L2 itself must be filled. Programs that run together form a **wave**, 264 of them where an H200 has two on each SM. If
+# L2 itself must be filled. **Look at how little it holds**, beside memory: what is to be found there must be asked for
+# again soon.
+
+# %%
+gpu_picture("H200", lit="L2")
+
+# %% [markdown]
+# Programs that run together form a **wave**, 264 of them where an H200 has two on each SM. If
 # they make a strip of y, 4 rows of tiles and all columns, they need 4 stripes of x and **all** of w. If they make a
 # block, 16 rows by 16 columns, they need 16 of each. Tiles are numbered in `GROUP` rows at a time, column by column
 # within:

@@ -657,6 +657,15 @@ for d in (64, 128):
 share_of_products.compare(100 * (1 / special.peak) / (4 * 64 / roof.peak))
 
 # %% [markdown]
+# **Look at the lit bar, and at the last one**: of what is on the chip, the units for exponentials are the slowest by
+# far. (A score is made there, and never waits for memory.)
+
+# %%
+from helpers.figures import gpu_picture
+
+gpu_picture("H200", lit="special function units")
+
+# %% [markdown]
 # Two roofs, nearly level, and a third far above. With heads of 64 exponentials cost as much as both products, with
 # heads of 128 half of it. If tensor cores and special function units worked one after the other, that would be half of
 # the time, or a third. Only if they work **at the same time** does it cost nothing.
@@ -1045,7 +1054,7 @@ for key_heads in (32, 8, 1):
 title = "A group's size is its intensity: one token waits for memory, whatever the kernel"
 each = (f"{point.label} {point.intensity:.0f} FLOP/byte" for point in points)
 text = f"{title}. On an H200: {'; '.join(each)}"
-roofline_chart(roof, points, title, text)
+intensity.on(roofline_chart(roof, points, title, text), "x")
 
 # %% [markdown]
 # So a decoding kernel should read k and v once, at the speed of a copy, and all queries of a group with them. Our

@@ -1,5 +1,7 @@
 """Kernels executed on the CPU against PyTorch in float64."""
 
+import re
+
 import pytest
 import torch
 
@@ -133,7 +135,7 @@ def test_an_instruction_that_is_not_covered_is_named_with_its_line():
       asm("fns.b32 %0, %1, 0, 1;" : "=r"(x[0]) : "r"(x[0]));
     }"""
     x = torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=r"does not cover fns\.b32, line 3"):
+    with pytest.raises(NotImplementedError, match=r"does not cover fns\.b32, line 3, `asm\(\"fns\.b32 %0"):
         cuda_kernel(source, "k")[1, 32](x)
     assert x.item() == 0
 
@@ -152,14 +154,16 @@ def test_a_lock_within_a_warp_is_handed_on():
 
 def test_a_failing_assertion_stops_the_kernel():
     source = "#include <cuda_fp16.h>\n__global__ void k(const int* x) { assert(x[threadIdx.x] < 40); }"
-    with pytest.raises(RuntimeError, match=r"line 2: an assertion fails \(thread \(40, 0, 0\) of block"):
+    with pytest.raises(RuntimeError, match=r"line 2, `.*< 40\); }`: an assertion fails \(thread \(40, 0, 0\) of block"):
         cuda_kernel(source, "k")[1, 64](torch.arange(64, dtype=torch.int32))
 
 
 def test_an_endless_loop_ends_with_a_message(monkeypatch):
     monkeypatch.setattr("helpers.instruments.cuda.machine.BUDGET", 10_000)
     source = "__global__ void k(volatile int* x) {\n  while (*x == 0) {}\n}"
-    with pytest.raises(RuntimeError, match="still running after 10,000 steps, now at line 2"):
+    with pytest.raises(
+        RuntimeError, match=r"still running after 10,000 steps, now at line 2, `while \(\*x == 0\) {}`:"
+    ):
         cuda_kernel(source, "k")[1, 32](torch.zeros(1, dtype=torch.int32))
 
 
@@ -169,7 +173,7 @@ def test_out_of_bounds_is_refused_before_memory_is_touched(index):
     load = f"__global__ void k(float* x, long long n) {{ x[0] = x[{index}]; }}"
     whole = torch.zeros(64)
     for source, kind in ((store, "out-of-bounds store"), (load, "out-of-bounds read")):
-        with pytest.raises(RuntimeError, match=f"line 1: {kind}"):
+        with pytest.raises(RuntimeError, match=f"line 1, `{re.escape(source)}`: {kind}"):
             cuda_kernel(source, "k")[1, 1](whole[16:32], 16)
     assert not whole.any()
 

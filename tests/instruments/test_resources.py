@@ -395,6 +395,7 @@ def test_in_a_notebook_cell():
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     printed = [cell.outputs[0].text for cell in notebook.cells if cell.outputs]
     assert printed[:2] == ["32.0\n", "True\n"]
+    assert "x = tl.load(x_ptr + i, i < n)" in printed[2]
     rows = [row.split()[:2] for row in printed[2].splitlines()[1:]]
     assert ["load", "4"] in rows
     assert ["store", "5"] in rows
@@ -498,6 +499,28 @@ def test_sass_view_marks_what_matters():
         ]
     )
     assert view._repr_html_().count("<b>") == 5
+
+
+def test_beside_an_instruction_stands_the_text_of_its_line(tmp_path):
+    (kernel := tmp_path / "k.py").write_text("\n".join(["@triton.jit", "def k(x_ptr):", "    x = tl.load(x_ptr)", ""]))
+    rows = (
+        Instruction("MOV R1, c[0x0][0x28]", str(kernel), 2, ""),
+        Instruction("LDG.E R4, [R2]", str(kernel), 3, ""),
+        Instruction("LDG.E R5, [R2+0x4]", str(kernel), 3, ""),
+        Instruction("EXIT", "/lib/gone.py", 50, ""),
+    )
+    assert [row.source for row in rows] == ["def k(x_ptr):", "x = tl.load(x_ptr)", "x = tl.load(x_ptr)", ""]
+    view = SassView(rows, str(kernel), spills=False)
+    assert repr(view) == "\n".join(
+        [
+            "kind                    line  instruction           source",
+            "                           2  MOV R1, c[0x0][0x28]  def k(x_ptr):",
+            "load                       3  LDG.E R4, [R2]        x = tl.load(x_ptr)",
+            "load                       3  LDG.E R5, [R2+0x4]",
+            "                  gone.py:50  EXIT",
+        ]
+    )
+    assert "x = tl.load(x_ptr)</b>" in view._repr_html_()
 
 
 def test_sass_is_all_of_the_code_and_no_padding(tmp_path):
@@ -613,7 +636,7 @@ def test_bad_input_is_one_line(kernel, args, options, error, message):
     assert len(str(raised.value)) < 250
 
 
-def test_what_the_compilers_cpp_half_says_is_the_message(capfd):
+def test_what_the_compilers_cpp_half_says_is_the_message(capfd, tmp_path):
     def fail(said):
         with module._diagnosed():
             os.write(2, said)
@@ -621,6 +644,9 @@ def test_what_the_compilers_cpp_half_says_is_the_message(capfd):
 
     with pytest.raises(RuntimeError, match=r"^line 11: types must match$"):
         fail(b"/home/me/mine.py:11:20: error: types must match\n    c.store()\nmodule {\n")
+    (mine := tmp_path / "mine.py").write_text("first\n    c.store()\n")
+    with pytest.raises(RuntimeError, match=r"^line 2, `c.store\(\)`: types must match$"):
+        fail(f"{mine}:2:20: error: types must match\n".encode())
     with pytest.raises(RuntimeError, match=r"^PassManager::run failed$"):
         fail(b"")
     with module._diagnosed():

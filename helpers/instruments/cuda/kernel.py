@@ -37,6 +37,7 @@ from helpers.instruments.cuda.ptx import Parameter, Program, parameters, parse
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import WARP, limits
 from helpers.instruments.resources import Resources
+from helpers.instruments.source_lines import naming_lines
 
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
 MAX_BLOCK = (1024, 1024, 64)
@@ -156,6 +157,7 @@ class CudaKernel:
             num_warps=-(-threads // WARP),
             ptx=self.ptx,
             cubin=self._compiled.cubin,
+            file=self.file,
         )
 
     @property
@@ -242,7 +244,8 @@ class CudaLaunch:
             return
         with _disable_current_modes():  # a meter is not to count the copies
             on_host = [argument.cpu() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
-        self._execute(on_host, arguments)
+        with naming_lines(self.kernel.file):
+            self._execute(on_host, arguments)
         with _disable_current_modes():
             for host, original in zip(on_host, arguments, strict=True):
                 if host is not original:

@@ -1,9 +1,10 @@
 """Accesses that a GPU would not forgive, and an interpreter lets pass in silence."""
 
-import linecache
 from dataclasses import dataclass
 
 import torch
+
+from helpers.instruments.source_lines import source_line, with_source
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,14 @@ class Hazard:
 
     @property
     def source(self) -> str:
-        return linecache.getline(self.file, self.line).strip()
+        return source_line(self.file, self.line)
 
     def __str__(self):
         kind = "race for" if self.kind == "race" else f"{self.kind} of"
         if self.thread is not None:
+            where = with_source(self.where, self.file)
             return (
-                f"{self.kind}: {self.where}: {self.kernel}, line {self.line}, `{self.source}`, thread {self.thread} of "
+                f"{self.kind}: {where}: {self.kernel}, line {self.line}, `{self.source}`, thread {self.thread} of "
                 f"block {self.program}" + (f", {self.elements} in all" if self.elements > 1 else "")
             )
         count = f"{self.elements} element{'s' * (self.elements != 1)}"

@@ -1,12 +1,12 @@
 """What the meter found: the record that a lesson shows."""
 
-import linecache
 import textwrap
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from helpers.instruments.source_lines import source_line
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard
 from helpers.instruments.traffic.ledger import Ledger, Line, Moved
@@ -118,7 +118,7 @@ class Traffic:
         """Bytes read and written by each line of source and, for a kernel's, sectors per request, as text."""
         rows = []
         for (file, number), line in self.by_line.items():
-            source = linecache.getline(file, number).strip() or "backward pass"
+            source = source_line(file, number) or "backward pass"
             each = line.sectors_per_request
             rows.append(
                 (

@@ -1,0 +1,77 @@
+"""A guess lies where the chart's own axis has that value."""
+
+import re
+
+import pytest
+
+from helpers.figures.curves import curves_chart
+from helpers.figures.launch_overhead import launch_explorer
+from helpers.figures.occupancy import occupancy_chart
+from helpers.figures.said_mark import MarkedChart, Said, said_svg
+from helpers.instruments.occupancy_calculator import occupancy
+
+
+def tick(axis, value: float) -> tuple[float, float]:
+    """The middle of the tick that matplotlib draws at that value, in points, y upwards."""
+    axis.figure.draw_without_rendering()
+    place = next(each for each in axis.get_major_ticks() if each.get_loc() == pytest.approx(value))
+    box = place.gridline.get_window_extent()
+    return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+
+
+def diamond(svg: str) -> tuple[float, float]:
+    """The middle of the mark, in points, y downwards."""
+    x, top = map(float, re.search(r'<path d="M([\d.]+) ([\d.]+)l5 5', svg).groups())
+    return x, top + 5
+
+
+def test_on_a_linear_axis():
+    figure = curves_chart({"moved": {0: 0, 20: 2, 40: 4}}, "title", "MB", "y").figure
+    x, _ = diamond(said_svg(figure, Said("you said 20 MB", "x", 20)))
+    assert x == pytest.approx(tick(figure.axes[0].xaxis, 20)[0], abs=0.1)
+
+
+def test_on_a_logarithmic_axis_of_an_explorer_also_after_another_choice():
+    explorer = launch_explorer()
+    explorer.mark(Said("you said 1,000,000 numbers", "x", 1e6))
+    figure = explorer.chart().figure
+    for _ in range(2):
+        x, _ = diamond(explorer._stage.said["svg"])
+        assert x == pytest.approx(tick(figure.axes[0].xaxis, 1e6)[0], abs=0.1)
+        assert explorer._stage.said["text"] == "You said 1,000,000 numbers."
+        explorer.device.value = "T4"
+    explorer.mark(None)
+    assert explorer._stage.said == {"svg": "", "text": ""}
+
+
+def test_on_the_second_panel_upwards():
+    figure = occupancy_chart(occupancy((9, 0), threads=512, registers=41)).figure
+    _, y = diamond(said_svg(figure, Said("you said 3 blocks", "y", 48, panel=1)))
+    assert figure.bbox.height - y == pytest.approx(tick(figure.axes[1].yaxis, 48)[1], abs=0.1)
+
+
+@pytest.mark.parametrize(("value", "words"), [(500, "you said it ▸"), (-1, "◂ you said it")])
+def test_beyond_an_axis_it_stands_at_its_end(value, words):
+    figure = curves_chart({"moved": {0: 0, 40: 4}}, "title", "MB", "y").figure
+    svg = said_svg(figure, Said("you said it", "x", value))
+    axes = figure.axes[0]
+    assert diamond(svg)[0] == pytest.approx(axes.bbox.x1 if value > 0 else axes.bbox.x0, abs=0.1)
+    assert f">{words}</text>" in svg
+
+
+def test_a_chart_is_itself_until_something_is_said_and_after_it_is_taken_back():
+    chart = curves_chart({"moved": {0: 0, 40: 4}}, "title", "MB", "y")
+    marked = MarkedChart(chart)
+    assert marked._bundle() == chart._repr_mimebundle_()
+    marked.mark(Said("you said 1 < 2", "x", 1))
+    page = marked._bundle()[0]["text/html"]
+    assert page.count("you said 1 &lt; 2</text>") == 1
+    assert page.endswith(". You said 1 &lt; 2.</figcaption></figure>")
+    marked.mark(None)
+    assert marked._bundle() == chart._repr_mimebundle_()
+    assert repr(marked) == chart.text
+
+
+def test_another_axis_is_refused():
+    with pytest.raises(ValueError, match="on the axis 'z': 'x' or 'y' expected"):
+        Said("you said 1", "z", 1)
