@@ -5,7 +5,6 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,18 +30,18 @@ def test_the_container_is_made_and_started_by_the_two_commands():
 
 
 def test_binders_jupyterlab_gets_what_the_courses_own_has(tmp_path, monkeypatch):
-    """postBuild in an environment whose prefix and home are empty folders."""
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    """postBuild in an empty home, then in one with settings, which stay."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tmp_path / ".jupyter/jupyter_server_config.json"  # where Jupyter looks; a folder of parts it does not read
     runpy.run_path(str(ROOT / "postBuild"))
-    [written] = (tmp_path / "etc/jupyter/jupyter_server_config.d").iterdir()
     found = {
-        f"{owner}.{trait}": value
-        for owner, of in json.loads(written.read_text()).items()
-        for trait, value in of.items()
+        f"{owner}.{trait}": value for owner, of in json.loads(config.read_text()).items() for trait, value in of.items()
     }
     assert found == lab.OF_COURSE
-    assert (tmp_path / "home/.jupyter/custom/custom.css").exists()
+    config.write_text(json.dumps({"ServerApp": {"port": 9999}}))
+    runpy.run_path(str(ROOT / "postBuild"))
+    assert json.loads(config.read_text())["ServerApp"]["port"] == 9999
+    assert (tmp_path / ".jupyter/custom/custom.css").exists()
     assert os.access(ROOT / "postBuild", os.X_OK)
 
 
