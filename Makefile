@@ -5,22 +5,23 @@ lab:
 	@./setup.sh
 	@.venv/bin/fusion lab $(OPTIONS)
 
+# For two processors: while a test waits for a browser or a kernel, the third worker has its processor.
+SHARED := -n 3 --dist loadfile --no-loadscope-reorder
+
 # Everything that must hold before a change is shared.
 test:
 	@./setup.sh dev,cluster
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/codespell
-	.venv/bin/python source/build.py --check
-	.venv/bin/python source/claims.py --check
-	.venv/bin/python source/readme.py --check
-	.venv/bin/pytest -n 2 --dist loadfile -m "not alone and not long"
-	.venv/bin/pytest -m "alone and not long"
-	.venv/bin/pytest -n 2 --dist loadfile --nbval notebooks solutions
+	printf '%s\n' build claims readme | xargs -P 3 -I{} .venv/bin/python source/{}.py --check
+	.venv/bin/pytest $(SHARED) -m "not alone and not long"
+	.venv/bin/pytest -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
+	.venv/bin/pytest $(SHARED) --nbval notebooks solutions
 
 # That, and what takes hours: every attack, every mutant, graders that are killed, a class of 400, an empty environment.
 test-all: test
-	.venv/bin/pytest -n 2 --dist loadfile -m "long and not alone"
+	.venv/bin/pytest $(SHARED) -m "long and not alone"
 	.venv/bin/pytest -m "long and alone"
 
 # Build the notebooks whose source has changed, and from them the page of claims and the README's map and table.

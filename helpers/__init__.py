@@ -1,9 +1,14 @@
 """The lab bench, in four rooms: instruments, figures, learning, grading. A room's names are imported from the room."""
 
 import importlib
+import sys
 from collections.abc import Callable
 
 from kernels import runtime as runtime  # a learner's @triton.jit works from the first import on, GPU or not
+
+# Imported by jsonschema, and so by all that reads notebooks, it builds 38 grammars for 1.5 s: of addresses in letters
+# beyond ASCII, which are in no notebook's format. Where it is missing, jsonschema goes without.
+sys.modules.setdefault("rfc3987_syntax", None)
 
 
 def room(package: str, names: dict[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:

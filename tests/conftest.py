@@ -1,14 +1,38 @@
 """Fixtures for tests in JupyterLab: `lab`, the running server; `chromium`, a browser; `lesson_page`, both together."""
 
 import shutil
+from pathlib import Path
 
 import pytest
-from hypothesis import settings
+import torch
+from hypothesis import HealthCheck, settings
 from lab_browser import ROOT, LabServer, LessonPage
 
-# What a property says is no bound on time: a cold or loaded machine passes Hypothesis' 200 ms.
-settings.register_profile("course", deadline=None)
+# What a property says is no bound on time: a cold or loaded machine passes Hypothesis' 200 ms. And the examples are the
+# same in every run, so that a failure can be looked at.
+settings.register_profile(
+    "course", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("course")
+
+# `--dist loadfile --no-loadscope-reorder` gives files out as they are collected: first those that take longest, so that
+# no worker ends long after the others.
+LONGEST = """
+    instruments/test_prediction grading/test_exercises test_lab grading/test_grade_class test_pages grading/test_release
+    learning/test_submission grading/test_grade_cluster grading/test_grade_attacks grading/test_grade_strangers
+    learning/test_mistakes test_cli figures/test_occupancy_explorer figures/test_stepper test_accessibility
+""".split()
+
+
+def pytest_collection_modifyitems(items):
+    place = {str(Path(__file__).parent / f"{name}.py"): number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(str(item.path), len(place)))
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_each_time():
+    """Random, but the same in every run and after whatever other tests, so that a failure can be looked at."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +47,9 @@ def lab(tmp_path_factory):
     server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chromium():
-    """Headless Chromium with an empty profile."""
+    """Headless Chromium with an empty profile, to which each page is a stranger."""
     executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if executable is None:
         pytest.skip("needs Chromium: apt-get install chromium")
@@ -33,7 +57,7 @@ def chromium():
 
     switches = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run"]
     switches += ["disable-background-networking", "disable-component-update", "disable-sync"]
-    # Ended with the test: while Playwright runs, no other event loop can run in this thread.
+    # Ended with the module: while Playwright runs, no other event loop can run in this thread.
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=[f"--{switch}" for switch in switches])
         yield browser
@@ -43,4 +67,5 @@ def chromium():
 @pytest.fixture
 def lesson_page(chromium, lab):
     """A page on the running JupyterLab: `open_lesson`, `run_all`, then what the test wants of `page`."""
-    return LessonPage(chromium.new_page(viewport={"width": 1400, "height": 1000}), lab)
+    with chromium.new_page(viewport={"width": 1400, "height": 1000}) as page:
+        yield LessonPage(page, lab)

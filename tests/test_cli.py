@@ -44,29 +44,23 @@ def test_lab_passes_on_what_jupyterlab_understands(monkeypatch):
     assert calls == [{"port": 9000, "browser": False, "options": ["--ServerApp.ip=0.0.0.0"]}]
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    """The course as a package gives it: no repository around it."""
-    folder = tmp_path_factory.mktemp("site-packages")
+def test_an_installed_package_says_what_needs_the_repository(tmp_path):
     for package in ("helpers", "kernels"):
-        shutil.copytree(Path(cli.COURSE, package), folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("command", "needed"),
-    [
-        (["bench", "--recorded"], "benchmarks/run.py"),
-        (["grade", "all", "--out", "report"], "solutions"),
-        (["release", "student"], "solutions"),
-        (["new-exercise", "11_mine"], "source/exercises"),
-    ],
-)
-def test_an_installed_package_says_what_needs_the_repository(packages, command, needed):
-    start = [sys.executable, "-c", "import sys; from helpers.cli import main; sys.exit(main())", *command]
-    run = subprocess.run(start, cwd=packages, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
-    told = f"fusion: {command[0]} needs {needed}, which is not in {packages}: run it in the course's repository\n"
-    assert (run.returncode, run.stderr) == (2, told)
+        shutil.copytree(Path(cli.COURSE, package), tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    needed = {
+        "bench --recorded": "benchmarks/run.py",
+        "grade all --out report": "solutions",
+        "release student": "solutions",
+        "new-exercise 11_mine": "source/exercises",
+    }
+    code = f"from helpers.cli import main; print([main(command.split()) for command in {list(needed)}])"
+    start = [sys.executable, "-c", code]
+    run = subprocess.run(start, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+    assert run.stderr.splitlines() == [
+        f"fusion: {command.split()[0]} needs {part}, which is not in {tmp_path}: run it in the course's repository"
+        for command, part in needed.items()
+    ]
+    assert run.stdout == "[2, 2, 2, 2]\n"
 
 
 def test_inspect_names_a_kernel_and_what_it_is_called_with(monkeypatch, capsys):

@@ -102,8 +102,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     assert page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts() == prompts
     field.press("Escape")
     page.wait_for_function("() => !document.activeElement.closest('.fusion-guess')")
-    assert page.locator(".jp-Notebook.jp-mod-commandMode").count() == 1
-    assert page.locator(".jp-mod-active.jp-CodeCell .fusion-guess").count() == 1
+    page.locator(".jp-Notebook.jp-mod-commandMode").wait_for()
+    page.locator(".jp-mod-active.jp-CodeCell .fusion-guess").wait_for()
 
     # Shift+Enter commits and goes on, to the cell behind the answer.
     page.locator(".jp-CodeCell").nth(4).locator(".jp-InputPrompt").click()

@@ -275,6 +275,12 @@ def test_an_observer_chooses_the_program_instances():
     assert y.view(4, 256).isfinite().all(dim=1).tolist() == [False, True, False, True]
 
 
+def test_reading_a_notebook_builds_no_grammars():
+    program = "import sys, helpers.grading.workers; print('jsonschema' in sys.modules, 'lark' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told == "True False\n"
+
+
 @pytest.mark.alone
 def test_importing_the_course_costs_little():
     """At most 0.3 s on top of torch and triton, the best of three new processes."""

@@ -15,7 +15,6 @@ def assert_texts_lie_apart(figure) -> None:
 def bare_page(chromium, stage, data, size: tuple[int, int], style: str = "", **options):
     """A page of `size` on which the script of `stage`, an anywidget, has drawn `data` without a kernel."""
     page = chromium.new_page(viewport={"width": size[0], "height": size[1]}, **options)
-    page.set_default_timeout(5000)
     page.set_content(f"<style>{stage._css}</style><div style='{style}'></div>")
     script = str(stage._esm).replace("export default", "window.stage =")
     page.evaluate(

@@ -16,10 +16,8 @@ def measure():
         yield measure
 
 
-# Every third in `make test`.
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.long] if n % 3 else []) for n, name in enumerate(explorer_latency.EXPLORERS)
-]
+SAMPLE = {"roofline", "occupancy", "simulator", "stepper"}  # in `make test`: one of each script that draws
+NAMES = [pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.long]) for name in explorer_latency.EXPLORERS]
 
 
 @pytest.mark.alone

@@ -1,7 +1,9 @@
 """Attacks earn nothing that is not due, harm nobody else, and each is told why: with the policy, and without it."""
 
+import contextlib
 import re
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Container, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 
 import attacks
@@ -19,19 +21,29 @@ class NoJudge:
         raise AssertionError("something was run")
 
 
-# Every sixth runs in `make test`.
-RUN = [pytest.param(name, marks=[] if n % 6 == 5 else [pytest.mark.long]) for n, name in enumerate(attacks.ALL_RUN)]
+# Every twelfth runs in `make test`.
+RUN = [pytest.param(name, marks=[] if n % 12 == 11 else [pytest.mark.long]) for n, name in enumerate(attacks.ALL_RUN)]
+
+
+@contextlib.contextmanager
+def grading_of(names: list[str], graded: Callable[[str, int], dict], seed: int) -> Iterator[dict[str, Future]]:
+    """The result of each attack. A process starts a judge and a fork server of its own: a few attacks have one."""
+    with ProcessPoolExecutor(2 if len(names) > 10 else 1, mp_context=get_context("spawn")) as executor:
+        running = {name: executor.submit(graded, name, seed) for name in names}
+        yield running
+        for future in running.values():
+            future.cancel()
+
+
+def chosen_of(request, names: Container[str]) -> list[str]:
+    chosen = (item.callspec.params["name"] for item in request.session.items if "results" in item.fixturenames)
+    return [name for name in chosen if name in names]
 
 
 @pytest.fixture(scope="module")
 def results(request):
-    """The result of each attack that was chosen, two at a time; each worker starts one judge and one fork server."""
-    chosen = [item.callspec.params["name"] for item in request.session.items if "results" in item.fixturenames]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
-        running = {name: executor.submit(attacks.graded, name, 17) for name in chosen}
+    with grading_of(chosen_of(request, attacks.ALL_RUN), attacks.graded, seed=17) as running:
         yield running
-        for future in running.values():
-            future.cancel()
 
 
 def assert_due(attack: attacks.Attack, result: dict) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -177,7 +178,7 @@ def graded_class(tmp_path_factory):
     outliving = psutil.wait_procs(workers, timeout=20)[1]
     alive = [each for each in outliving if each.status() != psutil.STATUS_ZOMBIE]
     assert not alive, "a worker or a sandbox outlives the grader"
-    assert main([*arguments, "--resume"]) == 0
+    assert main([*arguments, "--jobs", "1", "--resume"]) == 0
     return submissions, out
 
 
@@ -253,7 +254,7 @@ def test_a_run_that_was_stopped_goes_on(graded_class, tmp_path, capsys):
     (out / "results" / "right" / f"{NAME}.json").unlink()
     (out / "results" / "loud" / f".{NAME}.json.writing").write_text("{")
     (out / "results" / "broken" / f"{NAME}.json").write_text("{")
-    assert main(["grade", str(submissions), "--out", str(out), "--resume"]) == 0
+    assert main(["grade", str(submissions), "--out", str(out), "--jobs", "1", "--resume"]) == 0
     told = capsys.readouterr()
     # Done, of all, time so far, time left.
     assert re.search(r"[3-5]/6 \[\d\d:\d\d<\d\d:\d\d,", told.err)
@@ -348,6 +349,8 @@ def answer_or_die(task):
 
 def test_a_notebook_that_ends_the_grader_harms_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "work", answer_or_die)
+    # Forks of this process, which has imported everything already.
+    monkeypatch.setattr(workers, "get_context", lambda _: multiprocessing.get_context("fork"))
     for student in ("a", "b", "killer", "c", "d"):
         put(tmp_path, f"{student}/{NOTEBOOK}")
     students = class_folder.class_in(tmp_path, exercises_in())

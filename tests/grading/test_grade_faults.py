@@ -34,7 +34,9 @@ def fork_of_this_process(arguments: list[str]) -> int:
     return process
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+# In `make test`, tests/grading/test_grade_class.py kills one once.
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_grader_killed_ten_times_gives_the_report_of_one_that_was_not(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(run, "graded_here", graded_in_this_process)
     refused = ["import os", "open('/etc/passwd')", "import sys", "torch.ops"]

@@ -110,6 +110,6 @@ def test_lines_are_numbered_as_messages_number_them():
     "text", ["'" * 10**6, "(" * 10**6, "\\\n" * 10**6, "rb'\\" * 10**6, "f'{" * 10**6, " " * 10**6]
 )
 def test_a_long_answer_takes_no_long_time(text):
-    began = time.monotonic()
+    began = time.process_time()
     assert "Cut after 50,000 of" in pages.code(text)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

@@ -1,29 +1,21 @@
 """Attacks written without sight of the grading earn nothing that is not due, and the grading goes on after them."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-
 import attacks
 import pytest
 import strangers
-from test_grade_attacks import NoJudge, assert_due
+from test_grade_attacks import NoJudge, assert_due, chosen_of, grading_of
 
 from helpers.grading.grade import grade
 from helpers.instruments.machine import bubblewrap
 
-# Every twelfth runs in `make test`.
-RUN = [pytest.param(name, marks=[] if n % 12 == 5 else [pytest.mark.long]) for n, name in enumerate(strangers.RUN)]
+# Every twenty-fourth runs in `make test`.
+RUN = [pytest.param(name, marks=[] if n % 24 == 5 else [pytest.mark.long]) for n, name in enumerate(strangers.RUN)]
 
 
 @pytest.fixture(scope="module")
 def results(request):
-    """The result of each attack that was chosen, two at a time, as test_grade_attacks has it."""
-    chosen = [item.callspec.params["name"] for item in request.session.items if "results" in item.fixturenames]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
-        running = {name: executor.submit(strangers.graded, name, 23) for name in chosen if name in strangers.RUN}
+    with grading_of(chosen_of(request, strangers.RUN), strangers.graded, seed=23) as running:
         yield running
-        for future in running.values():
-            future.cancel()
 
 
 @pytest.mark.parametrize("name", strangers.NOT_RUN)

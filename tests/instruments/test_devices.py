@@ -174,9 +174,9 @@ def test_rates_cover_the_catalogue():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_this_cpu_is_measured_once_and_pretends_nothing():
     this_device.cache_clear()
-    start = time.perf_counter()
+    start = time.process_time()
     cpu = this_device()
-    assert time.perf_counter() - start < 10  # about 0.7 s on two free cores
+    assert time.process_time() - start < 20  # of one core; about 0.7 s on two free ones
     assert this_device() is cpu
     assert (cpu.compute_capability, cpu.sms, cpu.l2_cache) == (None, None, None)
     assert 1e9 < cpu.memory_bandwidth < 1e13

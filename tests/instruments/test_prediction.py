@@ -16,7 +16,7 @@ from helpers.instruments.rehearsal import EagerLaunch, rehearse
 from helpers.instruments.traffic import measure
 
 H200 = DEVICES["H200"]
-SMALL = 2e11  # FLOPs, of the recorded tiled rows that are rehearsed in seconds
+SMALL = 1e11  # FLOPs, of the recorded tiled rows that are rehearsed in seconds
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def test_held_out_times_are_of_the_shapes_drawn(kind, shapes):
 
 def test_tiled_kernels_are_predicted_within_a_fifth():
     fused = [row for row in tiled_rows(SMALL) if row.version == "fused"]
-    assert len(fused) == 8
+    assert len(fused) == 6
     assert summary([row.error for row in fused])[0] <= 0.20
     without_matrix = [row.prediction.time - row.prediction.terms["matrix"] for row in fused]
     wrong = [time / row.measured - 1 for row, time in zip(fused, without_matrix, strict=True)]

@@ -13,7 +13,8 @@ from helpers.instruments.timing import Timing, _bytes_of, _gpu_sampler, benchmar
 @pytest.mark.skipif(torch.cuda.is_available(), reason="sleeping on the host takes no GPU time")
 def test_it_measures_a_known_time():
     timing = benchmark(time.sleep, 0.01, runs=5)
-    assert 0.01 <= timing.low <= timing.median <= timing.high < 0.03
+    assert 0.01 <= timing.low <= timing.median <= timing.high
+    assert timing.low < 1  # in seconds, however busy the machine is
     assert timing.runs == 5
 
 

@@ -5,12 +5,6 @@ from kernels import arguments, runtime
 
 
 @pytest.fixture(autouse=True)
-def same_numbers_each_time():
-    """Random, but the same in every run, so that a failure can be looked at."""
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
 def tritons_own_assembler(monkeypatch):
     """torch.compile gives Triton PyTorch's assembler for the rest of the process, which spills where Triton's does not:
     what a test says of registers must not depend on the tests before it."""

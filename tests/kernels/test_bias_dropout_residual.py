@@ -121,7 +121,7 @@ def test_the_bytes_of_the_docstring(device, monkeypatch):
     assert backward.by_launch[0][1].written == 2 * n + 4 * 1025
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize(("rows", "cols", "few_rows"), [(16384, 4096, False), (128, 8192, True)])
 def test_the_backward_does_not_spill(gpu, rows, cols, few_rows):
     x = torch.empty(rows, cols, dtype=torch.bfloat16, device="meta")

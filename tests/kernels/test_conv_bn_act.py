@@ -178,7 +178,7 @@ def test_what_the_compiler_makes_of_the_settings(shape):
     assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in compiled.sass
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_plain_kernel_does_not_spill(gpu, dtype):
     def empty(*shape):

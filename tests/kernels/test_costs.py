@@ -20,7 +20,7 @@ UNTILED = pytest.mark.parametrize(
 
 
 @OPS
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 def test_no_spills_at_the_benchmarks_settings(op, gpu):
     compiled = set()
     for shape in op.gpu_shapes:

@@ -33,7 +33,7 @@ def assert_right(logits, labels, weight, **options):
     return ours
 
 
-@pytest.mark.parametrize("classes", [1, 2, 1023, 4096, 32769, 262144])
+@pytest.mark.parametrize("classes", [1, 2, 1023, 4096, 32769, pytest.param(262144, marks=pytest.mark.long)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_every_width_smoothed_or_not_and_the_gradient(device, classes, smoothing, poisoned):
     logits, labels = rows_of(3, classes, device)
@@ -114,7 +114,7 @@ def test_the_bytes_of_the_docstring(device):
     assert 4 * logits.numel() <= backward.bytes_total < 4 * logits.numel() + 100
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 def test_the_backward_does_not_spill(gpu):
     x = torch.empty(8192, 65536, dtype=torch.bfloat16, device="meta")
     labels, values = torch.empty(8192, dtype=torch.int64, device="meta"), torch.empty(8192, device="meta")

@@ -58,7 +58,7 @@ def test_gradients_of_nothing(op, device):
 
 
 @OPS
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.long), True])
 def test_torch_compile_takes_it_whole(op, device, dynamic):
     inputs = small_inputs(op, device)
     compiled = torch.compile(op.fused, fullgraph=True, dynamic=dynamic)
@@ -100,7 +100,16 @@ def test_another_stream_and_a_graph(op):
         assert torch.equal(again, y)
 
 
-@DIFFERENTIABLE
+# In `make test` one of each group, beside the gradients of all of them against PyTorch's.
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, marks=[] if op.name in ("swiglu", "rms_norm", "linear_act") else [pytest.mark.long])
+        for op in CATALOGUE.values()
+        if op.backward_work
+    ],
+    ids=lambda op: op.name,
+)
 def test_gradcheck(op, device):
     inputs = tracked(
         op.inputs(*(min(size, 9) for size in op.interpreter_shapes[-1]), dtype=torch.float64, device=device)

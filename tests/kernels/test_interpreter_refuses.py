@@ -133,12 +133,13 @@ def count_kernel(x_ptr, n, step, BLOCK: tl.constexpr):
 
 
 @interpreted
-def test_a_loop_that_never_ends_is_stopped():
+def test_a_loop_that_never_ends_is_stopped(monkeypatch):
+    monkeypatch.setattr(runtime, "MAX_PASSES", 2**10)
     x = torch.zeros(1, dtype=torch.int32)
-    count_kernel[(3,)](x, 30_000, 1, BLOCK=1)  # each program instance has passes of its own
-    assert x.item() == 30_000
-    with pytest.raises(InterpreterError, match=r"line \d+, `while i < n:`: 65,536 passes .* does this one end"):
-        count_kernel[(1,)](x, 30_000, 0, BLOCK=1)
+    count_kernel[(3,)](x, 500, 1, BLOCK=1)  # each program instance has passes of its own
+    assert x.item() == 500
+    with pytest.raises(InterpreterError, match=r"line \d+, `while i < n:`: 1,024 passes .* does this one end"):
+        count_kernel[(1,)](x, 500, 0, BLOCK=1)
 
 
 @triton.jit
@@ -214,10 +215,10 @@ def test_an_argument_that_is_no_tensor_is_told_as_one(given, said):
 @pytest.mark.parametrize(("block", "warps"), [(2**16, 4), (2**17, 8), (2**20, 32)])
 def test_a_block_that_would_compile_for_minutes_is_refused_at_once(block, warps):
     x = torch.empty(16, device="meta")
-    started = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ValueError, match=f"a block of {block} elements is .* make it at most {256 * 32 * warps}, or"):
         compile_for(copy_kernel, x, x, 16, 0, LOADS=16, STORES=16, BLOCK=block, num_warps=warps)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - began < 10
 
 
 def test_a_block_of_as_many_elements_as_registers_compiles():

@@ -190,7 +190,7 @@ def test_bf16_gradients_of_wide_rows(cols, stride, offset, device, poisoned, two
     assert_gradients_as_accurate(tensors, bf16_rows(5, cols, stride, offset, device))
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize("act", [None, "gelu_tanh"])
 @pytest.mark.parametrize("cols", [1024, 4096, 8192])
 def test_backward_does_not_spill(cols, act, gpu):

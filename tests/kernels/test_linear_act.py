@@ -141,7 +141,7 @@ def test_one_rounding(device):
     assert bool((linear_act_reference(x, weight, bias, residual, None) == 0).all())
 
 
-@ACTS
+@pytest.mark.parametrize("act", [None, *(pytest.param(act, marks=pytest.mark.long) for act in ACTIVATIONS)])
 def test_gradcheck(act, device):
     inputs = [x.detach().requires_grad_() for x in tensors(2, 3, 3, device, torch.float64)]
     assert torch.autograd.gradcheck(lambda *inputs: linear_act(*inputs, act), inputs)
@@ -312,7 +312,7 @@ def test_tiles_fit_with_loads_ahead(rows):
         assert settings(rows, 4104, dtype, residual=True)["num_stages"] >= 3
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 def test_the_plain_kernel_uses_tensor_cores_and_spills_nothing(gpu):
     for dtype, tf32 in ((torch.float16, False), (torch.float32, gpu == "H100")):
         x = torch.empty(4096, 4096, dtype=dtype, device="meta")

@@ -175,7 +175,7 @@ def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(cols, reads):
     assert traffic.hazards == ()
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize("cols", [1024, 4096, 8192])
 def test_backward_does_not_spill(cols, gpu):
     x, sums = torch.bfloat16, torch.float32
@@ -186,7 +186,7 @@ def test_backward_does_not_spill(cols, gpu):
     assert rms.spill_bytes == 0
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize("cols", [1024, 8192, 16384])
 def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
     x, rstd = torch.bfloat16, torch.float32

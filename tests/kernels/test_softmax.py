@@ -69,7 +69,7 @@ def test_a_wide_row_is_read_twice_but_for_what_is_kept(device, cols, kept):
     assert traffic.bytes_written == x.nbytes
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize("cols", [1024, 4096, 8192, 16384, 32768, 65536])
 def test_the_backward_does_not_spill(gpu, cols):
     x = torch.empty(32768, cols, dtype=torch.bfloat16, device="meta")

@@ -18,7 +18,7 @@ from kernels.rowwise.softmax_dropout import (
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("cols", [1, 3, 130, 16384, 16385, 262144])
+@pytest.mark.parametrize("cols", [1, 3, 130, 16384, 16385, pytest.param(262144, marks=pytest.mark.long)])
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_rows_of_every_width_and_their_gradients(device, cols, p, poisoned):
     (x, weight), seed = torch.randn(2, 2, cols, device=device), torch.tensor(11, device=device)
@@ -76,7 +76,7 @@ def test_the_bytes_of_the_docstring(device):
     assert (backward.launches, backward.unique_total) == (1, 6 * n + 4 * 8 + 8)
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize("cols", [1024, 4096, 16384, 32768])
 def test_the_backward_does_not_spill(gpu, cols):
     x = torch.empty(16384, cols, dtype=torch.bfloat16, device="meta")

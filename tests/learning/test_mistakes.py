@@ -1,6 +1,5 @@
 """Mistakes by kind are rejected and told as what they are: a sample here, all on twenty draws in the long run."""
 
-import random
 import re
 
 import mistakes
@@ -15,10 +14,8 @@ def inputs_of_learners(monkeypatch):
 
 
 EXERCISES = sorted({mistake.exercise for mistake in mistakes.MISTAKES})
-SAMPLE = [
-    random.Random(kind).choice([mistake for mistake in mistakes.MISTAKES if mistake.kind == kind])
-    for kind in mistakes.TOLD
-]
+# The first that is made of a kind: in an early exercise, which is run in no time.
+SAMPLE = [next(mistake for mistake in mistakes.MISTAKES if mistake.kind == kind) for kind in mistakes.TOLD]
 
 
 @pytest.mark.parametrize("mistake", SAMPLE, ids=str)

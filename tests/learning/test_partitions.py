@@ -257,9 +257,9 @@ def test_an_answer_without_an_end_is_stopped(monkeypatch):
         while True:
             pass
 
-    began = time.monotonic()
+    began = time.process_time()
     outcome = partitions.check_partitions(answer, [SMALL], name="partitions")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert "answer took over 0.2 s" in str(outcome)
 
 
