@@ -83,10 +83,12 @@ fi
 
 log=.venv/setup.log
 echo "Installing the course and its packages (some minutes; progress in $log)"
-if ! pip install --no-input --progress-bar off --editable ".${project:+[$project]}" "$build" >"$log" 2>&1; then
+if ! pip install --no-input --progress-bar off --no-compile --editable ".${project:+[$project]}" "$build" >"$log" 2>&1; then
     tail -n 15 "$log" >&2
     fail "pip could not install the packages (above: the end of $log); mend this, then run the same command again"
 fi
+# To bytecode on all processors; pip would take one. What is left is compiled when it is imported.
+.venv/bin/python -m compileall -qq -j 0 .venv/lib >>"$log" 2>&1 || true
 
 printf '%s\ngpu=%s\nextras=%s\n' "$wanted" "$gpu" "$extras" >"$stamp"
 echo "Set up in $SECONDS s"
