@@ -67,7 +67,7 @@ class LabServer:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=120)
 
 
 class LessonPage:
@@ -75,6 +75,7 @@ class LessonPage:
 
     def __init__(self, page, server: LabServer):
         self.page = page
+        page.set_default_timeout(120_000)  # the machine may be slow, or shared
         self.server = server
         self.errors: list[str] = []
         self.requests: list[str] = []
@@ -88,11 +89,11 @@ class LessonPage:
         self.ready()
 
     def ready(self) -> None:
-        self.page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=60_000)
+        self.page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for()
         idle = ".jp-NotebookPanel:visible .jp-Notebook-ExecutionIndicator[data-status=idle]"
-        self.page.locator(idle).wait_for(timeout=60_000)
+        self.page.locator(idle).wait_for()
         # The indicator says so before there is a kernel, too.
-        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
 
     def open_lesson(self, notebook: str) -> None:
         """`notebook`: as seen from the course's folder, such as notebooks/01_roofline.ipynb."""

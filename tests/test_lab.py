@@ -23,7 +23,7 @@ SLIDER = "[role=slider]"
 def test_the_map_opens_the_first_lesson_which_runs_and_answers_the_keyboard(lesson_page):
     page = lesson_page.page
     page.goto(lesson_page.server.url)
-    page.get_by_role("heading", name="The course").wait_for(timeout=60_000)
+    page.get_by_role("heading", name="The course").wait_for()
     page.get_by_text(re.compile("(Start|Go on) here:")).wait_for()
     # JupyterLab makes its own links of the page's, a moment after it shows them.
     page.locator("a[href*='/files/notebooks/00_welcome']").first.click()

@@ -175,7 +175,7 @@ def graded_class(tmp_path_factory):
     workers = psutil.Process(first.pid).children(recursive=True)
     first.kill()
     first.wait()
-    outliving = psutil.wait_procs(workers, timeout=20)[1]
+    outliving = psutil.wait_procs(workers, timeout=100)[1]
     alive = [each for each in outliving if each.status() != psutil.STATUS_ZOMBIE]
     assert not alive, "a worker or a sandbox outlives the grader"
     assert main([*arguments, "--jobs", "1", "--resume"]) == 0

@@ -35,14 +35,14 @@ def scheduler(tmp_path, request):
     """The address of a scheduler with as many workers as the test names, all processes of this machine."""
     file = tmp_path / "scheduler.json"
     started = [dask("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     address = json.loads(file.read_text())["address"]
     options = "--nthreads 1 --no-dashboard --no-nanny --local-directory".split()
     started += [dask("worker", address, *options, str(tmp_path / f"worker{number}")) for number in range(request.param)]
     with Client(address, set_as_default=False) as client:
-        client.wait_for_workers(request.param, timeout=60)
+        client.wait_for_workers(request.param, timeout=120)
     yield address
     for process in started:
         process.kill()

@@ -83,7 +83,7 @@ def unscreened(monkeypatch):
     monkeypatch.setattr(check, "screened", lambda answers, cells: Screened(answers, {}, []))
 
 
-def graded(path: Path, capsys, cell_timeout: float = 20.0) -> tuple[int, str]:
+def graded(path: Path, capsys, cell_timeout: float = 60.0) -> tuple[int, str]:
     code = check.check_notebook(path, cell_timeout=cell_timeout)
     return code, capsys.readouterr().out
 
@@ -160,8 +160,7 @@ def test_what_an_answer_prints_does_not_count_against_it(saved, capsys, unscreen
     ids=["syntax", "exception", "name", "death", "loop", "loop in check", "flood", "forged"],
 )
 def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscreened, answer, told):
-    cell_timeout = 2.0 if "over 2 s" in told else 60.0
-    status, report = graded(saved(notebook(answer)), capsys, cell_timeout=cell_timeout)
+    status, report = graded(saved(notebook(answer)), capsys, cell_timeout=2.0 if "over 2 s" in told else 60.0)
     assert status == 1
     assert "  double  error          0 of 3 points\n" in report
     assert told in report
@@ -174,7 +173,7 @@ def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscre
 def test_a_flood_is_told_alike_where_memory_is_the_first_limit(saved, capsys, unscreened, monkeypatch, answer):
     monkeypatch.setattr(cells, "MOST_OUTPUT", 10**15)
     monkeypatch.setattr(cells, "MOST_HELD", 64 << 20)
-    report = graded(saved(notebook(answer)), capsys, cell_timeout=60.0)[1]
+    report = graded(saved(notebook(answer)), capsys)[1]
     assert "the cell 'answer' printed over 1,000,000,000,000,000 characters: look for a print in a loop" in report
 
 
