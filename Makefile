@@ -1,4 +1,4 @@
-.PHONY: lab test test-all notebooks bench results
+.PHONY: lab test test-all notebooks bench results site
 
 # The lessons, in JupyterLab; OPTIONS are its own.
 lab:
@@ -24,12 +24,19 @@ test-all: test
 	.venv/bin/pytest $(SHARED) -m "long and not alone"
 	.venv/bin/pytest -m "long and alone"
 
-# Build the notebooks whose source has changed, and from them the page of claims and the README's map and table.
+# Build the notebooks whose source has changed, and from them the page of claims, the README's map and table, and the frames
+# of the figures that move on the web pages.
 notebooks:
 	@./setup.sh dev,cluster
 	.venv/bin/python source/build.py
 	.venv/bin/python source/claims.py
 	.venv/bin/python source/readme.py
+	.venv/bin/python source/record_figures.py
+
+# The course as web pages, in site/: nothing is run.
+site:
+	@./setup.sh dev,cluster
+	.venv/bin/python source/build_site.py
 
 # Measure every kernel of the course on this machine.
 bench:

@@ -22,6 +22,7 @@ from helpers.figures.said_mark import Said, said_svg, sentence
 from helpers.figures.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, Chart
 
 _HERE = Path(__file__).parent
+POSITIONS = ("first", "second", "third")  # of the sliders, as the browser's scripts know them
 
 
 def script(name: str) -> str:
@@ -55,15 +56,15 @@ class Explorer(ABC):
     """Sliders and choices above a stage. A subclass says what is shown: `text`, `chart()` and `_still_and_data()`."""
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
-        self._stage = stage
+        self._stage, self._sliders, self._choices = stage, list(sliders), [each for row in choices for each in row]
         self._said: Said | None = None
-        for slider, position in zip(sliders, ("first", "second", "third"), strict=False):
+        for slider, position in zip(self._sliders, POSITIONS, strict=False):
             setattr(stage, position, slider.index)
             widgets.jslink((slider, "index"), (stage, position))
-        for control in (control for row in choices for control in row):
+        for control in self._choices:
             control.observe(self._draw, "value")
         self._draw()
-        self._box = widgets.VBox([widgets.HBox(list(row)) for row in (sliders, *choices)] + [stage])
+        self._box = widgets.VBox([widgets.HBox(list(row)) for row in (self._sliders, *choices)] + [stage])
         self._box.add_class("fusion-controls")
 
     @property

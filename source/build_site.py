@@ -1,0 +1,353 @@
+"""Build the course's web pages, in site/, from the notebooks as they are built: nothing is run. `make site`.
+
+nbconvert makes them, with the template in source/site/: it is installed with JupyterLab, needs no Node.js and no
+network, and renders what the notebooks hold. Jupyter Book 2 (MyST) would bring a theme and a search, but it is a
+Node.js program that fetches its theme when it builds, its pages load scripts from elsewhere, and figures that move with
+no kernel would still be ours to show.
+
+- A live figure moves without a kernel where source/record_figures.py has recorded it; else its picture is shown.
+- What answers a question is folded until the reader guesses or asks.
+- Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
+
+    python source/build_site.py                  build site/
+    python source/build_site.py --out FOLDER     build it there
+    python source/build_site.py --only 00 03     only the pages whose names start so, with the first page
+"""
+
+import argparse
+import base64
+import hashlib
+import html
+import importlib
+import json
+import pkgutil
+import re
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+from anywidget import AnyWidget
+from latex2mathml.converter import convert
+from nbconvert import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from traitlets.config import Config
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import helpers.figures  # noqa: E402, as build.py this runs as a script
+from helpers.learning.course_map import Lesson, lessons_of  # noqa: E402
+from helpers.learning.questions import answers_of  # noqa: E402
+from source.record_figures import is_live, recorded  # noqa: E402
+
+HERE = Path(__file__).parent / "site"
+ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
+DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
+PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
+SEARCHED = 1500  # letters of a section that the search reads
+
+
+@dataclass
+class Page:
+    """One page. `source`: the file it is made of, as seen from the course's folder; `kind`: "lesson", "exercise" or
+    "document". `sections`: (level, id, title) of its headings, `texts`: the words under each, as they are rendered."""
+
+    source: Path
+    kind: str
+    title: str
+    sections: list[tuple[int, str, str]] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def number(self) -> str:
+        """00, 03b; empty for what has none."""
+        return number[0] if (number := re.match(r"\d+[a-z]?(?=_)", self.source.stem)) else ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.number} {self.title}".strip()
+
+    @property
+    def target(self) -> str:
+        return "index.html" if self.source.name == "README.md" else self.source.with_suffix(".html").as_posix()
+
+    @property
+    def root(self) -> str:
+        """From the page to the first one's folder."""
+        return "../" * (len(self.source.parts) - 1)
+
+
+def pages_of(root: Path) -> list[Page]:
+    """Lessons, exercises, documents, each kind in its order."""
+    pages = []
+    for folder, kind in (("notebooks", "lesson"), ("exercises", "exercise")):
+        for path in sorted((root / folder).glob("*.ipynb"), key=lambda path: path.stem.replace("lab_", "~")):
+            opening = nbformat.read(path, as_version=4).cells[0].source
+            title = re.sub(r"^# (?:Exercise )?(?:\d+[a-z]?)?[.:]? ?| \[\d+ points\]$", "", opening.partition("\n")[0])
+            pages.append(Page(path.relative_to(root), kind, title[:1].upper() + title[1:]))
+    for path in (*sorted((root / "docs").glob("*.md")), root / "CONTRIBUTING.md", root / "CHANGELOG.md"):
+        if path.exists():
+            title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            pages.append(Page(path.relative_to(root), "document", title))
+    return pages
+
+
+# Text
+
+
+class Renderer(IPythonRenderer):
+    """Markdown as a page shows it: formulas as MathML, headings that can be linked to, links that lead to pages."""
+
+    def __init__(self, page: Page, site: "Site"):
+        super().__init__(escape=False)
+        self.page, self.site = page, site
+
+    def inline_math(self, body: str) -> str:
+        return convert(body)
+
+    def block_math(self, body: str) -> str:
+        return f'<div class="formula">{convert(body, display="block")}</div>'
+
+    def heading(self, text: str, level: int, **attrs) -> str:
+        plain = html.unescape(re.sub(r"<[^>]+>", "", text))
+        anchor = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-") or "section"
+        taken = {each for _, each, _ in self.page.sections}
+        anchor = next(each for each in (anchor, *(f"{anchor}-{n}" for n in range(2, 99))) if each not in taken)
+        self.page.sections.append((level, anchor, plain))
+        link = f'<a class="anchor" href="#{anchor}" aria-label="Link to: {html.escape(plain)}">#</a>'
+        return f'<h{level} id="{anchor}">{text}{link if level > 1 else ""}</h{level}>\n'
+
+    def link(self, text: str, url: str, title: str | None = None) -> str:
+        there = self.site.address(url, self.page)
+        return super().link(text, there, title) if there else text
+
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        there = self.site.address(url, self.page)
+        return super().image(text, there, title) if there and "://" not in there else html.escape(text)
+
+
+def words_of(markup: str) -> str:
+    """What a page's markup says, in one line."""
+    return " ".join(html.unescape(re.sub(r"<(math|style).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL)).split())
+
+
+# Pages
+
+
+class Site:
+    """The pages in `out`, of the course in `root`."""
+
+    def __init__(self, root: Path, out: Path):
+        self.root, self.out = root, out
+        self.drawn: set[str] = set()  # the widgets of live figures, by name
+        self.lessons = lessons_of(root)
+        self.pages = pages_of(root)
+        readme = (root / "README.md").read_text(encoding="utf-8")
+        self.readme = re.split(r"^(?=## )", readme, flags=re.MULTILINE)
+        self.front = Page(Path("README.md"), "front", self.readme[0].partition("\n")[0].removeprefix("# "))
+        self.doors = sorted(set(DOORS.findall(readme)))
+        self.targets = {page.source.as_posix(): page.target for page in (self.front, *self.pages)}
+        config = Config(
+            HTMLExporter={
+                "template_name": "site",
+                "extra_template_basedirs": [str(HERE.parent)],
+                "filters": {"markdown2html": lambda text: text},  # cells come as markup
+            }
+        )
+        self.exporter = HTMLExporter(config=config)
+
+    def address(self, url: str, page: Page) -> str:
+        """Where a link of a page's text leads on the site; empty where it has nothing to show for it."""
+        if re.match(r"[a-z]+:|#", url):
+            return url
+        path, hash_, anchor = url.partition("#")
+        source = (self.root / page.source.parent / path).resolve()
+        if not source.is_relative_to(self.root) or "solutions" in source.relative_to(self.root).parts:
+            return ""
+        name = source.relative_to(self.root).as_posix()
+        if name in self.targets:
+            return page.root + self.targets[name] + hash_ + anchor
+        if not source.is_file():
+            return ""
+        self._copy(name)
+        return page.root + name
+
+    def _copy(self, name: str) -> None:
+        (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.root / name, self.out / name)
+
+    def markup(self, text: str, page: Page) -> str:
+        """Markdown as markup; what it says is kept for the search."""
+        text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
+        shown = ""
+        for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+            rendered = MarkdownWithMath(renderer=Renderer(page, self)).render(part)
+            section = page.sections[-1][1] if page.sections else ""
+            page.texts[section] = f"{page.texts.get(section, '')} {words_of(rendered)}"[:SEARCHED]
+            shown += rendered
+        return re.sub(r"(<table>.*?</table>)", r'<div class="wide">\1</div>', shown, flags=re.DOTALL)
+
+    def write(self, page: Page, notebook: nbformat.NotebookNode, lesson: Page | None = None) -> None:
+        """`lesson`: whose live figures the notebook has, its own by default."""
+        live = self._prepare(page, notebook, recorded(self.root / (lesson or page).source))
+        self.drawn |= {figure["stage"] for figure in live.values()}
+        if live:
+            name = f"assets/live/{page.source.stem}.js"
+            self._save(name, f"window.fusionLive = {json.dumps(live, separators=(',', ':'))};\n")
+        order = [each for each in self.pages if each.kind == page.kind]
+        at = order.index(page) if page in order else None
+        around = {
+            "before": order[at - 1] if at else None,
+            "after": order[at + 1] if at is not None and at + 1 < len(order) else None,
+            "related": [
+                each
+                for each in self.pages
+                if page.number and each.kind != page.kind and each.number[:2] == page.number[:2]
+                and {page.kind, each.kind} <= {"lesson", "exercise"}
+            ],
+        }  # fmt: skip
+        # As globals: resources are copied, deeply, for each page.
+        shown = {"page": page, "site": self, "live": name if live else "", "map": self.map(), **around}
+        self.exporter.environment.globals.update(shown)
+        markup, _ = self.exporter.from_notebook_node(notebook)
+        self._save(page.target, markup)
+        if page.source.suffix == ".ipynb":
+            self._copy(page.source.as_posix())
+
+    def _save(self, name: str, text: str) -> None:
+        (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.out / name).write_text(text, encoding="utf-8")
+
+    def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
+        """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
+        live, folds = {}, {}
+        for number, (question, cells) in enumerate(answers_of(notebook).items()):
+            folds.update({question: number} | {cell.id: number for cell in cells})
+            found = re.compile(rf"^{re.escape(question)}: (.*); you made no guess$", re.MULTILINE)
+            told = [shown for cell in cells for output in cell.outputs if (shown := found.search(_text(output)))]
+            folds[question, "found"] = told[0][1] if told else ""
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = self.markup(cell.source, page)
+                continue
+            for output in cell.get("outputs", []):
+                output.fold = folds.get(cell.id)
+                if asked := ASKED.fullmatch(_text(output).strip()):
+                    question = asked["question"]
+                    number, found = folds.get(question, folds.get(cell.id)), folds.get((question, "found"), "")
+                    output.asks = {**asked.groupdict(), "number": number, "found": found}
+                if shown := output.get("data", {}).get("text/html"):
+                    output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
+                    if is_live(cell):
+                        output.live = "still"
+                        if known.get(cell.id, {}).get("text") == _text(output):
+                            output.live, live[cell.id] = cell.id, known[cell.id]
+        return live
+
+    def _picture(self, png: str, page: Page) -> str:
+        """A picture in a file of its own, read when it comes into sight."""
+        content = base64.b64decode(png)
+        name = f"assets/pictures/{hashlib.sha256(content).hexdigest()[:12]}.png"
+        (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.out / name).write_bytes(content)
+        return f'<img loading="lazy" src="{page.root}{name}"'
+
+    def front_page(self) -> None:
+        """What README says, the first lesson's opening film, and the course's map."""
+        opening, *sections = self.readme
+        # The map and the film stand in README as still pictures of what is live here.
+        opening = re.sub(r"<picture>.*?</picture>|!\[[^\]]*\]\((?!https:)[^)]*\)", "", opening, flags=re.DOTALL)
+        sections = [re.sub(r"## The course\n.*(?=\n\[|\Z)", "", each, flags=re.DOTALL) for each in sections]
+        first = next(page for page in self.pages if page.kind == "lesson")
+        lesson = nbformat.read(self.root / first.source, as_version=4)
+        film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
+        film.metadata["bare"] = True
+        cells = [opening, film, "## The course", *sections]
+        front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
+        front[2].metadata["map"] = True
+        self.write(self.front, nbformat.v4.new_notebook(cells=front), first)
+
+    def map(self) -> list[tuple[Page, Lesson, list[tuple[Page, float]]]]:
+        """(page, lesson, its exercises with their points) of each lesson."""
+        of = {self.root / page.source: page for page in self.pages}
+        return [
+            (of[lesson.path], lesson, [(of[path], sum(done.points.values())) for path, done in lesson.exercises])
+            for lesson in self.lessons
+        ]
+
+    def assets(self) -> None:
+        """Style, scripts, and the figures' own, which are those that JupyterLab loads."""
+        for module in pkgutil.iter_modules(helpers.figures.__path__):
+            importlib.import_module(f"helpers.figures.{module.name}")
+        # A widget that lives is of a class of its own, of the same name: the one that was written stands before it.
+        stages = {each.__name__: each for each in reversed(_widgets(AnyWidget))}
+        scripts = [_registered(name, str(stages[name]._esm)) for name in sorted(self.drawn)]
+        styles = sorted({str(stages[name]._css) for name in (*self.drawn, "FramePlayer")})
+        self._save("assets/figures.js", "\n".join((*scripts, (HERE / "figures.js").read_text(encoding="utf-8"))))
+        self._save("assets/site.css", "\n".join((*styles, (HERE / "site.css").read_text(encoding="utf-8"))))
+        self._save("assets/site.js", (HERE / "site.js").read_text(encoding="utf-8"))
+
+    def search_index(self) -> None:
+        entries = []
+        for page in (self.front, *self.pages):
+            titles = {anchor: title for _, anchor, title in page.sections}
+            for anchor, text in page.texts.items():
+                entries.append([page.target, anchor, page.name, titles.get(anchor, ""), text.strip()])
+        self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
+
+
+def _text(output: dict) -> str:
+    return output.get("text") or output.get("data", {}).get("text/plain", "")
+
+
+def _widgets(kind: type) -> list[type]:
+    return [kind, *(each for child in kind.__subclasses__() for each in _widgets(child))]
+
+
+def _registered(name: str, module: str) -> str:
+    """A widget's module as a plain script, which a page read from a folder may load too."""
+    script = module.replace("export default { render };", f'(window.fusionStages ??= {{}})["{name}"] = render;')
+    if script == module:
+        raise ValueError(f"the script of {name} does not end with `export default {{ render }};`")
+    return f"(() => {{\n{script}}})();"
+
+
+def build(root: Path = ROOT, out: Path = ROOT / "site", only: tuple[str, ...] = ()) -> Site:
+    """Build all pages, or those whose file names start with one of `only`, and the first page."""
+    if out.exists() and any(out.iterdir()) and not (out / "assets" / "site.css").exists():
+        raise ValueError(f"{out} holds something else than these pages: name another folder, or empty it")
+    shutil.rmtree(out, ignore_errors=True)
+    site = Site(root, out)
+    for page in site.pages:
+        if only and not page.source.name.startswith(only):
+            continue
+        text = (root / page.source).read_text(encoding="utf-8")
+        if page.source.suffix == ".ipynb":
+            notebook = nbformat.reads(text, as_version=4)
+        else:
+            notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+        site.write(page, notebook)
+    site.front_page()
+    site.assets()
+    site.search_index()
+    return site
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build the course's web pages.")
+    parser.add_argument("--out", type=Path, default=ROOT / "site", metavar="FOLDER", help="default: site/")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NN", help="only the pages whose names start so")
+    options = parser.parse_args(arguments)
+    try:
+        build(out=options.out.resolve(), only=tuple(options.only))
+    except ValueError as error:
+        print(f"site: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.out}/index.html; to read it: python -m http.server --directory {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+// Live figures where no kernel answers: the sliders and choices that JupyterLab would make, and the model that a figure's
+// own script asks. Every state was recorded beforehand (source/record_figures.py).
+"use strict";
+{
+  const POSITIONS = ["first", "second", "third"];
+
+  const unpacked = async (packed) => {
+    const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Response(stream).json();
+  };
+
+  class Model {
+    #values;
+    #heard = new Map();
+    constructor(values) {
+      this.#values = values;
+    }
+    get(name) {
+      return this.#values[name];
+    }
+    set(name, value) {
+      this.#values[name] = value;
+      for (const tell of this.#heard.get(`change:${name}`) ?? []) tell();
+    }
+    on(names, tell) {
+      for (const name of names.split(" ")) this.#heard.set(name, [...(this.#heard.get(name) ?? []), tell]);
+    }
+    off() {}
+    save_changes() {}
+  }
+
+  const make = (parent, tag, attributes = {}, text = "") => {
+    const node = parent.appendChild(document.createElement(tag));
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    node.textContent = text;
+    return node;
+  };
+
+  const addSlider = (row, model, { name, labels }, trait) => {
+    const label = make(row, "label", {}, name);
+    const slider = make(label, "input", { type: "range", min: 0, max: labels.length - 1, step: 1 });
+    slider.value = model.get(trait);
+    const shown = make(label, "span", { class: "value", "aria-hidden": "true" }); // a voice has aria-valuetext
+    const say = () => {
+      shown.textContent = labels[slider.value];
+      slider.setAttribute("aria-valuetext", labels[slider.value]);
+    };
+    slider.addEventListener("input", () => {
+      say();
+      model.set(trait, Number(slider.value));
+    });
+    say();
+  };
+
+  const addChoices = (row, model, figure) => {
+    const chosen = figure.choices.map(({ at }) => at);
+    let asked = 0; // the last one wins, should unpacking take its time
+    const change = async () => {
+      const turn = ++asked;
+      const number = figure.choices.reduce((sum, { labels }, place) => sum * labels.length + chosen[place], 0);
+      const state = await unpacked(figure.states[number]);
+      if (turn !== asked) return;
+      model.set("still", state.still);
+      model.set("data", state.data);
+    };
+    const fixed = [];
+    figure.choices.forEach(({ name, labels, at }, place) => {
+      if (labels.length < 2) return labels[0] && fixed.push(`${name} ${labels[0]}`);
+      const select = make(make(row, "label", {}, name), "select", { "aria-label": name });
+      labels.forEach((label, number) => make(select, "option", { value: number }, label));
+      select.value = at;
+      select.addEventListener("change", () => {
+        chosen[place] = Number(select.value);
+        change();
+      });
+    });
+    if (fixed.length) make(row, "span", { class: "small" }, `${fixed.join(", ")}: to be changed in JupyterLab`);
+  };
+
+  const enliven = async (place) => {
+    const figure = window.fusionLive[place.dataset.figure];
+    // What the choices start with: `states` holds their combinations, the last choice running fastest.
+    const start = figure.choices.reduce((sum, { labels, at }) => sum * labels.length + at, 0);
+    const values = await unpacked(figure.states[start]);
+    values.said = { svg: "", text: "" }; // no guess is marked on a chart here
+    POSITIONS.forEach((name, number) => (values[name] = figure.positions[number]));
+    const model = new Model(values);
+    const box = document.createElement("div");
+    box.className = "fusion-controls";
+    for (const [kind, add] of [["sliders", () => figure.sliders.forEach((slider, number) => addSlider(row, model, slider, POSITIONS[number]))],
+                               ["choices", () => addChoices(row, model, figure)]]) {
+      if (!figure[kind].length) continue;
+      var row = make(box, "div", { class: "controls" });
+      add();
+    }
+    place.replaceChildren(box);
+    try {
+      window.fusionStages[figure.stage]({ model, el: make(box, "div") });
+    } catch (error) {
+      place.replaceChildren(...place.still);
+      console.error(error);
+    }
+  };
+
+  // A figure is unpacked when it comes near: some hold a megabyte of frames.
+  const near = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (!isIntersecting) continue;
+        near.unobserve(target);
+        target.still = [...target.childNodes];
+        enliven(target);
+      }
+    },
+    { rootMargin: "0px 0px 600px 0px" },
+  );
+  for (const place of document.querySelectorAll(".live")) near.observe(place);
+}

@@ -1,0 +1,178 @@
+// What every page does: the theme's switch, the contents on a narrow screen, guesses, the search.
+"use strict";
+{
+  const root = document.documentElement;
+  const kept = {
+    get: (name) => { try { return localStorage.getItem(name); } catch { return null; } },
+    set: (name, value) => { try { localStorage.setItem(name, value); } catch { /* private browsing */ } },
+  };
+
+  // Theme
+  const theme = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const showTheme = () => theme.setAttribute("aria-pressed", isDark());
+  theme.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    kept.set("fusion-theme", root.dataset.theme);
+    showTheme();
+  });
+  system.addEventListener("change", showTheme);
+  showTheme();
+
+  // Contents
+  const menu = document.getElementById("menu");
+  const contents = document.getElementById("contents");
+  const openMenu = (open) => {
+    menu.setAttribute("aria-expanded", open);
+    contents.classList.toggle("open", open);
+  };
+  menu.addEventListener("click", () => openMenu(menu.getAttribute("aria-expanded") !== "true"));
+  contents.addEventListener("click", (event) => event.target.closest("a") && openMenu(false));
+  contents.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    openMenu(false);
+    menu.focus();
+  });
+  const here = contents.querySelector("[aria-current]");
+  if (here) contents.scrollTop = here.offsetTop - contents.clientHeight / 3;
+
+  // What is wider than its place scrolls in it, from the keyboard too.
+  const wide = () => {
+    for (const node of document.querySelectorAll("main pre, main .output, main .wide, main .formula, main .live")) {
+      const scrolls = node.scrollWidth > node.clientWidth + 1;
+      if (scrolls) node.tabIndex = 0;
+      else node.removeAttribute("tabindex");
+    }
+  };
+  addEventListener("resize", wide);
+  addEventListener("load", wide);
+  document.addEventListener("toggle", wide, true);
+
+  // Guesses: an answer is folded until the reader has guessed, or asks for it.
+  const page = document.body.dataset.page;
+  const guesses = JSON.parse(kept.get(`fusion-guesses-${page}`) ?? "{}");
+  const number = (typed, unit) => {
+    const text = typed.trim().replace(/[,  ]/g, "");
+    const bare = unit && text.toLowerCase().endsWith(unit.toLowerCase().replace(/ /g, "")) ? text.slice(0, -unit.replace(/ /g, "").length) : text;
+    return bare === "" ? NaN : Number(bare);
+  };
+  const beside = (said, found, unit) => {
+    const right = number(found, unit);
+    if (said === null) return `Found: ${found}.`;
+    if (said === right || (right && Math.abs(said / right - 1) < 0.02)) return `Found: ${found}, as you said.`;
+    if (!(said > 0 && right > 0)) return `Found: ${found}; you said ${said}.`;
+    const ratio = Math.max(said, right) / Math.min(said, right);
+    return `Found: ${found}; you said ${said}, ${Number(ratio.toPrecision(3))} times too ${said > right ? "many" : "few"}.`;
+  };
+  for (const form of document.querySelectorAll(".fusion-guess")) {
+    const { number: place, question, unit, found } = form.dataset;
+    const [input, reveal, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
+    const show = (said) => {
+      status.textContent = found ? beside(said, found, unit) : "";
+      reveal.hidden = true;
+      for (const answer of document.querySelectorAll(`[data-answers="${place}"]`)) answer.open = true;
+      // The table at a lesson's end.
+      for (const row of document.querySelectorAll(".fusion-table tbody tr")) {
+        if (said !== null && row.cells[0].textContent === question) row.cells[1].textContent = said;
+      }
+      guesses[question] = said;
+      kept.set(`fusion-guesses-${page}`, JSON.stringify(guesses));
+    };
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const said = number(input.value, unit);
+      if (Number.isFinite(said)) show(said);
+      else status.textContent = input.value.trim() ? "Write it as a number, such as 12.5 or 3e6." : "Type a number first, or press “Show me”.";
+    });
+    reveal.addEventListener("click", () => {
+      show(null);
+      input.focus({ preventScroll: true });
+    });
+    if (question in guesses) {
+      input.value = guesses[question] ?? "";
+      show(guesses[question]);
+    }
+  }
+  for (const row of document.querySelectorAll("[data-lesson]")) {
+    const seen = Object.keys(JSON.parse(kept.get(`fusion-guesses-${row.dataset.lesson}`) ?? "{}")).length;
+    if (seen) row.querySelector(".done").textContent = `${seen} of ${row.dataset.questions} questions seen`;
+  }
+
+  // Search: every word must be found; a title counts more than the text.
+  const search = document.getElementById("search");
+  const field = search.querySelector("input");
+  const list = document.getElementById("found");
+  let index = null;
+  const load = () => {
+    if (index) return index;
+    index = new Promise((resolve) => {
+      const script = document.createElement("script");
+      script.src = `${document.body.dataset.root}assets/search.js`;
+      script.addEventListener("load", () => resolve(window.fusionSearch.map((entry) => ({ entry, low: entry.slice(2).map((text) => text.toLowerCase()) }))));
+      document.head.append(script);
+    });
+    return index;
+  };
+  const times = (text, word) => text.split(word).length - 1;
+  const excerpt = (text, words) => {
+    const at = Math.max(0, Math.min(...words.map((word) => text.toLowerCase().indexOf(word)).filter((each) => each >= 0)) - 40);
+    const part = document.createElement("span");
+    part.className = "small";
+    const shown = Number.isFinite(at) ? `${at ? "…" : ""}${text.slice(at, at + 140)}…` : "";
+    const marks = new RegExp(`(${words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|")})`, "gi");
+    shown.split(marks).forEach((piece, place) => {
+      if (place % 2) part.appendChild(document.createElement("mark")).textContent = piece;
+      else part.append(piece);
+    });
+    return part;
+  };
+  const find = async () => {
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const all = await load();
+    list.hidden = !words.length;
+    const scored = [];
+    for (const { entry, low: [name, title, text] } of all) {
+      const points = words.map((word) => 8 * times(title, word) + 4 * times(name, word) + Math.min(4, times(text, word)));
+      if (words.length && Math.min(...points) > 0) scored.push([points.reduce((sum, each) => sum + each), entry]);
+    }
+    scored.sort((one, other) => other[0] - one[0]);
+    list.replaceChildren(...scored.slice(0, 12).map(([, [target, anchor, name, title, text]]) => {
+      const link = document.createElement("a");
+      link.href = `${document.body.dataset.root}${target}${anchor ? `#${anchor}` : ""}`;
+      link.appendChild(document.createElement("b")).textContent = title && !name.endsWith(title) ? `${name}: ${title}` : name;
+      link.append(excerpt(text, words));
+      return link;
+    }));
+    const told = list.appendChild(document.createElement("p"));
+    told.className = "small";
+    told.setAttribute("role", "status");
+    told.textContent = scored.length > 12 ? `12 of ${scored.length} places` : scored.length ? `${scored.length} places` : "Nothing found";
+  };
+  field.addEventListener("focus", load);
+  field.addEventListener("input", find);
+  search.addEventListener("submit", (event) => {
+    event.preventDefault();
+    list.querySelector("a")?.click();
+  });
+  search.addEventListener("keydown", (event) => {
+    const places = [field, ...list.querySelectorAll("a")];
+    const at = places.indexOf(document.activeElement);
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      places.at((at + (event.key === "ArrowDown" ? 1 : -1)) % places.length).focus();
+    } else if (event.key === "Escape") {
+      list.hidden = true;
+      field.focus();
+    }
+  });
+  search.addEventListener("focusout", (event) => {
+    if (!search.contains(event.relatedTarget)) list.hidden = true;
+  });
+  list.addEventListener("click", () => (list.hidden = true));
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.target.closest("input, select, textarea")) return;
+    event.preventDefault();
+    field.focus();
+  });
+}

@@ -1,0 +1,319 @@
+"""The course's web pages: whole, small, asking nothing of any other host, live without a kernel."""
+
+import json
+import re
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+import triton.language as tl
+from axe_playwright_python.sync_playwright import Axe
+from bs4 import BeautifulSoup
+from lab_browser import ROOT
+
+from helpers.figures import journey, traffic_explorer, watch
+from helpers.figures.live import live_of
+from helpers.instruments import recorded
+from kernels.elementwise.swiglu import swiglu_kernel
+from source import build_site
+
+SAMPLE = ("00_", "03_first", "03_fused", "claims")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    return build_site.build(out=tmp_path_factory.mktemp("sample") / "site", only=SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return build_site.build(out=tmp_path_factory.mktemp("whole") / "site")
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A course of one lesson: a film, an explorer, a launch to step through, two questions."""
+    root = tmp_path_factory.mktemp("course")
+    eight = torch.arange(8.0).view(2, 4)
+    figures = {
+        "journey(h200)": journey(recorded("h200")),
+        "traffic_explorer()": traffic_explorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000),
+        "watch(kernel)": watch(
+            swiglu_kernel[(2,)], eight, eight + 1, torch.empty_like(eight), 8, BLOCK=4, COMPUTE=tl.float32
+        ),
+    }
+    cells = [
+        nbformat.v4.new_markdown_cell("# 00 Small: a lesson\n\nAbout 5 minutes.\n\n## Program instances\n\nA mask.")
+    ]
+    for number, (source, figure) in enumerate(figures.items()):
+        data, metadata = figure._repr_mimebundle_()
+        data = {name: value for name, value in data.items() if "widget" not in name}
+        shown = nbformat.v4.new_output("execute_result", data, metadata=metadata, execution_count=1)
+        cells.append(nbformat.v4.new_code_cell(source, id=f"figure{number}", outputs=[shown], execution_count=1))
+    for name, unit in (("bytes", "MB"), ("launches", "")):
+        for source, told in (
+            (f'{name} = predict_first("{name}", unit="{unit}")\n{name}', f"{name}: [your guess] {unit}"),
+            (f"{name}.compare(20)", f"{name}: 20 {unit}".rstrip() + "; you made no guess"),
+        ):
+            shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
+            cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
+    live = {f"figure{number}": live_of(figure) for number, figure in enumerate(figures.values())}
+    for name, text in {
+        "README.md": "# A course\n\nOf one lesson.\n\n## Start\n\nHere.\n",
+        "notebooks/00_small.ipynb": nbformat.writes(nbformat.v4.new_notebook(cells=cells)),
+        "source/site/live/00_small.json": json.dumps(live),
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return build_site.build(root, root / "site")
+
+
+@pytest.fixture(scope="module")
+def address(course):
+    """Of that course's pages, on a server of this machine."""
+    handler = partial(QuietHandler, directory=course.out)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Visit:
+    """A page in a browser; it remembers errors and requests."""
+
+    def __init__(self, browser, address: str, **context):
+        self.page = browser.new_context(**context).new_page()
+        self.page.set_default_timeout(60_000)
+        self.address, self.errors, self.requests = address, [], []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, name: str):
+        self.page.goto(f"{self.address}{name}.html")
+        return self.page
+
+    def elsewhere(self) -> list[str]:
+        return [url for url in self.requests if not url.startswith((self.address, "data:"))]
+
+
+# What is on the disk
+
+
+def markup(out: Path, name: str) -> BeautifulSoup:
+    return BeautifulSoup((out / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def broken_links(site: build_site.Site, known: set[str]) -> list[str]:
+    """Links and files that lead nowhere. `known`: pages that are not there, as they were not asked for."""
+    found, ids = [], {}
+    for path in sorted(site.out.rglob("*.html")):
+        page = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+        ids[path] = {node["id"] for node in page.select("[id]")}
+        for node in page.select("[href], [src]"):
+            url = node.get("href") or node.get("src")
+            if not re.match(r"[a-z]+:", url):
+                found.append((path, url))
+    broken = []
+    for path, url in found:
+        name, _, anchor = url.partition("#")
+        there = (path.parent / name).resolve() if name else path
+        if there.is_relative_to(site.out) and there.relative_to(site.out).as_posix() in known:
+            continue
+        if not there.is_file() or (anchor and there in ids and anchor not in ids[there]):
+            broken.append(f"{path.relative_to(site.out)}: {url}")
+    return broken
+
+
+def bytes_of(site: build_site.Site, page: str) -> int:
+    """A page with all that it may ask for, the search too."""
+    path = site.out / f"{page}.html"
+    asked = {path, site.out / "assets/search.js"}
+    for node in BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").select("link[href], [src]"):
+        url = node.get("href") or node["src"]
+        if not url.startswith("data:"):
+            asked.add((path.parent / url).resolve())
+    return sum(each.stat().st_size for each in asked)
+
+
+def test_links_lead_somewhere(sample):
+    missing = {page.target for page in sample.pages if not (sample.out / page.target).exists()}
+    assert broken_links(sample, missing) == []
+    assert broken_links(sample, missing - {"notebooks/02_bytes_and_launches.html"}) != []
+
+
+def test_the_first_page_is_small(sample):
+    assert bytes_of(sample, "index") - (sample.out / "assets/search.js").stat().st_size < 500_000
+
+
+@pytest.mark.long
+def test_the_whole_site_is_whole(whole):
+    assert broken_links(whole, set()) == []
+    sizes = {page.target: bytes_of(whole, page.target.removesuffix(".html")) for page in whole.pages}
+    assert {name: size for name, size in sizes.items() if size >= 3_000_000} == {}
+    assert len(sizes) == len(list(whole.out.rglob("*.html"))) - 1  # and the first page
+
+
+def test_nothing_of_a_solution_is_there(sample):
+    """Stubs and public checks alone: neither the folder nor what stands between an answer's marks."""
+    solution = json.loads((ROOT / "solutions/03_fused_add_gelu.ipynb").read_text())
+    answers = ["".join(cell["source"]) for cell in solution["cells"] if "BEGIN SOLUTION" in "".join(cell["source"])]
+    lines = {line.strip() for answer in answers for line in answer.partition("BEGIN SOLUTION")[2].splitlines()}
+    secret = [line for line in lines if len(line) > 30]
+    page = markup(sample.out, "exercises/03_fused_add_gelu").get_text()
+    assert secret
+    assert [line for line in secret if line in page] == []
+    assert "NotImplementedError" in page
+    assert not (sample.out / "solutions").exists()
+
+
+def test_formulas_are_mathml(sample):
+    page = markup(sample.out, "notebooks/03_first_fused_kernel")
+    assert page.select("math mfrac, math msqrt")
+    prose = " ".join(node.get_text() for node in page.select("main > p"))
+    assert "\\mathrm" not in prose
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds something else than these pages"):
+        build_site.build(out=tmp_path, only=SAMPLE)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+# In a browser
+
+
+def test_figures_move_without_a_kernel(chromium, address):
+    visit = Visit(chromium, address)
+    page = visit.open("notebooks/00_small")
+    film, explorer, stepper = (page.locator(f"[data-figure=figure{number}]") for number in range(3))
+    stepper.scroll_into_view_if_needed()
+    stepper.get_by_role("button", name="Step", exact=True).click()
+    assert stepper.get_by_role("status").inner_text().startswith("Step 2 of ")
+
+    before = shown(film)
+    film.get_by_role("slider").press("End")
+    assert all(one != other for one, other in zip(before, shown(film), strict=True))
+
+    slider = explorer.get_by_role("slider", name="rows")
+    before = shown(explorer)
+    slider.press("ArrowRight")
+    moved = shown(explorer)
+    assert all(one != other for one, other in zip(before, moved, strict=True))
+    assert slider.get_attribute("aria-valuetext") == "4,096"
+    assert "4,096" in moved[0]
+    explorer.get_by_role("combobox", name="dtype").select_option("fp16")
+    explorer.get_by_role("status").filter(has_text="fp16").wait_for()
+    assert "4,096" in shown(explorer)[0], "a choice leaves the sliders where they are"
+    assert visit.errors == []
+    assert visit.elsewhere() == []
+
+
+def shown(figure) -> tuple[str, str]:
+    """Its line, and what its picture says of itself."""
+    return figure.get_by_role("status").inner_text(), figure.get_by_role("img").get_attribute("aria-label")
+
+
+def test_a_figure_that_was_recorded_as_another_is_a_picture(course, tmp_path):
+    path = course.root / "source/site/live/00_small.json"
+    kept = path.read_text()
+    path.write_text(json.dumps({name: {**each, "text": "another"} for name, each in json.loads(kept).items()}))
+    page = markup(build_site.build(course.root, tmp_path / "site").out, "notebooks/00_small")
+    path.write_text(kept)
+    assert page.select(".live") == []
+    assert len(page.select("figure img")) == 3
+    assert page.get_text().count("A picture of a live figure") == 3
+
+
+def test_an_answer_waits_for_the_guess(chromium, address):
+    page = Visit(chromium, address).open("notebooks/00_small")
+    first, second = page.locator(".fusion-guess").all()
+    answers = [page.locator(f"[data-answers='{number}'] .output") for number in range(2)]
+    assert [each.is_visible() for each in answers] == [False, False]
+    field = first.get_by_role("textbox")
+    field.fill("many")
+    field.press("Enter")
+    assert "as a number" in first.get_by_role("status").inner_text()
+    assert [each.is_visible() for each in answers] == [False, False]
+    field.fill("10 MB")
+    field.press("Enter")
+    assert first.get_by_role("status").inner_text() == "Found: 20 MB; you said 10, 2 times too few."
+    assert [each.is_visible() for each in answers] == [True, False]
+    page.reload()  # another day
+    assert [each.is_visible() for each in answers] == [True, False]
+    second.get_by_role("button", name="Show me").click()
+    assert [each.is_visible() for each in answers] == [True, True]
+    page.goto(f"{address}index.html")
+    assert page.locator("[data-lesson='00_small'] .done").inner_text() == "2 of 2 questions seen"
+
+
+def sideways(page) -> int:
+    """Pixels by which it is wider than the window."""
+    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+def violations(page) -> list[str]:
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in serious]
+
+
+def test_pages_fit_a_phone(chromium, sample):
+    visit = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 390, "height": 844})
+    pages = [path.relative_to(sample.out).with_suffix("").as_posix() for path in sample.out.rglob("*.html")]
+    assert {name: wide for name in pages if (wide := sideways(visit.open(name))) > 0} == {}
+    visit.page.add_style_tag(content=".code { overflow: visible } main { width: 60rem }")
+    assert sideways(visit.page) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "theme"), [("notebooks/00_welcome", "dark"), ("exercises/03_fused_add_gelu", "light")]
+)
+def test_a_page_has_no_serious_violation(chromium, sample, name, theme):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", color_scheme=theme).open(name)
+    assert violations(page) == []
+    page.evaluate("document.querySelector('header button[id=theme]').textContent = ''")
+    assert [each.split(":")[0] for each in violations(page)] == ["button-name"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_at_every_width(chromium, whole, theme):
+    visit = Visit(chromium, f"{whole.out.as_uri()}/", color_scheme=theme)
+    for page in (whole.front, *whole.pages):
+        name = page.target.removesuffix(".html")
+        for width in (1440, 1024, 390):
+            visit.page.set_viewport_size({"width": width, "height": 900})
+            assert sideways(visit.open(name)) <= 0, f"{name} at {width}"
+        assert violations(visit.page) == [], name
+        assert visit.errors == [], name
+
+
+def test_the_keyboard_finds_the_way(chromium, address):
+    visit = Visit(chromium, address)
+    page = visit.open("index")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the text"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "text"
+    page.keyboard.press("/")
+    page.keyboard.type("program instances mask")
+    page.locator("#found a").first.wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/notebooks/00_small.html#program-instances")
+    page.get_by_role("button", name="Dark").press("Enter")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 21, 22)"
+    page = visit.open("index")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert visit.errors == []
