@@ -1,12 +1,13 @@
 """The fused kernels of the course.
 
 `CATALOGUE` maps each name to its FusedOp: every file in `elementwise/`, `rowwise/` and `tiled/` that defines `OP` is
-in it. The public functions, such as `kernels.add_gelu`, are their `fused`. Both load on first use, so that importing
-one kernel, or `kernels.runtime` alone, imports no other.
+in it. The public functions, such as `kernels.add_gelu`, are their `fused`; modules, such as `kernels.LayerNorm`, stand
+in the same files. All load on first use, so that importing one kernel, or `kernels.runtime` alone, imports no other.
 """
 
 import functools
 import importlib
+import re
 from pathlib import Path
 
 from kernels import runtime as runtime  # before any kernel is launched: it decides where launches go
@@ -23,11 +24,26 @@ def _operations() -> dict[str, str]:
     }
 
 
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Name -> module of each torch.nn.Module in those files."""
+    folder = Path(__file__).parent.parent
+    return {
+        name: module
+        for module in _operations().values()
+        for name in re.findall(
+            r"^class (\w+)\(", (folder / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"), re.M
+        )
+    }
+
+
 def __getattr__(name: str):
     if name == "CATALOGUE":
         found = {each: importlib.import_module(module).OP for each, module in _operations().items()}
     elif name in _operations():
         found = importlib.import_module(_operations()[name]).OP.fused
+    elif name in _modules():
+        found = getattr(importlib.import_module(_modules()[name]), name)
     else:
         raise AttributeError(f"module 'kernels' has no attribute {name!r}; its kernels are {', '.join(_operations())}")
     globals()[name] = found
@@ -35,4 +51,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return [*globals(), "CATALOGUE", *_operations()]
+    return ["CATALOGUE", *_operations(), *_modules(), "runtime"]

@@ -98,6 +98,7 @@ def register(
     backward: Callable | None = None,
     backward_fake: Callable | None = None,
     gradients: Callable = _all_of_backward,
+    results: int = 1,
 ) -> Callable:
     """The operation as one function: `forward` at once where no gradient is asked for, an autograd function where one
     is (it costs Python less than an operator does), an operator under torch.compile.
@@ -114,6 +115,8 @@ def register(
         backward_fake: the same without data.
         gradients: (backward, needed, grad_y, *kept) -> a tuple, one for each of the first arguments, None for the rest.
             Where not given, what `backward` returns. `needed` says of each argument whether its gradient is asked for.
+        results: how many tensors y is. Of several, `backward` and `gradients` take as many gradients before what is
+            kept; all but the first may be None.
 
     Returns:
         A function of forward's arguments, by position, that returns y. It checks those that are no tensors
@@ -141,11 +144,14 @@ def register(
             ctx.settings = kept[len(tensors) :]
 
         def by(backward):
-            def differentiate(ctx, grad_y, *_):
-                if grad_y is None:
+            def differentiate(ctx, *incoming):
+                grad_y, *more = incoming[:results]
+                come = [each for each in (grad_y, *more) if each is not None]
+                if not come:
                     return (None,) * arity
-                _refuse_transforms(name, [grad_y])
-                arguments = backward, ctx.needs_input_grad, _signed(grad_y), *ctx.saved_tensors, *ctx.settings
+                _refuse_transforms(name, come)
+                incoming = torch.zeros_like(come[0]) if grad_y is None else grad_y, *more
+                arguments = backward, ctx.needs_input_grad, *map(_signed, incoming), *ctx.saved_tensors, *ctx.settings
                 found = _Once.apply(name, gradients, *arguments) if torch.is_grad_enabled() else gradients(*arguments)
                 return *found, *(None,) * (arity - len(found))
 
@@ -184,7 +190,9 @@ def register(
             if not tracked:
                 return forward(*arguments)
             result = apply(*arguments)
-        return result[0] if tracked and training is not None else result
+        if tracked and training is not None:
+            return result[0] if results == 1 else result[:results]
+        return result
 
     operation.forward_op, operation.training_op, operation.backward_op = forward_op, training_op, backward_op
     return operation

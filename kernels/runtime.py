@@ -345,11 +345,13 @@ class Reduce(interpreter.ReduceOps):
 
     def sum(self, input):
         data = input.handle.data
-        if data.dtype not in (np.float16, BFLOAT16):
-            return self.to_tensor(np.sum(data, axis=self.axis, keepdims=self.keep_dims), input.dtype)
-        total = _added_as_by_a_block(data.ravel() if self.axis is None else np.moveaxis(data, self.axis, -1))
+        data = data.ravel() if self.axis is None else np.moveaxis(data, self.axis, -1)
+        if data.dtype in (np.float16, BFLOAT16):
+            total = _added_as_by_a_block(data)
+        else:  # NumPy adds in pairs what lies side by side, and one after another what does not
+            total = np.sum(np.ascontiguousarray(data), axis=-1)
         if self.keep_dims:
-            total = np.expand_dims(total, tuple(range(data.ndim)) if self.axis is None else self.axis)
+            total = np.expand_dims(total, tuple(range(len(input.shape))) if self.axis is None else self.axis)
         return self.to_tensor(total, input.dtype)
 
     def generic_reduce(self, input):

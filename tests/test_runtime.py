@@ -317,6 +317,22 @@ def reduces_kernel(x_ptr, variances_ptr, firsts_ptr, ROWS: tl.constexpr, COLS: t
     tl.store(firsts_ptr + ROWS + COLS, tl.reduce(x, None, left))
 
 
+@triton.jit
+def column_sums_kernel(x_ptr, y_ptr, ROWS: tl.constexpr):
+    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, 2)[None, :]
+    tl.store(y_ptr + tl.arange(0, 2), tl.sum(tl.load(x_ptr + row * 2 + col), axis=0))
+
+
+def test_sums_along_any_axis_are_added_as_trees():
+    """One after another, as NumPy adds along an axis that is not the last, they would be off by far more."""
+    x, y = 1e4 + torch.rand(8192, 2), torch.empty(2)
+    column_sums_kernel[(1,)](x, y, ROWS=8192)
+    exact = x.double().sum(0)
+    allowed = 2 * (x.sum(0) - exact).abs().max() + 4 * torch.finfo(torch.float32).eps * exact.max()
+    one_by_one = torch.from_numpy(np.cumsum(x.numpy(), axis=0, dtype=np.float32)[-1])
+    assert (y - exact).abs().max() <= allowed < (one_by_one - exact).abs().max()
+
+
 def test_reductions_by_a_function_of_ones_own_keep_the_order():
     x, variances, firsts = torch.randn(8, 64), torch.empty(8), torch.empty(8 + 64 + 1)
     reduces_kernel[(1,)](x, variances, firsts, ROWS=8, COLS=64)

@@ -5,29 +5,32 @@
                                                             48 B/element in fp32, nine launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
-The backward pass recomputes mean and variance from x, which it reads anyway: 12 B/element in fp32. The arithmetic of
-both is in normalise.py. Rows too wide for registers, or very few, are in layer_norm_wide.py and layer_norm_pairs.py.
+The backward pass, in layer_norm_backward.py, recomputes mean and variance from x, which it reads anyway: 12 B/element
+in fp32. The arithmetic of both is in normalise.py. Rows too wide for registers are in layer_norm_wide.py.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels import costs
 from kernels.activations import activate
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
+from kernels.affine import ones_unless, over_last, zeros_unless
+from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise import layer_norm_pairs, layer_norm_wide
-from kernels.rowwise.normalise import normalise, through_normalise
+from kernels.rowwise import layer_norm_wide
+from kernels.rowwise.layer_norm_backward import gradients
+from kernels.rowwise.normalise import normalise
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen
 
-WIDEST_BLOCK, WIDEST_BACKWARD_BLOCK = 32768, 8192  # elements of a row in registers, alone and beside three others
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 
 
 @triton.jit
@@ -53,52 +56,13 @@ def layer_norm_kernel(
     x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), COMPUTE)
     if VECTORS_FIRST:
         weight, bias = tl.load(weight_ptr + col, mask=col < cols), tl.load(bias_ptr + col, mask=col < cols)
-    x_hat = normalise(x, cols, eps, 128 // x_ptr.dtype.element_ty.primitive_bitwidth, num_warps)
+    BITS: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
+    x_hat = normalise(x, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
     if not VECTORS_FIRST:
         weight, bias = tl.load(weight_ptr + col, mask=col < cols), tl.load(bias_ptr + col, mask=col < cols)
     z = x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE)
     y = z if ACT is None else activate(z, ACT, y_ptr.dtype.element_ty)
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def layer_norm_backward_kernel(
-    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    weight_ptr,  # (cols,)
-    bias_ptr,  # (cols,)
-    grad_x_ptr,  # (rows, cols), contiguous, x's dtype
-    grad_weight_ptr,  # (programs, cols), in COMPUTE: each program's sum over its rows
-    grad_bias_ptr,  # (programs, cols), in COMPUTE
-    rows,
-    cols: tl.constexpr,
-    grad_y_row_stride,
-    x_row_stride,
-    eps,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
-    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
-    ACT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
-    bias = None if ACT is None else tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
-    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
-    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
-    step = tl.num_programs(0) * BLOCK_ROWS
-    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        inside = (row < rows) & (col < cols)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        grad_z, x_hat, grad_x = through_normalise(grad_y, x, weight, bias, cols, eps, ACT)
-        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-        grad_weight += grad_z * x_hat
-        grad_bias += grad_z
-    at = tl.program_id(0).to(tl.int64) * cols + col
-    tl.store(grad_weight_ptr + at, tl.sum(grad_weight, axis=0, keep_dims=True), mask=col < cols)
-    tl.store(grad_bias_ptr + at, tl.sum(grad_bias, axis=0, keep_dims=True), mask=col < cols)
 
 
 @cache
@@ -120,20 +84,7 @@ def settings(cols: int, dtype: torch.dtype, few_rows: bool = False, act: str | N
     }
 
 
-@cache
-def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
-    """The same of the backward pass; two rows are on their way while one is computed, if `shared_memory` holds them."""
-    elements = max(2048, next_power_of_2(cols))
-    return {
-        "BLOCK_ROWS": elements // next_power_of_2(cols),
-        "BLOCK_COLS": next_power_of_2(cols),
-        "STAGES": 3 if 4 * dtype.itemsize * elements < shared_memory else 1,  # x and the gradient, twice
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": elements // 512,
-    }
-
-
-def _forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, act: str | None, eps: float) -> torch.Tensor:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: float) -> Tensor:
     y = like(x)
     if y.numel() == 0:
         return y
@@ -149,48 +100,24 @@ def _forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, act: str
     return y
 
 
-def _backward(
-    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, act: str | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad_x = like(x)
-    if grad_x.numel() == 0:
-        return grad_x, torch.zeros_like(weight), torch.zeros_like(bias)
-    tensors = grad_y, x, weight, bias = as_rows(grad_y), as_rows(x), weight.contiguous(), bias.contiguous()
-    (rows, cols), strides, sms = x.shape, (grad_y.stride(0), x.stride(0)), multiprocessors(x)
-    with torch.cuda.device_of(x):
-        if cols <= WIDEST_BACKWARD_BLOCK and rows > sms:
-            chosen = backward_settings(cols, x.dtype, shared_memory(x))
-            programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), sms * max(1, 16 // chosen["num_warps"]))
-            sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-            grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
-            layer_norm_backward_kernel[(programs,)](
-                *tensors, grad_x, grad_weight, grad_bias, rows, cols, *strides, eps, ACT=act, **chosen
-            )
-        elif act is None and layer_norm_pairs.fits(grad_y, x, weight):
-            grad_weight, grad_bias = layer_norm_pairs.backward_in_pairs(grad_y, x, weight, grad_x, eps)
-        else:
-            grad_weight, grad_bias = layer_norm_wide.backward_in_two(*tensors, grad_x, act, eps)
-    sums = ((total[0] if rows <= sms else total.sum(0)) for total in (grad_weight, grad_bias))
-    return grad_x, *(total.to(vector.dtype) for total, vector in zip(sums, (weight, bias), strict=True))
-
-
 layer_norm_op = register(
     "layer_norm",
     _forward,
     lambda x, weight, bias, act, eps: like(x),
     keep=lambda arguments, y: arguments,
-    backward=_backward,
+    backward=gradients,
     backward_fake=lambda grad_y, x, weight, bias, act, eps: (like(x), like(weight), like(bias)),
 )
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Bring each row of `x` to mean 0 and variance 1, scale and shift its columns, in one launch; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
-        weight, bias: (cols,), of any floating-point dtype, on x's device.
-        eps: added to the variance; a constant row becomes bias, or NaN where eps is 0 and its mean is exact.
+        weight, bias: (cols,), of any floating-point dtype, on x's device; ones and zeros where not given, by a small
+            launch each.
+        eps: added to the variance, as fp32; a constant row becomes bias, or NaN where eps is 0.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once. The
@@ -201,18 +128,19 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
         ValueError: x has no dimension, weight or bias is not (cols,), or devices differ or run no kernels here.
     """
     check_alike("layer_norm", x=x)
+    weight, bias = ones_unless(weight, x), zeros_unless(bias, x)
     check_columns("layer_norm", x, weight=weight, bias=bias)
     return layer_norm_op(x, weight, bias, None, eps)
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm(cols), run by layer_norm."""
+    """torch.nn.LayerNorm, run by layer_norm."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        return over_last(partial(layer_norm, eps=self.eps), self, x)
 
 
-def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+def layer_norm_reference(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -> Tensor:
     """The same in PyTorch, whose own kernel is fused too."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 

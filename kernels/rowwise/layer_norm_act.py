@@ -16,6 +16,7 @@ import torch
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, check_activation
+from kernels.affine import ones_unless, over_last, zeros_unless
 from kernels.arguments import check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.options import check_option
@@ -23,13 +24,17 @@ from kernels.rowwise import layer_norm as plain
 
 
 def layer_norm_act(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, act: str = "gelu_tanh", eps: float = 1e-5
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    act: str = "gelu_tanh",
+    eps: float = 1e-5,
 ) -> torch.Tensor:
     """act(layer_norm(x)) over the last dimension, in one launch; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
-        weight, bias: (cols,), of any floating-point dtype, on x's device.
+        weight, bias: as in layer_norm.
         act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
         eps: added to the variance, as in layer_norm.
 
@@ -44,25 +49,29 @@ def layer_norm_act(
     """
     check_activation("layer_norm_act", act)
     check_alike("layer_norm_act", x=x)
+    weight, bias = ones_unless(weight, x), zeros_unless(bias, x)
     check_columns("layer_norm_act", x, weight=weight, bias=bias)
     check_option("layer_norm_act", "eps", eps, float)
     return plain.layer_norm_op(x, weight, bias, act, eps)
 
 
-class LayerNormAct(plain.LayerNorm):
-    """layer_norm_act with weight and bias that are learned, ones and zeros at first."""
+class LayerNormAct(torch.nn.LayerNorm):
+    """torch.nn.LayerNorm and an activation, run by layer_norm_act; torch.nn.LayerNorm's arguments, and act by name."""
 
-    def __init__(self, cols: int, act: str = "gelu_tanh", eps: float = 1e-5, device=None, dtype=None):
-        super().__init__(cols, eps, device=device, dtype=dtype)
+    def __init__(self, *arguments, act: str = "gelu_tanh", **options):
+        super().__init__(*arguments, **options)
         check_activation("LayerNormAct", act)
         self.act = act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm_act(x, self.weight, self.bias, self.act, self.eps)
+        return over_last(partial(layer_norm_act, act=self.act, eps=self.eps), self, x)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, act={self.act!r}"
 
 
 def layer_norm_act_reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, act: str = "gelu_tanh", eps: float = 1e-5
+    x: torch.Tensor, weight=None, bias=None, act: str = "gelu_tanh", eps: float = 1e-5
 ) -> torch.Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""
     return ACTIVATIONS[act](torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps))

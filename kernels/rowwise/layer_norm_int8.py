@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels import costs
+from kernels.affine import ones_unless, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
@@ -61,7 +62,7 @@ def layer_norm_int8_kernel(
         row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
         inside = (row < rows) & (col < cols)
         x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), tl.float32)
-        y = normalise(x, cols, eps, VECTOR, num_warps) * weight + bias
+        y = normalise(x, cols, eps, VECTOR, num_warps, x_ptr.dtype.element_ty.primitive_bitwidth == 16) * weight + bias
         largest = tl.maximum(largest_magnitude(y, axis=1), LEAST, propagate_nan=tl.PropagateNan.ALL)
         tl.store(scale_ptr + row, largest / 127.0, mask=row < rows)
         tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=inside)
@@ -114,14 +115,14 @@ layer_norm_int8_op = register(
 
 
 def layer_norm_int8(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm of each row of `x`, quantised to int8 with a scale of its own, in one launch. Not differentiable.
 
     Args:
         x: fp32, fp16 or bf16 tensor of shape (..., cols), cols at least 1, any strides; columns that are not side by
             side are copied first.
-        weight, bias: (cols,), of any floating-point dtype, on x's device.
+        weight, bias: as in layer_norm.
         eps: as in layer_norm.
 
     Returns:
@@ -135,6 +136,7 @@ def layer_norm_int8(
             are on the CPU where kernels run on a GPU.
     """
     check_alike("layer_norm_int8", DTYPES, x=x)
+    weight, bias = ones_unless(weight, x), zeros_unless(bias, x)
     check_columns("layer_norm_int8", x, weight=weight, bias=bias)
     if x.shape[-1] == 0:
         raise ValueError("layer_norm_int8 takes rows of at least one column, got none: an empty row has no scale")
@@ -142,7 +144,7 @@ def layer_norm_int8(
 
 
 def layer_norm_int8_reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
+    x: torch.Tensor, weight=None, bias=None, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, as one writes it in PyTorch before thinking of memory."""
     y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)

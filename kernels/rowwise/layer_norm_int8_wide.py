@@ -45,7 +45,7 @@ def layer_norm_int8_wide_kernel(
         # The row is wanted once more: it should outlive in L2 what is only written.
         x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
         x = x.to(tl.float32)
-        mean, squares = with_chunk(mean, squares, x, start, cols)
+        mean, squares = with_chunk(mean, squares, x, start, cols, x_ptr.dtype.element_ty.primitive_bitwidth == 16)
     rstd = tl.rsqrt(squares / cols + eps)
     largest = tl.full((1,), LEAST, dtype=tl.float32)
     for start in range(0, cols, BLOCK_COLS):

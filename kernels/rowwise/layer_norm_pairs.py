@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import multiprocessors
+from kernels.rowwise.normalise import mean_of
 
 COLUMNS = range(8193, 16385)
 
@@ -65,7 +66,7 @@ def layer_norm_pairs_backward_kernel(
         touched = (some < cols) & (after < rows)
         tl.load(x_ptr + after * x_row_stride + some, mask=touched, volatile=True)
         tl.load(grad_y_ptr + after * grad_y_row_stride + some, mask=touched, volatile=True)
-        mean = tl.sum(widen_pairs(x, 16), axis=0) / cols
+        mean = mean_of(tl.sum(widen_pairs(x, 16), axis=0), cols)
         centred = tl.where(col < cols, widen_pairs(x, again) - mean, 0.0)
         weight = tl.load(weight_ptr.to(PAIRS) + pair, mask=in_row, other=0)
         grad_x_hat = widen_pairs(grad_y, again) * widen_pairs(weight, 16)

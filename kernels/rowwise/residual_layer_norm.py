@@ -9,6 +9,9 @@ Every layer of a GPT-2 begins so: y goes into the layer, s is the residual of th
 Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are in
 residual_layer_norm_wide.py.
 
+The gradient of s, of x and of residual are one. layer_norm's backward kernels recompute mean and variance from s
+and add its own gradient to what comes through the norm before they write it: 16 B/element in fp32.
+
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
 
@@ -17,11 +20,14 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels import costs
+from kernels.affine import ones_unless, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
+from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise
 from kernels.rowwise.residual_layer_norm_wide import residual_layer_norm_wide_kernel
 from kernels.sizes import cdiv, next_power_of_2
@@ -58,7 +64,7 @@ def residual_layer_norm_kernel(
     residual = widen(tl.load(residual_ptr + row * residual_row_stride + col, mask=inside, other=0.0), COMPUTE)
     s = x + residual
     tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=inside)
-    x_hat = normalise(s, cols, eps, 128 // x_ptr.dtype.element_ty.primitive_bitwidth, num_warps)
+    x_hat = normalise(s, cols, eps, 128 // x_ptr.dtype.element_ty.primitive_bitwidth, num_warps, EXACT=False)
     # Loaded only now: held during the reduction, their registers would cost every second program on the SM.
     weight = tl.load(weight_ptr + col, mask=col < cols)
     bias = tl.load(bias_ptr + col, mask=col < cols)
@@ -86,9 +92,7 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     }
 
 
-def _forward(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     y, s = like(x), like(x)
     if y.numel() == 0:
         return y, s
@@ -105,25 +109,43 @@ def _forward(
     return y, s
 
 
+def _backward(
+    grad_y: Tensor, grad_sum: Tensor | None, s: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return gradients(grad_y, s, weight, bias, None, eps, grad_sum)
+
+
+def _of_each(backward, needed, *given) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_x, *of_vectors = backward(*given)
+    return grad_x, grad_x, *of_vectors
+
+
 residual_layer_norm_op = register(
-    "residual_layer_norm", _forward, lambda x, residual, weight, bias, eps: (like(x), like(x))
+    "residual_layer_norm",
+    _forward,
+    lambda x, residual, weight, bias, eps: (like(x), like(x)),
+    keep=lambda arguments, results: (results[1], *arguments[2:]),
+    backward=_backward,
+    backward_fake=lambda grad_y, grad_sum, s, weight, bias, eps: (like(s), like(weight), like(bias)),
+    gradients=_of_each,
+    results=2,
 )
 
 
 def residual_layer_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """LayerNorm of x + residual, and the sum itself for the next layer, in one launch. Not differentiable.
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm of x + residual, and the sum itself for the next layer, in one launch; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
         residual: tensor of x's shape, dtype and device. Under autocast the narrower of the two is converted.
-        weight, bias: (cols,), of any floating-point dtype, on x's device.
+        weight, bias: as in layer_norm.
         eps: as in layer_norm.
 
     Returns:
         The normalised rows and the sum, contiguous tensors of x's shape and dtype. The arithmetic is fp32 (fp64 for
-        fp64 inputs); the sum is normalised before it is rounded.
+        fp64 inputs); the sum is normalised before it is rounded. Both have gradients.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or x and residual differ in dtype.
@@ -132,13 +154,14 @@ def residual_layer_norm(
     """
     x, residual = in_widest(x, residual)
     check_alike("residual_layer_norm", x=x, residual=residual)
+    weight, bias = ones_unless(weight, x), zeros_unless(bias, x)
     check_columns("residual_layer_norm", x, weight=weight, bias=bias)
     return residual_layer_norm_op(x, residual, weight, bias, eps)
 
 
 def residual_layer_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, residual: Tensor, weight=None, bias=None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
     """The same, as one writes it in PyTorch before thinking of memory."""
     s = x + residual
     return torch.nn.functional.layer_norm(s, s.shape[-1:], weight, bias, eps), s
@@ -154,7 +177,14 @@ def residual_layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work
     )
 
 
-def _inputs(*shape: int, **options) -> tuple[torch.Tensor, ...]:
+def residual_layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes of the gradients: 19 operations an element; both results' gradients, the sum and weight in,
+    the gradients of sum, weight and bias out."""
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
+    return Work(19 * elements, (3 * elements + shape[-1]) * size, (elements + 2 * shape[-1]) * size)
+
+
+def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
     return tuple(torch.randn(size, **options) for size in (shape, shape, shape[-1:], shape[-1:]))
 
 
@@ -175,4 +205,5 @@ OP = FusedOp(
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
+    backward_work=residual_layer_norm_backward_work,
 )

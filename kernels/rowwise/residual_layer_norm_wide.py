@@ -31,7 +31,7 @@ def residual_layer_norm_wide_kernel(
         col = start + tl.arange(0, BLOCK_COLS)
         x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
         residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        mean, squares = with_chunk(mean, squares, x + residual, start, cols)
+        mean, squares = with_chunk(mean, squares, x + residual, start, cols, EXACT=False)
     rstd = tl.rsqrt(squares / cols + eps)
     for start in range(0, cols, BLOCK_COLS):
         col = start + tl.arange(0, BLOCK_COLS)

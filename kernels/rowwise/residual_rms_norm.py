@@ -9,18 +9,24 @@ Every layer of a Llama begins so: y goes into the layer, s is the residual of th
 PyTorch's RMSNorm is one launch on a GPU; on a CPU it is written out and moves more. Every program reads the weight
 anew, from L2: DRAM gives it once. Rows beyond 32768 elements are in rms_norm_wide.py.
 
+The gradient of s, of x and of residual are one. rms_norm's backward kernels add s's own to what comes through the norm
+before they write it: 16 B/element in fp32.
+
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from kernels.affine import ones_unless
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.rowwise import rms_norm_wide
 from kernels.rowwise.l2_norm import WIDEST_BLOCK, settings
+from kernels.rowwise.rms_norm import gradients, number_a_row
 from kernels.sizes import cdiv
 
 
@@ -31,6 +37,7 @@ def residual_rms_norm_kernel(
     weight_ptr,  # (cols,)
     y_ptr,  # (rows, cols), contiguous, x's dtype
     sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, the next layer's residual
+    rstd_ptr,  # (rows,), in COMPUTE, or None where no backward pass will ask for it
     rows,
     cols,
     x_row_stride,
@@ -53,11 +60,11 @@ def residual_rms_norm_kernel(
     rstd = tl.rsqrt(tl.sum(s * s, axis=1, keep_dims=True) / cols + eps)
     y = s * rstd * weight
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
-def _forward(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     y, s = like(x), like(x)
     if y.numel() == 0:
         return y, s
@@ -65,31 +72,62 @@ def _forward(
     rows, cols = x.shape
     with torch.cuda.device_of(x):
         if cols > WIDEST_BLOCK:
-            rms_norm_wide.forward(x, residual, weight, y, s, None, eps)
+            rms_norm_wide.forward(x, residual, weight, y, s, rstd, eps)
         else:
             chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
             grid, strides = (cdiv(rows, chosen["BLOCK_ROWS"]),), (x.stride(0), residual.stride(0))
-            residual_rms_norm_kernel[grid](x, residual, weight, y, s, rows, cols, *strides, eps, **chosen)
+            residual_rms_norm_kernel[grid](x, residual, weight, y, s, rstd, rows, cols, *strides, eps, **chosen)
     return y, s
 
 
-residual_rms_norm_op = register("residual_rms_norm", _forward, lambda x, residual, weight, eps: (like(x), like(x)))
+def _forward(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _launch(x, residual, weight, None, eps)
+
+
+def _training(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    rstd = number_a_row(x)
+    return *_launch(x, residual, weight, rstd, eps), rstd
+
+
+def _backward(
+    grad_y: Tensor, grad_sum: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor]:
+    return gradients(grad_y, s, weight, rstd, grad_sum)
+
+
+def _of_each(backward, needed, *given) -> tuple[Tensor, Tensor, Tensor]:
+    grad_x, grad_weight = backward(*given)
+    return grad_x, grad_x, grad_weight
+
+
+residual_rms_norm_op = register(
+    "residual_rms_norm",
+    _forward,
+    lambda x, residual, weight, eps: (like(x), like(x)),
+    training=_training,
+    training_fake=lambda x, residual, weight, eps: (like(x), like(x), number_a_row(x)),
+    keep=lambda arguments, results: (results[1], arguments[2], results[2]),
+    backward=_backward,
+    backward_fake=lambda grad_y, grad_sum, s, weight, rstd: (like(s), like(weight)),
+    gradients=_of_each,
+    results=2,
+)
 
 
 def residual_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMSNorm of x + residual, and the sum itself for the next layer, in one launch. Not differentiable.
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of x + residual, and the sum itself for the next layer, in one launch; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
         residual: tensor of x's shape, dtype and device. Under autocast the narrower of the two is converted.
-        weight: (cols,), of any floating-point dtype, on x's device.
+        weight: (cols,), of any floating-point dtype, on x's device; ones where not given, by a small launch.
         eps: as in rms_norm.
 
     Returns:
         The normalised rows and the sum, contiguous tensors of x's shape and dtype. The arithmetic is fp32 (fp64 for
-        fp64 inputs); the sum is normalised before it is rounded.
+        fp64 inputs); the sum is normalised before it is rounded. Both have gradients.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or x and residual differ in dtype.
@@ -98,13 +136,14 @@ def residual_rms_norm(
     """
     x, residual = in_widest(x, residual)
     check_alike("residual_rms_norm", x=x, residual=residual)
+    weight = ones_unless(weight, x)
     check_columns("residual_rms_norm", x, weight=weight)
     return residual_rms_norm_op(x, residual, weight, eps)
 
 
 def residual_rms_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
     """The same, as one writes it in PyTorch before thinking of memory."""
     s = x + residual
     return torch.nn.functional.rms_norm(s, s.shape[-1:], weight, eps), s
@@ -120,7 +159,14 @@ def residual_rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     )
 
 
-def _inputs(*shape: int, **options) -> tuple[torch.Tensor, ...]:
+def residual_rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes of the gradients: 13 operations an element; both results' gradients, the sum and weight in,
+    the gradients of sum and weight out."""
+    elements, size = torch.Size(shape).numel(), dtype.itemsize
+    return Work(13 * elements, (3 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
+
+
+def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
     return tuple(torch.randn(size, **options) for size in (shape, shape, shape[-1:]))
 
 
@@ -128,7 +174,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
     # As on an H200, which has 132 SMs.
-    return (x, x, weight, x, x, rows, cols, cols, cols, 1e-6), settings(cols, dtype, few_rows=rows <= 132)
+    return (x, x, weight, x, x, None, rows, cols, cols, cols, 1e-6), settings(cols, dtype, few_rows=rows <= 132)
 
 
 OP = FusedOp(
@@ -142,4 +188,5 @@ OP = FusedOp(
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
+    backward_work=residual_rms_norm_backward_work,
 )

@@ -13,12 +13,14 @@ rms_norm_wide.py, the backward pass of few rows in rms_norm_few_rows.py.
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from kernels.affine import ones_unless, over_last
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
@@ -63,6 +65,7 @@ def rms_norm_backward_kernel(
     x_ptr,  # (rows, cols), any row stride, unit column stride
     weight_ptr,  # (cols,)
     rstd_ptr,  # (rows,), in COMPUTE: 1 / rms of each row, from the forward
+    grad_sum_ptr,  # (rows, cols), contiguous: added to grad_x where x is a sum that goes on as it is, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (programs, cols), in COMPUTE: each program's sum over its rows
     rows,
@@ -89,17 +92,20 @@ def rms_norm_backward_kernel(
         pull = tl.sum(grad_y * x * weight, axis=1, keep_dims=True) / cols * rstd * rstd
         grad_weight += grad_y * (x * rstd)
         grad_x = rstd * (grad_y * weight - x * pull)
+        if grad_sum_ptr is not None:
+            grad_x += tl.load(grad_sum_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
         tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
     total = tl.sum(grad_weight, axis=0, keep_dims=True)
     tl.store(grad_weight_ptr + tl.program_id(0).to(tl.int64) * cols + col, total, mask=col < cols)
 
 
 @cache
-def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
-    """Of the backward pass. Two rows are on their way while one is computed, where `shared_memory` bytes hold them."""
+def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10, rows_read: int = 2) -> dict:
+    """Of the backward pass. Two rows are on their way while one is computed, where `shared_memory` bytes hold them, of
+    each of `rows_read` tensors: x, the gradient, and a sum's."""
     block_cols = next_power_of_2(cols)
     elements = max(2048, block_cols)
-    in_flight = (2 * dtype.itemsize + 4) * elements  # bytes of one stage: x, the gradient and the weight
+    in_flight = (rows_read * dtype.itemsize + 4) * elements  # bytes of one stage, the weight's too
     return {
         "BLOCK_ROWS": elements // block_cols,
         "BLOCK_COLS": block_cols,
@@ -109,7 +115,7 @@ def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 
     }
 
 
-def _launch(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor | None, eps: float) -> torch.Tensor:
+def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tensor:
     y = like(x)
     if y.numel() == 0:
         return y
@@ -125,40 +131,40 @@ def _launch(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor | None, ep
     return y
 
 
-def _forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _launch(x, weight, None, eps)
 
 
-def _number_a_row(x: torch.Tensor) -> torch.Tensor:
+def number_a_row(x: Tensor) -> Tensor:
+    """Uninitialised: one value a row of x, in the dtype of the arithmetic."""
     return x.new_empty(x.shape[:-1].numel(), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def _forward_keeping_rstd(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    rstd = _number_a_row(x)
+def _forward_keeping_rstd(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    rstd = number_a_row(x)
     return _launch(x, weight, rstd, eps), rstd
 
 
-def _backward(
-    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def gradients(
+    grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_sum: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight; `grad_sum` is added to x's."""
     grad_x = like(x)
     if grad_x.numel() == 0:
         return grad_x, torch.zeros_like(weight)
-    grad_y, x = as_rows(grad_y), as_rows(x)
-    rows, cols = x.shape
-    tensors = grad_y, x, weight.contiguous(), rstd, grad_x
+    grad_y, x, grad_sum = as_rows(grad_y), as_rows(x), None if grad_sum is None else grad_sum.contiguous()
+    (rows, cols), tensors = x.shape, (grad_y, x, weight.contiguous(), rstd, grad_sum, grad_x)
     with torch.cuda.device_of(x):
         if cols > WIDEST_BACKWARD_BLOCK:
             sums = rms_norm_wide.backward(*tensors)
         elif rows <= min(rms_norm_few_rows.MOST_ROWS, multiprocessors(x)):
             return grad_x, rms_norm_few_rows.backward(*tensors)
         else:
-            chosen = backward_settings(cols, x.dtype, shared_memory(x))
+            chosen = backward_settings(cols, x.dtype, shared_memory(x), 2 if grad_sum is None else 3)
             per_multiprocessor = max(1, 8192 // (chosen["BLOCK_ROWS"] * chosen["BLOCK_COLS"]))
             programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), per_multiprocessor * multiprocessors(x))
             sums = torch.empty(programs, cols, dtype=rstd.dtype, device=x.device)
-            strides = grad_y.stride(0), x.stride(0)
-            rms_norm_backward_kernel[(programs,)](*tensors, sums, rows, cols, *strides, **chosen)
+            rms_norm_backward_kernel[(programs,)](*tensors, sums, rows, cols, grad_y.stride(0), x.stride(0), **chosen)
     return grad_x, sums.sum(0).to(weight.dtype)
 
 
@@ -167,20 +173,21 @@ rms_norm_op = register(
     _forward,
     lambda x, weight, eps: like(x),
     training=_forward_keeping_rstd,
-    training_fake=lambda x, weight, eps: (like(x), _number_a_row(x)),
+    training_fake=lambda x, weight, eps: (like(x), number_a_row(x)),
     keep=lambda arguments, result: (*arguments[:2], result[1]),
-    backward=_backward,
+    backward=gradients,
     backward_fake=lambda grad_y, x, weight, rstd: (like(x), like(weight)),
 )
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """Divide each row of `x` by its root mean square and scale its columns, in one launch; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
-        weight: (cols,), of any floating-point dtype, on x's device.
-        eps: added to the mean square; a row of zeros stays zero, and is NaN where eps is 0.
+        weight: (cols,), of any floating-point dtype, on x's device; ones where not given, by a small launch.
+        eps: added to the mean square, as fp32; a row of zeros stays zero, and is NaN where eps is 0. The default is
+            Llama's; torch.nn.functional.rms_norm's is that of x's dtype, torch.finfo(x.dtype).eps.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once. The
@@ -191,23 +198,20 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
         ValueError: x has no dimension, weight is not (cols,), the devices differ or are not the one of kernels.
     """
     check_alike("rms_norm", x=x)
+    weight = ones_unless(weight, x)
     check_columns("rms_norm", x, weight=weight)
     return rms_norm_op(x, weight, eps)
 
 
-class RMSNorm(torch.nn.Module):
-    """rms_norm with a weight that is learned, ones at first; as torch.nn.RMSNorm over the last dimension."""
+class RMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm, run by rms_norm; its eps of None is the dtype's own, as there."""
 
-    def __init__(self, cols: int, eps: float = 1e-6, device=None, dtype=None):
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(cols, device=device, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        return over_last(partial(rms_norm, eps=eps), self, x)
 
 
-def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """The same in PyTorch, whose own kernel is fused on a GPU; on a CPU it is written out in PyTorch."""
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
@@ -221,18 +225,12 @@ def rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 def rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes of both gradients: 12 operations an element; gradient, x and weight in, two out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
-    written = (elements + shape[-1]) * size
-    return Work(flops=12 * elements, bytes_read=elements * size + written, bytes_written=written)
-
-
-def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(shape, **options), torch.randn(shape[-1], **options)
+    return Work(12 * elements, (2 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    rows, cols = shape
-    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
-    return (x, weight, x, None, rows, cols, cols, 1e-6), settings(cols, dtype, few_rows=rows <= 132)  # SMs of an H200
+    (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
+    return (x, x[0], x, None, rows, cols, cols, 1e-6), settings(cols, dtype, few_rows=rows <= 132)  # SMs of an H200
 
 
 OP = FusedOp(
@@ -242,7 +240,7 @@ OP = FusedOp(
     work=rms_norm_work,
     kernel=rms_norm_kernel,
     settings=settings,
-    inputs=_inputs,
+    inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape[-1:], **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),

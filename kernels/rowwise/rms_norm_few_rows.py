@@ -22,6 +22,7 @@ def rms_norm_few_rows_backward_kernel(
     x_ptr,  # (rows, cols), any row stride, unit column stride
     weight_ptr,  # (cols,)
     rstd_ptr,  # (rows,), in COMPUTE: 1 / rms of each row, from the forward
+    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (cols,), weight's dtype
     rows,
@@ -43,6 +44,8 @@ def rms_norm_few_rows_backward_kernel(
         rstd = tl.load(rstd_ptr + program)
         pull = tl.sum(grad_y * weight * x, axis=0) / cols * rstd * rstd
         grad_x = rstd * (grad_y * weight - x * pull)
+        if grad_sum_ptr is not None:
+            grad_x += tl.load(grad_sum_ptr + program * cols + col, mask=col < cols, other=0.0).to(COMPUTE)
         tl.store(grad_x_ptr + program * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < cols)
     else:
         rows_of_tile = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
@@ -68,14 +71,12 @@ def settings(cols: int, dtype: torch.dtype) -> dict:
     }
 
 
-def backward(
-    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, grad_x: torch.Tensor
-) -> torch.Tensor:
+def backward(grad_y, x, weight, rstd, grad_sum: torch.Tensor | None, grad_x) -> torch.Tensor:
     """Write grad_x, (rows, cols), and return the gradient of weight; columns of grad_y and x are side by side."""
     rows, cols = x.shape
     grad_weight = torch.empty_like(weight)
     chosen = settings(cols, x.dtype)
     rms_norm_few_rows_backward_kernel[(rows + cdiv(cols, chosen["BLOCK_COLS"]),)](
-        grad_y, x, weight, rstd, grad_x, grad_weight, rows, cols, grad_y.stride(0), x.stride(0), **chosen
+        grad_y, x, weight, rstd, grad_sum, grad_x, grad_weight, rows, cols, grad_y.stride(0), x.stride(0), **chosen
     )
     return grad_weight

@@ -87,6 +87,7 @@ def rms_norm_wide_backward_kernel(
     weight_ptr,  # (cols,)
     rstd_ptr,  # (rows,), as above
     pull_ptr,  # (rows,), as above
+    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (programs along the second axis of the grid, cols)
     rows,
@@ -112,6 +113,8 @@ def rms_norm_wide_backward_kernel(
         pull = tl.load(pull_ptr + row, mask=row < rows, other=0.0)
         grad_weight += grad_y * (x * rstd)
         grad_x = rstd * (grad_y * weight - x * pull)
+        if grad_sum_ptr is not None:
+            grad_x += tl.load(grad_sum_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
         tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
     total = tl.sum(grad_weight, axis=0, keep_dims=True)
     tl.store(grad_weight_ptr + tl.program_id(1).to(tl.int64) * cols + col, total, mask=col < cols)
@@ -135,9 +138,7 @@ def forward(
     )
 
 
-def backward(
-    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, grad_x: torch.Tensor
-) -> torch.Tensor:
+def backward(grad_y, x, weight, rstd, grad_sum: torch.Tensor | None, grad_x) -> torch.Tensor:
     """Write grad_x, (rows, cols), and return sums, (programs, cols), whose own sum is the gradient of weight."""
     rows, cols = x.shape
     block = {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024}
@@ -148,6 +149,6 @@ def backward(
     options = {"COMPUTE": tl.float64 if x.dtype == torch.float64 else tl.float32, "num_warps": 4}
     rms_norm_row_pulls_kernel[(rows,)](*inputs, pull, cols, *strides, BLOCK_COLS=4096, **options)
     rms_norm_wide_backward_kernel[(tiles, programs)](
-        *inputs, pull, grad_x, sums, rows, cols, *strides, **block, STAGES=3, **options
+        *inputs, pull, grad_sum, grad_x, sums, rows, cols, *strides, **block, STAGES=3, **options
     )
     return sums

@@ -10,8 +10,8 @@ from accuracy import assert_as_accurate
 from helpers.instruments import compile_for, measure
 from kernels import CATALOGUE
 from kernels.rowwise import layer_norm as module
-from kernels.rowwise import layer_norm_pairs, layer_norm_wide
-from kernels.rowwise.layer_norm import LayerNorm, backward_settings, layer_norm, layer_norm_op, layer_norm_reference
+from kernels.rowwise import layer_norm_backward, layer_norm_pairs, layer_norm_wide
+from kernels.rowwise.layer_norm import LayerNorm, layer_norm, layer_norm_op, layer_norm_reference
 
 CENTRED = pytest.mark.parametrize("name", ["layer_norm", "residual_layer_norm", "layer_norm_act"])
 
@@ -46,7 +46,7 @@ def counting_padding(x, weight, bias, eps=1e-5):
 @pytest.fixture
 def two_multiprocessors(monkeypatch):
     """Three rows are then more than a GPU has multiprocessors, and take the kernels of many rows."""
-    for each in (module, layer_norm_wide, layer_norm_pairs):
+    for each in (module, layer_norm_backward, layer_norm_wide, layer_norm_pairs):
         monkeypatch.setattr(each, "multiprocessors", lambda x: 2)
 
 
@@ -106,6 +106,29 @@ def test_a_constant_row_without_eps_is_nan_as_in_pytorch(name, device):
     assert first(op.fused(*inputs, eps=0.0)).isnan().all()
     assert first(op.reference(*inputs, eps=0.0)).isnan().all()
     assert first(op.fused(*inputs)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", ["layer_norm", "residual_layer_norm", "layer_norm_act", "layer_norm_int8"])
+def test_a_constant_row_is_its_bias(name, dtype, device, poisoned):
+    """However its sum is rounded: in registers, merged from threads, in chunks."""
+    op = CATALOGUE[name]
+    for cols in (65, 768, 4096, 40000):
+        inputs = op.inputs(2, cols, dtype=dtype, device=device)
+        inputs[0][0], inputs[0][1] = 12345.678, 100.3
+        inputs[-1].zero_()
+        if name == "residual_layer_norm":
+            inputs[1].fill_(0.3)
+        assert not first(op.fused(*inputs)).any()
+    x = torch.full((768,), 12345.678)
+    centred = x - x.cumsum(0)[-1] / 768
+    assert (centred * (centred.square().mean() + 1e-5).rsqrt()).abs().max() > 0.2  # the wrong LayerNorm
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2, 768), (3, 768), (3, 9000)])
+def test_gradients_of_constant_rows(rows, cols, device, two_multiprocessors):
+    x = torch.full((rows, cols), 12345.678, device=device)
+    assert_gradients_as_accurate((x, *torch.randn(2, cols, device=device)), torch.randn(rows, cols, device=device))
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(2, 65), (2, 9000), (3, 8193), (3, 20000)])
@@ -195,10 +218,12 @@ def test_bf16_gradients_of_wide_rows(cols, stride, offset, device, poisoned, two
 @pytest.mark.parametrize("cols", [1024, 4096, 8192])
 def test_backward_does_not_spill(cols, act, gpu):
     x, sums = torch.bfloat16, torch.float32
-    chosen = backward_settings(cols, x, {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu])
-    arguments = (*[x] * 5, sums, sums, 32768, cols, cols, cols, 1e-5)
-    compiled = compile_for(module.layer_norm_backward_kernel, *arguments, device=gpu, ACT=act, **chosen)
-    assert compiled.spill_bytes == 0
+    for grad_sum in (None, x) if act is None else (None,):
+        room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
+        chosen = layer_norm_backward.backward_settings(cols, x, room, 2 if grad_sum is None else 3)
+        arguments = (*[x] * 4, grad_sum, x, sums, sums, 32768, cols, cols, cols, 1e-5)
+        kernel = layer_norm_backward.layer_norm_backward_kernel
+        assert compile_for(kernel, *arguments, device=gpu, ACT=act, **chosen).spill_bytes == 0
 
 
 PAIRS = (*[torch.bfloat16] * 4, *[torch.float32] * 2, 32768, *[16384] * 3, 1e-5)
