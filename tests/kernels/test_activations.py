@@ -41,8 +41,8 @@ def units_off(y, s, act):
 def test_every_16_bit_value(act, dtype, device):
     s = every_value(dtype, device)
     y, theirs = activated(s, act), ACTIVATIONS[act](s)
-    assert bool(y[s.isnan()].isnan().all())
-    assert y[s == torch.inf].item() == torch.inf
+    special = ~s.isfinite()  # NaN, and infinities that a sum overflowed to: a finite result would hide them
+    torch.testing.assert_close(y[special].double(), ACTIVATIONS[act](s[special].double()), equal_nan=True)
     near, finite = s.abs() < 4, s.isfinite()
     assert units_off(y, s, act)[near].max() <= 2 * units_off(theirs, s, act)[near].max()
     assert units_off(y, s, act)[near].max() <= 0.72

@@ -7,9 +7,9 @@ from accuracy import assert_as_accurate, doubled, with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kernels
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-import kernels
 from kernels import CATALOGUE, runtime
 from kernels.rowwise import rms_norm as rms_norm_module
 from kernels.rowwise import rms_norm_few_rows, rms_norm_wide
