@@ -6,7 +6,6 @@ from functools import cache, reduce
 import torch
 
 from kernels import runtime
-from kernels.options import check_option
 
 MULTIPROCESSORS = 132  # of an H200, the GPU that the course refers to
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -118,7 +117,9 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
     check_columns(operation, logits)
     if not isinstance(labels, torch.Tensor) or labels.dtype != torch.int64:
         kind = labels.dtype if isinstance(labels, torch.Tensor) else type(labels).__name__
-        raise TypeError(f"{operation} takes labels in a tensor of torch.int64, got {kind}: convert with .long()")
+        soft = isinstance(labels, torch.Tensor) and labels.shape == logits.shape and labels.is_floating_point()
+        mend = "for probabilities use torch.nn.functional.cross_entropy" if soft else "convert with .long()"
+        raise TypeError(f"{operation} takes labels in a tensor of torch.int64, got {kind}: {mend}")
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"{operation} takes a label a row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
@@ -143,6 +144,12 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
     """x, empty or not, as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def channels_last(*images: torch.Tensor) -> bool:
+    """Whether all are (images, channels, height, width) with channels side by side in memory, and not contiguous."""
+    last = torch.channels_last
+    return all(x.dim() == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in images)
 
 
 _properties = cache(torch.cuda.get_device_properties)
@@ -202,32 +209,6 @@ def check_linear(
                 f"{operation} takes {name} of {tuple(shape)} for x of {tuple(x.shape)} and {names[0]} of "
                 f"{tuple(weight.shape)}, got {tuple(tensor.shape)}: expand or reshape it"
             )
-
-
-def check_heads(operation: str, scale: float | None, **tensors: torch.Tensor) -> None:
-    """Check what attention asks of q and of k, and of v where it is given.
-
-    Raises:
-        TypeError: as check_together.
-        ValueError: as check_together, shapes that do not fit, a head wider than 256, or a scale that is not positive.
-    """
-    check_together(operation, **tensors)
-    q, k, *rest = tensors.values()
-    wrong = None
-    if any(x.dim() != 4 for x in tensors.values()):
-        wrong = "(batch, heads, tokens, dim)", "add or join dimensions"
-    elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or any(x.shape != k.shape for x in rest):
-        wrong = "one batch and dim, k and v alike", "expand or slice them"
-    elif not 1 <= q.shape[3] <= 256:
-        wrong = "heads of dim 1 to 256", "split them"
-    elif q.shape[1] % max(1, k.shape[1]) or (q.shape[1] and not k.shape[1]):
-        wrong = "heads of q in multiples of those of k", "repeat those of k"
-    if wrong is not None:
-        shapes = ", ".join(f"{name} of {tuple(x.shape)}" for name, x in tensors.items())
-        raise ValueError(f"{operation} takes {wrong[0]}, got {shapes}: {wrong[1]}")
-    check_option(operation, "scale", scale, float, optional=True)
-    if scale is not None and scale <= 0:
-        raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
 
 
 def autocasts(x: torch.Tensor) -> bool:

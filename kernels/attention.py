@@ -4,7 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.arguments import check_together
 from kernels.descriptors import padded_empty
+from kernels.options import check_option, refuse
 from kernels.sizes import next_power_of_2
 
 LEAST = tl.constexpr(-(2.0**120))  # times a scale of up to 2**7 still finite in fp32, and any score is lost in it
@@ -108,6 +110,36 @@ def value_per_row(x: torch.Tensor) -> torch.Tensor:
     """Uninitialised: one value a row of x, (batch, heads, rows), in the dtype of the arithmetic."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return padded_empty(x.shape[:3], x.new_empty(0, dtype=dtype))
+
+
+def check_heads(operation: str, scale: float | None, enable_gqa: bool, more: dict, **tensors: torch.Tensor) -> None:
+    """Check what attention asks of q and of k, and of v where it is given.
+
+    Raises:
+        TypeError: as check_together, an option of another type, or `more` (options.refuse).
+        ValueError: as check_together, shapes that do not fit, a head wider than 256, or a scale that is not positive.
+    """
+    refuse(operation, more)
+    check_option(operation, "enable_gqa", enable_gqa, bool)
+    check_together(operation, **tensors)
+    q, k, *rest = tensors.values()
+    wrong = None
+    if any(x.dim() != 4 for x in tensors.values()):
+        wrong = "(batch, heads, tokens, dim)", "add or join dimensions"
+    elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or any(x.shape != k.shape for x in rest):
+        wrong = "one batch and dim, k and v alike", "expand or slice them"
+    elif not 1 <= q.shape[3] <= 256:
+        wrong = "heads of dim 1 to 256", "split them"
+    elif q.shape[1] % max(1, k.shape[1]) or (q.shape[1] and not k.shape[1]):
+        wrong = "heads of q in multiples of those of k", "repeat those of k"
+    elif not enable_gqa and q.shape[1] != k.shape[1]:
+        wrong = "as many heads of k as of q where enable_gqa is False", "leave it out"
+    if wrong is not None:
+        shapes = ", ".join(f"{name} of {tuple(x.shape)}" for name, x in tensors.items())
+        raise ValueError(f"{operation} takes {wrong[0]}, got {shapes}: {wrong[1]}")
+    check_option(operation, "scale", scale, float, optional=True)
+    if scale is not None and scale <= 0:
+        raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
 
 
 def check_mask(operation: str, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> None:

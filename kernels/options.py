@@ -11,6 +11,36 @@ LIMITS = {
     "padding": (0, math.inf),
 }
 
+# What PyTorch, FlashAttention-2 or Liger-Kernel take besides, and what to use for it: this is a course, not a library.
+_FLEX = "torch.nn.attention.flex_attention.flex_attention with a {}"
+_ATTENTION = {
+    "softcap": _FLEX.format("score_mod"),
+    "alibi_slopes": _FLEX.format("score_mod"),
+    "window_size": _FLEX.format("block_mask"),
+    "cu_seqlens_q": _FLEX.format("block_mask"),
+    "cu_seqlens_k": _FLEX.format("block_mask"),
+    "dropout_p": "torch.nn.functional.scaled_dot_product_attention",
+    "is_causal": "causal",
+    "softmax_scale": "scale",
+}
+INSTEAD = {
+    "flash_attention": _ATTENTION | {"attn_mask": "kernels.attention_scores with a mask, times v"},
+    "attention_scores": _ATTENTION | {"attn_mask": "mask"},
+    "cross_entropy": dict.fromkeys(("weight", "ce_weight", "target"), "torch.nn.functional.cross_entropy")
+    | dict.fromkeys(("softcap", "lse_square_scale", "return_z_loss"), "torch.compile of it written out in PyTorch"),
+    "conv_bn_act": dict.fromkeys(("dilation", "groups"), "torch.nn.functional.conv2d and torch.compile")
+    | {"bias": "mean - bias as mean"},
+}
+
+
+def refuse(operation: str, given: dict) -> None:
+    """Raise TypeError for the first of these keyword arguments, which the operation does not have: what to use instead
+    (INSTEAD), or where to look."""
+    for name in given:
+        instead = INSTEAD[operation].get(name)
+        mend = f"use {instead}" if instead else f"see help(kernels.{operation})"
+        raise TypeError(f"{operation} takes no {name}: {mend}")
+
 
 def check_option(operation: str, name: str, value, kind: type, *, optional: bool = False) -> None:
     """Check an argument that is no tensor.

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from kernels import costs
-from kernels.arguments import check_alike
+from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.sizes import cdiv
@@ -140,17 +140,22 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """gelu(a + b), tanh form, in one launch, differentiable once.
 
     Args:
-        a: floating-point tensor of any shape and strides; what is not contiguous is copied first.
+        a: floating-point tensor of any shape and strides; what is not contiguous is copied first, but for images with
+            channels last, both.
         b: tensor of a's shape, dtype and device.
 
     Returns:
-        A contiguous tensor of a's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.
+        A contiguous tensor of a's shape and dtype, channels last where both are. The arithmetic is fp32 (fp64 for fp64
+        inputs), rounded once. Under autocast, two dtypes meet in the wider one.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
         ValueError: the shapes or devices differ, or the tensors are on the CPU where kernels run on a GPU.
     """
+    a, b = in_widest(a, b)
     check_alike("add_gelu", a=a, b=b)
+    if channels_last(a, b):
+        return add_gelu_op(a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     return add_gelu_op(a, b)
 
 

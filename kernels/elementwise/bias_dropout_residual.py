@@ -169,8 +169,9 @@ def bias_dropout_residual(
         bias: (cols,), of any floating-point dtype.
         residual: tensor of x's shape, dtype and device.
         seed: int64 tensor of one value on x's device: the same seed drops the same elements (see
-            kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator.
-        p: the probability to be dropped, 0 to 1; what stays is multiplied by 1 / (1 - p).
+            kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator; under
+            torch.compile, whose generator is another, give one to have the same as without.
+        p: the probability to be dropped, 0 to 1; what stays is multiplied by 1 / (1 - p), as fp32.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.

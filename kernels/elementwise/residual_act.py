@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
-from kernels.arguments import check_alike, in_widest
+from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.sizes import cdiv
@@ -146,13 +146,14 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     """act(x + residual) in one launch, differentiable once.
 
     Args:
-        x: floating-point tensor of any shape and strides; what is not contiguous is copied first.
+        x: floating-point tensor of any shape and strides; what is not contiguous is copied first, but for images with
+            channels last, both.
         residual: tensor of x's shape, dtype and device.
         act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
 
     Returns:
-        A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.
-        Under autocast, two dtypes meet in the wider one.
+        A contiguous tensor of x's shape and dtype, channels last where both are. The arithmetic is fp32 (fp64 for fp64
+        inputs), rounded once. Under autocast, two dtypes meet in the wider one.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
@@ -162,6 +163,8 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     x, residual = in_widest(x, residual)
     check_alike("residual_act", x=x, residual=residual)
     check_activation("residual_act", act)
+    if channels_last(x, residual):
+        return residual_act_op(x.permute(0, 2, 3, 1), residual.permute(0, 2, 3, 1), act).permute(0, 3, 1, 2)
     return residual_act_op(x, residual, act)
 
 

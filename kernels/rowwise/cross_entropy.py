@@ -21,6 +21,7 @@ from torch import Tensor
 from kernels.arguments import as_rows, check_labels, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.options import refuse
 from kernels.register import like, register
 from kernels.sizes import cdiv
 
@@ -167,7 +168,12 @@ cross_entropy_op = register(
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "none"
+    logits: Tensor,
+    labels: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "none",
+    **more,
 ) -> Tensor:
     """The cross entropy of each row of logits with its label in one launch, differentiable once by the logits.
 
@@ -175,7 +181,7 @@ def cross_entropy(
         logits: floating-point tensor of shape (..., classes), any strides; columns not side by side are copied first.
         labels: int64 tensor of shape (...), each a class or ignore_index.
         ignore_index: the label of rows that count nothing: their loss and gradient are 0.
-        label_smoothing: the share of the target that all classes have in common, 0 to 1.
+        label_smoothing: the share of the target that all classes have in common, 0 to 1, as fp32.
         reduction: "none" for a loss a row; "sum", or "mean" over the rows not ignored, add small launches of their own.
 
     Returns:
@@ -183,11 +189,12 @@ def cross_entropy(
         row of nothing but -inf, with NaN or with inf in it has the loss NaN, as in PyTorch.
 
     Raises:
-        TypeError: logits are not a floating-point tensor, labels not one of int64.
+        TypeError: logits are not a floating-point tensor, labels not one of int64, or `more` is given.
         ValueError: shapes or devices that do not fit, no classes, label_smoothing not of 0 to 1, another reduction.
         A label that is neither a class nor ignore_index is not read: InterpreterError where interpreted; compiled, a
         device-side assertion, as in PyTorch, which the next synchronisation raises.
     """
+    refuse("cross_entropy", more)
     check_labels("cross_entropy", logits, labels)
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"cross_entropy takes reduction of none, mean or sum, got {reduction!r}: choose one of them")
@@ -197,9 +204,7 @@ def cross_entropy(
     return losses.sum() if reduction == "sum" else losses
 
 
-def cross_entropy_reference(
-    logits: Tensor, labels: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "none"
-) -> Tensor:
+def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0.0, reduction="none") -> Tensor:
     """The same in PyTorch, the losses in fp32 at least."""
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
     losses = torch.nn.functional.cross_entropy(logits[None].flatten(0, -2), labels.flatten(), **options)
@@ -209,26 +214,23 @@ def cross_entropy_reference(
 
 def cross_entropy_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """FLOPs and least bytes: 4 operations a logit; logits and labels in once, fp32 losses out once."""
-    elements = torch.Size(shape).numel()
-    rows = elements // shape[-1] if elements else 0
+    elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     return Work(flops=4 * elements, bytes_read=elements * dtype.itemsize + 8 * rows, bytes_written=4 * rows)
 
 
 def cross_entropy_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """The same of the gradient: 4 operations a logit; logits, labels, three fp32 values a row in, the gradient out."""
-    elements = torch.Size(shape).numel()
-    rows, written = elements // shape[-1] if elements else 0, elements * dtype.itemsize
-    return Work(flops=4 * elements, bytes_read=written + 20 * rows, bytes_written=written)
+    elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
+    return Work(4 * elements, elements * dtype.itemsize + 20 * rows, elements * dtype.itemsize)
 
 
-def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple[Tensor, Tensor]:
+def _inputs(*shape: int, device="cpu", **options) -> tuple[Tensor, Tensor]:
     return torch.randn(shape, device=device, **options), torch.randint(max(shape[-1], 1), shape[:-1], device=device)
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    rows, classes = shape
-    x, losses = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(rows, device="meta")
-    labels = torch.empty(rows, dtype=torch.int64, device="meta")
+    (rows, classes), x = shape, torch.empty(shape, dtype=dtype, device="meta")
+    losses, labels = (torch.empty(rows, dtype=kind, device="meta") for kind in (torch.float32, torch.int64))
     chosen = settings(classes, dtype, few_rows=rows <= 132)  # as on an H200, which has 132 SMs
     return (x, labels, losses, None, classes, classes, -100, 0.0), {"SMOOTHED": False, **chosen}
 

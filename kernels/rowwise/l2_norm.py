@@ -90,7 +90,7 @@ def l2_norm(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
-        eps: the least divisor; a row of zeros stays zero, and is NaN where eps is 0.
+        eps: the least divisor, as fp32; a row of zeros stays zero, and is NaN where eps is 0.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.

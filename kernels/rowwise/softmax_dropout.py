@@ -17,7 +17,7 @@ import triton.language as tl
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.philox import check_dropout, dropout_mask, kept, new_seed
+from kernels.philox import check_dropout, dropout_mask, kept, new_seed, scale_of_kept
 from kernels.register import like, register
 from kernels.rowwise import softmax_dropout_wide
 from kernels.sizes import cdiv, next_power_of_2
@@ -109,10 +109,6 @@ def backward_settings(cols: int, dtype: torch.dtype) -> dict:
     }
 
 
-def _scale(p: float) -> float:
-    return 1.0 / (1.0 - p) if p < 1 else 0.0
-
-
 def _sums(x: torch.Tensor) -> torch.Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     return torch.empty((*x.shape[:-1], 2), dtype=dtype, device=x.device)
@@ -126,11 +122,11 @@ def _launch(x: torch.Tensor, sums: torch.Tensor | None, seed: torch.Tensor, p: f
     rows, cols = x.shape
     with torch.cuda.device_of(x):
         if cols > WIDEST_BLOCK:
-            softmax_dropout_wide.forward(x, y, sums, seed, float(p), _scale(p))
+            softmax_dropout_wide.forward(x, y, sums, seed, float(p), scale_of_kept(p))
         else:
             chosen = settings(cols, x.dtype)
             softmax_dropout_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
-                x, y, sums, seed, rows, cols, x.stride(0), float(p), _scale(p), **chosen
+                x, y, sums, seed, rows, cols, x.stride(0), float(p), scale_of_kept(p), **chosen
             )
     return y
 
@@ -150,7 +146,7 @@ def _backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: t
         return grad_x
     x, grad_y = as_rows(x), as_rows(grad_y)
     rows, cols = x.shape
-    tensors, dropout = (grad_y, x, sums, seed, grad_x), (float(p), _scale(p))
+    tensors, dropout = (grad_y, x, sums, seed, grad_x), (float(p), scale_of_kept(p))
     with torch.cuda.device_of(x):
         if cols > WIDEST_BLOCK:
             softmax_dropout_wide.backward(*tensors, *dropout)
@@ -180,8 +176,9 @@ def softmax_dropout(x: torch.Tensor, seed: torch.Tensor | None = None, p: float 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
         seed: int64 tensor of one value on x's device: the same seed drops the same elements (see
-            kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator.
-        p: the probability to be dropped, 0 to 1; what stays is multiplied by 1 / (1 - p).
+            kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator; under
+            torch.compile, whose generator is another, give one to have the same as without.
+        p: the probability to be dropped, 0 to 1; what stays is multiplied by 1 / (1 - p), as fp32.
 
     Returns:
         A contiguous tensor of x's shape and dtype, whatever autocast says. The arithmetic is fp32 (fp64 for fp64
@@ -207,7 +204,7 @@ def softmax_dropout_oracle(x: torch.Tensor, seed: torch.Tensor, p: float = 0.1) 
     """The same with the elements dropped that `seed` drops."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     mask = dropout_mask(seed, rows, x.shape[-1], p).view(x.shape)
-    return torch.nn.functional.softmax(x, dim=-1) * mask.to(x.dtype) * _scale(p)
+    return torch.nn.functional.softmax(x, dim=-1) * mask.to(x.dtype) * scale_of_kept(p)
 
 
 def softmax_dropout_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
@@ -231,7 +228,7 @@ def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x, seed = torch.empty(shape, dtype=dtype, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
-    return (x, x, None, seed, rows, cols, cols, 0.1, _scale(0.1)), settings(cols, dtype)
+    return (x, x, None, seed, rows, cols, cols, 0.1, scale_of_kept(0.1)), settings(cols, dtype)
 
 
 OP = FusedOp(

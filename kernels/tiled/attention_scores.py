@@ -17,9 +17,10 @@ Source: Milakov and Gimelshein, arXiv:1805.02867.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from kernels.arguments import as_autocast_says, check_heads
-from kernels.attention import check_mask, hide, seen_keys, unscaled
+from kernels.arguments import as_autocast_says
+from kernels.attention import check_heads, check_mask, hide, seen_keys, unscaled
 from kernels.descriptors import describable, described, load_rows
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
@@ -134,13 +135,8 @@ def _launch(q, k, mask, p, causal: bool, scale: float | None) -> tuple[tuple, di
 
 
 def _forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    causal: bool,
-    mask: torch.Tensor | None,
-    scale: float | None,
-    dtype: torch.dtype | None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: float | None, dtype: torch.dtype | None
+) -> Tensor:
     p = _like(q, k, causal, mask, scale, dtype)
     if p.numel() == 0:
         return p
@@ -150,7 +146,7 @@ def _forward(
     return p
 
 
-def _like(q, k, causal, mask, scale, dtype) -> torch.Tensor:
+def _like(q, k, causal, mask, scale, dtype) -> Tensor:
     return torch.empty(*q.shape[:3], k.shape[2], dtype=dtype or q.dtype, device=q.device)
 
 
@@ -158,13 +154,15 @@ attention_scores_op = register("attention_scores", _forward, _like)
 
 
 def attention_scores(
-    q: torch.Tensor,
-    k: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
     causal: bool = False,
-    mask: torch.Tensor | None = None,
+    mask: Tensor | None = None,
     scale: float | None = None,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+    enable_gqa: bool = True,
+    **more,
+) -> Tensor:
     """softmax(q k^T scale + mask) in one launch, without a gradient: kernels.flash_attention has one.
 
     Args:
@@ -177,6 +175,7 @@ def attention_scores(
             key, or floating-point, added to the scaled scores.
         scale: of the scores, positive; 1 / sqrt(dim) where not given. The kernel is compiled for each.
         dtype: of the result: q's or torch.float32; q's where not given.
+        enable_gqa, more: as in flash_attention.
 
     Returns:
         A contiguous tensor of shape (batch, heads, queries, keys). The arithmetic is fp32 (fp64 for fp64 inputs; fp32
@@ -188,21 +187,14 @@ def attention_scores(
             on the CPU where kernels run on a GPU.
     """
     q, k = as_autocast_says(q, k)
-    check_heads("attention_scores", scale, q=q, k=k)
+    check_heads("attention_scores", scale, enable_gqa, more, q=q, k=k)
     check_mask("attention_scores", mask, q, k)
     if dtype not in (None, q.dtype, torch.float32):
         raise ValueError(f"attention_scores gives q's dtype or float32, not {dtype}: use .to(dtype) on its result")
     return attention_scores_op(q, k, causal, mask, scale, dtype)
 
 
-def attention_scores_reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    causal: bool = False,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+def attention_scores_reference(q, k, causal: bool = False, mask=None, scale: float | None = None, dtype=None) -> Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""
     if k.shape[1] not in (0, q.shape[1]):
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)

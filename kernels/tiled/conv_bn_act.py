@@ -25,10 +25,10 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import check_together, check_vectors
+from kernels.arguments import as_autocast_says, check_together, check_vectors
 from kernels.batch_norm import fold
 from kernels.fused_op import FusedOp, Work
-from kernels.options import check_option
+from kernels.options import check_option, refuse
 from kernels.register import register
 from kernels.sizes import cdiv
 from kernels.tiled import conv_bn_act_descriptors
@@ -99,8 +99,7 @@ def _paddings(weight: Tensor, padding: int | None) -> tuple[int, int]:
 
 def _out_shape(x: Tensor, weight: Tensor, stride: int, padding: int | None) -> tuple[int, int, int, int]:
     """(images, out_channels, out_height, out_width), a size below 1 where the filter does not fit."""
-    images, _, height, width = x.shape
-    out_channels, _, taps_h, taps_w = weight.shape
+    (images, _, height, width), (out_channels, _, taps_h, taps_w) = x.shape, weight.shape
     padding_h, padding_w = _paddings(weight, padding)
     out_height, out_width = height + 2 * padding_h - taps_h, width + 2 * padding_w - taps_w
     return images, out_channels, out_height // stride + 1, out_width // stride + 1
@@ -146,11 +145,9 @@ def _forward(
     return y.permute(0, 3, 1, 2)
 
 
-def _fake(x, weight, gamma, beta, mean, var, act, stride, padding, eps) -> Tensor:
-    return _empty_result(x, weight, stride, padding).permute(0, 3, 1, 2)
-
-
-conv_bn_act_op = register("conv_bn_act", _forward, _fake)
+conv_bn_act_op = register(
+    "conv_bn_act", _forward, lambda x, weight, *rest: _empty_result(x, weight, *rest[5:7]).permute(0, 3, 1, 2)
+)
 
 
 def conv_bn_act(
@@ -164,6 +161,7 @@ def conv_bn_act(
     stride: int = 1,
     padding: int | None = None,
     eps: float = 1e-5,
+    **more,
 ) -> Tensor:
     """act(batch_norm(conv2d(x, weight))) with running statistics, in one launch. Not differentiable.
 
@@ -176,17 +174,19 @@ def conv_bn_act(
         act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
         stride: of the filter in both directions, at least 1.
         padding: zeros around x on every side; None is half the filter: odd filters at stride 1 keep the size.
-        eps: added to var.
+        eps: added to var, as fp32.
 
     Returns:
-        (images, out_channels, out_height, out_width) of x's dtype, channels last in memory. Products are summed in
-        fp32 (fp32 products in fp32, not tf32) and rounded once.
+        (images, out_channels, out_height, out_width) of x's dtype, autocast's under autocast, channels last in memory.
+        Products are summed in fp32 (fp32 products in fp32, not tf32) and rounded once.
 
     Raises:
-        TypeError: an argument is not a tensor of such a dtype, or x and weight have two.
+        TypeError: an argument is not a tensor of such a dtype, x and weight have two, or `more` is given.
         ValueError: shapes that do not fit each other, a filter wider than the padded x, another `act`, a stride below
             1, a negative padding, two devices, or tensors on the CPU where kernels run on a GPU.
     """
+    refuse("conv_bn_act", more)
+    x, weight = as_autocast_says(x, weight)
     _check(x, weight, {"gamma": gamma, "beta": beta, "mean": mean, "var": var}, act, stride, padding)
     return conv_bn_act_op(x, weight, gamma, beta, mean, var, act, stride, padding, eps)
 

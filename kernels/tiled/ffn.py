@@ -189,14 +189,16 @@ class FeedForward(torch.nn.Module):
         check_activation("FeedForward", act)
         if gated and bias:
             raise ValueError("FeedForward takes no bias where gated, got both: leave one out")
-        self.act = act
-        self.up = torch.nn.Linear(width, hidden, bias, **options)
+        self.act, self.up = act, torch.nn.Linear(width, hidden, bias, **options)
         self.down = torch.nn.Linear(hidden, width, bias, **options)
         self.gate = torch.nn.Linear(width, hidden, False, **options) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         gate = None if self.gate is None else self.gate.weight
         return ffn(x, self.up.weight, self.down.weight, gate, self.up.bias, self.down.bias, self.act)
+
+    def extra_repr(self) -> str:
+        return f"act={self.act!r}"
 
 
 def ffn_reference(x, up, down, gate=None, up_bias=None, down_bias=None, act: str = "gelu_tanh") -> Tensor:

@@ -18,10 +18,11 @@ Source: Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691; the warps' roles: S
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels import costs
-from kernels.arguments import as_autocast_says, check_heads
-from kernels.attention import head_settings, hide, is_hopper, longest_first, seen_keys, value_per_row
+from kernels.arguments import as_autocast_says
+from kernels.attention import check_heads, head_settings, hide, is_hopper, longest_first, seen_keys, value_per_row
 from kernels.descriptors import (
     describable,
     described,
@@ -125,7 +126,7 @@ def _launch(q, k, v, out, lse, causal: bool, scale: float | None, chosen: dict) 
     return (stay[0], *pass_by, stay[1], None if lse is None else of_rows(lse, [rows], roles), *sizes), options
 
 
-def _run(q, k, v, causal: bool, scale: float | None, lse: torch.Tensor | None) -> torch.Tensor:
+def _run(q, k, v, causal: bool, scale: float | None, lse: Tensor | None) -> Tensor:
     batch, heads, queries, dim = q.shape
     if q.numel() == 0 or k.shape[2] == 0:
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -137,13 +138,11 @@ def _run(q, k, v, causal: bool, scale: float | None, lse: torch.Tensor | None) -
     return out.contiguous()
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     return _run(q, k, v, causal, scale, None)
 
 
-def _training(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _training(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     lse = value_per_row(q)
     return _run(q, k, v, causal, scale, lse), lse
 
@@ -161,8 +160,8 @@ flash_attention_op = register(
 
 
 def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, enable_gqa: bool = True, **more
+) -> Tensor:
     """softmax(q k^T scale) v in one launch and without its matrix, differentiable once.
 
     Args:
@@ -172,6 +171,7 @@ def flash_attention(
             head serves that many neighbouring query heads.
         causal: query i sees key j if j - keys <= i - queries: the last sees every key, each before it one less.
         scale: of the scores, positive; 1 / sqrt(dim) where not given. The kernel is compiled for each.
+        enable_gqa: whether k may have fewer heads than q, as PyTorch asks; it costs nothing.
 
     Returns:
         A contiguous tensor of q's shape and dtype, the autocast dtype under autocast. Products are summed in fp32 (fp64
@@ -179,11 +179,11 @@ def flash_attention(
         one. A query that sees no key gets 0.
 
     Raises:
-        TypeError: q, k or v is not a floating-point tensor, or the dtypes differ.
+        TypeError: q, k or v is not a floating-point tensor, the dtypes differ, or `more` is given (options.INSTEAD).
         ValueError: misfit shapes, a scale that is not positive, two devices, or tensors on the CPU beside a GPU.
     """
     q, k, v = as_autocast_says(q, k, v)
-    check_heads("flash_attention", scale, q=q, k=k, v=v)
+    check_heads("flash_attention", scale, enable_gqa, more, q=q, k=k, v=v)
     return flash_attention_op(q, k, v, causal, scale)
 
 
@@ -194,13 +194,14 @@ class FlashAttention(torch.nn.Module):
         super().__init__()
         self.causal, self.scale = causal, scale
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flash_attention(q, k, v, self.causal, self.scale)
 
+    def extra_repr(self) -> str:
+        return f"causal={self.causal}, scale={self.scale}"
 
-def flash_attention_reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
-) -> torch.Tensor:
+
+def flash_attention_reference(q, k, v, causal: bool = False, scale: float | None = None) -> Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""
     if k.shape[1] not in (0, q.shape[1]):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
@@ -217,8 +218,7 @@ def flash_attention_work(shape: tuple[int, int, int, int, bool], dtype: torch.dt
     """FLOPs and least bytes for (batch, heads, tokens, dim, causal): two products, 4 dim operations for each pair of a
     query and a key that it sees; q, k and v in once, the output out once."""
     batch, heads, tokens, dim, causal = shape
-    pairs = tokens * (tokens + 1) // 2 if causal else tokens**2
-    size = batch * heads * tokens * dim * dtype.itemsize
+    pairs, size = tokens * (tokens + 1) // 2 if causal else tokens**2, batch * heads * tokens * dim * dtype.itemsize
     return Work(flops=costs.attention(batch * heads * pairs, dim), bytes_read=3 * size, bytes_written=size)
 
 

@@ -203,6 +203,9 @@ class LinearAct(torch.nn.Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return linear_act(x, self.weight, self.bias, residual, self.act, self.tf32)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, act={self.act!r}, tf32={self.tf32}"
+
 
 def linear_act_reference(x, weight, bias=None, residual=None, act: str | None = "gelu_tanh") -> Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""

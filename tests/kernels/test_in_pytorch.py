@@ -78,6 +78,56 @@ def test_autocast_changes_nothing_of_one_dtype(op, device):
         assert torch.equal(ours, expected)
 
 
+@pytest.mark.parametrize("name", ["add_gelu", "residual_act", "bias_dropout_residual"])
+def test_two_dtypes_under_autocast_meet_in_the_wider(name, device):
+    op = CATALOGUE[name]
+    inputs = small_inputs(op, device)
+    mixed = [x.bfloat16() if i == 0 else x for i, x in enumerate(inputs)]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        ours = op.fused(*mixed)
+    assert torch.equal(ours, op.fused(mixed[0].float(), *inputs[1:]))
+    with pytest.raises(TypeError, match="takes one dtype"):
+        op.fused(*mixed)
+
+
+def test_a_convolution_under_autocast_takes_its_precision(device):
+    op = CATALOGUE["conv_bn_act"]
+    inputs = small_inputs(op, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        ours, theirs = op.fused(*inputs), op.reference(*inputs)
+    lowered = [x.bfloat16() for x in inputs[:2]]
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    assert torch.equal(ours, op.fused(*lowered, *inputs[2:]))
+
+
+@pytest.mark.parametrize("name", ["add_gelu", "residual_act", "conv_bn_act"])
+def test_channels_stay_last(name, device):
+    """In training too; of two layouts the result is contiguous."""
+    op = CATALOGUE[name]
+    inputs = op.inputs(*((2, 3, 5, 7) if name != "conv_bn_act" else op.interpreter_shapes[1]), device=device)
+    last = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs]
+    y, expected = op.fused(*last), op.fused(*(x.contiguous() for x in inputs))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert not y.is_contiguous()
+    assert torch.equal(y, expected)
+    assert torch.compile(op.fused)(*last).stride() == y.stride()
+    if op.backward_work:
+        assert op.fused(last[0], inputs[1]).is_contiguous()
+        weight = torch.randn_like(y)
+        for ours, contiguous in zip(
+            gradients(op.fused, last, [weight]), gradients(op.fused, inputs, [weight]), strict=True
+        ):
+            assert torch.equal(ours, contiguous)
+
+
+def test_a_mistake_under_torch_compile_is_the_same_line(device):
+    """With fullgraph=True Dynamo wraps it in a page of its own, as it does every exception."""
+    x = torch.randn(3, 5, device=device).int()
+    message = r"softmax takes float32, float16, bfloat16, float64, got x of torch\.int32: convert it with \.to\(dtype\)"
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        torch.compile(CATALOGUE["softmax"].fused)(x)
+
+
 @gpu_only
 @OPS
 def test_another_stream_and_a_graph(op):

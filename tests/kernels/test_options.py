@@ -1,6 +1,7 @@
 """Arguments that are no tensors, of every kernel: another type, another range, is one line and nothing is launched."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import kernels
 from kernels import CATALOGUE
+from kernels.options import INSTEAD
 
 NUMBERS = {"nan": float("nan"), "inf": float("inf"), "huge": 10**30}
 OTHERS = {
@@ -71,6 +73,63 @@ def test_there_are_some_of_every_kind():
         "ignore_index",
         "tf32",
     }
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_what_others_take_besides_is_one_line_that_says_what_to_use(name, device):
+    op, function = CATALOGUE[name], getattr(kernels, name)
+    inputs = op.inputs(*op.interpreter_shapes[1], dtype=torch.float32, device=device)
+    for argument, instead in INSTEAD[name].items():
+        with pytest.raises(TypeError, match=rf"^{name} takes no {argument}: use {re.escape(instead)}$"):
+            function(*inputs, **{argument: 1})
+    with pytest.raises(TypeError, match=rf"^{name} takes no colour: see help\(kernels\.{name}\)$"):
+        function(*inputs, colour="red")
+
+
+def test_soft_targets_are_told_where_to_go(device):
+    x = torch.randn(3, 5, device=device)
+    with pytest.raises(
+        TypeError, match=r"got torch\.float32: for probabilities use torch\.nn\.functional\.cross_entropy"
+    ):
+        kernels.cross_entropy(x, x.softmax(-1))
+
+
+def test_fewer_heads_of_k_have_pytorchs_name(device):
+    q, k, v = torch.randn(1, 4, 5, 16, device=device), *torch.randn(2, 1, 2, 5, 16, device=device)
+    y = kernels.flash_attention(q, k, v, enable_gqa=True)
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(y, theirs)
+    for call in (kernels.flash_attention, lambda q, k, v, **options: kernels.attention_scores(q, k, **options)):
+        with pytest.raises(ValueError, match="takes as many heads of k as of q where enable_gqa is False, got q of"):
+            call(q, k, v, enable_gqa=False)
+        call(q[:, :2], k, v, enable_gqa=False)
+
+
+FP32 = [
+    (name, argument)
+    for name in CATALOGUE
+    for argument, parameter in inspect.signature(getattr(kernels, name)).parameters.items()
+    if parameter.annotation is float
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), FP32)
+def test_a_number_that_reaches_the_kernel_as_fp32_is_said_to(name, argument):
+    told = inspect.getdoc(getattr(kernels, name)).split("Args:")[1].split("Returns:")[0]
+    of_argument = " ".join(told.split(f" {argument}: ")[1].split())
+    assert "as fp32" in of_argument or of_argument.startswith(
+        ("as in layer_norm", "as in rms_norm", "added to the variance, as in")
+    )
+
+
+def test_fp64_is_fp64_but_for_the_numbers_given(device):
+    x = torch.full((1, 64), 1.0, dtype=torch.float64, device=device)
+    kept = kernels.softmax_dropout(x, torch.tensor(3, device=device), 0.1)
+    assert set((kept * 64).unique().tolist()) == {0.0, float(np.float32(1 / (1 - 0.1)))}
+    x = 1e-3 * torch.randn(3, 65, dtype=torch.float64, device=device)
+    expected = torch.nn.functional.layer_norm(x, (65,), eps=float(np.float32(1e-5)))
+    torch.testing.assert_close(kernels.layer_norm(x), expected, rtol=1e-14, atol=1e-14)
+    assert (kernels.layer_norm(x) - torch.nn.functional.layer_norm(x, (65,), eps=1e-5)).abs().max() > 1e-11
 
 
 def test_whole_numbers_are_floats(device):
