@@ -3,7 +3,6 @@ dimensions."""
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 
@@ -17,19 +16,19 @@ def zeros_unless(bias: Tensor | None, x: Tensor) -> Tensor:
     return x.new_zeros(x.shape[-1:]) if bias is None else bias
 
 
-def over_last(norm: Callable, module: torch.nn.Module, x: Tensor) -> Tensor:
-    """norm(x, weight, bias) of a module of torch.nn, over all its normalized_shape; without a bias if it has none.
+def over_last(norm: Callable, shape: tuple[int, ...], x: Tensor, *vectors: Tensor | None, **options) -> Tensor:
+    """norm(x, *vectors, **options) over x's last dimensions, which are `shape`, as one; so are those of the vectors.
 
     Raises:
         TypeError: x is not a tensor.
-        ValueError: x's last dimensions are not normalized_shape.
+        ValueError: x's last dimensions are not `shape`.
     """
-    shape, name = tuple(module.normalized_shape), type(module).__name__
+    if len(shape) == 1 and vectors[0] is not None:
+        return norm(x, *vectors, **options)  # which holds x against them
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} takes a tensor, got x of type {type(x).__name__}: use torch.tensor")
-    if tuple(x.shape[-len(shape) :]) != shape:
-        raise ValueError(f"{name} takes x of (..., {str(shape)[1:].rstrip(',)')}), got {tuple(x.shape)}: reshape it")
-    vectors = [getattr(module, each) for each in ("weight", "bias") if hasattr(module, each)]
-    if len(shape) == 1:
-        return norm(x, *vectors)
-    return norm(x.flatten(-len(shape)), *(each if each is None else each.flatten() for each in vectors)).view(x.shape)
+        raise TypeError(f"{norm.__name__} takes tensors, got x of type {type(x).__name__}: use torch.tensor")
+    if x.shape[-len(shape) :] != shape:
+        wanted = ", ".join(("...", *map(str, shape)))
+        raise ValueError(f"{norm.__name__} takes x of ({wanted}), got {tuple(x.shape)}: reshape it")
+    rows = x.flatten(-len(shape))
+    return norm(rows, *(each if each is None else each.flatten() for each in vectors), **options).view(x.shape)

@@ -147,7 +147,7 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def channels_last(*images: torch.Tensor) -> bool:
-    """Whether all are (images, channels, height, width) with channels side by side in memory, and not contiguous."""
+    """Whether all of (images, channels, height, width) have channels side by side in memory, and are not contiguous."""
     last = torch.channels_last
     return all(x.dim() == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in images)
 

@@ -154,7 +154,7 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     a, b = in_widest(a, b)
     check_alike("add_gelu", a=a, b=b)
-    if channels_last(a, b):
+    if a.dim() == 4 and channels_last(a, b):
         return add_gelu_op(a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     return add_gelu_op(a, b)
 

@@ -163,7 +163,7 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     x, residual = in_widest(x, residual)
     check_alike("residual_act", x=x, residual=residual)
     check_activation("residual_act", act)
-    if channels_last(x, residual):
+    if x.dim() == 4 and channels_last(x, residual):
         return residual_act_op(x.permute(0, 2, 3, 1), residual.permute(0, 2, 3, 1), act).permute(0, 3, 1, 2)
     return residual_act_op(x, residual, act)
 

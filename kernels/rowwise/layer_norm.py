@@ -11,7 +11,7 @@ in fp32. The arithmetic of both is in normalise.py. Rows too wide for registers 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
 
-from functools import cache, partial
+from functools import cache
 
 import torch
 import triton
@@ -137,7 +137,7 @@ class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, run by layer_norm."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return over_last(partial(layer_norm, eps=self.eps), self, x)
+        return over_last(layer_norm, self.normalized_shape, x, self.weight, self.bias, eps=self.eps)
 
 
 def layer_norm_reference(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -> Tensor:

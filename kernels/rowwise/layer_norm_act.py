@@ -64,7 +64,8 @@ class LayerNormAct(torch.nn.LayerNorm):
         self.act = act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return over_last(partial(layer_norm_act, act=self.act, eps=self.eps), self, x)
+        options = {"act": self.act, "eps": self.eps}
+        return over_last(layer_norm_act, self.normalized_shape, x, self.weight, self.bias, **options)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, act={self.act!r}"

@@ -13,7 +13,7 @@ rms_norm_wide.py, the backward pass of few rows in rms_norm_few_rows.py.
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
 
-from functools import cache, partial
+from functools import cache
 
 import torch
 import triton
@@ -208,7 +208,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        return over_last(partial(rms_norm, eps=eps), self, x)
+        return over_last(rms_norm, self.normalized_shape, x, self.weight, eps=eps)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
