@@ -9,8 +9,8 @@ exercise, no seed, no submission. On the socket it is sent, as JSON, what a fork
     {"replay": true}                      `helpers.grading.replay.replayer`, a socket as one more descriptor
     {"judge": true}                       `helpers.grading.replay.server`, a socket as one more descriptor
 
-with two descriptors: of a process in the sandbox (pidfd), and of the pipe whose end ends the sandbox. It answers with
-an empty line, or with why there is no fork.
+with `root`, device and inode of the sandbox's root, and two descriptors: of a process in the sandbox (pidfd), and of
+the pipe whose end ends the sandbox. It answers with an empty line, or with why there is no fork.
 
 A fork gives up what it shares with the server before it reads a byte of a submission: it enters every namespace of the
 sandbox at once, closes all descriptors but that pipe's, gives up all privileges, and takes on limits and a filter of
@@ -42,6 +42,8 @@ from helpers.grading.confinement import (
 )
 
 MOST_ASKED = 1 << 16  # bytes of one request
+# Linux lets who enters a mount namespace in at its first root, and bubblewrap makes a sandbox at the chroot's.
+CHROOT = b"from a chroot there is no way into a sandbox, only past it to this machine's files: grade outside it\n"
 
 
 def close_all_but(kept: int) -> None:
@@ -84,7 +86,10 @@ def fork(connection: socket.socket, asked: dict, sandbox: int, held: int, *descr
     status = 1
     try:
         enter(sandbox)
-        if os.fork():
+        root = os.stat("/")
+        if [root.st_dev, root.st_ino] != asked["root"]:
+            connection.send(CHROOT)
+        elif os.fork():
             connection.send(b"\n")
         else:
             become(asked, held, descriptors)

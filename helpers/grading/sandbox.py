@@ -162,7 +162,7 @@ def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequ
     """
     reading, writing = os.pipe()
     # It ends, and all in the sandbox with it, when nobody holds the other end of its input.
-    idle = ["sh", "-c", f": >{STARTUP}/README; echo ready; read end"]
+    idle = ["sh", "-c", f": >{STARTUP}/README; stat -c 'ready %d %i' /; read end"]
     sandbox = subprocess.Popen(
         command(idle, seen, written, ["--as-pid-1", "--info-fd", str(writing)]),
         stdin=subprocess.PIPE,
@@ -174,11 +174,14 @@ def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequ
     )
     os.close(writing)
     with open(reading) as info, sandbox.stdin, sandbox.stdout, sandbox.stderr:
-        if sandbox.stdout.readline() != b"ready\n":
+        ready, *root = sandbox.stdout.readline().split()[:3] or [b""]
+        if ready != b"ready":
             raise RuntimeError(f"no sandbox: {sandbox.stderr.read().decode(errors='replace').strip()}")
         inside = os.pidfd_open(json.load(info)["child-pid"])
         try:
-            fork_server.fork(asked, [inside, sandbox.stdin.fileno(), *descriptors])
+            fork_server.fork(
+                asked | {"root": [int(each) for each in root]}, [inside, sandbox.stdin.fileno(), *descriptors]
+            )
         finally:
             os.close(inside)
     return sandbox

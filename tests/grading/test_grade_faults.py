@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import grading_faults
 import pytest
 
 from helpers.cli import main
-from helpers.grading import run, workers
+from helpers.grading import fork_server, run, sandbox, workers
 from helpers.instruments.machine import bubblewrap
 
 pytestmark = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
@@ -56,6 +57,22 @@ def test_a_grader_killed_ten_times_gives_the_report_of_one_that_was_not(tmp_path
 @pytest.mark.timeout(1800)
 def test_so_does_the_command_killed_with_its_workers():
     grading_faults.in_full()
+
+
+class PastTheSandbox:
+    """A fork server for which the root that it enters is another than the sandbox's, as from a chroot."""
+
+    def fork(self, asked: dict, descriptors: list[int]) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            fork_server.fork(theirs, asked | {"root": [0, 0]}, *descriptors)
+            raise RuntimeError(ours.recv(1 << 12).decode().strip())
+
+
+def test_from_a_chroot_nothing_is_run_and_that_is_told(monkeypatch):
+    monkeypatch.setattr(sandbox, "fork_server", PastTheSandbox())
+    with pytest.raises(RuntimeError, match=r"from a chroot there is no way into a sandbox.*: grade outside it$"):
+        sandbox.forked({"replay": True}, [], [])
 
 
 @pytest.mark.long
