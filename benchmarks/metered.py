@@ -49,10 +49,14 @@ def rows(device: str) -> list[dict]:
     ]
 
 
-if __name__ == "__main__":
+def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/metered.py records what a GPU's launchers choose, and finds none: run it on one")
     record = {**provenance(), "rows": rows("cuda")}
     path = results_file().with_stem(f"{results_file().stem}_metered")
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import retake
+from benchmarks import fusion_choices, held_out, metered, profiles, retake, run, validate
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,12 +28,12 @@ MEASURED = {"copy_bytes_per_second", "read_bytes_per_second"}
 def lacks(record: dict) -> set[str]:
     """What a record does not say of each of its runs."""
     several = isinstance(record.get("runs"), list)
-    runs = [{"gpu": record["gpu"], **run} for run in record["runs"]] if several else [record]
-    missing = {part for run in runs for part in ("gpu", "date", "versions", "ceilings") if run.get(part) is None}
-    for run in runs:
-        if not {"python", "torch", "triton", "cuda"} <= run.get("versions", {}).keys():
+    runs = [{"gpu": record["gpu"], **one} for one in record["runs"]] if several else [record]
+    missing = {part for one in runs for part in ("gpu", "date", "versions", "ceilings") if one.get(part) is None}
+    for one in runs:
+        if not {"python", "torch", "triton", "cuda"} <= one.get("versions", {}).keys():
             missing.add("versions")
-        if run.get("versions", {}).get("cuda") and not run.get("ceilings", {}).keys() >= MEASURED:
+        if one.get("versions", {}).get("cuda") and not one.get("ceilings", {}).keys() >= MEASURED:
             missing.add("ceilings")  # a CPU's run has none
     return missing
 
@@ -51,6 +51,60 @@ def test_a_run_without_its_provenance_is_noticed(part):
     else:
         last = {name: value for name, value in record["runs"][-1].items() if name != part}
         assert lacks({**record, "runs": [*record["runs"][:-1], last]}) == {part}
+
+
+CEILINGS = dict.fromkeys(
+    ("copy_bytes_per_second", "read_bytes_per_second", "write_bytes_per_second", "bf16_matrix_flops_per_second"), 1.0
+)
+
+
+@pytest.fixture
+def another_gpu(tmp_path, monkeypatch):
+    """A machine with a GPU on which nothing takes any time; its records go to an empty folder."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("kernels.runtime.has_gpu", lambda: True)
+    monkeypatch.setattr(run, "ceilings", lambda: CEILINGS)
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    monkeypatch.setattr(profiles, "RESULTS", tmp_path)
+    monkeypatch.setattr(held_out, "measure", lambda shapes: [])
+    monkeypatch.setattr(metered, "rows", lambda device: [])
+    monkeypatch.setattr(validate, "SECTIONS", {"times": list})
+    monkeypatch.setattr(validate.hardware_counters, "command", lambda log: ["ncu"])
+    monkeypatch.setattr("sys.argv", ["held_out"])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("write", "file"),
+    [
+        (lambda folder: held_out.main(), "geforce_rtx_4090_held_out.json"),
+        (lambda folder: metered.main(), "geforce_rtx_4090_metered.json"),
+        (lambda folder: validate.main([]), "geforce_rtx_4090_validation.json"),
+        (
+            lambda folder: profiles.take({**run.provenance(), "command": "", "tasks": {}}),
+            "geforce_rtx_4090_profiles/block.json",
+        ),
+    ],
+    ids=["held_out", "metered", "validate", "profiles"],
+)
+def test_what_is_written_on_another_gpu_has_its_name_and_lacks_nothing(another_gpu, write, file):
+    write(another_gpu)
+    assert lacks(json.loads((another_gpu / file).read_text())) == set()
+
+
+def test_choices_of_fusion_are_timed_as_they_were_planned(another_gpu, monkeypatch):
+    """The plan is that of the file it goes to, where there is one; the times stand beside it."""
+    out = another_gpu / "geforce_rtx_4090_fusion_choices.json"
+    out.write_text(json.dumps({"regions": {"mlp": [{"edges": []}]}}))
+    monkeypatch.setattr(
+        fusion_choices, "measure", lambda name, regions, small: [{**each, "gpu": {}} for each in regions]
+    )
+    fusion_choices.main(["--out", str(out)])
+    record = json.loads(out.read_text())
+    assert record["regions"] == {"mlp": [{"edges": [], "gpu": {}}]}
+    assert lacks(record) == set()
 
 
 def test_each_row_was_held_against_the_ceiling_of_its_own_run():
