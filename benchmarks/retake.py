@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{step.name:15} python {step.command}" for step in steps))
         return 0
     if lacks := lacking():
-        print(f"results: needs {', '.join(lacks)}, and it is not here: `fusion doctor` says more", file=sys.stderr)
+        print(f"results: this machine lacks {', '.join(lacks)}: run it on one that has all", file=sys.stderr)
         return 2
     from benchmarks.run import results_file  # which needs the GPU's name
 

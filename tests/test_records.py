@@ -139,7 +139,7 @@ def test_without_a_gpu_one_line_says_what_is_needed(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert retake.main([]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("results: needs an NVIDIA GPU that PyTorch can use")
+    assert told.startswith("results: this machine lacks an NVIDIA GPU that PyTorch can use")
     assert told.count("\n") == 1
 
 
