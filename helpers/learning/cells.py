@@ -212,9 +212,13 @@ def run_cells(
             os.devnull,
             "--rootdir",
             folder,
+            "--confcutdir",  # or all that lies beside the folder is looked at
+            folder,
             "--noconftest",
             "-p",
             "no:cacheprovider",
+            "-p",
+            "no:unraisableexception",  # collects all of this process's garbage, ten times
             "-p",
             "nbval.plugin",
         ]
