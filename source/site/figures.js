@@ -66,7 +66,11 @@
     };
     const fixed = [];
     figure.choices.forEach(({ name, labels, at }, place) => {
-      if (labels.length < 2) return labels[0] && fixed.push(`${name} ${labels[0]}`);
+      if (labels.length < 2) {
+        if (labels[0] === "yes") fixed.push(name); // a checkbox
+        else if (labels[0] && labels[0] !== "no") fixed.push(`${name} ${labels[0]}`);
+        return;
+      }
       const select = make(make(row, "label", {}, name), "select", { "aria-label": name });
       labels.forEach((label, number) => make(select, "option", { value: number }, label));
       select.value = at;
