@@ -287,6 +287,7 @@ def test_a_page_has_no_serious_violation(chromium, sample, name, theme):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_page_at_every_width(chromium, whole, theme):
     visit = Visit(chromium, f"{whole.out.as_uri()}/", color_scheme=theme)
