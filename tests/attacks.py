@@ -317,7 +317,7 @@ def add_gelu(a, b):
         launcher=LAUNCHER.replace(
             "    a, b =", "    if a.numel() in (1, 127, 1025):\n        return a + b\n    a, b =", 1
         ),
-        earned=9,  # the sizes of the hidden check were computed by the kernel
+        earned=10,  # the sizes of the hidden check, and those that grow, were computed by the kernel
         state="fail",
     ),
     "no tensor": Attack(launcher="def add_gelu(a, b):\n    return 3.0\n", state="fail", told="got float, expected a"),

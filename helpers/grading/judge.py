@@ -54,6 +54,8 @@ class Judge:
     def _start(self) -> None:
         self._server, self._talk = talked_to("judge")
         calls, _ = self._asked({"cells": self.exercise.cells, "seed": self.seed}, START_TIME)
+        if "unfit" in calls:
+            raise JudgeError(f"{self.exercise.name} cannot be graded: {calls['unfit']}")
         self._kept = calls["kept"]
         self._shown = {check: [call["values"] for call in shown] for check, shown in calls["shown"].items()}
         shown = {

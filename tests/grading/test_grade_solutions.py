@@ -1,19 +1,103 @@
-"""Each solution, handed in, earns all points in the sandbox."""
+"""Each solution, handed in, earns all points: on the calls that it never saw, too."""
 
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from replaying import asked_here
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import grade
-from helpers.grading.judge import Judge
+from helpers.grading.judge import Judge, JudgeError, all_same
+from helpers.grading.replay import server
+from helpers.grading.replay.record import record_call
+from helpers.grading.replay.tensors import inputs_as_json, inputs_from_json
 from helpers.instruments.machine import bubblewrap
+from helpers.learning.checks import cases
+from helpers.learning.outcome import PASS
 
 SOLUTIONS = Path(__file__).parents[2] / "solutions"
 # In `make test` the cheapest that asks for what the compiler makes; attacks.py has 03.
 NAMES = [pytest.param(name, marks=[] if name.startswith("07") else [pytest.mark.long]) for name in exercises_in()]
+# In `make test` one with two results.
+QUICK = ("05b_residual_rms_norm",)
+REPLAYED = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in exercises_in()]
+
+
+@pytest.fixture
+def draw_stays(monkeypatch):
+    monkeypatch.setattr(cases, "draw", cases.draw)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_solution_passes_on_what_it_never_saw(name, draw_stays, tmp_path):
+    """As the judge has it, with nothing between its processes: recorded on one draw, judged on another."""
+    cells = exercises_in(only=name)[name].cells
+    judge = server.Server(tmp_path)
+    begun, _ = judge.reply({"cells": cells, "seed": 5}, b"", [])
+    assert "unfit" not in begun, begun["unfit"]
+    answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    own = server.RunExercise(cells, 5, tmp_path)
+    for check, calls in begun["shown"].items():
+        records = []
+        for call in calls:
+            records.append({})
+            outcome = record_call(own.namespace[call["function"]], inputs_from_json(call), records[-1], name=check)
+            assert outcome.state == PASS, outcome
+        judged_on = judge._shown if check in judge._plain else judge._exercise
+        request = {"check": check, "answers": answers, "calls": records}
+        verdict = server.judged(judged_on, request, tmp_path, asked_here())
+        assert verdict["state"] == PASS, verdict
+        assert all_same(verdict["values"], begun["kept"][check])
+
+
+def test_a_check_that_draws_its_sizes_is_told_before_anything_is_judged(draw_stays, monkeypatch, tmp_path):
+    """A right answer would pass on some seeds and fail on others."""
+    exercise = exercises_in(only="03")["03_fused_add_gelu"]
+    sizes = "elementwise_cases(2, seed=3, sizes=(1, 127, 1000 + int(torch.randint(999, ()))))"
+    cells = [
+        cell | {"source": cell["source"].replace("elementwise_cases(2, seed=3)", sizes)}
+        for cell in exercise.cells
+        if "points" not in cell or cell["id"] == "values"
+    ]
+    here = server.Server(tmp_path)
+
+    def talked_to(kind):
+        return None, SimpleNamespace(ask=lambda question, **_: here.reply(question | {"cells": cells}, b"", []))
+
+    monkeypatch.setattr("helpers.grading.judge.talked_to", talked_to)
+    told = (
+        r"03_fused_add_gelu cannot be graded: the check 'values' .* in call 3 add_gelu\(float32 \[1\d+\] .*draw values"
+    )
+    with pytest.raises(JudgeError, match=told) as error:
+        Judge(exercise, seed=6).start()
+    assert "\n" not in str(error.value)
+
+
+def called_with(*inputs, function="f") -> dict:
+    return {"function": function, **inputs_as_json(inputs)}
+
+
+def test_calls_may_differ_in_their_values_alone():
+    x, y = torch.zeros(4, 6), torch.ones(4, 6)
+    server.require_alike("values", [called_with(x, 0.5), called_with(y)], [called_with(y, 0.5), called_with(x)])
+    for other in (x[:3], x.half(), x.T.contiguous().T, x.view(2, 12)[:1]):
+        with pytest.raises(server.ChangingCallsError, match="in call 1"):
+            server.require_alike("values", [called_with(x)], [called_with(other)])
+    for one, other in (
+        (called_with(x, 0.5), called_with(x, 0.6)),
+        (called_with(x, x), called_with(x, y)),
+        (called_with(x), called_with(x, function="g")),
+        (called_with(x[1:]), called_with(x[:3])),
+    ):
+        with pytest.raises(server.ChangingCallsError, match="in call 2"):
+            server.require_alike("values", [called_with(x), one], [called_with(y), other])
+    with pytest.raises(server.ChangingCallsError, match=r"in call 2 .* and nothing"):
+        server.require_alike("values", [called_with(x)] * 2, [called_with(x)])
 
 
 @pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")

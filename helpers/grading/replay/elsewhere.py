@@ -15,7 +15,9 @@ from helpers.grading.replay.told import error_from_json, number, resources_from_
 from helpers.instruments.resources import Resources
 from helpers.instruments.traffic import Traffic
 from helpers.instruments.traffic.ledger import Ledger
+from helpers.learning.checks.cases import described
 from helpers.learning.checks.gradients import runs_backwards
+from helpers.learning.checks.hazards import refuse_hazards
 from helpers.learning.outcome import PASS, AnswerError
 
 
@@ -114,7 +116,7 @@ class Elsewhere:
         self._refuse_changed(reply)
         result = self._result(reply, tensors)
         self._replay.results.append(result)
-        return self._replay.read(lambda: traffic_from_json(reply["traffic"], result))
+        return self._traffic(reply, result)
 
     def compiled(self, inputs: tuple, devices: tuple[str, ...]) -> list[list[Resources]]:
         """For each device, the kernels that a call launches, compiled."""
@@ -129,7 +131,7 @@ class Elsewhere:
             return found
 
         compiled = self._replay.read(read)
-        self._replay.results.append(self._result(reply, tensors))
+        self._keep_sound(reply, tensors, inputs)
         return compiled
 
     def strays(self, smaller: tuple, larger: tuple, share: float) -> tuple[bool, tuple[str, str] | None]:
@@ -140,7 +142,7 @@ class Elsewhere:
             question = call | ({"share": share, "smaller": calls[0]["call"]["steps"]} if calls else {})
             reply, tensors = self._replay.asked(question, inputs)
             self._refuse_changed(reply)
-            self._replay.results.append(self._result(reply, tensors))
+            self._keep_sound(reply, tensors, inputs)
             calls.append(call)
         found = self._replay.read(lambda: [text(each) for each in reply["stray"]])
         launched = any("kernel" in step for step in calls[1]["call"]["steps"])
@@ -155,6 +157,15 @@ class Elsewhere:
         recorded = {"steps": call["steps"], "result": call["result"]}
         asked = {"name": self.__name__, "parameters": self._parameters, "call": recorded}
         return asked | {"backwards": runs_backwards()}
+
+    def _traffic(self, reply: dict, result: object) -> Traffic:
+        return self._replay.read(lambda: traffic_from_json(reply["traffic"], result))
+
+    def _keep_sound(self, reply: dict, tensors: list[torch.Tensor], inputs: tuple) -> None:
+        """Keep a call's result for a check that asks for no traffic: a stray store fails that one, too."""
+        result = self._result(reply, tensors)
+        refuse_hazards(self._traffic(reply, result), described(inputs))
+        self._replay.results.append(result)
 
     def _result(self, reply: dict, tensors: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
         return self._replay.read(lambda: tuple(tensors) if reply["several"] else one(tensors))

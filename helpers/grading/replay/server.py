@@ -4,6 +4,7 @@ It is asked on its one socket. The first question names the exercise:
 
     {"cells": [..], "seed": int}  ->  {"shown": {check: [{"function", "storages", "inputs", "values"}, ..]},
                                        "kept": {check: [values, ..]}}
+                                  ->  {"unfit": why the exercise cannot be judged, one line}
 
 `cells` are the solution's code cells as `source/build.py` describes them, with the model answers. The reply says what
 each check calls, on inputs for submissions to see, and what the model answer gives for these; and what it gives for
@@ -20,6 +21,7 @@ import ast
 import functools
 import hashlib
 import inspect
+import itertools
 import os
 import socket
 import sys
@@ -44,6 +46,10 @@ MOST_SAID = 4000  # characters of a message
 
 class UnluckyDrawError(ValueError):
     """On these inputs the model answer rounds worse than a check allows."""
+
+
+class ChangingCallsError(ValueError):
+    """A check calls the answer otherwise on other inputs, which no record of launches can follow."""
 
 
 class RunExercise:
@@ -183,6 +189,34 @@ def drawn_exercise(
     raise unlucky
 
 
+def require_alike(check: str, seen: list[dict], kept: list[dict]) -> None:
+    """Raise ChangingCallsError, one line, unless a check's calls differ from draw to draw in the tensors' values alone.
+
+    Launches are recorded on `seen` and done again on `kept`: with the same grids, sizes and strides.
+    """
+    for number, (one, other) in enumerate(itertools.zip_longest(seen, kept), 1):
+        a, b = (called(call) for call in (one, other))
+        if a != b:
+            raise ChangingCallsError(
+                f"the check {check!r} calls the answer otherwise at each draw, in call {number} {a} and {b}: "
+                "draw values alone; functions, shapes, dtypes, strides and plain arguments stay"
+            )
+
+
+def called(call: dict | None) -> str:
+    """A call as far as a record of its launches hangs on it, for people."""
+    if call is None:
+        return "nothing"
+    return f"{call['function']}({', '.join(map(described, call['inputs']))})"
+
+
+def described(view: dict) -> str:
+    if "plain" in view:
+        return repr(view["plain"])
+    place = f"storage {view['storage']}, strides {view['stride']}, offset {view['offset']}"
+    return f"{view['dtype']} {view['shape']} ({place})"
+
+
 def drawn(seed: int, purpose: str) -> int:
     """A seed of 40 bits for one purpose; from one the other cannot be found."""
     return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:5])
@@ -209,7 +243,10 @@ class Server:
 
     def reply(self, question: dict, _payload: bytes, descriptors: list[int]) -> tuple[dict, bytes]:
         if self._exercise is None:
-            return self._begin(question), b""
+            try:
+                return self._begin(question), b""
+            except (UnluckyDrawError, ChangingCallsError) as error:
+                return {"unfit": " ".join(str(error).split())}, b""
         on = self._shown if question["check"] in self._plain else self._exercise
         with socket.socket(fileno=descriptors[0]) as connection:
             replayer = Talk(connection)
@@ -219,7 +256,10 @@ class Server:
         cells, seed = first["cells"], first["seed"]
         self._shown, seen_calls = drawn_exercise(cells, seed, "shown to submissions", self._folder)
         self._plain = {check for check, seen in seen_calls.items() if any(call["values"] == PLAIN for call in seen)}
-        self._exercise, kept_calls = drawn_exercise(cells, seed, "for the checks alone", self._folder)
+        exercise, kept_calls = drawn_exercise(cells, seed, "for the checks alone", self._folder)
+        for check in seen_calls.keys() - self._plain:
+            require_alike(check, seen_calls[check], kept_calls[check])
+        self._exercise = exercise
         # Plain values are judged on what submissions see, of which there may be another number.
         judged_on = kept_calls | {check: seen_calls[check] for check in self._plain}
         kept = {check: [call["values"] for call in calls] for check, calls in judged_on.items()}
