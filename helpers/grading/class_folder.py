@@ -31,6 +31,9 @@ CANVAS = re.compile(
     r"(?P<student>[^/_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_[^/]+(?:\.zip/.+)?$", re.IGNORECASE | re.DOTALL
 )
 
+# Spaces of no width, byte-order marks, soft hyphens, directions. Joiners stay: some scripts are read by them.
+UNSEEN = re.compile("[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff]")
+
 
 @dataclass(frozen=True)
 class Submitter:
@@ -213,7 +216,8 @@ def student_of(
 
 
 def composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name).strip()
+    """A name in one form, however its accents and spaces are written, without signs that nobody sees."""
+    return " ".join(unicodedata.normalize("NFC", UNSEEN.sub("", name)).split())
 
 
 def told_apart(students: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -246,7 +250,7 @@ def submitters_in(entry: dict) -> tuple[Submitter, ...]:
     told = [[each.get(key) or "" for key in keys] for each in entry[":submitters"]]
     if not all(isinstance(value, str) for values in told for value in values):
         raise TypeError("a submitter is told in text")
-    return tuple(Submitter(name, "", email, sid) for name, email, sid in told)
+    return tuple(Submitter(composed(name), "", composed(email), composed(sid)) for name, email, sid in told)
 
 
 def named(submitters: tuple[Submitter, ...]) -> tuple[str, str]:

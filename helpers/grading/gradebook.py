@@ -8,15 +8,20 @@ from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
-from helpers.grading.class_folder import Class, Found
+from helpers.grading.class_folder import Class, Found, composed
 from helpers.grading.exercise import Exercise
 from helpers.grading.grade import Result, clean
 from helpers.grading.late import DueDates, LateRule, shown_span, time_in
 from helpers.grading.marks import Mark, placed
-from helpers.grading.roster import Person, Roster, matched
+from helpers.grading.roster import Person, Roster, matched, plain
 from helpers.grading.tables import number, shown
 
 HUNDREDTH = Decimal("0.01")
+# Letters of Cyrillic and Greek that most fonts draw as Latin ones: https://www.unicode.org/reports/tr39/
+LIKE_LATIN = str.maketrans(
+    "АВЕКМНОРСТХаеорсухіјѕΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",
+    "ABEKMHOPCTXaeopcyxijsABEZHIKMNOPTYXo",
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,13 @@ class Gradebook:
         """Those who handed in under this name, several where they did so together."""
         return [row for row in self.rows if folder in row.folders]
 
+    def total_of(self, folder: str) -> Decimal:
+        """Points of what was handed in under this name; where several did so and differ, the least of them."""
+        return min(
+            sum((entry.final for entry in row.entries if entry.folder == folder), Decimal(0))
+            for row in self.rows_of(folder)
+        )
+
     def graded(self) -> list[tuple[StudentGrades, Entry]]:
         """Every grade, students and exercises in their order."""
         return [(row, entry) for row in self.rows for entry in row.entries if entry.counts]
@@ -177,9 +189,13 @@ def finder(roster: Roster | None, folders: dict[str, list[str]]):
     def find(who: str) -> list[str]:
         if who in folders:
             return [who]
-        person = roster.find(who) if roster else None
+        if composed(who) in folders:
+            return [composed(who)]
+        person = roster.find(composed(who)) if roster else None
         # Tables have names without what a terminal would obey.
-        return [person.key] if person else [key for key, names in folders.items() if who in map(clean, (key, *names))]
+        if person:
+            return [person.key]
+        return [key for key, names in folders.items() if composed(who) in map(clean, (key, *names))]
 
     return find
 
@@ -241,6 +257,13 @@ def notes_on(rows: list[StudentGrades], worth: dict[str, Decimal], rules: Rules,
             if (column := rules.roster.canvas_column(name)) and differs(rules.roster.canvas[column], points):
                 there = rules.roster.canvas[column]
                 notes.append(f"Canvas gives {column!r} {there} points, and takes the {shown(points)} of canvas.csv")
+    if over := [f"{row.student}, {e.exercise}, {shown(e.final)} of {shown(e.points)}" for row, e in beyond(rows)]:
+        notes.append(f"more points than there are, by hand: {listed(over)}")
+    notes += [f"may be one person: {listed(names)}" for names in lookalikes(rows)]
+    notes += [
+        f"one hand-in, {folder}, and other points for each: its results.json has the least of {listed(names)}"
+        for folder, names in unequal(rows).items()
+    ]
     if unread:
         notes.append(f"times that are not read: {listed(list(dict.fromkeys(unread)))}")
     if unknown := [row.student for row, entry in entries if entry.late is None]:
@@ -253,6 +276,32 @@ def notes_on(rows: list[StudentGrades], worth: dict[str, Decimal], rules: Rules,
             "none; give the roster or marks.csv a column 'handed in'"
         )
     return notes
+
+
+def beyond(rows: list[StudentGrades]) -> list[tuple[StudentGrades, Entry]]:
+    return [(row, entry) for row in rows for entry in row.entries if entry.final > entry.points]
+
+
+def lookalikes(rows: list[StudentGrades]) -> list[list[str]]:
+    """Names that are one but for accents, case, signs and forms of letters, of which the roster does not know both."""
+    found: dict[str, list[StudentGrades]] = {}
+    for row in rows:
+        found.setdefault(plain(row.student.translate(LIKE_LATIN)), []).append(row)
+    return [
+        [row.student for row in alike]
+        for name, alike in found.items()
+        if name and len(alike) > 1 and not all(row.person for row in alike)
+    ]
+
+
+def unequal(rows: list[StudentGrades]) -> dict[str, list[str]]:
+    """Folder -> who handed in there together, where their points for it are not the same."""
+    together: dict[str, dict[str, list[Decimal]]] = {}
+    for row in rows:
+        for entry in row.entries:
+            if entry.folder:
+                together.setdefault(entry.folder, {}).setdefault(row.student, []).append(entry.final)
+    return {folder: list(finals) for folder, finals in together.items() if len({*map(tuple, finals.values())}) > 1}
 
 
 def differs(text: str, points: Decimal) -> bool:

@@ -70,7 +70,7 @@ def write(
             page.unlink()  # an earlier run's, of a name that a roster has changed since
     for student in dict(kept):
         mine = [result for (whose, _), result in given.items() if whose == student]
-        write_whole(folder_of(out, student) / "results.json", gradescope(mine, book.rows_of(student)[0].total))
+        write_whole(folder_of(out, student) / "results.json", gradescope(mine, book.total_of(student)))
 
 
 def of_exercise(kept: Kept, exercise: str) -> Kept:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from helpers.grading.class_folder import Class, Found, Submitter
+from helpers.grading.class_folder import Class, Found, Submitter, composed
 from helpers.grading.late import span_in
 from helpers.grading.tables import Cells, table_in
 
@@ -109,7 +109,7 @@ def roster_in(path: Path) -> Roster:
     if plain_id in fields and "plain id" in fields:
         raise ValueError(f"{path} has more than one column of {plain_id}s: take one away, or call it otherwise")
     rows = [
-        (line, {plain_id if field == "plain id" else field: cell for field, cell in cells.items()})
+        (line, {plain_id if field == "plain id" else field: composed(cell) for field, cell in cells.items()})
         for line, cells in rows
     ]
     fields = {plain_id if field == "plain id" else field for field in fields}
@@ -210,6 +210,16 @@ def names_of(person: Person) -> set[str]:
     return {plain(way) for way in ways} - {""}
 
 
+def may_be(person: Person, name: str) -> bool:
+    """Whether a person of the roster is called so, maybe after a group: "Group A-Ann Smith" is how Moodle has it.
+
+    Whoever has no name there may be anyone.
+    """
+    parts = name.split("-")
+    ways = {plain("".join(parts[start:])) for start in range(len(parts))}
+    return person.name in (person.id, person.login, person.email) or bool(ways & names_of(person))
+
+
 # Whose a hand-in is
 
 
@@ -250,7 +260,11 @@ class Index:
         return known or tuple(self.by["group"].get(found.student.casefold(), ()))
 
     def person(self, submitter: Submitter, found: Found) -> Person | None:
-        """Who that is, by the surest that is known: the platform's number, the address, the id, then the name."""
+        """Who that is, by the surest that is known: the platform's number, the address, the id, then the name.
+
+        Raises:
+            ValueError: number and name are two people's, or the name is several people's; one line.
+        """
         # A number by itself may be anyone's id: those of Moodle are small, and new for each assignment.
         alone = "" if submitter.number or submitter.email or submitter.sid else submitter.name
         sure = [
@@ -262,10 +276,13 @@ class Index:
         ]
         for field, value in sure:
             if value and (people := self.by[field].get(value.strip().casefold())):
+                if field == "number" and not may_be(people[0], submitter.name):
+                    raise ValueError(
+                        f"{found.path} has the number of {people[0].key} and another name: is {self.path} of this "
+                        "assignment? Mend the name there, or name the folder by the id"
+                    )
                 return people[0]
         people = self.by["name"].get(plain(submitter.name), [])
-        if len(people) > 1:
-            people = [each for each in people if submitter.number and submitter.number == each.id] or people
         if len(people) > 1:
             who = " or ".join(each.key for each in people)
             raise ValueError(

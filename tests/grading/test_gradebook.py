@@ -196,6 +196,60 @@ def test_namesakes_that_nothing_tells_apart_are_told(tmp_path):
         matched(people, handed(found))
 
 
+def test_a_number_that_is_an_id_by_chance_gives_nobody_a_hand_in(tmp_path):
+    """Moodle's are small, and new for each assignment."""
+    people = roster(tmp_path, "name,id number\nAnn Smith,1\nAnn Smith,2\n")
+    found = Found("Ann Smith", NAME, "Ann Smith_2_assignsubmission_file_/03_x.ipynb", (Submitter("Ann Smith", "2"),))
+    with pytest.raises(ValueError, match=r"may be of Ann Smith \(1\) or Ann Smith \(2\)"):
+        matched(people, handed(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "sure"),
+    [
+        ("Ann Smith", True),
+        ("smithann", True),
+        ("Group A-Ann Smith", True),
+        ("Joann Smith", False),
+        ("Bo Lee", False),
+        ("Nobody", False),
+    ],
+)
+def test_a_platforms_number_goes_with_the_name(tmp_path, name, sure):
+    people = roster(tmp_path, "identifier,name\nParticipant 77,Ann Smith\nParticipant 78,Bo Lee\n")
+    found = Found(name, NAME, f"{name}_77_assignsubmission_file_/03_x.ipynb", (Submitter(name, "77"),))
+    if sure:
+        assert [each.key for each in matched(people, handed(found))[name]] == ["Ann Smith"]
+    else:
+        with pytest.raises(ValueError, match=r"has the number of Ann Smith and another name: is .*class\.csv of this"):
+            matched(people, handed(found))
+
+
+UNSEEN = ["{}\u200b", "\ufeff{}", "{}\u00ad", "\u202a{}\u202c", " {}\u00a0", "\u2060{}"]
+
+
+@pytest.mark.parametrize("written", UNSEEN)
+def test_what_nobody_sees_makes_nobody_another(tmp_path, written):
+    for exercise, student in ((NAME, "Ann Smith"), (OTHER, written.format("Ann Smith"))):
+        (tmp_path / "in" / student).mkdir(parents=True)
+        (tmp_path / "in" / student / f"{exercise}.ipynb").write_text("{}")
+    assert {each.student for each in class_in(tmp_path / "in", COURSE).found} == {"Ann Smith"}
+    people = roster(tmp_path, f"name,id,email\n{written.format('Ann Smith')},{written.format('7')},ann@x.org\n").people
+    assert [(each.key, each.id) for each in people] == [("Ann Smith", "7")]
+    said = marks.Mark(written.format("Ann Smith"), "03", Decimal(1), "", "", "me", "now")
+    assert book_of({Found("Ann Smith", NAME, ""): 3}, Rules(marks=(said,), course=tuple(COURSE))).rows[0].total == 4
+
+
+def test_names_that_look_alike_are_told(tmp_path):
+    names = ["Jose", "Jos\u00e9", "\uff2aose", "Ann", "an\u200cn", "\u0410nn"]  # the last is Cyrillic, another letter
+    book = book_of({Found(name, NAME, name): 3 for name in names}, Rules())
+    assert len(book.rows) == len(names)
+    alike = [note for note in book.notes if note.startswith("may be one person")]
+    assert alike == ["may be one person: Ann; an\u200cn; \u0410nn", "may be one person: Jose; Jos\u00e9; \uff2aose"]
+    people = Rules(roster(tmp_path, "name\nJose\nJos\u00e9\n"))  # who has both knows that they are two
+    assert not [note for note in book_of({}, people).notes if "one person" in note]
+
+
 def test_a_stranger_takes_nobodys_name_in_the_reports(tmp_path):
     rules = Rules(roster(tmp_path, "name,id,email\nAnn Smith,0010,a@x\nAnn Smith,0011,b@x\n"))
     key = rules.roster.people[0].key
@@ -554,6 +608,15 @@ def test_marks_find_their_student(tmp_path, who, exercise):
     assert "0.5 points added; well done (me, today)" in text
 
 
+def test_more_points_than_there_are_are_told():
+    said = [marks.Mark(who, "03", Decimal(13), "", "", "me", "today") for who in ("Ann", "Bo")]
+    found = {Found("Ann", NAME, "1"): 3, Found("Bo", NAME, "2"): 2}
+    book = book_of(found, Rules(marks=tuple(said), course=tuple(COURSE)))
+    assert [note for note in book.notes if "by hand" in note] == [
+        f"more points than there are, by hand: Ann, {NAME}, 16 of 15"
+    ]
+
+
 def test_a_mark_of_another_exercise_waits_for_it():
     said = marks.Mark("Ann Smith", "05", Decimal(1), "", "", "me", "today")
     book = book_of({Found("Ann Smith", NAME, ""): 3}, Rules(marks=(said,), course=tuple(COURSE)), only="03")
@@ -623,7 +686,7 @@ def graded_without_sandbox(monkeypatch):
     monkeypatch.setattr(run, "graded_here", lambda tasks, jobs: ((task, (done, "")) for task in tasks))
 
 
-def test_who_hand_in_together_read_nothing_of_each_other(tmp_path, graded_without_sandbox):
+def test_who_hand_in_together_read_nothing_of_each_other(tmp_path, graded_without_sandbox, capsys):
     (tmp_path / "in" / "G1").mkdir(parents=True)
     (tmp_path / "in" / "G1" / f"{NAME}.ipynb").write_text("{}")
     (tmp_path / "class.csv").write_text("name,group\nAnn,G1\nBo,G1\nCy,G2\n")
@@ -641,6 +704,10 @@ def test_who_hand_in_together_read_nothing_of_each_other(tmp_path, graded_withou
     assert "Bo" not in ann
     assert "not there" not in ann
     assert "at the board" in cy
+    # Of a submission there is one score: what both of them have.
+    assert json.loads((out / "results" / "G1" / "results.json").read_text())["score"] == 7
+    note = "one hand-in, G1, and other points for each: its results.json has the least of Ann; Bo"
+    assert note in capsys.readouterr().out
     assert set(re.findall(r'feedback/(\w+).html">(\w+)<', (out / "report.html").read_text())) == {
         (name, name) for name in ("Ann", "Bo", "Cy")
     }
