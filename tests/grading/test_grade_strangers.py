@@ -1,5 +1,9 @@
 """Attacks written without sight of the grading earn nothing that is not due, and the grading goes on after them."""
 
+import resource
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
 import attacks
 import pytest
 import strangers
@@ -29,6 +33,23 @@ def test_a_text_is_refused_for_what_it_says(name):
 @pytest.mark.parametrize("name", RUN)
 def test_an_attack_earns_what_is_due(results, name):
     assert_due(strangers.RUN[name], results[name].result())
+
+
+def memory_after(names: list[str]) -> int:
+    """Bytes that this process has held at most, once these were graded in it."""
+    for name in names:
+        strangers.graded(name, 23)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+@pytest.mark.timeout(900)
+def test_messages_that_nobody_reads_take_little_of_the_graders_memory():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        before = executor.submit(memory_after, ["right, after all of them"]).result()
+        after = executor.submit(memory_after, [name for name in strangers.RUN if "flood" in name]).result()
+    assert after - before < 400 << 20
 
 
 def test_there_are_at_least_sixty_more():
