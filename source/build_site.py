@@ -67,7 +67,8 @@ class Page:
 
     @property
     def name(self) -> str:
-        return f"{self.number} {self.title}".strip()
+        name = f"{self.number} {self.title}".strip()
+        return f"Exercise {name}" if self.kind == "exercise" else name
 
     @property
     def target(self) -> str:
@@ -129,8 +130,8 @@ class Renderer(IPythonRenderer):
 
 
 def words_of(markup: str) -> str:
-    """What a page's markup says, in one line."""
-    return " ".join(html.unescape(re.sub(r"<(math|style).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL)).split())
+    """What a page's markup says under its heading, in one line."""
+    return " ".join(html.unescape(re.sub(r"<(math|h\d).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL)).split())
 
 
 # Pages

@@ -317,4 +317,12 @@ def test_the_keyboard_finds_the_way(chromium, address):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 21, 22)"
     page = visit.open("index")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.set_viewport_size({"width": 390, "height": 844})
+    menu = page.get_by_role("button", name="Contents")
+    assert not page.locator("#contents").is_visible()
+    menu.press("Enter")
+    assert page.evaluate("document.activeElement.closest('#contents') !== null")
+    page.keyboard.press("Escape")
+    assert not page.locator("#contents").is_visible()
+    assert page.evaluate("document.activeElement.id") == "menu"
     assert visit.errors == []

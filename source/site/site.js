@@ -26,11 +26,12 @@
   const openMenu = (open) => {
     menu.setAttribute("aria-expanded", open);
     contents.classList.toggle("open", open);
+    if (open) (contents.querySelector("[aria-current]") ?? contents.querySelector("a")).focus();
   };
   menu.addEventListener("click", () => openMenu(menu.getAttribute("aria-expanded") !== "true"));
   contents.addEventListener("click", (event) => event.target.closest("a") && openMenu(false));
-  contents.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || menu.getAttribute("aria-expanded") !== "true") return;
     openMenu(false);
     menu.focus();
   });
