@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/cuda")]
 
 from programs import FAULTS, PROGRAMS, TRAFFIC, CudaProgram, fault_source  # noqa: E402
 
+from benchmarks.provenance import file_name  # noqa: E402
 from helpers.instruments import cuda_kernel, this_device  # noqa: E402
 
 COUNTERS = {
@@ -160,8 +161,6 @@ def verdicts() -> dict:
 
 
 def main(out: Path) -> None:
-    from benchmarks.run import file_name  # which the program that ncu profiles need not import
-
     began = time.time()
     out.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, np.ndarray] = {}

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from benchmarks.fusion_groups import compiled, operators, trace
 from benchmarks.fusion_models import GRAPHS
-from benchmarks.run import date_and_versions, provenance
+from benchmarks.provenance import date_and_versions, provenance
 from helpers.instruments.timing import benchmark_together
 
 REGIONS = Path(__file__).parent / "results" / "h200_fusion_choices.json"

@@ -37,7 +37,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.fusion_models import GRAPHS, Tensors
-from benchmarks.run import date_and_versions, provenance
+from benchmarks.provenance import date_and_versions, provenance
 from helpers.instruments.timing import benchmark_together
 from helpers.instruments.traffic import measure as measure_traffic
 

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.run import provenance, results_file
+from benchmarks.provenance import provenance, results_file
 from benchmarks.validation import COVERED, RESULTS
 from helpers.instruments.timing import benchmark_together
 from kernels import CATALOGUE, runtime

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.run import backward_pass, provenance, results_file
+from benchmarks.provenance import provenance, results_file
+from benchmarks.run import backward_pass
 from helpers.instruments import measure
 from kernels import CATALOGUE
 from kernels.fused_op import FusedOp

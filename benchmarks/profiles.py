@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.hardware_counters import MARKER
 from benchmarks.ncu_pages import COLUMNS, SOURCE_OF
-from benchmarks.run import RESULTS, date_and_versions, file_name, provenance
+from benchmarks.provenance import RESULTS, date_and_versions, file_name, provenance
 
 WARM = [(way, tokens) for tokens in (8192, 512, 1) for way in ("torch.compile", "fused")]
 # Name, seconds it may take, module and arguments.

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.provenance import results_file
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -86,8 +88,6 @@ def main(arguments: list[str] | None = None) -> int:
     if lacks := lacking():
         print(f"results: this machine lacks {', '.join(lacks)}: run it on one that has all", file=sys.stderr)
         return 2
-    from benchmarks.run import results_file  # which needs the GPU's name
-
     for step in steps:
         began, command = time.monotonic(), step.command.format(gpu=results_file().stem)
         print(f"{step.name}: python {command}", flush=True)

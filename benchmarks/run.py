@@ -17,9 +17,7 @@ small sizes through the interpreter, which shows that it works and nothing about
 """
 
 import argparse
-import datetime
 import json
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,7 +28,6 @@ from pathlib import Path
 
 import torch
 import torch._functorch.config
-import triton
 from tqdm import tqdm
 
 from benchmarks import (
@@ -63,6 +60,7 @@ from benchmarks import (
     ways_to_time,
 )
 from benchmarks.peers import peers
+from benchmarks.provenance import ceilings, date_and_versions, results_file
 from benchmarks.targets import TARGETS, Target
 from benchmarks.tried import TRIED
 from helpers.instruments.devices import this_device
@@ -75,9 +73,6 @@ from kernels.fused_op import FusedOp, Work
 # A backward pass that is timed again and again keeps its graph, so that a compiled one may give no buffer of it away.
 torch._functorch.config.donated_buffer = False
 
-RESULTS = Path(__file__).parent / "results"
-CEILING_BYTES = 4 * 2**30  # far beyond any L2
-MATRIX_SIZE = 8192
 SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
 LONG = 1e-3  # seconds: nobody asks what launching costs of work that takes longer
 RUNS = 30
@@ -141,29 +136,6 @@ EXPERIMENTS = {
     "quantised_fp8_sums": quantised.measure_fp8_sums,
     "quantised_fp8_times": quantised.measure_fp8_times,
 }
-
-
-def ceilings() -> dict[str, float]:
-    """What this GPU does now: bytes/s of a copy (read and written), a sum (read), a fill (written); FLOP/s of a bf16
-    product."""
-    source = torch.ones(CEILING_BYTES // 4, device="cuda")
-    target = torch.empty_like(source)
-    left, right = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
-    times = benchmark_together(
-        {
-            "copy": lambda: target.copy_(source),
-            "read": source.sum,
-            "write": lambda: target.fill_(1.0),
-            "matrix": lambda: left @ right,
-        },
-        runs=20,
-    )
-    return {
-        "copy_bytes_per_second": 2 * CEILING_BYTES / times["copy"].median,
-        "read_bytes_per_second": CEILING_BYTES / times["read"].median,
-        "write_bytes_per_second": CEILING_BYTES / times["write"].median,
-        "bf16_matrix_flops_per_second": 2 * MATRIX_SIZE**3 / times["matrix"].median,
-    }
 
 
 def least_time(work: Work, limits: dict[str, float]) -> tuple[str, float]:
@@ -343,29 +315,6 @@ def plain(timings):
     if isinstance(timings, int | float):
         return timings
     return {str(key): plain(value) for key, value in timings.items()}
-
-
-def file_name(gpu: str) -> str:
-    """A GPU's name as its files have it: "NVIDIA H200" is h200."""
-    return gpu.lower().removeprefix("nvidia ").replace(" ", "_")
-
-
-def results_file() -> Path:
-    """Where this GPU's figures are recorded."""
-    return RESULTS / f"{file_name(torch.cuda.get_device_name())}.json"
-
-
-def date_and_versions() -> dict:
-    """What a record says of when and with what it was measured."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
-    return {"date": datetime.date.today().isoformat(), "versions": versions | {"cuda": torch.version.cuda}}
-
-
-def provenance() -> dict:
-    """The GPU, the day, the versions and what the GPU does now: what every record holds of its own run."""
-    found = {"gpu": torch.cuda.get_device_name(), **date_and_versions(), "ceilings": ceilings()}
-    torch.cuda.empty_cache()
-    return found
 
 
 def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict]) -> None:

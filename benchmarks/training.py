@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.linear_loss import linear_loss, written_out
+from benchmarks.provenance import RESULTS, date_and_versions
 from helpers.instruments.devices import this_device
 from helpers.instruments.timing import benchmark
 from kernels import flash_attention, rms_norm, runtime, swiglu
@@ -198,8 +199,6 @@ def main() -> None:
     apart = max(abs(unfused[step] - fused[step]) for step in fused)
     print(f"{len(fused)} steps; the largest difference of a loss: {apart:.1e}")
     if options.record:
-        from benchmarks.run import RESULTS, date_and_versions  # which imports this module
-
         run = {**date_and_versions(), "ceilings": {}}
         found = {"training": {"run": 0, "times": losses}}
         where = this_device().name.replace(", 1 threads", ", one thread")

@@ -31,7 +31,8 @@ from triton.runtime.jit import JITFunction
 from benchmarks import hardware_counters
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
-from benchmarks.run import backward_pass, provenance, results_file
+from benchmarks.provenance import provenance, results_file
+from benchmarks.run import backward_pass
 from benchmarks.validation import COVERED
 from helpers.instruments.devices import this_device
 from helpers.instruments.resources import compile_for

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fusion_choices, held_out, metered, profiles, retake, run, validate
+from benchmarks import fusion_choices, held_out, metered, profiles, provenance, retake, validate
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -65,8 +65,8 @@ def another_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA GeForce RTX 4090")
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("kernels.runtime.has_gpu", lambda: True)
-    monkeypatch.setattr(run, "ceilings", lambda: CEILINGS)
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    monkeypatch.setattr(provenance, "ceilings", lambda: CEILINGS)
+    monkeypatch.setattr(provenance, "RESULTS", tmp_path)
     monkeypatch.setattr(profiles, "RESULTS", tmp_path)
     monkeypatch.setattr(held_out, "measure", lambda shapes: [])
     monkeypatch.setattr(metered, "rows", lambda device: [])
@@ -83,7 +83,7 @@ def another_gpu(tmp_path, monkeypatch):
         (lambda folder: metered.main(), "geforce_rtx_4090_metered.json"),
         (lambda folder: validate.main([]), "geforce_rtx_4090_validation.json"),
         (
-            lambda folder: profiles.take({**run.provenance(), "command": "", "tasks": {}}),
+            lambda folder: profiles.take({**provenance.provenance(), "command": "", "tasks": {}}),
             "geforce_rtx_4090_profiles/block.json",
         ),
     ],

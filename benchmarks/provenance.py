@@ -1,0 +1,60 @@
+"""What a record holds of its own run, and where it goes: the GPU, the day, the versions, what the GPU did then."""
+
+import datetime
+import platform
+from pathlib import Path
+
+import torch
+import triton
+
+from helpers.instruments.timing import benchmark_together
+
+RESULTS = Path(__file__).parent / "results"
+CEILING_BYTES = 4 * 2**30  # far beyond any L2
+MATRIX_SIZE = 8192
+
+
+def ceilings() -> dict[str, float]:
+    """What this GPU does now: bytes/s of a copy (read and written), a sum (read), a fill (written); FLOP/s of a bf16
+    product."""
+    source = torch.ones(CEILING_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    left, right = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
+    times = benchmark_together(
+        {
+            "copy": lambda: target.copy_(source),
+            "read": source.sum,
+            "write": lambda: target.fill_(1.0),
+            "matrix": lambda: left @ right,
+        },
+        runs=20,
+    )
+    return {
+        "copy_bytes_per_second": 2 * CEILING_BYTES / times["copy"].median,
+        "read_bytes_per_second": CEILING_BYTES / times["read"].median,
+        "write_bytes_per_second": CEILING_BYTES / times["write"].median,
+        "bf16_matrix_flops_per_second": 2 * MATRIX_SIZE**3 / times["matrix"].median,
+    }
+
+
+def file_name(gpu: str) -> str:
+    """A GPU's name as its files have it: "NVIDIA H200" is h200."""
+    return gpu.lower().removeprefix("nvidia ").replace(" ", "_")
+
+
+def results_file() -> Path:
+    """Where this GPU's figures are recorded."""
+    return RESULTS / f"{file_name(torch.cuda.get_device_name())}.json"
+
+
+def date_and_versions() -> dict:
+    """What a record says of when and with what it was measured."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    return {"date": datetime.date.today().isoformat(), "versions": versions | {"cuda": torch.version.cuda}}
+
+
+def provenance() -> dict:
+    """The GPU, the day, the versions and what the GPU does now: what every record holds of its own run."""
+    found = {"gpu": torch.cuda.get_device_name(), **date_and_versions(), "ceilings": ceilings()}
+    torch.cuda.empty_cache()
+    return found
