@@ -1,5 +1,6 @@
 """How tests share a machine, and how `pytest --nbval` runs the notebooks: it tells how many cells are compared."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -24,6 +25,17 @@ def pytest_configure(config):
         config.option.nbval_current_env = True
         # Pictures are not compared, nor are those within HTML: another FreeType draws other bytes.
         config.option.nbval_sanitize_with = str(Path(__file__).parent / "tests" / "nbval_sanitize.cfg")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected stays: looking through it for garbage would take a quarter of that time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def is_compared(item) -> bool:
