@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import Empty
 
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from zmq import ZMQError
 
 from helpers.learning.course_map import course_map
 from helpers.learning.kept_guesses import KeptGuess, kept_in
@@ -62,12 +63,12 @@ class CourseContents(AsyncLargeFileManager):
 async def _comms(kernel) -> set[str]:
     """What the kernel has open. It is asked on the channel that a busy kernel answers; one that starts has nothing."""
     client = kernel.client()
-    client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
     try:
+        client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
         client.control_channel.send(client.session.msg("comm_info_request", {}))
         reply = await client.get_control_msg(timeout=PATIENCE)
         return set(reply["content"].get("comms", ()))
-    except Empty:
+    except (Empty, RuntimeError, ZMQError):  # a page opens whatever becomes of its kernel meanwhile
         return set()
     finally:
         client.stop_channels()

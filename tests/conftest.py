@@ -41,7 +41,9 @@ def lab(tmp_path_factory):
     root = tmp_path_factory.mktemp("lab")
     for folder in ("notebooks", "exercises"):
         shutil.copytree(ROOT / folder, root / folder)
-    server = LabServer("--no-browser", f"--ServerApp.root_dir={root}")
+    # Of its own: labs of other workers would hold the one file of signatures when this one saves a notebook.
+    signatures = tmp_path_factory.mktemp("signatures") / "notebooks.db"
+    server = LabServer("--no-browser", f"--ServerApp.root_dir={root}", f"--NotebookNotary.db_file={signatures}")
     server.root = root
     yield server
     server.stop()
