@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import torch
+
 from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import server
 from helpers.learning.checks import values
@@ -590,6 +592,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kind", default="", help="only mistakes of this kind")
     options = parser.parse_args(arguments)
     bad = 0
+    torch.set_num_threads(1)  # small tensors: more threads wait for each other
     for mistake in MISTAKES:
         if options.kind in mistake.kind and (not options.only or mistake.exercise.split("_")[0] in options.only):
             found = complaints(mistake, range(options.seeds))

@@ -23,11 +23,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.replay import server
+from helpers.learning.checks import values
 from helpers.learning.outcome import PASS
 
 TIME = 30.0  # seconds that the checks of one mutant may take
@@ -362,7 +364,9 @@ def rejected_by(exercise: Exercise, mutant: Mutant) -> str:
 
     def run() -> dict:
         torch.set_num_threads(1)  # a fork has none of the threads that PyTorch had before it
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        # How further cases go once one has failed decides nothing here.
+        patience = mock.patch.object(values, "PATIENCE", 0.0)
+        with patience, tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             try:
                 broken = server.RunExercise(cells, 0, Path(folder))
             except Exception as error:

@@ -32,7 +32,15 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, batch_norm_cases, beside_catalogue, check_passes, check_values, conv_cases
+from helpers.learning import (
+    Hints,
+    batch_norm_cases,
+    beside_catalogue,
+    check_offsets,
+    check_passes,
+    check_values,
+    conv_cases,
+)
 
 # %% [markdown]
 # ## The unfused reference
@@ -177,13 +185,18 @@ hint = Hints(
         "weights: once for each tile of pixels.",
         "Tiles of 64 x 64; the six vectors after the loop; nothing but y is written.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64): the pixel's number, and so the picture's, before a stride multiplies them.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Is it a convolution?** Batch norm does nothing here. Strides, padding, filters and sizes that no tile divides.
 
-# %% grade_id="convolution" points=5
+# %% grade_id="convolution" points=4
 check_values(conv_bn_relu, reference, conv_cases(seed=9), name="convolution")
 
 # %% [markdown]
@@ -198,6 +211,21 @@ check_values(conv_bn_relu, reference, batch_norm_cases(seed=9), name="batch_norm
 
 # %% grade_id="traffic" points=4
 check_passes(conv_bn_relu, inputs, reads=(9, *6 * (4,)), name="traffic")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^21 pictures, which no machine need hold for that: two small launches say what
+# the large one would be, and its last program instance is run without memory.
+
+
+# %%
+def pictures(images):
+    filters = torch.randn(64, 32, 1, 1, device=device).half()
+    vectors = torch.rand(5, 64, device=device)
+    return torch.randn(images, 32, 8, 8, device=device).half(), filters, vectors[0].half(), *vectors[1:], 1, 0, 1e-5
+
+
+# %% grade_id="large" points=1
+check_offsets(conv_bn_relu, pictures, sizes=(16, 32), size=2**21, name="large")
 
 # %% grade_id="other-values" points=3
 # Other sizes and other numbers are checked here when the exercise is graded.

@@ -41,6 +41,7 @@ from helpers.learning import (
     Hints,
     check_gradcheck,
     check_gradient_traffic,
+    check_offsets,
     check_repeats,
     check_values,
     gradient_cases,
@@ -239,14 +240,19 @@ hint = Hints(
         "What do two programs write to the same place? Which comes first is up to the GPU.",
         "sums_ptr + tl.program_id(0) * cols + col: a place for each program; PyTorch's sum has an order of its own.",
     ),
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.cast(row, tl.int64), before it is multiplied.",
+    ),
 )
 hint
 
 # %% [markdown]
 # **Are the gradients right?** Against PyTorch in float64: odd widths, more rows than programs, strange strides, a large
-# mean, three dtypes, no row.
+# mean, NaN, three dtypes, no row.
 
-# %% grade_id="gradients" points=7
+# %% grade_id="gradients" points=6
 check_values(backward, reference, gradient_cases(11), name="gradients")
 
 # %% [markdown]
@@ -270,6 +276,19 @@ check_gradient_traffic(backward, (grad_y, x, weight, bias, 1e-5), launches=3, re
 
 # %% grade_id="repeats" points=2
 check_repeats(backward, (grad_y, x, weight, bias, 1e-5), name="repeats")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
+# what the large one would be, and the first and last rows of its last program instance are run without memory.
+
+
+# %%
+def rows_of(rows):
+    return *torch.randn(2, rows, 1024, device=device), *torch.randn(2, 1024, device=device), 1e-5
+
+
+# %% grade_id="large" points=1
+check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, name="large")
 
 # %% grade_id="other-gradients" points=2
 # Other widths and other numbers are checked here when the exercise is graded.

@@ -42,6 +42,7 @@ from helpers.learning import (
     check_cut,
     check_gradcheck,
     check_numbers,
+    check_offsets,
     check_repeats,
     check_values,
     fresh,
@@ -257,11 +258,17 @@ hint = Hints(
             "h and rstd are made again from x and gate: neither comes from memory.",
             "A row of sums for each program, not for each row; the programs are PROGRAMS at most.",
         ),
+        "large-gradient": ("As in the forward: where is an element's number made?",),
         "report": (
             "measure(block, ...).launch_table() above lists the launches: write down what each reads and writes.",
             "The step without the block takes 1 - share, whatever you do. The block takes share times least / unfused.",
         ),
     },
+    large=(
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before it is multiplied; of a loop's row, tl.cast(row, tl.int64).",
+    ),
     repeats=("sums_ptr + tl.program_id(0) * cols + col: a place for each program, and no atomics.",),
 )
 hint
@@ -269,7 +276,7 @@ hint
 # %% [markdown]
 # **Does it compute the right thing?** Odd widths, strange strides, another eps, half precision, NaN, no row.
 
-# %% grade_id="values" points=6
+# %% grade_id="values" points=5
 check_values(forward, block, norm_cases(3, 1, seed=15), name="values")
 
 # %% [markdown]
@@ -285,7 +292,7 @@ check_cut(forward, block, given, least=0.6, launches=1, name="cut")
 # %% [markdown]
 # **Are the gradients right?**
 
-# %% grade_id="gradients" points=6
+# %% grade_id="gradients" points=5
 check_values(backward, block_backward, gradient_cases(15, tensors=2, vectors=1), name="gradients")
 
 # %% [markdown]
@@ -314,6 +321,22 @@ check_cut(backward, block_backward, of_backward, least=0.84, launches=3, name="b
 
 # %% grade_id="repeats" points=2
 check_repeats(backward, of_backward, name="repeats")
+
+# %% [markdown]
+# **Do both reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
+# what the large one would be, and of its last program instance the first and last rows are run without memory.
+
+
+# %%
+def rows_of(rows):
+    return *torch.randn(3, rows, 1024, device=device), torch.randn(1024, device=device), 1e-5
+
+
+# %% grade_id="large" points=1
+check_offsets(forward, rows_of, sizes=(16, 32), size=2**22, name="large")
+
+# %% grade_id="large-gradient" points=1
+check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, name="large-gradient")
 
 # %% [markdown]
 # **Do the numbers of the report hold?**

@@ -247,6 +247,36 @@ def test_offsets_that_pass_32_bits_are_found_at_their_line():
     assert large(torch.add, size=2**32).message == "no Triton kernel was launched"
 
 
+@triton.jit
+def row_by_row_kernel(x_ptr, y_ptr, rows, cols, WIDE: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr):
+    col = tl.arange(0, BLOCK)
+    if OWN:
+        for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+            at = (tl.cast(row, tl.int64) if WIDE else row) * cols + col
+            tl.store(y_ptr + at, tl.load(x_ptr + at, mask=col < cols), mask=col < cols)
+    else:
+        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+            at = (tl.cast(row, tl.int64) if WIDE else row) * BLOCK + col
+            tl.store(y_ptr + at, tl.load(x_ptr + at, mask=col < cols), mask=col < cols)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_offsets_in_the_last_pass_of_a_long_loop_are_found(own):
+    def copy(x, wide):
+        y = torch.empty_like(x)
+        row_by_row_kernel[(2,)](x, y, *x.shape, WIDE=wide, OWN=own, BLOCK=64)
+        return y
+
+    def state(wide, rows):
+        return check_offsets(
+            lambda x: copy(x, wide), lambda n: (torch.ones(n, 64, device=DEVICE),), (2, 4), rows, name="large"
+        ).state
+
+    assert state(True, 2**26) == PASS
+    assert state(False, 2**25) == PASS
+    assert state(False, 2**25 + 2) == FAIL
+
+
 def test_what_is_not_written_is_told_from_where_on():
     case = Case("", (torch.randn(1000, device=DEVICE), torch.randn(1000, device=DEVICE)), "the formula")
     said = check_values(forgets_the_tail, torch.add, [case], name="values")

@@ -58,7 +58,8 @@ def norm_cases(
         return Case(label, (*rows, *(draw(cols, **kind) for _ in range(vectors)), adding), look_at)
 
     found = [call("", "the formula", 2, 64)]
-    found.append(call("eps 0.5 and small values", eps, 2, 64, adding=0.5, scale=0.25))
+    # Of fewer numbers, the largest error of PyTorch's own, which the tolerance is made of, is a matter of luck.
+    found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it
