@@ -48,6 +48,9 @@ LIKE = {
     "values": "other-values",
     "codes": "other-values",
     "gradient": "other-gradients",
+    "gradients": "other-gradients",
+    "convolution": "other-values",
+    "batch_norm": "other-values",
     "masked_rows": "other-values",
 }
 
@@ -115,6 +118,9 @@ ATTENTION = [
     ("grid", {"triton.cdiv(seq, block_m), b": "max(1, seq // block_m), b"}),
     ("grid", {"triton.cdiv(seq, block_m), b": "1, b"}),
 ]
+CONV_X = "mask=seen & (pixel < pixels) & (at < depth)[None, :],\n"
+CONV_W = "mask=(k < out_channels) & (at < depth)[:, None],\n"
+CONV_VECTORS = ("gamma", "bias", "mean", "beta")
 
 MISTAKES = [
     *mistakes_in(
@@ -381,6 +387,88 @@ MISTAKES = [
         ("hard-coded size", {"range(0, K, BLOCK_K)": "range(0, 128, BLOCK_K)"}, "the walk along K"),
     ),
     *mistakes_in(
+        "09_conv_bn_relu",
+        ("mask", {"mask=seen & (pixel < pixels) & (at < depth)[None, :]": "mask=seen & (at < depth)[None, :]"}),
+        ("mask", {CONV_X: "mask=(pixel < pixels) & (at < depth)[None, :],\n"}, "out-of-bounds|the index map"),
+        ("mask", {CONV_X: "mask=seen & (pixel < pixels),\n"}, "loads past the filter's end|out-of-bounds"),
+        ("mask", {"mask=(k < out_channels) & (at < depth)[:, None]": "mask=k < out_channels"}),
+        ("mask", {"mask=(k < out_channels) & (at < depth)[:, None]": "mask=(at < depth)[:, None]"}),
+        *[("mask", {f"{of}_ptr + k, mask=exists, other=0.0": f"{of}_ptr + k"}) for of in CONV_VECTORS],
+        ("mask", {"var_ptr + k, mask=exists, other=1.0": "var_ptr + k"}),
+        ("mask", {"mask=(pixel < pixels) & exists)": "mask=exists)"}),
+        ("mask", {"mask=(pixel < pixels) & exists)": "mask=pixel < pixels)"}, "out-of-bounds|race"),
+        ("padding value", {f"{CONV_X}            other=0.0": f"{CONV_X}            other=1.0"}, "the index map"),
+        ("padding value", {f"{CONV_X}            other=0.0,": CONV_X}),
+        ("padding value", {f"{CONV_W}            other=0.0,": CONV_W}),
+        ("stride", {"image * x_stride_n": "image * channels * height * width"}),
+        ("stride", {"channel[None, :] * x_stride_c": "channel[None, :] * height * width"}),
+        ("stride", {"row * x_stride_h": "row * width"}),
+        ("stride", {"col * x_stride_w": "col"}),
+        ("stride", {"k * weight_stride_k": "k * channels * TAPS_H * TAPS_W"}),
+        ("stride", {"channel * weight_stride_c": "channel * TAPS_H * TAPS_W"}),
+        ("stride", {"tap // TAPS_W * weight_stride_h": "tap // TAPS_W * TAPS_W"}),
+        ("stride", {"tap % TAPS_W * weight_stride_w": "tap % TAPS_W"}),
+        (
+            "accumulation",
+            {
+                "acc = tl.zeros((BLOCK_PIXELS, BLOCK_OUT), dtype=tl.float32)": "acc = tl.zeros((BLOCK_PIXELS, BLOCK_OUT), dtype=tl.float16)",
+                "tl.dot(x, weight, acc)": "tl.dot(x, weight, acc, out_dtype=tl.float16)",
+            },
+            "the accumulator|the edges",
+        ),
+        ("scale", {"scale *= tl.rsqrt(": "scale *= tl.sqrt("}, "batch norm: scale"),
+        ("scale", {"(bias - mean) * scale": "(bias - mean)"}, "batch norm: scale"),
+        ("scale", {"(bias - mean) * scale": "(bias + mean) * scale"}, "batch norm: scale"),
+        ("eps", {"other=1.0) + eps)": "other=1.0))"}),
+        ("eps", {"other=1.0) + eps)": "other=1.0) + 1e-5)"}),
+        (
+            "order of axes",
+            {
+                "pixel // out_width % out_height * STRIDE": "pixel % out_width * STRIDE",
+                "pixel % out_width * STRIDE": "pixel // out_width % out_height * STRIDE",
+            },
+            "the product",
+        ),
+        ("order of axes", {"pixel * out_channels + k": "k * pixels + pixel"}, "the product"),
+        (
+            "order of axes",
+            {
+                "(tap // TAPS_W)[None, :]": "(tap % TAPS_W)[None, :]",
+                "(tap % TAPS_W)[None, :]": "(tap // TAPS_W)[None, :]",
+            },
+            "the index map",
+        ),
+        (
+            "order of axes",
+            {"k * weight_stride_k": "k * weight_stride_c", "channel * weight_stride_c": "channel * weight_stride_k"},
+            "the product",
+        ),
+        ("offset width", {"pixel = tl.program_id(0).to(tl.int64)": "pixel = tl.program_id(0)"}),
+        ("NaN and inf", {"tl.where(y < 0, 0.0, y)": "tl.maximum(y, 0.0)"}),
+        ("NaN and inf", {"tl.where(y < 0, 0.0, y)": "tl.where(y > 0, y, 0.0)"}),
+        ("grid", {"triton.cdiv(pixels, block_pixels)": "max(1, pixels // block_pixels)"}),
+        ("grid", {"triton.cdiv(out_channels, block_out)": "1"}),
+        (
+            "grid",
+            {"pixels = images * out_height * out_width": "pixels = out_height * out_width"},
+            "the picture|the grid",
+        ),
+        (
+            "in place",
+            {
+                "    y = acc * scale + shift": "    tl.store(bias_ptr + k, shift.to(tl.float16), mask=exists)\n    y = acc * scale + shift",
+            },
+            r"argument \d was changed|race",
+        ),
+        ("hard-coded size", {"range(0, depth, BLOCK_IN)": "range(0, 128, BLOCK_IN)"}, "the sum runs over taps"),
+        ("hard-coded size", {"STRIDE=stride": "STRIDE=1"}, "the stride: "),
+        (
+            "hard-coded size",
+            {"images, channels, height, width = x.shape": "images, channels, height, width = x.shape\n    images = 1"},
+            "how the output is allocated",
+        ),
+    ),
+    *mistakes_in(
         "10_attention_scores",
         *ATTENTION,
         ("mask", {"p, mask=(query < seq)[:, None] & (key < seq)[None, :])": "p, mask=(key < seq)[None, :])"}),
@@ -442,6 +530,86 @@ MISTAKES = [
         ("offset width", {"batch = tl.program_id(1).to(tl.int64)": "batch = tl.program_id(1)"}),
     ),
     *mistakes_in(
+        "11_fused_backward",
+        *[("mask", {f"{of}_ptr + at, mask=exists, other=0.0": f"{of}_ptr + at"}) for of in ("grad_y", "x")],
+        *[("mask", {f"{of}_ptr + col, mask=exists, other=0.0": f"{of}_ptr + col"}) for of in ("weight", "bias")],
+        ("mask", {"x_hat * stretch), mask=exists)": "x_hat * stretch))"}),
+        ("mask", {"at, grad_weight, mask=exists)": "at, grad_weight)"}, "out-of-bounds|race"),
+        ("mask", {"at, grad_bias, mask=exists)": "at, grad_bias)"}),
+        *[
+            ("padding value", {f"{of}_ptr + at, mask=exists, other=0.0": f"{of}_ptr + at, mask=exists"})
+            for of in ("grad_y", "x")
+        ],
+        *[
+            ("padding value", {f"{of}_ptr + col, mask=exists, other=0.0": f"{of}_ptr + col, mask=exists"})
+            for of in ("weight", "bias")
+        ],
+        ("padding value", {"x_ptr + at, mask=exists, other=0.0": "x_ptr + at, mask=exists, other=1.0"}),
+        (
+            "padding value",
+            {"centred = tl.where(exists, x - tl.sum(x, axis=0) / cols, 0.0)": "centred = x - tl.sum(x, axis=0) / cols"},
+        ),
+        *[
+            ("padding value", {f"tl.sum({of}, axis=0) / cols": f"tl.sum({of}, axis=0) / BLOCK"})
+            for of in ("x", "centred * centred", "along", "along * x_hat")
+        ],
+        (
+            "stride",
+            {"grad_y, x = grad_y.contiguous(), x.contiguous()": "x = x.contiguous()"},
+            "the strides|out-of-bounds",
+        ),
+        (
+            "stride",
+            {
+                "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y = grad_y.contiguous()",
+                "torch.empty_like(x)": "torch.empty(x.shape, dtype=x.dtype, device=x.device)",
+            },
+        ),
+        (
+            "accumulation",
+            {
+                "x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "x = tl.load(x_ptr + at, mask=exists, other=0.0)"
+            },
+        ),
+        ("scale", {"1.702 * z * gate": "z * gate"}),
+        ("scale", {"tl.sigmoid(1.702 * z)": "tl.sigmoid(z)"}),
+        ("scale", {"along = grad_z * weight": "along = grad_z"}),
+        ("scale", {"rstd * (along": "(along"}),
+        ("scale", {"x_hat * weight + bias": "x_hat * weight"}),
+        ("eps", {"/ cols + eps)": "/ cols)"}),
+        ("eps", {"/ cols + eps)": "/ cols + 1e-5)"}),
+        (
+            "eps",
+            {
+                "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "1.0 / (tl.sqrt(tl.sum(centred * centred, axis=0) / cols) + eps)"
+            },
+            "eps: |the formula",
+        ),
+        ("order of axes", {"return grad_x, grad_weight, grad_bias": "return grad_x, grad_bias, grad_weight"}),
+        ("order of axes", {"at = tl.program_id(0) * cols + col": "at = col * tl.num_programs(0) + tl.program_id(0)"}),
+        ("offset width", {"tl.cast(row, tl.int64) * cols": "row * cols"}),
+        ("NaN and inf", {"grad_z = grad_y * ": "grad_z = tl.where(grad_y == grad_y, grad_y, 0.0) * "}),
+        (
+            "NaN and inf",
+            {"        centred = tl.where": "        x = tl.where(x == x, x, 0.0)\n        centred = tl.where"},
+        ),
+        ("grid", {"rows = x.numel() // cols": "rows = x.shape[0]"}),
+        ("grid", {"rows = x.numel() // cols": "rows = x.numel() // cols - 1"}),
+        (
+            "grid",
+            {"rows, tl.num_programs(0))": "tl.minimum(rows, tl.program_id(0) + 1), tl.num_programs(0))"},
+            "more rows than programs",
+        ),
+        ("in place", {"grad_x = torch.empty_like(x)": "grad_x = x"}),
+        ("in place", {"grad_x = torch.empty_like(x)": "grad_x = grad_y"}),
+        (
+            "hard-coded size",
+            {
+                "block = tl.float64 if double else tl.float32, triton.next_power_of_2(cols)": "block = tl.float64 if double else tl.float32, 1024"
+            },
+        ),
+    ),
+    *mistakes_in(
         "12_layer_norm_int8",
         ("mask", {INT8_X: "x = tl.load(x_ptr + row * cols + col)"}),
         ("mask", {"weight_ptr + col, mask=exists, other=0.0": "weight_ptr + col"}),
@@ -488,7 +656,7 @@ MISTAKES = [
         ("grid", {"(x.numel() // cols,)": "(x.numel() // cols - 1,)"}),
         ("grid", {"(x.numel() // cols,)": "(x.shape[0],)"}),
         ("hard-coded size", {"block = triton.next_power_of_2(cols)": "block = 1024"}),
-        ("order of axes", {"return q, scale": "return scale, q"}, "dtype"),
+        ("order of axes", {"return q, scale": "return scale, q"}, "result 1 of 2's (shape|dtype)"),
     ),
     *mistakes_in(
         "15_capstone",
@@ -524,6 +692,115 @@ MISTAKES = [
         ),
         ("scale", {"h = x * gate * tl.sigmoid(gate)": "h = x * tl.sigmoid(gate)"}, "the formula"),
         ("in place", {"y, cols = torch.empty_like(x), x.shape[-1]": "y, cols = x, x.shape[-1]"}),
+        *[
+            ("mask", {f"{of}_ptr + at, mask=exists, other=0.0).to(tl.float32)": f"{of}_ptr + at).to(tl.float32)"})
+            for of in ("gate", "residual")
+        ],
+        ("mask", {"weight_ptr + col, mask=exists, other=0.0).to(tl.float32)": "weight_ptr + col).to(tl.float32)"}),
+        *[
+            ("mask", {f"{of}_ptr + at, mask=exists, other=0.0).to(COMPUTE)": f"{of}_ptr + at).to(COMPUTE)"})
+            for of in ("grad_y", "x", "gate")
+        ],
+        ("mask", {"weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "weight_ptr + col).to(COMPUTE)"}),
+        ("mask", {"grad_h * gate * s, mask=exists)": "grad_h * gate * s)"}),
+        ("mask", {"(1.0 + gate * (1.0 - s)), mask=exists)": "(1.0 + gate * (1.0 - s)))"}),
+        ("mask", {"col, grad_weight, mask=exists)": "col, grad_weight)"}, "out-of-bounds|race"),
+        *[
+            (
+                "padding value",
+                {f"{of}_ptr + at, mask=exists, other=0.0).to({to})": f"{of}_ptr + at, mask=exists).to({to})"},
+            )
+            for of in ("x", "gate")
+            for to in ("tl.float32", "COMPUTE")
+        ],
+        (
+            "padding value",
+            {
+                "h = x * gate * tl.sigmoid(gate)\n    rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols": "h = x * gate * tl.sigmoid(gate)\n    rstd = tl.rsqrt(tl.sum(h * h, axis=0) / BLOCK"
+            },
+        ),
+        (
+            "padding value",
+            {
+                "h = x * gate * s\n        rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols": "h = x * gate * s\n        rstd = tl.rsqrt(tl.sum(h * h, axis=0) / BLOCK"
+            },
+        ),
+        ("padding value", {"tl.sum(along * h_hat, axis=0) / cols": "tl.sum(along * h_hat, axis=0) / BLOCK"}),
+        (
+            "stride",
+            {
+                "x, gate, residual = x.contiguous(), gate.contiguous(), residual.contiguous()": "gate, residual = gate.contiguous(), residual.contiguous()",
+                "y, cols = torch.empty_like(x)": "y, cols = torch.empty(x.shape, dtype=x.dtype, device=x.device)",
+            },
+        ),
+        (
+            "stride",
+            {
+                "grad_y, x, gate = grad_y.contiguous(), x.contiguous(), gate.contiguous()": "x, gate = x.contiguous(), gate.contiguous()"
+            },
+            "the strides|out-of-bounds",
+        ),
+        (
+            "stride",
+            {
+                "grad_y, x, gate = grad_y.contiguous(), x.contiguous(), gate.contiguous()": "grad_y, gate = grad_y.contiguous(), gate.contiguous()",
+                "grad_x, grad_gate = torch.empty_like(x)": "grad_x, grad_gate = torch.empty_like(gate)",
+            },
+        ),
+        (
+            "stride",
+            {
+                "grad_y, x, gate = grad_y.contiguous(), x.contiguous(), gate.contiguous()": "grad_y, x = grad_y.contiguous(), x.contiguous()",
+            },
+        ),
+        (
+            "accumulation",
+            {
+                "x = tl.load(x_ptr + at, mask=exists, other=0.0).to(tl.float32)": "x = tl.load(x_ptr + at, mask=exists, other=0.0)",
+                "h = x * gate * tl.sigmoid(gate)": "h = x * (gate * tl.sigmoid(gate)).to(x_ptr.dtype.element_ty)",
+            },
+        ),
+        (
+            "accumulation",
+            {
+                "x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "x = tl.load(x_ptr + at, mask=exists, other=0.0)",
+                "h = x * gate * s": "h = x * (gate * s).to(x_ptr.dtype.element_ty)",
+            },
+        ),
+        ("accumulation", {"dtype=torch.float64 if double else torch.float32": "dtype=x.dtype"}),
+        (
+            "eps",
+            {
+                "rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols + eps)\n    tl.store(y_ptr": "rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols + 1e-5)\n    tl.store(y_ptr"
+            },
+        ),
+        ("eps", {"/ cols + eps)\n        h_hat": "/ cols)\n        h_hat"}),
+        ("eps", {"/ cols + eps)\n        h_hat": "/ cols + 1e-5)\n        h_hat"}),
+        ("order of axes", {"return grad_x, grad_gate,": "return grad_gate, grad_x,"}),
+        (
+            "order of axes",
+            {"tl.program_id(0) * cols + col, grad_weight": "col * tl.num_programs(0) + tl.program_id(0), grad_weight"},
+        ),
+        ("offset width", {"tl.program_id(0).to(tl.int64) * cols": "tl.program_id(0) * cols"}),
+        ("offset width", {"tl.cast(row, tl.int64) * cols": "row * cols"}),
+        (
+            "NaN and inf",
+            {"h = x * gate * tl.sigmoid(gate)": "h = x * gate * tl.sigmoid(gate)\n    h = tl.where(h == h, h, 0.0)"},
+        ),
+        ("NaN and inf", {"along = grad_y * weight": "along = tl.where(grad_y == grad_y, grad_y, 0.0) * weight"}),
+        ("grid", {"forward_kernel[(x.numel() // cols,)]": "forward_kernel[(x.numel() // cols - 1,)]"}),
+        ("grid", {"rows = x.numel() // cols": "rows = x.shape[0]"}),
+        ("grid", {"rows = x.numel() // cols": "rows = x.numel() // cols - 1"}),
+        ("hard-coded size", {"tl.float32, triton.next_power_of_2(cols)": "tl.float32, 1024"}),
+        ("scale", {"h * rstd * weight + residual": "h * rstd + residual"}),
+        ("scale", {"along = grad_y * weight": "along = grad_y"}),
+        ("scale", {"gate * (1.0 - s)": "(1.0 - s)"}),
+        ("scale", {"15 * n + 6": "14 * n + 6"}, "bytes unfused: got"),
+        ("scale", {"4 * (4 * n + columns)": "4 * (3 * n + columns)"}, "bytes at least: got"),
+        ("hard-coded size", {"+ 6 * rows": "+ 6 * 93"}, "bytes unfused: got"),
+        ("in place", {"y, cols = torch.empty_like(x), x.shape[-1]": "y, cols = residual, x.shape[-1]"}),
+        ("in place", {"grad_x, grad_gate = torch.empty_like(x)": "grad_x, grad_gate = x"}),
+        ("in place", {"torch.empty_like(x), torch.empty_like(x)": "torch.empty_like(x), gate"}),
     ),
 ]
 

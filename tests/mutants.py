@@ -115,6 +115,19 @@ SCORES = {  # (before, a text in it, what becomes of it) -> why
     (SCORES_WALK, "minimum", "maximum"): SCORES_UNSEEN,
     (SCORES_WALK, "+ 1", "+ 2"): SCORES_UNSEEN,
 }
+CAPSTONE_LOADS = {  # what is loaded where nothing exists: before -> why another number may stand there
+    **{
+        f"{of} = tl.load({of}_ptr + at, mask=exists, other=0.0).to({to})": (
+            "h is x times the gate times its sigmoid: one of the two is 0 still, and so is h"
+        )
+        for of in ("x", "gate")
+        for to in ("tl.float32", "COMPUTE")
+    },
+    "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(tl.float32)": "these columns are not stored",
+    "residual = tl.load(residual_ptr + at, mask=exists, other=0.0).to(tl.float32)": "these columns are not stored",
+    "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "the gradient that it scales is 0 there",
+    "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "the weight is 0 there, and so is h",
+}
 DECIDE_WORTH = "return is_legal(graph, [one, two]) and kernel_cost(graph, [one, two])['time'] < apart"
 DECIDE_TIME = "return (time, names) if time < float('inf') and can_run(graph, names) else (float('inf'), names)"
 EQUIVALENT = {
@@ -203,9 +216,13 @@ EQUIVALENT = {
     ),
     f"09_conv_bn_relu: {CONV_RELU} -> {CONV_RELU.replace('<', '<=')}": "0 is stored for 0 either way",
     **{f"10_attention_scores: {before} -> {before.replace(*change)}": why for (before, *change), why in SCORES.items()},
-    "11_fused_backward: programs = max(1, min(rows, PROGRAMS)) -> programs = max(2, min(rows, PROGRAMS))": (
-        "of one row or none, a second program has no row and stores sums of 0"
-    ),
+    **{
+        f"{name}: programs = max(1, min(rows, PROGRAMS)) -> programs = max(2, min(rows, PROGRAMS))": (
+            "of one row or none, a second program has no row and stores sums of 0"
+        )
+        for name in ("11_fused_backward", "15_capstone")
+    },
+    **{f"15_capstone: {load} -> {load.replace('other=0.0', 'other=1.0')}": why for load, why in CAPSTONE_LOADS.items()},
     **{
         f"12_layer_norm_int8: {before} -> {before.replace(*change)}": "the bound takes its own place"
         for before, *change in ((LEAST, "<", "<="), (ABOVE, ">", ">="), (BELOW, "<", "<="))

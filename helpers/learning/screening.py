@@ -51,8 +51,10 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
     kept = kept_by(cells)
     promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in unreadable)
     refusals = screen(readable, kept)
-    if not refusals and is_plain(cells):
-        refusals = screen_plain(readable | promised, kept, lent_by(cells))
+    plain = plain_answers(cells)
+    if not refusals and plain:
+        own = {answer: source for answer, source in (readable | promised).items() if answer in plain}
+        refusals = screen_plain(own, kept, lent_by(cells))
     if refusals:
         # What is missed may be defined in what cannot be read.
         refusals = [*unreadable.values(), *refusals]
@@ -110,6 +112,29 @@ def promised_by(cells: Iterable[dict]) -> dict[str, str]:
 def is_plain(cells: list[dict]) -> bool:
     """Whether an exercise asks for numbers or settings, and for no kernel."""
     return not any("@triton.jit" in cell["source"] for cell in cells if cell["answer"])
+
+
+NUMBERS = ("check_numbers", "check_counts")
+
+
+def plain_answers(cells: list[dict]) -> set[str]:
+    """Ids of the answers that give numbers or settings: all where no kernel is asked for, or else those whose function
+    a check asks for numbers."""
+    answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    if is_plain(cells):
+        return set(answers)
+    asked = {
+        call.args[0].id
+        for cell in cells
+        if not cell["answer"]
+        for call in ast.walk(ast.parse(cell["source"]))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in NUMBERS
+    }
+    return {
+        answer
+        for answer, source in answers.items()
+        if any(isinstance(each, ast.FunctionDef) and each.name in asked for each in ast.parse(source).body)
+    }
 
 
 LENDING = "helpers.learning.lent"

@@ -293,7 +293,7 @@ check_cut(forward, block, given, least=0.6, launches=1, name="cut")
 # **Are the gradients right?**
 
 # %% grade_id="gradients" points=5
-check_values(backward, block_backward, gradient_cases(15, tensors=2, vectors=1), name="gradients")
+check_values(backward, block_backward, gradient_cases(15, tensors=2, vectors=1, wide=True), name="gradients")
 
 # %% [markdown]
 # **What does gradcheck say?** It moves each input by a hair, in float64, and looks what the block makes of it.
@@ -367,7 +367,7 @@ check_values(forward, block, norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), 
 # %% grade_id="other-gradients" points=1
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-others = gradient_cases(1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1)
+others = gradient_cases(1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1, wide=True)
 check_values(backward, block_backward, others, name="other-gradients")
 # END HIDDEN TESTS
 

@@ -9,7 +9,7 @@ from helpers.learning.checks.row_cases import normal
 
 PRODUCT = "the product: a row is an output pixel, a column an output channel, the sum runs over taps and input channels"
 INDEX_MAP = "the index map: the row and the column that a tap sees, and 0 where either lies outside the picture"
-FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w"
+FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w; and the walk over all of them"
 EDGES = "the edges: which pixels, output channels, taps and input channels exist in the last tile of each direction"
 STRIDES = "the strides: four for x and four for the weight, which need not lie in order"
 NORM = "batch norm: scale = gamma / sqrt(var + eps), and beta - mean * scale is added"
@@ -77,8 +77,11 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
                       (1, 64, 4, 4), (16, 64, 1, 1))  # fmt: skip
     large.inputs[0][:, :32], large.inputs[0][:, 32:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
-    special = draw.call("NaN in one pixel", "ReLU: tl.where(y < 0, 0, y) lets NaN through, y > 0 and tl.maximum do not",
-                        (1, 16, 6, 6), (16, 16, 3, 3), padding=1)  # fmt: skip
+    nan = (
+        "ReLU: tl.where(y < 0, 0, y) lets NaN through, y > 0 and tl.maximum do not; and loads past the filter's end, "
+        "where a weight of 0 makes NaN of NaN"
+    )
+    special = draw.call("NaN in one pixel", nan, (1, 16, 6, 6), (16, 16, 3, 3), padding=1)
     special.inputs[0][0, 3, 2, 2] = torch.nan
     found.append(special)
     found.append(draw.call("no picture", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))

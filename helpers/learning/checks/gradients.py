@@ -13,7 +13,7 @@ from torch.autograd.gradcheck import GradcheckError
 from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import PLACES, Case, described, transposed
 from helpers.learning.checks.hazards import refuse_hazards
-from helpers.learning.checks.row_cases import LOW_PRECISION, PADDING, STRIDES, normal
+from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STRIDES, WIDEN, normal
 from helpers.learning.checks.traffic import lines_of
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
@@ -25,17 +25,23 @@ RUNS = 10  # of one call on a GPU, to see whether it repeats
 
 
 def gradient_cases(
-    seed: int, widths: tuple[int, ...] = (7, 127, 1025), rows: int = 37, tensors: int = 1, vectors: int = 2
+    seed: int,
+    widths: tuple[int, ...] = (7, 127, 1025),
+    rows: int = 37,
+    tensors: int = 1,
+    vectors: int = 2,
+    wide: bool = False,
 ) -> list[Case]:
     """Calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, the simplest first.
 
     After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
+    Where the reference adds up in float32 (`wide`), there are also fp16 rows whose sums pass 65504 on their way.
 
     Rows of 64 and of each of `widths` elements; `rows` rows, more than programs; more dimensions; each tensor with
-    strides of its own; another eps; a large mean; an activation far from 0; NaN; 16 bits; no row at all. (In float64
-    the reference is no better than the answer: there check_gradcheck is the judge. In rows of one element the
-    gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds in one step is off
-    by a rounding.)
+    strides of its own; another eps, which elsewhere is too small to matter; a large mean; an activation far from 0;
+    NaN; 16 bits; no row at all. (In float64 the reference is no better than the answer: there check_gradcheck is
+    the judge. In rows of one element the gradient of x is 0, the difference of two equal products, and a GPU that
+    multiplies and adds in one step is off by a rounding.)
     """
     draw = normal(seed)
 
@@ -47,18 +53,21 @@ def gradient_cases(
         of_x=lambda x: x,
         mean=0.0,
         scale=1.0,
+        size=64.0,
         eps=1e-5,
         **kind,
     ) -> Case:
-        grad_y = of_grad(draw(*shape, **kind))
-        x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind)), grad_y.shape[-1]
+        grad_y = of_grad(draw(*shape, **kind) * size)
+        x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind) * size), grad_y.shape[-1]
         more = [draw(*grad_y.shape, **kind) for _ in range(tensors - 1)] + [draw(cols, **kind) for _ in range(vectors)]
         more[0] = more[0] * scale  # the gate, or the weights that make what the activation sees
         return Case(label, (grad_y, x, *more, eps), look_at, input_error=x.dtype)
 
     found = [call("", "the formula: which of the three results is it, and which of its terms?", 2, 64)]
     # Of fewer rows, the largest error of PyTorch's own, which the tolerance is made of, is a matter of luck.
-    found += [call("", PADDING, 8, cols) for cols in sorted(widths)]
+    found += [
+        call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
+    ]
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
@@ -69,17 +78,40 @@ def gradient_cases(
         found.append(
             replace(turned, inputs=tuple(transposed(x) if n == place else x for n, x in enumerate(turned.inputs)))
         )
-    found.append(call("eps 0.5", "eps: inside the square root, in the backward pass as well", 2, 65, eps=0.5))
-    found.append(call("mean 1000", "the row's mean, and its deviation: what they are taken of", 2, 65, mean=1e3))
+    found.append(call("eps 0.5", "eps: inside the square root, in the backward pass as well", 8, 65, size=1.0, eps=0.5))
+    found.append(
+        call("mean 1000", "the row's mean, and its deviation: what they are taken of", 8, 65, size=1.0, mean=1e3)
+    )
     found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0))
-    special = call("NaN in one row", "what rows share, which is the weights and their gradients alone, and NaN", 4, 64)
-    special.inputs[0][2, 5] = torch.nan
-    found.append(special)
+    for place, where in enumerate(("grad_y", "x")):
+        nan = "what becomes of NaN, and what rows share: the weights and their gradients alone"
+        special = call(f"NaN in one row of {where}", nan, 4, 64)
+        special.inputs[place][2, 5] = torch.nan
+        found.append(special)
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
-        found.append(call(name, f"{name}: load, convert to float32, compute, then store", 2, 127, dtype=dtype))
+        widen = f"{name}: load, convert to float32, compute, then store"
+        found.append(call(name, widen, 2, 127, dtype=dtype, size=1.0))
+    found.append(call("float16, mean 80", WIDEN, 1, 4096, dtype=torch.float16, mean=20.0, size=4.0))
+    if wide:
+        found.append(sums_that_pass_65504(draw, tensors, vectors))
     found.append(call("no rows", "the empty tensor: no row adds to the sums, and they are 0", 0, 65))
     return found
+
+
+def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:
+    """128 rows in fp16, of which 8 programs in turn take rows of one sign: what each has to add up passes 65504, and
+    what they have together does not."""
+
+    def alike(rows: torch.Tensor) -> torch.Tensor:  # four rows, and the same four again
+        return rows.expand(16, 2, 4, 33).reshape(128, 33)
+
+    signed = torch.tensor([16000.0, -15500.0])[:, None, None]
+    grad_y = alike(signed.to(draw(1).device))
+    rows = [alike(draw(16, 1, 4, 33)) for _ in range(tensors)]
+    inputs = [each.half() for each in (grad_y, *rows, *(draw(33) / 8 for _ in range(vectors)))]
+    where = "float16: a program's sums pass 65504; keep them in float32 until the last one is made, then store"
+    return Case("float16, large sums", (*inputs, 1e-5), where, input_error=torch.float16)
 
 
 @as_check

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import torch
 
 from helpers.instruments.traffic import Traffic, measure
-from helpers.learning.checks.cases import described
+from helpers.learning.checks.cases import Case, described
 from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.values import compare, fresh_copy, of_tensors, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 
 
@@ -55,7 +56,8 @@ def check_traffic(
 
 @as_check
 def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
-    """Meter `answer(*inputs)` beside `unfused(*inputs)`: so much less traffic, in no more launches than given.
+    """Meter `answer(*inputs)` beside `unfused(*inputs)`: so much less traffic, in no more launches than given, and the
+    same result, to twice PyTorch's own error: what is not computed moves nothing.
 
     Args:
         answer: the learner's function.
@@ -65,7 +67,10 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
         launches: at most.
         name: the check's name.
     """
-    mine, theirs = measure(answer, *inputs), measure(unfused, *inputs)
+    given = of_tensors(fresh_copy, inputs)
+    with outputs_start_as_nan():
+        mine = measure(answer, *given)
+    theirs = measure(unfused, *inputs)
     refuse_hazards(mine, described(inputs))
     cut = 1 - mine.bytes_total / theirs.bytes_total
     told = f"{mine.bytes_total:,} of {theirs.bytes_total:,} B, {100 * cut:.1f}% less, {100 * least:g}% needed"
@@ -81,6 +86,8 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
             "\n".join([told, *lines_of(mine, elements)]),
             "the loads and stores above: what was loaded once is at hand in its variable",
         )
+    where = "what is computed at this size: the check of values, above, says more"
+    compare(mine.result, given, unfused, Case("at this size", inputs, where, input_error=inputs[0].dtype))
     return f"{mine.launches} launch{'es' * (mine.launches != 1)}, {100 * cut:.1f}% less traffic."
 
 

@@ -233,19 +233,21 @@ def in_order(inputs: tuple) -> bool:
 
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
     """Where to look; `whole` says that every element of the result was stored."""
-    unwritten = wrong & got.isnan() & ~usual.isnan()
-    if not torch.equal(unwritten, wrong):
+    # Outputs start as NaN, integers as the largest there is.
+    start = got.isnan() if got.is_floating_point() else got == torch.iinfo(got.dtype).max
+    unwritten = start & wrong & ~usual.isnan()
+    if not torch.equal(unwritten, wrong) or (whole and not got.is_floating_point()):
         return case.look_at
     if whole:
         return (
             "what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; lanes that a mask keeps "
             f"from loading, which hold anything unless other= says what; and {case.look_at}"
         )
-    # Outputs started as NaN, so these were never stored, or came of reading what was never stored.
+    # So these were never stored, or came of reading what was never stored.
     if unwritten.all():
         return f"the grid and the store: no element was written, or else NaN was, and then {case.look_at}"
     first = int(unwritten.flatten().nonzero()[0])
-    if unwritten.flatten()[first:].all():
+    if start.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
     return f"the store: these elements were never written, or NaN was; every one must be, and {case.look_at}"
 

@@ -1,0 +1,34 @@
+"""Attacks on the capstone earn nothing that is not due: those refused for their text here, the rest in the long run."""
+
+import re
+from types import SimpleNamespace
+
+import attacks_capstone as attacks
+import pytest
+
+from helpers.grading.exercise import exercises_in
+from helpers.grading.grade import grade
+from helpers.instruments.machine import bubblewrap
+
+EXERCISE = exercises_in(only=attacks.NAME)[attacks.NAME]
+
+
+@pytest.mark.parametrize("name", attacks.NOT_RUN)
+def test_an_attack_that_is_seen_in_its_text_is_not_run(name):
+    attack = attacks.NOT_RUN[name]
+    result = grade(attack.content(), f"{attacks.NAME}.ipynb", SimpleNamespace(exercise=EXERCISE)).as_json()
+    assert result["earned"] == 0
+    assert all(check["state"] == "refused" for check in result["checks"]), result
+    assert re.search(attack.told, result["checks"][0]["message"]), result
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+@pytest.mark.parametrize("name", attacks.RUN)
+def test_an_attack_loses_the_checks_that_it_does_not_meet(name):
+    attack, result = attacks.RUN[name], attacks.graded(name, 29)
+    lost = {check["check"]: check["message"] for check in result["checks"] if check["state"] != "pass"}
+    assert lost.keys() == attack.lost, lost
+    assert result["earned"] == result["points"] - sum(EXERCISE.checks[check] for check in lost)
+    assert any(re.search(attack.told, message) for message in lost.values()) or not lost, lost
