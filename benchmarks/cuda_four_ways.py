@@ -15,7 +15,9 @@ __device__ float gelu(float s) {
   return s * __fdividef(1.0f, 1.0f + __expf(-twice_u));
 }
 __device__ float4 gelu(float4 s) { return {gelu(s.x), gelu(s.y), gelu(s.z), gelu(s.w)}; }
-__device__ float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+__device__ float4 operator+(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
 
 template <typename T>
 __global__ void add_gelu(const T* a, const T* b, T* y, int n) {

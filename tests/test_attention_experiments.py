@@ -1,10 +1,8 @@
 """What lesson 10's experiments time is attention: values against float64, bytes and launches by the meter."""
 
-import inspect
-from pathlib import Path
-
 import pytest
 import torch
+from lesson_code import lesson_defines
 
 from benchmarks.attention_claims import masked, three_operations, written_out
 from benchmarks.attention_decode import PARTS, N, decode
@@ -75,5 +73,5 @@ def test_the_ways_to_write_it_out_agree():
 
 @pytest.mark.parametrize("kernel", [tile, put, rescales, one_tile, causal_kernel, by_polynomial])
 def test_what_was_timed_is_what_lesson_10_shows(kernel):
-    lesson = Path(__file__).resolve().parents[1] / "source/lessons/10_attention.py"
-    assert inspect.getsource(kernel.fn) in lesson.read_text(encoding="utf-8")
+    assert lesson_defines("10_attention", kernel.fn)
+    assert not lesson_defines("09_convolution", kernel.fn)

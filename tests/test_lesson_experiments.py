@@ -1,11 +1,11 @@
 """What the lessons' experiments time is what they say: values against PyTorch's, trips by the meter."""
 
-import inspect
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from lesson_code import lesson_defines
 from torch.nn import functional
 
 from benchmarks import convolutions, cuda_four_ways, gradient_sums, linear_loss, training
@@ -95,8 +95,7 @@ def test_the_lessons_convolution_is_pytorchs_with_batch_norm_and_relu(order, str
 
 @pytest.mark.parametrize("name", ["window", "products", "conv_bn_relu_kernel"])
 def test_the_convolution_that_was_timed_is_the_one_that_lesson_09_shows(name):
-    lesson = Path(__file__).resolve().parents[1] / "source/lessons/09_convolution.py"
-    assert inspect.getsource(getattr(convolutions, name).fn) in lesson.read_text(encoding="utf-8")
+    assert lesson_defines("09_convolution", getattr(convolutions, name).fn)
 
 
 @pytest.mark.parametrize("way", gradient_sums.WAYS)

@@ -13,6 +13,12 @@ from helpers.learning.kept_guesses import KeptGuess
 from helpers.learning.questions import answers_of
 
 LESSONS = sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
+COLUMNS = 100  # at 1024 pixels JupyterLab shows 105, as `fusion lab` first opens
+HAS_COLUMNS = re.compile(r"^.*\S {2,}\S.*$", re.MULTILINE)
+# A listing, a compiler's or a profiler's own page, a tensor, a report that names its lines.
+NO_TABLE = re.compile(
+    r"\bdef |^class |ptxas|error:|^tensor\(|Section: |registers  |^traffic  |such instructions|launches in", re.M
+)
 QUESTION = "bytes moved by gelu(a + b)"
 
 
@@ -177,6 +183,33 @@ def test_each_answer_of_a_lesson_is_folded_until_its_question_was_seen(path):
     seen = {question: KeptGuess("1", 1.0, 2.0, "") for question in questions}
     opened(notebook, seen, None)
     assert "outputs_hidden" not in json.dumps(notebook)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_code_fits_a_page_of_1024_pixels_and_tables_are_no_printed_text(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            wide = [line for line in cell.source.splitlines() if len(line) > COLUMNS]
+            assert not wide, f"more than {COLUMNS} columns: {wide[0]}"
+            assert not printed_tables(cell), f"show a table with table(): {cell.source[:80]}"
+
+
+def printed_tables(cell: nbformat.NotebookNode) -> list[str]:
+    """Texts with two lines and more that have columns, where nothing but text is shown."""
+    texts = [
+        output.get("text") or output.data.get("text/plain", "")
+        for output in cell.outputs
+        if output.output_type != "error" and not set(output.get("data", {})) & {"text/html", "image/png"}
+    ]
+    return [text for text in texts if not NO_TABLE.search(text) and len(HAS_COLUMNS.findall(text)) > 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("a   1\nb  12", 1), ("a 1\nb 12", 0), ("class A:\n  x =  1\n  y =  2", 0)]
+)
+def test_what_is_a_printed_table(text, found):
+    output = nbformat.v4.new_output("stream", text=text)
+    assert len(printed_tables(nbformat.v4.new_code_cell("1", outputs=[output]))) == found
 
 
 def test_a_widget_that_the_kernel_has_stays_and_one_that_it_has_lost_goes():

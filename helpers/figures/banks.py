@@ -95,7 +95,7 @@ class BanksExplorer(Explorer):
             for bank, level, lanes in _boxes(*self._at()):
                 colour = WRONG if level else FUSED
                 axes.broken_barh([(bank + 0.06, 0.88)], (level + 0.08, 0.84), facecolor=colour)
-                axes.text(bank + 0.5, level + 0.5, lanes, ha="center", va="center", color="white", size=7)
+                axes.text(bank + 0.5, level + 0.5, lanes, ha="center", va="center", color="white", size=8.5)
         return Chart(figure, f"{title}. {name}")
 
     def _still_and_data(self) -> tuple[str, dict]:
@@ -121,7 +121,7 @@ def _frame(figure: Figure, axes: Axes, read: str, width: int, k: int) -> dict[st
         + svg_title(title, edge, 15)
         + f'<text x="{edge:.1f}" y="30">{name}</text>'
         + "".join(f'<path d="{path}" fill="{colour}"/>' for colour, path in drawn.items())
-        + f'<g fill="white" font-size="7" text-anchor="middle">{numbers}</g></svg>'
+        + f'<g fill="white" font-size="8.5" text-anchor="middle">{numbers}</g></svg>'
     )
     return {"svg": svg, "text": f"{title}. {name}", "table": ""}
 

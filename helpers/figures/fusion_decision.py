@@ -297,7 +297,7 @@ class DecisionExplorer(Explorer):
             axes.text(12, 18, decision.outcome, size=TITLE_SIZE, weight="bold")
             for (x, y, width, height), (_, why) in zip(boxes, decision.answers, strict=True):
                 axes.add_patch(Rectangle((x, y), width, height, fc="none", ec=FUSED, lw=2.5))
-                axes.text(x + 8, y + 25, _fitting(why), va="center_baseline", size=8)
+                axes.text(x + 8, y + 25, _fitting(why), va="center_baseline", size=8.5)
             for x1, y1, x2, y2 in ways:
                 axes.plot((x1, x2), (y1, y2), color=FUSED, lw=3)
             x, y, width, height = end
@@ -323,7 +323,7 @@ def _frame(opening: str, decision: Decision) -> str:
     for (x, y, width, height), (_, why) in zip(boxes, decision.answers, strict=True):
         parts.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="none" stroke="{FUSED}" stroke-width="2.5"/>'
-            f'<text x="{x + 8}" y="{y + 28}" font-size="8">{_fitting(why)}</text>'
+            f'<text x="{x + 8}" y="{y + 28}" font-size="8.5">{_fitting(why)}</text>'
         )
     for x1, y1, x2, y2 in ways:
         parts.append(f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{FUSED}" stroke-width="3"/>')

@@ -45,7 +45,7 @@ class Growth:
         each = self.compiled[self.sizes.index(size)]
         share = f"{each.occupancy().fraction:.0%} occupancy"
         if each.spill_bytes:
-            return f"{size} fused operations spill {each.spill_stores} bytes a thread, at {share}"
+            return f"{size} fused operations spill {each.spill_bytes} bytes a thread, at {share}"
         fit = "operation fits" if size == 1 else "operations fit"
         return f"{size} fused {fit} in {each.registers} registers a thread, at {share}"
 
@@ -58,7 +58,7 @@ class Growth:
 
 _VALUE = {
     "registers a thread": lambda each: each.registers,
-    "spilled bytes a thread": lambda each: each.spill_stores,
+    "spilled bytes a thread": lambda each: each.spill_bytes,  # stored and loaded, as in every table
     "active warps an SM": lambda each: each.occupancy().warps,
 }
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 from helpers.figures.style import FUSED, WRONG, plain
+from helpers.instruments.tables import Markup, Table, html_table, table
 
 WIDTH, HEIGHT = 560, 58
 LEFT, RIGHT = 12, 12  # free at the ends of the scale
@@ -76,36 +77,26 @@ def _labels(mark: float, end: float, said: float, found: float) -> list[tuple[fl
     return [(one, told[0][1]), (max(other, one + widths[0] + GAP), told[1][1])]
 
 
-def guesses_table(rows: Sequence[tuple[str, float | None, float | None, str]], number) -> str:
-    """All questions as an HTML table; the strip in its last column says how far each guess was off.
+def guesses_table(rows: Sequence[tuple[str, float | None, float | None, str]], number) -> Table:
+    """All questions as a table; as HTML with a strip in a last column that says how far each guess was off.
 
     Args:
         rows: (question, said, found, unit).
         number: a number as text.
     """
-    head = "".join(f'<th scope="col" style="text-align:{side}">{name}</th>' for name, side in COLUMNS)
-    body = "".join(_row(*row, number) for row in rows)
-    return f'<table class="fusion-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    told = [
+        (question, *("-" if value is None else number(value) for value in (said, found)), unit)
+        for question, said, found, unit in rows
+    ]
+    made = table(COLUMNS, told)
+    strips = [Markup(_strip(said, found)) for _, said, found, _ in rows]
+    shown = [(*row, strip) for row, strip in zip(told, strips, strict=True)]
+    made.markup = html_table((*COLUMNS, STRIP_TITLE), shown, SIDES)
+    return made
 
 
-COLUMNS = (
-    ("question", "left"),
-    ("you said", "right"),
-    ("found", "right"),
-    ("unit", "left"),
-    ("too few ◂ right ▸ too many", "left"),
-)
-
-
-def _row(question: str, said: float | None, found: float | None, unit: str, number) -> str:
-    numbers = "".join(
-        f'<td style="text-align:right">{"-" if value is None else number(value)}</td>' for value in (said, found)
-    )
-    return (
-        f'<tr><th scope="row" style="text-align:left;font-weight:normal">{html.escape(question)}</th>{numbers}'
-        f'<td style="text-align:left">{html.escape(unit)}</td>'
-        f'<td style="text-align:left">{_strip(said, found)}</td></tr>'
-    )
+COLUMNS, STRIP_TITLE = ("question", "you said", "found", "unit"), "too few ◂ right ▸ too many"
+SIDES = ("left", "right", "right", "left", "left")
 
 
 def _strip(said: float | None, found: float | None) -> str:

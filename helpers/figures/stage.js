@@ -41,6 +41,13 @@ function render({ model, el }) {
   const tell = () => {
     said.innerHTML = model.get("said").svg;
     show();
+    // However low the window, the smallest text has 11 pixels.
+    const sizes = [...chart.querySelectorAll("text")]
+      .map((text) => parseFloat(getComputedStyle(text).fontSize))
+      .filter((size) => size >= 8); // an exponent is smaller
+    const drawing = still.querySelector("svg");
+    const height = drawing ? (drawing.viewBox.baseVal.height * 11) / Math.min(...sizes) : 0;
+    chart.style.setProperty("--readable", `${height}px`);
   };
   model.on("change:first change:second change:third", show);
   model.on("change:data", redraw);

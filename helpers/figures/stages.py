@@ -56,11 +56,17 @@ def stages_chart(
                 lane = top + step % stages
                 axes.broken_barh([(loads, load)], (lane, LANE), facecolor="none", edgecolor=LIMIT)
                 axes.text(
-                    loads + load / 2, lane + LANE / 2, f"load {step + 1}", ha="center", va="center", color=TEXT, size=7
+                    loads + load / 2,
+                    lane + LANE / 2,
+                    f"load {step + 1}",
+                    ha="center",
+                    va="center",
+                    color=TEXT,
+                    size=8.5,
                 )
                 axes.broken_barh([(multiplies, multiply)], (top + stages, LANE), facecolor=FUSED, edgecolor=TEXT)
                 at = multiplies + multiply / 2, top + stages + LANE / 2
-                axes.text(*at, f"{step + 1}", ha="center", va="center", color="white", size=7)
+                axes.text(*at, f"{step + 1}", ha="center", va="center", color="white", size=8.5)
             top += stages + 1 + APART
     told = "; ".join(f"{stages} stage{'s' * (stages != 1)}: {plain(end)}" for stages, end in ends.items())
     return Chart(figure, f"{title}. {steps} steps, a load takes {plain(load)}, a product {plain(multiply)}: {told}.")

@@ -420,14 +420,14 @@ def still(scene: StepScene, until: int) -> Chart:
         for at, line in enumerate(lines):
             _, text = source[line]
             lit = {"weight": "bold"} if line == frame.line else {}
-            axes.text(0, 40 + 14 * at, f"{'▶' if lit else ' '} {text}", size=8, family="monospace", **lit)
+            axes.text(0, 40 + 14 * at, f"{'▶' if lit else ' '} {text}", size=8.8, family="monospace", **lit)
         axes.plot((0, WIDTH), (top + scene.chip - 4,) * 2, color=TEXT, lw=0.8, ls="--")
         axes.text(WIDTH, top + 10, "memory", ha="right", style="italic")
         axes.text(WIDTH, top + scene.chip + 8, "on the chip", ha="right", style="italic")
         boxes, fills, edges = [], [], []
         for place, grid in enumerate(scene.grids):
             bold = {"weight": "bold"} if place in frame.lit else {}
-            axes.text(grid.x, top + grid.y + LABEL - 4, grid.name, size=8, **bold)
+            axes.text(grid.x, top + grid.y + LABEL - 4, grid.name, size=8.8, **bold)
             for cell in range(grid.count):
                 code, text = codes[grid.first + cell], texts[grid.first + cell]
                 x, y = grid.corner(cell)
@@ -438,7 +438,7 @@ def still(scene: StepScene, until: int) -> Chart:
                 fills.append(_fill(code, text, grid.words, now.get(grid.first + cell)))
                 edges.append((TEXT, 0.25 if code in " g" and not grid.memory else 0.7))
                 if grid.words and text:
-                    axes.text(x + w / 2, top + y + h / 2, text, size=7.5, ha="center", va="center_baseline")
+                    axes.text(x + w / 2, top + y + h / 2, text, size=8.8, ha="center", va="center_baseline")
         axes.add_collection(PolyCollection(boxes, facecolors=fills, edgecolors=edges, linewidths=0.6))
         for x, y, w, h, line in frame.boxes:
             corners = ((x, x + w, x + w, x, x), (top + y, top + y, top + y + h, top + y + h, top + y))

@@ -212,7 +212,7 @@ class WindowsExplorer(Explorer):
             axes.add_collection(drawn)
             for x, y, fill, number, _ in cells:
                 if number:
-                    place = {"ha": "center", "va": "center", "size": 7.5, "color": "white" if fill else TEXT}
+                    place = {"ha": "center", "va": "center", "size": 8.5, "color": "white" if fill else TEXT}
                     axes.text(x + CELL / 2, y + CELL / 2, number, **place)
         return Chart(figure, self.text)
 
@@ -238,7 +238,7 @@ def _frame(figure: Figure, scene: WindowsScene) -> dict[str, str]:
     svg = (
         f'{svg_opening(figure)}{svg_title(title, LEFT, 18)}<text x="{LEFT}" y="34">{line}</text>'
         f'<g stroke="{LIMIT}" stroke-width="0.6">{drawn}</g>'
-        f'<g font-size="7.5" text-anchor="middle">{"".join(numbers)}</g></svg>'
+        f'<g font-size="8.5" text-anchor="middle">{"".join(numbers)}</g></svg>'
     )
     return {"svg": svg, "text": f"{title}. {line}", "table": ""}
 

@@ -21,6 +21,7 @@ __getattr__, __dir__ = room(
         "fusion": "FusionPlan analyse",
         "recordings": "recorded recorded_page",
         "ncu_pages": "CounterPair NcuCounter NcuKernel counters_beside read_ncu",
+        "tables": "table",
         "traces": "KernelTimeline Opportunity TraceKernel read_trace",
     },
 )

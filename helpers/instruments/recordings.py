@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.instruments.tables import Table, table
 from helpers.instruments.timing import Timing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,8 +86,8 @@ class Recorded:
             raise ValueError(f"no experiment {name!r} is recorded: there are {', '.join(self.experiments)}")
         return _timings(self.experiments[name]["times"])
 
-    def table(self, kernel: str, dtype: str) -> str:
-        """Every size recorded for a kernel, as text: the GPU's own time and its speed-up, the share of the copy
+    def table(self, kernel: str, dtype: str) -> Table:
+        """Every size recorded for a kernel: the GPU's own time and its speed-up, the share of the copy
         bandwidth, and what a call costs its caller where that was timed: for short work, where it decides."""
         providers = ("eager", "torch.compile", "fused")
         rows = [row for row in self.rows if (row["kernel"], row["dtype"]) == (kernel, dtype)]
@@ -103,10 +104,8 @@ class Recorded:
             share = f"{fused['least_seconds'] / gpu[-1]:.1%}"
             lines.append((shape, *micro, f"{gpu[0] / gpu[-1]:.2f}x", share, *called, gain))
         name = "shape" if any(" x " in line[0] for line in lines) else "elements"
-        lines.insert(0, (name, *providers, "speed-up", "of copy", "call: eager", *providers[1:], "speed-up"))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = ("  ".join(map(str.rjust, line, widths)).rstrip() for line in lines)
-        return "\n".join([self._label(runs), COLUMNS, *padded])
+        columns = (name, *providers, "speed-up", "of copy", "call: eager", *providers[1:], "speed-up")
+        return table(columns, lines, f"{self._label(runs)}\n{COLUMNS}")
 
 
 @functools.cache

@@ -7,7 +7,9 @@ import torch
 from helpers.instruments import recorded
 from helpers.instruments.prediction import predict
 from helpers.instruments.report import launched_kernels
+from helpers.instruments.tables import table
 from helpers.instruments.timing import benchmark_together
+from helpers.learning.lines import Unquoted
 from helpers.learning.outcome import PASS, latest
 from kernels import runtime
 
@@ -15,19 +17,9 @@ HEADS = ("", "time", "known from", "launches", "registers", "spilled", "occupanc
 RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}
 
 
-class Beside:
-    """The comparison as Jupyter shows it: a table in text."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-    def __repr__(self):
-        return self.text
-
-
 def beside_catalogue(
     mine, op, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, passed: str = "values"
-) -> Beside:
+) -> str:
     """Your function and one of the catalogue on an H200: predicted, and what was recorded of the catalogue's.
 
     On a machine with a GPU both are timed there instead, in turns, L2 cold.
@@ -45,12 +37,14 @@ def beside_catalogue(
     record = recorded()
     times = record.times(op.name, shape, "bfloat16")
     if passed not in latest or latest[passed].state != PASS:
-        return Beside(f"Once the check {passed!r} has passed, run this cell again: your kernel beside the catalogue's.")
+        return Unquoted(
+            f"Once the check {passed!r} has passed, run this cell again: your kernel beside the catalogue's."
+        )
     inputs = op.inputs(*shape, dtype=dtype, device="cuda" if runtime.has_gpu() else "meta")
     functions = {"yours": mine, "the catalogue's": op.fused}
     calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}
     measured = benchmark_together(calls) if runtime.has_gpu() else {}
-    lines = [HEADS]
+    lines = []
     for who, function in functions.items():
         if who in measured:
             time, known = measured[who].median, "measured here"
@@ -64,12 +58,9 @@ def beside_catalogue(
         lines.append((who, _micro(time), known, str(len(launched)), registers, spilled, occupancy))
     lines.append(("the catalogue's", _micro(times["fused"].median), "recorded"))
     lines += [(says, _micro(times[of].median), "recorded") for of, says in RECORDED.items() if of in times]
-    widths = [max(len(line[column]) for line in lines if column < len(line)) for column in range(len(HEADS))]
-    table = ("  ".join(part.rjust(width) for part, width in zip(line, widths, strict=False)).rstrip() for line in lines)
     size = " x ".join(map(str, shape))
-    return Beside(
-        "\n".join([f"{size} in {str(dtype).removeprefix('torch.')}; recorded, in bfloat16: {record.label}", *table])
-    )
+    title = f"{size} in {str(dtype).removeprefix('torch.')}; recorded, in bfloat16: {record.label}"
+    return table(HEADS, ((*line, *[""] * (len(HEADS) - len(line))) for line in lines), title)
 
 
 def _micro(seconds: float) -> str:

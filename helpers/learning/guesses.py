@@ -10,6 +10,7 @@ from helpers.figures.said_and_found import guesses_table, said_and_found
 from helpers.figures.said_mark import MarkedChart, Said
 from helpers.figures.stage import Explorer
 from helpers.figures.style import Chart
+from helpers.instruments.tables import Table
 from helpers.learning.kept_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.learning.lines import Unquoted, number
 from helpers.learning.typed import number_in
@@ -168,27 +169,7 @@ def predict_first(question: str, unit: str) -> Guess:
     return _predictions[question]
 
 
-class Predictions(Unquoted):
-    """The table of `predictions`; in a notebook as HTML, with how far each guess was off."""
-
-    rows: tuple = ()
-
-    def _repr_html_(self) -> str:
-        return guesses_table(self.rows, number)
-
-
-def predictions() -> str:
-    """All questions of this notebook so far, as a table: guessed, found."""
+def predictions() -> Table:
+    """All questions of this notebook so far: guessed, found; in a notebook with how far each guess was off."""
     asked = [(each.question, each.guess, each.measured, each.unit) for each in _predictions.values()]
-    rows = [("question", "you said", "found", "unit")]
-    for question, *numbers, unit in asked:
-        rows.append((question, *("-" if value is None else number(value) for value in numbers), unit))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = Predictions(
-        "\n".join(
-            f"{question:{widths[0]}}  {guess:>{widths[1]}}  {measured:>{widths[2]}}  {unit}".rstrip()
-            for question, guess, measured, unit in rows
-        )
-    )
-    table.rows = tuple(asked)
-    return table
+    return guesses_table(asked, number)

@@ -35,7 +35,7 @@ journey(h200)
 import torch
 from torch.nn.functional import gelu
 
-from helpers.instruments import measure
+from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import add_gelu, runtime
 
@@ -80,7 +80,7 @@ bytes_moved.compare(unfused.bytes_total / 1e6)
 # looks at it.
 
 # %%
-print(unfused.launch_table())
+unfused.launch_table()
 
 # %% [markdown]
 # ## One function is not one kernel
@@ -102,7 +102,7 @@ in_place
 # %%
 attempt = measure(by_hand, a.clone(), b)
 print("the result is right:", torch.equal(attempt.result, unfused.result))
-print(attempt.launch_table())
+display(attempt.launch_table())
 in_place.compare(attempt.bytes_total / 1e6)
 
 # %% [markdown]
@@ -182,8 +182,10 @@ from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 x = torch.empty(2**20, device="meta")  # a tensor without memory: nothing will run
 options = {"device": "A100", **settings(torch.float32)}
 made = compile_for(add_gelu_kernel, x, x, x, None, x.numel(), **options)
-for each in made.sass_view("load", "store").instructions:
-    print(f"{each.name:8}  {each.source}")
+loads_and_stores = made.sass_view("load", "store").instructions
+table(
+    ("instruction", "of the kernel's line"), ((each.name, each.source) for each in loads_and_stores)
+)
 
 # %% [markdown]
 # `a` and `b` are loaded, twice four numbers of each (the suffix counts bits), and `y` is stored. Nothing stores the
@@ -239,7 +241,7 @@ speed_up
 # bytes can be much faster. (A little it can: a copy writes as much as it reads, our kernel writes half as much.)
 
 # %%
-print(h200.table("add_gelu", "float32"))
+h200.table("add_gelu", "float32")
 
 # %%
 times = h200.times("add_gelu", (100_000_000,), "float32")
@@ -258,9 +260,11 @@ million = {
     for row in h200.rows
     if (row["kernel"], row["shape"], row["dtype"]) == ("add_gelu", [2**20], "float32")
 }
+rows = []
 for clock, what in (("gpu", "the GPU alone"), ("call", "a whole call")):
-    eager, one_kernel = (million[name][clock]["median"] for name in ("eager", "fused"))
-    print(f"{what:14} eager {1e6 * eager:5.1f} us, fused {1e6 * one_kernel:5.1f} us: {eager / one_kernel:.2f} times")
+    took, one_kernel = (1e6 * million[name][clock]["median"] for name in ("eager", "fused"))
+    rows.append((what, f"{took:.1f} us", f"{one_kernel:.1f} us", f"{took / one_kernel:.2f} times"))
+table(("time of", "eager", "fused", "faster"), rows)
 
 # %% [markdown]
 # A speed-up of the GPU is not yet one of your program. Lesson 02 takes the launch apart and finds the size from which
@@ -325,10 +329,10 @@ from helpers.instruments import OPERATIONS
 
 (add_gelu_launch,) = OPERATIONS["add+GELU"](1, n, 4).fused
 least = add_gelu_launch.times(DEVICES["A100"], "fp32")
+rows = []
 for what in ("memory", "special functions", "CUDA cores"):
-    print(
-        f"{what:18} {1e6 * least[what]:5.2f} us at least; memory takes {least['memory'] / least[what]:4.1f} times that"
-    )
+    rows.append((what, f"{1e6 * least[what]:.2f} us", f"{least['memory'] / least[what]:.1f} times"))
+table(("what is busy", "at least", "memory takes"), rows)
 
 # %% [markdown]
 # So all of them idle most of the time: that is what the GPU was doing the rest of the time. Here is the whole of it.

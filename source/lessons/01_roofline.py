@@ -20,7 +20,17 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import DEVICES, OPERATIONS, Roofline, Work, cost, measure, measured_device, roofs
+from helpers.instruments import (
+    DEVICES,
+    OPERATIONS,
+    Roofline,
+    Work,
+    cost,
+    measure,
+    measured_device,
+    roofs,
+    table,
+)
 from helpers.learning import predict_first, predictions, puzzle, self_test
 
 # %% [markdown]
@@ -84,9 +94,11 @@ print(f"ReLU lies {orders:.1f} orders of magnitude under the ridge")
 # the *special function units*, fewer still.
 
 # %%
+rows = []
 for units in ("fp16", "fp32", "special functions"):
     roof = roofs(DEVICES["A100"])[units]
-    print(f"{units:18} {roof.peak / 1e12:6.1f} TFLOP/s, ridge at {roof.ridge:6.1f} FLOP/byte")
+    rows.append((units, f"{roof.peak / 1e12:.1f} TFLOP/s", f"{roof.ridge:.1f} FLOP/byte"))
+table(("A100", "peak", "ridge at"), rows)
 
 # %% [markdown]
 # (`fp16` are the tensor cores, `fp32` the CUDA cores; of the special functions, each result counts as one FLOP.) The
@@ -106,7 +118,9 @@ gpu_picture("A100", lit="memory")
 from benchmarks.roofs import COUNTS
 from helpers.instruments import recorded
 
-sheet, held = (Roofline(each, "bf16") for each in (DEVICES["H200"], measured_device(DEVICES["H200"])))
+sheet, held = (
+    Roofline(each, "bf16") for each in (DEVICES["H200"], measured_device(DEVICES["H200"]))
+)
 print(held.device.source)
 print(f"memory {held.bandwidth / 1e12:.2f} of {sheet.bandwidth / 1e12:.2f} TB/s")
 print(f"tensor cores {held.peak / 1e12:.0f} of {sheet.peak / 1e12:.0f} TFLOP/s")
@@ -116,7 +130,9 @@ for name, unit, rate in (
     ("special functions", "T/s", DEVICES["H200"].special_rate),
     ("shared memory", "TB/s", DEVICES["H200"].shared_bandwidth),
 ):
-    print(f"{name} {COUNTS[name] / took_on_chip[name].median / 1e12:.2f} of {rate / 1e12:.2f} {unit}")
+    print(
+        f"{name} {COUNTS[name] / took_on_chip[name].median / 1e12:.2f} of {rate / 1e12:.2f} {unit}"
+    )
 
 # %% [markdown]
 # A data sheet's peak is units times clock; the tensor cores at full load draw so much power that the clock falls
@@ -170,10 +186,12 @@ def limited_by(name, device, rows, columns):
     return cost(OPERATIONS[name](rows, columns, 2).fused, DEVICES[device], "fp16").bound
 
 
+rows = []
 for gpu in ("A100", "T4", "H100"):
     columns = crossing(lambda c, gpu=gpu: limited_by("matmul+bias+ReLU", gpu, 4096, c) == "compute")
     tokens = crossing(lambda r, gpu=gpu: limited_by("attention", gpu, r, 4096) == "compute")
-    print(f"{gpu:5} a product of 4096 rows from {columns} columns, attention from {tokens} rows")
+    rows.append((gpu, f"{columns} columns", f"{tokens} rows"))
+table(("compute-bound", "a product of 4096 rows from", "attention from"), rows)
 
 # %% [markdown]
 # ## A table of the usual suspects
@@ -187,14 +205,21 @@ memory_bound = predict_first("of nine operations, fused, memory-bound on an A100
 memory_bound
 
 # %%
-bounds = []
-print(f"{'':18}  unfused    fused   FLOP/byte in fp16, 4096 x 4096")
+bounds, rows = [], []
 for name, versions_of in OPERATIONS.items():
     versions = versions_of(4096, 4096, 2)
     unfused = cost(versions.unfused, a100.device, "fp16").work.intensity
     fused = cost(versions.fused, a100.device, "fp16")
     bounds.append(fused.bound)
-    print(f"{name:18} {unfused:8.2f} {fused.work.intensity:8.2f}   {fused.bound}-bound: {fused.unit}")
+    rows.append(
+        (
+            name,
+            f"{unfused:.2f}",
+            f"{fused.work.intensity:.2f}",
+            f"{fused.bound}-bound: {fused.unit}",
+        )
+    )
+table(("", "unfused", "fused", "on an A100"), rows, "FLOP/byte in fp16, 4096 x 4096")
 
 # %%
 memory_bound.compare(bounds.count("memory"))
@@ -208,10 +233,11 @@ memory_bound.compare(bounds.count("memory"))
 
 # %%
 (attention,) = OPERATIONS["attention"](4096, 4096, 2).fused
+units, rows = ("tensor cores", "special functions", "CUDA cores"), []
 for gpu in ("A100", "H100", "B200", "B300"):
     took = attention.times(DEVICES[gpu], "fp16")
-    units = ("tensor cores", "special functions", "CUDA cores")
-    print(f"{gpu:5}", ", ".join(f"{name} {1e6 * took[name]:4.0f} us" for name in units))
+    rows.append((gpu, *(f"{1e6 * took[name]:.0f} us" for name in units)))
+table(("", *units), rows)
 
 # %% [markdown]
 # The tensor cores grew faster than the special function units. On an H100 the two are nearly level, on a B200 the
@@ -248,10 +274,11 @@ claimed.compare(found)
 
 # %%
 gpus = [Roofline(DEVICES[name], "fp16") for name in ("T4", "A100", "H100", "B200")]
-print("     N  FLOP/byte   " + "".join(f"{roof.device.name:>9}" for roof in gpus))
+rows = []
 for size in (64, 128, 256, 512, 1024, 4096, 16384):
-    limits = "".join(f"{roof.bound(product(size)):>9}" for roof in gpus)
-    print(f"{size:6} {product(size).intensity:10.0f}   {limits}")
+    limits = (roof.bound(product(size)) for roof in gpus)
+    rows.append((size, f"{product(size).intensity:.0f}", *limits))
+table(("N", "FLOP/byte", *(roof.device.name for roof in gpus)), rows)
 
 # %% [markdown]
 # **Claim: each new generation is harder to keep busy, because arithmetic grows faster than memory, so the ridge moves
@@ -262,7 +289,9 @@ from itertools import pairwise
 
 line = ("V100", "A100", "H100", "H200", "B200")
 ridges = [Roofline(DEVICES[name], "fp16").ridge for name in line]
-print(", ".join(f"{name} {ridge:.0f}" for name, ridge in zip(line, ridges, strict=True)), "FLOP/byte")
+print(
+    ", ".join(f"{name} {ridge:.0f}" for name, ridge in zip(line, ridges, strict=True)), "FLOP/byte"
+)
 steps_right = sum(after > before for before, after in pairwise(ridges))
 print(f"the ridge moved right in {steps_right} of {len(line) - 1} steps")
 
@@ -340,12 +369,12 @@ for steps in (1, 64):
 from helpers.instruments import compile_for
 
 meta = torch.empty(2**20, device="meta")  # no contents: nothing will run
+names, rows = ("LDG.128", "FFMA", "STG.128"), []
 for steps in (1, 64):
     chosen = {"device": "H200", "STEPS": steps, "BLOCK": 1024}
     made = compile_for(chain_kernel, meta, meta, meta.numel(), **chosen)
-    names = ("LDG.128", "FFMA", "STG.128")
-    counts = (f"{made.instructions[name]:3} {name}" for name in names)
-    print(f"{steps:3} steps:", ", ".join(counts))
+    rows.append((steps, *(made.instructions[name] for name in names)))
+table(("steps", *names), rows)
 
 # %% [markdown]
 # All are there. Now for the time, on an H200; this is what it has:
@@ -375,10 +404,14 @@ free_steps.compare(measured_free)
 # %%
 from helpers.figures import curves_chart
 
-least = {steps: h200_fp32.time(Work(2 * steps * ELEMENTS, 4 * ELEMENTS, 4 * ELEMENTS)) / times[1] for steps in times}
+least = {
+    steps: h200_fp32.time(Work(2 * steps * ELEMENTS, 4 * ELEMENTS, 4 * ELEMENTS)) / times[1]
+    for steps in times
+}
 chart = curves_chart(
     {"measured": {steps: seconds / times[1] for steps, seconds in times.items()}},
-    f"{measured_free} steps take as long as one, 512 take {times[512] / times[1]:.1f} times as long",
+    f"{measured_free} steps take as long as one, 512 take {times[512] / times[1]:.1f} times as "
+    "long",
     x=f"multiply-adds on each of {ELEMENTS:,} numbers",
     y=f"time on an H200 (1 is that of one step, {1e6 * times[1]:.0f} us)",
     limit={"data sheet": least},

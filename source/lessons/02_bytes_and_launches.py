@@ -19,7 +19,7 @@
 import torch
 from torch.nn.functional import gelu
 
-from helpers.instruments import measure
+from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels import runtime
 
@@ -57,7 +57,7 @@ layer_bytes.compare(eager.bytes_total / 1e6)
 # The launch table says which operator moved what. The two rows hardly count: they are broadcast, and read once each.
 
 # %%
-print(eager.launch_table())
+eager.launch_table()
 
 # %% [markdown]
 # All of it was *requested*. **Look at how much L2 holds**: our tensors fit into it many times over, so much of what is
@@ -117,7 +117,9 @@ from helpers.figures import curves_chart
 
 rule = {"(N - 1) / N": {tenths / 10: 100 * (1 - 10 / tenths) for tenths in range(10, 81)}}
 title = f"Fusing two operations saves {saved[2]:.0f} % of the bytes, fusing eight {saved[8]:.1f} %"
-chart = curves_chart({"the meter": saved}, title, x="N, operations in the chain", y="bytes saved (%)", limit=rule)
+chart = curves_chart(
+    {"the meter": saved}, title, x="N, operations in the chain", y="bytes saved (%)", limit=rule
+)
 saving.on(chart, "y")
 
 # %% [markdown]
@@ -194,7 +196,7 @@ print("the result is right:", right_result)
 # last column counts, lesson 03 explains.)
 
 # %%
-print(wrong.line_table())
+wrong.line_table()
 
 # %% [markdown]
 # Would the compiler not drop what the next store overwrites? Triton's compiler runs here, GPU or none. Compiled for an
@@ -302,15 +304,15 @@ import shutil
 
 large = torch.rand(2**24)  # 64 MiB, more than most caches hold
 cpu_times = {n: seconds(lambda n=n: chain(large, n)) for n in (1, 2, 4, 8)}
-for n, taken in cpu_times.items():
-    print(f"eager, {n} operations: {1e3 * taken:6.1f} ms")
+rows = [("eager", n, f"{1e3 * taken:.1f} ms") for n, taken in cpu_times.items()]
 if shutil.which("g++"):
     compiled = torch.compile(chain, dynamic=False)
     fused_time = seconds(lambda: compiled(large, 8))
-    print(f"fused, 8 operations: {1e3 * fused_time:6.1f} ms")
-    print(on_cpu.compare(cpu_times[8] / fused_time))
+    rows.append(("fused", 8, f"{1e3 * fused_time:.1f} ms"))
+    display(on_cpu.compare(cpu_times[8] / fused_time))
 else:
     print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
+table(("", "operations", "time"), rows)
 
 # %% [markdown]
 # The eager chain's time grows with each operation; the fused one's is about that of a single operation. (It may gain
@@ -325,7 +327,9 @@ from helpers.instruments import recorded
 h200 = recorded("h200")
 print(h200.label)
 took = h200.experiment("chain_lengths")
-share = {n: 100 * max(0, 1 - each["fused"].median / each["eager"].median) for n, each in took.items()}
+share = {
+    n: 100 * max(0, 1 - each["fused"].median / each["eager"].median) for n, each in took.items()
+}
 off = max(abs(share[n] - saved[n]) for n in share)
 curves_chart(
     {"time saved": share},
@@ -353,8 +357,8 @@ from helpers.instruments import benchmark_together
 sizes = (1, 1_000, 10_000, 100_000)
 tensors = {n: torch.rand(n, device=device) for n in sizes}
 calls = {n: lambda n=n: torch.relu(tensors[n]) for n in sizes}
-for n, timing in benchmark_together(calls, runs=5, launches=True).items():
-    print(f"relu of {n:7,} numbers: {timing}")
+taken = benchmark_together(calls, runs=5, launches=True)
+table(("relu of", "time"), ((f"{n:,} numbers", timing) for n, timing in taken.items()))
 
 # %% [markdown]
 # For small tensors the size hardly matters: what you see is the price of asking.
@@ -366,7 +370,7 @@ for n, timing in benchmark_together(calls, runs=5, launches=True).items():
 
 # %%
 apart = h200.experiment("launches")
-print(h200.label)
+rows = []
 for where, who, what in (
     ("host", "bare", "the CPU: a bare launch, from C"),
     ("host", "operator", "the CPU: an operator of PyTorch"),
@@ -377,7 +381,8 @@ for where, who, what in (
 ):
     cost_of = apart[where][who].median
     fared = "holds" if 5e-6 <= cost_of <= 10e-6 else "fails"
-    print(f"{what:38} {1e6 * cost_of:5.1f} us   the claim {fared}")
+    rows.append((what, f"{1e6 * cost_of:.1f} us", f"the claim {fared}"))
+table(("", "time", "5 to 10 us?"), rows, h200.label)
 
 # %% [markdown]
 # **Verdict: depends on what is called a launch.** The driver's own costs less than is claimed. A caller who goes
@@ -401,10 +406,11 @@ both_clocks = {
     for row in h200.rows
     if row["kernel"] == "add_gelu" and row["call"]  # long calls wait for the GPU alone
 }
-print(f"{h200.label}\n{'numbers':>12}  {'dtype':8}  {'version':14} {'GPU':>9} {'call':>9}")
+rows = []
 for (n, dtype, version), row in both_clocks.items():
-    gpu, call = (1e6 * row[clock]["median"] for clock in ("gpu", "call"))
-    print(f"{n:12,}  {dtype:8}  {version:14} {gpu:6.1f} us {call:6.1f} us")
+    times = (f"{1e6 * row[clock]['median']:.1f} us" for clock in ("gpu", "call"))
+    rows.append((f"{n:,}", dtype, version, *times))
+table(("numbers", "dtype", "version", "GPU", "call"), rows, h200.label)
 
 # %%
 million = 2**20
@@ -427,8 +433,12 @@ small_call.compare(eager_call / fused_call)
 from helpers.figures import chain_time, launch_costs, launch_timeline
 
 costs = launch_costs(h200)
-print(f"CPU: {1e6 * costs.operator:.1f} us an operator, {1e6 * costs.triton:.1f} us a Triton kernel")
-print(f"GPU: {1e6 * costs.start:.1f} us a small kernel; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
+print(
+    f"CPU: {1e6 * costs.operator:.1f} us an operator, {1e6 * costs.triton:.1f} us a Triton kernel"
+)
+print(
+    f"GPU: {1e6 * costs.start:.1f} us a small kernel; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s"
+)
 
 # %% [markdown]
 # Four operations three ways, on one axis: launched one by one, as one Triton kernel, and as a **CUDA graph**, which the
@@ -450,14 +460,15 @@ launch_timeline(h200)
 # Is the model any good? Its launch costs come from the smallest chain that was recorded; the larger ones are a test.
 
 # %%
-print("     numbers  a chain of 4   model  measured, a call on an H200")
+rows = []
 for n, times in list(h200.experiment("chain_sizes").items())[4:]:
     for version in ("eager", "fused"):
         launches, host = (4, costs.operator) if version == "eager" else (1, costs.triton)
         nbytes = launches * 2 * 4 * n
         model = chain_time(launches, nbytes, h200.copy_bandwidth, host, costs.start).total
         call = times["call"][version].median
-        print(f"{n:12,}  {version:8} {1e6 * model:8.1f} us  {1e6 * call:8.1f} us")
+        rows.append((f"{n:,}", version, f"{1e6 * model:.1f} us", f"{1e6 * call:.1f} us"))
+table(("numbers", "a chain of 4", "model", "measured, a call on an H200"), rows)
 
 # %% [markdown]
 # ## Move it
@@ -525,7 +536,7 @@ rows = torch.rand(1024, 4096, device=device)
 with torch.no_grad():
     example = measure(lambda: gelu(linear(rows)))
 print(example)
-print(example.tensor_table())
+example.tensor_table()
 
 # %% [markdown]
 # The weights. They are read, too, and they are larger than any of the four tensors.

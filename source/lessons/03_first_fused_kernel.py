@@ -20,7 +20,7 @@ import triton.language as tl
 from torch.nn.functional import gelu
 
 from helpers.figures import watch
-from helpers.instruments import measure
+from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels import runtime
 
@@ -264,10 +264,12 @@ per_element.on(chart, "x", at=lambda nbytes: nbytes * a.numel())
 # %%
 million = 1_000_000
 scale = million / a.numel()
+print(f"{1 - fused.bytes_total / unfused.bytes_total:.0%} less")
+rows = []
 for name, traffic in (("unfused", unfused), ("fused", fused)):
     read, written = scale * traffic.bytes_read, scale * traffic.bytes_written
-    print(f"{name:8} {read / 1e6:4.1f} MB read, {written / 1e6:4.1f} MB written")
-print(f"{1 - fused.bytes_total / unfused.bytes_total:.0%} less")
+    rows.append((name, f"{read / 1e6:.1f} MB", f"{written / 1e6:.1f} MB"))
+table(("", "read", "written"), rows)
 
 # %% [markdown]
 # It holds, to the byte. **And the time? How many times faster do you expect, if time follows the bytes?**
@@ -280,7 +282,7 @@ speed_up
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-print(h200.table("add_gelu", "float32"))
+h200.table("add_gelu", "float32")
 
 # %%
 times = h200.times("add_gelu", (2**20,), "float32")
@@ -420,7 +422,7 @@ unaware
 # %%
 in_order = measure(lambda a, b: launch(add_kernel, a.contiguous(), b.contiguous()), *views)
 print("right:", torch.equal(in_order.result, views[0] + views[1]))
-print(in_order.launch_table())
+in_order.launch_table()
 
 # %% [markdown]
 # ## A race
@@ -457,7 +459,9 @@ puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 # %%
 @triton.jit
 def first_element_kernel(program_ptr, first_ptr, BLOCK: tl.constexpr):
-    program = tl.load(program_ptr)  # in place of tl.program_id(0): as many programs would take a while
+    program = tl.load(
+        program_ptr
+    )  # in place of tl.program_id(0): as many programs would take a while
     tl.store(first_ptr, program * BLOCK)
     tl.store(first_ptr + 1, program.to(tl.int64) * BLOCK)
 

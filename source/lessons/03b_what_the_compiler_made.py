@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import compile_for, measure, recorded
+from helpers.instruments import compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -145,13 +145,14 @@ variants = {
     "one number on": (later, n),
     "odd length": (x, n + 1),
 }
-loads = {}
+loads, rows = {}, []
 for name, (tensor, length) in variants.items():
     arguments = (tensor, tensor, tensor, length)
     made = compile_for(fused_kernel, *arguments, device="A100", BLOCK=1024)
     loads[name] = len(made.sass_view("load").instructions)
     widths = [each for each in made.instructions if each.startswith(("LDG", "STG"))]
-    print(f"{name:14} {loads[name]:2} loads a thread; {' and '.join(widths)}")
+    rows.append((name, loads[name], " and ".join(widths)))
+table(("", "loads a thread", "of these widths"), rows)
 
 # %%
 narrow_count.compare(loads["one number on"])
@@ -175,10 +176,12 @@ def strided_copy_kernel(x_ptr, y_ptr, stride, elements, BLOCK: tl.constexpr):
     tl.store(y_ptr + element, x, mask=exists)
 
 
+rows = []
 for stride in (1, 2, 16):
     made = compile_for(strided_copy_kernel, x, x, stride, n, device="A100", BLOCK=1024)
-    found = {name: k for name, k in made.instructions.items() if name.startswith("LDG")}
-    print(f"stride {stride:2}: {found}")
+    found = (f"{k} {name}" for name, k in made.instructions.items() if name.startswith("LDG"))
+    rows.append((stride, ", ".join(found)))
+table(("stride", "loads"), rows)
 
 # %% [markdown]
 # With a stride of 1 the compiler *knows* that elements are neighbours. With any other it does not, multiple of 16 or
@@ -230,10 +233,11 @@ def take_every(x, stride):
 
 # %%
 numbers = torch.randn(1024, device=device)
-print("stride  bytes read  sectors")
+rows = []
 for stride in (1, 2, 4, 8, 16):
     traffic = measure(take_every, numbers, stride)
-    print(f"{stride:6} {traffic.bytes_read:8} B {traffic.sectors_read:8}")
+    rows.append((stride, f"{traffic.bytes_read} B", traffic.sectors_read))
+table(("stride", "bytes read", "sectors"), rows)
 
 # %%
 sectors.compare(measure(take_every, numbers, 8).sectors_read)
@@ -270,13 +274,14 @@ apart_16
 
 # %%
 strided = h200.experiment("strides")
-print(h200.label)
-print("stride        time  of neighbours'  by sectors   GB/s in 32 bytes  in 64 bytes")
+rows = []
 for stride, timing in strided.items():
     ratio, by_sectors = timing.median / strided[1].median, min(stride, 8)
     rates = (2**24 * min(4 * stride, unit) / timing.median / 1e9 for unit in (32, 64))
-    row = f"{stride:6} {1e6 * timing.median:8.1f} us {ratio:14.1f}x {by_sectors:10}x"
-    print(row + "".join(f"{rate:15,.0f}" for rate in rates))
+    row = (stride, f"{1e6 * timing.median:.1f} us", f"{ratio:.1f}x", f"{by_sectors}x")
+    rows.append((*row, *(f"{rate:,.0f}" for rate in rates)))
+columns = ("stride", "time", "of neighbours'", "by sectors", "GB/s in 32 bytes", "in 64 bytes")
+table(columns, rows, h200.label)
 
 # %%
 apart_16.compare(strided[16].median / strided[1].median)
@@ -314,15 +319,16 @@ one_number
 
 # %%
 apart = h200.experiment("numbers_a_thread")
-print(h200.label)
 kinds = {"one number": "one number", "four loads": "four, narrow", "one wide load": "four, wide"}
+rows = []
 for count, by_threads in apart.items():
-    print(f"{count:,} numbers, us a call (times that of four, wide)")
-    print("threads" + "".join(f"{kind:>17}" for kind in kinds.values()))
     for threads, found in by_threads.items():
         wide = found["one wide load"].median
-        cells = (f"{1e6 * found[kind].median:8.1f} ({found[kind].median / wide:4.2f}x)" for kind in kinds)
-        print(f"{threads:7}" + "".join(f"{cell:>17}" for cell in cells))
+        took = (found[kind].median for kind in kinds)
+        cells = (f"{1e6 * each:.1f} ({each / wide:.2f}x)" for each in took)
+        rows.append((f"{count:,}", threads, *cells))
+title = f"{h200.label}\nus a call (times that of four, wide)"
+table(("numbers", "threads", *kinds.values()), rows, title)
 
 # %%
 at_256 = apart[100_000_000][256]
@@ -345,15 +351,16 @@ one_number.compare(at_256["one number"].median / at_256["one wide load"].median)
 # So `BLOCK` and `num_warps` decide how much a thread asks for. What else follows from them:
 
 # %%
-print(" BLOCK  warps  a thread  widest load  registers  active warps")
+rows = []
 for block, warps in ((128, 4), (256, 4), (512, 4), (1024, 4), (4096, 4), (8192, 4)):
     chosen = {"BLOCK": block, "num_warps": warps}
     made = compile_for(fused_kernel, x, x, x, n, device="H200", **chosen)
     widest = max(int(name[4:]) for name in made.instructions if name.startswith("LDG."))
     occupied = f"{made.occupancy().fraction:.0%}"
     a_thread = block // (32 * warps)
-    load = f"{widest} bit"
-    print(f"{block:6} {warps:6} {a_thread:9} {load:>12} {made.registers:10} {occupied:>13}")
+    rows.append((block, warps, a_thread, f"{widest} bit", made.registers, occupied))
+columns = ("BLOCK", "warps", "a thread", "widest load", "registers", "active warps")
+table(columns, rows)
 
 # %% [markdown]
 # Few elements a thread: narrow loads. Many: more registers, so fewer warps fit on the GPU at a time. (Lesson 07 is
@@ -361,10 +368,11 @@ for block, warps in ((128, 4), (256, 4), (512, 4), (1024, 4), (4096, 4), (8192, 
 
 # %%
 sweep = h200.experiment("occupancy_sweep")
-print(f"{h200.label}, us\n BLOCK " + "".join(f"{warps:>5} warps" for warps in (2, 4, 8)))
+rows = []
 for block in (256, 512, 1024, 2048, 4096, 8192, 16384):
     row = (sweep[f"{block}x{warps}"].median * 1e6 for warps in (2, 4, 8))
-    print(f"{block:6} " + "".join(f"{each:11.0f}" for each in row))
+    rows.append((block, *(f"{each:.0f}" for each in row)))
+table(("BLOCK", "2 warps", "4 warps", "8 warps"), rows, f"{h200.label}, us")
 
 # %% [markdown]
 # A wide plain, and two edges. One you know by now: 256 on 8 warps, a single number a thread. And the other end, 16384
@@ -394,14 +402,14 @@ flattered
 
 # %%
 ways = h200.experiment("ways_to_time")
-print(h200.label)
+rows = []
 for count in (2**20, 100_000_000):
-    print(f"add+GELU, {count:,} numbers")
     for way, timing in ways[count].items():
-        print(f"  {way:18} {1e6 * timing.median:8.1f} us")
-print("matrix product, 8192 x 8192 x 8192, bf16")
+        rows.append((f"add+GELU, {count:,} numbers", way, f"{1e6 * timing.median:.1f} us"))
 for when, timing in ways["product"].items():
-    print(f"  {when:18} {2 * 8192**3 / timing.median / 1e12:8.0f} TFLOP/s")
+    rate = f"{2 * 8192**3 / timing.median / 1e12:.0f} TFLOP/s"
+    rows.append(("matrix product, 8192 x 8192 x 8192, bf16", when, rate))
+table(("", "timed how", ""), rows, h200.label)
 
 # %%
 hundred = ways[100_000_000]

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import kept_for_backward, measure
+from helpers.instruments import kept_for_backward, measure, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -63,7 +63,7 @@ forward_bytes
 # %%
 x, bias, residual = inputs(64, 1024)
 forward = measure(written_out, x, bias, residual)
-print(forward.launch_table())
+display(forward.launch_table())
 forward_bytes.compare(forward.bytes_total / x.numel())
 
 # %% [markdown]
@@ -73,7 +73,7 @@ forward_bytes.compare(forward.bytes_total / x.numel())
 # %%
 gradient, result = torch.randn_like(residual), written_out(x, bias, residual)
 backward = measure(lambda: torch.autograd.grad(result, (x, bias, residual), gradient))
-print(backward.launch_table())
+backward.launch_table()
 
 # %% [markdown]
 # It reads the mask. So from one pass to the other the mask was **kept**: in a network of many layers, all the masks of
@@ -329,7 +329,17 @@ def backward_by_element(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.con
 from helpers.figures import watch
 
 few = torch.arange(24.0, device=device).view(4, 6)
-watch(forward_by_element[(2,)], few[:2], few[3], few[2:], torch.empty_like(few[:2]), 3, 0.5, 6, BLOCK=8)
+watch(
+    forward_by_element[(2,)],
+    few[:2],
+    few[3],
+    few[2:],
+    torch.empty_like(few[:2]),
+    3,
+    0.5,
+    6,
+    BLOCK=8,
+)
 
 # %% [markdown]
 # Step to `kept`: every number there was made on the spot, from the element's own. Nothing was read for it.
@@ -349,7 +359,9 @@ fused_bytes
 
 # %%
 fused = measure(Fused.apply, x, bias, residual, 3, 0.1, by_element)
-print(kept_for_backward(lambda *tensors: Fused.apply(*tensors, 3, 0.1, by_element), x, bias, residual))
+print(
+    kept_for_backward(lambda *tensors: Fused.apply(*tensors, 3, 0.1, by_element), x, bias, residual)
+)
 fused_bytes.compare(fused.unique_total / x.numel())
 
 # %% [markdown]
@@ -477,11 +489,12 @@ dice_time.compare(dice["bfloat16"]["tl.rand"].median / dice["bfloat16"]["no dice
 # beside it:
 
 # %%
-print(h200.label)
+rows = []
 for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
     bytes_time = 3 * itemsize * elements / h200.copy_bandwidth
-    measured = (f"{name} {1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
-    print(f"{dtype}: bytes {1e6 * bytes_time:.0f} us;", ", ".join(measured))
+    measured = (f"{1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
+    rows.append((dtype, f"{1e6 * bytes_time:.0f} us", *measured))
+table(("", "the bytes", *NUMBERS), rows, h200.label)
 
 # %% [markdown]
 # With an evaluation a number, no dtype gets its dice free, and bf16 pays more, whose bytes leave less time to hide
@@ -489,7 +502,9 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
 # still cost something, though the instructions' least time is now below the bytes':
 
 # %% tags=["nbval-ignore-output"]
-print(f"tl.rand4x: the instructions take at least {1e6 * instruction_time(count['tl.rand4x']):.0f} us")
+print(
+    f"tl.rand4x: the instructions take at least {1e6 * instruction_time(count['tl.rand4x']):.0f} us"
+)
 
 # %% [markdown]
 # So a bound below the bytes' time proves nothing, and the clock has the word. The catalogue also draws four at a time,
@@ -505,7 +520,7 @@ dropout_speed_up = predict_first("speed-up, bias+dropout+add, 16384 x 4096", uni
 dropout_speed_up
 
 # %%
-print(h200.table("bias_dropout_residual", "bfloat16"))
+display(h200.table("bias_dropout_residual", "bfloat16"))
 dropout_times = h200.times("bias_dropout_residual", (16384, 4096), "bfloat16")
 dropout_speed_up.compare(dropout_times["eager"].median / dropout_times["fused"].median)
 
@@ -516,7 +531,7 @@ dropout_speed_up.compare(dropout_times["eager"].median / dropout_times["fused"].
 # %%
 for name, each in (("eager", 15), ("torch.compile", 6)):
     share = each * elements / dropout_times[name].median / h200.copy_bandwidth
-    print(f"{name:13} moves {each:2} bytes an element at {share:.0%} of a copy's speed")
+    print(f"{name} moves {each} bytes an element at {share:.0%} of a copy's speed")
 
 # %% [markdown]
 # `torch.compile` makes one kernel of it, too, moves no byte more than ours, and takes twice as long. It draws with
@@ -549,7 +564,7 @@ fewer
 
 # %%
 halves = measure(swiglu, gate, up)
-print(halves.launch_table())
+display(halves.launch_table())
 fewer.compare(unfused.bytes_total / halves.bytes_total)
 
 # %% [markdown]
@@ -692,9 +707,10 @@ times = h200.times("swiglu", gate_shape, "bfloat16")
 gate_speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %%
-for name in ("swiglu", "geglu", "residual_act"):
-    print(f"{name}\n{h200.table(name, 'bfloat16')}\n")
 print(f"what the bytes allow: {10 / 6:.2f} times")
+print("swiglu, geglu, residual_act:")
+for name in ("swiglu", "geglu", "residual_act"):
+    display(h200.table(name, "bfloat16"))
 
 # %% [markdown]
 # **Verdict: holds by the GPU's own time on every size, and for no caller of a small one.** The launch through Python
@@ -705,12 +721,13 @@ print(f"what the bytes allow: {10 / 6:.2f} times")
 # And backward:
 
 # %%
-print(f"{'backward':22}    eager     fused  times faster")
+rows = []
 shapes = {"bias_dropout_residual": (16384, 4096), "swiglu": gate_shape, "geglu": gate_shape}
 for name, shape in shapes.items():
     times = h200.times(f"{name} backward", shape, "bfloat16")
     eager, fused_time = (1e6 * times[version].median for version in ("eager", "fused"))
-    print(f"{name:22} {eager:5.0f} us {fused_time:6.0f} us  {eager / fused_time:12.2f}")
+    rows.append((name, f"{eager:.0f} us", f"{fused_time:.0f} us", f"{eager / fused_time:.2f}"))
+table(("backward", "eager", "fused", "times faster"), rows)
 
 # %% [markdown]
 # The gates gain what the bytes of the chart say, or more. Dropout's backward pass gains less than its bytes would allow

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import compile_for, measure
+from helpers.instruments import compile_for, measure, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -56,7 +56,7 @@ unfused_bytes
 
 # %%
 unfused = measure(lambda: torch.relu(written_out(x)))
-print(unfused.launch_table())
+display(unfused.launch_table())
 unfused_bytes.compare(unfused.bytes_total / x.numel())
 
 # %% [markdown]
@@ -195,11 +195,12 @@ digits.compare(round(-np.log10(np.finfo(np.float32).eps) - lost, 1))
 # And at a mean of ten thousand, with the kernels:
 
 # %%
+rows = []
 for mean in (0, 100, 10_000):
     kernels = (one_pass_kernel, two_pass_kernel)
     one, two = (error(kernel, x[:8] + mean) for kernel in kernels)
-    line = f"one pass right to 0.1: {one < 0.1}, two passes: {two < 0.1}"
-    print(f"mean {mean:6}: {line}")
+    rows.append((mean, one < 0.1, two < 0.1))
+table(("mean", "one pass right to 0.1", "two passes"), rows)
 
 # %% [markdown]
 # The third formula is **Welford's**. It keeps count, mean and the sum of squares about the mean, and says how to merge
@@ -271,12 +272,13 @@ explorer
 # registers, where a second pass reads no memory:
 
 # %%
-row = torch.empty(8, 4096, device="meta")
+row, rows = torch.empty(8, 4096, device="meta"), []
 for kernel in (one_pass_kernel, two_pass_kernel, welford_kernel):
     made = compile_for(kernel, row, row, 4096, device="H100", BLOCK=4096, num_warps=8)
-    total, shuffles = sum(made.instructions.values()), made.instructions["SHFL"]
-    print(f"{kernel.fn.__name__:16} {total:5} instructions, {shuffles:3} shuffles", end="")
-    print(f", {made.instructions['LDG.128']} wide loads, {made.registers} registers")
+    total = sum(made.instructions.values())
+    counts = (made.instructions[name] for name in ("SHFL", "LDG.128"))
+    rows.append((kernel.fn.__name__, total, *counts, f"{made.registers} registers"))
+table(("", "instructions", "shuffles", "wide loads", "a thread"), rows)
 
 # %% [markdown]
 # All three load the row once. (In a *shuffle* the threads of a warp hand each other numbers, to add them up.) Welford
@@ -337,14 +339,17 @@ for widen in (False, True):
 # %%
 def error_from_bf16(widen, mean):
     narrow = (x[:8, :1000] + mean).bfloat16()
-    y = torch.empty(narrow.shape, device=device)  # fp32: the error is the arithmetic's, not the store's
+    y = torch.empty(
+        narrow.shape, device=device
+    )  # fp32: the error is the arithmetic's, not the store's
     any_dtype_kernel[(8,)](narrow, y, 1000, WIDEN=widen, BLOCK=1024)
     return (y - F.layer_norm(narrow.double(), (1000,))).abs().max().item()
 
 
+rows = []
 for mean in (0, 3, 100):
-    right = (f"WIDEN={widen!s:5} {error_from_bf16(widen, mean) < 0.002!s:5}" for widen in (False, True))
-    print(f"mean {mean:3}, right to 0.002:  ", "   ".join(right))
+    rows.append((mean, *(error_from_bf16(widen, mean) < 0.002 for widen in (False, True))))
+table(("mean", "WIDEN=False", "WIDEN=True"), rows, "right to 0.002?")
 
 # %% [markdown]
 # A mean of 3 is enough. The meter has nothing to say: the bytes are the same. **Widen right after the load, add in
@@ -383,7 +388,7 @@ unfused_bytes.on(chart, "x", at=lambda nbytes: nbytes * x.numel())
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-print(h200.table("layer_norm_act", "bfloat16"))
+h200.table("layer_norm_act", "bfloat16")
 
 # %% [markdown]
 # ## The residual before the norm
@@ -410,7 +415,7 @@ def add_then_norm(x, r):
 
 apart = measure(add_then_norm, x, r)
 together = measure(residual_layer_norm, x, r, ones, zeros)
-print(apart.launch_table())
+display(apart.launch_table())
 fewer.compare(apart.bytes_total / together.unique_total)
 
 # %% [markdown]
@@ -420,7 +425,7 @@ fewer.compare(apart.bytes_total / together.unique_total)
 # Five trips become four. And the clock?
 
 # %%
-print(h200.table("residual_layer_norm", "bfloat16"))
+h200.table("residual_layer_norm", "bfloat16")
 
 # %% [markdown]
 # More than the bytes allow, because PyTorch's kernel is not at the speed of a copy and ours nearly is. About the
@@ -456,7 +461,7 @@ l2_speed_up = predict_first("speed-up, L2 norm fused or written out, H200", unit
 l2_speed_up
 
 # %%
-print(h200.table("l2_norm", "bfloat16"))
+display(h200.table("l2_norm", "bfloat16"))
 l2 = h200.times("l2_norm", (32768, 16384), "bfloat16")
 l2_speed_up.compare(l2["eager"].median / l2["fused"].median)
 
@@ -515,13 +520,15 @@ widest
 widest.compare(16 * 32 * 128)
 
 # %%
+rows = []
 for columns in (4096, 16384, 32768, 65536):
     row = torch.empty(8, columns, device="meta")
     options = {"device": "H100", "BLOCK": columns, "num_warps": 16}
     made = compile_for(two_pass_kernel, row, row, columns, **options)
-    occupied = f"{made.occupancy().fraction:4.0%} occupancy"
-    print(f"{columns:6}: {made.registers:3} registers, {occupied}", end="")
-    print(f", {made.spill_bytes} B spilled")
+    registers = f"{made.registers} registers"
+    occupied = f"{made.occupancy().fraction:.0%}"
+    rows.append((columns, registers, occupied, f"{made.spill_bytes} B"))
+table(("columns", "a thread", "occupancy", "spilled"), rows)
 
 # %% [markdown]
 # (**Occupancy** is the share of the warps a processor has room for that it can run at once, with so many registers

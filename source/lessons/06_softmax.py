@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import measure
+from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -54,7 +54,7 @@ unfused_bytes
 
 # %%
 unfused = measure(written_out, x)
-print(unfused.launch_table())
+display(unfused.launch_table())
 unfused_bytes.compare(unfused.bytes_total / x.numel())
 
 # %% [markdown]
@@ -152,10 +152,12 @@ def rows_add_up(y):
     return bool(((y.sum(-1) - 1).abs() < 1e-5).all())
 
 
-for rows in (fives, x, 100 * x):
+found = []
+for name, rows in (("fives", fives), ("x", x), ("100 * x", 100 * x)):
     y = softmax(held_kernel, rows)
     right = torch.allclose(y, F.softmax(rows, -1), rtol=1e-4, atol=1e-30)
-    print("rows add up to 1:", rows_add_up(y), " equal to PyTorch's:", right)
+    found.append((name, rows_add_up(y), right))
+table(("of", "rows add up to 1", "equal to PyTorch's"), found)
 
 # %%
 from helpers.figures import traffic_chart
@@ -174,13 +176,14 @@ from helpers.instruments import recorded
 
 print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
 h200 = recorded("h200")
-print(h200.table("softmax", "bfloat16"))
+h200.table("softmax", "bfloat16")
 
 # %%
 read_and_write = 2 * 2 * 32768 * 8192  # bytes, in bf16
+rows = []
 for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
-    share = read_and_write / time.median / h200.copy_bandwidth
-    print(f"{name:13} {share:4.0%} of the speed of a copy")
+    rows.append((name, f"{read_and_write / time.median / h200.copy_bandwidth:.0%}"))
+table(("", "of the speed of a copy"), rows)
 
 # %% [markdown]
 # (Liger is a published collection of fused Triton kernels.) The bytes are the same, the speed at which they move is
@@ -223,14 +226,14 @@ def fused_dropout(x, rate):
 
 
 apart = measure(lambda: torch.native_dropout(F.softmax(x, -1), 0.1, train=True)[0])
-print(apart.launch_table())
+display(apart.launch_table())
 together = measure(fused_dropout, x, 0.1)
 share = (together.result == 0).float().mean().item()
 print(f"dropped: {share:.1%}")
 dropout_bytes.compare(apart.bytes_total / together.bytes_total)
 
 # %%
-print(h200.table("softmax_dropout", "bfloat16"))
+h200.table("softmax_dropout", "bfloat16")
 
 # %% [markdown]
 # As many bytes as softmax alone, but `of copy` has fallen. The same bytes take longer:
@@ -238,7 +241,8 @@ print(h200.table("softmax_dropout", "bfloat16"))
 # %%
 for columns in (1024, 4096):
     shape = (32768, columns)
-    alone, dropped = (h200.times(name, shape, "bfloat16")["fused"] for name in ("softmax", "softmax_dropout"))
+    names = ("softmax", "softmax_dropout")
+    alone, dropped = (h200.times(name, shape, "bfloat16")["fused"] for name in names)
     print(f"{shape}: {dropped.median / alone.median:.2f} times as long with dropout")
 
 # %% [markdown]
@@ -256,10 +260,11 @@ asked = {
     "softmax_dropout": (kernels.softmax_dropout, many, seed, 0.1),
     "our dropout_kernel": (fused_dropout, many, 0.1),
 }
+rows = []
 for name, call in asked.items():
     terms = predict(*call, device="H200").terms
-    memory, arithmetic = (1e6 * terms[term] for term in ("DRAM", "arithmetic"))
-    print(f"{name:18} DRAM {memory:3.0f} us, arithmetic {arithmetic:3.0f} us")
+    rows.append((name, *(f"{1e6 * terms[term]:.0f} us" for term in ("DRAM", "arithmetic"))))
+table(("", "DRAM", "arithmetic"), rows)
 
 # %% [markdown]
 # Random numbers are made by rounds and rounds of multiplying. In the catalogue's kernel they take about as long as its
@@ -280,8 +285,7 @@ from helpers.instruments.occupancy_calculator import REGISTERS, limits
 shared = limits(DEVICES["H200"].compute_capability).shared_memory_per_block // 2
 room = {"registers, fp32": REGISTERS, "registers, bf16, packed": 2 * REGISTERS}
 room |= {"shared memory, bf16": shared, "shared memory of 8 SMs, bf16": 8 * shared}
-for place, numbers in room.items():
-    print(f"{place:29} {numbers:9,} numbers at most")
+table(("", "numbers at most"), ((place, f"{numbers:,}") for place, numbers in room.items()))
 
 # %% [markdown]
 # Can we have it? A kernel that loads the row packed and widens it wherever it is used:
@@ -454,8 +458,8 @@ def safe_softmax(x):
 
 
 safe, online = measure(safe_softmax, wide), measure(online_softmax, absorb, wide)
-print(f"safe    {safe}")
-print(f"online  {online}")
+print(f"safe: {safe}")
+print(f"online: {online}")
 paper.compare(safe.bytes_total / online.bytes_total)
 
 # %% [markdown]
@@ -492,7 +496,7 @@ explorer
 from kernels.rowwise import softmax_wide
 from kernels.rowwise.softmax import WIDEST_BLOCK
 
-print(h200.label)
+rows = []
 for row in h200.rows:
     if (row["kernel"], row["provider"]) == ("softmax", "fused") and row["shape"][0] > 128:
         columns = row["shape"][1]
@@ -500,7 +504,8 @@ for row in h200.rows:
         how = "held" if columns <= WIDEST_BLOCK else "read twice"
         if how != "held" and softmax_wide.settings(columns, torch.bfloat16)["KEEPS_LAST"]:
             how += ", but for the last block"
-        print(f"{columns:7,} columns, {how:34}  {share:4.0%} of the speed of a copy")
+        rows.append((f"{columns:,}", how, f"{share:.0%}"))
+table(("columns", "a row is", "of the speed of a copy"), rows, h200.label)
 
 # %% [markdown]
 # (The share counts one read and one write, also where it reads twice.) So up to 65,536 columns a second read is nearly
@@ -546,11 +551,11 @@ labels = torch.randint(10_000, (4,), device=device)
 expected = F.cross_entropy(wide, labels, reduction="none")
 print("right:", torch.allclose(loss(wide, labels), expected))
 apart = measure(lambda: F.cross_entropy(wide, labels, reduction="none"))
-print(apart.launch_table())
+display(apart.launch_table())
 loss_bytes.compare(apart.bytes_total / measure(loss, wide, labels).bytes_total)
 
 # %%
-print(h200.table("cross_entropy", "bfloat16"))
+h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
 # On large tensors the speed-up is more than the ratio of the bytes, for the reason that you know: PyTorch's kernels do
@@ -576,7 +581,10 @@ whole = measure(loss, wide, labels)
 for parts in (1, 4, 16):
     split = measure(split_loss, wide, labels, parts)
     right = torch.allclose(split.result, expected)
-    print(f"{parts:2} parts: right: {right}, {split.bytes_total / whole.bytes_total:.3f} times the bytes")
+    print(
+        f"{parts:2} parts: right: {right}, {split.bytes_total / whole.bytes_total:.3f}"
+        " times the bytes"
+    )
 
 # %% [markdown]
 # Hardly a byte more. **How many times faster are 16 parts a row than one, on an H200, for 8 rows of 32,768 in bf16?**
@@ -591,10 +599,10 @@ split_times = h200.experiment("split_rows")
 split_speed_up.compare(split_times[8][1].median / split_times[8][16].median)
 
 # %%
-print(h200.label)
-print("us, by parts a row:", *(f"{parts:6}" for parts in split_times[8]))
-for rows, times in split_times.items():
-    print(f"{rows:5} rows         ", *(f"{1e6 * time.median:6.1f}" for time in times.values()))
+rows = []
+for many, times in split_times.items():
+    rows.append((many, *(f"{1e6 * time.median:.1f}" for time in times.values())))
+table(("rows", *split_times[8]), rows, f"{h200.label}\nus, by parts a row")
 
 # %% [markdown]
 # Much faster with few rows, if not by as much as there are more programs: there is a second launch, and each part has a
@@ -626,7 +634,10 @@ def atomic_sum(x, order):
 
 numbers = torch.randn(64 * 128, device=device)
 sums = [atomic_sum(numbers, torch.randperm(64, device=device)) for _ in range(10)]
-print("all sums right to 0.001:", max(abs(each - numbers.double().sum().item()) for each in sums) < 1e-3)
+print(
+    "all sums right to 0.001:",
+    max(abs(each - numbers.double().sum().item()) for each in sums) < 1e-3,
+)
 print("all sums the same:", len(set(sums)) == 1)
 
 # %% [markdown]
@@ -663,7 +674,7 @@ logits = wide.clone().requires_grad_()
 gradient = logits.nbytes
 unfused_kept, fused_kept = kept(F.cross_entropy, logits), kept(cross_entropy, logits)
 for name, nbytes in (("unfused", unfused_kept), ("fused", fused_kept)):
-    print(f"{name:8} {nbytes / logits.nbytes:.2f} times the logits kept, and a gradient")
+    print(f"{name}: {nbytes / logits.nbytes:.2f} times the logits kept, and a gradient")
 less = 1 - (fused_kept + gradient) / (unfused_kept + gradient)
 print(f"{less:.0%} less memory")
 
@@ -730,8 +741,8 @@ print(f"{apart.bytes_total / together.bytes_total:.2f} times fewer bytes")
 from benchmarks.top_k_parts import VERSIONS
 
 few = wide[:2]
-for name, version in VERSIONS.items():
-    print(f"{name:25} {measure(version, few).bytes_total / few.nbytes:.1f} trips")
+trips = {name: measure(version, few).bytes_total / few.nbytes for name, version in VERSIONS.items()}
+table(("", "trips"), ((name, f"{each:.1f} trips") for name, each in trips.items()))
 
 # %% [markdown]
 # Five trips, two, one: the claim's five are the bytes'. **How many times faster is online and fused than unfused, on an
@@ -743,11 +754,12 @@ topk_speed_up
 
 # %%
 parts = {name: 1e6 * time.median for name, time in h200.experiment("top_k_parts")[25000].items()}
-print(h200.label)
-for name, time in parts.items():
-    print(f"{name:25} {time:6.0f} us")
+display(table(("", "time"), ((name, f"{time:.0f} us") for name, time in parts.items()), h200.label))
 not_fused, safe_fused, online_fused = (parts[name] for name in VERSIONS)
-print(f"fusing: {not_fused / safe_fused:.2f} times, one read for two: {safe_fused / online_fused:.2f} times")
+print(
+    f"fusing: {not_fused / safe_fused:.2f} times,"
+    f" one read for two: {safe_fused / online_fused:.2f} times"
+)
 topk_speed_up.compare(not_fused / online_fused)
 
 # %%
@@ -768,7 +780,7 @@ print(f"rows of 1,000: {short_unfused / short_online:.2f} times faster")
 # as well, so that against two kernels it saves but one read of three trips. Against `F.softmax`, then `topk`:
 
 # %%
-print(h200.table("softmax_topk", "bfloat16"))
+h200.table("softmax_topk", "bfloat16")
 
 # %%
 topk = h200.times("softmax_topk", (32768, 4096), "bfloat16")

@@ -22,7 +22,15 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import DEVICES, MAX_REGISTERS, REGISTERS, compile_for, limits, occupancy
+from helpers.instruments import (
+    DEVICES,
+    MAX_REGISTERS,
+    REGISTERS,
+    compile_for,
+    limits,
+    occupancy,
+    table,
+)
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -89,12 +97,13 @@ found
 # %%
 from helpers.instruments import REGISTER_UNIT, WARP
 
-print("threads  registers  division  in whole units  found")
+rows = []
 for threads, wanted in ((512, 41), (96, 40)):
     of_a_warp = -(-wanted * WARP // REGISTER_UNIT) * REGISTER_UNIT
     units = REGISTERS // (of_a_warp * threads // WARP)
     fit = occupancy(h100.compute_capability, threads=threads, registers=wanted).blocks
-    print(f"{threads:7}  {wanted:9}  {REGISTERS / (threads * wanted):8.2f}  {units:14}  {fit:5}")
+    rows.append((threads, wanted, f"{REGISTERS / (threads * wanted):.2f}", units, fit))
+table(("threads", "registers", "division", "in whole units", "found"), rows)
 
 # %% [markdown]
 # Whoever divides plans a block that never comes. The instrument says what would bring it: for the first, one register
@@ -134,11 +143,11 @@ from helpers.instruments import recorded
 h200 = recorded("h200")
 counted = h200.experiment("sm_counters")
 times = h200.experiment("banks")
-print(h200.label)
-print("words apart  on paper  counted  time")
+rows = []
 for pitch, count in counted["pitches"].items():
     a_read = count["shared_read_turns"] / count["shared_reads"]
-    print(f"{pitch:11}  {turns(pitch):8}  {a_read:7.1f}  {1e6 * times[pitch].median:5.0f} us")
+    rows.append((pitch, turns(pitch), f"{a_read:.1f}", f"{1e6 * times[pitch].median:.0f} us"))
+table(("words apart", "on paper", "counted", "time"), rows, h200.label)
 
 # %% [markdown]
 # Two turns hardly show, other work hides them; from four on, time grows with the turns. All in one bank is the worst
@@ -392,11 +401,12 @@ first_spill.compare(first)
 # thread can have is what spills. (Nearly: the assembler also shuffles.)
 
 # %%
-print("steps  needed  over 255  spilled")
+rows = []
 for steps in (12, 14, 16, 20, 24):
     needed = compiled(1).registers + 2 * numbers * (steps - 1)
     stored = compiled(steps).spill_stores // 4
-    print(f"{steps:5}  {needed:6}  {max(0, needed - MAX_REGISTERS):8}  {stored:7}")
+    rows.append((steps, needed, max(0, needed - MAX_REGISTERS), stored))
+table(("steps", "needed", "over 255", "spilled"), rows)
 
 # %% [markdown]
 # In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). No line of your program says so;
@@ -404,9 +414,9 @@ for steps in (12, 14, 16, 20, 24):
 
 # %% tags=["nbval-ignore-output"]
 of_stack = compiled(first).sass_view("stack").instructions
-for each in (*of_stack[:3], *of_stack[-3:]):
-    print(f"{each.text:24}  {each.source}")
 print(f"{len(of_stack)} of {sum(compiled(first).instructions.values())} instructions")
+some = (*of_stack[:3], *of_stack[-3:])
+table(("instruction", "of the line"), ((each.text, each.source) for each in some))
 
 # %% [markdown]
 # ## Where does it stop paying?
@@ -426,13 +436,17 @@ print(f"a cut costs {cost_of_cut:g} bytes an element and {cut.launches - 1} laun
 # And this is what it saves:
 
 # %%
-print("steps   one piece: blocks, spilled     each half: blocks, spilled")
+rows = []
 for steps in (6, 10, 12, 16, 20, 24):
-    one, half = compiled(steps), compiled(-(-steps // 2))
-    text = [f"{p.occupancy().blocks:2} an SM, {p.spill_bytes:4} B" for p in (one, half)]
-    print(f"{steps:5}   {text[0]:31}{text[1]}")
+    both = (compiled(steps), compiled(-(-steps // 2)))
+    cells = [(made.occupancy().blocks, f"{made.spill_bytes} B") for made in both]
+    rows.append((steps, *cells[0], *cells[1]))
+columns = ("steps", "one piece: blocks", "spilled", "each half: blocks", "spilled")
+table(columns, rows)
 
 # %% [markdown]
+# (Spilled bytes are those that a thread stores and those that it loads again, here and in the explorer.)
+#
 # A cut must pay for its bytes with blocks, or with spills avoided. **At which of these numbers does the chain in two
 # pieces first beat the chain in one, on an H200?** (It has an H100's SMs, and a faster memory.)
 
@@ -457,7 +471,8 @@ each_step = {
 }
 chart = curves_chart(
     each_step,
-    f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and slower at fewer and at more",
+    f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and slower at fewer "
+    "and at more",
     x="steps of the chain",
     y="time of a step on an H200 (us)",
 )
@@ -468,11 +483,12 @@ stops.on(chart, "x")
 # step:
 
 # %%
-print("steps  blocks  spilled  us a step")
+rows = []
 for steps in (6, 8, 10, 12, 14, 16, 20, 24):
     one, time = compiled(steps), pieces[steps][1].median
-    blocks_spilled = f"{one.occupancy().blocks:6}  {one.spill_bytes:5} B"
-    print(f"{steps:5}  {blocks_spilled}  {1e6 * time / steps:9.0f}")
+    spilled = f"{one.spill_bytes} B"
+    rows.append((steps, one.occupancy().blocks, spilled, f"{1e6 * time / steps:.0f}"))
+table(("steps", "blocks", "spilled", "us a step"), rows)
 
 # %% [markdown]
 # The time for a step jumps where the SM **loses a block**, and hardly moves where spills begin. Both can be explained.
@@ -507,15 +523,15 @@ from_l1 = predict_first("spills loaded from L1, 24 steps, H200", unit="%")
 from_l1
 
 # %%
-unspilled = counted["steps"][14]
-print(h200.label)
-print("steps  loaded from L1  stored  more in L2  more written to DRAM")
+unspilled, rows = counted["steps"][14], []
 for steps, count in counted["steps"].items():
     if count["local_read"]:
         hit = count["local_read_hit"] / count["local_read"]
         stored, more = 32e-6 * count["local_written"], 32e-6 * (count["l2"] - unspilled["l2"])
         dram = 1e-6 * (count["dram_written"] - unspilled["dram_written"])
-        print(f"{steps:5}  {hit:14.0%}  {stored:4.0f} MB  {more:7.0f} MB  {dram:17.0f} MB")
+        rows.append((steps, f"{hit:.0%}", *(f"{each:.0f} MB" for each in (stored, more, dram))))
+columns = ("steps", "loaded from L1", "stored", "more in L2", "more written to DRAM")
+display(table(columns, rows, h200.label))
 from_l1.compare(100 * hit)
 
 # %% [markdown]
@@ -553,11 +569,12 @@ capped = predict_first("occupancy of 12 steps capped at 64 registers", unit="%")
 capped
 
 # %%
+rows = []
 for most in (None, 200, 168, 128, 64):
     made = compiled(12, maxnreg=most)
-    at = f"{made.occupancy().fraction:6.1%} occupancy"
-    print(f"{most or 'free':>4}: {made.registers:3} registers, {at}", end="")
-    print(f", {made.spill_bytes:4} B spilled")
+    at, spilled = f"{made.occupancy().fraction:.1%}", f"{made.spill_bytes} B"
+    rows.append((most or "free", f"{made.registers} registers", at, spilled))
+table(("at most", "a thread", "occupancy", "spilled"), rows)
 
 # %%
 capped.compare(100 * compiled(12, maxnreg=64).occupancy().fraction)
@@ -572,9 +589,8 @@ faster
 
 # %%
 caps = h200.experiment("over_fusion_limited")  # 255 is no cap: the kernel wants fewer
-print(h200.label)
-for most, time in caps.items():
-    print(f"at most {most:3} registers: {1e3 * time.median:.2f} ms")
+rows = ((f"{most} registers", f"{1e3 * time.median:.2f} ms") for most, time in caps.items())
+table(("at most", "time"), rows, h200.label)
 
 # %%
 faster.compare(caps[255].median / caps[128].median)
@@ -620,15 +636,15 @@ for steps, warps in ((12, 4), (24, 8)):
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 sweep = h200.experiment("occupancy_sweep")
-print(h200.label)
+rows = []
 for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2)):
     chosen = settings(torch.float32) | {"BLOCK": block, "num_warps": warps}
     add = compile_for(add_gelu_kernel, *tensors, None, 2**27, device="H200", **chosen)
-    share = f"{add.occupancy().fraction:4.0%} occupancy"
-    loads = f"{add.instructions['LDG.128']:3} loads a thread"
-    time = f"{1e6 * sweep[f'{block}x{warps}'].median:5.0f} us"
-    print(f"{block:5}, {warps} warps: {share}, {loads}", end="")
-    print(f", {add.spill_bytes:5} B spilled, {time}")
+    share, loads = f"{add.occupancy().fraction:.0%}", add.instructions["LDG.128"]
+    time = f"{1e6 * sweep[f'{block}x{warps}'].median:.0f} us"
+    rows.append((block, warps, share, loads, f"{add.spill_bytes} B", time))
+columns = ("BLOCK", "warps", "occupancy", "loads a thread", "spilled", "time")
+table(columns, rows, h200.label)
 
 # %% [markdown]
 # From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way
@@ -655,11 +671,12 @@ def rate(numbers, warps):
     return 2 * products / parallel[numbers][warps].median
 
 
-print(h200.label)
-print("numbers a thread:", *(f"{numbers:5}" for numbers in parallel), " TFLOP/s")
+rows = []
 for warps in parallel[1]:
-    rates = (f"{rate(numbers, warps) / 1e12:5.1f}" for numbers in parallel)
-    print(f"{warps:2} warps, {warps / sm.warps:4.0%}     ", *rates)
+    rates = (f"{rate(numbers, warps) / 1e12:.1f}" for numbers in parallel)
+    rows.append((warps, f"{warps / sm.warps:.0%}", *rates))
+title = f"{h200.label}\nTFLOP/s, by numbers a thread"
+display(table(("warps", "occupancy", *parallel), rows, title))
 ratio.compare(rate(8, 4) / rate(1, 64))
 
 # %% [markdown]
@@ -677,9 +694,13 @@ longer = added / sum(free.instructions.values())
 local = sum(n for name, n in tight.instructions.items() if name[:3] in ("LDL", "STL"))
 stacks = 128 * tight.occupancy().blocks * tight.stack
 print(f"{local} loads and stores of the stack, {longer:.0%} more instructions in all")
-print(f"{stacks / 1024:.0f} KB of stack an SM, {sm.l1_and_shared_memory // 1024} KB of L1", end="; ")
+print(
+    f"{stacks / 1024:.0f} KB of stack an SM, {sm.l1_and_shared_memory // 1024} KB of L1", end="; "
+)
 count = counted["limits"][64]
-print(f"{count['local_read_hit'] / count['local_read']:.0%} of what an H200 loads of it comes from L1")
+print(
+    f"{count['local_read_hit'] / count['local_read']:.0%} of what an H200 loads of it comes from L1"
+)
 print(f"slower by a factor of {caps[64].median / caps[255].median:.2f}, measured")
 
 # %% [markdown]
@@ -729,10 +750,10 @@ one_more
 
 # %%
 waves = h200.experiment("waves")
-print(h200.label)
-print("blocks    busy SM   a chain that waits")
+rows = []
 for n, busy in waves["filling"].items():
-    print(f"{n:6}  {1e6 * busy.median:6.0f} us  {1e6 * waves['waiting'][n].median:6.1f} us")
+    rows.append((n, f"{1e6 * busy.median:.0f} us", f"{1e6 * waves['waiting'][n].median:.1f} us"))
+display(table(("blocks", "busy SM", "a chain that waits"), rows, h200.label))
 for kind in ("filling", "waiting"):
     print(f"{kind}: {waves[kind][265].median / waves[kind][264].median:.2f} times")
 one_more.compare(waves["filling"][265].median / waves["filling"][264].median)

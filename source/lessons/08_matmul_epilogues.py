@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import DEVICES, compile_for, measure, recorded
+from helpers.instruments import DEVICES, compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 from kernels.activations import ACTIVATIONS, activate
@@ -156,17 +156,17 @@ times = h200.experiment("matmul_steps")["4096x4096x4096"]
 
 
 def step(name, kernel, size):
-    settings, columns = STEPS[name][1], ""
+    settings, cells = STEPS[name][1], []
     flop_a_byte = intensity(kernel, size, **settings)
     for gpu in GPUS:
         made = compiled(kernel, gpu, **settings)
         how = next(each for each in MULTIPLIES if made.instructions[each])
         registers = f"{made.registers}{'+' if made.spill_bytes else ''}"
-        columns += f"{registers:4} {made.shared_memory / 1024:3.0f} {how:8}"
-    asked = f"{flop_a_byte:5.1f} {flops / flop_a_byte / 1e9:6.2f}"
-    lines[name] = f"{name:20} {asked}  {columns}{1e3 * times[name].median:8.3f}"
-    print(f"{'':20} FLOP/B     GB ", *(f"{gpu:16}" for gpu in GPUS), "H200, ms", sep=" ")
-    print(*list(lines.values())[: list(lines).index(name) + 1], sep="\n")
+        cells.append(f"{registers}, {made.shared_memory / 1024:.0f} KB, {how}")
+    asked = (f"{flop_a_byte:.1f}", f"{flops / flop_a_byte / 1e9:.2f}")
+    lines[name] = (name, *asked, *cells, f"{1e3 * times[name].median:.3f}")
+    shown = list(lines.values())[: list(lines).index(name) + 1]
+    return table(("", "FLOP/B", "GB", *GPUS, "H200, ms"), shown)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -197,7 +197,16 @@ def finish(acc, bias_ptr, y_ptr, row, col, M, N, ACT: tl.constexpr):
 
 @triton.jit
 def registers_kernel(
-    x_ptr, w_ptr, bias_ptr, y_ptr, M, N, K, ACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    y_ptr,
+    M,
+    N,
+    K,
+    ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -234,7 +243,10 @@ step("a tile in registers", registers_kernel, (128, 16, 64))
 # %%
 h100 = DEVICES["H100"]
 cores, tensor = h100.peak_flops["fp32"], h100.peak_flops["bf16"]
-print(f"an H100's ordinary cores: {cores / 1e12:.0f} TFLOP/s, {1e3 * flops / cores:.2f} ms for the product")
+print(
+    f"an H100's ordinary cores: {cores / 1e12:.0f} TFLOP/s, {1e3 * flops / cores:.2f} ms for the "
+    "product"
+)
 print(f"its tensor cores:        {tensor / 1e12:.0f} TFLOP/s, {1e3 * flops / tensor:.2f} ms")
 
 # %% [markdown]
@@ -374,7 +386,9 @@ for beyond in (0.0, float("nan")):
     larger[:, :40] = x_40
     unmasked_kernel[(1,)](larger, w_40, sums, 40, 64, TILE=16, BLOCK_K=32)
     wrong = ~torch.isclose(sums.double(), x_40.double() @ w_40.double().T, atol=1e-5)
-    print(f"beyond the end {beyond}: {int(wrong.sum())} wrong, {int(sums.isnan().sum())} of them NaN")
+    print(
+        f"beyond the end {beyond}: {int(wrong.sum())} wrong, {int(sums.isnan().sum())} of them NaN"
+    )
 nans.compare(int(wrong.sum()))
 
 # %% [markdown]
@@ -383,7 +397,13 @@ nans.compare(int(wrong.sum()))
 
 # %%
 astray = measure(lambda: unmasked_kernel[(1,)](x_40, w_40, sums, 40, 40, TILE=16, BLOCK_K=32))
-print(astray.hazards[0].kind, "of", astray.hazards[0].elements, "elements, at", astray.hazards[0].where)
+print(
+    astray.hazards[0].kind,
+    "of",
+    astray.hazards[0].elements,
+    "elements, at",
+    astray.hazards[0].where,
+)
 
 # %% [markdown]
 # So mask both operands along K, with `other=0.0`.
@@ -436,12 +456,14 @@ print("swizzled:                          ", turns(lambda row: 3 ^ row), "turn")
 from helpers.instruments import Roofline
 
 pieces = {"a warp's 64 x 32": (64, 32), "four warps' 64 x 128": (64, 128)}
+found = []
 for gpu in ("A100", "H100"):
     ridge = Roofline(DEVICES[gpu], "bf16", "shared").ridge
-    print(f"{gpu}, shared memory's ridge {ridge:.1f} FLOP/B:")
     for name, (rows, cols) in pieces.items():
         made_of = rows * cols / (rows + cols)
-        print(f"  {name:20} {made_of:4.1f} FLOP/B, {min(1, made_of / ridge):4.0%} of the peak")
+        rates = (f"{each:.1f} FLOP/B" for each in (ridge, made_of))
+        found.append((gpu, name, *rates, f"{min(1, made_of / ridge):.0%}"))
+table(("", "", "shared memory's ridge", "made of", "of the peak"), found)
 
 # %% [markdown]
 # On an A100 warps may fetch for themselves. On an H100 shared memory would not keep up with its tensor cores, so four
@@ -467,12 +489,15 @@ two = predict_first("shared memory of two stages, 128 x 128 x 64", unit="KB")
 two
 
 # %% tags=["nbval-ignore-output"]
-print("stages      A100               H100")
+rows = []
 for stages in (1, 2, 3, 4):
     wide = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": stages}
     found = {gpu: compiled(tiles_kernel, gpu, **wide) for gpu in ("A100", "H100")}
-    each = (f"{one.shared_memory // 1024:4} KB, {one.occupancy().blocks} an SM" for one in found.values())
-    print(f"{stages:6}", *each, sep="  ")
+    each = []
+    for one in found.values():
+        each.append(f"{one.shared_memory // 1024} KB, {one.occupancy().blocks} an SM")
+    rows.append((stages, *each))
+table(("stages", "A100", "H100"), rows)
 
 # %%
 two.compare(compiled(tiles_kernel, "H100", **STEPS["two stages"][1]).shared_memory / 1024)
@@ -497,9 +522,11 @@ faster
 
 # %%
 by_stage = h200.experiment("matmul_stages")["pointers"]
-print(h200.label)
+rows = []
 for stages, time in by_stage.items():
-    print(f"{stages} stage{'s' * (stages > 1)}: {1e3 * time.median:.3f} ms, {flops / time.median / 1e12:3.0f} TFLOP/s")
+    rate = f"{flops / time.median / 1e12:.0f} TFLOP/s"
+    rows.append((stages, f"{1e3 * time.median:.3f} ms", rate))
+display(table(("stages", "time", "rate"), rows, h200.label))
 faster.compare(by_stage[1].median / by_stage[3].median)
 
 # %% [markdown]
@@ -543,29 +570,33 @@ tiles
 # A model is worth what its tests say. Three points, by the compiler and by the meter:
 
 # %%
-print("tile       warps  FLOP a byte   registers    shared memory, KB")
+found = []
 for rows, cols, warps in ((64, 64, 4), (128, 128, 8), (128, 256, 8)):
     model = Tiling(rows, cols, step=64, warps=warps, stages=3)
     blocks = {"BLOCK_M": rows, "BLOCK_N": cols, "BLOCK_K": 64, "num_warps": warps, "num_stages": 3}
     made = compiled(tiles_kernel, "H200", **blocks)
     metered = intensity(tiles_kernel, (256, 64, 256), **blocks)
     near = abs(made.registers / model.registers - 1) < 0.25
-    print(f"{rows:3} x {cols:3}  {warps:5}  {model.intensity:4.1f}, {metered:4.1f}", end="")
-    print(f"   {model.registers:3}, {'near' if near else 'off'}", end="")
-    print(f"    {model.shared_memory // 1024}, {made.shared_memory // 1024}")
+    intensities = f"{model.intensity:.1f}, {metered:.1f}"
+    registers = f"{model.registers}, {'near' if near else 'off'}"
+    shared = f"{model.shared_memory // 1024}, {made.shared_memory // 1024}"
+    found.append((f"{rows} x {cols}", warps, intensities, registers, shared))
+columns = ("tile", "warps", "FLOP a byte", "registers", "shared memory, KB")
+table(columns, found, "the model's, and what is metered or compiled")
 
 # %% [markdown]
 # And by the clock:
 
 # %%
-sweep = h200.experiment("matmul_tiles")
-print(h200.label)
-print("tile, warps, stages  of peak by L2   measured")
+sweep, found = h200.experiment("matmul_tiles"), []
 for name, time in sweep.items():
-    (rows, cols), warps, stages = map(int, name.split(",")[0].split("x")), *map(int, name.split(",")[1:])
+    size, *others = name.split(",")
+    (rows, cols), (warps, stages) = map(int, size.split("x")), map(int, others)
     model = Tiling(rows, cols, step=64, warps=warps, stages=stages)
     reached = flops / time.median / DEVICES["H200"].peak_flops["bf16"]
-    print(f"{name:19}  {model.fed:13.0%}   {reached:8.0%}{'  spills' if model.spills else ''}")
+    spills = "spills" if model.spills else ""
+    found.append((name, f"{model.fed:.0%}", f"{reached:.0%}", spills))
+table(("tile, warps, stages", "of peak by L2", "measured", ""), found, h200.label)
 
 # %% [markdown]
 # Small tiles reach what L2 allows, or a little more (the model's bytes a clock are a copy's, which writes, too, and
@@ -645,16 +676,16 @@ from helpers.figures.tile_order import stripes, wave_tiles
 x_128, w_128, bias_128 = layer(128, 16, 128)
 y_128 = torch.empty(128, 128, dtype=x.dtype, device=device)
 blocks_of_16 = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
-print("rows a group  by the model  metered")
-given = (x_128, w_128, bias_128, y_128, 128, 128, 16)
+rows, given = [], (x_128, w_128, bias_128, y_128, 128, 128, 16)
 for group in (1, 4, 8):
     of_order = {"ACT": "relu", "GROUP": group} | blocks_of_16
     found = measure(lambda of_order=of_order: grouped_kernel[(20,)](*given, **of_order))
     of_x, of_w = stripes(wave_tiles(0, 20, 8, 8, group))
     read = (found.unique_read - 32 * of_w) / (16 * 16 * 2)  # but for the bias
-    print(f"{group:12}  {of_x:4} + {of_w}  {read:10g}")
+    rows.append((group, f"{of_x} + {of_w}", f"{read:g}"))
     if group == 4:
         wave.compare(read)
+table(("rows a group", "by the model", "metered"), rows)
 
 # %% [markdown]
 # On the H200 nobody makes programs go in step. What memory really delivers, as its profiler counts it, beside the model
@@ -665,12 +696,12 @@ from helpers.figures.tile_order import all_stripes
 
 by_group = h200.experiment("matmul_groups")
 dram = h200.experiment("matmul_group_counters")
-print(h200.label)
-print("rows a group  model  counted     time")
+rows = []
 for group, time in by_group.items():
     model = all_stripes(264, 64, 64, group) * 128 * 4096 * 2
-    counted = f"{dram[group]['dram_read'] / 1e9:4.2f} GB"
-    print(f"{group:12}  {model / 1e9:4.2f}  {counted}  {1e3 * time.median:.3f} ms")
+    volumes = (f"{nbytes / 1e9:.2f} GB" for nbytes in (model, dram[group]["dram_read"]))
+    rows.append((group, *volumes, f"{1e3 * time.median:.3f} ms"))
+table(("rows a group", "model", "counted", "time"), rows, h200.label)
 
 # %% [markdown]
 # The model is rough, and still its best group is the best. Memory delivers a third of the bytes; time gains little, for
@@ -680,7 +711,10 @@ for group, time in by_group.items():
 # %%
 for group in (1, 16, 32):
     by_memory = all_stripes(264, 32, 32, group) * 128 * 4096 * 2 / h200.copy_bandwidth
-    print(f"{group:2} rows a group: {1e6 * by_memory:.0f} us of memory under {1e6 * product:.0f} us of products")
+    print(
+        f"{group:2} rows a group: {1e6 * by_memory:.0f} us of memory under {1e6 * product:.0f} us "
+        "of products"
+    )
 
 # %% tags=["nbval-ignore-output"]
 step("grouped tiles", grouped_kernel, (256, 128, 256))
@@ -763,7 +797,9 @@ def persistent_kernel(
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         tile_m, tile_n = grouped_order(tile, tiles_m, tiles_n, GROUP)
-        one_tile(x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K, ACT, BLOCK_M, BLOCK_N, BLOCK_K)
+        one_tile(
+            x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K, ACT, BLOCK_M, BLOCK_N, BLOCK_K
+        )
 
 
 # %%
@@ -782,9 +818,11 @@ step("persistent", persistent_kernel, (256, 128, 256))
 
 # %%
 gain.compare(times["one output a program"].median / times["persistent"].median)
-print(h200.label)
+rows = []
 for name in ("persistent", "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
-    print(f"{name:16} {1e3 * times[name].median:.3f} ms, {flops / times[name].median / 1e12:.0f} TFLOP/s")
+    rate = f"{flops / times[name].median / 1e12:.0f} TFLOP/s"
+    rows.append((name, f"{1e3 * times[name].median:.3f} ms", rate))
+table(("", "time", "rate"), rows, h200.label)
 
 # %% [markdown]
 # (`linear_act` is the course's own, `kernels/tiled/linear_act_descriptors.py`: the same steps, the tile's way out in
@@ -801,9 +839,11 @@ added
 
 # %%
 epilogues = h200.experiment("matmul_activations")
-print(h200.label)
+rows = []
 for name, time in epilogues.items():
-    print(f"{name:5} {1e3 * time.median:.4f} ms, {time.median / epilogues['none'].median - 1:+.1%}")
+    longer = time.median / epilogues["none"].median - 1
+    rows.append((name, f"{1e3 * time.median:.4f} ms", f"{longer:+.1%}"))
+display(table(("epilogue", "time", "longer"), rows, h200.label))
 added.compare(100 * (epilogues["gelu"].median / epilogues["bias"].median - 1))
 apart = times["cuBLAS and GELU"].median - times["cuBLAS alone"].median
 inside = epilogues["gelu"].median - epilogues["bias"].median
@@ -824,7 +864,9 @@ print(f"an exponential for each element of y: {1e6 * M * N / DEVICES['H200'].spe
 
 # %%
 @triton.jit
-def rounding_kernel(x_ptr, w_ptr, bias_ptr, y_ptr, K, EARLY: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr):
+def rounding_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, K, EARLY: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr
+):
     i = tl.arange(0, TILE)
     acc = tl.zeros((TILE, TILE), tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -855,7 +897,7 @@ for name, early in (("at the end", False), ("before the bias", True)):
     alive = precise > 0
     missed = (y_64 != nearest)[alive].double().mean().item()
     worst = ((y_64.double() - precise).abs() / precise)[alive].max().item()
-    print(f"rounded {name:15}: {missed:4.0%} not the nearest, worst relative error {worst:.2g}")
+    print(f"rounded {name}: {missed:.0%} not the nearest, worst relative error {worst:.2g}")
 off.compare(round(100 * missed))
 
 # %% [markdown]
@@ -876,22 +918,24 @@ claimed
 
 # %%
 trial = h200.experiment("matmul_epilogues")
-print(h200.label)
-print("                               a launch each   linear, act   torch.compile    fused")
+rows = []
 for epilogue, shapes in trial.items():
     for shape, ways in shapes.items():
         ours = ways["ours"].median
-        gains = [ways[way].median / ours for way in ("a launch each", "bias by cuBLAS", "torch.compile")]
-        print(f"{epilogue:10} {shape:14}", *(f"{one:13.2f}x" for one in gains), f"{1e6 * ours:8.1f} us")
+        others = ("a launch each", "bias by cuBLAS", "torch.compile")
+        gains = (f"{ways[way].median / ours:.2f}x" for way in others)
+        rows.append((epilogue, shape, *gains, f"{1e6 * ours:.1f} us"))
+columns = ("epilogue", "shape", "a launch each", "linear, act", "torch.compile", "fused")
+display(table(columns, rows, h200.label))
 whole = trial["bias, gelu"]["4096x4096x4096"]
 claimed.compare(whole["a launch each"].median / whole["ours"].median)
 
 # %%
 autotuned = h200.experiment("matmul_autotuned")
-print(h200.label)
+rows = []
 for epilogue, ways in autotuned.items():
-    each = (f"{name} {1e6 * time.median:.1f} us" for name, time in ways.items())
-    print(f"{epilogue:10}", ", ".join(each))
+    rows.append((epilogue, *(f"{1e6 * time.median:.1f} us" for time in ways.values())))
+table(("epilogue", *ways), rows, h200.label)
 
 # %% [markdown]
 # Other shapes with bias and GELU (rows of x, K, columns of y), among them the 1024 rows of lesson 02. The share is that
@@ -899,7 +943,7 @@ for epilogue, ways in autotuned.items():
 # launcher does more in Python than the library's.
 
 # %%
-print(h200.table("linear_act", "bfloat16"))
+h200.table("linear_act", "bfloat16")
 
 # %% [markdown]
 # **Verdict: each holds at one size, against the worst opponent.** At 4096 a launch for each operation gives much what
@@ -925,7 +969,9 @@ wide_x, wide_w, wide_bias = x_16.double(), w_16.double(), bias_16.double()
 first, second = (wide_x[:, part] @ wide_w[:, part].T for part in (slice(0, 256), slice(256, 512)))
 whole_sum = gelu(first + second + wide_bias)
 each_part = gelu(first + wide_bias / 2) + gelu(second + wide_bias / 2)
-print(f"largest result {whole_sum.max():.2f}, largest error {(each_part - whole_sum).abs().max():.2f}")
+print(
+    f"largest result {whole_sum.max():.2f}, largest error {(each_part - whole_sum).abs().max():.2f}"
+)
 
 # %% [markdown]
 # So the parts go to memory in float32, and a second launch adds them, then bias and activation: the epilogue is fused
@@ -949,7 +995,10 @@ for count in (2, 4):
 # 16384 products, for 16 rows and 1024 columns on an H200?** (1, 2, 4, 8 or 16.)
 
 # %%
-print(f"weights: {2 * 16384 * 1024 / 1e6:.1f} MB, a part: {4 * 16 * 1024 / 1e6:.2f} MB, written and read")
+print(
+    f"weights: {2 * 16384 * 1024 / 1e6:.1f} MB, a part: {4 * 16 * 1024 / 1e6:.2f} MB, written and "
+    "read"
+)
 
 # %%
 into = predict_first("parts of K for 16 rows, 1024 columns, K = 16384", unit="parts")
@@ -957,12 +1006,12 @@ into
 
 # %%
 narrow, square = (h200.experiment(f"matmul_{name}") for name in ("narrow_splits", "splits"))
-print(h200.label)
 print(f"the weights at the speed of a copy: {1e6 * 2 * 2**24 / h200.copy_bandwidth:.1f} us")
-print("                      16384 to 1024   4096 to 4096")
+rows = []
 for count in narrow:
     name = f"{count} part{'s' * (count > 1)}, 2 launches" if count else "no split, 1 launch"
-    print(f"{name:20}  {1e6 * narrow[count].median:10.1f} us  {1e6 * square[count].median:10.1f} us")
+    rows.append((name, *(f"{1e6 * each[count].median:.1f} us" for each in (narrow, square))))
+display(table(("", "16384 to 1024", "4096 to 4096"), rows, h200.label))
 into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
 
 # %% [markdown]
@@ -971,9 +1020,8 @@ into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
 
 # %%
 few_rows = h200.experiment("matmul_steps")["16x4096x4096"]
-print(h200.label)
-for name, time in few_rows.items():
-    print(f"{name:18} {1e6 * time.median:6.1f} us")
+rows = ((name, f"{1e6 * time.median:.1f} us") for name, time in few_rows.items())
+table(("16 rows", "time"), rows, h200.label)
 
 # %% [markdown]
 # What made the large product fast is of no use here. All that counts is how the weights arrive, and low tiles with long
@@ -985,11 +1033,12 @@ for name, time in few_rows.items():
 
 # %%
 fits = compiled(persistent_kernel, "H200", **STEPS["persistent"][1]).occupancy()
-print("rows   tiles  slots used  stream-K, at most")
+found = []
 for rows in (1152, 2176, 4096, 4224, 8320):
     tiles_now = -(-rows // 128) * (4096 // 256)
     used = fits.waves(tiles_now, DEVICES["H200"].sms).efficiency
-    print(f"{rows:5}  {tiles_now:5}  {used:10.0%}  {1 / used:13.2f}x")
+    found.append((rows, tiles_now, f"{used:.0%}", f"{1 / used:.2f}x"))
+display(table(("rows", "tiles", "slots used", "stream-K, at most"), found))
 print(f"131 tiles with two owners: {2 * 131 * 128 * 256 * 4 / 1e6:.0f} MB written and read")
 
 # %% [markdown]
@@ -1026,18 +1075,24 @@ most_rows
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 describe = TensorDescriptor.from_tensor
-print("columns  rows  FLOP a byte of L2   registers")
+made = []
 for columns, rows in ((512, 64), (1024, 32), (2048, 16), (4096, 16)):
-    chosen = WHOLE_ROWS.get(columns, {"BLOCK_K": 16, "num_warps": 16, "num_stages": 2}) | {"BLOCK_M": rows}
+    chosen = WHOLE_ROWS.get(columns, {"BLOCK_K": 16, "num_warps": 16, "num_stages": 2}) | {
+        "BLOCK_M": rows
+    }
     out = torch.empty(8192, columns, dtype=torch.bfloat16, device="meta")
     w_all = torch.empty(columns, 1024, dtype=torch.bfloat16, device="meta")
-    tiles_of = [(large[:, :1024].contiguous(), rows, chosen["BLOCK_K"]), (w_all, columns, chosen["BLOCK_K"])]
+    tiles_of = [
+        (large[:, :1024].contiguous(), rows, chosen["BLOCK_K"]),
+        (w_all, columns, chosen["BLOCK_K"]),
+    ]
     ins = [describe(tensor, list(block)) for tensor, *block in tiles_of]
     both = (*ins, out[0], out[0], describe(out, [rows, columns]), 1024)
     found = compile_for(whole_rows_kernel, *both, COLUMNS=columns, device="H200", **chosen)
     model = Tiling(rows, columns, step=32, warps=16, stages=2)
-    print(f"{columns:7}  {rows:4}  {model.intensity:17.1f}  {found.registers:10}", end="")
-    print(f", {found.spill_stores} B spilled" if found.spill_bytes else "")
+    spilled = f"{found.spill_bytes} B" if found.spill_bytes else ""
+    made.append((columns, rows, f"{model.intensity:.1f}", found.registers, spilled))
+table(("columns", "rows", "FLOP a byte of L2", "registers", "spilled"), made)
 # %%
 most_rows.compare(65536 // 1024 // 2)
 
@@ -1053,9 +1108,10 @@ longer
 
 # %%
 norms = h200.experiment("matmul_layer_norm")
-print(h200.label)
+rows = []
 for columns, ways in norms.items():
-    print(f"{columns} columns:", ", ".join(f"{name} {1e6 * t.median:.1f} us" for name, t in ways.items()))
+    rows.append((columns, *(f"{1e6 * t.median:.1f} us" for t in ways.values())))
+display(table(("columns", *ways), rows, h200.label))
 longer.compare(norms[1024]["one launch"].median / norms[1024]["cuBLAS and LayerNorm"].median)
 
 # %% [markdown]
@@ -1073,10 +1129,13 @@ from benchmarks.ffn_one_launch import BLOCK, SHAPE
 
 tokens, width, hidden = SHAPE
 print(f"spared: {2 * 2 * tokens * hidden / 1e6:.0f} MB of hidden values, written and read")
-print(f"added: {2 * 4 * tokens * width * hidden // BLOCK / 1e9:.1f} GB of sums, read and written by atomics")
-print(h200.label)
-for name, time in h200.experiment("ffn_one_launch").items():
-    print(f"{name:13} {1e3 * time.median:.2f} ms")
+print(
+    f"added: {2 * 4 * tokens * width * hidden // BLOCK / 1e9:.1f} GB of sums, read and written by "
+    "atomics"
+)
+one_launch = h200.experiment("ffn_one_launch")
+rows = ((name, f"{1e3 * time.median:.2f} ms") for name, time in one_launch.items())
+table(("", "time"), rows, h200.label)
 
 # %% [markdown]
 # Fusing is a trade of bytes for registers, as in lesson 07, and now of bytes for *reuse* as well: a product lives on

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import measure
+from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -68,7 +68,10 @@ trips
 unfused = measure(written_out, x, w)
 y = unfused.result
 given = x.nbytes + w.nbytes
-print(f"{unfused.launches} launches, {unfused.bytes_total / 1e3:.0f} kB; x and w are {given / 1e3:.0f} kB of them")
+print(
+    f"{unfused.launches} launches, {unfused.bytes_total / 1e3:.0f} kB; x and w are "
+    f"{given / 1e3:.0f} kB of them"
+)
 trips.compare(round((unfused.bytes_total - given) / y.nbytes))
 
 # %% [markdown]
@@ -109,7 +112,10 @@ from kernels.tiled.conv_bn_act import LARGE
 
 h200 = recorded("h200")
 steps = h200.experiment("conv_steps")
-steps = {kind: {tuple(map(int, size.split("x"))): steps[kind][size] for size in steps[kind]} for kind in steps}
+steps = {
+    kind: {tuple(map(int, size.split("x"))): steps[kind][size] for size in steps[kind]}
+    for kind in steps
+}
 bf16, fp32 = steps["bf16, channels last"], steps["fp32, channels first"]
 
 
@@ -118,10 +124,16 @@ def named(shape):
     return f"{images} x {channels} x {height} x {width}, {filters} of {taps} x {taps}"
 
 
-print(f"{h200.label}\nin bf16: images x channels x height x width, filters; us")
+rows = []
 for shape, times in bf16.items():
-    written, alone = (1e6 * times[name].median for name in ("windows, product", "conv"))
-    print(f"{named(shape):36} windows written: {written:5.0f}, library's convolution: {alone:4.0f}")
+    both = (f"{1e6 * times[name].median:.0f} us" for name in ("windows, product", "conv"))
+    rows.append((named(shape), *both))
+columns = (
+    "images x channels x height x width, filters",
+    "windows written",
+    "library's convolution",
+)
+table(columns, rows, f"{h200.label}, bf16")
 
 # %% [markdown]
 # A tiled matmul does not need it. A program reads a tile of rows, a slice at a time: all it asks is **where** row
@@ -131,7 +143,9 @@ for shape, times in bf16.items():
 
 # %%
 @triton.jit
-def first_window(pixel, at, size, strides, TAPS: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr):
+def first_window(
+    pixel, at, size, strides, TAPS: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr
+):
     channels, height, width, out_height, out_width = size
     tap, channel = at // channels, at % channels
     image = (pixel // (out_height * out_width)).to(tl.int64)
@@ -161,7 +175,11 @@ def products(
         at = start + tl.arange(0, BLOCK_IN)
         place, there = WINDOW(pixel, at[None, :], size, strides, TAPS, STRIDE, PADDING)
         x = tl.load(x_ptr + place, mask=there & (pixel < pixels) & (at < depth)[None, :], other=0.0)
-        w = tl.load(w_ptr + k * depth + at[:, None], mask=(at < depth)[:, None] & (k < out_channels), other=0.0)
+        w = tl.load(
+            w_ptr + k * depth + at[:, None],
+            mask=(at < depth)[:, None] & (k < out_channels),
+            other=0.0,
+        )
         acc = tl.dot(x, w, acc)
     return acc
 
@@ -175,8 +193,24 @@ def conv_kernel(
 ):  # fmt: skip
     pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
     k = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
-    s = products(x_ptr, w_ptr, pixel, k, pixels, out_channels, size, strides, WINDOW, TAPS, STRIDE, PADDING, BLOCK_IN)
-    tl.store(y_ptr + pixel.to(tl.int64) * out_channels + k, s, mask=(pixel < pixels) & (k < out_channels))
+    s = products(
+        x_ptr,
+        w_ptr,
+        pixel,
+        k,
+        pixels,
+        out_channels,
+        size,
+        strides,
+        WINDOW,
+        TAPS,
+        STRIDE,
+        PADDING,
+        BLOCK_IN,
+    )
+    tl.store(
+        y_ptr + pixel.to(tl.int64) * out_channels + k, s, mask=(pixel < pixels) & (k < out_channels)
+    )
 
 
 # %%
@@ -231,7 +265,9 @@ share.compare(100 * wrong.float().mean().item())
 
 # %%
 @triton.jit
-def window(pixel, at, size, strides, TAPS: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr):
+def window(
+    pixel, at, size, strides, TAPS: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr
+):
     channels, height, width, out_height, out_width = size
     tap, channel = at // channels, at % channels
     image = (pixel // (out_height * out_width)).to(tl.int64)
@@ -275,12 +311,14 @@ explorer
 # Is that what the kernel does? The meter knows what it asked for. Every read of a pixel brings all its channels:
 
 # %%
+rows = []
 for taps, stride, padding in ((3, 1, 1), (3, 2, 1), (1, 2, 0)):
     model = Windows(14, 14, taps, stride, padding)
     found = measure(conv, conv_kernel, window, x, w[:, :, :taps, :taps], (), stride, padding)
     metered = found.by_tensor["x"].read / (2 * 16 * x.itemsize)  # a picture, a channel
     expected = model.in_picture(model.reads()).sum()
-    print(f"{taps} x {taps}, stride {stride}: {expected} reads of 196 pixels expected, {metered:.0f} metered")
+    rows.append((f"{taps} x {taps}", stride, expected, f"{metered:.0f}"))
+table(("window", "stride", "reads of 196 pixels expected", "metered"), rows)
 
 # %% [markdown]
 # So the matrix of windows is still **asked for**, many times the picture; it is only not in memory. Whoever asks again
@@ -301,7 +339,10 @@ model = Windows(56, 56, 3, 1, 1)
 asked = 2 * 128 * 64 * tiles * model.in_picture(model.reads()).sum() + filters * pixels // 128
 counted = counters["channels last"][1]
 print(f"x: {picture / 1e6:.0f} MB; asked for, with the weights: {asked / 1e9:.2f} GB")
-print(f"read of L2: {32 * counted['l2_read'] / 1e9:.2f} GB; of memory: {counted['dram_read'] / 1e6:.0f} MB")
+print(
+    f"read of L2: {32 * counted['l2_read'] / 1e9:.2f} GB; of memory: "
+    f"{counted['dram_read'] / 1e6:.0f} MB"
+)
 print(f"the catalogue's kernel, of memory: {counters['catalogue'][1]['dram_read'] / 1e6:.0f} MB")
 delivered.compare((counted["dram_read"] - filters) / picture)
 
@@ -320,7 +361,9 @@ delivered.compare((counted["dram_read"] - filters) / picture)
 first_order = x.contiguous()
 print("strides, channels last: ", x.stride())
 print("strides, channels first:", first_order.stride())
-same_result = torch.equal(conv(conv_kernel, window, x, w), conv(conv_kernel, window, first_order, w))
+same_result = torch.equal(
+    conv(conv_kernel, window, x, w), conv(conv_kernel, window, first_order, w)
+)
 print("the same result:", same_result)
 
 # %% [markdown]
@@ -356,11 +399,21 @@ pictures, weights = torch.empty(64, 128, 56, 56, **half), torch.empty(256, 3, 3,
 result, size = torch.empty(64, 56, 56, 256, **half), (128, 56, 56, 56, 56)
 options = {"WINDOW": window, "TAPS": 3, "STRIDE": 1, "PADDING": 1}
 options |= {"BLOCK_PIXELS": 128, "BLOCK_OUT": 64, "BLOCK_IN": 32, "num_warps": 4}
-made = {}
+made, rows = {}, []
 for order, layout in (("last", last), ("first", torch.contiguous_format)):
-    given = (pictures, weights, result, 64 * 56 * 56, 256, size, pictures.to(memory_format=layout).stride())
+    given = (
+        pictures,
+        weights,
+        result,
+        64 * 56 * 56,
+        256,
+        size,
+        pictures.to(memory_format=layout).stride(),
+    )
     made[order] = compile_for(conv_kernel, *given, device="A100", **options)
-    print(f"channels {order:5}", {name: made[order].instructions[name] for name in ("LDGSTS.128", "LDG.16")})
+    counts = (made[order].instructions[name] for name in ("LDGSTS.128", "LDG.16"))
+    rows.append((f"channels {order}", *counts))
+display(table(("", "LDGSTS.128", "LDG.16"), rows))
 more = made["first"].instructions["IMAD"] > made["last"].instructions["IMAD"]
 print("more integer arithmetic with channels first:", more)
 
@@ -379,16 +432,18 @@ slower
 
 # %%
 orders = h200.experiment("conv_layouts")["x".join(map(str, LARGE[1]))]
-print("us                     stride 1 stride 2")
+rows = []
 for name, who in (("ours", "the lesson's kernel"), ("cuDNN", "cuDNN")):
     for order in ("channels last", "channels first"):
-        both = (f"{1e6 * orders[stride][f'{who}, {order}'].median:8.0f}" for stride in (1, 2))
-        print(f"{name:5}, {order:14}", *both)
+        taken = (orders[stride][f"{who}, {order}"].median for stride in (1, 2))
+        rows.append((f"{name}, {order}", *(f"{1e6 * each:.0f} us" for each in taken)))
+display(table(("", "stride 1", "stride 2"), rows))
 for order in ("channels last", "channels first"):
     from_memory = (f"{counters[order][stride]['dram_read'] / 1e6:.0f} MB" for stride in (1, 2))
     print(f"read of memory by ours, {order}, stride 1 and 2:", ", ".join(from_memory))
 times = orders[1]
-slower.compare(times["the lesson's kernel, channels first"].median / times["the lesson's kernel, channels last"].median)
+first, last_order = (times[f"the lesson's kernel, channels {order}"] for order in ("first", "last"))
+slower.compare(first.median / last_order.median)
 
 # %% [markdown]
 # At stride 1, memory delivers as much in either order: caches did repair the sectors, and it is the narrow loads that
@@ -416,7 +471,9 @@ def fold(gamma, beta, mean, var, eps):
     return scale, beta - mean * scale
 
 
-x64, w64, gamma64, beta64, mean64, var64 = (each.double().cpu() for each in (x, w, gamma, beta, mean, var))
+x64, w64, gamma64, beta64, mean64, var64 = (
+    each.double().cpu() for each in (x, w, gamma, beta, mean, var)
+)
 s64 = F.conv2d(x64, w64, padding=1)
 expected = F.batch_norm(s64, mean64, var64, gamma64, beta64, eps=eps)
 scale64, shift64 = fold(gamma64, beta64, mean64, var64, eps)
@@ -450,18 +507,35 @@ print("as PyTorch's own tool has them:", same_weights, same_bias)
 # %%
 @triton.jit
 def conv_bn_relu_kernel(
-    x_ptr, w_ptr, scale_ptr, shift_ptr, y_ptr, pixels, out_channels, size, strides, WINDOW: tl.constexpr,
+    x_ptr, w_ptr, scale_ptr, shift_ptr, y_ptr,
+    pixels, out_channels, size, strides, WINDOW: tl.constexpr,
     TAPS: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     BLOCK_PIXELS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
 ):  # fmt: skip
     pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
     k = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
-    s = products(x_ptr, w_ptr, pixel, k, pixels, out_channels, size, strides, WINDOW, TAPS, STRIDE, PADDING, BLOCK_IN)
+    s = products(
+        x_ptr,
+        w_ptr,
+        pixel,
+        k,
+        pixels,
+        out_channels,
+        size,
+        strides,
+        WINDOW,
+        TAPS,
+        STRIDE,
+        PADDING,
+        BLOCK_IN,
+    )
     scale = tl.load(scale_ptr + k, mask=k < out_channels, other=0.0)
     shift = tl.load(shift_ptr + k, mask=k < out_channels, other=0.0)
     y = s * scale + shift
     y = tl.where(y < 0, 0, y)
-    tl.store(y_ptr + pixel.to(tl.int64) * out_channels + k, y, mask=(pixel < pixels) & (k < out_channels))
+    tl.store(
+        y_ptr + pixel.to(tl.int64) * out_channels + k, y, mask=(pixel < pixels) & (k < out_channels)
+    )
 
 
 # %% [markdown]
@@ -476,7 +550,9 @@ folded = conv(conv_bn_relu_kernel, window, x, folded_w, (torch.ones_like(scale),
 found = {"three kernels": y, "in the weights": folded, "in the epilogue": fused.result}
 errors = {name: off(each, exact_y) for name, each in found.items()}
 print("right:", errors["in the epilogue"] < 1e-3)
-print("from the largest error to the least:", ", ".join(sorted(errors, key=errors.get, reverse=True)))
+print(
+    "from the largest error to the least:", ", ".join(sorted(errors, key=errors.get, reverse=True))
+)
 
 # %% [markdown]
 # Three kernels round the sum, then batch norm's result. Folded weights are rounded once when folded: each product of
@@ -496,7 +572,10 @@ def three_kernels(x, w):
 from helpers.figures import traffic_chart
 
 apart = measure(three_kernels, x, w)
-print(f"distinct bytes: {apart.unique_total / fused.unique_total:.1f} times fewer in {fused.launches} launch")
+print(
+    f"distinct bytes: {apart.unique_total / fused.unique_total:.1f} times fewer in "
+    f"{fused.launches} launch"
+)
 traffic_chart({"unfused": apart, "fused": fused})
 
 # %% [markdown]
@@ -547,9 +626,15 @@ changed.compare(100 * (before != after).double().mean().item())
 # %%
 running = mean.double(), var.double()
 inference = F.batch_norm(sums(other), *running, gamma.double(), beta.double(), eps=eps)
-print("on the second batch, in training mode:", torch.allclose(with_folded(other, *kept), training_mode(other)))
+print(
+    "on the second batch, in training mode:",
+    torch.allclose(with_folded(other, *kept), training_mode(other)),
+)
 print("on the second batch, in inference:", torch.allclose(with_folded(other, *kept), inference))
-print("running statistics folded, in inference:", torch.allclose(with_folded(other, *running), inference))
+print(
+    "running statistics folded, in inference:",
+    torch.allclose(with_folded(other, *running), inference),
+)
 
 # %% [markdown]
 # In training mode a picture's result depends on its neighbours. No weights can do that: weights know one window. The
@@ -562,10 +647,11 @@ print("running statistics folded, in inference:", torch.allclose(with_folded(oth
 # more that fusing cannot save. PyTorch's batch norm alone, on the H200:
 
 # %%
+rows = []
 for shape, times in bf16.items():
-    kinds = (times[name].median for name in ("BN", "BN, batch statistics"))
-    with_running, with_batch = kinds
-    print(f"{named(shape):36} {with_batch / with_running:.1f} times as long with the batch's statistics")
+    with_running, with_batch = (times[name].median for name in ("BN", "BN, batch statistics"))
+    rows.append((named(shape), f"{with_batch / with_running:.1f} times as long"))
+table(("", "with the batch's statistics"), rows)
 
 # %% [markdown]
 # (Weights that go on learning while the statistics are frozen can be folded again after each step, or left alone.)
@@ -589,14 +675,15 @@ speed_up = predict_first("speed-up by fusing, 3 x 3, 128 channels, H200", unit="
 speed_up
 
 # %%
-print("times faster than three kernels, bf16 on an H200     depth  formula   ours  cuDNN's        y")
+rows = []
 for shape, times in bf16.items():
     images, channels, height, width, filters, taps = shape
     three, depth = times["conv, BN, ReLU"].median, taps**2 * channels
-    gains = (three / times[name].median for name in ("fused", "cuDNN fused"))
-    megabytes = 2 * images * filters * height * width / 1e6
-    print(f"{named(shape):52} {depth:5} {1 + 4 * ridge / depth:8.2f}", *(f"{gain:7.2f}" for gain in gains), end="")
-    print(f"   {megabytes:4.0f} MB")
+    gains = (f"{three / times[name].median:.2f}" for name in ("fused", "cuDNN fused"))
+    megabytes = f"{2 * images * filters * height * width / 1e6:.0f} MB"
+    rows.append((named(shape), depth, f"{1 + 4 * ridge / depth:.2f}", *gains, megabytes))
+title = "times faster than three kernels, bf16 on an H200"
+display(table(("", "depth", "formula", "ours", "cuDNN's", "y"), rows, title))
 speed_up.compare(bf16[LARGE[1]]["conv, BN, ReLU"].median / bf16[LARGE[1]]["fused"].median)
 
 # %% [markdown]
@@ -605,13 +692,15 @@ speed_up.compare(bf16[LARGE[1]]["conv, BN, ReLU"].median / bf16[LARGE[1]]["fused
 # speed of a large copy. How fast are they?
 
 # %%
+rows = []
 for shape, times in bf16.items():
     images, channels, height, width, filters, taps = shape
     results = images * filters * height * width
     rate = 2 * results * channels * taps**2 / times["conv"].median / h200.matrix_rate
     trips_time = times["conv, BN, ReLU"].median - times["conv"].median
     speed = 4 * 2 * results / trips_time / h200.copy_bandwidth
-    print(f"{named(shape):36} convolution: {rate:4.0%} of a matmul's rate; the trips: {speed:.0%} of a copy's speed")
+    rows.append((named(shape), f"{rate:.0%}", f"{speed:.0%}"))
+table(("", "convolution, of a matmul's rate", "the trips, of a copy's speed"), rows)
 
 # %% [markdown]
 # Where both are slower alike, the formula holds. Where the trips lose more of their speed, as in the first two, a fused
@@ -626,13 +715,14 @@ pencil = predict_first("speed-up by folding alone, 3 x 3, 128 channels, H200", u
 pencil
 
 # %%
+rows = []
 for shape, times in bf16.items():
     only_folded = times["conv, BN, ReLU"].median / times["folded conv, ReLU"].median
     epilogue = times["cuDNN fused"].median / times["conv"].median
-    print(f"{named(shape):36} folded: {only_folded:.2f} times faster", end="; ")
-    print(f"cuDNN's fused kernel: {epilogue:.2f} times its convolution alone")
+    rows.append((named(shape), f"{only_folded:.2f} times faster", f"{epilogue:.2f} times"))
     if shape == LARGE[1]:
         pencil.compare(only_folded)
+table(("", "folded", "cuDNN's fused kernel, of its convolution alone"), rows)
 
 # %% [markdown]
 # Nothing, or worse. `conv2d` takes a bias, but on a GPU PyTorch calls cuDNN without it and adds it afterwards, **in a
@@ -647,12 +737,14 @@ for shape, times in bf16.items():
 
 # %%
 for kind, of_kind in steps.items():
-    print(f"{kind}:", end="")
-    for times in of_kind.values():
-        print(f"  {times['conv, BN, ReLU'].median / times['cuDNN fused'].median:.2f}", end="")
-    print(" times faster")
+    pairs = ((times["conv, BN, ReLU"], times["cuDNN fused"]) for times in of_kind.values())
+    gains = (f"{apart.median / fused_conv.median:.2f}" for apart, fused_conv in pairs)
+    print(f"{kind}: {', '.join(gains)} times faster")
 depth = 4 * ridge / 0.41
-print(f"1.41 times, by the formula: at a depth of {depth:.0f}, so at {depth / 9:.0f} channels of 3 x 3 taps")
+print(
+    f"1.41 times, by the formula: at a depth of {depth:.0f}, so at {depth / 9:.0f} channels of 3 x "
+    "3 taps"
+)
 
 # %% [markdown]
 # **Verdict: fair for one depth, and no number for convolutions.** In each dtype one of the four sizes comes close to
@@ -667,26 +759,28 @@ print(f"1.41 times, by the formula: at a depth of {depth:.0f}, so at {depth / 9:
 # many times as fast as that is cuDNN's kernel, 256 channels in and out, 28 x 28 pixels?**
 
 # %%
-library = predict_first("cuDNN's fused kernel, times as fast as ours, 256 channels, 28 x 28", unit="times")
+library = predict_first(
+    "cuDNN's fused kernel, times as fast as ours, 256 channels, 28 x 28", unit="times"
+)
 library
 
 # %%
 providers = ("eager", "torch.compile", "max-autotune", "fused", "cuDNN fused")
-print(h200.label)
-print("TFLOP/s, bf16                     ", *(f"{name:>13}" for name in providers))
+rows = []
 for shape in LARGE:
     times = h200.times("conv_bn_act", shape, "bfloat16")
     images, channels, height, width, filters, taps = shape
     flops = 2 * images * height * width * filters * channels * taps**2
-    rates = (f"{flops / times[name].median / 1e12:13.0f}" for name in providers)
-    print(f"{named(shape):34}", *rates)
+    rows.append((named(shape), *(f"{flops / times[name].median / 1e12:.0f}" for name in providers)))
+table(("", *providers), rows, f"{h200.label}\nTFLOP/s, bf16")
 
 # %%
 ahead = {}
 for shape in LARGE:
     times = h200.times("conv_bn_act", shape, "bfloat16")
     ahead[shape] = times["fused"].median / times["cuDNN fused"].median
-    print(f"{named(shape):34}  cuDNN's kernel {ahead[shape]:.2f} times as fast as ours")
+rows = ((named(shape), f"{each:.2f} times as fast as ours") for shape, each in ahead.items())
+display(table(("", "cuDNN's kernel"), rows))
 library.compare(ahead[LARGE[0]])
 
 # %% [markdown]
@@ -697,12 +791,14 @@ library.compare(ahead[LARGE[0]])
 # %%
 from kernels.tiled.conv_bn_act_descriptors import settings
 
+rows = []
 for channels, times in h200.experiment("conv_channels").items():
     tile = settings(32, 28, 28, channels, channels)
     pixels = tile["BOX_N"] * tile["BOX_H"] * tile["BOX_W"]
     of_cudnn = times["fused"].median / times["cuDNN fused"].median
-    print(f"{channels:4} channels: cuDNN's {of_cudnn:.2f} times as fast; our tile: {pixels} pixels", end="")
-    print(f" by {tile['BLOCK_OUT']} filters")
+    ours = f"{pixels} pixels by {tile['BLOCK_OUT']} filters"
+    rows.append((channels, f"{of_cudnn:.2f} times as fast", ours))
+table(("channels", "cuDNN's", "our tile"), rows)
 
 # %% [markdown]
 # Not the depth: mostly the two are level, and at 256 channels cuDNN leaves ours behind. There, tiles as large as for
@@ -712,10 +808,12 @@ for channels, times in h200.experiment("conv_channels").items():
 # All that is the GPU's own time. What does a **caller** wait, from Python, with the launch?
 
 # %%
+rows, kinds = [], ("fused", "cuDNN fused")
 for row in h200.rows:
-    if row["kernel"] == "conv_bn_act" and row["call"] and row["provider"] in ("fused", "cuDNN fused"):
-        own, call = 1e6 * row["gpu"]["median"], 1e6 * row["call"]["median"]
-        print(f"{named(row['shape']):34} {row['provider']:12} GPU {own:3.0f} us, a call {call:3.0f} us")
+    if row["kernel"] == "conv_bn_act" and row["call"] and row["provider"] in kinds:
+        both = (f"{1e6 * row[clock]['median']:.0f} us" for clock in ("gpu", "call"))
+        rows.append((named(row["shape"]), row["provider"], *both))
+table(("", "version", "GPU", "a call"), rows)
 
 # %% [markdown]
 # For short work, the caller waits for Python. A CUDA graph takes that away (lesson 02), for both.
@@ -730,14 +828,26 @@ from kernels.tiled.conv_bn_act import OP
 shape = (64, 128, 56, 56, 256, 3)
 arguments, chosen = OP.compile_arguments(*shape, dtype=torch.float16)
 with_boxes = compile_for(OP.kernel_for(*shape), *arguments, device="H200", **chosen)
-given = (pictures, weights, result, 64 * 56 * 56, 256, size, pictures.to(memory_format=last).stride())
+given = (
+    pictures,
+    weights,
+    result,
+    64 * 56 * 56,
+    256,
+    size,
+    pictures.to(memory_format=last).stride(),
+)
 decoding = compile_for(conv_kernel, *given, device="H200", **options)
+names, rows = ("LDGSTS.128", "UTMALDG", "HGMMA"), []
 for name, kernel in (("ours, above", decoding), ("with boxes", with_boxes)):
-    counts = {each: kernel.instructions[each] for each in ("LDGSTS.128", "UTMALDG", "HGMMA")}
-    print(f"{name:12} {counts}")
+    rows.append((name, *(kernel.instructions[each] for each in names)))
+display(table(("", *names), rows))
 times = bf16[LARGE[1]]
 ours = times["the lesson's kernel"].median
-print(f"with boxes: {ours / times['fused'].median:.1f} times faster on an H200, and its tiles are larger")
+print(
+    f"with boxes: {ours / times['fused'].median:.1f} times faster on an H200, and its tiles are "
+    "larger"
+)
 
 # %% [markdown]
 # The price: channels must come in multiples of 8 (of 16, where the stride is not 1), the tensors be aligned, the GPU be
@@ -753,7 +863,11 @@ from kernels import conv_bn_act
 
 if runtime.has_gpu():
     inputs = OP.inputs(*LARGE[0], dtype=torch.float16, device="cuda")
-    print(benchmark_together({"eager": lambda: OP.reference(*inputs), "fused": lambda: conv_bn_act(*inputs)}))
+    print(
+        benchmark_together(
+            {"eager": lambda: OP.reference(*inputs), "fused": lambda: conv_bn_act(*inputs)}
+        )
+    )
 else:
     print(f"No GPU here. Recorded above: {h200.label}.")
 
@@ -796,7 +910,11 @@ predictions()
 
 # %%
 answer = ...
-self_test(answer, 1 + 4 * 200 / (9 * 64), "1 + 4 x ridge / depth, the depth being taps times input channels")
+self_test(
+    answer,
+    1 + 4 * 200 / (9 * 64),
+    "1 + 4 x ridge / depth, the depth being taps times input channels",
+)
 
 # %% [markdown]
 # [Exercise 09](../exercises/09_conv_bn_relu.ipynb) asks for the whole in one launch: any stride, padding and filter,

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import measure
+from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -68,7 +68,7 @@ score_bytes
 # %%
 two_heads = random_inputs(heads=2, tokens=256, d=64)
 unfused = measure(written_out, *two_heads)
-print(unfused.launch_table())
+display(unfused.launch_table())
 small = 4 * two_heads[0].nbytes  # q, k and v in, the output out
 score_bytes.compare((unfused.bytes_total - small) / (2 * 256 * 256))
 
@@ -76,9 +76,11 @@ score_bytes.compare((unfused.bytes_total - small) / (2 * 256 * 256))
 # And they take over as the sequence grows:
 
 # %%
+rows = []
 for tokens in (64, 128, 256, 512, 1024):
     moved = measure(written_out, *random_inputs(1, tokens, 64)).bytes_total
-    print(f"{tokens:5} tokens: {moved / 1e6:6.2f} MB, {12 * tokens**2 / moved:4.0%} of them scores")
+    rows.append((tokens, f"{moved / 1e6:.2f} MB", f"{12 * tokens**2 / moved:.0%}"))
+table(("tokens", "moved", "of them scores"), rows)
 
 # %% [markdown]
 # ## Scores, mask and softmax in one kernel
@@ -98,7 +100,11 @@ def tile(ptr, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
 @triton.jit
 def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
     row, col = first + tl.arange(0, ROWS), tl.arange(0, D)
-    tl.store(ptr + row[:, None] * D + col[None, :], x.to(ptr.dtype.element_ty), mask=(row < tokens)[:, None])
+    tl.store(
+        ptr + row[:, None] * D + col[None, :],
+        x.to(ptr.dtype.element_ty),
+        mask=(row < tokens)[:, None],
+    )
 
 
 # %% [markdown]
@@ -145,7 +151,9 @@ def probabilities(kernel, sees, real):
 few_q, few_k, _ = random_inputs(heads=2, tokens=100, d=32)
 number = torch.arange(100, device=device)
 later = number[None, :] > number[:, None]
-expected = torch.softmax(((few_q @ few_k.mT).float() / 32**0.5).masked_fill(later, -torch.inf), dim=-1)
+expected = torch.softmax(
+    ((few_q @ few_k.mT).float() / 32**0.5).masked_fill(later, -torch.inf), dim=-1
+)
 with_all = measure(probabilities, rows_kernel, sees, number >= 0)
 print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
@@ -159,7 +167,9 @@ print(with_all)
 # their sixty goes to padding in the second case?** Do not run on yet: read `sees` once more.
 
 # %%
-padding_weight = predict_first("weight that 60 real queries give to 40 padding keys before them", unit="")
+padding_weight = predict_first(
+    "weight that 60 real queries give to 40 padding keys before them", unit=""
+)
 padding_weight
 
 # %%
@@ -219,7 +229,12 @@ hidden = later | ~before
 identity = torch.eye(100, device=device).half().expand(2, 100, 100)
 with sdpa_kernel(SDPBackend.MATH):  # of its backends the one that takes any mask
     theirs = F.scaled_dot_product_attention(few_q, few_k, identity, attn_mask=~hidden)
-print("rows of zeros:", (p_safe[0].sum(dim=-1) == 0).sum().item(), " NaN:", p_safe.isnan().any().item())
+print(
+    "rows of zeros:",
+    (p_safe[0].sum(dim=-1) == 0).sum().item(),
+    " NaN:",
+    p_safe.isnan().any().item(),
+)
 print("as PyTorch's:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
 
 # %% [markdown]
@@ -231,12 +246,18 @@ print("as PyTorch's:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
 # %% tags=["nbval-ignore-output"]
 from helpers.instruments import compile_for
 
+rows = []
 for tokens in (256, 512, 1024):
     x = torch.empty(16, tokens, 64, dtype=torch.float16, device="meta")
-    flags, out = torch.empty(tokens, dtype=torch.bool, device="meta"), x.new_empty(16, tokens, tokens).float()
+    flags, out = (
+        torch.empty(tokens, dtype=torch.bool, device="meta"),
+        x.new_empty(16, tokens, tokens).float(),
+    )
     options = {"SEES": sees_keys, "D": 64, "M": 16, "ALL": tokens, "num_warps": 8}
     made = compile_for(safe_rows_kernel, x, x, flags, out, tokens, 0.125, device="H200", **options)
-    print(f"{tokens:5} tokens: {made.registers:3} registers, {made.shared_memory // 1024} KB, {made.occupancy()}")
+    shared = f"{made.shared_memory // 1024} KB"
+    rows.append((tokens, made.registers, shared, repr(made.occupancy())))
+table(("tokens", "registers", "shared", "occupancy"), rows)
 
 # %% [markdown]
 # Each doubling leaves half of the blocks on an SM, and the next one has more values a thread than registers. So keys
@@ -267,7 +288,9 @@ def row_sums_kernel(q_ptr, k_ptr, real_ptr, lse_ptr, tokens, scale, SEES: tl.con
 lse = torch.empty(2, 100, device=device)
 row_sums_kernel[(7, 2)](few_q, few_k, before, lse, 100, 32**-0.5, SEES=sees_keys, D=32, M=16, N=32)
 few_s = ((few_q @ few_k.mT).float() / 32**0.5).masked_fill(hidden, -torch.inf)
-print("logarithms of the sums, as PyTorch's:", torch.allclose(lse, few_s.logsumexp(dim=-1), atol=2e-3))
+print(
+    "logarithms of the sums, as PyTorch's:", torch.allclose(lse, few_s.logsumexp(dim=-1), atol=2e-3)
+)
 
 # %% [markdown]
 # What is missing is a second walk that computes **the same scores again** and writes `exp(s - peak) / total`.
@@ -276,7 +299,9 @@ print("logarithms of the sums, as PyTorch's:", torch.allclose(lse, few_s.logsume
 # 64: how many times longer do the bytes take than the arithmetic?** <!-- given four bytes: a score in fp32 -->
 
 # %%
-again = predict_first("times longer: a score kept against a score computed again, H200", unit="times")
+again = predict_first(
+    "times longer: a score kept against a score computed again, H200", unit="times"
+)
 again
 
 # %%
@@ -294,12 +319,14 @@ again.compare((8 / roof.bandwidth) / (2 * 64 / roof.peak))
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-print(h200.table("attention_scores", "bfloat16"))
+h200.table("attention_scores", "bfloat16")
 
 # %%
 for flag in (False, True):
     times = h200.times("attention_scores", (4, 16, 2048, 64, flag), "bfloat16")
-    against = {name: times[name].median / times["fused"].median for name in ("eager", "torch.compile")}
+    against = {
+        name: times[name].median / times["fused"].median for name in ("eager", "torch.compile")
+    }
     told = "; ".join(f"{ratio:.1f} times faster than {name}" for name, ratio in against.items())
     print(f"{'causal' if flag else 'full':6} {told}")
 
@@ -352,7 +379,9 @@ def flash(take_in, q, k, v, m=64, n=64):
 
 
 def exact(q, k, v):
-    return (torch.softmax(q.double() @ k.double().mT / q.shape[-1] ** 0.5, dim=-1) @ v.double()).float()
+    return (
+        torch.softmax(q.double() @ k.double().mT / q.shape[-1] ** 0.5, dim=-1) @ v.double()
+    ).float()
 
 
 short = random_inputs(heads=2, tokens=64, d=64)
@@ -368,13 +397,14 @@ noticed = predict_first("times that values of 1 betray the first version, of thr
 noticed
 
 # %%
-caught = 0
+caught, rows = 0, []
 for tokens in (64, 128, 320):
     q, k, v = random_inputs(1, tokens, 64)
     ones_off = (flash(take_in, q, k, torch.ones_like(v)).float() - 1).abs().max().item()
     error = (flash(take_in, q, k, v).float() - exact(q, k, v)).abs().max().item()
     caught += ones_off > 1e-3
-    print(f"{tokens:4} tokens, {tokens // 64} x 64: values of 1 off by {ones_off:.2f}, random values by {error:.2f}")
+    rows.append((tokens, f"{tokens // 64} x 64", f"{ones_off:.2f}", f"{error:.2f}"))
+display(table(("tokens", "tiles", "values of 1 off by", "random values by"), rows))
 noticed.compare(caught)
 
 # %% [markdown]
@@ -387,7 +417,9 @@ noticed.compare(caught)
 place = torch.arange(256, device=device).half()
 slope_q, slope_k, _ = random_inputs(1, 256, 64)
 slope_q[..., 0], slope_k[..., 0] = 16.0, place / 32  # later keys score higher
-slope_v = (place / 256)[None, :, None].expand(1, 256, 64).contiguous()  # the answer says where the weight lies
+slope_v = (
+    (place / 256)[None, :, None].expand(1, 256, 64).contiguous()
+)  # the answer says where the weight lies
 slope = slope_q, slope_k, slope_v
 for name, o in (("first version", flash(take_in, *slope)), ("exact", exact(*slope))):
     print(f"{name:13} the weight lies at {o.float().mean().item():.2f} of the sequence, on average")
@@ -414,7 +446,10 @@ for tokens in (64, 100, 320):
     error = (flash(rescales, *inputs).float() - exact(*inputs)).abs().mean().item()
     theirs = (written_out(*inputs).float() - exact(*inputs)).abs().mean().item()
     nearer = error < min(theirs, 1e-4)
-    print(f"{tokens:4} tokens: off by less than 0.0001 on average, and by less than written out: {nearer}")
+    print(
+        f"{tokens:4} tokens: off by less than 0.0001 on average, and by less than written out: "
+        f"{nearer}"
+    )
 
 # %% [markdown]
 # Watch it, on 32 tokens in tiles of 16: `s` and `p` are made, used and forgotten, and `acc` is put right whenever
@@ -441,12 +476,13 @@ touched = predict_first("kB of memory touched, one head of 64, 512 tokens", unit
 touched
 
 # %%
-print("tokens    written out  fused touches fused asks for")
+rows = []
 for tokens in (128, 256, 512):
     inputs = random_inputs(1, tokens, 64)
     apart, fused = measure(written_out, *inputs), measure(flash, rescales, *inputs)
     sizes = (apart.bytes_total, fused.unique_total, fused.bytes_total)
-    print(f"{tokens:6}" + "".join(f"{size / 1e3:12.1f} kB" for size in sizes))
+    rows.append((tokens, *(f"{size / 1e3:.1f} kB" for size in sizes)))
+display(table(("tokens", "written out", "fused touches", "fused asks for"), rows))
 touched.compare(fused.unique_total / 1e3)
 
 # %% [markdown]
@@ -457,9 +493,11 @@ touched.compare(fused.unique_total / 1e3)
 # head run side by side. Twice the queries a program, half the questions:
 
 # %%
+rows = []
 for m in (16, 32, 64, 128):
     asked = measure(flash, rescales, *random_inputs(1, 256, 64), m).bytes_total
-    print(f"256 tokens, {m:3} queries a program: {asked / 1e3:6.1f} kB asked for")
+    rows.append((m, f"{asked / 1e3:.1f} kB"))
+table(("queries a program", "asked for, 256 tokens"), rows)
 
 # %% [markdown]
 # So it is also wrong to say that FlashAttention does less: it does *more* arithmetic than the kernels apart, rescaling
@@ -492,7 +530,9 @@ from helpers.instruments.operations import attention_of_heads
 for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
     inputs = random_inputs(heads, tokens, d)
     versions = attention_of_heads(tokens, heads, d, itemsize=2)
-    unfused_model, fused_model = (sum(each.work.bytes for each in of) for of in (versions.unfused, versions.fused))
+    unfused_model, fused_model = (
+        sum(each.work.bytes for each in of) for of in (versions.unfused, versions.fused)
+    )
     agree = unfused_model == measure(written_out, *inputs).bytes_total
     print(f"{heads} x {tokens} x {d}: unfused agrees: {agree}, fused:", end=" ")
     print(fused_model == measure(flash, rescales, *inputs).unique_total)
@@ -504,15 +544,16 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
 from helpers.figures.attention_lengths import Attention
 from helpers.figures.style import si
 
-print(h200.label)
-columns = ("apart at least", "apart took", "fused at least", "fused took", "apart holds", "fused holds")
-print(" tokens" + "".join(f"{each:>16}" for each in columns))
+rows = []
 for tokens, found in h200.experiment("attention_lengths").items():
     model = Attention(DEVICES["H200"], tokens, 16, 128, causal=False).costs
-    row = [si(model["unfused"].time, "s"), si(found["eager"].median, "s") if "eager" in found else "-"]
+    fits = "eager" in found
+    row = [si(model["unfused"].time, "s"), si(found["eager"].median, "s") if fits else "-"]
     row += [si(model["fused"].time, "s"), si(found["fused"].median, "s")]
-    row += [si(found["eager memory"], "B") if "eager" in found else "-", si(found["fused memory"], "B")]
-    print(f"{tokens:7,}" + "".join(f"{each:>16}" for each in row))
+    row += [si(found["eager memory"], "B") if fits else "-", si(found["fused memory"], "B")]
+    rows.append((f"{tokens:,}", *row))
+columns = ("tokens", "apart at least", "apart took", "fused at least", "fused took")
+table((*columns, "apart holds", "fused holds"), rows, h200.label)
 
 # %% [markdown]
 # (The first line's memory apart is mostly cuBLAS's own workspace, made at its first call.) Memory is the model's. Times
@@ -542,7 +583,8 @@ def one_tile(q, k_ptr, v_ptr, start, first, tokens, scale, peak, total, acc,
 
 # %%
 @triton.jit
-def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale, SKIPS: tl.constexpr, SPLITS: tl.constexpr,
+def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
+                  SKIPS: tl.constexpr, SPLITS: tl.constexpr,
                   D: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # fmt: skip
     start = tl.program_id(0) * M
     head = tl.program_id(1).to(tl.int64) * tokens * D
@@ -553,11 +595,37 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale, SKIPS: tl.constexpr
     whole = (start + 1) // N * N if SPLITS else 0
     for first in range(0, whole, N):
         peak, total, acc = one_tile(
-            q, k_ptr + head, v_ptr + head, start, first, tokens, scale, peak, total, acc, False, D, M, N
+            q,
+            k_ptr + head,
+            v_ptr + head,
+            start,
+            first,
+            tokens,
+            scale,
+            peak,
+            total,
+            acc,
+            False,
+            D,
+            M,
+            N,
         )
     for first in range(whole, end, N):
         peak, total, acc = one_tile(
-            q, k_ptr + head, v_ptr + head, start, first, tokens, scale, peak, total, acc, True, D, M, N
+            q,
+            k_ptr + head,
+            v_ptr + head,
+            start,
+            first,
+            tokens,
+            scale,
+            peak,
+            total,
+            acc,
+            True,
+            D,
+            M,
+            N,
         )
     put(o_ptr + head, acc / total[:, None], start, tokens, D, M)
 
@@ -582,12 +650,20 @@ def causal_flash(q, k, v, skips, splits, m=64, n=64):
 
 
 long_inputs = random_inputs(1, 512, 64)
-theirs_causal = F.scaled_dot_product_attention(*(x[None].float() for x in long_inputs), is_causal=True)[0]
-walks = {"every tile": (False, False), "up to the diagonal": (True, False), "mask on the diagonal": (True, True)}
+theirs_causal = F.scaled_dot_product_attention(
+    *(x[None].float() for x in long_inputs), is_causal=True
+)[0]
+walks = {
+    "every tile": (False, False),
+    "up to the diagonal": (True, False),
+    "mask on the diagonal": (True, True),
+}
 walked = {name: measure(causal_flash, *long_inputs, *walk) for name, walk in walks.items()}
+rows = []
 for name, each in walked.items():
     right = torch.allclose(each.result.float(), theirs_causal, atol=2e-3)
-    print(f"{name:21} right: {right}, asks for {each.bytes_total / 1e3:6.1f} kB")
+    rows.append((name, right, f"{each.bytes_total / 1e3:.1f} kB"))
+display(table(("", "right", "asks for"), rows))
 a_tile = 2 * 64 * 64 * 2  # bytes of a tile of k and one of v
 left_out = (walked["every tile"].bytes_total - walked["up to the diagonal"].bytes_total) / a_tile
 skipped_share.compare(100 * left_out / (512 // 64) ** 2)
@@ -602,10 +678,11 @@ skip_gain
 
 # %%
 steps = h200.experiment("attention_causal")
-print(h200.label)
+rows = []
 for d, times in steps.items():
     for name, time in times.items():
-        print(f"heads of {d:3}: {name:26} {1e6 * time.median:6.0f} us")
+        rows.append((d, name, f"{1e6 * time.median:.0f} us"))
+display(table(("heads of", "walks over", "time"), rows, h200.label))
 computed = sum(2 * (program + 1) for program in range(32))  # tiles of 128 x 64, 32 programs a head
 print(f"tiles: {32 * 64 / computed:.2f} times fewer, up to the diagonal")
 every, stopping, _ = (time.median for time in steps[64].values())
@@ -645,7 +722,9 @@ tiles
 # long do the exponentials take, in per cent of the products' time?**
 
 # %%
-share_of_products = predict_first("exponentials' time, of the products', heads of 64, H200", unit="%")
+share_of_products = predict_first(
+    "exponentials' time, of the products', heads of 64, H200", unit="%"
+)
 share_of_products
 
 # %%
@@ -700,9 +779,10 @@ without
 
 # %%
 taken_away = h200.experiment("attention_exponentials")
-print(h200.label)
+rows = []
 for d, times in taken_away.items():
-    print(f"heads of {d:3}: " + ", ".join(f"{name} {1e6 * time.median:.0f} us" for name, time in times.items()))
+    rows.append((d, *(f"{1e6 * time.median:.0f} us" for time in times.values())))
+display(table(("heads of", *times), rows, h200.label))
 without.compare(taken_away[64]["special function units"].median / taken_away[64]["left out"].median)
 
 # %% [markdown]
@@ -714,14 +794,20 @@ without.compare(taken_away[64]["special function units"].median / taken_away[64]
 
 # %%
 rates = h200.runs[h200.experiments["attention_exponentials"]["run"]]["ceilings"]
-exponential_rate = COUNTS["special functions"] / h200.experiment("roofs")["special functions"].median
+exponential_rate = (
+    COUNTS["special functions"] / h200.experiment("roofs")["special functions"].median
+)
+rows = []
 for heads, d in ((32, 64), (16, 128)):
     pairs = 4 * heads * 4096**2
-    products, exponentials = 4 * d * pairs / rates["bf16_matrix_flops_per_second"], pairs / exponential_rate
-    each = f"products {1e6 * products:.0f} us, exponentials {1e6 * exponentials:.0f} us"
-    print(f"heads of {d:3}: {each}, in turn {1e6 * (products + exponentials):.0f} us;", end=" ")
+    products = 4 * d * pairs / rates["bf16_matrix_flops_per_second"]
+    exponentials = pairs / exponential_rate
     times = h200.times("flash_attention", (4, heads, 4096, d, False), "bfloat16")
-    print("took", ", ".join(f"{name} {1e6 * times[name].median:.0f} us" for name in ("fused", "cuDNN")))
+    took = [times[name].median for name in ("fused", "cuDNN")]
+    all_of_it = (products, exponentials, products + exponentials, *took)
+    rows.append((d, *(f"{1e6 * each:.0f} us" for each in all_of_it)))
+columns = ("heads of", "products", "exponentials", "in turn", "took, fused", "took, cuDNN")
+table(columns, rows)
 
 # %% [markdown]
 # (`fused` is the catalogue's kernel.) Ours takes a little less than the two in turn, with heads of 128 just as long,
@@ -747,14 +833,18 @@ def rescales_in_base_2(peak, total, acc, s, v):
 q, k, v = random_inputs(1, 128, 64)
 o, in_base_2 = torch.empty_like(q), 64**-0.5 * math.log2(math.e)
 flash_kernel[(2, 1)](q, k, v, o, 128, in_base_2, TAKE_IN=rescales_in_base_2, D=64, M=64, N=64)
-print("right, with the logarithm in the scale:", torch.allclose(o.float(), exact(q, k, v), atol=1e-3))
+print(
+    "right, with the logarithm in the scale:", torch.allclose(o.float(), exact(q, k, v), atol=1e-3)
+)
 
 # %% tags=["nbval-ignore-output"]
 meta = torch.empty(16, 4096, 64, dtype=torch.float16, device="meta")
+names, rows = ("FMUL", "FFMA", "MUFU", "HGMMA"), []
 for take in (rescales, rescales_in_base_2):
-    made = compile_for(flash_kernel, *[meta] * 4, 4096, 0.125, device="H200", TAKE_IN=take, D=64, M=64, N=64)
-    counted = ", ".join(f"{made.instructions[name]} {name}" for name in ("FMUL", "FFMA", "MUFU", "HGMMA"))
-    print(f"{take.fn.__name__:19} {counted}")
+    options = {"TAKE_IN": take, "D": 64, "M": 64, "N": 64}
+    made = compile_for(flash_kernel, *[meta] * 4, 4096, 0.125, device="H200", **options)
+    rows.append((take.fn.__name__, *(made.instructions[name] for name in names)))
+table(("", *names), rows)
 
 # %% [markdown]
 # (`MUFU` is the special function units' instruction, `HGMMA` a product on Hopper's tensor cores; each `MUFU` stands for
@@ -773,7 +863,10 @@ for take in (rescales, rescales_in_base_2):
 # %%
 sms = DEVICES["H200"].sms
 for tokens in (1024, 8192):
-    print(f"{tokens} tokens: {sms} SMs, {16} programs of a whole head, {16 * tokens // 64} programs of 64 queries")
+    print(
+        f"{tokens} tokens: {sms} SMs, {16} programs of a whole head, {16 * tokens // 64} programs "
+        "of 64 queries"
+    )
 
 # %% [markdown]
 # **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is made for Hopper, where
@@ -801,7 +894,10 @@ print(", ".join(f"{specialised.instructions.get(name, 0)} {name}" for name in na
 # %%
 @triton.jit
 def by_polynomial(x):
-    """2^x for x <= 0 without the special function units: 2^whole is an exponent's bits, 2^part a cubic in 0 to 1."""
+    """2^x for x <= 0 without the special function units.
+
+    2^whole is an exponent's bits, 2^part a cubic in 0 to 1.
+    """
     x = tl.maximum(x, -126.0)
     whole = tl.floor(x)
     part = x - whole
@@ -822,7 +918,10 @@ y = torch.empty_like(x)
 polynomial_kernel[(4,)](x, y, BLOCK=1024)
 worst = (y.double() / x.double().exp2() - 1).abs().max().item()
 rounding = {"fp16": 2**-11, "bf16": 2**-8}
-print(f"off by less than 1e-4: {worst < 1e-4};", ", ".join(f"{name} rounds by {r:.0e}" for name, r in rounding.items()))
+print(
+    f"off by less than 1e-4: {worst < 1e-4};",
+    ", ".join(f"{name} rounds by {r:.0e}" for name, r in rounding.items()),
+)
 
 # %% [markdown]
 # Its error is less than a rounding to 16 bits, which is what becomes of p next. And FlashAttention-4 rescales less
@@ -833,7 +932,7 @@ print(f"off by less than 1e-4: {worst < 1e-4};", ", ".join(f"{name} rounds by {r
 
 # %%
 def rescalings(s, slack):
-    """Times a tile that a row's maximum moves, after the first tile; s: (rows, tiles, keys), base 2."""
+    """Times a tile that a row's maximum moves, after the first; s: (rows, tiles, keys), base 2."""
     peak, moves = s[:, 0].amax(-1), 0
     for each in s[:, 1:].amax(-1).T:
         moved = each > peak + slack
@@ -868,7 +967,9 @@ from benchmarks.attention_claims import written_out as in_one_line
 for name, function in (("full", in_one_line), ("causal", masked)):
     with torch.no_grad():
         sample = [torch.empty(2, 4, 128, 64) for _ in range(3)]
-        graph = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*sample)
+        graph = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(
+            *sample
+        )
         joint_graph_passes(graph)
     known = any("scaled_dot_product" in str(node.target) for node in graph.graph.nodes)
     print(f"{name:6} exchanged for scaled_dot_product_attention: {known}")
@@ -879,16 +980,14 @@ for name, function in (("full", in_one_line), ("causal", masked)):
 # with and without those patterns:
 
 # %%
-print(h200.label)
+rows = []
 for tokens, times in h200.experiment("attention_compiled").items():
     for kind in ("full", "causal"):
         eager = times[kind].median
-        found = ", ".join(
-            f"{name.split(', ', 1)[1].replace('compiled, no', 'without')} {eager / time.median:.1f} times faster"
-            for name, time in times.items()
-            if name.startswith(f"{kind},")
-        )
-        print(f"{tokens:5} tokens, {kind:6} eager {1e6 * eager:6.0f} us: {found}")
+        ways = [name for name in times if name.startswith(f"{kind},")]
+        gains = (f"{eager / times[name].median:.1f} times faster" for name in ways)
+        rows.append((tokens, kind, f"{1e6 * eager:.0f} us", *gains))
+table(("tokens", "", "eager", "compiled", "without patterns"), rows, h200.label)
 
 # %% [markdown]
 # **Verdict: fair for attention with a causal mask written out, where the compiler fuses what is done to the matrix. Of
@@ -918,12 +1017,13 @@ print(f"tiles skipped: {block_mask.sparsity():.0f}%")
 
 # %%
 providers = ("eager", "torch.compile", "FlashAttention-2", "Flex", "cuDNN", "fused")
-print(f"{'shape, causal':26}" + "".join(f"{name:>18}" for name in providers))
+rows = []
 for shape in op.gpu_shapes:
     times = h200.times("flash_attention", shape, "bfloat16")
     flops = op.work(shape, torch.bfloat16).flops
-    reached = "".join(f"{flops / times[name].median / 1e12:18.0f}" for name in providers)
-    print(f"{' x '.join(map(str, shape)):26}{reached}")
+    reached = (f"{flops / times[name].median / 1e12:.0f}" for name in providers)
+    rows.append((" x ".join(map(str, shape)), *reached))
+display(table(("shape, causal", *providers), rows, "TFLOP/s"))
 print(f"a matrix product: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 
 # %% [markdown]
@@ -935,10 +1035,12 @@ print(f"a matrix product: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFL
 # product, softmax, product, against one kernel, 96 heads of 64, fp16, on an H200. The scaling is done beforehand.
 
 # %%
-print(h200.label)
+rows = []
 for tokens, times in h200.experiment("attention_three").items():
     apart, fused = times["three operations"].median, times["fused"].median
-    print(f"{tokens:5} tokens: {1e6 * apart:6.0f} us, fused {1e6 * fused:6.0f} us: {apart / fused:.2f} times faster")
+    both = (f"{1e6 * each:.0f} us" for each in (apart, fused))
+    rows.append((tokens, *both, f"{apart / fused:.2f} times faster"))
+table(("tokens", "three operations", "fused", ""), rows, h200.label)
 
 # %% [markdown]
 # **Verdict: too modest here, and no constant.** The gain grows with the tokens, as it must where one side is quadratic
@@ -949,13 +1051,14 @@ for tokens, times in h200.experiment("attention_three").items():
 # masking". The same on an H200, with PyTorch's FlashAttention-2 and with ours:
 
 # %%
-print(h200.label)
-training = h200.experiment("attention_training")
+training, rows = h200.experiment("attention_training"), []
 for kind in ("full", "causal"):
     for tokens, times in training.items():
-        eager, flash2, ours = (times[f"{kind}, {name}"].median for name in ("eager", "FlashAttention-2", "ours"))
-        print(f"{kind:6} {tokens:5} tokens, eager {1e6 * eager:7.0f} us:", end=" ")
-        print(f"FlashAttention-2 {eager / flash2:4.1f} times faster, ours {eager / ours:4.1f} times faster")
+        names = ("eager", "FlashAttention-2", "ours")
+        eager, *others = (times[f"{kind}, {name}"].median for name in names)
+        gains = (f"{eager / each:.1f} times faster" for each in others)
+        rows.append((kind, tokens, f"{1e6 * eager:.0f} us", *gains))
+table(("", "tokens", *names), rows, h200.label)
 
 # %% [markdown]
 # **Verdict: fair, from 512 tokens on, and more with a mask, as it says.** Below that, on this larger GPU, less with
@@ -976,8 +1079,14 @@ class Block(torch.nn.Module):
         super().__init__()
         self.attention, self.heads, half = attention, heads, {"dtype": torch.float16}
         self.before, self.between = (torch.nn.LayerNorm(width, **half) for _ in range(2))
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width, **half), torch.nn.Linear(width, width, **half)
-        self.up, self.down = torch.nn.Linear(width, 4 * width, **half), torch.nn.Linear(4 * width, width, **half)
+        self.qkv, self.out = (
+            torch.nn.Linear(width, 3 * width, **half),
+            torch.nn.Linear(width, width, **half),
+        )
+        self.up, self.down = (
+            torch.nn.Linear(width, 4 * width, **half),
+            torch.nn.Linear(4 * width, width, **half),
+        )
 
     def forward(self, x):
         qkv = self.qkv(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -1007,9 +1116,12 @@ def kept(attention, tokens):
 
 
 # %%
+rows = []
 for tokens in (128, 256, 512, 1024, 2048, 4096):
     apart, fused = kept(in_one_line, tokens), kept(F.scaled_dot_product_attention, tokens)
-    print(f"{tokens:5} tokens: {apart / 1e6:6.1f} MB kept, fused {fused / 1e6:6.1f} MB, {1 - fused / apart:.0%} less")
+    both = (f"{each / 1e6:.1f} MB" for each in (apart, fused))
+    rows.append((tokens, *both, f"{1 - fused / apart:.0%} less"))
+table(("tokens", "kept", "fused", ""), rows)
 
 # %% [markdown]
 # **Verdict: holds at some lengths, in such a block at 256 and 512 tokens, and is no law.** A share that
@@ -1050,7 +1162,13 @@ sequence = Attention(DEVICES["H200"], 4096, 32, 128, causal=True).costs["fused"]
 points = [Point("4096 tokens", sequence.work.intensity, sequence.performance)]
 for key_heads in (32, 8, 1):
     work = one_token(65536, 32, key_heads)
-    points.append(Point(f"one token, {32 // key_heads} to a key head", work.intensity, roof.attainable(work.intensity)))
+    points.append(
+        Point(
+            f"one token, {32 // key_heads} to a key head",
+            work.intensity,
+            roof.attainable(work.intensity),
+        )
+    )
 title = "A group's size is its intensity: one token waits for memory, whatever the kernel"
 each = (f"{point.label} {point.intensity:.0f} FLOP/byte" for point in points)
 text = f"{title}. On an H200: {'; '.join(each)}"
@@ -1085,7 +1203,10 @@ for parts in (1, 4, 16):
     found = measure(decode, queries, *cache, parts)
     right = torch.allclose(found.result.float(), wanted, atol=1e-3)
     cost = found.bytes_total / (2 * cache[0].nbytes)
-    print(f"{parts:2} parts: right: {right}, {found.launches} launches, {cost:.3f} times the bytes of k and v")
+    print(
+        f"{parts:2} parts: right: {right}, {found.launches} launches, {cost:.3f} times the bytes "
+        "of k and v"
+    )
 
 # %% [markdown]
 # This is **Flash-Decoding**, and the way that FlashAttention's own library serves a KV cache. **How many times faster
@@ -1097,12 +1218,14 @@ split_gain
 
 # %%
 decoding = h200.experiment("attention_decode")
-print(h200.label)
+ways, rows = list(decoding[65536][8]), []
 for keys, by_heads in decoding.items():
     for key_heads, times in by_heads.items():
         least = 2 * 2 * 128 * keys * key_heads / rates["copy_bytes_per_second"]
-        took = ", ".join(f"{name}: {1e6 * time.median:.1f}" for name, time in times.items())
-        print(f"{keys:6,} keys, {key_heads:2} key heads, at a copy's speed {1e6 * least:5.1f} us; parts, us: {took}")
+        took = (f"{1e6 * times[way].median:.1f}" if way in times else "" for way in ways)
+        rows.append((f"{keys:,}", key_heads, f"{1e6 * least:.1f}", *took))
+title = f"{h200.label}\nus, by parts, and as others do it"
+display(table(("keys", "key heads", "at a copy's speed", *ways), rows, title))
 split_gain.compare(decoding[65536][8][1].median / decoding[65536][8][64].median)
 
 # %% [markdown]
@@ -1168,8 +1291,14 @@ predictions()
 # %%
 answer = ...
 shrink = torch.exp(torch.tensor([1.0 - 3.0, 0.0], dtype=torch.float64))
-right_answer = (shrink * torch.tensor([8.0, 10.0])).sum() / (shrink * torch.tensor([4.0, 2.0])).sum()
-self_test(answer, right_answer.item(), "shrink sum and numerator of the first part by exp(1 - 3), add, then divide")
+right_answer = (shrink * torch.tensor([8.0, 10.0])).sum() / (
+    shrink * torch.tensor([4.0, 2.0])
+).sum()
+self_test(
+    answer,
+    right_answer.item(),
+    "shrink sum and numerator of the first part by exp(1 - 3), add, then divide",
+)
 
 # %% [markdown]
 # [Exercise 10](../exercises/10_attention_scores.ipynb) asks for scores, mask and softmax in one kernel;

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import kept_for_backward, measure, peak_memory, recorded
+from helpers.instruments import kept_for_backward, measure, peak_memory, recorded, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -206,7 +206,9 @@ def norm_in_haste(x, weight):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS).detach() * weight
 
 
-hasty_loss = predict_first("mean loss after 150 steps, gradient in haste (it begins at 3.8)", unit="")
+hasty_loss = predict_first(
+    "mean loss after 150 steps, gradient in haste (it begins at 3.8)", unit=""
+)
 hasty_loss
 
 # %% tags=["nbval-ignore-output"]
@@ -260,8 +262,12 @@ by_hand = lambda x, weight: Norm.apply(x, weight, whole)
 for dtype in (torch.float32, torch.bfloat16):
     x, weight = inputs(24, 1000, dtype)
     dy = torch.randn(24, 1000).to(x)
-    exact = gradients(written_out, *(each.detach().double().requires_grad_() for each in (x, weight)), dy.double())
-    pairs = zip(gradients(by_hand, x, weight, dy), gradients(written_out, x, weight, dy), exact, strict=True)
+    exact = gradients(
+        written_out, *(each.detach().double().requires_grad_() for each in (x, weight)), dy.double()
+    )
+    pairs = zip(
+        gradients(by_hand, x, weight, dy), gradients(written_out, x, weight, dy), exact, strict=True
+    )
     errors = [((a - c).abs().max() / (b - c).abs().max()).item() for a, b, c in pairs]
     print(f"{dtype}: at most twice the error of PyTorch, written out: {max(errors) <= 2}")
 
@@ -278,7 +284,10 @@ backward_bytes
 
 # %% tags=["nbval-ignore-output"]
 x, weight = inputs(64, 1000)
-dy, results = torch.randn(64, 1000, device=device), {"written out": written_out(x, weight), "fused": by_hand(x, weight)}
+dy, results = (
+    torch.randn(64, 1000, device=device),
+    {"written out": written_out(x, weight), "fused": by_hand(x, weight)},
+)
 moved = {}
 for name, y in results.items():
     moved[name] = measure(lambda y=y: torch.autograd.grad(y, (x, weight), dy))
@@ -307,7 +316,15 @@ print("fused:", kept_for_backward(by_hand, x, weight))
 
 # %%
 @triton.jit
-def share_kernel(dy_ptr, x_hat_ptr, order_ptr, sums_ptr, ATOMIC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def share_kernel(
+    dy_ptr,
+    x_hat_ptr,
+    order_ptr,
+    sums_ptr,
+    ATOMIC: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     program = tl.load(order_ptr + tl.program_id(0))
     row, col = program * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)
     dy, x_hat = tl.load(dy_ptr + row * COLS + col), tl.load(x_hat_ptr + row * COLS + col)
@@ -321,8 +338,12 @@ def share_kernel(dy_ptr, x_hat_ptr, order_ptr, sums_ptr, ATOMIC: tl.constexpr, R
 # %%
 def weight_gradient(dy, x_hat, order, atomic):
     rows, cols = dy.shape
-    sums = torch.zeros(cols, device=device) if atomic else torch.empty(len(order), cols, device=device)
-    share_kernel[(len(order),)](dy, x_hat, order, sums, ATOMIC=atomic, ROWS=rows // len(order), COLS=cols)
+    sums = (
+        torch.zeros(cols, device=device) if atomic else torch.empty(len(order), cols, device=device)
+    )
+    share_kernel[(len(order),)](
+        dy, x_hat, order, sums, ATOMIC=atomic, ROWS=rows // len(order), COLS=cols
+    )
     return sums if atomic else sums.sum(0)
 
 
@@ -343,14 +364,15 @@ gradient_of = {
     for name, atomic in (("atomics", True), ("partial sums", False))
 }
 for name, sums in gradient_of.items():
-    print(f"{name:12} {len(sums.unique(dim=0)):2} different")
+    print(f"{name}: {len(sums.unique(dim=0))} different")
 different.compare(len(gradient_of["atomics"].unique(dim=0)))
 
 # %% tags=["nbval-ignore-output"]
 exact = (dy.double() * x_hat.double()).sum(0)
 for name, sums in gradient_of.items():
-    print(f"{name:12} first column:", *(f"{each:.7f}" for each in sums[:4, 0].tolist()))
-    print(f"{'':12} right to a millionth of the largest: {bool((sums - exact).abs().max() < 1e-6 * exact.abs().max())}")
+    print(f"{name}, first column:", *(f"{each:.7f}" for each in sums[:4, 0].tolist()))
+    right = bool((sums - exact).abs().max() < 1e-6 * exact.abs().max())
+    print(f"right to a millionth of the largest: {right}")
 
 # %% [markdown]
 # All are right, and the atomic ones are each right in their own way: the last digits hang on who came first.
@@ -366,18 +388,20 @@ repeats
 
 # %%
 h200 = recorded("h200")
-print(h200.label)
 repeated, times = h200.experiment("gradient_repeats"), h200.experiment("gradient_sums")
+rows = []
 for way, of_runs in repeated.items():
-    print(
-        f"{way:24} {of_runs['different']:2} different, in {of_runs['columns']:4} of 4096 columns; "
-        f"largest error {of_runs['error']:.0e}; {1e6 * times[way].median:.0f} us"
-    )
+    counts = (of_runs["different"], of_runs["columns"])
+    rows.append((way, *counts, f"{of_runs['error']:.0e}", f"{1e6 * times[way].median:.0f} us"))
+columns = ("", "different", "in columns, of 4096", "largest error", "time")
+display(table(columns, rows, h200.label))
 repeats.compare(repeated["atomics, a program a row"]["different"])
 
 # %%
+rows = []
 for way, of_runs in repeated.items():
-    print(f"{way:24} first column, three runs:", *(f"{each:.6f}" for each in of_runs["first"].values()))
+    rows.append((way, *(f"{each:.6f}" for each in of_runs["first"].values())))
+table(("first column", "run 1", "run 2", "run 3"), rows)
 
 # %% [markdown]
 # No two runs are alike with atomics, and no column is spared; one result with partial sums. The largest errors are
@@ -423,7 +447,9 @@ explorer
 # what factor do the FLOPs of our transformer's blocks grow?**
 
 # %%
-checkpoint_flops = predict_first("times the FLOPs of matrix products, blocks checkpointed", unit="times")
+checkpoint_flops = predict_first(
+    "times the FLOPs of matrix products, blocks checkpointed", unit="times"
+)
 checkpoint_flops
 
 # %%
@@ -446,7 +472,8 @@ for name, run in ways.items():
         through_blocks(states, run).sum().backward()
     flops[name] = counter.get_total_flops()
     held = peak_memory(through_blocks, states, run).bytes / states.nbytes
-    print(f"{name:12} {flops[name] / 1e6:.1f} MFLOP; the forward pass holds {held:.0f} times its input")
+    told = f"the forward pass holds {held:.0f} times its input"
+    print(f"{name}: {flops[name] / 1e6:.1f} MFLOP; {told}")
 checkpoint_flops.compare(flops["checkpointed"] / flops["kept"])
 
 # %% [markdown]
@@ -488,7 +515,9 @@ def cut(function, partition, *inputs):
 # tensors as large as `x` does the minimum cut keep?**
 
 # %%
-kept_by_cut = predict_first("tensors as large as x that the minimum cut keeps, silu(norm(x)) * up", unit="")
+kept_by_cut = predict_first(
+    "tensors as large as x that the minimum cut keeps, silu(norm(x)) * up", unit=""
+)
 kept_by_cut
 
 
@@ -496,17 +525,22 @@ kept_by_cut
 def told(graphs, like):
     """Names of the tensors as large as `like` that are kept, and of what is computed again."""
     forward_graph, backward_graph = (list(graph.graph.nodes) for graph in graphs)
-    given = [node for node in backward_graph if node.op == "placeholder" and "tangents" not in node.name]
+    given = [
+        node for node in backward_graph if node.op == "placeholder" and "tangents" not in node.name
+    ]
     large = [node.name for node in given if node.meta["val"].numel() == like.numel()]
     made = {node.name for node in forward_graph if node.op == "call_function"}
-    return large, [node.name for node in backward_graph if node.op == "call_function" and node.name in made]
+    return large, [
+        node.name for node in backward_graph if node.op == "call_function" and node.name in made
+    ]
 
 
 x, weight = inputs(64, 1000)
 up = torch.randn_like(x, requires_grad=True)
 for partition in (default_partition, min_cut_rematerialization_partition):
     large, again = told(cut(norm_and_gate, partition, x, weight, up), x)
-    print(f"{partition.__name__}: {len(large)} kept, {', '.join(large)}; again: {', '.join(again) or 'nothing'}")
+    kept = f"{len(large)} kept, {', '.join(large)}"
+    print(f"{partition.__name__}: {kept}; again: {', '.join(again) or 'nothing'}")
 kept_by_cut.compare(len(large))
 
 # %% [markdown]
@@ -529,7 +563,9 @@ def with_product(x, weight, up, p):
 p = torch.randn(1000, 1000, device=device, requires_grad=True)
 for budget in (1.0, 0.6, 0.3):
     with functorch_config.patch(activation_memory_budget=budget):
-        large, again = told(cut(with_product, min_cut_rematerialization_partition, x, weight, up, p), x)
+        large, again = told(
+            cut(with_product, min_cut_rematerialization_partition, x, weight, up, p), x
+        )
     print(f"budget {budget}: {len(large)} kept, {', '.join(large)}; again: {', '.join(again)}")
 
 # %% [markdown]
@@ -552,7 +588,9 @@ def norm_forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return forward(x, weight)
 
 
-def norm_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def norm_backward(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     return backward(dy, x, weight, whole)
 
 
@@ -585,7 +623,10 @@ for node in found.graphs[0].graph.nodes:
 compiled = torch.compile(model_of_mine, backend="aot_eager", fullgraph=True)
 ours = torch.autograd.grad(compiled(x, weight, up), (x, weight, up))
 expected = torch.autograd.grad(norm_and_gate(x, weight, up).sum(), (x, weight, up))
-print("the same gradients:", all(torch.allclose(*pair, atol=1e-3) for pair in zip(ours, expected, strict=True)))
+print(
+    "the same gradients:",
+    all(torch.allclose(*pair, atol=1e-3) for pair in zip(ours, expected, strict=True)),
+)
 large, again = told(cut(model_of_mine, min_cut_rematerialization_partition, x, weight, up), x)
 print(f"{len(large)} kept, {', '.join(large)}; again: {', '.join(again)}")
 
@@ -642,9 +683,11 @@ hidden, head = (torch.randn(size, 32, device=device, requires_grad=True) for siz
 labels = torch.randint(4096, (64,), device=device)
 peaks = {"written out": peak_memory(step, logits_and_loss, hidden, head, labels)}
 for chunk in (64, 8):
-    peaks[f"{chunk} at a time"] = peak_memory(step, partial(linear_loss, chunk=chunk), hidden, head, labels)
+    peaks[f"{chunk} at a time"] = peak_memory(
+        step, partial(linear_loss, chunk=chunk), hidden, head, labels
+    )
 for name, peak in peaks.items():
-    print(f"{name:13} {peak}")
+    print(f"{name}: {peak}")
 peak_ratio.compare(peaks["written out"].bytes / peaks["8 at a time"].bytes)
 
 # %% [markdown]
@@ -653,7 +696,9 @@ peak_ratio.compare(peaks["written out"].bytes / peaks["8 at a time"].bytes)
 # is added up, and once scaled by the loss's own gradient. Are the gradients right?
 
 # %%
-exact = step(logits_and_loss, *(each.detach().double().requires_grad_() for each in (hidden, head)), labels)
+exact = step(
+    logits_and_loss, *(each.detach().double().requires_grad_() for each in (hidden, head)), labels
+)
 usual, chunked = (peaks[name].result for name in ("written out", "8 at a time"))
 for name, truth, a, b in zip(("hidden", "weight"), exact, usual, chunked, strict=True):
     errors = [((each - truth).abs().max() / truth.abs().max()).item() for each in (a, b)]
@@ -665,15 +710,19 @@ for name, truth, a, b in zip(("hidden", "weight"), exact, usual, chunked, strict
 # at its peak, 1024 tokens at a time?**
 
 # %%
-large_peak = predict_first("times less memory at the peak, Llama 3's loss, 1024 tokens at a time", unit="times")
+large_peak = predict_first(
+    "times less memory at the peak, Llama 3's loss, 1024 tokens at a time", unit="times"
+)
 large_peak
 
 # %%
 of_loss = h200.experiment("linear_loss")
 products = 3 * 2 * 8192 * 4096 * 128_256 / h200.matrix_rate
-print(f"{h200.label}\nthree products at the rate of a large one: {1e3 * products:.0f} ms")
+print(f"three products at the rate of a large one: {1e3 * products:.0f} ms")
+rows = []
 for name, found in of_loss.items():
-    print(f"{name!s:>13}: {found['peak'] / 1e9:5.2f} GB, {1e3 * found['time'].median:5.1f} ms")
+    rows.append((name, f"{found['peak'] / 1e9:.2f} GB", f"{1e3 * found['time'].median:.1f} ms"))
+display(table(("tokens at a time", "peak", "time"), rows, h200.label))
 large_peak.compare(of_loss["eager"]["peak"] / of_loss[1024]["peak"])
 
 # %% [markdown]
@@ -693,7 +742,7 @@ from benchmarks.training import Block, Transformer
 
 print(inspect.getsource(Block.forward), inspect.getsource(Transformer.forward), sep="\n")
 for name, part in vars(FUSED).items():
-    print(f"{name:9}", getattr(part, "func", part).__name__)
+    print(f"{name}: {getattr(part, 'func', part).__name__}")
 
 # %% [markdown]
 # The same weights, the same text. With no GPU the fused one's kernels run in Triton's interpreter: the same kernels,
@@ -739,7 +788,10 @@ loss_chart(minute["unfused"], minute["fused"], math.log(BRANCHES), cpu.label)
 for number in (0, 1, 2, 3):
     right, wrong = (losses[name][number] for name in ("right", "in haste"))
     fused = runs["fused"][number]
-    print(f"step {number}: in haste differs by {abs(right - wrong):.0e}, fused by {abs(right - fused):.0e}")
+    print(
+        f"step {number}: in haste differs by {abs(right - wrong):.0e}, fused by "
+        f"{abs(right - fused):.0e}"
+    )
 
 # %% [markdown]
 # Step 0 has no gradient behind it yet. From step 1 on the hasty one is off by thousands of times as much: *that* is how
@@ -772,7 +824,7 @@ def activations(parts):
 # %%
 kept = {name: activations(parts)[1] for name, parts in {"unfused": UNFUSED, "fused": FUSED}.items()}
 for name, nbytes in kept.items():
-    print(f"{name:8} {nbytes / 1e3:.0f} kB kept")
+    print(f"{name}: {nbytes / 1e3:.0f} kB kept")
 kept_less.compare(100 * (1 - kept["fused"] / kept["unfused"]))
 
 # %% [markdown]
@@ -788,13 +840,20 @@ step_memory
 
 # %%
 on_h200 = h200.experiment("training")
+rows = []
 for name, found in on_h200.items():
-    print(f"{name:13} {1e3 * found['step'].median:5.1f} ms a step, {found['peak'] / 1e9:.2f} GB at its peak")
-first, others = on_h200["unfused"]["losses"], {name: on_h200[name] for name in ("torch.compile", "fused")}
+    took = f"{1e3 * found['step'].median:.1f} ms"
+    rows.append((name, took, f"{found['peak'] / 1e9:.2f} GB"))
+display(table(("", "a step", "at its peak"), rows, h200.label))
+first, others = (
+    on_h200["unfused"]["losses"],
+    {name: on_h200[name] for name in ("torch.compile", "fused")},
+)
 for name, found in others.items():
     differences = [abs(loss - first[number]) for number, loss in found["losses"].items()]
     print(f"{name}: loss off by at most {max(differences):.4f} in {len(differences)} steps")
-print("losses of a second run that differ:", {name: on_h200[name]["again"] for name in ("unfused", "fused")})
+again = {name: on_h200[name]["again"] for name in ("unfused", "fused")}
+print("losses of a second run that differ:", again)
 step_memory.compare(on_h200["unfused"]["peak"] / on_h200["fused"]["peak"])
 
 # %% [markdown]

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 import kernels
-from helpers.instruments import compile_for, measure, recorded
+from helpers.instruments import compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -49,7 +49,10 @@ h200 = recorded("h200")
 row = torch.tensor([0.023, -1.304, 0.496, 2.54])
 scale = row.abs().max() / 127
 codes = (row / scale).round()
-print(f"scale {scale:.3f}, codes {codes.int().tolist()}, back {[round(x, 3) for x in (codes * scale).tolist()]}")
+print(
+    f"scale {scale:.3f}, codes {codes.int().tolist()}, back "
+    f"{[round(x, 3) for x in (codes * scale).tolist()]}"
+)
 
 # %% [markdown]
 # **A row of 4096 normal numbers in int8: how large is the error, in % of the numbers themselves?** (Root mean square
@@ -68,7 +71,10 @@ def rms(x):
 row = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 scale = row.abs().max() / 127
 error = (row / scale).round() * scale - row
-print(f"largest magnitude {row.abs().max():.2f}, a step {scale:.4f}; error {100 * rms(error) / rms(row):.2f} %")
+print(
+    f"largest magnitude {row.abs().max():.2f}, a step {scale:.4f}; error "
+    f"{100 * rms(error) / rms(row):.2f} %"
+)
 int8_error.compare(round((100 * rms(error) / rms(row)).item(), 2))
 
 # %% [markdown]
@@ -83,7 +89,9 @@ int8_error.compare(round((100 * rms(error) / rms(row)).item(), 2))
 
 # %%
 @triton.jit
-def norm_int8_kernel(x_ptr, weight_ptr, q_ptr, scale_ptr, cols, eps, clip, TO_INT8: tl.constexpr, BLOCK: tl.constexpr):
+def norm_int8_kernel(
+    x_ptr, weight_ptr, q_ptr, scale_ptr, cols, eps, clip, TO_INT8: tl.constexpr, BLOCK: tl.constexpr
+):
     row, col = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = col < cols
     x = tl.load(x_ptr + row * cols + col, mask=inside, other=0.0).to(tl.float32)
@@ -130,7 +138,10 @@ def furthest(found, expected):
     return (found[0].int() - expected[0].int()).abs().max().item()
 
 
-print("codes within one of PyTorch's:", furthest(norm_int8(x, weight, careless), in_pytorch(x, weight)) <= 1)
+print(
+    "codes within one of PyTorch's:",
+    furthest(norm_int8(x, weight, careless), in_pytorch(x, weight)) <= 1,
+)
 
 # %% [markdown]
 # It passes: with random numbers it nearly always would. **Now `clip` is 0.5. What does `careless` make of a number
@@ -174,7 +185,8 @@ of_200.compare(codes_of(HARD, careless)[0])
 # %%
 halves = torch.arange(100, dtype=torch.float64) + 0.5
 print(
-    f"away from zero: {((halves + 0.5).floor() - halves).mean():+.2f}; to even: {(halves.round() - halves).mean():+.2f}"
+    f"away from zero: {((halves + 0.5).floor() - halves).mean():+.2f}; to even: "
+    f"{(halves.round() - halves).mean():+.2f}"
 )
 
 # %% [markdown]
@@ -201,7 +213,10 @@ print("clip 0.5: codes within one of PyTorch's:", off <= 1)
 # %%
 zeros = torch.zeros(1, 1000, device=device)
 zero_q, zero_scale = norm_int8(zeros, weight, careful)
-print(f"ours: scale {zero_scale.item()}, codes {zero_q.unique().tolist()}; 0 / 0 = {(torch.zeros(1) / 0).item()}")
+print(
+    f"ours: scale {zero_scale.item()}, codes {zero_q.unique().tolist()}; 0 / 0 = "
+    f"{(torch.zeros(1) / 0).item()}"
+)
 zero_q, zero_scale = kernels.layer_norm_int8(zeros, weight, torch.zeros_like(weight))
 print(f"the catalogue's: scale above 0: {zero_scale.item() > 0}, codes {zero_q.unique().tolist()}")
 
@@ -223,8 +238,14 @@ norm_bytes
 wide, gain, shift = torch.randn(16, 4096, device=device), *torch.randn(2, 4096, device=device)
 op = kernels.CATALOGUE["layer_norm_int8"]
 written_out, fused = (measure(function, wide, gain, shift) for function in (op.reference, op.fused))
-print(f"written out: {written_out.launches} launches, {written_out.bytes_total / wide.numel():.1f} B/element")
-print(f"fused:       {fused.launches} launch, {fused.unique_total / wide.numel():.1f} B/element (weight, bias: once)")
+print(
+    f"written out: {written_out.launches} launches, {written_out.bytes_total / wide.numel():.1f} "
+    "B/element"
+)
+print(
+    f"fused:       {fused.launches} launch, {fused.unique_total / wide.numel():.1f} B/element "
+    "(weight, bias: once)"
+)
 norm_bytes.compare(written_out.bytes_total / fused.unique_total)
 
 # %% [markdown]
@@ -243,17 +264,16 @@ norm_gain = predict_first("times faster than two kernels, H200, 32768 x 4096", u
 norm_gain
 
 # %%
-separate = h200.experiment("quantised_layer_norm")
-print(h200.label)
+separate, rows = h200.experiment("quantised_layer_norm"), []
 for cols, ways in separate.items():
-    one = ways["one kernel"].median
-    told = (f"{name}: {1e6 * time.median:.0f} us, {time.median / one:.2f}x" for name, time in ways.items())
-    print(f"{cols:6} columns; {'; '.join(told)}")
+    one, taken = ways["one kernel"].median, [time.median for time in ways.values()]
+    rows.append((cols, *(f"{1e6 * each:.0f} us, {each / one:.2f}x" for each in taken)))
+display(table(("columns", *ways), rows, h200.label))
 times = separate[4096]
 norm_gain.compare(times["PyTorch's LayerNorm, then int8"].median / times["one kernel"].median)
 
 # %%
-print(h200.table("layer_norm_int8", "bfloat16"))
+h200.table("layer_norm_int8", "bfloat16")
 
 # %% [markdown]
 # **Verdict: fair, against PyTorch's norm; the bytes say 7 to 3.** Beside PyTorch's LayerNorm and a good kernel for int8
@@ -271,11 +291,16 @@ print(h200.table("layer_norm_int8", "bfloat16"))
 # <!-- given 4 bits, 3 bits: the name e4m3, Micikevicius et al., arXiv:2209.05433 -->
 
 # %%
+rows = []
 for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16):
     kind = torch.finfo(dtype)
-    print(f"{dtype!s:22} largest {kind.max:.3g}, smallest normal {kind.tiny:.2g}, next after 1: {1 + kind.eps:g}")
+    rows.append((dtype, f"{kind.max:.3g}", f"{kind.tiny:.2g}", f"{1 + kind.eps:g}"))
+display(table(("", "largest", "smallest normal", "next after 1"), rows))
 numbers = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-print(f"e4m3: {100 * (numbers < 4.48).float().mean():.0f} % of its numbers are below a hundredth of the largest")
+print(
+    f"e4m3: {100 * (numbers < 4.48).float().mean():.0f} % of its numbers are below a hundredth of "
+    "the largest"
+)
 
 # %% [markdown]
 # We try them on a product of rows `x` and weights, both rounded, and compare with float64. Only the rounding counts,
@@ -315,7 +340,9 @@ def product_error(x, rounded_x, rounded_w):
 # is rounded to zero?**
 
 # %%
-zeroed = predict_first("of x is rounded to 0, int8, a scale a row, one column 100 times as large", unit="%")
+zeroed = predict_first(
+    "of x is rounded to 0, int8, a scale a row, one column 100 times as large", unit="%"
+)
 zeroed
 
 
@@ -323,13 +350,16 @@ zeroed
 def tried(x, size, grid):
     rounded_x, rounded_w = (to_grid(each, size or each.numel(), *grid) for each in (x, w))
     zeros = 100 * (rounded_x == 0).double().mean()
-    return f"{product_error(x, rounded_x, rounded_w):5.1f} %, {zeros:2.0f} % zeros"
+    return f"{product_error(x, rounded_x, rounded_w):.1f} %", f"{zeros:.0f} %"
 
 
+rows = []
 for name, grid in GRIDS.items():
     for what, size in SHARED.items():
-        found = tried(plain_x, size, grid), tried(outlier_x, size, grid)
-        print(f"{name}, a scale for {what:12}: normal {found[0]}; with an outlier column {found[1]}")
+        found = (*tried(plain_x, size, grid), *tried(outlier_x, size, grid))
+        rows.append((f"{name}, a scale for {what}", *found))
+columns = ("", "normal", "zeros", "with an outlier column", "zeros")
+display(table(columns, rows))
 rounded = to_grid(outlier_x, 1024, *GRIDS["int8"])
 zeroed.compare(round(100 * (rounded == 0).double().mean().item()))
 
@@ -362,7 +392,9 @@ zeroed.compare(round(100 * (rounded == 0).double().mean().item()))
 # how many times fewer bytes does the one kernel move?**
 
 # %%
-weight_bytes = predict_first("times fewer bytes, dequantise + matmul + quantise, one token", unit="times")
+weight_bytes = predict_first(
+    "times fewer bytes, dequantise + matmul + quantise, one token", unit="times"
+)
 weight_bytes
 
 # %%
@@ -389,7 +421,10 @@ print("codes within one:", furthest(fused_experts(*inputs), separate_experts(*in
 three, one = (measure(function, *inputs) for function in (separate_experts, fused_experts))
 by_hand = 3 * inputs[1].numel() + 2 * inputs[1].numel()  # 1 in, 2 out; 2 in
 print(f"PyTorch, operator by operator: {three.launches} launches, {three.bytes_total / 1e6:.2f} MB")
-print(f"three kernels, weights alone: {by_hand / 1e6:.2f} MB; one kernel: {one.unique_total / 1e6:.2f} MB")
+print(
+    f"three kernels, weights alone: {by_hand / 1e6:.2f} MB; one kernel: "
+    f"{one.unique_total / 1e6:.2f} MB"
+)
 weight_bytes.compare(by_hand / inputs[1].numel())
 
 # %% [markdown]
@@ -399,18 +434,27 @@ weight_bytes.compare(by_hand / inputs[1].numel())
 # dequantise, cuBLAS's product, quantise. **How many times faster than these three is one, with 8 tokens an expert?**
 
 # %%
-moe_gain = predict_first("times faster than three kernels, 64 experts, 8 tokens each, H200", unit="times")
+moe_gain = predict_first(
+    "times faster than three kernels, 64 experts, 8 tokens each, H200", unit="times"
+)
 moe_gain
 
 # %%
 of_experts = h200.experiment("quantised_experts")
 weights = 64 * 768 * 2048  # bytes, in int8
+rows, slower = [], ("torch.compile", "eager")
 for tokens, ways in of_experts.items():
-    told = ", ".join(f"{name} {1e6 * time.median:6.0f} us" for name, time in ways.items())
-    gains = [ways[name].median / ways["fused"].median for name in ("torch.compile", "eager")]
-    print(f"{tokens:5} tokens an expert: {told}; {gains[0]:.1f} and {gains[1]:.1f} times")
-rates = [share * weights / of_experts[1][name].median for name, share in (("torch.compile", 5), ("fused", 1))]
-print("one token: weights come and go at", " and ".join(f"{rate / 1e12:.1f} TB/s" for rate in rates))
+    gains = (f"{ways[name].median / ways['fused'].median:.1f} times" for name in slower)
+    rows.append((tokens, *(f"{1e6 * time.median:.0f} us" for time in ways.values()), *gains))
+columns = ("tokens an expert", *ways, *(f"of {name}" for name in slower))
+display(table(columns, rows))
+rates = [
+    share * weights / of_experts[1][name].median
+    for name, share in (("torch.compile", 5), ("fused", 1))
+]
+print(
+    "one token: weights come and go at", " and ".join(f"{rate / 1e12:.1f} TB/s" for rate in rates)
+)
 moe_gain.compare(of_experts[8]["torch.compile"].median / of_experts[8]["fused"].median)
 
 # %% [markdown]
@@ -451,12 +495,14 @@ explorer
 
 # %%
 draw = torch.Generator().manual_seed(0)
+rows = []
 for tokens in (1, 8, 32, 128):
     logits = torch.randn(200, tokens, 64, generator=draw)
     read = logits.topk(8, dim=-1).indices.flatten(1)
     drawn = sum(len(each.unique()) for each in read) / 200
     formula = ExpertLayer(64, 8, 1, 1).touched(tokens)
-    print(f"{tokens:4} tokens: {drawn:4.1f} of 64 experts, the mean of 200 draws; by the formula {formula:4.1f}")
+    rows.append((tokens, f"{drawn:.1f}", f"{formula:.1f}"))
+table(("tokens", "of 64 experts, mean of 200 draws", "by the formula"), rows)
 
 # %% [markdown]
 # A real router is not quite even; then fewer are read. Now hold the model against the clock. The explorer's time is the
@@ -467,15 +513,16 @@ from helpers.figures.expert_weights import FORMATS, counted, seconds
 from helpers.instruments import DEVICES
 
 layer = ExpertLayer(64, 8, 2048, 768)
-print("tokens  experts read  least time  recorded  PyTorch's grouped matmul, dequantised before")
+rows = []
 for tokens in (1, 8, 64, 512, 8192):
     kept = FORMATS["int8 weights"]
     least = max(seconds(layer.work(tokens, kept), kept, DEVICES["H200"]))
     found = h200.times("moe_int8", (tokens, 2048, 768, 64), "bfloat16")
-    print(
-        f"{tokens:6}  {layer.touched(tokens):12.0f}  {1e6 * least:7.1f} us  {1e6 * found['fused'].median:5.1f} us"
-        f"  {1e6 * found['grouped_mm'].median:6.0f} us"
-    )
+    ours, theirs = (1e6 * found[name].median for name in ("fused", "grouped_mm"))
+    times = (f"{1e6 * least:.1f} us", f"{ours:.1f} us", f"{theirs:.0f} us")
+    rows.append((tokens, f"{layer.touched(tokens):.0f}", *times))
+others = "PyTorch's grouped matmul, dequantised before"
+table(("tokens", "experts read", "least time", "recorded", others), rows)
 
 # %% [markdown]
 # From 8 to 64 tokens the time hardly moves, though there is eight times as much to compute: arithmetic is not what it
@@ -493,7 +540,9 @@ for tokens in (1, 8, 64, 512, 8192):
 from kernels.tiled.moe_int8 import moe_int8_kernel
 
 source = inspect.getsource(moe_int8_kernel.fn).splitlines()
-first, last = (next(n for n, line in enumerate(source) if text in line) for text in ("tiles_out =", "entry = "))
+first, last = (
+    next(n for n, line in enumerate(source) if text in line) for text in ("tiles_out =", "entry = ")
+)
 print("\n".join(source[first : last + 1]))
 
 # %% [markdown]
@@ -501,21 +550,23 @@ print("\n".join(source[first : last + 1]))
 # what share of the tiles' rows holds no token?** Tiles of 32.
 
 # %%
-padding = predict_first("of the rows of tiles hold no token, 128 tokens, 64 experts, tiles of 32", unit="%")
+padding = predict_first(
+    "of the rows of tiles hold no token, 128 tokens, 64 experts, tiles of 32", unit="%"
+)
 padding
 
 # %%
 draw = torch.Generator().manual_seed(0)
+found = []
 for tokens in (128, 512, 8192):
     chosen = torch.randn(tokens, 64, generator=draw).topk(8, dim=-1).indices
     count = torch.bincount(chosen.flatten(), minlength=64)
     rows = 32 * ((count + 31) // 32).sum().item()
     empty = 100 * (1 - tokens * 8 / rows)
-    print(
-        f"{tokens:5} tokens: {count.min():4} to {count.max():4} an expert; {empty:.0f} % of the tiles' rows are empty"
-    )
+    found.append((tokens, f"{count.min()} to {count.max()}", f"{empty:.0f} %"))
     if tokens == 128:
         padding.compare(round(empty))
+table(("tokens", "an expert", "of the tiles' rows are empty"), found)
 
 # %% [markdown]
 # With few tokens half of the arithmetic is for nobody, **and it hardly matters**, for arithmetic is not what is short
@@ -531,20 +582,28 @@ for tokens in (128, 512, 8192):
 # weights?**
 
 # %%
-format_gain = predict_first("times faster than bf16, int8 weights, 16 tokens, 28672 x 8192, H200", unit="times")
+format_gain = predict_first(
+    "times faster than bf16, int8 weights, 16 tokens, 28672 x 8192, H200", unit="times"
+)
 format_gain
 
 # %%
 formats = h200.experiment("quantised_formats")
 large = ExpertLayer(1, 1, 8192, 28672)
-kept_as = {"int8": "FP8 both", "fp8": "FP8 both", "mxfp4 weights": "MXFP4 weights"}  # int8 at FP8's rate
+kept_as = {
+    "int8": "FP8 both",
+    "fp8": "FP8 both",
+    "mxfp4 weights": "MXFP4 weights",
+}  # int8 at FP8's rate
+rows = []
 for tokens, ways in formats.items():
-    print(counted(tokens))
     for name, time in ways.items():
         kept = FORMATS[kept_as.get(name.split(",")[0], name)]
         least = max(seconds(large.work(tokens, kept), kept, DEVICES["H200"]))
         gain = ways["bf16"].median / time.median
-        print(f"    {name:22} {1e6 * time.median:7.0f} us, at least {1e6 * least:5.0f}; {gain:.2f} times bf16's speed")
+        times = (f"{1e6 * each:.0f} us" for each in (time.median, least))
+        rows.append((counted(tokens), name, *times, f"{gain:.2f} times"))
+display(table(("", "", "time", "at least", "bf16's speed"), rows))
 format_gain.compare(formats[16]["bf16"].median / formats[16]["int8 weights"].median)
 
 # %% [markdown]
@@ -570,7 +629,10 @@ format_gain.compare(formats[16]["bf16"].median / formats[16]["int8 weights"].med
 from benchmarks.quantised import FP8_WAYS, fp8_kernel
 
 source = inspect.getsource(fp8_kernel.fn).splitlines()
-first, last = (next(n for n, line in enumerate(source) if text in line) for text in ("for start", "max_num_imprecise"))
+first, last = (
+    next(n for n, line in enumerate(source) if text in line)
+    for text in ("for start", "max_num_imprecise")
+)
 print("\n".join(source[first : last + 1]))
 
 
@@ -580,12 +642,20 @@ def on_paper(*shape, dtype=torch.float32):
 
 
 code = on_paper(8192, 8192, dtype=torch.float8_e4m3fn)
-arguments = code, code, on_paper(8192, 64), on_paper(64, 64), on_paper(8192, 8192, dtype=torch.bfloat16)
+arguments = (
+    code,
+    code,
+    on_paper(8192, 64),
+    on_paper(64, 64),
+    on_paper(8192, 8192, dtype=torch.bfloat16),
+)
+names, rows = ("QGMMA", "FADD", "FFMA"), []
 for way, (per_block, in_tensor_cores) in FP8_WAYS.items():
-    options = {"PER_BLOCK": per_block, "IN_TENSOR_CORES": in_tensor_cores, "BLOCK_ROWS": 128, "num_warps": 8}
-    found = compile_for(fp8_kernel, *arguments, 8192, 8192, 8192, device="H200", **options)
-    told = {name: count for name, count in found.instructions.items() if name in ("QGMMA", "FADD", "FFMA")}
-    print(f"{way:28} {told}")
+    options = {"PER_BLOCK": per_block, "IN_TENSOR_CORES": in_tensor_cores, "BLOCK_ROWS": 128}
+    sizes = (8192, 8192, 8192)
+    found = compile_for(fp8_kernel, *arguments, *sizes, device="H200", num_warps=8, **options)
+    rows.append((way, *(found.instructions[name] for name in names)))
+table(("", *names), rows)
 
 # %% [markdown]
 # `QGMMA` is Hopper's FP8 product. In fp32 there is an addition a thread for each of its 64 outputs, `FADD`, every 128
@@ -594,21 +664,28 @@ for way, (per_block, in_tensor_cores) in FP8_WAYS.items():
 # float64 of the same e4m3 numbers.
 
 # %%
-fp8_error = predict_first("error of a sum of 8192 positive products in the tensor cores, H200", unit="%")
+fp8_error = predict_first(
+    "error of a sum of 8192 positive products in the tensor cores, H200", unit="%"
+)
 fp8_error
 
 # %%
 sums = h200.experiment("quantised_fp8_sums")
-print(h200.label)
+rows = []
 for terms, ways in sums.items():
-    print(f"{terms} terms: error with both signs, and of positive numbers")
     for name, error in ways.items():
-        print(f"    {name:36} {100 * error['both signs']:.4f} %  {100 * error['positive']:.4f} %")
+        both = (f"{100 * error[kind]:.4f} %" for kind in ("both signs", "positive"))
+        rows.append((f"{terms} terms", name, *both))
+title = f"{h200.label}\nerror of sums"
+display(table(("", "", "with both signs", "of positive numbers"), rows, title))
 fp8_error.compare(100 * sums[8192]["Triton, a scale a row"]["positive"])
 
 # %%
+rows = []
 for name, time in h200.experiment("quantised_fp8_times").items():
-    print(f"{name:40} {1e3 * time.median:.2f} ms, {2 * 8192**3 / time.median / 1e12:4.0f} TFLOP/s")
+    rate = f"{2 * 8192**3 / time.median / 1e12:.0f} TFLOP/s"
+    rows.append((name, f"{1e3 * time.median:.2f} ms", rate))
+table(("", "time", "rate"), rows)
 
 # %% [markdown]
 # A sum that stays in the tensor cores keeps too few bits. With numbers of one sign, a part of each new product falls
@@ -641,7 +718,9 @@ def e2m1(x):
 
 def microscaled(x, grid, largest):
     groups = x.reshape(-1, 32)
-    exponent = groups.abs().amax(-1, keepdim=True).log2().floor() - int(torch.tensor(largest).log2())
+    exponent = groups.abs().amax(-1, keepdim=True).log2().floor() - int(
+        torch.tensor(largest).log2()
+    )
     return (grid((groups / 2**exponent).clamp(-largest, largest)) * 2**exponent).reshape(x.shape)
 
 
@@ -665,11 +744,13 @@ formats_of = {
     "4 bits, a scale for 32": (4 + 16 / 32, lambda x: to_grid(x, 32, torch.round, 7)),
 }
 # %%
-print(f"{'':24} bits   weights alone   both   both, with an outlier column in x")
+rows = []
 for name, (bits, rounded) in formats_of.items():
     alone = product_error(plain_x, plain_x, rounded(w))
     both = [product_error(x, rounded(x), rounded(w)) for x in (plain_x, outlier_x)]
-    print(f"{name:24} {bits:5.2f} {alone:11.2f} % {both[0]:8.2f} % {both[1]:8.2f} %")
+    rows.append((name, f"{bits:.2f}", *(f"{each:.2f} %" for each in (alone, *both))))
+columns = ("", "bits", "weights alone", "both", "both, with an outlier column in x")
+display(table(columns, rows))
 mx_error.compare(round(product_error(plain_x, plain_x, microscaled(w, e2m1, 6.0)).item(), 1))
 
 # %% [markdown]
@@ -685,9 +766,11 @@ mx_error.compare(round(product_error(plain_x, plain_x, microscaled(w, e2m1, 6.0)
 # %%
 bandwidth = DEVICES["H200"].memory_bandwidth
 print(f"an H200 reads {bandwidth / 1e12:.2f} TB/s")
+rows = []
 for name in ("bf16", "int8, a scale a row", "MXFP8", "MXFP4"):
     size = 70e9 * formats_of[name][0] / 8
-    print(f"{name:20} {size / 1e9:6.1f} GB, {1e3 * size / bandwidth:5.1f} ms a token")
+    rows.append((name, f"{size / 1e9:.1f} GB", f"{1e3 * size / bandwidth:.1f} ms"))
+table(("", "weights", "a token"), rows)
 
 # %% [markdown]
 # In Triton, `tl.dot_scaled` takes both sides with their scales, or one side in 16 bits without. It is one line, on any
@@ -697,8 +780,14 @@ for name in ("bf16", "int8, a scale a row", "MXFP8", "MXFP4"):
 
 # %%
 @triton.jit
-def tile_kernel(x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, y_ptr, X: tl.constexpr, WIDTH: tl.constexpr):
-    i, packed, block = tl.arange(0, 128), tl.arange(0, 64), tl.arange(0, 4)  # 128 numbers: 64 bytes, 4 scales
+def tile_kernel(
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, y_ptr, X: tl.constexpr, WIDTH: tl.constexpr
+):
+    i, packed, block = (
+        tl.arange(0, 128),
+        tl.arange(0, 64),
+        tl.arange(0, 4),
+    )  # 128 numbers: 64 bytes, 4 scales
     x = tl.load(x_ptr + i[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])
     w = tl.load(w_ptr + i[None, :] * 64 + packed[:, None])
     w_scale = tl.load(w_scale_ptr + i[:, None] * 4 + block[None, :])

@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
+from helpers.instruments import table
 from helpers.instruments.fusion import analyse
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
@@ -74,7 +75,7 @@ kernels_left
 # %%
 plan = analyse(block, *block_inputs(8192))
 for group in plan.groups:
-    print(f"{group.kind:9} {' + '.join(group.operations)}")
+    print(f"{group.kind}: {' + '.join(group.operations)}")
 print(plan.report().summary())
 kernels_left.compare(len(plan.groups))
 
@@ -225,7 +226,10 @@ simulator
 simulator.apart()
 for pair in (("native_layer_norm", "mm"), ("silu", "mul"), ("mm", "silu"), ("mm_2", "add")):
     refused = simulator.toggle(*pair)
-    print(f"{' and '.join(pair)}: {f'refused, {refused}' if refused else f'{simulator.predicted * 1e6:.0f} us'}")
+    print(
+        f"{' and '.join(pair)}: "
+        f"{f'refused, {refused}' if refused else f'{simulator.predicted * 1e6:.0f} us'}"
+    )
 
 # %% [markdown]
 # ## Searching
@@ -239,7 +243,10 @@ legal_ways
 
 # %%
 ways = simulator.simulation.moves
-print(f"{len(ways)} legal; the best takes {min(simulator.simulation.totals(way)['time'] for way in ways) * 1e6:.0f} us")
+print(
+    f"{len(ways)} legal; the best takes "
+    f"{min(simulator.simulation.totals(way)['time'] for way in ways) * 1e6:.0f} us"
+)
 legal_ways.compare(len(ways))
 
 # %% [markdown]
@@ -278,7 +285,10 @@ graph = Simulation(costs_of(sums, square, square, square))
 for name, way in {"best click first": best_click_first(graph), "exact": graph.best}.items():
     kernels = ["+".join(graph.names[place] for place in bits(mask)) for mask in way]
     found = graph.totals(way)
-    print(f"{name:16} {found['time'] * 1e6:.0f} us, {found['bytes'] / 1e6:.0f} MB: {'; '.join(kernels)}")
+    print(
+        f"{name:16} {found['time'] * 1e6:.0f} us, {found['bytes'] / 1e6:.0f} MB: "
+        f"{'; '.join(kernels)}"
+    )
 
 # %% [markdown]
 # The addition shares two tensors with the multiplication, and one with each sum by columns. Two are more than one, so
@@ -297,7 +307,9 @@ def sum_and_norm(*tensors):
 
 for rows in (16, 64, 128, 256):
     found = analyse(sum_and_norm, *(meta(rows, 16384) for _ in range(6)))
-    print(f"{rows:3} rows: kernels of {[len(group.operations) for group in found.groups]} operations")
+    print(
+        f"{rows:3} rows: kernels of {[len(group.operations) for group in found.groups]} operations"
+    )
 
 # %% [markdown]
 # With few rows it leaves the additions apart: they can use the whole GPU, and few blocks of a fused kernel cannot.
@@ -318,13 +330,17 @@ for count in (2, 8, 16, 32):
     found = analyse(exponentials, *(meta(8192, 4096, dtype=torch.float32) for _ in range(count)))
     largest = max(found.groups, key=lambda group: len(group.operations))
     print(
-        f"{count:2} tensors: {len(found.groups)} kernel(s), {largest.live} values alive, {largest.registers} registers"
+        f"{count:2} tensors: {len(found.groups)} kernel(s), {largest.live} values alive, "
+        f"{largest.registers} registers"
     )
     compiled[count] = found.compile(largest)
 
 # %% tags=["nbval-ignore-output"]
 for count, resources in compiled.items():
-    print(f"{count:2} tensors: compiled {resources.registers} registers, {resources.spill_bytes} bytes spilled")
+    print(
+        f"{count:2} tensors: compiled {resources.registers} registers, {resources.spill_bytes} "
+        "bytes spilled"
+    )
 
 # %% [markdown]
 # The estimate is far too high, and splits the last one for nothing: a compiler need not keep the order of the graph. It
@@ -359,9 +375,12 @@ by_graph
 by_compile
 
 # %%
+rows = []
 for name, trace in traces.items():
     gaps = sum(kernel.gap for kernel in trace.kernels)
-    print(f"{name:20} {trace.total:4.0f} us, {len(trace.kernels)} kernels for {trace.busy:.0f} us, gaps {gaps:.0f} us")
+    times = (f"{each:.0f} us" for each in (trace.busy, gaps))
+    rows.append((name, f"{trace.total:.0f} us", len(trace.kernels), *times))
+display(table(("", "in all", "kernels", "busy for", "gaps"), rows))
 totals = {name: trace.total for name, trace in traces.items()}
 by_graph.compare(totals["eager"] / totals["eager, CUDA graph"])
 by_compile.compare(totals["eager"] / totals["compiled"])
@@ -390,12 +409,19 @@ trace_explorer(record()["timeline"])
 # %%
 from helpers.instruments.prediction import LAUNCH
 
-function, inputs = GRAPHS["gpt2_block"].make(Tensors("meta"), **GRAPHS["gpt2_block"].real | TIMELINE)
-small = analyse(function, *inputs, epilogues=False)  # as torch.compile does by default: products to the library
+function, inputs = GRAPHS["gpt2_block"].make(
+    Tensors("meta"), **GRAPHS["gpt2_block"].real | TIMELINE
+)
+small = analyse(
+    function, *inputs, epilogues=False
+)  # as torch.compile does by default: products to the library
 pairs = (("eager", small.time_unfused), ("compiled", small.time_fused))
 for name, predicted in pairs:
     found = traces[f"{name}, CUDA graph"]
-    print(f"{name:8} predicted {predicted * 1e6:.0f} us; from the first kernel to the last {found.span:.0f} us")
+    print(
+        f"{name:8} predicted {predicted * 1e6:.0f} us; from the first kernel to the last "
+        f"{found.span:.0f} us"
+    )
 saved = small.time_unfused - small.time_fused
 launches = (small.launches_unfused - small.launches_fused) * LAUNCH
 print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are launches")
@@ -427,7 +453,10 @@ for kind, rows, share in (
     ("a product, then elementwise", 8192, 0.5),
     ("a product, then a norm", 8192, 0.5),
 ):
-    print(f"{kind}, {rows} rows, {share:.0%}: {decide(kind, rows, 4, share, 'from Python', 'H200').outcome}")
+    print(
+        f"{kind}, {rows} rows, {share:.0%}: "
+        f"{decide(kind, rows, 4, share, 'from Python', 'H200').outcome}"
+    )
 
 # %% [markdown]
 # ## A score that shows its weights
@@ -455,12 +484,14 @@ score_explorer(plan_of("gpt2_block", epilogues=True))
 # %%
 from helpers.instruments.fusion.report import flips
 
+rows = []
 for group in plan_of("gpt2_block", epilogues=True).groups:
     if len(group.operations) > 1:
         gain = (group.time_unfused - group.time) * 1e6
         says = "fuse" if group.score.total >= 0.5 else "leave"
-        print(f"{group.operations[0]:20} saves {gain:5.0f} us; score {group.score.total:.2f}, {says}")
-        print(f"{'':20} flips: {'; '.join(flips(group)) or 'nothing nearby'}")
+        told = (f"{gain:.0f} us", f"{group.score.total:.2f}", says)
+        rows.append((group.operations[0], *told, "; ".join(flips(group)) or "nothing nearby"))
+table(("group", "saves", "score", "says", "flips"), rows)
 
 # %% [markdown]
 # Two opinions, and they differ: every one of these kernels saves predicted time, and the score would leave some. It
@@ -482,12 +513,17 @@ from helpers.figures import TwoPartitions, groups_explorer
 def beside(name):
     found = compare(name)
     homes = homes_of_all(plan_of(name), record()["graphs"][name])
-    return TwoPartitions(plan_of(name), homes, (*found.analyser_alone, *found.inductor_alone), found.edges)
+    return TwoPartitions(
+        plan_of(name), homes, (*found.analyser_alone, *found.inductor_alone), found.edges
+    )
 
 
-shown = {name: beside(name) for name in ("gpt2_block", "squeeze_excite", "column_statistics", "bert_layer")}
-for name, each in shown.items():
-    print(f"{name:17} {each.edges - len(each.differing):2} of {each.edges} edges alike")
+shown = {
+    name: beside(name)
+    for name in ("gpt2_block", "squeeze_excite", "column_statistics", "bert_layer")
+}
+rows = ((name, each.edges - len(each.differing), each.edges) for name, each in shown.items())
+table(("graph", "edges alike", "of"), rows)
 
 # %% tags=["nbval-ignore-output"]
 groups_explorer(shown)
@@ -512,7 +548,9 @@ for name, each in shown.items():
 # %%
 def generated(name):
     """Source of the Triton kernels that Inductor wrote for a graph."""
-    return re.findall(r"(@triton\.jit\n.*?)\n''', device_str", record()["graphs"][name]["code"][0], re.DOTALL)
+    return re.findall(
+        r"(@triton\.jit\n.*?)\n''', device_str", record()["graphs"][name]["code"][0], re.DOTALL
+    )
 
 
 print(*generated("hard_swish_chain"), sep="\n")
@@ -529,7 +567,11 @@ passes
 
 # %%
 (source,) = generated("residual_layer_norm")
-touched = [line.strip() for line in source.splitlines() if ("tl.load" in line or "tl.store" in line) and "x0" in line]
+touched = [
+    line.strip()
+    for line in source.splitlines()
+    if ("tl.load" in line or "tl.store" in line) and "x0" in line
+]
 for line in touched:
     print(re.sub(r", r0_mask.*", ", ...)", line))
 passes.compare(len(touched))
@@ -545,10 +587,12 @@ from helpers.instruments import recorded
 at_size = {
     row["provider"]: row["gpu"]["median"]
     for row in recorded("h200").rows
-    if row["kernel"] == "residual_layer_norm" and row["shape"] == [32768, 4096] and row["dtype"] == "bfloat16"
+    if row["kernel"] == "residual_layer_norm"
+    and row["shape"] == [32768, 4096]
+    and row["dtype"] == "bfloat16"
 }
-for provider, seconds in at_size.items():
-    print(f"{provider:14} {seconds * 1e6:.0f} us")
+rows = ((provider, f"{seconds * 1e6:.0f} us") for provider, seconds in at_size.items())
+table(("", "time"), rows)
 
 # %% [markdown]
 # Hardly anything, at this size, though it is a fifth pass where four were needed: each block reads its row back soon
@@ -569,7 +613,10 @@ from benchmarks.fusion_proof import compared, summary
 trials = compared()
 of_all = summary(trials)
 print(f"{of_all['graphs']} graphs, {of_all['edges']} edges; recorded: {provenance}")
-print(f"alike on {of_all['agreement']:.0%} of edges; {of_all['agreement_with_a_choice']:.0%} where there was a choice")
+print(
+    f"alike on {of_all['agreement']:.0%} of edges; {of_all['agreement_with_a_choice']:.0%} where "
+    "there was a choice"
+)
 print(f"median error of the predicted speed-up {of_all['median_error']:.0%}")
 print(f"right about faster or slower in {of_all['right_directions']:.0%}")
 agreement.compare(round(100 * of_all["agreement"]))
@@ -581,7 +628,9 @@ agreement.compare(round(100 * of_all["agreement"]))
 # %%
 from collections import Counter
 
-differing = [(each.name, edge) for each in trials for edge in (*each.analyser_alone, *each.inductor_alone)]
+differing = [
+    (each.name, edge) for each in trials for edge in (*each.analyser_alone, *each.inductor_alone)
+]
 print(dict(Counter(verdict(*each).split(",")[0].split(" (")[0] for each in differing)))
 print("wrong direction:", *(each.name for each in trials if not each.right_direction))
 
@@ -589,11 +638,17 @@ print("wrong direction:", *(each.name for each in trials if not each.right_direc
 # A median hides its tail. The five worst, and whose time was wrong, as predicted over measured:
 
 # %%
+rows = []
 for each in sorted(trials, key=lambda each: -abs(math.log(1 + each.error)))[:5]:
     measured, found = record()["graphs"][each.name]["gpu"], plan_of(each.name)
-    eager, fused = found.time_unfused / measured["eager"]["median"], found.time_fused / measured["compiled"]["median"]
-    print(f"{each.name:18} predicted {each.predicted:5.2f} times, measured {each.measured:5.2f}: {each.error:+.0%}")
-    print(f"{'':18} predicted over measured: eager {eager:.2f}, compiled {fused:.2f}")
+    over = (
+        found.time_unfused / measured["eager"]["median"],
+        found.time_fused / measured["compiled"]["median"],
+    )
+    gains = (f"{gain:.2f} times" for gain in (each.predicted, each.measured))
+    rows.append((each.name, *gains, f"{each.error:+.0%}", *(f"{ratio:.2f}" for ratio in over)))
+columns = ("", "predicted", "measured", "error", "predicted over measured: eager", "compiled")
+table(columns, rows)
 
 # %% [markdown]
 # Where it promises too much, eager's time is mostly about right, and Inductor's kernels take longer than the analyser
@@ -605,10 +660,14 @@ for each in sorted(trials, key=lambda each: -abs(math.log(1 + each.error)))[:5]:
 from benchmarks.fusion_proof import with_our_kernels
 
 ours = with_our_kernels()
-for name in ("swiglu", "bias_dropout_residual", "softmax_dropout", "cross_entropy", "layer_norm_act", "softmax_topk"):
+names = "swiglu bias_dropout_residual softmax_dropout cross_entropy layer_norm_act softmax_topk"
+rows = []
+for name in names.split():
     found = plan_of(name, epilogues=True)
     said = found.time_unfused / found.time_fused
-    print(f"{name:22} predicted {said:4.1f} times, torch.compile {compare(name).measured:4.1f}, ours {ours[name]:4.1f}")
+    gains = (said, compare(name).measured, ours[name])
+    rows.append((name, *(f"{gain:.1f} times" for gain in gains)))
+table(("", "predicted", "torch.compile", "ours"), rows)
 
 # %% [markdown]
 # Mostly it is a promise that somebody can keep. Where the compiler falls short of it, there may be a kernel worth
@@ -620,11 +679,15 @@ for name in ("swiglu", "bias_dropout_residual", "softmax_dropout", "cross_entrop
 # compiled:
 
 # %%
-BLOCKS = "bert_layer gpt2_block llama_block vit_block mixtral_experts mamba_block resnet_bottleneck unet_block".split()
+BLOCKS = "bert_layer gpt2_block llama_block vit_block mixtral_experts mamba_block".split()
+BLOCKS += ["resnet_bottleneck", "unet_block"]
 gains = {name: compare(name).measured for name in BLOCKS}
-for name, gain in gains.items():
-    print(f"{name:18} {gain:.2f} times; 120 ms would become {120 / gain:.0f} ms")
-print(f"median {statistics.median(gains.values()):.2f}, claimed {120 / 80:.2f}; h200_fusion.json, {provenance}")
+rows = ((name, f"{gain:.2f} times", f"{120 / gain:.0f} ms") for name, gain in gains.items())
+display(table(("", "faster", "120 ms would become"), rows))
+print(
+    f"median {statistics.median(gains.values()):.2f}, claimed {120 / 80:.2f}; h200_fusion.json, "
+    f"{provenance}"
+)
 
 # %% [markdown]
 # **Verdict: fair in the middle, and no number for a model.** The four transformers among them (BERT, GPT-2, Llama, ViT)
@@ -661,7 +724,9 @@ for function in (with_if, with_where):
 # operations, broken in the middle:
 
 # %%
-break_cost = predict_first("times the bytes, four elementwise operations broken in two", unit="times")
+break_cost = predict_first(
+    "times the bytes, four elementwise operations broken in two", unit="times"
+)
 break_cost
 
 # %%
@@ -721,7 +786,10 @@ rows_differ.compare(int((together != alone).sum()))
 print("some differ:", bool((together != alone).any()))
 print("with a split that never changes, some differ:", bool((together != fixed).any()))
 exact = many.double().sum(1)
-print("all right to a thousandth:", all(bool(((each - exact).abs() < 1e-3).all()) for each in (together, alone, fixed)))
+print(
+    "all right to a thousandth:",
+    all(bool(((each - exact).abs() < 1e-3).all()) for each in (together, alone, fixed)),
+)
 
 # %% [markdown]
 # Nothing is wrong with either, and a language model that must give the same answer in any batch cannot have it. (He and
@@ -738,7 +806,10 @@ rounded = ((half * 3).exp() * 0.1).log()
 kept = ((half.float() * 3).exp() * 0.1).log().bfloat16()
 exact = ((half.double() * 3).exp() * 0.1).log()
 print("the same bits:", torch.equal(rounded, kept))
-errors = {name: (each.double() - exact).abs().mean().item() for name, each in (("rounded", rounded), ("kept", kept))}
+errors = {
+    name: (each.double() - exact).abs().mean().item()
+    for name, each in (("rounded", rounded), ("kept", kept))
+}
 print("fused is closer to float64:", errors["kept"] < errors["rounded"])
 
 # %% [markdown]
@@ -747,7 +818,10 @@ print("fused is closer to float64:", errors["kept"] < errors["rounded"])
 
 # %%
 seconds = sorted(graph["compile_seconds"] for graph in record()["graphs"].values())
-print(f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, the slowest {seconds[-1]:.1f} s")
+print(
+    f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, the slowest "
+    f"{seconds[-1]:.1f} s"
+)
 
 # %% [markdown]
 # A shape that changes with every request may pay that again, or a kernel for any shape, which is slower. A fused kernel
@@ -762,7 +836,9 @@ print(f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, the sl
 # **How many times longer are its kernels busy than reading all weights once would take?**
 
 # %%
-bubble = predict_first("times longer than reading the weights once, compiled, CUDA graph", unit="times")
+bubble = predict_first(
+    "times longer than reading the weights once, compiled, CUDA graph", unit="times"
+)
 bubble
 
 # %%
@@ -771,7 +847,9 @@ weights = sum(each.numel() * each.element_size() for each in inputs)
 floor = weights / recorded("h200").copy_bandwidth * 1e6
 arithmetic = sum(each.work.flops for each in small.operations) / recorded("h200").matrix_rate * 1e6
 gaps = sum(kernel.gap for kernel in last.kernels)
-print(f"{weights / 1e6:.1f} MB of weights and input: {floor:.1f} us; arithmetic {arithmetic:.1f} us")
+print(
+    f"{weights / 1e6:.1f} MB of weights and input: {floor:.1f} us; arithmetic {arithmetic:.1f} us"
+)
 print(f"{len(last.kernels)} kernels: busy {last.busy:.0f} us, gaps {gaps:.1f} us")
 bubble.compare(last.busy / floor)
 
@@ -790,14 +868,16 @@ bubble.compare(last.busy / floor)
 # %%
 def build():
     with torch.device("meta"):
-        model = torch.nn.TransformerEncoderLayer(1024, 16, dtype=torch.bfloat16, batch_first=True, norm_first=True)
+        model = torch.nn.TransformerEncoderLayer(
+            1024, 16, dtype=torch.bfloat16, batch_first=True, norm_first=True
+        )
         return model.train(), (torch.empty(16, 512, 1024, dtype=torch.bfloat16),)
 
 
 # %% tags=["nbval-ignore-output"]
 model, model_inputs = build()
 yours = analyse(model, *model_inputs, device="H200")
-print(yours.report())
+yours.report()
 
 # %% tags=["nbval-ignore-output"]
 yours.draw()

@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import compile_for, cuda_kernel, measure, recorded
+from helpers.instruments import compile_for, cuda_kernel, measure, recorded, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels import runtime
 
@@ -98,7 +98,8 @@ explorer
 h200 = recorded("h200")
 strides = h200.experiment("strides")
 print(h200.label)
-print(", ".join(f"stride {stride}: {1e6 * strides[stride].median:.0f} us" for stride in (1, 2, 4, 8, 16, 32)))
+told = (f"stride {each}: {1e6 * strides[each].median:.0f} us" for each in (1, 2, 4, 8, 16, 32))
+print(", ".join(told))
 
 # %% [markdown]
 # Up to 8 the time goes nearly as the sectors do. Beyond, a request asks for no more of them, and still it takes
@@ -151,7 +152,9 @@ __device__ float gelu(float s) {
   return s * __fdividef(1.0f, 1.0f + __expf(-twice_u));
 }
 __device__ float4 gelu(float4 s) { return {gelu(s.x), gelu(s.y), gelu(s.z), gelu(s.w)}; }
-__device__ float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+__device__ float4 operator+(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
 
 template <typename T>
 __global__ void add_gelu(const T* a, const T* b, T* y, int n) {
@@ -185,17 +188,20 @@ wide
 # %%
 four_ways = h200.experiment("cuda_four_ways")
 large = max(four_ways)
-print(h200.label)
-print(f"{large:,} numbers   one number    float4     ratio")
+rows = []
 for threads, times in four_ways[large].items():
     one, four = times["one number"].median, times["float4"].median
-    print(f"{threads:4} threads  {1e6 * one:15.0f} us {1e6 * four:6.0f} us {one / four:9.2f}")
+    rows.append((threads, *(f"{1e6 * each:.0f} us" for each in (one, four)), f"{one / four:.2f}"))
+title = f"{h200.label}\n{large:,} numbers"
+table(("threads", "one number", "float4", "ratio"), rows, title)
 
 # %%
 small = min(four_ways)
+rows = []
 for threads, times in four_ways[small].items():
     ratio = times["one number"].median / times["float4"].median
-    print(f"{small:,} numbers, {threads:4} threads: {ratio:.2f} times as long")
+    rows.append((threads, f"{ratio:.2f} times as long"))
+display(table(("threads", f"{small:,} numbers"), rows))
 times = four_ways[large][256]
 wide.compare(times["one number"].median / times["float4"].median)
 
@@ -206,8 +212,10 @@ wide.compare(times["one number"].median / times["float4"].median)
 # the SM is full of threads:
 
 # %%
+rows = []
 for threads in four_ways[large]:
-    print(f"{threads:4} threads: {ways['float'].resources_for(threads).occupancy()}")
+    rows.append((threads, repr(ways["float"].resources_for(threads).occupancy())))
+table(("threads", "occupancy"), rows)
 
 # %% [markdown]
 # Why then is 256 best? A likely reason, not measured here: such threads are soon done, and between the end of a block
@@ -254,12 +262,14 @@ spilled
 # %%
 names = ("as_it_is<float4>", "bounded<5>", "bounded<6>", "bounded<8>", "capped<24>")
 eights = {name: cuda_kernel(add_gelu_source + eight_source, name, device="H200") for name in names}
+rows = []
 for name, kernel in (ways | eights).items():
     need = kernel.resources_for(256)
-    share = f"{need.occupancy().blocks} blocks, {need.occupancy().fraction:.0%}"
-    print(f"{name:16} {need.registers:3} registers, {need.spill_bytes:3} B spilled, {share}")
+    share = (need.occupancy().blocks, f"{need.occupancy().fraction:.0%}")
+    rows.append((name, f"{need.registers} registers", f"{need.spill_bytes} B", *share))
     if name == "bounded<8>":
         said = spilled.compare(need.spill_bytes)
+display(table(("", "a thread", "spilled", "blocks", "occupancy"), rows))
 said
 
 # %% [markdown]
@@ -270,18 +280,22 @@ said
 # %%
 print("\n".join(line for line in eights["bounded<8>"].log.splitlines() if " bytes " in line))
 order = re.findall(r"LDG\.E\.128|FADD", eights["as_it_is<float4>"].resources.sass)
-print(f"as_it_is<float4>: {order.index('FADD')} of {order.count('LDG.E.128')} loads before the first sum")
+print(
+    f"as_it_is<float4>: {order.index('FADD')} of {order.count('LDG.E.128')} loads before the first "
+    "sum"
+)
 
 # %% [markdown]
 # And what it is worth. **Claim: "spilled registers are 100 times slower."**
 
 # %%
 caps = h200.experiment("cuda_caps")
-print(h200.label)
+rows = []
 for kernel, (cap, time) in zip(eights.values(), caps.items(), strict=True):
     need = kernel.resources_for(256)
-    told = f"{need.spill_bytes:3} B spilled, {need.occupancy().fraction:4.0%} occupancy"
-    print(f"{cap:17} {told}, {1e6 * time.median:6.0f} us")
+    told = (f"{need.spill_bytes} B", f"{need.occupancy().fraction:.0%}")
+    rows.append((cap, *told, f"{1e6 * time.median:.0f} us"))
+display(table(("", "spilled", "occupancy", "time"), rows, h200.label))
 worst = max(time.median for time in caps.values()) / caps["as it is"].median
 print(f"the slowest takes {worst:.2f} times as long as the one that spills nothing")
 
@@ -335,7 +349,8 @@ __device__ float of_block(float v, float* of_warps) {
 
 # %%
 layer_norm_source = """
-__global__ void layer_norm(const float* x, const float* weight, const float* bias, float* y, int columns) {
+__global__ void layer_norm(
+    const float* x, const float* weight, const float* bias, float* y, int columns) {
   __shared__ float of_warps[32];
   x += blockIdx.x * columns, y += blockIdx.x * columns;
   float sum = 0, squares = 0;
@@ -371,7 +386,7 @@ exact = torch.nn.functional.layer_norm(rows.double(), (1000,), weight.double(), 
 first = cuda_kernel(reduce_source + layer_norm_source, "layer_norm")
 found = measure(layer_norm, first, rows)
 print("right:", torch.allclose(found.result.double(), exact, atol=1e-2))
-print(found.tensor_table())
+display(found.tensor_table())
 row_bytes.compare(found.bytes_total / rows.numel())
 
 # %% [markdown]
@@ -392,7 +407,8 @@ watch(first[1, 64], few, torch.ones_like(few), torch.zeros_like(few), torch.empt
 # %%
 kept_source = """
 template <int EACH>
-__global__ void layer_norm(const float* x, const float* weight, const float* bias, float* y, int columns) {
+__global__ void layer_norm(
+    const float* x, const float* weight, const float* bias, float* y, int columns) {
   __shared__ float of_warps[32];
   float v[EACH], sum = 0, squares = 0;
   for (int k = 0; k < EACH; k++) {
@@ -477,7 +493,9 @@ __global__ void stuck(float* y) {
   if (threadIdx.x < 100) __syncthreads();
   y[threadIdx.x] = 1;
 }"""
-for hazard in measure(cuda_kernel(stuck_source, "stuck")[1, 256], torch.empty(256, device=device)).hazards:
+for hazard in measure(
+    cuda_kernel(stuck_source, "stuck")[1, 256], torch.empty(256, device=device)
+).hazards:
     print(hazard)
 
 # %% [markdown]
@@ -514,11 +532,17 @@ __global__ void softmax(const float* x, float* y, int columns) {
 
 # %%
 x, y = 20 * torch.randn(16, 1000, device=device), torch.empty(16, 1000, device=device)
-before = {"Plain": lambda x: x, "Scaled": lambda x: x / 8, "Capped": lambda x: 30 * torch.tanh(x / 30)}
+before = {
+    "Plain": lambda x: x,
+    "Scaled": lambda x: x / 8,
+    "Capped": lambda x: 30 * torch.tanh(x / 30),
+}
 for name, function in before.items():
     softmax = cuda_kernel(reduce_source + softmax_source, f"softmax<4, {name}>")
     found = measure(softmax[16, 256], x, y, 1000)
-    right = torch.allclose(y.double(), torch.softmax(function(x.double()), -1), rtol=1e-4, atol=1e-7)
+    right = torch.allclose(
+        y.double(), torch.softmax(function(x.double()), -1), rtol=1e-4, atol=1e-7
+    )
     need = softmax.resources
     print(f"{name:6} right: {right}, {found.bytes_total / x.numel():g} B/element", end=", ")
     print(f"{need.registers} registers, {sum(need.instructions.values())} instructions")
@@ -602,15 +626,19 @@ padding
 # %%
 x, y = torch.randn(2, 64, 64, device=device)
 for width in (32, 33):
-    found = measure(cuda_kernel(transpose_source, f"transpose<{width}>")[(2, 2), (32, 32)], x, y, 64)
-    print(f"tile[32][{width}] right: {torch.equal(y, x.T)}, {found.shared_requests} requests", end=", ")
+    found = measure(
+        cuda_kernel(transpose_source, f"transpose<{width}>")[(2, 2), (32, 32)], x, y, 64
+    )
+    print(
+        f"tile[32][{width}] right: {torch.equal(y, x.T)}, {found.shared_requests} requests",
+        end=", ",
+    )
     print(f"{found.shared_wavefronts} wavefronts, {found.sectors_per_request:g} sectors a request")
 
 # %%
 transposes = h200.experiment("cuda_transpose")
-print(h200.label)
-for name, time in transposes.items():
-    print(f"{name:12} {1e6 * time.median:6.0f} us")
+taken = ((name, f"{1e6 * time.median:.0f} us") for name, time in transposes.items())
+display(table(("", "time"), taken, h200.label))
 padding.compare(transposes["tile[32][32]"].median / transposes["tile[32][33]"].median)
 
 # %% [markdown]
@@ -639,7 +667,9 @@ def instructions(ptx):
 
 for name, need in (("CUDA C++", by_hand), ("Triton", by_triton)):
     print(f"{name}: {need.registers} registers, {len(instructions(need.ptx))} instructions of PTX")
-    memory = [line for line in instructions(need.ptx) if re.search(r"\b(ld|st)\.global|\bbra\b", line)]
+    memory = [
+        line for line in instructions(need.ptx) if re.search(r"\b(ld|st)\.global|\bbra\b", line)
+    ]
     print("\n".join(f"    {line}" for line in memory))
 
 # %% [markdown]
@@ -649,9 +679,10 @@ for name, need in (("CUDA C++", by_hand), ("Triton", by_triton)):
 # <!-- given 16 bytes: a float4 -->
 
 # %%
+taken = []
 for threads, times in four_ways[large].items():
-    print(f"{threads:4} threads: float4 {1e6 * times['float4'].median:5.0f} us", end=", ")
-    print(f"Triton {1e6 * times['Triton'].median:5.0f} us")
+    taken.append((threads, *(f"{1e6 * times[way].median:.0f} us" for way in ("float4", "Triton"))))
+table(("threads", "float4", "Triton"), taken)
 
 # %% [markdown]
 # Now a row, where threads have to work together:
@@ -666,7 +697,9 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, BLOCK: tl.con
     mean = tl.sum(x) / columns
     centred = tl.where(inside, x - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred) / columns + 1e-5)
-    y = centred * scale * tl.load(weight_ptr + column, mask=inside) + tl.load(bias_ptr + column, mask=inside)
+    y = centred * scale * tl.load(weight_ptr + column, mask=inside) + tl.load(
+        bias_ptr + column, mask=inside
+    )
     tl.store(y_ptr + row * columns + column, y, mask=inside)
 
 
@@ -679,17 +712,26 @@ barriers
 
 # %%
 t = rows.new_empty(16, 1024)
-triton_for = lambda n: compile_for(layer_norm_kernel, t, t, t, t, n, device="H200", BLOCK=1024, num_warps=8)
-by_hand = cuda_kernel(reduce_source + kept_source, "layer_norm<4>", device="H200").resources_for(256)
+triton_for = lambda n: compile_for(
+    layer_norm_kernel, t, t, t, t, n, device="H200", BLOCK=1024, num_warps=8
+)
+by_hand = cuda_kernel(reduce_source + kept_source, "layer_norm<4>", device="H200").resources_for(
+    256
+)
 found = {"CUDA C++": by_hand, "Triton, 1024": triton_for(1024), "Triton, 1000": triton_for(1000)}
-names = {"barriers": "BAR", "shuffles": "SHFL", "16-byte loads": "LDG.128", "4-byte loads": "LDG.32"}
-table = {name: [need.instructions[key] for need in found.values()] for name, key in names.items()}
-table["shared memory, B"] = [need.shared_memory for need in found.values()]
-table["registers"] = [need.registers for need in found.values()]
-print(f"{'':16}" + "".join(f"{name:>14}" for name in found))
-for name, row in table.items():
-    print(f"{name:16}" + "".join(f"{each:14}" for each in row))
-barriers.compare(table["barriers"][1])
+names = {
+    "barriers": "BAR",
+    "shuffles": "SHFL",
+    "16-byte loads": "LDG.128",
+    "4-byte loads": "LDG.32",
+}
+counts = {}
+for name, key in names.items():
+    counts[name] = [need.instructions[key] for need in found.values()]
+counts["shared memory, B"] = [need.shared_memory for need in found.values()]
+counts["registers"] = [need.registers for need in found.values()]
+display(table(("", *found), ((name, *row) for name, row in counts.items())))
+barriers.compare(counts["barriers"][1])
 
 # %% [markdown]
 # The same plan: shuffles within a warp, a few words of shared memory between warps, barriers around it. Triton adds up

@@ -23,7 +23,16 @@ from functools import partial
 
 import torch
 
-from helpers.instruments import compile_for, counters_beside, measure, read_ncu, read_trace, recorded, recorded_page
+from helpers.instruments import (
+    compile_for,
+    counters_beside,
+    measure,
+    read_ncu,
+    read_trace,
+    recorded,
+    recorded_page,
+    table,
+)
 from helpers.learning import predict_first, predictions, self_test
 from kernels import CATALOGUE, runtime
 
@@ -51,7 +60,12 @@ from pathlib import Path
 from helpers.instruments.profile_script import PERMISSION, commands
 
 for command in commands(Path("script.py"), launches=50).values():
-    print("$", " ".join(["python" if "python" in word else word for word in command]).replace(" --", "\n    --"))
+    print(
+        "$",
+        " ".join(["python" if "python" in word else word for word in command]).replace(
+            " --", "\n    --"
+        ),
+    )
 print(PERMISSION)
 
 # %% [markdown]
@@ -89,8 +103,8 @@ read_mb.compare(add_gelu.counter("dram__bytes_read.sum") / 1e6)
 # %%
 printed = recorded_page("ncu_details.txt").read_text().split("add_gelu_kernel", 1)[1]
 for section in ("GPU Speed Of Light Throughput", "Launch Statistics", "Occupancy"):
-    table = printed.split(f"Section: {section}\n", 1)[1].split("\n\n", 1)[0]
-    print(f"    Section: {section}\n{table}\n")
+    part = printed.split(f"Section: {section}\n", 1)[1].split("\n\n", 1)[0]
+    print(f"    Section: {section}\n{part}\n")
 
 # %% [markdown]
 # **Speed of light** says how close the kernel comes to what the chip can do: of memory and of arithmetic, in per cent.
@@ -109,10 +123,20 @@ def beside(name, shape, dtype, small=None, times=1):
     kernel = op.kernel_for(*shape)
     resources = compile_for(kernel, *arguments, device="H200", **options)
     traffic = small and measure(op.fused, *op.inputs(*small, dtype=dtype))
-    return counters_beside(pages[kernel.fn.__name__], resources, traffic, times, op.work(shape, dtype))
+    return counters_beside(
+        pages[kernel.fn.__name__], resources, traffic, times, op.work(shape, dtype)
+    )
 
 
-print(*beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**11), sep="\n")
+def pair_table(pairs, name=""):
+    cells = []
+    for pair in pairs:
+        both = (f"{each:,.4g}" for each in (pair.counted, pair.said))
+        cells.append((pair.counter, *both, f"{pair.ratio:.3f}", pair.instrument))
+    return table(("counter", "counted", "said", "ratio", "by"), cells, name)
+
+
+pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**11))
 
 # %% [markdown]
 # Registers, block, occupancy, sectors, bytes read: equal, to the last digit or nearly. **One is not: fewer bytes are
@@ -141,7 +165,7 @@ compared = {
     "flash_attention": beside("flash_attention", (1, 16, 2048, 128, False), bf16),
 }
 for name, pairs in compared.items():
-    print(name, *(f"  {pair}" for pair in pairs if pair.ratio != 1), sep="\n")
+    display(pair_table((pair for pair in pairs if pair.ratio != 1), name))
 
 # %% [markdown]
 # Three reasons, and none is a mistake of an instrument:
@@ -156,10 +180,12 @@ for name, pairs in compared.items():
 
 # %%
 LOADS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
+rows = []
 for name in ("softmax_kernel", "linear_act_descriptors_kernel", "flash_attention_kernel"):
     page = pages[name]
-    l1, l2 = page.counter(LOADS), page.counter("lts__t_sectors_op_read.sum")
-    print(f"{name:30} {l1 / 1e6:7.2f} million sectors by loads, {l2 / 1e6:7.2f} asked of L2")
+    both = (page.counter(each) for each in (LOADS, "lts__t_sectors_op_read.sum"))
+    rows.append((name, *(f"{sectors / 1e6:.2f} million" for sectors in both)))
+table(("sectors", "by loads", "asked of L2"), rows)
 
 # %% [markdown]
 # **A counter has a place on the chip, and sees what passes there.** The one for loads sits on the path of load
@@ -179,17 +205,25 @@ twice = predict_first("times faster: add+GELU fused, by ncu's durations", unit="
 twice
 
 # %%
-CASES = {"add+GELU": (2, 1), "LayerNorm+GELU": (2, 1), "softmax": (5, 1), "linear+GELU": (2, 1), "attention": (4, 1)}
+CASES = {
+    "add+GELU": (2, 1),
+    "LayerNorm+GELU": (2, 1),
+    "softmax": (5, 1),
+    "linear+GELU": (2, 1),
+    "attention": (4, 1),
+}
 launched, first = list(read_ncu(recorded_page("ncu.csv"))), 0
-gain = {}
+gain, rows = {}, []
 for name, (unfused, fused) in CASES.items():
     parts = launched[first : first + unfused], launched[first + unfused : first + unfused + fused]
     times = [sum(each.counter("Duration") for each in part) for part in parts]
     moved = [sum(each.counter("dram__bytes_read.sum") for each in part) for part in parts]
     gain[name], first = times[0] / times[1], first + unfused + fused
-    print(f"{name:15} {1e6 * times[0]:6.1f} us -> {1e6 * times[1]:6.1f} us, {gain[name]:.2f} times; ", end="")
-    print(f"read {moved[0] / moved[1]:.1f} times less; unfused, each: ", end="")
-    print(*(f"{1e6 * each.counter('Duration'):.0f} us" for each in parts[0]), sep=" + ")
+    told = (*(f"{1e6 * each:.1f} us" for each in times), f"{gain[name]:.2f} times")
+    each_part = " + ".join(f"{1e6 * each.counter('Duration'):.0f} us" for each in parts[0])
+    rows.append((name, *told, f"{moved[0] / moved[1]:.1f} times less", each_part))
+columns = ("", "unfused", "fused", "faster", "read", "unfused, each")
+display(table(columns, rows))
 twice.compare(gain["add+GELU"])
 
 # %% [markdown]
@@ -200,13 +234,17 @@ twice.compare(gain["add+GELU"])
 
 # %%
 add = launched[0]
-print(f"add alone: {add.counter('DRAM Throughput'):.0f}% of the memory's speed, {1e6 * add.counter('Duration'):.1f} us")
+print(
+    f"add alone: {add.counter('DRAM Throughput'):.0f}% of the memory's speed, "
+    f"{1e6 * add.counter('Duration'):.1f} us"
+)
 print(f"add and GELU in one kernel: {1e6 * add_gelu.counter('Duration'):.1f} us")
 advice = recorded_page("ncu_details.txt").read_text().split("    INF   ")[1].split("\n\n")[0]
 print("of the add alone:", " ".join(advice.split()))
+names, rows = ("DRAM Throughput", "Compute (SM) Throughput"), []
 for step, each in zip(("max", "subtract", "exp", "sum", "divide"), launched[6:11], strict=True):
-    told = f"memory {each.counter('DRAM Throughput'):2.0f}%, compute {each.counter('Compute (SM) Throughput'):2.0f}%"
-    print(f"softmax, {step:8} {told}")
+    rows.append((step, *(f"{each.counter(name):.0f}%" for name in names)))
+table(("softmax", "memory", "compute"), rows)
 
 # %% [markdown]
 # **Verdict: fails.** The fused kernel takes as long as the add alone: GELU is free. No section of the page says so, and
@@ -230,13 +268,18 @@ for step, each in zip(("max", "subtract", "exp", "sum", "divide"), launched[6:11
 # what. And the *Source Counters* point at the line:
 
 # %%
-stalls = {name: each.value for name, each in add_gelu.sections["Warp State Statistics"].items() if "Stall " in name}
-for name, cycles in sorted(stalls.items(), key=lambda pair: -pair[1])[:4]:
-    print(f"{name:24} {cycles:5.1f} cycles an instruction")
+states = add_gelu.sections["Warp State Statistics"]
+stalls = {name: each.value for name, each in states.items() if "Stall " in name}
+longest = sorted(stalls.items(), key=lambda pair: -pair[1])[:4]
+rows = ((name, f"{cycles:.1f}") for name, cycles in longest)
+display(table(("stall", "cycles an instruction"), rows))
 lines = list(csv.DictReader(recorded_page("ncu_source.csv").read_text().splitlines()))
 samples = sum(int(line["# Samples"]) for line in lines)
+rows = []
 for line in sorted(lines, key=lambda line: -int(line["# Samples"]))[:4]:
-    print(f"{100 * int(line['# Samples']) / samples:4.0f}% of the samples: {line['Source'].strip().split(' 0x7f')[0]}")
+    share = f"{100 * int(line['# Samples']) / samples:.0f}%"
+    rows.append((share, line["Source"].strip().split(" 0x7f")[0]))
+table(("of the samples", "instruction"), rows)
 
 # %% [markdown]
 # A scoreboard is where an SM notes which registers are still to be filled. *Long scoreboard* is a wait for a load, from
@@ -258,10 +301,12 @@ far_apart
 
 # %%
 strided = [page for page in launched if page.name == "strided_sum_kernel"]
+rows = []
 for stride, page in zip((4, 32, 64, 128), strided, strict=True):
     sectors, nbytes = page.counter(LOADS), page.counter("dram__bytes_read.sum")
     asked, came = 32 * sectors / 2**22, nbytes / 2**22
-    print(f"{stride:3} B apart: {asked:5.1f} B in sectors, {came:5.1f} B from memory, a number")
+    rows.append((f"{stride} B", *(f"{each:.1f} B" for each in (asked, came))))
+display(table(("apart", "a number, in sectors", "from memory"), rows))
 far_apart.compare(strided[-1].counter("dram__bytes_read.sum") / 2**22)
 
 # %% [markdown]
@@ -274,14 +319,27 @@ far_apart.compare(strided[-1].counter("dram__bytes_read.sum") / 2**22)
 
 # %%
 chain = h200.experiment("sm_counters")["steps"][15]
-large = next(page for page in reversed(launched) if page.counter("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum"))
+large = next(
+    page
+    for page in reversed(launched)
+    if page.counter("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum")
+)
 LOCAL = "l1tex__t_sectors_pipe_lsu_mem_local_op_ld"
-print(f"15 steps: {100 * chain['local_read_hit'] / chain['local_read']:.0f}% of the spills' reads hit L1")
+print(
+    f"15 steps: {100 * chain['local_read_hit'] / chain['local_read']:.0f}% of the spills' reads "
+    "hit L1"
+)
 hits = large.counter(f"{LOCAL}_lookup_hit.sum") / large.counter(f"{LOCAL}.sum")
 more = large.counter("dram__bytes_read.sum") / add_gelu.counter("dram__bytes_read.sum")
-print(f"16384 numbers by 2 warps: {100 * hits:.0f}% hit L1; {more:.1f} times as many bytes read from memory")
+print(
+    f"16384 numbers by 2 warps: {100 * hits:.0f}% hit L1; {more:.1f} times as many bytes read from "
+    "memory"
+)
 slower = large.counter("Duration") / add_gelu.counter("Duration")
-print(f"it takes {slower:.1f} times as long, at {large.counter('DRAM Throughput'):.0f}% of the memory's speed")
+print(
+    f"it takes {slower:.1f} times as long, at {large.counter('DRAM Throughput'):.0f}% of the "
+    "memory's speed"
+)
 
 # %% [markdown]
 # **Verdict: holds for a few, fails for many.** What the threads of all blocks on an SM spill must fit into its L1
@@ -302,11 +360,17 @@ busy
 
 # %%
 WAYS = ("eager", "libraries", "torch_compile", "fused")
-traces = {f"{way}{how}": recorded_page(f"block_{way}{how}.trace.json") for way in WAYS for how in ("", "_cuda_graph")}
+traces = {
+    f"{way}{how}": recorded_page(f"block_{way}{how}.trace.json")
+    for way in WAYS
+    for how in ("", "_cuda_graph")
+}
 timelines = {name: read_trace(path) for name, path in traces.items()}
+rows = []
 for name, timeline in timelines.items():
-    told = f"{len(timeline.kernels):3} kernels, {1e6 * timeline.wall:5.0f} us, busy {100 * timeline.busy:3.0f}%"
-    print(f"{name:24} {told}")
+    times = (f"{1e6 * timeline.wall:.0f} us", f"{100 * timeline.busy:.0f}%")
+    rows.append((name, len(timeline.kernels), *times))
+display(table(("", "kernels", "in all", "busy"), rows))
 busy.compare(100 * timelines["eager"].busy)
 
 # %% [markdown]
@@ -335,17 +399,25 @@ kernel_timeline_explorer(timelines, "eager", search="elementwise")
 
 # %%
 eager = timelines["eager"]
+rows = []
 for each in eager.opportunities():
     kernels = eager.kernels[each.first : each.last + 1]
-    names = " ".join(kernel.short_name[:14] for kernel in kernels[:5]) + (" ..." if len(kernels) > 5 else "")
-    print(f"{each.sign:26} {each.kernels:3} kernels, {1e6 * sum(k.duration for k in kernels):5.1f} us: {names}")
+    names = " ".join(kernel.short_name[:14] for kernel in kernels[:5])
+    names += " ..." if len(kernels) > 5 else ""
+    took = f"{1e6 * sum(kernel.duration for kernel in kernels):.1f} us"
+    rows.append((each.sign, each.kernels, took, names))
+table(("sign", "kernels", "in all", ""), rows)
 
 # %% [markdown]
 # The analyser (`fusion analyse`) needs no trace and no GPU: it has the graph. What does it find in the same block?
 
 # %%
 from helpers.instruments import analyse
-from kernels.transformer_block import transformer_block, transformer_block_inputs, transformer_block_reference
+from kernels.transformer_block import (
+    transformer_block,
+    transformer_block_inputs,
+    transformer_block_reference,
+)
 
 # %%
 SIZES = {"width": 4096, "heads": 32, "key_heads": 8, "hidden": 14336}
@@ -360,7 +432,7 @@ def plan_for(tokens):
 plan = plan_for(512)
 for group in plan.groups:
     if len(group.operations) > 1:
-        print(f"{group.kind:10}", *(plan.by_name[name].operator for name in group.operations))
+        print(f"{group.kind}:", *(plan.by_name[name].operator for name in group.operations))
 
 # %% [markdown]
 # Both find the norm with its addition, SwiGLU's two steps after a product, the residual after the last one. The
@@ -401,7 +473,7 @@ unfused_block = partial(transformer_block_reference, heads=4, key_heads=2)
 tensors = transformer_block_inputs(24, **SIZES | SMALL, dtype=torch.float32)
 unfused, fused = (measure(lambda b=block: b(*tensors)) for block in (unfused_block, fused_block))
 for name, found in (("unfused", unfused), ("fused", fused)):
-    print(f"{name:8} {found.launches:3} launches, {found.bytes_total / 1e3:7.1f} kB")
+    print(f"{name}: {found.launches} launches, {found.bytes_total / 1e3:.1f} kB")
 print("the same values:", torch.allclose(fused.result, unfused.result, atol=1e-5))
 fewer.compare(unfused.launches / fused.launches)
 
@@ -429,7 +501,7 @@ print(f"{len(pairs)} gradients, each within a hundred-thousandth of its largest:
 # %% tags=["nbval-ignore-output"]
 for name, block in (("unfused", unfused_block), ("fused", fused_block)):
     kept = kept_for_backward(block, *leaves())
-    print(f"{name:8} keeps {sum(kept.made.values()) / 1e3:.0f} kB beside its arguments")
+    print(f"{name} keeps {sum(kept.made.values()) / 1e3:.0f} kB beside its arguments")
 
 # %% [markdown]
 # ## Predicted, measured
@@ -438,7 +510,9 @@ for name, block in (("unfused", unfused_block), ("fused", fused_block)):
 # tokens, forward?** Attention written out moves a matrix of 8192 by 8192 for each of 32 heads, several times.
 
 # %%
-predicted = predict_first("times faster, 8192 tokens, forward, fused against written out", unit="times")
+predicted = predict_first(
+    "times faster, 8192 tokens, forward, fused against written out", unit="times"
+)
 predicted
 
 # %%
@@ -449,10 +523,13 @@ def milliseconds(tokens, way, direction="forward"):
     return 1e3 * TIMES[str(tokens)][direction][way]["gpu"]["median"]
 
 
+rows = []
 for tokens in (1, 512, 8192):
     plan = plan_for(tokens)
     measured = milliseconds(tokens, "eager") / milliseconds(tokens, "fused")
-    print(f"{tokens:5} tokens: predicted {plan.time_unfused / plan.time_fused:5.2f} times, measured {measured:5.2f}")
+    both = (plan.time_unfused / plan.time_fused, measured)
+    rows.append((tokens, *(f"{each:.2f} times" for each in both)))
+display(table(("tokens", "predicted", "measured"), rows))
 predicted.compare(milliseconds(8192, "eager") / milliseconds(8192, "fused"))
 
 # %% [markdown]
@@ -464,7 +541,10 @@ score = 2 * 32 * 8192**2  # bytes of a matrix of scores, in bf16
 slowest = sorted(TIMES["8192"]["forward"]["eager"]["kernels"], key=lambda row: -row[1])[:2]
 for name, us in slowest:
     print(f"{us / 1e3:.1f} ms: {name[:80]}")
-print(f"reading and writing a matrix of scores: {1e3 * 2 * score / h200.copy_bandwidth:.1f} ms at a copy's speed")
+print(
+    f"reading and writing a matrix of scores: {1e3 * 2 * score / h200.copy_bandwidth:.1f} ms at a "
+    "copy's speed"
+)
 
 # %% [markdown]
 # Now the honest comparison, with what PyTorch brings. "libraries" has cuBLAS and PyTorch's choice of attention:
@@ -474,16 +554,18 @@ print(f"reading and writing a matrix of scores: {1e3 * 2 * score / h200.copy_ban
 
 # %%
 COMPARED = ("eager", "libraries", "torch.compile", "fused", "fused, cuBLAS")
-print(f"{about['gpu']}, PyTorch {about['versions']['torch']}, Triton {about['versions']['triton']}, {about['date']}")
-print(f"{'':20}", *(f"{way:>14}" for way in COMPARED))
+versions, rows = about["versions"], []
 for direction in ("forward", "step"):
     for tokens in (1, 512, 8192):
         row = (milliseconds(tokens, way, direction) for way in COMPARED)
-        print(f"{tokens:5} tokens, {direction:7}", *(f"{each:11.3f} ms" for each in row))
+        rows.append((tokens, direction, *(f"{each:.3f} ms" for each in row)))
+title = f"{about['gpu']}, PyTorch {versions['torch']}, Triton {versions['triton']}, {about['date']}"
+display(table(("tokens", "", *COMPARED), rows, title))
 for direction in ("forward", "step"):
     compiled, ours = (TIMES["8192"][direction][way]["gpu"] for way in ("torch.compile", "fused"))
-    told = f"torch.compile's slowest {1e3 * compiled['high']:.3f} ms, our fastest {1e3 * ours['low']:.3f} ms"
-    print(f" 8192 tokens, {direction:7} {told}")
+    slowest, fastest = 1e3 * compiled["high"], 1e3 * ours["low"]
+    told = f"torch.compile's slowest {slowest:.3f} ms, our fastest {fastest:.3f} ms"
+    print(f"8192 tokens, {direction}: {told}")
 
 # %% [markdown]
 # **Our block is nowhere the fastest.** Against attention written out it wins by a lot, as it should. Against PyTorch
@@ -492,12 +574,15 @@ for direction in ("forward", "step"):
 # memory:
 
 # %%
+rows = []
 for tokens in (1, 512, 8192):
     for way in ("libraries", "torch.compile", "fused"):
-        found = TIMES[str(tokens)]["step"][way]
-        launches = sum("Mem" not in name for name, _ in TIMES[str(tokens)]["forward"][way]["kernels"])
-        told = f"error {found['error']:.1e}, {found['peak'] / 1e6:6.0f} MB at a step's peak"
-        print(f"{tokens:5} tokens, {way:14} {launches:3} kernels forward, {told}")
+        found, forward = (TIMES[str(tokens)][direction][way] for direction in ("step", "forward"))
+        launches = sum("Mem" not in name for name, _ in forward["kernels"])
+        told = (f"{found['error']:.1e}", f"{found['peak'] / 1e6:.0f} MB")
+        rows.append((tokens, way, launches, *told))
+columns = ("tokens", "", "kernels forward", "error", "at a step's peak")
+table(columns, rows)
 
 # %% [markdown]
 # Fewest kernels, an error between the other two, and no gain in time. In the largest step not even in memory:
@@ -525,23 +610,31 @@ def parts_of(tokens):
     """Part -> microseconds of its kernels, with libraries and in ours."""
     found = {}
     for way, side in (("libraries", 0), ("fused", 1)):
-        kernels = [us for name, us in TIMES[str(tokens)]["forward"][way]["kernels"] if not name.startswith("Mem")]
+        kernels = [
+            us
+            for name, us in TIMES[str(tokens)]["forward"][way]["kernels"]
+            if not name.startswith("Mem")
+        ]
         for part, places in PARTS.items():
             found.setdefault(part, []).append(sum(kernels[place] for place in places[side]))
     return found
 
 
 # %%
+rows = []
 for tokens in (8192, 512):
     parts = parts_of(tokens)
     whole = sum(theirs for theirs, _ in parts.values())
     listed = TIMES[str(tokens)]["forward"]["libraries"]["kernels"]
     products = sum(us for name, us in listed if name.startswith("nvjet"))
-    told = f"{100 * products / whole:.0f}% of it in products, {100 * parts['attention'][0] / whole:.0f}% in attention"
+    attention = 100 * parts["attention"][0] / whole
+    told = f"{100 * products / whole:.0f}% of it in products, {attention:.0f}% in attention"
     print(f"{tokens} tokens: {whole:.0f} us with libraries, {told}")
     for part, (theirs, ours) in parts.items():
-        share = f"{100 * theirs / whole:4.1f}% of it"
-        print(f"  {part:18} {theirs:7.1f} -> {ours:7.1f} us, {share}; the whole {whole / (whole - theirs + ours):.3f}")
+        times = (f"{each:.1f} us" for each in (theirs, ours))
+        share, gain = f"{100 * theirs / whole:.1f}%", f"{whole / (whole - theirs + ours):.3f}"
+        rows.append((tokens, part, *times, share, gain))
+table(("tokens", "part", "libraries", "ours", "of the whole", "the whole faster"), rows)
 
 # %% [markdown]
 # Most of the time is products, and a product does not get faster by fusing. What fusing *can* save here is the rest,
@@ -562,11 +655,17 @@ for tokens in (8192, 512):
 # one launch, five launches in all, and yet:
 
 # %%
+rows = []
 for way in ("libraries", "fused"):
-    kernels = [(name, us) for name, us in TIMES["1"]["forward"][way]["kernels"] if us > 9]
-    print(f"{way:10}", "; ".join(f"{name.split('<')[0][-24:]} {us:.0f} us" for name, us in kernels))
+    for name, us in TIMES["1"]["forward"][way]["kernels"]:
+        if us > 9:
+            rows.append((way, name.split("<")[0][-24:], f"{us:.0f} us"))
+display(table(("", "kernel", "time"), rows))
 weights = 2 * 2 * 14336 * 4096
-print(f"gate and up are {weights / 1e6:.0f} MB: {1e6 * weights / h200.copy_bandwidth:.0f} us at a copy's speed")
+print(
+    f"gate and up are {weights / 1e6:.0f} MB: {1e6 * weights / h200.copy_bandwidth:.0f} us at a "
+    "copy's speed"
+)
 
 # %% [markdown]
 # The gated launch takes half as long again as the library's two products. You have the instruments; ask them:
@@ -576,10 +675,14 @@ from kernels.tiled.linear_one_row import linear_one_row_kernel
 
 x, matrix = (torch.empty(shape, dtype=bf16, device="meta") for shape in (4096, (14336, 4096)))
 y = torch.empty(14336, dtype=bf16, device="meta")
-for name, gate, rows in (("one matrix", None, 4), ("gated", matrix, 4), ("gated, half the rows", matrix, 2)):
+ways = {"one matrix": (None, 4), "gated": (matrix, 4), "gated, half the rows": (matrix, 2)}
+made = []
+for name, (gate, rows) in ways.items():
     sizes = {"BLOCK_N": rows, "BLOCK_K": 1024, "num_warps": 4}
-    found = compile_for(linear_one_row_kernel, x, x, matrix, gate, None, y, 14336, 4096, 1e-6, device="H200", **sizes)
-    print(f"{name:21} {found.registers:3} registers, {found.occupancy()}")
+    given = (x, x, matrix, gate, None, y, 14336, 4096, 1e-6)
+    found = compile_for(linear_one_row_kernel, *given, device="H200", **sizes)
+    made.append((name, found.registers, repr(found.occupancy())))
+table(("", "registers", "occupancy"), made)
 
 # %% [markdown]
 # Two sums instead of one, and so twice the registers for sums: fewer warps are there to wait for memory. That looks

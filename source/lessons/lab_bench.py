@@ -53,7 +53,7 @@ report = bench(my_function, *inputs, reference=plain, flops=6 * inputs[0].numel(
 report
 
 # %%
-print(measure(my_function, *inputs).tensor_table())
+measure(my_function, *inputs).tensor_table()
 
 # %%
 needs = report.kernels[0].resources
@@ -88,7 +88,8 @@ occupancy_chart(needs.occupancy())
 # %%
 intensity = report.work.intensity
 point = Point("yours, as predicted", intensity, report.flops / report.prediction.time, "fused")
-bound = f"{report.roof.bound(report.work)}-bound at best, and far below that roof: small work waits for its launch"
+limit = report.roof.bound(report.work)
+bound = f"{limit}-bound at best, and far below that roof: small work waits for its launch"
 roofline_chart(report.roof, [point], bound, f"yours does {intensity:.2f} FLOP/byte")
 
 # %%

@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from helpers.instruments.roofline import Roofline, levels
 from helpers.instruments.timing import Timing
 from helpers.instruments.traffic import measure
 
+COURSE = Path(__file__).resolve().parents[2]
 PAGES = {"light": "#ffffff", "dark": "#111111"}  # JupyterLab's two themes
 POINTS = [
     Point("softmax", 0.3, 6e11, "unfused"),
@@ -128,6 +131,14 @@ def test_every_chart_has_a_finding_and_a_line_of_text(every_chart):
         assert chart.text.startswith(title)
         assert len(chart.text) > len(title)
         assert "\n" not in chart.text
+
+
+@pytest.mark.parametrize(("theme", "light"), [("light", "true"), ("dark", "false")])
+def test_the_labs_own_style_brings_a_pictures_text_to_the_aa_contrast(theme, light):
+    rule = rf'data-jp-theme-light="{light}"] .jp-OutputArea-output figure img {{ filter: brightness\((.+?)\)'
+    (factor,) = re.findall(rule, (COURSE / "helpers/jupyterlab/custom.css").read_text())
+    text = [min(1, float(factor) * part) for part in to_rgb(charts.TEXT)]
+    assert contrast(charts.TEXT, PAGES[theme]) < 4.5 < contrast(text, PAGES[theme])
 
 
 def test_the_contrast_check_finds_colours_that_do_not_read():

@@ -31,7 +31,7 @@ def test_each_frame_says_what_the_compiler_said(explorer):
         found = compiled(steps, "H100")
         assert frame["text"] == explorer.text == explorer.chart().text
         assert f">{found.registers} registers a thread<" in frame["svg"]
-        assert f">{found.spill_stores} spilled bytes a thread<" in frame["svg"]
+        assert f">{found.spill_bytes} spilled bytes a thread<" in frame["svg"]
         assert f">{found.occupancy().warps} active warps an SM<" in frame["svg"]
     assert "the first to spill is 16" in explorer.text
 

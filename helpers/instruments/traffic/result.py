@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from helpers.instruments.source_lines import source_line
+from helpers.instruments.tables import Table, table
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard
 from helpers.instruments.traffic.ledger import Ledger, Line, Moved
@@ -104,18 +105,18 @@ class Traffic:
         requests = sum(line.requests for line in self.by_line.values())
         return sum(line.request_sectors for line in self.by_line.values()) / requests if requests else None
 
-    def tensor_table(self) -> str:
-        """Bytes read and written of each tensor, as text."""
+    def tensor_table(self) -> Table:
+        """Bytes read and written of each tensor."""
         rows = [(name, size(moved.read), size(moved.written)) for name, moved in self.by_tensor.items()]
-        return _table([("tensor", "read", "written"), *rows])
+        return table(("tensor", "read", "written"), rows)
 
-    def launch_table(self) -> str:
-        """Bytes read and written by each launch in order, as text."""
+    def launch_table(self) -> Table:
+        """Bytes read and written by each launch in order."""
         rows = [(name, size(moved.read), size(moved.written)) for name, moved in self.by_launch]
-        return _table([("launch", "read", "written"), *rows])
+        return table(("launch", "read", "written"), rows)
 
-    def line_table(self) -> str:
-        """Bytes read and written by each line of source and, for a kernel's, sectors per request, as text."""
+    def line_table(self) -> Table:
+        """Bytes read and written by each line of source and, for a kernel's, sectors per request."""
         rows = []
         for (file, number), line in self.by_line.items():
             source = source_line(file, number) or "backward pass"
@@ -128,7 +129,7 @@ class Traffic:
                     "" if each is None else f"{each:.4g}",
                 )
             )
-        return _table([("line", "read", "written", "sectors/request"), *rows])
+        return table(("line", "read", "written", "sectors/request"), rows)
 
     def __str__(self):
         text = (
@@ -152,16 +153,3 @@ def size(nbytes: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.4g} {unit}"
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    """Rows of text under one another: names to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
