@@ -169,7 +169,7 @@ RUN = {
     ),
     "a launcher in a launcher, a row at a time": Attack(
         {"cut", "large", "other-cut"},
-        "launches",
+        "over 64 operations",
         changes={
             "forward": {
                 LAUNCH: "    for row in range(1, x.numel() // cols):\n"
