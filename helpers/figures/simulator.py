@@ -350,7 +350,7 @@ def _graph_svg(simulation: Simulation, places: Places) -> str:
             f'<g class="fusion-box"><rect x="{x:.1f}" y="{y:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="4" '
             f'fill-opacity=".16" stroke-width="1.5"/><text x="{x + 6:.1f}" y="{y + 14.5:.1f}"></text></g>'
         )
-    parts.append(f'<text x="{BARS_LEFT}" y="{_legend_y() + 3}" font-size="8.5">{LEGEND}</text>')
+    parts.append(f'<text x="{BARS_LEFT}" y="{_legend_y() + 3}" font-size="8.25">{LEGEND}</text>')
     return "".join(parts)
 
 
@@ -472,7 +472,7 @@ class FusionSimulator(Explorer):
                 axes.add_patch(Rectangle((BARS_LEFT, y), width, BAR, fc=FUSED, ec=TEXT))
                 for x, colour in ((eager, UNFUSED), (best, LIMIT)):
                     axes.plot((BARS_LEFT + x,) * 2, (y - 3, y + BAR + 3), color=colour, lw=2)
-            axes.text(BARS_LEFT, _legend_y(), LEGEND, size=8.5, **baseline)
+            axes.text(BARS_LEFT, _legend_y(), LEGEND, size=8.25, **baseline)
         return Chart(figure, self.text)
 
 
