@@ -44,15 +44,12 @@ class CourseContents(AsyncLargeFileManager):
             opened(model["content"], kept_in(Path(self._get_os_path(path))), await self._living(path))
         return model
 
-    async def _living(self, path: str) -> set[str] | None:
-        """The widgets of the kernel that runs this notebook: a restarted one has lost those in its outputs.
-
-        None where no kernel runs it.
-        """
+    async def _living(self, path: str) -> set[str]:
+        """The widgets of the kernel that runs this notebook: a restarted one has lost those in its outputs."""
         for session in await self.parent.session_manager.list_sessions():
             if session["path"].strip("/") == path.strip("/"):
                 return await _comms(self.parent.kernel_manager.get_kernel(session["kernel"]["id"]))
-        return None
+        return set()
 
     async def save(self, model, path=""):
         if model.get("type") == "notebook" and model.get("content"):
@@ -74,21 +71,21 @@ async def _comms(kernel) -> set[str]:
         client.stop_channels()
 
 
-def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str] | None) -> None:
+def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str]) -> None:
     """Change a notebook to what a reader meets: widgets only where their kernel has them, answers folded until they
-    are asked for, guesses as they were typed.
+    were seen, guesses as they were typed.
 
     Args:
         kept: question -> what the reader said and saw.
-        living: the widgets of the kernel that runs the notebook; None where none does.
+        living: the widgets of the kernel that runs the notebook. Whether one runs says nothing of what was seen: it
+            begins when the page is opened.
     """
     for cell in code_cells(notebook):
-        cell["outputs"] = [output for output in cell["outputs"] if _still(output, kept, living or set())]
-    if living is None:
-        for question, cells in answers_of(notebook).items():
-            seen = question in kept and kept[question].found is not None
-            for cell in cells:
-                _fold(cell, not seen)
+        cell["outputs"] = [output for output in cell["outputs"] if _still(output, kept, living)]
+    for question, cells in answers_of(notebook).items():
+        seen = question in kept and kept[question].found is not None
+        for cell in cells:
+            _fold(cell, not seen)
 
 
 def as_stored(notebook: dict) -> None:

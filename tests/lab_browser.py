@@ -131,8 +131,8 @@ class LessonPage:
         )
 
     def save(self) -> None:
-        self.page.keyboard.press("Control+s")
-        self.page.locator(".lm-TabBar-tab.lm-mod-current:not(.jp-mod-dirty)").first.wait_for()
+        with self.page.expect_response(lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url):
+            self.page.keyboard.press("Control+s")
 
     def kernel_errors(self) -> list[str]:
         """Tracebacks, and what was written to stderr, in every cell of the notebook."""

@@ -704,7 +704,7 @@ def test_inspect_a_kernel_of_the_catalogue():
 
 
 def test_inspect_any_kernel(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "kernel_here.py").write_text(
         "import triton, triton.language as tl\n"
         "@triton.jit\n"
         "def fill(x_ptr, value, n, BLOCK: tl.constexpr):\n"
@@ -713,16 +713,20 @@ def test_inspect_any_kernel(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    found = inspect_kernel("mine:fill", ["*fp32", "2.5", "4096", "BLOCK=512", "num_warps=2"], "L4")
+    found = inspect_kernel("kernel_here:fill", ["*fp32", "2.5", "4096", "BLOCK=512", "num_warps=2"], "L4")
     assert (found.num_warps, found.instructions["STG.128"]) == (2, 2)
     for where, arguments, message in (
-        ("mine", [], "named as module:kernel"),
-        ("mine:full", [], "mine has no @triton.jit kernel full: it has fill"),
+        ("kernel_here", [], "named as module:kernel"),
+        ("kernel_here:full", [], "kernel_here has no @triton.jit kernel full: it has fill"),
         ("yours:fill", [], "cannot import yours: No module named 'yours'"),
-        ("mine:fill", ["*fp31"], r"'\*fp31' is no argument: expected a number, NAME=VALUE or one of \*fp64, \*fp32"),
+        (
+            "kernel_here:fill",
+            ["*fp31"],
+            r"'\*fp31' is no argument: expected a number, NAME=VALUE or one of \*fp64, \*fp32",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             inspect_kernel(where, arguments)
     with pytest.raises(TypeError, match="fill needs a value for x_ptr, value, n, BLOCK"):
-        inspect_kernel("mine:fill")
-    del sys.modules["mine"]
+        inspect_kernel("kernel_here:fill")
+    del sys.modules["kernel_here"]
