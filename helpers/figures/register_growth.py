@@ -113,10 +113,18 @@ class RegistersExplorer(Explorer):
         gpus = [name for name, each in DEVICES.items() if (each.compute_capability or OLDEST) >= OLDEST]
         if device not in gpus:
             raise ValueError(f"{device!r} is none of the GPUs to compile for: choose from {', '.join(gpus)}")
-        self._growth_on = functools.cache(lambda gpu: Growth(sizes, tuple(compiled(size, gpu) for size in sizes)))
+        self._compiled, self._sizes, self._growth_on = compiled, sizes, functools.cache(self._compile)
         self.operations = slider("operations", sizes, operations)
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
         super().__init__(FramePlayer(), [self.operations], [[self.device]])
+
+    def _compile(self, gpu: str) -> Growth:
+        """What all sizes need; the browser is told which is being compiled."""
+        found = []
+        for number, size in enumerate(self._sizes, 1):
+            self._stage.doing = f"compiling {number} of {len(self._sizes)}: operations = {size}, {gpu}"
+            found.append(self._compiled(size, gpu))
+        return Growth(self._sizes, tuple(found))
 
     @property
     def _growth(self) -> Growth:
@@ -128,12 +136,6 @@ class RegistersExplorer(Explorer):
 
     def chart(self) -> Chart:
         return registers_chart(self._growth, self.operations.value)
-
-    def _draw(self, change=None) -> None:
-        sizes = len(self.operations.options)
-        waiting = {"svg": "", "text": f"Compiling {sizes} kernels for {self.device.value} ...", "table": ""}
-        self._stage.data = {"frames": [waiting] * sizes}
-        super()._draw(change)
 
     def _still_and_data(self) -> tuple[str, dict]:
         growth = self._growth

@@ -1,5 +1,6 @@
 // Shows the frame of the sliders' position. All it needs was sent beforehand, so a move needs no answer from the kernel
-// and reaches the screen with the browser's next paint, however busy the kernel is.
+// and reaches the screen with the browser's next paint, however busy the kernel is. A choice does need the kernel: until
+// its frames are there, the chart is dimmed and the line says what is going on.
 function render({ model, el }) {
   const add = (parent, attributes) => {
     const node = parent.appendChild(document.createElement("div"));
@@ -27,14 +28,23 @@ function render({ model, el }) {
       speak();
     }
   };
+  let text = "";
+  let doing = "";
+  const work = (what) => {
+    doing = what;
+    chart.setAttribute("aria-busy", String(doing !== ""));
+    line.textContent = doing || text;
+  };
   const show = () => {
     const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));
     moving.innerHTML = frame.svg;
-    line.textContent = `${frame.text} ${model.get("said").text}`.trim();
-    chart.setAttribute("aria-label", line.textContent);
+    text = `${frame.text} ${model.get("said").text}`.trim();
+    chart.setAttribute("aria-label", text);
+    line.textContent = doing || text;
     table.innerHTML = frame.table;
   };
   const redraw = () => {
+    work("");
     still.innerHTML = model.get("still");
     tell();
   };
@@ -52,12 +62,20 @@ function render({ model, el }) {
   model.on("change:first change:second change:third", show);
   model.on("change:data", redraw);
   model.on("change:said", tell);
+  model.on("change:doing", () => work(model.get("doing")));
   redraw();
+  // Caught on its way down: what the choice does may be done before the event is back up.
+  const choose = ({ target }) => {
+    const chosen = target.matches("select, input[type=checkbox]") && target.closest(".fusion-controls");
+    if (chosen && chosen === el.closest(".fusion-controls")) work("computing ...");
+  };
+  document.addEventListener("change", choose, true);
   const whenThere = (tries) => {
     // The view stands in the page only later, and the sliders' own parts after it.
     if (el.closest(".fusion-controls")?.querySelector(".noUi-handle")) nameSliders();
     else if (tries) setTimeout(() => whenThere(tries - 1), 200);
   };
   setTimeout(() => whenThere(50));
+  return () => document.removeEventListener("change", choose, true);
 }
 export default { render };

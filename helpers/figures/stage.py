@@ -33,14 +33,15 @@ def script(name: str) -> str:
 class Stage(anywidget.AnyWidget):
     """The chart in the browser. An explorer's own stage adds `_esm`: its script.
 
-    `data` is what `frameOf` draws from; `said` lies over it and in its text; `first`, `second` and `third` are the
-    sliders' positions.
+    `data` is what `frameOf` draws from; `said` lies over it and in its text; `doing`, unless empty, stands in place of
+    the text while new data are made; `first`, `second` and `third` are the sliders' positions.
     """
 
     _css = _HERE / "stage.css"
     still = Unicode().tag(sync=True)
     data = Dict().tag(sync=True)
     said = Dict({"svg": "", "text": ""}).tag(sync=True)
+    doing = Unicode().tag(sync=True)
     first = Int().tag(sync=True)
     second = Int().tag(sync=True)
     third = Int().tag(sync=True)
@@ -85,10 +86,14 @@ class Explorer(ABC):
         """The still part as SVG, and the stage's `data`."""
 
     def _draw(self, _change=None) -> None:
-        still, data = self._still_and_data()
-        with self._stage.hold_sync():
-            self._stage.still, self._stage.data = still, data
-            self._show_said()
+        self._stage.doing = "computing ..."
+        try:
+            still, data = self._still_and_data()
+            with self._stage.hold_sync():
+                self._stage.still, self._stage.data = still, data
+                self._show_said()
+        finally:  # the browser waits for it, also where the data are as they were
+            self._stage.doing = ""
 
     def mark(self, said: Said | None) -> None:
         """Show what the reader said on the chart; None: nothing."""

@@ -57,6 +57,21 @@ def test_another_gpu_is_compiled_for(explorer):
     assert f"{compiled(1, 'T4').occupancy()!r}" in other.text
 
 
+def test_each_kernel_is_announced_before_it_is_compiled(explorer):
+    one, asked, told = explorer._growth.compiled[0], [], []
+    other = registers_explorer(lambda steps, gpu: asked.append(steps) or one, SIZES, "A100")
+    asked.clear()
+    other._stage.observe(lambda change: told.append((change["new"], len(asked))), "doing")
+    other.device.value = "T4"
+    assert told == [
+        ("computing ...", 0),
+        ("compiling 1 of 3: operations = 1, T4", 0),
+        ("compiling 2 of 3: operations = 4, T4", 1),
+        ("compiling 3 of 3: operations = 16, T4", 2),
+        ("", 3),
+    ]
+
+
 def test_shown_without_a_kernel_it_is_a_picture_and_a_line(explorer):
     data, _ = explorer._repr_mimebundle_()
     assert data["text/plain"] == explorer.text

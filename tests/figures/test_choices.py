@@ -1,0 +1,80 @@
+"""While the kernel answers a choice, the page says so; and it stops saying so, whatever the answer was."""
+
+import pytest
+
+from helpers.figures.stage import FramePlayer
+from helpers.figures.tile_choice import matmul_explorer
+
+FRAMES = {"frames": [{"svg": "<svg></svg>", "text": "as it was", "table": ""}], "columns": 1}
+MODEL = """([script, frames]) => {
+  const heard = {};
+  const values = {data: frames, said: {svg: "", text: ""}, still: "", doing: "", first: 0, second: 0, third: 0};
+  window.tell = (name, value) => { values[name] = value; heard[`change:${name}`].forEach(each => each()); };
+  const on = (names, each) => names.split(" ").forEach(name => (heard[name] ??= []).push(each));
+  (0, eval)(script);
+  window.stage.render({model: {get: name => values[name], on}, el: document.querySelector("#shown")});
+}"""
+SEEN = """() => [document.querySelector("[role=status]").textContent,
+  document.querySelector(".fusion-chart").getAttribute("aria-busy")]"""
+COMPUTING, IDLE = ["computing ...", "true"], ["as it was", "false"]
+
+
+@pytest.fixture
+def page(chromium):
+    page = chromium.new_page()
+    select = "<select><option>one<option>two<option>three</select>"
+    page.set_content(
+        f"{select}<div class='fusion-controls'>{select}<input type='range'>"
+        f"<div id='shown'></div></div><style>{FramePlayer._css}</style>"
+    )
+    script = str(FramePlayer._esm).replace("export default", "window.stage =")
+    page.evaluate(MODEL, [script, FRAMES])
+    yield page
+    page.close()
+
+
+def test_a_choice_is_answered_by_the_page_itself(page):
+    assert page.evaluate(SEEN) == IDLE
+    page.select_option(".fusion-controls select", "two")
+    assert page.evaluate(SEEN) == COMPUTING  # though no kernel has said a word
+    page.evaluate("tell('first', 0)")  # a slider moved meanwhile
+    assert page.evaluate(SEEN) == COMPUTING
+    page.evaluate("tell('doing', 'compiling 2 of 3')")
+    assert page.evaluate(SEEN) == ["compiling 2 of 3", "true"]
+    new = FRAMES | {"frames": [FRAMES["frames"][0] | {"text": "another"}]}
+    page.evaluate("frames => tell('data', frames)", new)
+    assert page.evaluate(SEEN) == ["another", "false"]
+
+
+def test_data_that_stay_the_same_end_it_too(page):
+    page.select_option(".fusion-controls select", "two")
+    page.evaluate("tell('doing', '')")
+    assert page.evaluate(SEEN) == IDLE
+
+
+def test_only_choices_of_this_figure_begin_it(page):
+    page.select_option("body > select", "two")
+    page.locator("input").fill("3")
+    assert page.evaluate(SEEN) == IDLE
+
+
+def watched(explorer) -> list[str]:
+    told = []
+    explorer._stage.observe(lambda change: told.append(change["new"]), "doing")
+    return told
+
+
+def test_the_kernel_says_when_it_is_done():
+    explorer = matmul_explorer()
+    told = watched(explorer)
+    explorer.step.value = 32
+    assert told == ["computing ...", ""]
+
+
+def test_it_is_done_also_where_it_fails(monkeypatch):
+    explorer = matmul_explorer()
+    told = watched(explorer)
+    monkeypatch.setattr(type(explorer), "_still_and_data", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        explorer.step.value = 32
+    assert told == ["computing ...", ""]
