@@ -12,7 +12,7 @@ from helpers.figures.style import FUSED, LIMIT, STYLE, TEXT, Chart, bar_axes, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, REGISTERS, WARP, occupancy
 from helpers.instruments.operations import ITEMSIZE
-from helpers.instruments.prediction import BANDWIDTH_SHARE, still_in_l2
+from helpers.instruments.prediction import BANDWIDTH_SHARE, HITS_FROM, HITS_TO, still_in_l2
 
 READS = {"held": 1, "read twice": 2, "read three times": 3}
 LOOP_REGISTERS = 32  # a thread of a loop over blocks of 8 numbers a thread
@@ -90,10 +90,11 @@ class WideRows:
     @property
     def text(self) -> str:
         """The line that says what the chart shows."""
-        l2 = f"{self.device.l2_cache / 2**20:g} MiB"
+        size = self.device.l2_cache / 2**20
+        l2 = f"{size:g} MiB of L2 keep up to {HITS_FROM * size:.3g} whole, nothing from {HITS_TO['read'] * size:.3g} on"
         at_work = f"{self.in_flight:,} row{'s' * (self.in_flight > 1)} at work, {self.flight_bytes / 2**20:,.3g} MiB"
         place = f"{self.device.name}, {self.dtype}, {self.rows:,} x {self.columns:,}, {self.warps} warps a row"
-        return f"{place}: {self.finding}. Looping: {at_work} to keep in {l2} of L2."
+        return f"{place}: {self.finding}. Looping: {at_work} to keep; {l2}."
 
 
 READ, WRITE = 0.62, 0.38  # heights of bars, of the distance between two

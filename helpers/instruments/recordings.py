@@ -15,7 +15,7 @@ from helpers.instruments.timing import Timing
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PROJECT = ROOT / "pyproject.toml"
-COLUMNS = "torch.compile in its default mode; a call, Python and launch included, where the work is short"
+COLUMNS = "GPU: its own time; call: with Python and launch, timed where the work is short; torch.compile: default mode"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class Recorded:
             share = f"{fused['least_seconds'] / gpu[-1]:.1%}"
             lines.append((shape, *micro, f"{gpu[0] / gpu[-1]:.2f}x", share, *called, gain))
         name = "shape" if any(" x " in line[0] for line in lines) else "elements"
-        columns = (name, *providers, "speed-up", "of copy", "call: eager", *providers[1:], "speed-up")
+        clocks = [[f"{clock}: {each}" for each in (*providers, "speed-up")] for clock in ("GPU", "call")]
+        columns = (name, *clocks[0], "of copy", *clocks[1])
         return table(columns, lines, f"{self._label(runs)}\n{COLUMNS}")
 
 

@@ -2,23 +2,34 @@
 # # Welcome: what kernel fusion buys
 #
 # Two tensors of a hundred million numbers, one addition, one GELU. Written the usual way, in one line of PyTorch,
-# they keep a fast GPU busy for a while. The same arithmetic, arranged differently, takes little more than half as
-# long. **What was the GPU doing the rest of the time?**
+# they keep a fast GPU busy for a while. The same arithmetic, arranged differently, takes much less. **What was the GPU
+# doing the rest of the time?**
 #
 # After this lesson you can
 #
 # - say what fusing two kernels removes, and what it does not;
 # - read what the traffic meter says, and tell one function from one kernel;
-# - say how many operations your own machine can do while one number arrives from memory;
+# - say how many operations your own machine can do while one byte arrives from memory;
 # - work with the lessons, exercises, checks and recorded measurements of this course.
 #
 # About 25 minutes. You need Python and a little PyTorch. You do not need a GPU.
 #
 # Run a cell with **Shift+Enter**. Run them from top to bottom.
 #
-# First, watch. Both sides below add two tensors and apply GELU, on one clock: as two programs on the GPU, and as one.
-# Press **Play**, or move the slider. (The times were recorded on an H200; within them, bytes are taken to cross at an
-# even pace.)
+# First, a guess. Two tensors of a hundred million fp32 numbers are to be added, and GELU applied: as two programs on
+# the GPU, and as one. **How many times sooner is the one program done?** (Twice as soon is 2. No answer is wrong; the
+# difference is the lesson. Enter also runs the cells below, down to the one that answers, so an answer can stand
+# twice: under your guess, and under that cell.)
+
+# %%
+from helpers.learning import predict_first
+
+speed_up = predict_first("speed-up from fusing add+GELU, 100M numbers", unit="times")
+speed_up
+
+# %% [markdown]
+# Now watch: both ways side by side, on one clock. Press **Play**, or move the slider. (The times were recorded on an
+# H200; within them, bytes are taken to cross at an even pace.)
 
 # %%
 from helpers.figures import journey
@@ -26,6 +37,10 @@ from helpers.instruments import recorded
 
 h200 = recorded("h200")
 journey(h200)
+
+# %%
+times = h200.times("add_gelu", (100_000_000,), "float32")
+speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
 # The pink tiles, the sum, go out and come straight back, and nobody else ever looks at them. What follows is that
@@ -36,7 +51,7 @@ import torch
 from torch.nn.functional import gelu
 
 from helpers.instruments import measure, table
-from helpers.learning import predict_first, predictions, self_test
+from helpers.learning import predictions, self_test
 from kernels import add_gelu, runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -52,7 +67,7 @@ a, b = torch.randn(2, n, device=device)
 #
 # Before you look: **how many bytes do the two kernels read and write, together?** `a` and `b` have a million numbers
 # each, and a number in fp32, PyTorch's usual dtype, takes four bytes. Count the reads and the writes of each kernel,
-# and type your answer in megabytes. No answer is wrong; the difference is the lesson.
+# and type your answer in megabytes.
 
 # %%
 bytes_moved = predict_first("bytes moved by gelu(a + b)", unit="MB")
@@ -204,9 +219,9 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes)
 # ## Move it
 #
 # The same picture, launch by launch, for other operations, sizes, dtypes and GPUs. Move the sliders with the mouse or
-# with the arrow keys. (The time is the bytes over the speed of the GPU's memory, by its data sheet. GELU, LayerNorm
-# and softmax are written out here as the single steps of their formulas, as you might write them in PyTorch.) Find
-# out:
+# with the arrow keys. (The time is the bytes over the speed of the GPU's memory, by its data sheet. Its bars are on a
+# logarithmic scale, where even a large gain is a short piece: compare the figures, not the lengths. GELU, LayerNorm and
+# softmax are written out here as the single steps of their formulas, as you might write them in PyTorch.) Find out:
 #
 # 1. Which operation gains most from fusing? Which gains nothing, and why?
 # 2. Does the gain depend on the size? On the dtype? What does?
@@ -226,30 +241,22 @@ explorer
 #
 # ## Fewer bytes, less time?
 #
-# If memory is what the GPU waits for, then time should shrink as the bytes do. **How many times faster is the fused
-# kernel, on a hundred million numbers?** (Twice as fast is 2.)
-
-# %%
-speed_up = predict_first("speed-up from fusing add+GELU, 100M numbers", unit="times")
-speed_up
-
-# %% [markdown]
-# Below is what a real GPU did. You may have none, so the course carries measurements, each labelled with the GPU, the
-# versions and the day it comes from. `eager` is PyTorch as you write it, `torch.compile` what its compiler makes of
-# it, `fused` our kernel; `us` are microseconds, and the speed-up is eager's time over ours. `of copy` is our kernel's
-# share of the speed at which that GPU copies memory, measured in the same run: nothing that reads and writes these
-# bytes can be much faster. (A little it can: a copy writes as much as it reads, our kernel writes half as much.)
+# If memory is what the GPU waits for, then time should shrink as the bytes do. Hold the clocks of the first picture
+# against the bytes: here are its times, with those of smaller tensors.
+#
+# They are what a real GPU did. You may have none, so the course carries measurements, each labelled with the GPU, the
+# versions and the day it comes from. `eager` is PyTorch as you write it, `torch.compile` what its compiler makes of it,
+# `fused` our kernel; `us` are microseconds, and the speed-up is eager's time over ours. `of copy` is our kernel's share
+# of the speed at which that GPU copies memory, measured in the same run: nothing that reads and writes these bytes can
+# be much faster. (A little it can: a copy writes as much as it reads, our kernel writes half as much.)
 
 # %%
 h200.table("add_gelu", "float32")
 
-# %%
-times = h200.times("add_gelu", (100_000_000,), "float32")
-speed_up.compare(times["eager"].median / times["fused"].median)
-
 # %% [markdown]
-# Time followed the bytes almost exactly. `torch.compile` fuses these two as well, and reaches the same speed on large
-# tensors: this course is about understanding when it can, when it cannot, and what to write then.
+# On a hundred million numbers, time followed the bytes almost exactly. `torch.compile` fuses these two as well, and
+# reaches the same speed on large tensors: this course is about understanding when it can, when it cannot, and what to
+# write then.
 #
 # That is the time of the GPU by itself. Whoever calls waits for the CPU, too, which launches the kernels. On small
 # tensors that is the larger part. The smallest size above, both ways:
@@ -296,9 +303,9 @@ from helpers.instruments import DEVICES, Roofline, this_device
 
 mine = this_device()
 print(mine.name)
-print(f"memory {mine.memory_bandwidth / 1e9:.0f} GB/s")
-print(f"arithmetic {mine.peak_flops['fp32'] / 1e12:.2f} TFLOP/s in fp32")
-print(f"ridge point {Roofline(mine, 'fp32').ridge:.0f} FLOP/byte")
+print(f"memory {mine.memory_bandwidth / 1e9:.1f} GB/s")
+print(f"arithmetic {mine.peak_flops['fp32'] / 1e12:.3f} TFLOP/s in fp32")
+print(f"ridge point {Roofline(mine, 'fp32').ridge:.1f} FLOP/byte")
 
 # %% [markdown]
 # Compare a GPU of a data centre, an A100. Most of its arithmetic is in its *tensor cores*, units that do matrix
@@ -337,7 +344,8 @@ table(("what is busy", "at least", "memory takes"), rows)
 # %% [markdown]
 # So all of them idle most of the time: that is what the GPU was doing the rest of the time. Here is the whole of it.
 # **Look at the first bar and at the others**: they are the time that each part takes over the same numbers. This
-# picture comes back in other lessons, with the part lit that they are about.
+# picture comes back in other lessons, with the part lit that they are about. (Its numbers are of 16 bits, so that each
+# takes memory half as long as one of ours in fp32.)
 
 # %%
 from helpers.figures import gpu_picture
@@ -354,9 +362,9 @@ gpu_picture("A100")
 #
 # - **Lessons** (the folder `notebooks`) ask first, then measure. Nothing is quoted: each number comes from a cell
 #   that you can change and run again.
-# - **Without a GPU** your Triton kernels run in an interpreter, step by step. Results are right, the meter counts,
-#   and Triton's own compiler tells registers and machine code for NVIDIA GPUs that you do not have; only
-#   time cannot be had, so it is recorded. **With a GPU** the same cells run compiled, and are timed.
+# - **Without a GPU** your Triton kernels run in an interpreter, step by step. Results are right, the meter counts, and
+#   Triton's own compiler tells registers and machine code for NVIDIA GPUs that you do not have; only time cannot be
+#   had, so it is recorded. **With a GPU** the same cells run compiled, and are timed.
 # - **Exercises** (the folder `exercises`) give you a formula and an empty function. Their check cells say *pass*,
 #   *fail* with a hint, *not attempted* or *error*. The first is [the roofline](../exercises/01_roofline.ipynb), after
 #   lesson 01; your first kernel is [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.

@@ -7,7 +7,7 @@
 # After this lesson you can
 #
 # - write a Triton kernel: program instances, blocks, pointers, masks, strides, casts;
-# - find a wrong mask with the meter, even where every value is right, and a race where values are right by luck;
+# - find a wrong mask with the meter, even where every value is right, and a race;
 # - fuse two elementwise operations into one kernel, and predict what that brings at any size.
 #
 # About 40 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to
@@ -33,6 +33,11 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 # instance knows one thing that sets it apart: its number, `tl.program_id(0)`. From that it works out which elements
 # are its own. Let three instances sign what is theirs. `watch` runs a launch and then lets you walk through it: press
 # **Play**, or step with the arrow keys.
+#
+# A block's places are its **lanes**. Memory is read and written in **sectors** of 32 bytes; how many of them a step
+# touches is said below the picture. `program` appears twice: as the one number that it is, and repeated on every lane,
+# as it is stored.
+# <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 
 # %%
@@ -50,8 +55,8 @@ watch(sign_kernel[(3,)], out, BLOCK=4)
 # Read it again, line by line:
 #
 # - `sign_kernel[(3,)](...)` launches three instances. They run in any order, many at a time.
-# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3: the numbers of its places, its **lanes**. Everything in Triton is
-#   done on whole blocks. A block's length is a power of two, known when the kernel is compiled: `tl.constexpr`.
+# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3: the numbers of its lanes. Everything in Triton is done on whole
+#   blocks. A block's length is a power of two, known when the kernel is compiled: `tl.constexpr`.
 # - A tensor arrives as the address of its first element. `out_ptr + element` is a block of addresses.
 # - `tl.store` writes a block, `tl.load` reads one.
 #
@@ -122,7 +127,7 @@ beyond.compare(ten.hazards[0].elements)
 
 # %% [markdown]
 # (An instance has three numbers, as a launch may be laid out in up to three dimensions. Ours has one.) Its steps, one
-# by one; what is out of bounds is red:
+# by one; what is out of bounds is orange-red:
 
 # %%
 watch(unmasked_kernel[(3,)], a10, b10, torch.empty_like(a10), 10, BLOCK=4)
@@ -259,7 +264,7 @@ per_element.on(chart, "x", at=lambda nbytes: nbytes * a.numel())
 # ## One million, ten million, a hundred million
 #
 # **Claim: fusing add and GELU, on a million numbers in fp32, makes it 1.86 times faster and cuts the traffic by 40 %:
-# reads from 12 to 8 MB, writes from 8 to 4 MB.** (It names no GPU; ours is an H200.) The traffic you can test:
+# reads from 12 to 8 MB, writes from 8 to 4 MB.** (The claim names no GPU; ours is an H200.) The traffic you can test:
 
 # %%
 million = 1_000_000
@@ -289,12 +294,12 @@ times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(times["eager"].median / times["fused"].median)
 
 # %% [markdown]
-# **Verdict: fails for the time on this GPU, holds for the traffic to the byte.** Nor could the time follow from bytes
-# alone: they allow what the chart above says, and the measured speed-ups come close to that. On a million numbers the
-# bytes are not all: starting kernels takes a good part of the time, and takes it twice where there are two; on the
-# other side the sum may still lie in the **cache** when GELU reads it back: a small, faster memory between the large
-# one and the processor, which keeps what was touched last. (The recorded kernel is the course's own, with GELU's tanh
-# form, which you will write in the exercise. Its arithmetic costs nothing either way.)
+# **Verdict: fails for the time on this GPU, holds for the traffic to the byte.** The claimed speed-up could not come
+# from bytes alone: they allow no more than the chart above says, and the measured speed-ups come close to that. On a
+# million numbers the bytes are not all: starting kernels takes a good part of the time, and takes it twice where there
+# are two; on the other side the sum may still lie in the **cache** when GELU reads it back: a small, faster memory
+# between the large one and the processor, which keeps what was touched last. (The recorded kernel is the course's own,
+# with GELU's tanh form, which you will write in the exercise. Its arithmetic costs nothing either way.)
 #
 # Those are the GPU's times. The columns on the right are what a call costs its caller, Python and launch included. In
 # a row of calls as small as the first, the fused kernel makes its caller wait *longer*: lesson 02 has the reason. The
@@ -491,10 +496,14 @@ worst = predict_first("slowest over fastest block, 256 to 8192, 4 warps", unit="
 worst
 
 # %%
+from benchmarks.occupancy_sweep import ELEMENTS
+
 sweep = h200.experiment("occupancy_sweep")
 blocks = (256, 512, 1024, 2048, 4096, 8192)
 on_four = [sweep[f"{block}x4"].median for block in blocks]
-print({block: f"{1e6 * seconds:.0f} us" for block, seconds in zip(blocks, on_four, strict=True)})
+rows = ((block, f"{1e6 * each:.0f} us") for block, each in zip(blocks, on_four, strict=True))
+timed = f"add+GELU of {ELEMENTS:,} numbers in fp32, 4 warps, the GPU's own time"
+display(table(("block", "time"), rows, f"{timed}\n{h200.label}"))
 worst.compare(max(on_four) / min(on_four))
 
 # %% [markdown]

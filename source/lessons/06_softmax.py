@@ -422,7 +422,9 @@ def absorb(peak, total, x):
 
 # %% [markdown]
 # Watch `peak` and `total` on a row of 24 in blocks of four. In the second, third and fifth block the maximum moves, and
-# what was summed before shrinks; where it stays, it is carried over whole.
+# what was summed before is scaled down before the block's own exponentials are added: the first block's 4 becomes
+# $4\,e^{0 - 0.5}$ in the second, which adds 4 of its own, so that `total` as a whole still grows. Where the maximum
+# stays, the old sum is carried over whole.
 
 # %%
 from helpers.figures import watch
@@ -468,8 +470,11 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # ## Rows too wide, live
 #
 # A second read comes soon after the first. If L2 can keep all rows that are at work meanwhile, DRAM does not see it.
+# It need not keep all that would just fit: the model behind this picture, fitted to an H200, has it keep everything up
+# to a quarter of its size, less and less beyond, and nothing from three quarters on.
+#
 # Move the sliders, with the mouse or the arrow keys. (Whether a row fits follows from counting registers, a number in
-# fp32 to each, as our kernels hold it; what L2 keeps is a model fitted to an H200.)
+# fp32 to each, as our kernels hold it.)
 #
 # 1. From which width on does no choice of warps hold the row? (A block's lanes are a power of two.)
 # 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps a row. Why does the *larger* block save bytes?
@@ -648,9 +653,9 @@ print("all sums the same:", len(set(sums)) == 1)
 #
 # ## What is kept for the backward pass
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** A backward pass needs what the forward saves for it.
-# What lies in memory, then, is the logits, what was saved, and the gradient. PyTorch has hooks that see each tensor
-# saved. Is the claim true of cross entropy?
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It circulates without a model or a source.) A
+# backward pass needs what the forward saves for it. What lies in memory, then, is the logits, what was saved, and the
+# gradient. PyTorch has hooks that see each tensor saved. Is the claim true of cross entropy?
 
 # %%
 from kernels import cross_entropy
