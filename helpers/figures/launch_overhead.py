@@ -243,7 +243,7 @@ def _still():
 
 def _moving(scene: LaunchScene) -> str:
     _, figure, position, (left, _) = _still()
-    pieces = [svg_title(scene.title, left, 15)]
+    pieces, labels = [svg_title(scene.title, left, 15)], []
     (x, bottom), (_, top) = position(scene.elements, SECONDS[0]), position(scene.elements, SECONDS[1])
     pieces.append(f'<path d="M{x:.1f} {bottom:.1f}V{top:.1f}" stroke="{LIMIT}" stroke-dasharray="1 2"/>')
     for curve, height in zip(scene.curves, label_heights(scene.curves), strict=True):
@@ -253,8 +253,8 @@ def _moving(scene: LaunchScene) -> str:
         mark = svg_mark(curve.kind, *position(scene.elements, curve.marked.total))
         pieces.append(f'<g stroke="{TEXT}">{mark}</g>')
         x, y = position(SAMPLES[0], curve.seconds[0])
-        pieces.append(f'<text x="{x + LABEL_RIGHT:.1f}" y="{y - height + 3:.1f}" {HALO}>{curve.label}</text>')
-    return svg_opening(figure) + "".join(pieces) + "</svg>"
+        labels.append(f'<text x="{x + LABEL_RIGHT:.1f}" y="{y - height + 3:.1f}" {HALO}>{curve.label}</text>')
+    return svg_opening(figure) + "".join(pieces + labels) + "</svg>"
 
 
 def _table(scene: LaunchScene) -> str:

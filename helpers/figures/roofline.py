@@ -221,8 +221,8 @@ def roofline_chart(
         measured: the roof that the device was found to hold, dashed.
     """
     points = list(points)
-    key = any(point.kind != "single" for point in points)
-    figure, axes, labels = roofline_axes([rooflines] if isinstance(rooflines, Roofline) else rooflines, measured, key)
+    one_or_more = [rooflines] if isinstance(rooflines, Roofline) else rooflines
+    figure, axes, labels = roofline_axes(one_or_more, measured, _has_pairs(points))
     with rc_context(STYLE):
         figure.text(axes.bbox.x0 / figure.bbox.width, 0.97, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         for label in dict.fromkeys(point.label for point in points):
@@ -236,6 +236,11 @@ def roofline_chart(
         for label in place_labels(points, page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels):
             _draw_label(axes, label)
     return Chart(figure, text)
+
+
+def _has_pairs(points: list[Point]) -> bool:
+    """Whether some are unfused or fused, which the key in the corner tells apart."""
+    return any(point.kind != "single" for point in points)
 
 
 # Powers of two, and sizes that are met in practice or fit no tile.
@@ -322,8 +327,8 @@ class _Still:
 
 
 @functools.cache
-def _still(rooflines: tuple[Roofline, ...], measured: Roofline | None) -> _Still:
-    figure, axes, labels = roofline_axes(rooflines, measured)
+def _still(rooflines: tuple[Roofline, ...], measured: Roofline | None, key: bool) -> _Still:
+    figure, axes, labels = roofline_axes(rooflines, measured, key)
     return _Still(still_svg(figure), svg_opening(figure), page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels)
 
 
@@ -412,7 +417,7 @@ class RooflineExplorer(Explorer):
         except ValueError:
             svg, frames = "", [{"svg": "", "text": self.text, "table": ""}] * (len(ROWS) * len(COLUMNS))
         else:
-            still = _still(scenes[0].rooflines, scenes[0].measured)
+            still = _still(scenes[0].rooflines, scenes[0].measured, _has_pairs(scenes[0].points))
             svg = still.svg
             frames = [{"svg": _moving(scene, still), "text": scene.text, "table": _table(scene)} for scene in scenes]
         return svg, {"frames": frames, "columns": len(COLUMNS)}

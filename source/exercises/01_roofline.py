@@ -8,8 +8,9 @@
 # **The formulas**
 #
 # $$\text{intensity} = \frac{\text{FLOP}}{\text{bytes}}, \qquad
-# \text{ridge} = \frac{\text{peak}}{\text{bandwidth}}, \qquad
-# \text{performance at best} = \min(\text{peak},\ \text{bandwidth} \times \text{intensity})$$
+# \text{ridge} = \frac{\text{peak}}{\text{bandwidth}}$$
+#
+# $$\text{performance at best} = \min(\text{peak},\ \text{bandwidth} \times \text{intensity})$$
 #
 # **The picture**
 #

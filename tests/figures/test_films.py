@@ -51,6 +51,10 @@ def test_the_timeline_ends_as_recorded(numbers):
         assert ends[name] <= chain.cpu + chain.gpu + 1e-12
     assert ends["a CUDA graph"] == pytest.approx(gpu["eager"].median)
     assert max(ends.values()) == pytest.approx(scene.seconds)
+    # The three ways stand on one scale: a second is as many pixels wherever a bar stands for it.
+    wide = [(bar.width + 1) / (bar.end - bar.start) for bar in scene.bars if bar.width > 1]
+    assert len(wide) > 6
+    assert wide == pytest.approx([wide[0]] * len(wide))
 
 
 def test_a_size_that_was_not_recorded_is_refused():

@@ -52,6 +52,19 @@ def test_every_frame_is_that_of_its_slider():
     assert explorer.text.endswith("in their names.")
 
 
+def test_ways_of_about_one_length_share_an_axis():
+    quicker = read_trace(trace((BYTES, 10, 20), (PRODUCT, 30, 30)))
+    long = read_trace(trace((BYTES, 10, 9000)))
+    explorer = kernel_timeline_explorer({"eager": THREE, "quicker": quicker, "long": long})
+    first = {}  # way -> points a microsecond
+    for way, microseconds in (("eager", 20), ("quicker", 20)):
+        explorer.way.value = way
+        bar = next(box for box in explorer._scene(1).boxes if box.y == GPU)
+        first[way] = bar.width / microseconds
+    assert first["eager"] == pytest.approx(first["quicker"])
+    assert first["eager"] > 1, "a much longer way does not make the others a line"
+
+
 def test_a_picture_says_what_it_shows():
     assert "busy 75%" in repr(kernel_timeline_chart("eager", THREE))
     with pytest.raises(ValueError, match="no timeline is called 'x'"):

@@ -169,6 +169,22 @@ def test_marks_stand_where_the_axes_put_them(explorer):
     assert line.get_ydata()[0] == scene.curves[0].seconds[0]
 
 
+HIGH, DEEP = 9, 3  # points of a label over and under its baseline
+
+
+@pytest.mark.parametrize("launched", LAUNCHED)
+def test_no_line_and_no_axis_strikes_a_label(launched):
+    figure, axes = launch_axes()
+    bottom = figure.bbox.height - axes.bbox.y0
+    for each in launch_explorer("T4", "fp32", launched)._stage.data["frames"]:
+        labels = re.findall(r'<text x="[0-9.]+" y="([0-9.]+)" paint-order="stroke"', each["svg"])
+        one, other = map(float, labels)
+        assert max(one, other) + DEEP < bottom, "a label lies on the axis"
+        assert abs(one - other) >= HIGH + DEEP, "one label lies on the other"
+        # What is painted last, with an edge in the page's colour, lies over every line.
+        assert "<path" not in each["svg"][each["svg"].index("paint-order") :]
+
+
 def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
     data, metadata = explorer._repr_mimebundle_()
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}

@@ -119,6 +119,12 @@ def test_marks_stand_where_the_axes_put_them(explorer):
         assert (float(x), figure.bbox.height - float(y)) == pytest.approx(tuple(expected), abs=0.06)
 
 
+def test_the_key_stands_where_there_is_something_to_tell_apart():
+    for operations, key in ((["ReLU", "softmax"], True), (["ReLU", "vector add"], False), ([], False)):
+        still = roofline_explorer(operations=operations)._stage.still
+        assert [f">{kind}<" in still for kind in ("unfused", "fused")] == [key, key]
+
+
 def test_choices_redraw_and_a_missing_peak_is_said(explorer):
     explorer.device.value, explorer.dtype.value = "H100", "fp8"
     assert (
