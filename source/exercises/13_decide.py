@@ -10,8 +10,9 @@
 # $$\text{bytes} = \text{what others made, read once} + \text{what others need, written once}$$
 #
 # $$\text{time} = \text{start} + \max\Big(\frac{\text{bytes}}{\text{share} \times \text{bandwidth}},\
-# \frac{\text{FLOP}}{\text{matrix rate}}\Big), \qquad
-# \text{share} = \min\Big(1, \frac{\text{rows}}{\text{multiprocessors}}\Big) \text{ if it needs whole rows, else } 1$$
+# \frac{\text{FLOP}}{\text{matrix rate}}\Big)$$
+#
+# $$\text{share} = \min\Big(1, \frac{\text{rows}}{\text{multiprocessors}}\Big) \text{ if it needs whole rows, else } 1$$
 #
 # **The picture**, one graph in two partitions; what crosses a kernel's edge is written and read:
 #
