@@ -298,7 +298,7 @@ MISTAKES = [
         (
             "order of axes",
             {"row * K + place, tl.max": "place * tl.num_programs(0) + row, tl.max"},
-            "the exponential|the largest|softmax",
+            "the k rounds",
         ),
         (
             "rounding",

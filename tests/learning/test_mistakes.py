@@ -23,6 +23,16 @@ def test_a_mistake_of_each_kind_is_told(mistake):
     assert not mistakes.complaints(mistake, range(1))
 
 
+# Draws on which a single element, or rows with ties, once said nothing of the mistake: change -> seed.
+LUCKY = {"s * tl.sigmoid(u)": 5, "0.44715": 5, "place * tl.num_programs(0) + row, tl.max": 0}
+
+
+@pytest.mark.parametrize("change", LUCKY)
+def test_no_lucky_value_hides_a_mistake(change):
+    [mistake] = [each for each in mistakes.MISTAKES if change in each.changes.values()]
+    assert not mistakes.complaints(mistake, range(LUCKY[change], LUCKY[change] + 1))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("exercise", EXERCISES)

@@ -75,6 +75,15 @@ def in_turn(
             yield Case(f"the {PLACES[place]} {what}", alone, f"{look_at}; here the {PLACES[place]} tensor's", **kind)
 
 
+def telling(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Values of normal ones such that the sum of `count` tensors is of size 1 to 1.5, negative and positive in turn.
+
+    On one element chance may make it 0, or so large that an activation is flat, and another formula agrees.
+    """
+    sign = 2 * (torch.arange(len(x), device=x.device) % 2) - 1
+    return sign * (1 + x.sigmoid() / 2) / count
+
+
 def elementwise_cases(
     count: int,
     seed: int,
@@ -85,7 +94,7 @@ def elementwise_cases(
 
     Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
     views; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values are normal, of
-    deviation 2, from `seed`; the tensors are on the GPU where there is one.
+    deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is one.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -100,7 +109,9 @@ def elementwise_cases(
     formula, extent = "the formula", "the grid and the mask: how many programs run, and which of their elements exist"
     strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
 
-    cases = [Case("", tuple(tensors(size)), formula if size == min(sizes) else extent) for size in sorted(sizes)]
+    first, *longer = sorted(sizes)
+    cases = [Case("", tuple(telling(x, count) for x in tensors(first)), formula)]
+    cases += [Case("", tuple(tensors(size)), extent) for size in longer]
     cases.append(Case("", tuple(tensors(MANY)), "the grid: as many programs as cover all elements, triton.cdiv"))
     cases.append(
         Case("a matrix", tuple(tensors(MANY // cols, cols)), "the number of elements: numel(), not the first size")

@@ -106,9 +106,9 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
     """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
 
-    A mean of 1000; a wide row that is a power of two; rows of equal elements; -inf; then padding, in rows of each of
-    `widths` elements, with k from 1 to 16, and as many winners as there are columns; more dimensions; strided and
-    transposed tensors; 16 bits; `widest` elements; no row at all.
+    A mean of 1000; 16 winners, without ties; a wide row that is a power of two; rows of equal elements; -inf; then
+    padding, in rows of each of `widths` elements, with k from 1 to 5, and as many winners as there are columns; more
+    dimensions; strided and transposed tensors; 16 bits; `widest` elements; no row at all.
     """
     draw = normal(seed)
 
@@ -120,6 +120,10 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     ties = "ties: of equal elements the lower index comes first, and none comes twice"
     found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
     found.append(call("mean 1000", "the exponential: take the row's maximum off first", 1, 2, 64, mean=1e3))
+    # No two elements of a row are equal: ties come after.
+    rounds = call("", "the k rounds: every one finds a winner and stores it at a place of its own", 16, 2, 128)
+    rounds.inputs[0][:] = rounds.inputs[0].argsort() / 16
+    found.append(rounds)
     found.append(call("a wide row", BLOCK, 2, 1, 8192))
     equal = call("equal elements", ties, 3, 2, 8)
     equal.inputs[0][:] = 1.0
@@ -128,7 +132,6 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     masked = call("only three finite", "elements of -inf: their probability is 0, and yet each can win once", 5, 2, 16)
     masked.inputs[0][:, 3:] = -torch.inf
     found += [equal, pairs, masked]
-    found.append(call("", "the k rounds: every one finds a winner and stores it at a place of its own", 16, 2, 128))
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
     negative = call("every element below 0", f"{PADDING}; 0 is a larger number than any here", 2, 2, 100, mean=-50.0)
     found.append(negative)
