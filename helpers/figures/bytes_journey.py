@@ -62,7 +62,7 @@ def journey(run: Recorded, numbers: int = 100_000_000) -> Film:
                 bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, start, start, paint, 0.5))
         moved = len(steps) / TILES * ITEM * numbers
         counters.append(Counter(way, "{} GB have crossed", left, CHIP + 74, moved / 1e9, 0.0, seconds))
-        counters.append(Counter(way, "clock: {} µs", left + 150, CHIP + 74, 1e6 * seconds, 0.0, seconds, 0))
+        counters.append(Counter(way, "clock: {} µs", left + 176, CHIP + 74, 1e6 * seconds, 0.0, seconds, 0))
     half_way = ways["unfused"] * 3 / 5
     told = (
         (

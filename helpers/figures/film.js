@@ -66,8 +66,7 @@ function render({ model, el }) {
     const line = `${clock.textContent}: ${told} ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.`;
     chart.setAttribute("aria-label", `${scene.title}. ${line}`);
     if (!playing) status.textContent = line; // a voice cannot keep up
-    else if (status.dataset.told !== told) status.textContent = told;
-    status.dataset.told = told;
+    else if (status.textContent !== told) status.textContent = told;
     moving.replaceChildren(document.createElementNS("http://www.w3.org/2000/svg", "g"));
   };
   const choose = (number) => {
@@ -99,7 +98,7 @@ function render({ model, el }) {
   };
   const play = () => {
     if (time >= scene.seconds) time = 0;
-    player.textContent = "Pause ⏸";
+    player.textContent = "Pause ||";
     player.setAttribute("aria-label", "Pause");
     let last = null, pending = 0;
     const tick = (now) => {
@@ -127,6 +126,9 @@ function render({ model, el }) {
     if (event.key !== " " || event.target === player || event.target.tagName === "SELECT") return;
     event.preventDefault();
     player.click();
+  });
+  el.addEventListener("click", (event) => {
+    if (!event.target.closest("button, input, select")) slider.focus({ preventScroll: true });
   });
   choose(0);
   const resized = new ResizeObserver(() => paint());

@@ -20,16 +20,22 @@ HALO = 'paint-order="stroke" stroke="var(--jp-layout-color0, Canvas)" stroke-wid
 
 @dataclass(frozen=True)
 class Said:
-    """A guess: `text`, such as "you said 12 MB", at `value` on the axis "x" or "y" of a chart's panel, from 0."""
+    """A guess: `text`, such as "you said 12 MB", at `value` on the axis "x" or "y" of a chart's panel, from 0.
+
+    row: of a chart of horizontal bars the one that the guess is about, from 0; None: it is about all.
+    """
 
     text: str
     axis: str
     value: float
     panel: int = 0
+    row: int | None = None
 
     def __post_init__(self):
         if self.axis not in ("x", "y"):
             raise ValueError(f"a guess lies on the axis {self.axis!r}: 'x' or 'y' expected")
+        if self.row is not None and self.axis != "x":
+            raise ValueError(f"a bar's guess lies on its axis 'x', not {self.axis!r}")
 
 
 def said_svg(figure: Figure, said: Said) -> str:
@@ -42,10 +48,13 @@ def said_svg(figure: Figure, said: Said) -> str:
     width = label_width(said.text) + 12
     if said.axis == "x":
         x, y = axes.transData.transform((value, axes.get_ylim()[0]))[0], bottom
-        line = f"M{x:.1f} {bottom:.1f}V{top:.1f}"
+        if said.row is not None:
+            ends = axes.transData.transform([(value, said.row + place) for place in (-0.5, 0.4)])[:, 1]
+            top, y = (height - float(end) for end in ends)
+        line = f"M{x:.1f} {y:.1f}V{top:.1f}"
         ahead = x + APART + width <= right
         anchor, at = ("start", x + APART) if ahead else ("end", x - APART)
-        label = at, top + 8
+        label = at, top + 4 if said.row is not None else top + 8
         beyond = ("", "◂ ", " ▸")
     else:
         x, y = left, height - axes.transData.transform((axes.get_xlim()[0], value))[1]

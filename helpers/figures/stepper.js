@@ -152,7 +152,7 @@ function render({ model, el }) {
       if (turn !== flying) return;
       const part = still ? 1 : Math.min(1, Math.max(0, (time - start) / FLIGHT));
       const eased = part < 0.5 ? 2 * part * part : 1 - 2 * (1 - part) ** 2;
-      told = to.map((end, place) => Math.round(from[place] + (end - from[place]) * eased));
+      told = to.map((end, place) => part < 1 ? from[place] + 4 * Math.round(((end - from[place]) * eased) / 4) : end);
       told.forEach((number, place) => (tally[place].textContent = number.toLocaleString("en")));
       context.clearRect(0, 0, canvas.width, canvas.height);
       if (part === 1) return;
@@ -205,7 +205,7 @@ function render({ model, el }) {
   };
   const play = () => {
     if (at === frames.length - 1) go(0);
-    player.textContent = "Pause ⏸";
+    player.textContent = "Pause ||";
     player.setAttribute("aria-label", "Pause");
     status.setAttribute("aria-live", "off"); // a voice cannot keep up
     const next = () => {
@@ -231,6 +231,11 @@ function render({ model, el }) {
     event.preventDefault();
     event.stopPropagation();
     keys[event.key]();
+  });
+  // A click anywhere on the picture makes the keys its own; text that was marked to be copied stays marked.
+  el.addEventListener("click", (event) => {
+    if (!event.target.closest("button, input, select, .fusion-stepper-source") && getSelection().isCollapsed)
+      slider.focus({ preventScroll: true });
   });
   go(0);
   return () => {

@@ -168,6 +168,11 @@ class StepScene:
                 self._block(name, values)
             for move in step.moves:
                 self._block(move.name, move.values)
+        widths: dict[int, float] = {}  # tensors with as many columns lie one above another, cell above cell
+        for grid in self.memories.values():
+            widths[grid.columns] = max(widths.get(grid.columns, 0), grid.cell[0] if grid.words else 0)
+        for grid in self.memories.values():
+            grid.cell = (widths[grid.columns], grid.cell[1]) if grid.words else grid.cell
         on_chip = [self.memories[name] for name, memory in recording.memories.items() if memory.shared]
         off_chip = [grid for grid in self.memories.values() if grid not in on_chip]
         self.chip = _flow(sorted(off_chip, key=lambda grid: grid.words), 18) + 14  # where it begins
@@ -243,7 +248,9 @@ class StepScene:
         number, _ = self.recording.source[step.line]
         program = self.programs.index(step.program)
         told = self._told(step)
-        text = f"{self.recording.who.capitalize()} {self.name(step.program)}, line {number}: {told}."
+        called = self.recording.called.get(step.line)
+        line = f"{called}, line {number}" if called else f"line {number}"
+        text = f"{self.recording.who.capitalize()} {self.name(step.program)}, {line}: {told}."
         frame = Frame(step.line, program, text, step.read, step.written, clear)
         codes = {}
         for name, values in step.named.items():
@@ -261,6 +268,9 @@ class StepScene:
             unknown = _garbage(values.ravel()) if interpreted else np.ones(values.size, bool)
             for lane in np.flatnonzero((code == CODES["masked"]) & unknown):
                 texts[lane] = ""
+            if grid.words and key[0] not in step.named:
+                for lane in np.flatnonzero(code == CODES["outside"]):
+                    texts[lane] = "?"  # nothing was read there, and no memory has what was stored
             frame.cells.append([grid.first, "".join(code), texts])
             frame.lit.append(self.grids.index(grid))
         for move in step.moves:
@@ -306,8 +316,10 @@ class StepScene:
             active, lanes = int(move.active.sum()), move.active.size
             does = {"read": "read", "write": "write"}.get(move.kind, "change")
             who = f"{active} of {lanes} lanes {does}" if lanes > 1 else f"{does}s"
-            shared = self.recording.memories[move.memory].shared
-            sectors = "" if shared else f" in {move.sectors} sector{'s' * (move.sectors != 1)}"
+            memory = self.recording.memories[move.memory]
+            # The meter counts what strays apart, also where it shares a sector with the tensor.
+            touched = memory.sectors(move.elements[move.active]).size if move.outside.any() else move.sectors
+            sectors = "" if memory.shared else f" in {touched} sector{'s' * (touched != 1)}"
             rest = "idle" if "," in self.recording.who else "masked"
             masked = f", {lanes - active} {rest}" if active < lanes else ""
             outside = f", {int(move.outside.sum())} OUT OF BOUNDS" if move.outside.any() else ""
@@ -317,6 +329,8 @@ class StepScene:
             if name not in moved:
                 shape = " × ".join(map(str, values.shape))
                 parts.append(f"{name} = {word(values.ravel()[0])}" if values.size == 1 else f"{name}: {shape} values")
+        for expression, values in step.gave:
+            parts.append(f"gives {expression}" + _equals(expression, values))
         return "; ".join(parts) or "nothing to move"
 
     def state(self, until: int) -> tuple[list[str], list[str]]:
@@ -357,6 +371,14 @@ class StepScene:
                 for frame in self.frames
             ],
         }  # fmt: skip
+
+
+def _equals(expression: str, values: list[np.ndarray]) -> str:
+    """ " = 2.43 + 4 = 6.43", or the shape of what is no single number."""
+    if values[-1].size > 1:
+        return f": {' × '.join(map(str, values[-1].shape))} values"
+    *parts, value = (word(each.ravel()[0]) for each in values)
+    return f" = {' + '.join(parts)} = {value}" if parts else f" = {value}"
 
 
 def _garbage(values: np.ndarray) -> np.ndarray:

@@ -79,7 +79,13 @@ class Guess:
         return Compared(f"{self.question}: {self._line()}", self._field.picture)
 
     def on(
-        self, shown: Chart | Explorer, axis: str, at: Callable[[float], float] = float, panel: int = 0
+        self,
+        shown: Chart | Explorer,
+        axis: str,
+        at: Callable[[float], float] = float,
+        panel: int = 0,
+        row: int | None = None,
+        says: Callable[[float], str] | None = None,
     ) -> MarkedChart | Explorer:
         """The chart with the guess marked on it, from now on and whenever it changes; without a guess, as it was.
 
@@ -88,6 +94,8 @@ class Guess:
             axis: "x" or "y".
             at: from the question's unit to the axis'.
             panel: which of the chart's axes, from 0.
+            row: the horizontal bar that the guess is about, from 0; without it, all.
+            says: where the axis has another unit, the axis' value in words.
 
         Raises:
             ValueError: another axis.
@@ -96,7 +104,10 @@ class Guess:
 
         def mark() -> None:
             guess = self.guess
-            said = guess if guess is None else Said(_you_said(guess, self.unit), axis, at(guess), panel)
+            said = None
+            if guess is not None:
+                text = _you_said(guess, self.unit) + (f": {says(at(guess))}" if says else "")
+                said = Said(text, axis, at(guess), panel, row)
             marked.mark(said)
 
         # Run again, the cell that shows a chart replaces its mark.

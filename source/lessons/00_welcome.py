@@ -213,7 +213,7 @@ from helpers.figures import traffic_chart
 
 title = f"Fusing moves {fewer_bytes:.2f} times fewer bytes"
 chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
-bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes)
+bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
 # ## Move it

@@ -256,7 +256,9 @@ from helpers.figures import traffic_chart
 times_fewer = unfused.bytes_total / fused.bytes_total
 title = f"One kernel moves {times_fewer:.2f} times fewer bytes than two"
 chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
-per_element.on(chart, "x", at=lambda nbytes: nbytes * a.numel())
+per_element.on(
+    chart, "x", lambda nbytes: nbytes * a.numel(), row=1, says=lambda b: f"{b / 1e6:.4g} MB"
+)
 
 # %% [markdown]
 # (`y_ptr` in the upper bar is the sum: the meter calls it by the parameter through which it was first seen.)

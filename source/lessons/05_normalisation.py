@@ -376,7 +376,9 @@ print(f"F.layer_norm, then relu: {library.launches} launches, {ratio:.1f} times 
 from helpers.figures import traffic_chart
 
 chart = traffic_chart({"unfused": unfused, "fused": fused})
-unfused_bytes.on(chart, "x", at=lambda nbytes: nbytes * x.numel())
+unfused_bytes.on(
+    chart, "x", lambda nbytes: nbytes * x.numel(), row=0, says=lambda b: f"{b / 1e6:.4g} MB"
+)
 
 # %% [markdown]
 # **Verdict: holds to the letter, against a baseline that nobody needs to use.** Who writes LayerNorm out? PyTorch's own

@@ -164,7 +164,9 @@ from helpers.figures import traffic_chart
 
 fused = measure(softmax, held_kernel, x)
 chart = traffic_chart({"unfused": unfused, "fused": fused})
-unfused_bytes.on(chart, "x", at=lambda nbytes: nbytes * x.numel())
+unfused_bytes.on(
+    chart, "x", lambda nbytes: nbytes * x.numel(), row=0, says=lambda b: f"{b / 1e6:.4g} MB"
+)
 
 # %% [markdown]
 # And `F.softmax`? It is a fused kernel already: one launch, as many bytes as ours. Below, on an H200, `eager` is

@@ -1,6 +1,7 @@
 """The journey of the bytes and the launch timeline: their numbers against the meter and the record; the film's page."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -74,6 +75,15 @@ def test_the_still_frame_is_small_and_says_what_it_shows(film):
     assert 0 <= box.y0 < box.y1 <= height
 
 
+def test_what_counts_in_the_journey_lies_apart():
+    figure = journey(H200).chart().figure
+    figure.draw_without_rendering()
+    counters = [text for text in figure.axes[0].texts if "crossed" in text.get_text() or "clock" in text.get_text()]
+    boxes = sorted((text.get_window_extent() for text in counters), key=lambda box: box.x0)
+    assert len(boxes) == 4
+    assert all(after.x0 - before.x0 > 1.5 * before.width for before, after in pairwise(boxes))  # a wider font
+
+
 LONG = FilmScene(
     (100, 50), 4.0, 2.0, "µs", 10.0, "A title",
     movers=(Mover(0, 0, 80, 40, 10, 10, 1.0, 3.0, "#ff0000"),),
@@ -122,10 +132,15 @@ def test_the_browser_draws_each_time_as_it_was_placed(page_of):
 
 def test_it_plays_to_its_end_and_another_may_be_chosen(page_of):
     page = page_of(FILM)
-    page.locator("input").focus()
+    page.evaluate("""() => { window.lines = new Set(); new MutationObserver(() =>
+        lines.add(document.querySelector('[role=status]').textContent)
+    ).observe(document.querySelector('.fusion-moving'), {childList: true}); }""")
+    page.locator(".fusion-film-chart").click()  # the picture takes the keys
     page.keyboard.press("Space")
     page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
     page.get_by_role("button", name="Play").wait_for()
+    assert "It begins." in page.evaluate("[...lines]")  # and not what it counted before it played
+    assert LONG.says(0.0) not in page.evaluate("[...lines]")
     page.locator("select").select_option("short")
     assert page.locator(".title").text_content() == "Another title"
 

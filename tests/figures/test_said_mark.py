@@ -8,7 +8,9 @@ from helpers.figures.curves import curves_chart
 from helpers.figures.launch_overhead import launch_explorer
 from helpers.figures.occupancy import occupancy_chart
 from helpers.figures.said_mark import MarkedChart, Said, said_svg
+from helpers.figures.style import Chart, bar_axes
 from helpers.instruments.occupancy_calculator import occupancy
+from helpers.learning.guesses import Guess
 
 
 def tick(axis, value: float) -> tuple[float, float]:
@@ -42,6 +44,27 @@ def test_on_a_logarithmic_axis_of_an_explorer_also_after_another_choice():
         explorer.device.value = "T4"
     explorer.mark(None)
     assert explorer._stage.said == {"svg": "", "text": ""}
+
+
+def test_a_guess_about_one_bar_stays_on_it():
+    figure, axes = bar_axes(["unfused", "fused"], 20, "title", "MB")
+    for row in range(2):
+        svg = said_svg(figure, Said("you said 12 MB", "x", 12, row=row))
+        bottom, top = map(float, re.search(r'<path d="M[\d.]+ ([\d.]+)V([\d.]+)"', svg).groups())
+        places = [axes.transData.inverted().transform((0, figure.bbox.height - y))[1] for y in (top, bottom)]
+        assert row - 0.6 < places[0] < row < places[1] < row + 0.5
+        _, words = map(float, re.search(r'<text x="([\d.]+)" y="([\d.]+)"', svg).groups())
+        assert top - 5 < words < bottom
+    with pytest.raises(ValueError, match="a bar's guess lies on its axis 'x'"):
+        Said("you said 12 MB", "y", 12, row=0)
+
+
+def test_a_mark_speaks_the_axis_unit(monkeypatch):
+    monkeypatch.setattr(Guess, "guess", 16.0)
+    guess = Guess("bytes for each number", "B")
+    figure, _ = bar_axes(["unfused", "fused"], 20e6, "title", "MB")
+    marked = guess.on(Chart(figure, "text"), "x", lambda b: b * 1e6, row=1, says=lambda b: f"{b / 1e6:g} MB")
+    assert "you said 16 B: 16 MB</text>" in marked._bundle()[0]["text/html"]
 
 
 def test_on_the_second_panel_upwards():

@@ -1,5 +1,7 @@
 """The kernel stepper: its record against the meter, NumPy and a count by hand; its page in a real browser."""
 
+import math
+import re
 import sys
 
 import numpy as np
@@ -180,6 +182,52 @@ def test_lanes_out_of_bounds_are_shown_and_go_nowhere():
     assert behind[6:].tolist() == [7, 7]
 
 
+@triton.jit
+def sum_kernel(a_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + element)
+    tl.store(y_ptr + element, a + 1)
+
+
+def test_what_was_stored_out_of_bounds_is_not_said_to_be_zero():
+    frame = (scene := watch(sum_kernel[(3,)], torch.arange(10.0), torch.empty(10), BLOCK=4).scene).frames[-1]
+    grid = scene.blocks["a + 1", (4,)]
+    assert scene.state(len(scene.frames) - 1)[1][grid.first :][:4] == ["9", "10", "?", "?"]
+    assert "in 1 sector," in frame.text  # elements 8 to 11 of fp32 lie in one
+
+
+@triton.jit
+def absorb(peak, total, x):
+    higher = tl.maximum(peak, tl.max(x))
+    return higher, total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))
+
+
+@triton.jit
+def online_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    peak = -float("inf")
+    total = 0.0
+    for start in range(0, columns, BLOCK):
+        x = tl.load(x_ptr + start + tl.arange(0, BLOCK))
+        peak, total = absorb(peak, total, x)
+    tl.store(y_ptr, total)
+
+
+def test_a_line_that_returns_shows_what_it_gives_and_names_its_function():
+    x = torch.tensor([0.0, 0.5]).repeat_interleave(4)
+    shown = watch(online_kernel[(1,)], x, torch.empty(1), 8, BLOCK=4)
+    found = measure(lambda: online_kernel[(1,)](x, torch.empty(1), 8, BLOCK=4))
+    assert shown.recording.steps[-1].read == found.bytes_read
+    second = [frame.text for frame in shown.scene.frames if "gives" in frame.text][1]
+    assert re.match(r"Program 0, absorb, line \d+: gives higher = 0.5; gives total ", second)
+    assert second.endswith(f" = {4 * math.exp(-0.5):.2f} + 4 = {4 * math.exp(-0.5) + 4:.2f}.")
+
+
+def test_tensors_of_one_length_line_up_whatever_their_numbers():
+    scene = watch(unmasked_kernel[(2,)], torch.ones(8), torch.full((8,), -1234.5), BLOCK=4).scene
+    x, y = scene.memories.values()
+    assert x.cell == y.cell
+
+
 def test_a_view_is_drawn_as_it_lies_in_memory():
     x = torch.arange(18.0).view(3, 6)[:, 1:5]
     shown = watch(unmasked_kernel[(1,)], x, torch.empty(4), BLOCK=4)
@@ -344,7 +392,7 @@ def test_mouse_keyboard_and_choice_of_program(page_of):
     assert at(page).startswith("Step 2 of 18")
     page.locator("select").select_option("2")
     assert at(page).startswith("Step 13 of 18. Program 2")
-    page.get_by_role("button", name="Step", exact=True).focus()
+    page.locator(".fusion-stepper-chart").click()  # the picture takes the keys
     page.keyboard.press("PageUp")
     assert at(page).startswith("Step 7 of 18. Program 1")
     page.keyboard.press("End")

@@ -68,13 +68,15 @@ class KernelStep:
     """One statement that one program instance, or one warp, has carried out.
 
     line: of the source shown, counted from 0. named: name -> value of what the statement gave a value: a block, or an
-    array of one number; masked where a lane takes no part. read, written: bytes of the launch so far.
+    array of one number; masked where a lane takes no part. gave: of what a called function returns, each expression and
+    its value, behind the values of what it adds up. read, written: bytes of the launch so far.
     """
 
     program: tuple[int, ...]
     line: int
     named: dict[str, np.ndarray] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
+    gave: list[tuple[str, list[np.ndarray]]] = field(default_factory=list)
     read: int = 0
     written: int = 0
 
@@ -88,6 +90,7 @@ class Recording:
     source: list[tuple[int, str]] = field(default_factory=list)
     memories: dict[str, Memory] = field(default_factory=dict)
     steps: list[KernelStep] = field(default_factory=list)
+    called: dict[int, str] = field(default_factory=dict)  # lines of functions that the kernel calls -> their names
     too_large: str = ""  # why there are no steps
 
 

@@ -135,6 +135,8 @@ class StepRecorder(LaneRecorder):
             source = self._sources[frame.f_code] = _Source(frame.f_code)
             for number, text in source.shown:
                 self._lines[frame.f_code.co_filename, number] = len(self.recording.source)
+                if self._frames:
+                    self.recording.called[len(self.recording.source)] = frame.f_code.co_name
                 self.recording.source.append((number, text))
         self._close()
         known = {}
@@ -157,7 +159,7 @@ class StepRecorder(LaneRecorder):
                 self._close()
                 self._begin(frame, begins)
         elif event == "return":
-            self._close()
+            self._close(arg if len(self._frames) > 1 else None)
             self._frames.pop()
             if self._frames:
                 caller = self._frames[-1][0]
@@ -167,7 +169,7 @@ class StepRecorder(LaneRecorder):
     def _begin(self, frame, number: int, back: bool = False) -> None:
         self._open = frame, number, back, []
 
-    def _close(self) -> None:
+    def _close(self, given=None) -> None:
         if self._open is None:
             return
         frame, number, back, moves = self._open
@@ -181,7 +183,8 @@ class StepRecorder(LaneRecorder):
         names = [self._prefix(frame) + name if name in frame.f_locals else name for name in names]
         made = [self._moved(name, *move) for name, move in zip(names, moves, strict=True)]
         moved = self._before.moved
-        step = KernelStep(self._program, line, named, made, moved.read, moved.written)
+        gave = _returned(statement, given, frame) if given is not None and not moves else []
+        step = KernelStep(self._program, line, named, made, gave, moved.read, moved.written)
         self.recording.steps.append(step)
         self._numbers += sum(value.size for value in named.values()) + sum(3 * move.values.size for move in made)
         largest = max([0, *(value.size for value in named.values()), *(move.values.size for move in made)])
@@ -245,6 +248,33 @@ def _shown(value) -> np.ndarray | None:
     if isinstance(value, tl.tensor):
         return None if value.dtype.is_ptr() else _at_least_one(numbers(np.asarray(value.handle.data)))
     return _at_least_one(np.asarray(value)) if isinstance(value, bool | int | float) else None
+
+
+def _returned(statement: ast.stmt | None, given, frame) -> list[tuple[str, list[np.ndarray]]]:
+    """What a `return` gives, expression by expression: the value, behind those of the two that it adds, if it does."""
+    if not isinstance(statement, ast.Return):
+        return []
+    several = isinstance(statement.value, ast.Tuple)
+    nodes, values = (statement.value.elts, given) if several else ([statement.value], [given])
+    found = []
+    for node, value in zip(nodes, values, strict=True):
+        shown = _shown(value)
+        if shown is None:
+            continue
+        adds = shown.size == 1 and isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _of_tl(node)
+        parts = [_shown(_value(each, frame)) for each in (node.left, node.right)] if adds else []
+        found.append((ast.unparse(node), [*(part for part in parts if part is not None), shown]))
+    return found
+
+
+def _of_tl(node: ast.expr) -> bool:
+    """Whether all that an expression calls is Triton's own, which may be asked again: a kernel's function may load."""
+    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return all(isinstance(call, ast.Attribute) and ast.unparse(call.value) == "tl" for call in calls)
+
+
+def _value(node: ast.expr, frame):
+    return eval(compile(ast.Expression(node), "<returned>", "eval"), frame.f_globals, frame.f_locals)
 
 
 def _at_least_one(values: np.ndarray) -> np.ndarray:
