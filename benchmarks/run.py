@@ -2,6 +2,7 @@
 
     python benchmarks/run.py [KERNEL ...] [--experiments]
     python benchmarks/run.py --recorded          the table as it was recorded on the H200
+    python benchmarks/run.py --sweep --help      the kernels at many more sizes: benchmarks/sweep.py
 
 Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
 calls, Python and launch included, for work short enough that it matters. Per cent is of the ceiling measured in the
@@ -336,6 +337,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
     parser.add_argument("--experiments", action="store_true", help="time what the lessons show, besides the KERNELs")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
+    parser.add_argument("--sweep", action="store_true", help="the kernels at many more sizes; see --sweep --help")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--sweep" in arguments:
+        from benchmarks import sweep  # which imports this module's functions
+
+        return sweep.main([argument for argument in arguments if argument != "--sweep"])
     options = parser.parse_args(arguments)
     if options.recorded:
         h200 = recorded("h200")

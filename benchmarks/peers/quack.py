@@ -1,0 +1,32 @@
+"""The same operations in QuACK (CuTe DSL), where that is installed.
+
+It is no dependency of the course: `pip install quack-kernels` adds the column.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+
+def peers(name: str, inputs: tuple) -> dict[str, Callable]:
+    """QuACK's version; none for rows that are no multiple of 8 wide, which it refuses. layer_norm has no gradient."""
+    known = ("cross_entropy", "layer_norm", "residual_rms_norm", "rms_norm", "softmax")
+    if name not in known or inputs[0].shape[-1] % 8 or find_spec("quack") is None:
+        return {}
+    from quack.cross_entropy import cross_entropy
+    from quack.rmsnorm import layernorm_fwd, rmsnorm
+    from quack.softmax import softmax
+
+    # layer_norm's affine part must be fp32 there: converted once, outside of what is timed.
+    affine = [each.float() for each in inputs[1:]] if name == "layer_norm" else []
+    functions = {
+        "cross_entropy": lambda x, labels: cross_entropy(x, labels, reduction="none"),
+        "layer_norm": lambda x, weight, bias: layernorm_fwd(x, *affine, eps=1e-5),
+        "residual_rms_norm": lambda x, residual, weight: rmsnorm(x, weight, residual=residual, eps=1e-6, prenorm=True),
+        "rms_norm": lambda x, weight: rmsnorm(x, weight, eps=1e-6),
+        "softmax": softmax,
+    }
+    try:
+        functions[name](*inputs)
+    except Exception:  # its compiler raises what it likes where a row does not fit
+        return {}
+    return {"QuACK": functions[name]}

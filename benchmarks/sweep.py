@@ -1,0 +1,255 @@
+"""Every kernel between the sizes that it is tuned for, beside its peers, in one run: the kernels' sweep.
+
+    fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE]
+    fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200
+    python -m benchmarks.sweep --record FILE ...     lines of runs into benchmarks/results/<gpu>_sweep.json
+
+Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep_worker.py) that build a point
+each at the same time; then one after another times its own, while nobody builds on that GPU. Times are the GPU's own,
+cold L2, the median of RUNS; a call's by the host's clock stand beside them at a few sizes. Shares are of the ceilings
+that the same GPU reached at the start of the run.
+
+Each point is a line of FILE as soon as it is measured, a failure too; what is in FILE already is not measured again, so
+the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels are interpreted and times say nothing.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks import sweep_points
+from benchmarks.provenance import RESULTS, date_and_versions, file_name
+from benchmarks.sweep_points import Point
+from helpers.instruments.sweep import key_of
+from kernels import CATALOGUE, runtime
+
+RUNS = 10
+WORKERS = 20  # processes a GPU
+START_SECONDS, BUILD_SECONDS, TIME_SECONDS = 180, 75, 60  # after which a process is given up
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def points() -> list[Point]:
+    """Every point of the sweep, the most telling first."""
+    return sweep_points.POINTS
+
+
+def tiny(point: Point) -> Point:
+    """The point at a size for the interpreter: it shows that the code runs."""
+    op = CATALOGUE[point.kernel]
+    if op.group == "tiled":
+        return replace(point, shape=op.interpreter_shapes[-1], dtype="fp32")
+    return replace(
+        point, shape=tuple(min(n, 3 if i == 0 and len(point.shape) > 1 else 130) for i, n in enumerate(point.shape))
+    )
+
+
+class Process:
+    """A worker and the talk with it."""
+
+    def __init__(self, gpu: int, log):
+        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        if runtime.has_gpu():
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            environment["CUDA_VISIBLE_DEVICES"] = seen[gpu] if seen[0] else str(gpu)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.sweep_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            bufsize=0,
+        )
+        self.rest = b""
+
+    def tell(self, **request) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the answer that does not come tells of its end
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    def answer(self, deadline: float) -> dict:
+        """Its next answer; {"failed": why} where none comes until `deadline`, and then the process is ended."""
+        pipe = self.process.stdout
+        while b"\n" not in self.rest:
+            ready, _, _ = select.select([pipe], [], [], max(0, deadline - time.monotonic()))
+            read = os.read(pipe.fileno(), 2**16) if ready else b""
+            if not read:
+                self.end()
+                return {"failed": "the process ended" if ready else "it took too long"}
+            self.rest += read
+        line, _, self.rest = self.rest.partition(b"\n")
+        return json.loads(line)
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Sweep:
+    """The points that are left, and the file that their lines go to; shared by a thread a GPU."""
+
+    def __init__(self, left: list[Point], lines: Path, stop_at: float):
+        self.left, self.lines, self.stop_at = left, lines, stop_at
+        self.lock = threading.Lock()
+        self.done = self.failed = 0
+        self.log = (lines.parent / (lines.stem + ".log")).open("a")
+
+    def write(self, **line) -> None:
+        with self.lock, self.lines.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _some(self, number: int) -> list[Point]:
+        with self.lock:
+            taken, self.left[:] = self.left[:number], self.left[number:]
+        return taken
+
+    def on_gpu(self, gpu: int, number: int) -> None:
+        """Measure points on one GPU until none or no time is left."""
+        processes = [Process(gpu, self.log) for _ in range(number)]
+        names = [each.answer(time.monotonic() + START_SECONDS) for each in processes]
+        processes[0].tell(ceilings=True)
+        limits = processes[0].answer(time.monotonic() + TIME_SECONDS)
+        for each in processes[1:]:
+            each.tell(ceilings=limits or True)
+            each.answer(time.monotonic() + TIME_SECONDS)
+        self.write(run=date_and_versions() | {"ceilings": limits}, gpu=names[0].get("ready"))
+        while time.monotonic() < self.stop_at and (batch := self._some(number)):
+            for i, each in enumerate(processes):
+                if each.ended:
+                    processes[i] = Process(gpu, self.log)
+                    processes[i].answer(time.monotonic() + START_SECONDS)
+                    processes[i].tell(ceilings=limits or True)
+                    processes[i].answer(time.monotonic() + TIME_SECONDS)
+            self.round(list(zip(processes, batch, strict=False)))
+        for each in processes:
+            each.end()
+
+    def round(self, pairs: list[tuple[Process, Point]]) -> None:
+        """Build a point in each process at the same time, then time one after another."""
+        for process, point in pairs:
+            process.tell(build=asdict(point))
+        deadline = time.monotonic() + BUILD_SECONDS
+        built = [process.answer(deadline) for process, _ in pairs]
+        for (process, point), answer in zip(pairs, built, strict=True):
+            if "failed" not in answer:
+                process.tell(time=RUNS if runtime.has_gpu() else 3)
+                answer = process.answer(time.monotonic() + TIME_SECONDS)
+            failed = "failed" in answer
+            fields = asdict(point)
+            del fields["call"]
+            self.write(**(fields | answer if failed else answer))
+            with self.lock:
+                self.done, self.failed = self.done + 1, self.failed + failed
+
+
+def measure(chosen: list[Point], lines: Path, seconds: float, gpus: int, workers: int) -> Sweep:
+    """Measure the points, a thread a GPU, for about so many seconds; each line goes to the file at `lines`."""
+    sweep = Sweep(chosen, lines, time.monotonic() + seconds)
+    threads = [threading.Thread(target=sweep.on_gpu, args=(gpu, workers)) for gpu in range(gpus)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        threads[0].join(20)
+        for thread in threads:
+            thread.join(0)
+        print(f"{sweep.done} points measured, {sweep.failed} of them failed, {len(sweep.left)} left", flush=True)
+    return sweep
+
+
+def read(files: list[Path]) -> Iterator[dict]:
+    """The lines of runs, but for one that a kill cut short."""
+    for path in files:
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+
+def record(files: list[Path], results: Path = RESULTS) -> Path:
+    """Merge runs' lines into <gpu>_sweep.json of the folder `results`; a point's newest measurement replaces others."""
+    lines = list(read(files))
+    gpu = next(line["gpu"] for line in lines if "run" in line)
+    path = results / f"{file_name(gpu)}_sweep.json"
+    content = json.loads(path.read_text()) if path.exists() else {"gpu": gpu, "runs": [], "points": []}
+    found = {key_of(point): point for point in content["points"]}
+    number = None
+    for line in lines:
+        if "run" in line:
+            run = line["run"]
+            # GPUs of one host and day are one run: the ceilings of the first are shown, each share is of its own GPU's.
+            same = [
+                i for i, known in enumerate(content["runs"]) if all(known[k] == run[k] for k in ("date", "versions"))
+            ]
+            if not same:
+                content["runs"].append(run)
+            number = same[0] if same else len(content["runs"]) - 1
+        elif "failed" not in line or key_of(line) not in found:
+            found[key_of(line)] = line | {"run": number}
+    order = {key: i for i, key in enumerate(sorted(found))}
+    content["points"] = sorted(found.values(), key=lambda point: order[key_of(point)])
+    rows = ",\n".join(json.dumps(point, separators=(",", ":")) for point in content["points"])
+    head = json.dumps({"gpu": gpu, "runs": content["runs"]}, indent=1)[:-2]
+    path.write_text(f'{head},\n "points": [\n{rows}\n ]\n}}\n')
+    return path
+
+
+def _share(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"a share is N/M such as 1/4, got {text!r}")
+    return int(number), int(of)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="fusion bench --sweep", description="Time the kernels at many more sizes.")
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
+    parser.add_argument("--seconds", type=float, default=3600, help="begin nothing new after so many (default: 3600)")
+    parser.add_argument("--share", type=_share, default=(1, 1), metavar="N/M", help="every M-th point from the N-th")
+    parser.add_argument("--lines", type=Path, default=Path("sweep.jsonl"), metavar="FILE", help="a line a point")
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
+    parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")
+    options = parser.parse_args(arguments)
+    if options.record:
+        print(f"recorded in {record(options.record)}")
+        return 0
+    every = points()
+    known = sorted({point.kernel for point in every})
+    unknown = [name for name in options.kernels if name not in known]
+    if unknown:
+        raise ValueError(f"the sweep has no kernel {', '.join(unknown)}: it has {', '.join(known)}")
+    options.lines.parent.mkdir(parents=True, exist_ok=True)
+    done = set()
+    if options.lines.exists():
+        done = {key_of(line) for line in read([options.lines]) if "kernel" in line}
+    chosen = [point for point in every if not options.kernels or point.kernel in options.kernels]
+    number, of = options.share
+    chosen = [point for point in chosen[number - 1 :: of] if key_of(asdict(point)) not in done]
+    gpus = torch.cuda.device_count() if runtime.has_gpu() else 1
+    if not runtime.has_gpu():
+        print("No GPU: kernels are interpreted, sizes are tiny; these times say nothing about speed.")
+        chosen = [tiny(point) for point in chosen]
+    started = time.monotonic()
+    sweep = measure(chosen, options.lines, options.seconds, gpus, options.workers)
+    took = time.monotonic() - started
+    print(f"{sweep.done} points in {took:.0f} s, {sweep.failed} failed, GPUs: {gpus}; lines in {options.lines}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

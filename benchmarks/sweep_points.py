@@ -1,0 +1,133 @@
+"""The points of the sweep: the row-wise kernels at forty widths, the elementwise ones at sizes that nothing divides.
+
+The table of benchmarks/run.py shows sizes that kernels are tuned for. Between them a kernel may fall: a width that is
+no power of two leaves lanes idle, an odd one takes away the alignment that wide loads need. So the widths here are
+those of models in use, multiples of 8 and of 64, odd numbers and primes, and the powers of two to hold them against.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from heapq import merge
+
+import torch
+
+from benchmarks.peers import peers
+from kernels import CATALOGUE, runtime
+from kernels.fused_op import Work
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: a kernel of the catalogue, its direction, its size.
+
+    Args:
+        kernel: its name in CATALOGUE.
+        direction: "forward" or "backward".
+        shape: as the catalogue's `inputs` and `work` take it.
+        dtype: "bf16" or "fp32".
+        regime: the panel of the figure that the point stands in, such as "256 MB".
+        call: whether to time calls by the host's clock, too.
+    """
+
+    kernel: str
+    direction: str
+    shape: tuple[int, ...]
+    dtype: str
+    regime: str
+    call: bool = False
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+# The most telling first: what no kernel is tuned for, then the rest and the powers of two.
+WIDTHS = (
+    *(10000, 5120, 50257, 4099, 12288, 1000, 127, 128256, 1024, 4096, 8192, 16384, 1025, 32000, 65536, 512, 131072),
+    *(151936, 768, 2560, 14336, 50264, 32768, 7168, 2047, 18432, 50304, 256, 28672, 1536, 262144, 3584, 13824, 12289),
+    *(152064, 100003, 2048, 515, 128, 64),
+)
+FP32_WIDTHS = (4096, 10000, 4099, 50257)
+FP32_KERNELS = ("rms_norm", "layer_norm", "softmax", "cross_entropy")
+LARGE, FEW = "256 MB", "2048 rows"
+CALL_WIDTHS = (1000, 4096)
+SIZES = (1_000_003, 10_000_019, 100_000_007, 65_537, 4_099)
+SIZES_OF_ROWS = ((1021, 4099), (16381, 5120), (2039, 50257), (4093, 12289), (257, 1000))
+
+
+def rows_for(regime: str, width: int, dtype: torch.dtype) -> int:
+    """Rows of `width` elements: 2048, or as many as make 256 MB."""
+    return 2048 if regime == FEW else max(1, round(2**28 / (width * dtype.itemsize)))
+
+
+def _directions(name: str) -> tuple[str, ...]:
+    return ("forward",) if CATALOGUE[name].backward_work is None else ("forward", "backward")
+
+
+def _row_wise() -> list[Point]:
+    kernels = [name for name, op in CATALOGUE.items() if op.group == "rowwise"]
+    kernels.sort(key=lambda name: (name not in FP32_KERNELS, name))
+    return [
+        Point(name, direction, (rows_for(regime, width, DTYPES[dtype]), width), dtype, regime, call)
+        for width in WIDTHS
+        for dtype in ("bf16", "fp32")
+        for regime in (LARGE, FEW)
+        for name in kernels
+        for direction in _directions(name)
+        for call in [regime == FEW and width in CALL_WIDTHS and dtype == "bf16"]
+        if dtype == "bf16" or (regime == LARGE and width in FP32_WIDTHS and name in FP32_KERNELS)
+    ]
+
+
+def _elementwise() -> list[Point]:
+    return [
+        Point(name, direction, size, "bf16", "elements")
+        for row in range(len(SIZES))
+        for name, op in CATALOGUE.items()
+        if op.group == "elementwise"
+        for direction in _directions(name)
+        for size in [SIZES_OF_ROWS[row] if name == "bias_dropout_residual" else (SIZES[row],)]
+    ]
+
+
+def interleaved(*lists: list[Point]) -> list[Point]:
+    """One list in which each stands spread over the whole, in its own order: whoever stops early has some of each."""
+    ranked = ([((i + 0.5) / len(each), n, i) for i in range(len(each))] for n, each in enumerate(lists))
+    return [lists[n][i] for _, n, i in merge(*ranked)]
+
+
+POINTS = interleaved(_row_wise(), _elementwise())
+
+
+def build(point: Point) -> tuple[dict[str, Callable[[], object]], Work]:
+    """What to time at a point: provider -> a call of no argument, its inputs made and, for a backward pass, its forward
+    done; and the work of it. A provider that refuses the point raises when it is called.
+
+    On a CPU: "fused" and "eager".
+    """
+    from benchmarks.run import backward_pass  # which imports what imports this
+
+    op, gpu = CATALOGUE[point.kernel], runtime.has_gpu()
+    inputs = op.inputs(*point.shape, dtype=point.torch_dtype, device="cuda" if gpu else "cpu")
+    functions = {"fused": op.fused, "eager": op.reference}
+    if gpu:
+        functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
+        functions |= peers(op.name, inputs)
+    if point.direction == "forward":
+        return {name: partial(function, *inputs) for name, function in functions.items()}, op.work(
+            point.shape, point.torch_dtype
+        )
+    calls = {}
+    for name, function in functions.items():
+        try:
+            calls[name] = backward_pass(function, inputs)
+        except Exception as error:  # a peer's refusal is a finding, whatever it raises
+            calls[name] = partial(_refuse, error)
+    return calls, op.backward_work(point.shape, point.torch_dtype)
+
+
+def _refuse(error: Exception) -> None:
+    raise error

@@ -1,0 +1,141 @@
+"""One process of the sweep: builds a point when it is told to, then times it when it is told to.
+
+It reads a JSON object a line and answers with one: {"build": {a Point's fields}} compiles and calls every provider
+once; {"time": runs} times what was built and forgets it; {"ceilings": true} measures what this GPU does now. Whatever
+a provider raises is part of the answer. benchmarks/sweep.py sees that nobody builds on a GPU while another times.
+"""
+
+import gc
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from benchmarks import sweep_points
+from benchmarks.provenance import ceilings
+from benchmarks.run import least_time
+from benchmarks.sweep_points import Point
+from helpers.instruments.timing import Timing, benchmark_together
+from kernels import runtime
+
+
+def _reason(error: BaseException) -> str:
+    """The error's kind and first line."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
+
+
+def _short(timing: Timing) -> list[float]:
+    """Median, low and high in microseconds, four digits."""
+    return [float(f"{seconds * 1e6:.4g}") for seconds in (timing.median, timing.low, timing.high)]
+
+
+def _build(point: Point):
+    return sweep_points.build(point)
+
+
+class Worker:
+    """What one process holds between two requests: the point that is built."""
+
+    def __init__(self):
+        self.gpu = runtime.has_gpu()
+        self.limits: dict[str, float] = {}
+        self.point, self.calls, self.work, self.refused = None, {}, None, {}
+
+    def ceilings(self, given: dict | bool) -> dict:
+        """Measure this GPU's ceilings, or take those that another process measured."""
+        self.limits = given if isinstance(given, dict) else ceilings() if self.gpu else {}
+        return self.limits
+
+    def build(self, fields: dict) -> dict:
+        """Compile and call every provider; those that raise are dropped, with their reason."""
+        self.point = Point(**fields | {"shape": tuple(fields["shape"])})
+        self.refused = {}
+        torch._dynamo.reset()
+        gc.collect()
+        with torch.set_grad_enabled(self.point.direction == "backward"):
+            calls, self.work = _build(self.point)
+            self.calls = {name: call for name, call in calls.items() if self._answers(name, call)}
+        del calls
+        self._free()
+        return {"built": list(self.calls)}
+
+    def _answers(self, name: str, call: Callable) -> bool:
+        try:
+            call()
+            if self.gpu:
+                torch.cuda.synchronize()
+        except Exception as error:
+            self.refused[name] = _reason(error)
+            self._free()
+            return False
+        return True
+
+    def time(self, runs: int) -> dict:
+        """The times of what was built, in microseconds, and the least that its work allows."""
+        forward = self.point.direction == "forward"
+        with torch.set_grad_enabled(not forward):
+            gpu = self._timed(runs, graphs=forward)
+            call = self._timed(runs, launches=True) if self.point.call and self.gpu else {}
+        kind, least = least_time(self.work, self.limits) if self.limits else (None, None)
+        found = asdict(self.point) | {
+            "ceiling": kind,
+            "least": least and float(f"{least * 1e6:.4g}"),
+            "gpu": {name: _short(timing) for name, timing in gpu.items()},
+            "calls": {name: _short(timing) for name, timing in call.items()},
+            "refused": self.refused,
+        }
+        del found["call"]
+        self.calls, self.work = {}, None
+        self._free()
+        return found
+
+    def _timed(self, runs: int, graphs: bool = True, launches: bool = False) -> dict[str, Timing]:
+        try:
+            return benchmark_together(self.calls, runs=runs, graphs=graphs, launches=launches)
+        except Exception:  # one that cannot be captured, say: then each alone, and that one queued
+            self._free()
+        found = {}
+        for name, call in self.calls.items():
+            for captured in dict.fromkeys((graphs, False)):
+                try:
+                    found |= benchmark_together({name: call}, runs=runs, graphs=captured, launches=launches)
+                    break
+                except Exception as error:
+                    self.refused[name] = _reason(error)
+            if name in found:
+                self.refused.pop(name, None)
+        return found
+
+    def _free(self) -> None:
+        if self.gpu:
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    # What libraries print must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    worker = Worker()
+    gc.freeze()  # a collection of all that is imported takes longer than a measurement
+    print(json.dumps({"ready": torch.cuda.get_device_name() if worker.gpu else "no GPU"}), file=answers)
+    for line in sys.stdin:
+        ((what, how),) = json.loads(line).items()
+        try:
+            answer = getattr(worker, what)(how)
+        except Exception as error:
+            worker.calls = {}
+            answer = {"failed": _reason(error)}
+            if "CUDA error" in str(error):  # nothing works in this process any more: another one takes its place
+                print(json.dumps(answer), file=answers)
+                return
+        print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main()
