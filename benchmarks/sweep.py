@@ -2,7 +2,7 @@
 
     fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE]
     fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200
-    python -m benchmarks.sweep --record FILE ...     lines of runs into benchmarks/results/<gpu>_sweep.json
+    fusion bench --sweep --record FILE ...           lines of runs into benchmarks/results/<gpu>_sweep.json
 
 Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep_worker.py) that build a point
 each at the same time; then one after another times its own, while nobody builds on that GPU. Times are the GPU's own,
@@ -31,7 +31,7 @@ import torch
 from benchmarks import sweep_points
 from benchmarks.provenance import RESULTS, date_and_versions, file_name
 from benchmarks.sweep_points import Point
-from helpers.instruments.sweep import key_of
+from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
 from kernels import CATALOGUE, runtime
 
 RUNS = 10
@@ -209,6 +209,13 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
     return path
 
 
+def report(found: RecordedSweep, kernels: list[str]) -> str:
+    """The tables of the kernels named, or a summary of all; then what is behind, falls or failed."""
+    tables = [found.table(kernel) for kernel in kernels] or [found.summary()]
+    lists = (found.behind(kernels), found.fallen(kernels), found.failures(kernels))
+    return "\n".join([*tables, *(line for lines in lists for line in lines)])
+
+
 def _share(text: str) -> tuple[int, int]:
     number, _, of = text.partition("/")
     if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
@@ -223,10 +230,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--share", type=_share, default=(1, 1), metavar="N/M", help="every M-th point from the N-th")
     parser.add_argument("--lines", type=Path, default=Path("sweep.jsonl"), metavar="FILE", help="a line a point")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
+    parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")
     options = parser.parse_args(arguments)
     if options.record:
         print(f"recorded in {record(options.record)}")
+        return 0
+    if options.recorded:
+        print(report(recorded_sweep(), options.kernels))
         return 0
     every = points()
     known = sorted({point.kernel for point in every})

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks import sweep
 from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
+from helpers.figures.sweep import sweep_chart
+from helpers.instruments.sweep import RecordedSweep
 from kernels import CATALOGUE, runtime
 
 
@@ -72,3 +74,67 @@ def test_lines_are_merged_into_a_record_that_newer_lines_replace(tmp_path):
         point["kernel"]: (point["run"], point.get("failed") or point["gpu"]["fused"][0]) for point in content["points"]
     }
     assert found == {"l2_norm": (0, 3.0), "rms_norm": (0, "it took too long"), "softmax": (1, 1.5)}
+
+
+def point(shape: list[int], ours: float, peer: float, least: float = 1.0, **more) -> dict:
+    """A softmax forward, times in microseconds."""
+    times = {"fused": [ours] * 3, "QuACK": [peer] * 3, "eager": [2 * peer] * 3}
+    found = {"kernel": "softmax", "direction": "forward", "shape": shape, "dtype": "bf16", "regime": "2048 rows"}
+    found |= {"ceiling": "copy", "least": least, "gpu": times, "calls": {}, "refused": {}, "run": 0}
+    return found | more
+
+
+RUN = {"date": "2026-11-22", "versions": {"torch": "2.11.0", "triton": "3.6.0"}, "ceilings": {}}
+SWEEP = RecordedSweep(
+    "NVIDIA H200",
+    [RUN],
+    [
+        point([2048, 1000], 2.0, 2.5),
+        point([2048, 1024], 1.25, 1.0, calls={"fused": [30.0] * 3, "eager": [10.0] * 3}),
+        point([2048, 1025], 1.3, 1.3, refused={"QuACK": "ValueError: no"}),
+        line("softmax", None, shape=[2048, 2048], run=0),
+    ],
+)
+
+
+def test_what_is_behind_a_peer_or_falls_between_powers_of_two_is_named():
+    assert SWEEP.behind() == [
+        "behind QuACK: softmax 2048x1024 bf16: 1.25 times its time",
+        "a call behind eager: softmax 2048x1024 bf16: 3.00 times its time",
+    ]
+    assert SWEEP.fallen() == ["between: softmax 2048x1000 bf16: 50% of its ceiling, 80% at 1024 columns"]
+    assert SWEEP.failures() == ["not measured: softmax 2048x2048 bf16: it took too long"]
+    assert SWEEP.behind(["l2_norm"]) == SWEEP.fallen(["l2_norm"]) == []
+    with pytest.raises(ValueError, match="the sweep has no 'l2_norm': there are softmax"):
+        SWEEP.of("l2_norm")
+
+
+def test_the_tables_hold_every_point():
+    lines = SWEEP.table("softmax").splitlines()
+    assert lines[0].startswith("softmax, NVIDIA H200, PyTorch 2.11.0, Triton 3.6.0, 2026-11-22")
+    assert [row.split() for row in lines[3:6]] == [
+        "forward 2048 rows 2048 x 1000 bf16 1.0 us 2.0 us, 50% 2.5 us, 40% 5.0 us, 20% 0.80 x QuACK".split(),
+        (
+            "forward 2048 rows 2048 x 1024 bf16 1.0 us 1.2 us, 80% 1.0 us, 100% 2.0 us, 50% 1.25 x QuACK"
+            " 30.0 us, eager 10.0 us"
+        ).split(),
+        "forward 2048 rows 2048 x 1025 bf16 1.0 us 1.3 us, 77% 1.3 us, 77% 2.6 us, 38% 1.00 x QuACK".split(),
+    ]
+    assert lines[6].split() == "forward 2048 rows 2048 x 2048 bf16 it took too long".split()
+    (row,) = SWEEP.summary().splitlines()[3:]
+    assert row.split() == ["softmax", "forward", "3", "2", "1.00", "1.25", "1"]
+    assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]
+
+
+def test_the_figure_shows_each_point_and_says_what_it_shows():
+    chart = sweep_chart(SWEEP, "softmax")
+    (axes,) = chart.figure.axes
+    _, peers, ours, aligned, unaligned = axes.lines
+    assert dict(zip(*ours.get_data(), strict=True)) == pytest.approx({1000: 50, 1024: 80, 1025: 100 / 1.3})
+    assert dict(zip(*peers.get_data(), strict=True)) == pytest.approx({1000: 40, 1024: 100, 1025: 100 / 1.3})
+    assert (list(aligned.get_xdata()), list(unaligned.get_xdata())) == ([1000, 1024], [1025])
+    assert chart.text == (
+        "softmax: ahead of the best peer or level with it at 2 of 3 sizes. Forward, 2048 rows, 1,000 to 1,025 columns:"
+        " ours 50 to 80 % of the ceiling, the best peer 40 to 100 %; ours takes at most 1.25 times the best peer's"
+        " time, at 1,024 columns against QuACK."
+    )

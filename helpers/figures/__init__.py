@@ -33,6 +33,7 @@ __getattr__, __dir__ = room(
         "roofline": "Point roofline_chart roofline_explorer",
         "stages": "stages_chart",
         "stepper": "watch",
+        "sweep": "sweep_chart",
         "tensor_traffic": "traffic_chart",
         "threads": "threads_explorer",
         "tile_choice": "Tiling matmul_explorer",

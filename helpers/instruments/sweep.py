@@ -1,8 +1,213 @@
 """The kernels' sweep as it was recorded on a GPU: where a kernel stands behind a peer, and where it falls between the
 sizes that it is tuned for.
+
+It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. A point is a dict: "kernel",
+"direction", "shape", "dtype", "regime"; "gpu" and "calls": provider -> [median, low, high] in microseconds, the GPU's
+own time and a call's by the host's clock; "least": the microseconds that its ceiling allows; "refused": provider ->
+why; "run": which of the runs measured it. One that failed has "failed", why, in place of the times.
 """
+
+import functools
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.instruments.recordings import RESULTS, label_of
+from helpers.instruments.tables import Table, table
+
+BEHIND = 1.03  # of a peer's time
+FALLEN = 0.9  # of the share that the neighbouring power of two reaches
 
 
 def key_of(point: dict) -> tuple:
     """What names a point of the sweep."""
     return (point["kernel"], point["direction"], point["dtype"], point["regime"], tuple(point["shape"]))
+
+
+def median(point: dict, provider: str, clock: str = "gpu") -> float:
+    """Microseconds; NaN where that provider was not timed."""
+    return point.get(clock, {}).get(provider, [math.nan])[0]
+
+
+def share(point: dict, provider: str = "fused") -> float:
+    """The fraction of its ceiling that a provider reaches; NaN where it was not timed."""
+    return point.get("least", math.nan) / median(point, provider)
+
+
+def best_peer(point: dict, clock: str = "gpu") -> str | None:
+    """The fastest provider that is not ours."""
+    others = [name for name in point.get(clock, {}) if name != "fused"]
+    return min(others, key=lambda name: median(point, name, clock), default=None)
+
+
+def ratio(point: dict, clock: str = "gpu") -> float:
+    """Our time in the best peer's; NaN where one of them is missing."""
+    peer = best_peer(point, clock)
+    return median(point, "fused", clock) / median(point, peer, clock) if peer else math.nan
+
+
+def _is_power_of_2(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+@dataclass(frozen=True)
+class RecordedSweep:
+    """What the sweep recorded on one GPU.
+
+    runs: {"date", "versions", "ceilings"} of each.
+    points: see the module; ordered by kernel, direction, dtype, regime and shape.
+    """
+
+    gpu: str
+    runs: list[dict]
+    points: list[dict]
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names of the kernels that have a point."""
+        return list(dict.fromkeys(point["kernel"] for point in self.points))
+
+    def of(self, kernel: str, direction: str | None = None, regime: str | None = None, dtype: str = "bf16") -> list:
+        """A kernel's points of that dtype, and of that direction and regime where given.
+
+        Raises:
+            ValueError: nothing was recorded for that kernel.
+        """
+        if kernel not in self.kernels:
+            raise ValueError(f"the sweep has no {kernel!r}: there are {', '.join(self.kernels)}")
+        wanted = {"kernel": kernel, "dtype": dtype}
+        wanted |= {"direction": direction} if direction else {}
+        wanted |= {"regime": regime} if regime else {}
+        return [point for point in self.points if wanted.items() <= point.items()]
+
+    def label(self, points: Iterable[dict]) -> str:
+        """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
+        return label_of(self.gpu, [self.runs[number] for number in sorted({point["run"] for point in points})])
+
+    @functools.cached_property
+    def _powers(self) -> dict[tuple, dict]:
+        """The points of powers of two columns that have a time, by key_of with the columns in place of the shape."""
+        with_time = (point for point in self.points if "least" in point and _is_power_of_2(point["shape"][-1]))
+        return {(*key_of(point)[:-1], point["shape"][-1]): point for point in with_time}
+
+    def neighbour(self, point: dict) -> dict | None:
+        """Of a row-wise kernel's point: the same at the nearest power of two columns, None where that has no time."""
+        *_, width = point["shape"]
+        if _is_power_of_2(width) or len(point["shape"]) != 2:
+            return None
+        return self._powers.get((*key_of(point)[:-1], 2 ** round(math.log2(width))))
+
+    def table(self, kernel: str) -> Table:
+        """Every point of a kernel: each provider's GPU time and share of the ceiling; a call's where it was timed."""
+        points = [point for point in self.points if point["kernel"] == kernel] or self.of(kernel)
+        names = [name for point in points for name in (*point.get("gpu", {}), *point.get("refused", {}))]
+        providers = sorted(dict.fromkeys(names), key=lambda name: name != "fused")
+        rows = []
+        for point in points:
+            what = (point["direction"], point["regime"], " x ".join(map(str, point["shape"])), point["dtype"])
+            if "failed" in point:
+                rows.append((*what, point["failed"], *[""] * (len(providers) + 2)))
+                continue
+            times = [_cell(point, name) for name in providers]
+            peer = best_peer(point)
+            against = f"{ratio(point):.2f} x {peer}" if peer else ""
+            called = best_peer(point, "calls")
+            calls = f"{median(point, 'fused', 'calls'):.1f} us, {called} {median(point, called, 'calls'):.1f} us"
+            rows.append((*what, f"{point['least']:.1f} us", *times, against, calls if called else ""))
+        columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers, "ours", "call: ours, best")
+        title = (
+            f"{kernel}, {self.label(points)}\nGPU times are with cold L2, calls by the host's clock with warm caches"
+        )
+        return table(columns, rows, title)
+
+    def behind(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point where ours takes over 1.03 times the best peer's time, on the GPU or as a call, the
+        worst first; for all kernels or those named."""
+        chosen = set(kernels) or set(self.kernels)
+        found = []
+        for point in (point for point in self.points if point["kernel"] in chosen):
+            for clock, text in (("gpu", "behind"), ("calls", "a call behind")):
+                if ratio(point, clock) > BEHIND:
+                    line = f"{text} {best_peer(point, clock)}: {_name(point)}: {ratio(point, clock):.2f} times its time"
+                    found.append((clock, -ratio(point, clock), line))
+        return [line for *_, line in sorted(found, key=lambda each: (each[0] == "calls", each[1]))]
+
+    def fallen(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point whose share is below 0.9 of the neighbouring power of two's, the worst first."""
+        chosen = set(kernels) or set(self.kernels)
+        found = []
+        for point in (point for point in self.points if point["kernel"] in chosen):
+            near = self.neighbour(point)
+            if near and share(point) < FALLEN * share(near):
+                part = share(point) / share(near)
+                where = f"{share(point):.0%} of its ceiling, {share(near):.0%} at {near['shape'][-1]} columns"
+                found.append((part, f"between: {_name(point)}: {where}"))
+        return [line for _, line in sorted(found)]
+
+    def failures(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point that has no time of ours, and why."""
+        chosen = set(kernels) or set(self.kernels)
+        missing = (point for point in self.points if point["kernel"] in chosen and math.isnan(median(point, "fused")))
+        return [
+            f"not measured: {_name(point)}: {point.get('failed') or point['refused'].get('fused')}" for point in missing
+        ]
+
+    def summary(self) -> Table:
+        """A row a kernel and direction: how many points, at how many ours is at most 3 % behind the best peer or ahead
+        of it, our worst and median time in the best peer's, at how many it falls between powers of two."""
+        rows = []
+        for kernel in self.kernels:
+            for direction in ("forward", "backward"):
+                points = [p for p in self.points if (p["kernel"], p["direction"]) == (kernel, direction)]
+                ratios = sorted(r for point in points if not math.isnan(r := ratio(point)))
+                if not ratios:
+                    continue
+                level = sum(r <= BEHIND for r in ratios)
+                low = sum(share(p) < FALLEN * share(near) for p in points if (near := self.neighbour(p)))
+                middle = ratios[len(ratios) // 2]
+                rows.append((kernel, direction, len(ratios), level, f"{middle:.2f}", f"{ratios[-1]:.2f}", low))
+        columns = (
+            "kernel",
+            "direction",
+            "points",
+            "level or ahead",
+            "median time",
+            "worst",
+            "below 0.9 of a power of 2",
+        )
+        title = f"the sweep, {self.label(self.points)}\ntimes in the best peer's"
+        return table(columns, rows, title)
+
+
+def _name(point: dict) -> str:
+    shape = "x".join(map(str, point["shape"]))
+    backward = " backward" if point["direction"] == "backward" else ""
+    return f"{point['kernel']}{backward} {shape} {point['dtype']}"
+
+
+def _cell(point: dict, provider: str) -> str:
+    if provider in point["gpu"]:
+        return f"{median(point, provider):.1f} us, {share(point, provider):.0%}"
+    return "refused" if provider in point["refused"] else ""
+
+
+def recorded_sweep(gpu: str = "h200") -> RecordedSweep:
+    """The recorded sweep of a GPU, by the name of its file in benchmarks/results.
+
+    Raises:
+        ValueError: no sweep of that GPU is recorded.
+    """
+    return read_sweep(RESULTS / f"{gpu.lower()}_sweep.json")
+
+
+def read_sweep(path: Path) -> RecordedSweep:
+    """The sweep in a file.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if not path.is_file():
+        raise ValueError(f"no sweep {path.name} is recorded; on a machine with that GPU, run `fusion bench --sweep`")
+    return RecordedSweep(**json.loads(path.read_text()))
