@@ -53,7 +53,15 @@ class Recorded:
         return self._label(range(len(self.runs)))
 
     def _label(self, numbers) -> str:
-        return label_of(self.gpu, [self.runs[number] for number in sorted(set(numbers))])
+        runs = [self.runs[number] for number in sorted(set(numbers))]
+        days = sorted({run["date"] for run in runs})
+        used = {name: " and ".join(sorted({run["versions"][name] for run in runs})) for name in ("torch", "triton")}
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        pins = _pins()
+        return (
+            f"{self.gpu}, PyTorch {used['torch']}, Triton {used['triton']}, {when}"
+            f" (the course installs {pins['torch']} and {pins['triton']})"
+        )
 
     def times(self, kernel: str, shape: tuple[int, ...], dtype: str) -> dict[str, Timing]:
         """Provider ("fused", "eager", "torch.compile") -> the GPU's own time.
@@ -99,18 +107,6 @@ class Recorded:
         clocks = [[f"{clock}: {each}" for each in (*providers, "speed-up")] for clock in ("GPU", "call")]
         columns = (name, *clocks[0], "of copy", *clocks[1])
         return table(columns, lines, f"{self._label(runs)}\n{COLUMNS}")
-
-
-def label_of(gpu: str, runs: list[dict]) -> str:
-    """What figures of these runs must be shown with."""
-    days = sorted({run["date"] for run in runs})
-    used = {name: " and ".join(sorted({run["versions"][name] for run in runs})) for name in ("torch", "triton")}
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    pins = _pins()
-    return (
-        f"{gpu}, PyTorch {used['torch']}, Triton {used['triton']}, {when}"
-        f" (the course installs {pins['torch']} and {pins['triton']})"
-    )
 
 
 @functools.cache

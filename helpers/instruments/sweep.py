@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.instruments.recordings import RESULTS, label_of
+from helpers.instruments.recordings import RESULTS, Recorded
 from helpers.instruments.tables import Table, table
 
 BEHIND = 1.03  # of a peer's time
@@ -84,7 +84,7 @@ class RecordedSweep:
 
     def label(self, points: Iterable[dict]) -> str:
         """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
-        return label_of(self.gpu, [self.runs[number] for number in sorted({point["run"] for point in points})])
+        return Recorded(self.gpu, [self.runs[number] for number in sorted({p["run"] for p in points})], [], {}).label
 
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
