@@ -28,11 +28,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import sweep_points
+from benchmarks import sweep_points, sweep_tiled
 from benchmarks.provenance import RESULTS, date_and_versions, file_name
-from benchmarks.sweep_points import Point
+from benchmarks.sweep_points import Point, interleaved
 from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
-from kernels import CATALOGUE, runtime
+from kernels import runtime
 
 RUNS = 10
 WORKERS = 20  # processes a GPU
@@ -42,14 +42,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def points() -> list[Point]:
     """Every point of the sweep, the most telling first."""
-    return sweep_points.POINTS
+    return interleaved(sweep_points.POINTS, sweep_tiled.POINTS)
 
 
 def tiny(point: Point) -> Point:
     """The point at a size for the interpreter: it shows that the code runs."""
-    op = CATALOGUE[point.kernel]
-    if op.group == "tiled":
-        return replace(point, shape=op.interpreter_shapes[-1], dtype="fp32")
     return replace(
         point, shape=tuple(min(n, 3 if i == 0 and len(point.shape) > 1 else 130) for i, n in enumerate(point.shape))
     )

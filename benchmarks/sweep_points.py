@@ -13,7 +13,7 @@ from heapq import merge
 import torch
 
 from benchmarks.peers import peers
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
 from kernels.fused_op import Work
 
 
@@ -102,18 +102,18 @@ def interleaved(*lists: list[Point]) -> list[Point]:
 POINTS = interleaved(_row_wise(), _elementwise())
 
 
-def build(point: Point) -> tuple[dict[str, Callable[[], object]], Work]:
+def build(point: Point, device: str) -> tuple[dict[str, Callable[[], object]], Work]:
     """What to time at a point: provider -> a call of no argument, its inputs made and, for a backward pass, its forward
     done; and the work of it. A provider that refuses the point raises when it is called.
 
-    On a CPU: "fused" and "eager".
+    On the device "cpu": "fused" and "eager".
     """
     from benchmarks.run import backward_pass  # which imports what imports this
 
-    op, gpu = CATALOGUE[point.kernel], runtime.has_gpu()
-    inputs = op.inputs(*point.shape, dtype=point.torch_dtype, device="cuda" if gpu else "cpu")
+    op = CATALOGUE[point.kernel]
+    inputs = op.inputs(*point.shape, dtype=point.torch_dtype, device=device)
     functions = {"fused": op.fused, "eager": op.reference}
-    if gpu:
+    if device != "cpu":
         functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
         functions |= peers(op.name, inputs)
     if point.direction == "forward":

@@ -15,12 +15,12 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks import sweep_points
+from benchmarks import sweep_points, sweep_tiled
 from benchmarks.provenance import ceilings
 from benchmarks.run import least_time
 from benchmarks.sweep_points import Point
 from helpers.instruments.timing import Timing, benchmark_together
-from kernels import runtime
+from kernels import CATALOGUE, runtime
 
 
 def _reason(error: BaseException) -> str:
@@ -31,10 +31,6 @@ def _reason(error: BaseException) -> str:
 def _short(timing: Timing) -> list[float]:
     """Median, low and high in microseconds, four digits."""
     return [float(f"{seconds * 1e6:.4g}") for seconds in (timing.median, timing.low, timing.high)]
-
-
-def _build(point: Point):
-    return sweep_points.build(point)
 
 
 class Worker:
@@ -57,7 +53,8 @@ class Worker:
         torch._dynamo.reset()
         gc.collect()
         with torch.set_grad_enabled(self.point.direction == "backward"):
-            calls, self.work = _build(self.point)
+            points = sweep_tiled if CATALOGUE[self.point.kernel].group == "tiled" else sweep_points
+            calls, self.work = points.build(self.point, "cuda" if self.gpu else "cpu")
             self.calls = {name: call for name, call in calls.items() if self._answers(name, call)}
         del calls
         self._free()

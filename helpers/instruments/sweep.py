@@ -18,6 +18,7 @@ from helpers.instruments.recordings import RESULTS, Recorded
 from helpers.instruments.tables import Table, table
 
 BEHIND = 1.03  # of a peer's time
+NOT_THE_SAME = {"cuBLAS alone"}  # the product without what follows it: shown, and nobody's peer
 FALLEN = 0.9  # of the share that the neighbouring power of two reaches
 
 
@@ -37,8 +38,8 @@ def share(point: dict, provider: str = "fused") -> float:
 
 
 def best_peer(point: dict, clock: str = "gpu") -> str | None:
-    """The fastest provider that is not ours."""
-    others = [name for name in point.get(clock, {}) if name != "fused"]
+    """The fastest provider of the same operation that is not ours."""
+    others = [name for name in point.get(clock, {}) if name not in {"fused", *NOT_THE_SAME}]
     return min(others, key=lambda name: median(point, name, clock), default=None)
 
 

@@ -1,0 +1,74 @@
+"""The sweep's points of tiled kernels: what they are, and that each provider of one computes the same."""
+
+import pytest
+import torch
+
+from benchmarks import sweep_tiled
+from benchmarks.sweep_points import Point
+
+GRADIENTS = {"linear_act", "flash_attention"}
+
+
+def point(kernel, shape, direction="forward"):
+    return Point(kernel=kernel, direction=direction, shape=shape, dtype="bf16", regime="odd")
+
+
+def test_points_are_told_apart_and_cover_what_the_sweep_is_for():
+    points = sweep_tiled.POINTS
+    assert len(set(points)) == len(points)
+    forward = [each for each in points if each.direction == "forward"]
+    linear, convolutions, attention = (
+        [each.shape for each in forward if each.kernel == name]
+        for name in ("linear_act", "conv_bn_act", "flash_attention")
+    )
+    assert len(linear) >= 30
+    assert len(convolutions) >= 30
+    assert {1, 2, 4, 8, 16, 17, 32, 64, 127} <= {shape[0] for shape in linear}
+    assert {shape[5:] for shape in convolutions} >= {(1, 1), (3, 1), (3, 2)}
+    assert {shape[3] for shape in attention} >= {128, 32768}
+    assert {shape[5] for shape in attention} >= {32, 64, 128, 256}
+    assert any(shape[1] > shape[2] for shape in attention)
+    assert any(shape[3] < shape[4] for shape in attention)
+    assert {each.kernel for each in points if each.direction == "backward"} == GRADIENTS
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 5), (5, 3), (4, 4), (4, 3)])
+def test_pairs_are_counted_as_the_last_query_sees_every_key(queries, keys):
+    seen = torch.ones(queries, keys).tril(keys - queries)
+    assert sweep_tiled._seen_pairs(queries, keys, True) == seen.sum()
+    assert sweep_tiled._seen_pairs(queries, keys, False) == queries * keys
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_work_is_the_kernels_own_where_it_counts_the_same_shape(direction):
+    of = sweep_tiled.flash_attention.OP
+    counted = (of.work if direction == "forward" else of.backward_work)((2, 4, 300, 64, True), torch.bfloat16)
+    assert sweep_tiled.work(point("flash_attention", (2, 4, 4, 300, 300, 64, True), direction)) == counted
+    conv = sweep_tiled.conv_bn_act.OP.work((2, 8, 9, 9, 16, 3), torch.bfloat16)
+    assert sweep_tiled.work(point("conv_bn_act", (2, 8, 9, 9, 16, 3, 1))) == conv
+
+
+def test_a_strided_convolution_reads_only_the_pixels_that_it_sees():
+    seen = sweep_tiled.work(point("conv_bn_act", (1, 16, 8, 8, 16, 1, 2)))
+    assert seen.bytes_read == 2 * (16 * 4 * 4 + 16 * (16 + 4))
+    assert seen.bytes_written == 2 * 16 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        ("linear_act", (3, 16, 24)),
+        ("conv_bn_act", (1, 3, 6, 6, 5, 3, 2)),
+        ("flash_attention", (1, 4, 2, 5, 9, 16, False)),
+    ],
+)
+def test_ours_and_eager_are_ready_to_time_and_agree(kernel, shape):
+    functions, _ = sweep_tiled.build(point(kernel, shape), device="cpu")
+    torch.testing.assert_close(functions["fused"](), functions["eager"](), rtol=0.02, atol=0.02)
+
+
+def test_a_backward_pass_can_be_run_again_and_again():
+    functions, _ = sweep_tiled.build(point("flash_attention", (1, 2, 1, 4, 4, 16, True), "backward"), device="cpu")
+    first, second = functions["fused"](), functions["fused"]()
+    assert len(first) == 3
+    assert all(map(torch.equal, first, second))
