@@ -125,9 +125,10 @@ def build(point: Point, device: str) -> tuple[dict[str, Callable[[], object]], W
         try:
             calls[name] = backward_pass(function, inputs)
         except Exception as error:  # a peer's refusal is a finding, whatever it raises
-            calls[name] = partial(_refuse, error)
+            calls[name] = partial(refuse, error)
     return calls, op.backward_work(point.shape, point.torch_dtype)
 
 
-def _refuse(error: Exception) -> None:
+def refuse(error: Exception) -> None:
+    """The call of a provider whose forward raised `error`."""
     raise error

@@ -8,6 +8,7 @@ points only.
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
@@ -17,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.peers.attention import BACKENDS
 from benchmarks.peers.linear import linear_alone
-from benchmarks.sweep_points import Point
+from benchmarks.sweep_points import Point, refuse
 from kernels import costs
 from kernels.fused_op import Work
 from kernels.tiled import conv_bn_act, flash_attention, linear_act
@@ -118,6 +119,12 @@ COMPILED = {  # torch.compile and Flex, at some of attention's points
     (4, 16, 16, 4096, 4096, 64),
     (4, 8, 8, 2048, 2048, 256),
 }
+CALLED = {  # where a call's host time shows, too
+    *((m, 4096, 4096) for m in (1, 16, 128, 1024)),
+    (32, 64, 56, 56, 64, 3, 1),
+    (1, 1024, 14, 14, 256, 1, 1),
+    *((*_tokens(tokens), 16, tokens, tokens, 128, causal) for tokens in (128, 1024) for causal in (False, True)),
+}
 TUNED_LINEAR = {(1, 4096, 4096), (16, 4096, 4096), (1024, 4096, 4096)}
 TUNED_CONVOLUTIONS = {(32, 64, 56, 56, 64, 3, 1), (32, 256, 28, 28, 256, 3, 1)}
 
@@ -126,7 +133,8 @@ def _points() -> list[Point]:
     """Regimes by turns, so that the first ones show a little of everything."""
 
     def point(kernel: str, shape: tuple, regime: str, direction: str = "forward") -> Point:
-        return Point(kernel=kernel, direction=direction, shape=shape, dtype="bf16", regime=regime)
+        short = shape in CALLED and direction == "forward"
+        return Point(kernel, direction, shape, "bf16", regime, call=short)
 
     found = [
         point("linear_act", shape, regime)
@@ -239,7 +247,7 @@ def _attention(shape: tuple, inputs: tuple) -> dict[str, Callable]:
 
 
 def _inputs(point: Point, device: str) -> tuple:
-    options = {"dtype": torch.bfloat16, "device": device}
+    options = {"dtype": point.torch_dtype, "device": device}
     if point.kernel == "linear_act":
         return linear_act.OP.inputs(*point.shape, **options)
     if point.kernel == "conv_bn_act":
@@ -254,27 +262,41 @@ def work(point: Point) -> Work:
     backward = point.direction == "backward"
     if point.kernel == "linear_act":
         of = linear_act.OP.backward_work if backward else linear_act.OP.work
-        return of(point.shape, torch.bfloat16)
+        return of(point.shape, point.torch_dtype)
     return _conv_work(point.shape) if point.kernel == "conv_bn_act" else _attention_work(point.shape, backward)
 
 
-def build(point: Point, device: str = "cuda") -> tuple[dict[str, Callable[[], object]], Work]:
-    """Provider -> call of no argument, its inputs made on `device`; and the work of a call.
+def tiny(point: Point) -> Point:
+    """The point at a size for the interpreter, its taps, stride, groups and mask as they are."""
+    shape = point.shape
+    if point.kernel == "linear_act":
+        return replace(point, shape=(min(shape[0], 5), 24, 40))
+    if point.kernel == "conv_bn_act":
+        return replace(point, shape=(1, 3, 7, 7, 5, *shape[5:]))
+    _, heads, kv_heads, queries, keys, dim, causal = shape
+    return replace(point, shape=(1, heads // kv_heads, 1, min(queries, 5), min(keys, 7), min(dim, 32), causal))
 
-    A peer that refuses a backward pass's forward is left out.
+
+PROVIDERS = {"linear_act": _linear, "conv_bn_act": _convolution, "flash_attention": _attention}
+
+
+def build(point: Point, device: str) -> tuple[dict[str, Callable[[], object]], Work]:
+    """Provider -> call of no argument, its inputs made and, for a backward pass, its forward done; and a call's work.
+
+    A provider that refuses the point raises when it is called. On the device "cpu": "fused" and "eager".
     """
-    from benchmarks.run import backward_pass  # which imports the sweep itself
+    from benchmarks.run import backward_pass  # which imports what imports this
 
     inputs = _inputs(point, device)
-    providers = {"linear_act": _linear, "conv_bn_act": _convolution, "flash_attention": _attention}
-    functions = providers[point.kernel](point.shape, inputs)
+    functions = PROVIDERS[point.kernel](point.shape, inputs)
+    if device == "cpu":
+        functions = {name: functions[name] for name in ("fused", "eager")}
     if point.direction == "forward":
         return {name: partial(function, *inputs) for name, function in functions.items()}, work(point)
-    found = {}
+    calls = {}
     for name, function in functions.items():
         try:
-            found[name] = backward_pass(function, inputs)
-        except RuntimeError:
-            if name == "fused":
-                raise
-    return found, work(point)
+            calls[name] = backward_pass(function, inputs)
+        except Exception as error:  # a peer's refusal is a finding, whatever it raises
+            calls[name] = partial(refuse, error)
+    return calls, work(point)

@@ -63,12 +63,35 @@ def test_a_strided_convolution_reads_only_the_pixels_that_it_sees():
     ],
 )
 def test_ours_and_eager_are_ready_to_time_and_agree(kernel, shape):
-    functions, _ = sweep_tiled.build(point(kernel, shape), device="cpu")
+    functions, _ = sweep_tiled.build(point(kernel, shape), "cpu")
     torch.testing.assert_close(functions["fused"](), functions["eager"](), rtol=0.02, atol=0.02)
 
 
 def test_a_backward_pass_can_be_run_again_and_again():
-    functions, _ = sweep_tiled.build(point("flash_attention", (1, 2, 1, 4, 4, 16, True), "backward"), device="cpu")
+    functions, _ = sweep_tiled.build(point("flash_attention", (1, 2, 1, 4, 4, 16, True), "backward"), "cpu")
     first, second = functions["fused"](), functions["fused"]()
     assert len(first) == 3
     assert all(map(torch.equal, first, second))
+
+
+def test_a_peer_that_refuses_says_so_when_it_is_called(monkeypatch):
+    def refuses(*_):
+        raise RuntimeError("no such backend")
+
+    monkeypatch.setitem(
+        sweep_tiled.PROVIDERS,
+        "flash_attention",
+        lambda shape, inputs: {"fused": sweep_tiled.flash_attention.flash_attention, "eager": refuses},
+    )
+    functions, _ = sweep_tiled.build(point("flash_attention", (1, 1, 1, 4, 4, 16, False), "backward"), "cpu")
+    assert len(functions["fused"]()) == 3
+    with pytest.raises(RuntimeError, match="no such backend"):
+        functions["eager"]()
+
+
+@pytest.mark.parametrize("kernel", ["linear_act", "conv_bn_act", "flash_attention"])
+def test_every_point_has_a_size_for_the_interpreter(kernel):
+    tiny = {sweep_tiled.tiny(each) for each in sweep_tiled.POINTS if each.kernel == kernel}
+    assert all(sweep_tiled.work(each).flops < 1e6 for each in tiny)
+    functions, _ = sweep_tiled.build(max(tiny, key=str), "cpu")
+    assert functions["fused"]().isfinite().all()
