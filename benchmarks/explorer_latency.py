@@ -31,11 +31,14 @@ from helpers.figures.attention_lengths import TOKENS as SEQUENCES
 from helpers.figures.attention_tiles import TOKENS as SQUARES
 from helpers.figures.attention_units import DIMS
 from helpers.figures.banks import WIDTHS
+from helpers.figures.bytes_journey import journey
 from helpers.figures.checkpointing import TOKENS as OF_A_STEP
 from helpers.figures.expert_weights import TOKENS as OF_A_BATCH
 from helpers.figures.expert_weights import counted
+from helpers.figures.film import Film
 from helpers.figures.fusion_decision import ROWS as CHAIN_ROWS
 from helpers.figures.fusion_score import STEPS as SCORE_STEPS
+from helpers.figures.launch_lanes import launch_timeline
 from helpers.figures.launch_overhead import ELEMENTS
 from helpers.figures.occupancy import THREADS
 from helpers.figures.operation_traffic import ROWS as SIZES
@@ -49,6 +52,8 @@ from helpers.figures.variance import MEANS
 from helpers.figures.warp import STRIDES
 from helpers.figures.wide_rows import COLUMNS
 from helpers.figures.windows import TILES
+from helpers.instruments import recorded
+from helpers.instruments.recordings import Recorded
 
 PRESSES = 40
 RUNS = 3  # the machine may be shared: the best run counts
@@ -124,6 +129,15 @@ from helpers.instruments import read_trace, recorded_page
 
 kernel_timeline_explorer({"eager": read_trace(recorded_page("block_eager.trace.json"))})
 """
+
+
+def _film(name: str, made: Callable[[Recorded], Film]) -> Explorer:
+    """A film under its slider, which goes from 0 to 100."""
+    cell = f"from helpers.figures import {name}\nfrom helpers.instruments import recorded\n{name}(recorded('h200'))"
+    scene = next(iter(made(recorded("h200")).scenes.values()))
+    return Explorer(cell, tuple(range(101)), lambda part: scene.says(scene.seconds * part / 100), ".fusion-film input")
+
+
 EXPLORERS = {
     "roofline": Explorer(
         "from helpers.figures import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
@@ -214,6 +228,8 @@ EXPLORERS = {
         GROUPS,
         lambda group: order_name(group).capitalize(),
     ),
+    "journey": _film("journey", journey),
+    "launch lanes": _film("launch_timeline", launch_timeline),
     "stepper": Explorer(_STEPPER, tuple(range(1, 21)), "Step {} of ".format, ".fusion-stepper input"),
 }
 
@@ -342,8 +358,8 @@ def chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def session() -> Iterator[Callable[[str], Iterator[Latency]]]:
-    """JupyterLab and a browser; gives a function that measures the explorer of a name in EXPLORERS, a Latency a run.
+def pages() -> Iterator[Callable[[str], contextlib.AbstractContextManager]]:
+    """JupyterLab and a browser; gives a function that opens a page on which a cell has been run.
 
     Raises:
         FileNotFoundError: no Chromium on the path.
@@ -358,20 +374,37 @@ def session() -> Iterator[Callable[[str], Iterator[Latency]]]:
         with lab(notebook) as address:
             browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
 
-            def measure(name: str) -> Iterator[Latency]:
-                explorer = EXPLORERS[name]
-                write_notebook(notebook, explorer.cell)  # the same notebook, so the same kernel, already started
+            @contextlib.contextmanager
+            def page_of(cell: str):
+                write_notebook(notebook, cell)  # the same notebook, so the same kernel, already started
                 with browser.new_page(viewport={"width": 1280, "height": 1000}) as page:
                     open_explorer(page, address)
-                    page.evaluate(WATCH)
-                    handle = page.locator(explorer.handle).first
-                    for _ in range(RUNS):
-                        yield _one_run(page, handle, explorer)
+                    yield page
 
             try:
-                yield measure
+                yield page_of
             finally:
                 browser.close()
+
+
+@contextlib.contextmanager
+def session() -> Iterator[Callable[[str], Iterator[Latency]]]:
+    """Gives a function that measures the explorer of a name in EXPLORERS, a Latency a run.
+
+    Raises:
+        FileNotFoundError: no Chromium on the path.
+    """
+    with pages() as page_of:
+
+        def measure(name: str) -> Iterator[Latency]:
+            explorer = EXPLORERS[name]
+            with page_of(explorer.cell) as page:
+                page.evaluate(WATCH)
+                handle = page.locator(explorer.handle).first
+                for _ in range(RUNS):
+                    yield _one_run(page, handle, explorer)
+
+        yield measure
 
 
 def open_explorer(page, address: str) -> None:

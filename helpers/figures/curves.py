@@ -74,11 +74,14 @@ def curves_chart(
             axes.set(ylim=(0, top * 1.12))
         figure.text(12 / WIDTH, 1 - 14 / HEIGHT, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         figure.text(12 / WIDTH, 1 - 28 / HEIGHT, y, va="center_baseline")
-        ends = {name: axes.transData.transform(max(found.items())) for name, found in every.items()}
-        for name, height in _apart({name: end[1] for name, end in ends.items()}).items():
+        tips = {name: axes.transData.transform(max(found.items())) for name, found in every.items()}
+        for name, height in _apart({name: end[1] for name, end in tips.items()}).items():
             key, at = (axes.bbox.x1 + 14) / WIDTH, height / HEIGHT
             if name in looks:
                 figure.add_artist(Line2D([key], [at], **looks[name]))
+            else:
+                ends = [key - 5 / WIDTH, key + 5 / WIDTH]
+                figure.add_artist(Line2D(ends, [at, at], linestyle="--", color=LIMIT, linewidth=1.2))
             figure.text(key + 8 / WIDTH, at, name, va="center_baseline")
     told = (f"{name}: {', '.join(f'{plain(v)} at {k:,g}' for k, v in found.items())}" for name, found in curves.items())
     return Chart(figure, f"{title}. {y[0].upper()}{y[1:]} over {x}: {'; '.join(told)}.")

@@ -123,6 +123,7 @@ function render({ model, el }) {
     seek(wanted);
   });
   el.addEventListener("keydown", (event) => {
+    if (event.key.startsWith("Arrow")) event.stopPropagation(); // else JupyterLab takes them from slider and list
     if (event.key !== " " || event.target === player || event.target.tagName === "SELECT") return;
     event.preventDefault();
     player.click();

@@ -70,10 +70,17 @@ function render({ model, el }) {
     if (chosen && chosen === el.closest(".fusion-controls")) work("computing ...");
   };
   document.addEventListener("change", choose, true);
+  const keep = (event) => {
+    // JupyterLab would take a list's arrows, and go to another cell.
+    if (event.target.matches("select") && event.key.startsWith("Arrow")) event.stopPropagation();
+  };
   const whenThere = (tries) => {
     // The view stands in the page only later, and the sliders' own parts after it.
-    if (el.closest(".fusion-controls")?.querySelector(".noUi-handle")) nameSliders();
-    else if (tries) setTimeout(() => whenThere(tries - 1), 200);
+    const controls = el.closest(".fusion-controls");
+    if (controls?.querySelector(".noUi-handle")) {
+      controls.addEventListener("keydown", keep);
+      nameSliders();
+    } else if (tries) setTimeout(() => whenThere(tries - 1), 200);
   };
   setTimeout(() => whenThere(50));
   return () => document.removeEventListener("change", choose, true);

@@ -226,7 +226,8 @@ function render({ model, el }) {
       ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), Home: () => go(0), End: () => go(frames.length - 1),
       PageDown: () => other(1), PageUp: () => other(-1), " ": () => (playing ? pause() : play()),
     };
-    if (!keys[event.key] || event.target === choice) return;
+    if (event.target === choice) return event.stopPropagation(); // else JupyterLab takes the list's arrows
+    if (!keys[event.key]) return;
     if (event.key === " " && event.target.tagName === "BUTTON") return; // presses it
     event.preventDefault();
     event.stopPropagation();

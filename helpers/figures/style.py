@@ -106,10 +106,11 @@ def bar_axes(names: Sequence[str], longest: float, title: str, label: str) -> tu
     The axis' `label` begins at the picture's left edge, where a long one has room.
     """
     with rc_context(STYLE):
-        figure = Figure(figsize=(8, 0.8 + 0.55 * len(names)))
+        below = 34 + 12 * label.count("\n")  # points
+        figure = Figure(figsize=(8, 0.8 + (below - 34) / 72 + 0.55 * len(names)))
         width, height = figure.bbox.size
         left = 12 + label_width(max(names, key=len))
-        axes = figure.add_axes((left / width, 34 / height, 1 - (left + 12) / width, 1 - 62 / height))
+        axes = figure.add_axes((left / width, below / height, 1 - (left + 12) / width, 1 - (28 + below) / height))
         axes.set(xlim=(0, longest * 1.3), ylim=(len(names) - 0.4, -0.6))  # room for a label beside the longest bar
         axes.set_yticks(range(len(names)), names)
         axes.tick_params(axis="y", length=0)

@@ -1,10 +1,13 @@
 """Times as a picture: a bar a function, with the spread of its runs."""
 
+import textwrap
+
 from matplotlib import rc_context
 
 from helpers.figures.style import LIMIT, MARKERS, STYLE, TEXT, Chart, bar_axes, si
 from helpers.instruments.timing import Timing
 
+LETTERS = 104  # of a line below the chart
 KINDS = {"unfused": "unfused", "eager": "unfused", "fused": "fused"}  # the names that have a colour of their own
 
 
@@ -27,7 +30,7 @@ def timing_chart(times: dict[str, Timing], where: str) -> Chart:
     with rc_context(STYLE):
         # A few slow runs must not make the bars small: a spread that leaves the axis ends in an arrow.
         longest = min(max(timing.high for timing in times.values()), 1.5 * max(each.median for each in times.values()))
-        figure, axes = bar_axes(list(times), longest, title, f"time of a call on {where}")
+        figure, axes = bar_axes(list(times), longest, title, textwrap.fill(f"time of a call on {where}", LETTERS))
         axes.xaxis.set_major_formatter(lambda value, _: si(value, "s"))
         for row, (name, timing) in enumerate(times.items()):
             colour = MARKERS[KINDS[name]][1] if name in KINDS else LIMIT

@@ -1,5 +1,6 @@
 """Predictions before measurements: a question, the learner's guess, what was found."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,9 +106,10 @@ class Guess:
         def mark() -> None:
             guess = self.guess
             said = None
-            if guess is not None:
-                text = _you_said(guess, self.unit) + (f": {says(at(guess))}" if says else "")
-                said = Said(text, axis, at(guess), panel, row)
+            with contextlib.suppress(ZeroDivisionError):  # "0 times as fast" lies on no axis of times
+                if guess is not None:
+                    text = _you_said(guess, self.unit) + (f": {says(at(guess))}" if says else "")
+                    said = Said(text, axis, at(guess), panel, row)
             marked.mark(said)
 
         # Run again, the cell that shows a chart replaces its mark.

@@ -413,7 +413,7 @@ chart = curves_chart(
     f"{measured_free} steps take as long as one, 512 take {times[512] / times[1]:.1f} times as "
     "long",
     x=f"multiply-adds on each of {ELEMENTS:,} numbers",
-    y=f"time on an H200 (1 is that of one step, {1e6 * times[1]:.0f} us)",
+    y=f"time on an H200 (1 is that of one step, {1e6 * times[1]:.0f} µs)",
     limit={"data sheet": least},
     log=True,
 )

@@ -286,6 +286,16 @@ table(columns, rows, h200.label)
 # %%
 apart_16.compare(strided[16].median / strided[1].median)
 
+# %%
+from helpers.figures import curves_chart
+
+took = {stride: timing.median / strided[1].median for stride, timing in strided.items()}
+by_sectors = {"by sectors": {stride: min(stride, 8) for stride in strided}}
+title = f"Every 16th number takes {took[16] / took[8]:.1f} times as long as every 8th"
+axes = {"x": "stride (numbers)", "y": "times as long as neighbours"}
+chart = curves_chart({"the clock": took}, title, **axes, log=True, limit=by_sectors)
+apart_16.on(chart, "y")
+
 # %% [markdown]
 # Up to a stride of 8 sectors tell it. Then time should stay, and doubles once more: from DRAM come 64 bytes at a time,
 # two sectors, wanted or not. The right-hand column counts in that unit, and up to 16 it stays near what this memory can
@@ -332,7 +342,14 @@ table(("numbers", "threads", *kinds.values()), rows, title)
 
 # %%
 at_256 = apart[100_000_000][256]
-one_number.compare(at_256["one number"].median / at_256["one wide load"].median)
+wide = at_256["one wide load"].median
+one_number.compare(at_256["one number"].median / wide)
+
+# %%
+from helpers.figures import timing_chart
+
+chart = timing_chart({kinds[kind]: at_256[kind] for kind in kinds}, h200.label)
+one_number.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{1e6 * t:.0f} µs")
 
 # %% [markdown]
 # **Verdict: holds on the large tensor under its own conditions, one number a thread against four (there it is rather

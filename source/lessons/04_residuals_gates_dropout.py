@@ -66,6 +66,13 @@ forward = measure(written_out, x, bias, residual)
 display(forward.launch_table())
 forward_bytes.compare(forward.bytes_total / x.numel())
 
+# %%
+from helpers.figures import traffic_chart
+
+each = forward.bytes_total / x.numel()
+chart = traffic_chart({"unfused": forward}, f"Three launches move {each:.4g} bytes an element")
+forward_bytes.on(chart, "x", lambda b: b * x.numel(), row=0, says=lambda b: f"{b / 1e6:.3g} MB")
+
 # %% [markdown]
 # The backward pass is given the gradient of the result and works out those of the inputs. `x`'s is dropped where `x`
 # was; the bias's is the sum of that over the rows; the residual's is what was given, and costs nothing.
@@ -480,7 +487,8 @@ dice_time
 
 # %%
 dice = h200.experiment("dice")
-dice_time.compare(dice["bfloat16"]["tl.rand"].median / dice["bfloat16"]["no dice"].median)
+without = dice["bfloat16"]["no dice"].median
+dice_time.compare(dice["bfloat16"]["tl.rand"].median / without)
 
 # %% [markdown]
 # Philox has an answer. One evaluation makes *four* numbers; `tl.rand` takes the first and throws three away.
@@ -495,6 +503,15 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
     measured = (f"{1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
     rows.append((dtype, f"{1e6 * bytes_time:.0f} us", *measured))
 table(("", "the bytes", *NUMBERS), rows, h200.label)
+
+# %%
+from helpers.figures import timing_chart
+
+chart = timing_chart({name: dice["bfloat16"][name] for name in NUMBERS}, f"{h200.label}, bf16")
+rand = list(NUMBERS).index("tl.rand")
+dice_time.on(
+    chart, "x", lambda times: times * without, row=rand, says=lambda t: f"{1e6 * t:.0f} µs"
+)
 
 # %% [markdown]
 # With an evaluation a number, no dtype gets its dice free, and bf16 pays more, whose bytes leave less time to hide
@@ -567,6 +584,10 @@ halves = measure(swiglu, gate, up)
 display(halves.launch_table())
 fewer.compare(unfused.bytes_total / halves.bytes_total)
 
+# %%
+chart, moved = traffic_chart({"unfused": unfused, "fused": halves}), unfused.bytes_total
+fewer.on(chart, "x", lambda times: moved / times, row=1, says=lambda b: f"{b / 1e3:.0f} kB")
+
 # %% [markdown]
 # Less than one: the fused call moves *more* bytes than PyTorch's two kernels. The kernel takes elements one after
 # another, and the halves are not: from one row of a half to the next it is two halves' width. So the launcher makes
@@ -611,9 +632,9 @@ measure(gated, product, "silu")
 #
 # ## Recompute, or store?
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** Written out, autograd keeps what the gradients need:
-# the product needs both its factors, SiLU its input. **What share of that does the fused operation save, if its
-# backward pass computes `silu(gate)` again?**
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It is quoted with neither a source nor a model that
+# it was measured on.) Written out, autograd keeps what the gradients need: the product needs both its factors, SiLU its
+# input. **What share of that does the fused operation save, if its backward pass computes `silu(gate)` again?**
 
 # %%
 memory_saved = predict_first("memory saved between the passes, SwiGLU fused", unit="%")
@@ -640,8 +661,6 @@ for name, result in (("unfused", F.silu(g) * u), ("fused", swiglu(g, u))):
     print(f"backward, {name}: {steps[name]}")
 
 # %%
-from helpers.figures import traffic_chart
-
 lighter = steps["unfused"].bytes_total / steps["fused"].bytes_total
 title = f"SwiGLU's backward pass, fused, moves {lighter:.1f} times fewer bytes"
 traffic_chart(steps, title)
@@ -704,7 +723,13 @@ gate_speed_up
 # %%
 gate_shape = (16384, 11008)
 times = h200.times("swiglu", gate_shape, "bfloat16")
-gate_speed_up.compare(times["eager"].median / times["fused"].median)
+eager = times["eager"].median
+gate_speed_up.compare(eager / times["fused"].median)
+
+# %%
+chart, fused_row = timing_chart(times, h200.label), list(times).index("fused")
+in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
+gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
 
 # %%
 print(f"what the bytes allow: {10 / 6:.2f} times")

@@ -419,14 +419,15 @@ print("the random rows:", *(f"{total:.2f}" for total in stale.sum(1).tolist()))
 @triton.jit
 def absorb(peak, total, x):
     higher = tl.maximum(peak, tl.max(x))
-    return higher, total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))
+    factor = tl.exp(peak - higher)
+    return higher, total * factor + tl.sum(tl.exp(x - higher))
 
 
 # %% [markdown]
-# Watch `peak` and `total` on a row of 24 in blocks of four. In the second, third and fifth block the maximum moves, and
-# what was summed before is scaled down before the block's own exponentials are added: the first block's 4 becomes
-# $4\,e^{0 - 0.5}$ in the second, which adds 4 of its own, so that `total` as a whole still grows. Where the maximum
-# stays, the old sum is carried over whole.
+# Watch `factor` and `total` on a row of 24 in blocks of four. In the second, third and fifth block the maximum moves,
+# `factor` is below 1, and what was summed before is scaled down before the block's own exponentials are added: the
+# first block's 4 becomes $4\,e^{0 - 0.5}$ in the second, which adds 4 of its own, so that `total` as a whole still
+# grows. Where the maximum stays, `factor` is 1, and the old sum is carried over whole.
 
 # %%
 from helpers.figures import watch

@@ -474,7 +474,7 @@ chart = curves_chart(
     f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and slower at fewer "
     "and at more",
     x="steps of the chain",
-    y="time of a step on an H200 (us)",
+    y="time of a step on an H200 (µs)",
 )
 stops.on(chart, "x")
 

@@ -74,6 +74,14 @@ print(
 )
 trips.compare(round((unfused.bytes_total - given) / y.nbytes))
 
+# %%
+from helpers.figures import traffic_chart
+
+title = "The result's size crosses memory five times, what is given once"
+chart = traffic_chart({"unfused": unfused}, title)
+in_kb = lambda nbytes: f"{nbytes / 1e3:.0f} kB"
+trips.on(chart, "x", lambda count: given + count * y.nbytes, row=0, says=in_kb)
+
 # %% [markdown]
 # The convolution writes; batch norm reads and writes; ReLU reads and writes. Only the last write is the result. The
 # epilogue of a matmul could do both on the way out. But is a convolution a matmul?
@@ -194,20 +202,9 @@ def conv_kernel(
     pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
     k = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
     s = products(
-        x_ptr,
-        w_ptr,
-        pixel,
-        k,
-        pixels,
-        out_channels,
-        size,
-        strides,
-        WINDOW,
-        TAPS,
-        STRIDE,
-        PADDING,
-        BLOCK_IN,
-    )
+        x_ptr, w_ptr, pixel, k, pixels, out_channels, size, strides,
+        WINDOW, TAPS, STRIDE, PADDING, BLOCK_IN,
+    )  # fmt: skip
     tl.store(
         y_ptr + pixel.to(tl.int64) * out_channels + k, s, mask=(pixel < pixels) & (k < out_channels)
     )
@@ -445,6 +442,14 @@ times = orders[1]
 first, last_order = (times[f"the lesson's kernel, channels {order}"] for order in ("first", "last"))
 slower.compare(first.median / last_order.median)
 
+# %%
+from helpers.figures import timing_chart
+
+pair = {"channels last": last_order, "channels first": first}
+chart = timing_chart(pair, f"{h200.label}; the lesson's kernel, stride 1")
+at_best = last_order.median
+slower.on(chart, "x", lambda times: times * at_best, row=1, says=lambda t: f"{1e6 * t:.0f} µs")
+
 # %% [markdown]
 # At stride 1, memory delivers as much in either order: caches did repair the sectors, and it is the narrow loads that
 # take the time. At stride 2 they did not repair them. cuDNN prefers channels last as well. In PyTorch it is one line,
@@ -515,20 +520,9 @@ def conv_bn_relu_kernel(
     pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
     k = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
     s = products(
-        x_ptr,
-        w_ptr,
-        pixel,
-        k,
-        pixels,
-        out_channels,
-        size,
-        strides,
-        WINDOW,
-        TAPS,
-        STRIDE,
-        PADDING,
-        BLOCK_IN,
-    )
+        x_ptr, w_ptr, pixel, k, pixels, out_channels, size, strides,
+        WINDOW, TAPS, STRIDE, PADDING, BLOCK_IN,
+    )  # fmt: skip
     scale = tl.load(scale_ptr + k, mask=k < out_channels, other=0.0)
     shift = tl.load(shift_ptr + k, mask=k < out_channels, other=0.0)
     y = s * scale + shift
@@ -568,8 +562,6 @@ def three_kernels(x, w):
     s = conv(conv_kernel, window, x, w)
     return torch.relu(F.batch_norm(s, mean, var, gamma, beta, eps=eps))
 
-
-from helpers.figures import traffic_chart
 
 apart = measure(three_kernels, x, w)
 print(
@@ -685,6 +677,23 @@ for shape, times in bf16.items():
 title = "times faster than three kernels, bf16 on an H200"
 display(table(("", "depth", "formula", "ours", "cuDNN's", "y"), rows, title))
 speed_up.compare(bf16[LARGE[1]]["conv, BN, ReLU"].median / bf16[LARGE[1]]["fused"].median)
+
+# %%
+from helpers.figures import curves_chart
+
+of_depth = {}
+for shape, times in bf16.items():
+    of_depth[shape[5] ** 2 * shape[1]] = times["conv, BN, ReLU"].median, times
+ways = {"ours": "fused", "cuDNN's": "cuDNN fused"}
+gains = {
+    who: {depth: three / times[way].median for depth, (three, times) in sorted(of_depth.items())}
+    for who, way in ways.items()
+}
+formula = {"formula": {depth: 1 + 4 * ridge / depth for depth in range(512, 2400, 64)}}
+axes = {"x": "depth: taps times input channels", "y": "times as fast as three kernels"}
+title = "What fusing brings falls with the depth, about as the formula says"
+chart = curves_chart(gains, title, **axes, log=True, limit=formula)
+speed_up.on(chart, "y")
 
 # %% [markdown]
 # `ours` is the catalogue's `conv_bn_act`; cuDNN has a fused kernel of its own, to which we come. The formula gives the

@@ -595,38 +595,14 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
     whole = (start + 1) // N * N if SPLITS else 0
     for first in range(0, whole, N):
         peak, total, acc = one_tile(
-            q,
-            k_ptr + head,
-            v_ptr + head,
-            start,
-            first,
-            tokens,
-            scale,
-            peak,
-            total,
-            acc,
-            False,
-            D,
-            M,
-            N,
-        )
+            q, k_ptr + head, v_ptr + head, start, first, tokens, scale, peak, total, acc,
+            False, D, M, N,
+        )  # fmt: skip
     for first in range(whole, end, N):
         peak, total, acc = one_tile(
-            q,
-            k_ptr + head,
-            v_ptr + head,
-            start,
-            first,
-            tokens,
-            scale,
-            peak,
-            total,
-            acc,
-            True,
-            D,
-            M,
-            N,
-        )
+            q, k_ptr + head, v_ptr + head, start, first, tokens, scale, peak, total, acc,
+            True, D, M, N,
+        )  # fmt: skip
     put(o_ptr + head, acc / total[:, None], start, tokens, D, M)
 
 
@@ -1066,10 +1042,11 @@ table(("", "tokens", *names), rows, h200.label)
 #
 # ## What is kept for the backward pass
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** For its backward pass, attention written out keeps
-# all probabilities. Fused, it keeps q, k, v, the output, and one number a row, the logarithm of its sum: from that and
-# from q and k, probabilities are computed again, tile by tile. Attention is not all that a model keeps. So take a whole
-# block of GPT-2's size (768 columns, 12 heads), in fp16, on tensors without data, and list what the forward pass saves.
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (Quoted without a source, as in lessons 04 and 06.)
+# For its backward pass, attention written out keeps all probabilities. Fused, it keeps q, k, v, the output, and one
+# number a row, the logarithm of its sum: from that and from q and k, probabilities are computed again, tile by tile.
+# Attention is not all that a model keeps. So take a whole block of GPT-2's size (768 columns, 12 heads), in fp16, on
+# tensors without data, and list what the forward pass saves.
 # <!-- given 12 heads: GPT-2's configuration -->
 
 

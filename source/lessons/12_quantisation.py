@@ -175,7 +175,7 @@ print(f"clip 0.5: off by up to {off} codes")
 of_200.compare(codes_of(HARD, careless)[0])
 
 # %% [markdown]
-# 200 is -56: a conversion to int8 keeps the **low byte**, and the clamp comes too late to see it. The largest numbers
+# A conversion to int8 keeps the **low byte**, and the clamp comes too late to see it. The largest numbers
 # of a row turn into wrong ones of the other sign. (So it is here and on an NVIDIA GPU; in C++ it would be undefined.)
 # **Clamp while it is a float.**
 #
@@ -270,7 +270,15 @@ for cols, ways in separate.items():
     rows.append((cols, *(f"{1e6 * each:.0f} us, {each / one:.2f}x" for each in taken)))
 display(table(("columns", *ways), rows, h200.label))
 times = separate[4096]
-norm_gain.compare(times["PyTorch's LayerNorm, then int8"].median / times["one kernel"].median)
+two = times["PyTorch's LayerNorm, then int8"].median
+norm_gain.compare(two / times["one kernel"].median)
+
+# %%
+from helpers.figures import timing_chart
+
+chart, one_row = timing_chart(times, f"{h200.label}, bf16"), list(times).index("one kernel")
+in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
+norm_gain.on(chart, "x", lambda gain: two / gain, row=one_row, says=in_us)
 
 # %%
 h200.table("layer_norm_int8", "bfloat16")
@@ -457,6 +465,18 @@ print(
 )
 moe_gain.compare(of_experts[8]["torch.compile"].median / of_experts[8]["fused"].median)
 
+# %%
+from helpers.figures import curves_chart
+
+gains = {
+    name: {n: ways[name].median / ways["fused"].median for n, ways in of_experts.items()}
+    for name in slower
+}
+even = {"as fast": dict.fromkeys(of_experts, 1)}
+axes = {"x": "tokens an expert", "y": "times as long as one kernel takes"}
+title = "One kernel wins with few tokens, and loses with many"
+moe_gain.on(curves_chart(gains, title, **axes, log=True, limit=even), "y")
+
 # %% [markdown]
 # **Verdict: holds for few tokens, and turns round for many.** The three kernels move five times as many bytes; one
 # kernel gains less than that, for theirs come nearer to the memory's rate. Up to 64 tokens for each expert the claim is
@@ -606,6 +626,19 @@ for tokens, ways in formats.items():
 display(table(("", "", "time", "at least", "bf16's speed"), rows))
 format_gain.compare(formats[16]["bf16"].median / formats[16]["int8 weights"].median)
 
+# %%
+shown = {"fp8": "fp8, a scale a tensor"} | {
+    name: name for name in ("int8 weights", "mxfp4 weights")
+}
+gains = {
+    name: {tokens: ways["bf16"].median / ways[key].median for tokens, ways in formats.items()}
+    for name, key in shown.items()
+}
+even = {"bf16": dict.fromkeys(formats, 1)}
+axes = {"x": "tokens", "y": "times as fast as bf16"}
+title = "FP8 keeps its promise with any number of tokens, int8 weights with few"
+format_gain.on(curves_chart(gains, title, **axes, log=True, limit=even), "y")
+
 # %% [markdown]
 # - **FP8 keeps what the data sheet promises**, about twice the speed, with one token as with 8192: fewer bytes at the
 #   one end, faster products at the other. A scale a row costs some of it where there are few tokens.
@@ -679,6 +712,20 @@ for terms, ways in sums.items():
 title = f"{h200.label}\nerror of sums"
 display(table(("", "", "with both signs", "of positive numbers"), rows, title))
 fp8_error.compare(100 * sums[8192]["Triton, a scale a row"]["positive"])
+
+# %%
+ways_shown = {
+    "in the tensor cores": "Triton, a scale a row",
+    "cuBLAS, fast sums": "cuBLAS, fast sums",
+    "out every 128 terms": "Triton, a scale a row, sums in fp32",
+}
+growing = {
+    name: {terms: 100 * ways[key]["positive"] for terms, ways in sums.items()}
+    for name, key in ways_shown.items()
+}
+axes = {"x": "terms of the sum", "y": "error of sums of positive numbers (%)"}
+title = "Out of the tensor cores every 128 terms, a sum's error does not grow"
+fp8_error.on(curves_chart(growing, title, **axes, log=True), "y")
 
 # %%
 rows = []

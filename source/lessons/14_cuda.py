@@ -205,6 +205,19 @@ display(table(("threads", f"{small:,} numbers"), rows))
 times = four_ways[large][256]
 wide.compare(times["one number"].median / times["float4"].median)
 
+# %%
+from helpers.figures import curves_chart
+
+took = {
+    way: {threads: 1e6 * times[way].median for threads, times in four_ways[large].items()}
+    for way in ("one number", "float4")
+}
+axes = {"x": "threads a block", "y": f"time of {large:,} numbers on an H200 (µs)"}
+least = min(took["one number"], key=took["one number"].get)
+title = f"One number a thread is at its best in blocks of {least}"
+chart, of_four = curves_chart(took, title, **axes), took["float4"][256]
+wide.on(chart, "y", lambda ratio: ratio * of_four, says=lambda us: f"{us:.0f} µs")
+
 # %% [markdown]
 # **Verdict: fails as a rule; it is less at a million numbers, but for the smallest blocks, and more at 100 million,
 # where blocks of 256 come close.** What counts is how many bytes are under way on an SM (lesson 07's Little's law): a
@@ -639,7 +652,15 @@ for width in (32, 33):
 transposes = h200.experiment("cuda_transpose")
 taken = ((name, f"{1e6 * time.median:.0f} us") for name, time in transposes.items())
 display(table(("", "time"), taken, h200.label))
-padding.compare(transposes["tile[32][32]"].median / transposes["tile[32][33]"].median)
+padded = transposes["tile[32][33]"].median
+padding.compare(transposes["tile[32][32]"].median / padded)
+
+# %%
+from helpers.figures import timing_chart
+
+pair = {name: time for name, time in transposes.items() if name != "copy"}
+chart, row = timing_chart(pair, h200.label), list(pair).index("tile[32][32]")
+padding.on(chart, "x", lambda t: t * padded, row=row, says=lambda s: f"{1e6 * s:.0f} µs")
 
 # %% [markdown]
 # Far from 32 times, since only the column's reads take them, and while they do, the SM's other block may go on with

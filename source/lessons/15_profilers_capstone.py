@@ -309,6 +309,18 @@ for stride, page in zip((4, 32, 64, 128), strided, strict=True):
 display(table(("apart", "a number, in sectors", "from memory"), rows))
 far_apart.compare(strided[-1].counter("dram__bytes_read.sum") / 2**22)
 
+# %%
+from helpers.figures import curves_chart
+
+pages_at = dict(zip((4, 32, 64, 128), strided, strict=True))
+delivered = {
+    "from memory": {b: p.counter("dram__bytes_read.sum") / 2**22 for b, p in pages_at.items()},
+    "in sectors, by L1": {b: 32 * p.counter(LOADS) / 2**22 for b, p in pages_at.items()},
+}
+axes = {"x": "bytes from one number to the next", "y": "bytes for each number of 4"}
+title = "From 64 bytes apart, memory delivers twice what L1 asks for"
+far_apart.on(curves_chart(delivered, title, **axes), "y")
+
 # %% [markdown]
 # Up to a sector apart, sectors tell it all. From 64 bytes on, memory delivers two sectors where one was asked for, and
 # L1's counter does not see it: L2 fetches in pairs. So at 64 bytes the strided read costs twice what the meter says,
@@ -531,6 +543,16 @@ for tokens in (1, 512, 8192):
     rows.append((tokens, *(f"{each:.2f} times" for each in both)))
 display(table(("tokens", "predicted", "measured"), rows))
 predicted.compare(milliseconds(8192, "eager") / milliseconds(8192, "fused"))
+
+# %%
+found = {"predicted": {}, "measured": {}}
+for tokens in (1, 512, 8192):
+    plan = plan_for(tokens)
+    found["predicted"][tokens] = plan.time_unfused / plan.time_fused
+    found["measured"][tokens] = milliseconds(tokens, "eager") / milliseconds(tokens, "fused")
+title = "At 8192 tokens fusing brings more than predicted, before that about as much"
+axes = {"x": "tokens", "y": "times as fast as written out, forward"}
+predicted.on(curves_chart(found, title, **axes, log=True), "y")
 
 # %% [markdown]
 # The analyser takes each kernel to be as fast as its bytes, or its arithmetic, allow. At 512 tokens that is nearly so.

@@ -12,6 +12,10 @@ def assert_texts_lie_apart(figure) -> None:
         assert not any(box.overlaps(other) for other in found[:number]), texts[number].get_text()
 
 
+# As JupyterLab does, to go to another cell.
+TAKES_ARROWS = """() => document.addEventListener("keydown", event => event.preventDefault())"""
+
+
 def bare_page(chromium, stage, data, size: tuple[int, int], style: str = "", **options):
     """A page of `size` on which the script of `stage`, an anywidget, has drawn `data` without a kernel."""
     page = chromium.new_page(viewport={"width": size[0], "height": size[1]}, **options)

@@ -1,6 +1,7 @@
 """While the kernel answers a choice, the page says so; and it stops saying so, whatever the answer was."""
 
 import pytest
+from drawn import TAKES_ARROWS
 
 from helpers.figures.stage import FramePlayer
 from helpers.figures.tile_choice import matmul_explorer
@@ -25,7 +26,7 @@ def page(chromium):
     select = "<select><option>one<option>two<option>three</select>"
     page.set_content(
         f"{select}<div class='fusion-controls'>{select}<input type='range'>"
-        f"<div id='shown'></div></div><style>{FramePlayer._css}</style>"
+        f"<div class='noUi-handle'></div><div id='shown'></div></div><style>{FramePlayer._css}</style>"
     )
     script = str(FramePlayer._esm).replace("export default", "window.stage =")
     page.evaluate(MODEL, [script, FRAMES])
@@ -56,6 +57,15 @@ def test_only_choices_of_this_figure_begin_it(page):
     page.select_option("body > select", "two")
     page.locator("input").fill("3")
     assert page.evaluate(SEEN) == IDLE
+
+
+def test_the_arrows_of_a_list_are_its_own(page):
+    page.evaluate(TAKES_ARROWS)
+    page.evaluate("() => new Promise(done => setTimeout(done))")  # after the timer that looks for the controls
+    for place, chosen in (("body > select", "one"), (".fusion-controls select", "two")):
+        page.locator(place).focus()
+        page.keyboard.press("ArrowDown")
+        assert page.locator(place).input_value() == chosen
 
 
 def watched(explorer) -> list[str]:

@@ -19,6 +19,14 @@ def test_curves_hold_what_was_found():
     )
 
 
+def test_a_limit_has_its_dashes_beside_its_name():
+    figure = curves_chart({"fused": {1: 1, 2: 2}}, "title", "x", "y", limit={"best": {1: 3, 2: 4}}).figure
+    name = next(text for text in figure.texts if text.get_text() == "best")
+    (key,) = (line for line in figure.artists if line.get_linestyle() == "--")
+    assert set(key.get_ydata()) == {name.get_position()[1]}
+    assert max(key.get_xdata()) < name.get_position()[0]
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_names_of_curves_that_end_together_lie_apart(log):
     same = {name: {1: 2, 64: 3, 512: 5} for name in ("1 piece", "2 pieces", "3 pieces", "4 pieces")}

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from drawn import bare_page
+from drawn import TAKES_ARROWS, bare_page
 from torch.nn.functional import gelu
 
 from helpers.figures.bytes_journey import TILES, journey, trips
@@ -128,6 +128,17 @@ def test_the_browser_draws_each_time_as_it_was_placed(page_of):
     assert at(page) == LONG.says(4.0) == "40 µs: It ends. it 8 B."
     assert page.evaluate(PIXEL, [45, 25]) == [0, 0, 255, 255]
     assert slider.get_attribute("aria-valuetext") == "40 µs"
+
+
+def test_the_arrows_are_its_own(page_of):
+    page = page_of(FILM)
+    page.evaluate(TAKES_ARROWS)
+    page.locator("input").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("input").input_value() == "1"
+    page.locator("select").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".title").text_content() == "Another title"
 
 
 def test_it_plays_to_its_end_and_another_may_be_chosen(page_of):

@@ -67,6 +67,14 @@ def test_a_mark_speaks_the_axis_unit(monkeypatch):
     assert "you said 16 B: 16 MB</text>" in marked._bundle()[0]["text/html"]
 
 
+def test_a_guess_of_zero_times_as_fast_lies_nowhere(monkeypatch):
+    figure, _ = bar_axes(["unfused", "fused"], 20, "title", "MB")
+    for said, marked in ((0.0, False), (2.0, True)):
+        monkeypatch.setattr(Guess, "guess", said)
+        shown = Guess("times fewer bytes", "times").on(Chart(figure, "text"), "x", lambda times: 20 / times, row=1)
+        assert ("you said" in shown._bundle()[0]["text/html"]) == marked
+
+
 def test_on_the_second_panel_upwards():
     figure = occupancy_chart(occupancy((9, 0), threads=512, registers=41)).figure
     _, y = diamond(said_svg(figure, Said("you said 3 blocks", "y", 48, panel=1)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from drawn import bare_page
+from drawn import TAKES_ARROWS, bare_page
 
 from helpers.figures import watch
 from helpers.figures.stepper import Stepper, word
@@ -400,6 +400,14 @@ def test_mouse_keyboard_and_choice_of_program(page_of):
     page.wait_for_function(
         "document.querySelector('.fusion-stepper-bytes').textContent == 'read 60 of 60 Bwritten 40 of 40 B'"
     )
+
+
+def test_the_arrows_of_the_choice_are_its_own(page_of):
+    page = page_of(watched(added)[0])
+    page.evaluate(TAKES_ARROWS)
+    page.locator("select").focus()
+    page.keyboard.press("ArrowDown")
+    assert at(page).startswith("Step 7 of 18. Program 1")
 
 
 def test_it_plays_and_pauses_and_counts(page_of):

@@ -1,6 +1,7 @@
 """Bars as long as the medians, lines as wide as the spread, a title that the numbers bear out."""
 
 import pytest
+from drawn import assert_texts_lie_apart
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
@@ -29,6 +30,16 @@ def test_a_slow_run_among_many_does_not_dwarf_the_bars():
     assert max(bar.get_width() for bar in axes.patches) > axes.get_xlim()[1] / 2
     assert [line.get_marker() for line in axes.lines] == ["|", "|", ">"]
     assert [text.get_position()[0] for text in axes.texts] == [8e-6, 4e-6], "a label stands at its bar"
+
+
+def test_a_long_name_of_a_machine_goes_on_below_and_leaves_the_axis_alone():
+    where = "an A100, PyTorch 2.11.0+cu130, Triton 3.6.0, 2026-11-21 to 2026-11-22 (the course installs 2.13.0)"
+    figure = timing_chart({"eager": SLOW, "fused": QUICK}, where).figure
+    assert_texts_lie_apart(figure)
+    below = figure.texts[-1]
+    assert below.get_text().split() == f"time of a call on {where}".split()
+    ticks = [tick.get_window_extent() for tick in figure.axes[0].get_xticklabels()]
+    assert below.get_window_extent().y1 < min(tick.y0 for tick in ticks)
 
 
 @pytest.mark.parametrize(

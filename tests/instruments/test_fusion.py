@@ -577,6 +577,7 @@ def test_the_page_and_the_picture_are_whole(tmp_path):
     boxes = picture.findall(".//{http://www.w3.org/2000/svg}rect")
     assert len(boxes) == plan.launches_unfused
     assert plan.draw().svg in page
+    assert re.search(r"<td>[\d.]+&nbsp;MB -&gt; [\d.]+&nbsp;MB</td>", page)  # no line ends before a unit
     assert all(group.operations[0] in plan.draw().text for group in plan.groups)
     deep = analyse(lambda x: [x := torch.sort(x)[0] * 2 for _ in range(120)][-1], meta(64, 64))
     assert len(ElementTree.fromstring(deep.draw().svg).findall(".//{http://www.w3.org/2000/svg}rect")) == len(

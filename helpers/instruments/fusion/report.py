@@ -1,6 +1,7 @@
 """A plan as text and as a page: what to fuse, what it brings, who does it, what would change the decision."""
 
 import html
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,9 +140,14 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
+def _unbroken(cell: str) -> str:
+    """As HTML, in which no line ends between a number and its unit."""
+    return re.sub(r"(\d) (?=[kMGTmu]?[Bs]\b)", r"\1&nbsp;", html.escape(cell))
+
+
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     if not rows:
         return "<p>nothing</p>"
     titles = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    lines = ("".join(f"<td>{_unbroken(cell)}</td>" for cell in row) for row in rows)
     return f"<table><tr>{titles}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
