@@ -22,6 +22,7 @@ MAP = "COURSE_MAP.md"  # in the course's folder; git ignores it
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 PATIENCE = 2  # seconds that a kernel is waited for when a page is opened
+WAITS = "fusion_waits"  # in a cell's metadata, on the page alone: the questions until which its answer is folded
 OURS = '<div class="fusion-asked">'
 
 
@@ -82,10 +83,14 @@ def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str]) -> None
     """
     for cell in code_cells(notebook):
         cell["outputs"] = [output for output in cell["outputs"] if _still(output, kept, living)]
+    waits = {}
     for question, cells in answers_of(notebook).items():
         seen = question in kept and kept[question].found is not None
         for cell in cells:
-            _fold(cell, not seen)
+            waits.setdefault(id(cell), []).extend([] if seen else [question])
+    for cell in code_cells(notebook):
+        if id(cell) in waits:
+            _fold(cell, waits[id(cell)])
 
 
 def as_stored(notebook: dict) -> None:
@@ -94,9 +99,10 @@ def as_stored(notebook: dict) -> None:
         for output in cell["outputs"]:
             if OURS in text(output.get("data", {}).get("text/html", "")):
                 del output["data"]["text/html"]
-    for cells in answers_of(notebook).values():
-        for cell in cells:
-            _fold(cell, False)
+    answers = {id(cell) for cells in answers_of(notebook).values() for cell in cells}
+    for cell in code_cells(notebook):
+        if id(cell) in answers or WAITS in cell["metadata"]:
+            _fold(cell, [])
 
 
 def _still(output: dict, kept: dict[str, KeptGuess], living: set[str]) -> bool:
@@ -119,12 +125,14 @@ def _asked(question: str, unit: str, kept: KeptGuess | None) -> str:
     return f"{OURS}{told}<br>Run this cell, with Shift+Enter, and type your guess.</div>"
 
 
-def _fold(cell: dict, hidden: bool) -> None:
-    """As JupyterLab itself folds a cell's output; running the cell unfolds it."""
+def _fold(cell: dict, waits: list[str]) -> None:
+    """As JupyterLab itself folds a cell's output; running the cell unfolds it, and guess.js after the last question."""
     jupyter = {key: value for key, value in cell["metadata"].get("jupyter", {}).items() if key != "outputs_hidden"}
     cell["metadata"].pop("collapsed", None)
-    if hidden and cell["outputs"]:
+    cell["metadata"].pop(WAITS, None)
+    if waits and cell["outputs"]:
         jupyter["outputs_hidden"] = True
+        cell["metadata"][WAITS] = waits
     cell["metadata"].pop("jupyter", None)
     if jupyter:
         cell["metadata"]["jupyter"] = jupyter

@@ -6,7 +6,7 @@ Node.js program that fetches its theme when it builds, its pages load scripts fr
 no kernel would still be ours to show.
 
 - A live figure moves without a kernel where source/record_figures.py has recorded it; else its picture is shown.
-- What answers a question is folded until the reader guesses or asks.
+- What answers a question is folded until the reader guesses or asks; what answers several, until the last of them.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
     python source/build_site.py                  build site/
@@ -223,12 +223,11 @@ class Site:
 
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
-        live, folds = {}, {}
+        live, folds, asks = {}, {}, {}
         for number, (question, cells) in enumerate(answers_of(notebook).items()):
-            folds.update({question: number} | {cell.id: number for cell in cells})
-            found = re.compile(rf"^{re.escape(question)}: (.*); you made no guess$", re.MULTILINE)
-            told = [shown for cell in cells for output in cell.outputs if (shown := found.search(_text(output)))]
-            folds[question, "found"] = told[0][1] if told else ""
+            asks[question] = {"number": number, "found": found_in(question, cells)}
+            for cell in cells:
+                folds.setdefault(cell.id, []).append(number)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = self.markup(cell.source, page)
@@ -236,9 +235,7 @@ class Site:
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
                 if asked := ASKED.fullmatch(_text(output).strip()):
-                    question = asked["question"]
-                    number, found = folds.get(question, folds.get(cell.id)), folds.get((question, "found"), "")
-                    output.asks = {**asked.groupdict(), "number": number, "found": found}
+                    output.asks = {**asked.groupdict(), **asks[asked["question"]]}
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
                     if is_live(cell):
@@ -297,6 +294,14 @@ class Site:
             for anchor, text in page.texts.items():
                 entries.append([page.target, anchor, page.name, titles.get(anchor, ""), text.strip()])
         self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
+
+
+def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
+    """What was found, number and unit, in one of the outputs that answer: a line of its own, or the table of all."""
+    line = re.compile(rf"^{re.escape(question)}(?:: (.*); you made no guess| +- +(.*))$", re.MULTILINE)
+    texts = [_text(output) for cell in cells for output in cell.outputs]
+    told = next((shown for text in texts if (shown := line.search(text))), None)
+    return " ".join((told[1] or told[2]).split()) if told else ""
 
 
 def _text(output: dict) -> str:

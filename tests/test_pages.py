@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from helpers.course_contents import WIDGET_VIEW, as_stored, opened
 from helpers.learning.kept_guesses import KeptGuess
 from helpers.learning.questions import answers_of
+from source.build_site import found_in
 
 LESSONS = sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
 COLUMNS = 100  # at 1024 pixels JupyterLab shows 105, as `fusion lab` first opens
@@ -21,6 +22,7 @@ NO_TABLE = re.compile(
     r"\bdef |^class |ptxas|error:|^tensor\(|Section: |registers  |^traffic  |such instructions|launches in", re.M
 )
 QUESTION = "bytes moved by gelu(a + b)"
+ANSWERS = re.compile(r"20 MB|8 MB|1\.667")  # in the outputs of the small lesson
 
 
 def lesson_of_two_questions(path: Path) -> None:
@@ -43,10 +45,13 @@ def lesson_of_two_questions(path: Path) -> None:
         v4.new_markdown_cell("The meter tells."),
         code('moved.on(curves_chart({"moved": {0: 0, 40: 40}}, "title", "bytes (MB)", "y"), "x")', **said("20")),
         code("moved.compare(20)", **said(f"{QUESTION}: 20 MB; you made no guess")),
+        v4.new_markdown_cell("Launch by launch:"),
+        code("moved", **said("12 MB and 8 MB")),
         code('times = predict_first("times fewer", unit="times")\ntimes', **said("times fewer: [your guess] times")),
         code("times.compare(5 / 3)", **said("times fewer: 1.667 times; you made no guess")),
-        v4.new_markdown_cell("Behind the questions."),
-        code("predictions()"),
+        v4.new_markdown_cell("## Behind the questions."),
+        code("predictions()", **said("20 MB and 1.667 times")),
+        code("1 + 1", **said("of neither")),
         code('times.on(roofline_explorer(), "x")'),
     ]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -71,14 +76,14 @@ def shown(page: LessonPage) -> str:
 
 def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     here, page = two_questions, two_questions.page
-    assert "20 MB" not in shown(here)
-    assert "1.667" not in shown(here)
-    expect(page.get_by_title("Click to expand")).to_have_count(3, timeout=120_000)
+    expect(page.get_by_title("Click to expand")).to_have_count(5, timeout=120_000)
+    assert ANSWERS.findall(shown(here)) == []
+    assert "of neither" in shown(here)
     assert page.locator(".jp-PlaceholderText").first.is_hidden()
     # The kernel that opening began runs on when the tab is closed: still nothing has been seen.
     here.open_lesson("notebooks/two_questions.ipynb")
-    expect(page.get_by_title("Click to expand")).to_have_count(3, timeout=120_000)
-    assert "20 MB" not in shown(here)
+    expect(page.get_by_title("Click to expand")).to_have_count(5, timeout=120_000)
+    assert ANSWERS.findall(shown(here)) == []
 
     here.run_cells(2)
     field = page.get_by_label(f"{QUESTION}:", exact=True)
@@ -90,7 +95,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     page.get_by_text("20,5: is it 20.5 or 205?").wait_for()
     assert "20 MB" not in shown(here)
 
-    # Enter keeps it and shows the answer, here and in the cells between.
+    # Enter keeps it and shows the answer, here and in the cells around; the other question's stays folded.
     field.fill("24/2 MB")
     field.press("Enter")
     page.get_by_text(f"{QUESTION}: 20 MB; you said 12, 1.67 times too few").wait_for()
@@ -99,6 +104,9 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     chart = page.locator(".jp-OutputArea-output figure")
     assert chart.locator("svg text").text_content() == "you said 12 MB"
     assert here.focused() == f"{QUESTION}:"
+    expect(page.get_by_title("Click to expand")).to_have_count(2)
+    assert set(ANSWERS.findall(shown(here))) == {"20 MB", "8 MB"}
+    assert page.locator(".jp-OutputArea-output svg").count() == 2, "field and chart: the line below needs no third"
     page.keyboard.press("Tab")
     assert here.focused() == "Guess"
     page.keyboard.press("Shift+Tab")
@@ -117,7 +125,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     page.locator(".jp-mod-active.jp-CodeCell .fusion-guess").wait_for()
 
     # Shift+Enter commits and goes on, to the cell behind the answer.
-    page.locator(".jp-CodeCell").nth(4).locator(".jp-InputPrompt").click()
+    page.locator(".jp-CodeCell").nth(5).locator(".jp-InputPrompt").click()
     page.keyboard.press("Shift+Enter")
     second = page.get_by_label("times fewer:", exact=True)
     second.fill("2")
@@ -125,7 +133,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     page.get_by_text("times fewer: 1.667 times; you said 2").wait_for()
     page.locator(".jp-MarkdownCell.jp-mod-active").filter(has_text="Behind the questions.").wait_for()
 
-    for _ in range(3):
+    expect(page.get_by_title("Click to expand")).to_have_count(0)
+    for _ in range(4):
         page.keyboard.press("Shift+Enter")
     page.get_by_role("slider").first.wait_for()
     assert page.locator(".fusion-chart").get_by_text("you said 2 times").is_visible()
@@ -136,7 +145,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     assert here.kernel_errors() == here.errors == []
     stored = json.loads((here.server.root / "notebooks/two_questions.ipynb").read_text())
     assert "fusion-asked" not in str(stored)
-    assert "outputs_hidden" not in str(stored)
+    assert not re.search("outputs_hidden|fusion_waits", str(stored))
 
     # Seen again while its kernel runs, it lives; with its kernel begun anew, or on another day, it is a still picture
     # and comes back when run.
@@ -153,7 +162,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions):
     assert "Error displaying widget" not in shown(here)
     assert "20 MB; you said 12" in shown(here), "what has been seen is not folded again"
     still = page.locator(".jp-OutputArea-output figure").last
-    assert still.locator("img").get_attribute("alt") == still.locator("figcaption").inner_text()
+    assert "Memory-bound" in still.locator("img").get_attribute("alt")
+    assert still.inner_text().strip() == "", "what the picture says is said once"
     here.run_cells(2)
     assert page.get_by_label(f"{QUESTION}:", exact=True).input_value() == "30"
     assert here.errors == []
@@ -175,19 +185,57 @@ def test_each_answer_of_a_lesson_is_folded_until_its_question_was_seen(path):
     notebook = nbformat.read(path, as_version=4)
     before = json.dumps(notebook)
     questions = answers_of(notebook)
-    asked = [cell for cell in notebook.cells if cell.cell_type == "code" and "= predict_first(" in cell.source]
-    assert len(questions) == len(asked) > 0
+    asked = "".join(cell.source for cell in notebook.cells if cell.cell_type == "code").count("= predict_first(")
+    assert len(questions) == asked > 0, "a cell asks one question"
     opened(notebook, {}, set())
     comparing = [cell for cell in notebook.cells if re.search(r"\w\.compare\(", cell.source) and cell.get("outputs")]
     assert comparing
     for cell in comparing:
         assert cell.metadata["jupyter"]["outputs_hidden"], cell.source
+    for question, cells in questions.items():
+        # A number with its unit, where it is no other's: "20 MB", but neither "120 MB" nor "20 MB/s".
+        found = found_in(question, cells)
+        assert found, question
+        again = re.compile(rf"(?<![\d.,]){re.escape(found)}(?![\w/])") if " " in found else None
+        behind = notebook.cells[notebook.cells.index(cells[0]) :]
+        sight = [cell for cell in behind if cell.get("outputs") and "jupyter" not in cell.metadata]
+        assert not [cell.source for cell in sight if again and again.search(text_of(cell))], question
     as_stored(notebook)
     assert json.dumps(notebook) == before, "saved, it is the file that it was"
 
     seen = {question: KeptGuess("1", 1.0, 2.0, "") for question in questions}
     opened(notebook, seen, set())
     assert "outputs_hidden" not in json.dumps(notebook)
+
+
+def text_of(cell: nbformat.NotebookNode) -> str:
+    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+
+
+def test_what_answers_a_question():
+    """To the end of its section or the next question, charts that take the guess up, and the table of all."""
+    sources = {
+        "before": "x = 1",
+        "asked": 'size = predict_first("size", unit="MB")\nsize',
+        "between": "measured = 20",
+        "compared": "size.compare(measured)",
+        "in detail": "measured.table()",
+        "asked next": 'more = predict_first("more", unit="")',
+        "compared next": "more.compare(3)",
+        "# another section": None,
+        "of neither": "size_of = 1",
+        "with its mark": 'size.on(chart, "x")',
+        "all": "predictions()",
+        "self-test": "self_test(predictions())",
+    }
+    v4 = nbformat.v4
+    cells = [v4.new_code_cell(text) if text else v4.new_markdown_cell("# S") for text in sources.values()]
+    found = answers_of(v4.new_notebook(cells=cells))
+    names = {question: [list(sources)[cells.index(cell)] for cell in answers] for question, answers in found.items()}
+    assert names == {
+        "size": ["between", "compared", "in detail", "with its mark", "all"],
+        "more": ["compared next", "all"],
+    }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)

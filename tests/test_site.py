@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,13 +55,18 @@ def course(tmp_path_factory):
         data = {name: value for name, value in data.items() if "widget" not in name}
         shown = nbformat.v4.new_output("execute_result", data, metadata=metadata, execution_count=1)
         cells.append(nbformat.v4.new_code_cell(source, id=f"figure{number}", outputs=[shown], execution_count=1))
-    for name, unit in (("bytes", "MB"), ("launches", "")):
-        for source, told in (
+    said = [
+        line
+        for name, unit in (("bytes", "MB"), ("launches", ""))
+        for line in (
             (f'{name} = predict_first("{name}", unit="{unit}")\n{name}', f"{name}: [your guess] {unit}"),
             (f"{name}.compare(20)", f"{name}: 20 {unit}".rstrip() + "; you made no guess"),
-        ):
-            shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
-            cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
+            ("in_detail()", f"{name}, launch by launch"),
+        )
+    ]
+    for source, told in (*said, ("predictions()", "all of it")):
+        shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
+        cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
     live = {f"figure{number}": live_of(figure) for number, figure in enumerate(figures.values())}
     for name, text in {
         "README.md": "# A course\n\nOf one lesson.\n\n## Start\n\nHere.\n",
@@ -74,8 +80,14 @@ def course(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(course):
-    """Of that course's pages, on a server of this machine."""
-    handler = partial(QuietHandler, directory=course.out)
+    with served(course) as address:
+        yield address
+
+
+@contextmanager
+def served(site: build_site.Site):
+    """The address of its pages on a server of this machine."""
+    handler = partial(QuietHandler, directory=site.out)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -238,21 +250,26 @@ def test_a_figure_that_was_recorded_as_another_is_a_picture(course, tmp_path):
 def test_an_answer_waits_for_the_guess(chromium, address):
     page = Visit(chromium, address).open("notebooks/00_small")
     first, second = page.locator(".fusion-guess").all()
-    answers = [page.locator(f"[data-answers='{number}'] .output") for number in range(2)]
-    assert [each.is_visible() for each in answers] == [False, False]
+    names = ("bytes", "launches")
+    answers = [page.get_by_text(text) for name in names for text in (f"{name}: 20", f"{name}, launch by launch")]
+    assert [each.is_visible() for each in answers] == [False] * 4
+    table = page.get_by_text("all of it")
+    assert not table.is_visible()
     field = first.get_by_role("textbox")
     field.fill("many")
     field.press("Enter")
     assert "as a number" in first.get_by_role("status").inner_text()
-    assert [each.is_visible() for each in answers] == [False, False]
+    assert [each.is_visible() for each in answers] == [False] * 4
     field.fill("10 MB")
     field.press("Enter")
     assert first.get_by_role("status").inner_text() == "Found: 20 MB; you said 10, 2 times too few."
-    assert [each.is_visible() for each in answers] == [True, False]
+    assert [each.is_visible() for each in answers] == [True, True, False, False]
     page.reload()  # another day
-    assert [each.is_visible() for each in answers] == [True, False]
+    assert [each.is_visible() for each in answers] == [True, True, False, False]
+    assert not table.is_visible(), "it answers the other question, too"
     second.get_by_role("button", name="Show me").click()
-    assert [each.is_visible() for each in answers] == [True, True]
+    assert [each.is_visible() for each in answers] == [True] * 4
+    assert table.is_visible()
     page.goto(f"{address}index.html")
     assert page.locator("[data-lesson='00_small'] .done").inner_text() == "2 of 2 questions seen"
 
@@ -290,14 +307,15 @@ def test_a_page_has_no_serious_violation(chromium, sample, name, theme):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_page_at_every_width(chromium, whole, theme):
-    visit = Visit(chromium, f"{whole.out.as_uri()}/", color_scheme=theme)
-    for page in (whole.front, *whole.pages):
-        name = page.target.removesuffix(".html")
-        for width in (1440, 1024, 390):
-            visit.page.set_viewport_size({"width": width, "height": 900})
-            assert sideways(visit.open(name)) <= 0, f"{name} at {width}"
-        assert violations(visit.page) == [], name
-        assert visit.errors == [], name
+    with served(whole) as address:  # of pages from a folder, the browser lets no script read the style
+        visit = Visit(chromium, address, color_scheme=theme)
+        for page in (whole.front, *whole.pages):
+            name = page.target.removesuffix(".html")
+            for width in (1440, 1024, 390):
+                visit.page.set_viewport_size({"width": width, "height": 900})
+                assert sideways(visit.open(name)) <= 0, f"{name} at {width}"
+            assert violations(visit.page) == [], name
+            assert visit.errors == [], name
 
 
 def test_the_keyboard_finds_the_way(chromium, address):

@@ -24,12 +24,17 @@ def trips(fused: bool) -> list[tuple[str, int, bool]]:
     return added + [step for tile in range(TILES) for step in (("a + b", tile, True), ("y", tile, False))]
 
 
-def journey(run: Recorded, numbers: int = 100_000_000) -> Film:
+def journey(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Film:
     """The film, with the times of a recorded machine for add+GELU on as many fp32 numbers.
 
+    Args:
+        count: what is counted as it crosses, "GB" or "tiles": the latter where the reader is still to find the bytes.
+
     Raises:
-        ValueError: those were not recorded.
+        ValueError: those were not recorded; something else is to be counted.
     """
+    if count not in ("GB", "tiles"):
+        raise ValueError(f"the journey counts 'GB' or 'tiles', not {count!r}")
     times = run.times("add_gelu", (numbers,), "float32")
     ways = {"unfused": times["eager"].median, "fused": times["fused"].median}
     longest, movers, bars, notes, counters, boxes = max(ways.values()), [], [], [], [], []
@@ -60,8 +65,8 @@ def journey(run: Recorded, numbers: int = 100_000_000) -> Film:
                 bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, end, end, paint))
             elif name != "a + b":
                 bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, start, start, paint, 0.5))
-        moved = len(steps) / TILES * ITEM * numbers
-        counters.append(Counter(way, "{} GB have crossed", left, CHIP + 74, moved / 1e9, 0.0, seconds))
+        moved, digits = (len(steps), 0) if count == "tiles" else (len(steps) / TILES * ITEM * numbers / 1e9, 2)
+        counters.append(Counter(way, f"{{}} {count} have crossed", left, CHIP + 74, moved, 0.0, seconds, digits))
         counters.append(Counter(way, "clock: {} µs", left + 176, CHIP + 74, 1e6 * seconds, 0.0, seconds, 0))
     half_way = ways["unfused"] * 3 / 5
     told = (

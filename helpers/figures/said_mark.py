@@ -100,10 +100,8 @@ class MarkedChart:
             return data, metadata
         over = f'<div style="position:absolute;inset:0">{said_svg(self.chart.figure, self._said)}</div>'
         page = data["text/html"].replace("<img", '<div style="position:relative;width:fit-content"><img', 1)
-        page = page.replace("<figcaption>", f"{over}</div><figcaption>", 1)
-        stop = "" if self.chart.text.endswith(".") else "."
-        told = f"{stop} {html.escape(sentence(self._said))}</figcaption>"
-        return data | {"text/html": page.replace("</figcaption>", told, 1)}, metadata
+        told = f"{over}</div><figcaption>{html.escape(sentence(self._said))}</figcaption></figure>"
+        return data | {"text/html": page.replace("</figure>", told, 1)}, metadata
 
     def __repr__(self) -> str:
         return repr(self.chart)

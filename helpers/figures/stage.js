@@ -1,6 +1,14 @@
 // Shows the frame of the sliders' position. All it needs was sent beforehand, so a move needs no answer from the kernel
 // and reaches the screen with the browser's next paint, however busy the kernel is. A choice does need the kernel: until
 // its frames are there, the chart is dimmed and the line says what is going on.
+const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
+const SILENT = "The kernel does not answer: the chart is as it was. To bring it back to life, run this cell again.";
+
+function isBusy(el) {
+  const panels = [...(globalThis.jupyterapp?.shell.widgets("main") ?? [])];
+  return panels.find((panel) => panel.node.contains(el))?.sessionContext?.session?.kernel?.status === "busy";
+}
+
 function render({ model, el }) {
   const add = (parent, attributes) => {
     const node = parent.appendChild(document.createElement("div"));
@@ -30,9 +38,14 @@ function render({ model, el }) {
   };
   let text = "";
   let doing = "";
+  let waits = null;
+  const wait = () => (waits = setTimeout(() => (isBusy(el) ? wait() : work(SILENT)), PATIENCE));
   const work = (what) => {
     doing = what;
-    chart.setAttribute("aria-busy", String(doing !== ""));
+    clearTimeout(waits);
+    const busy = doing !== "" && doing !== SILENT;
+    if (busy) wait();
+    chart.setAttribute("aria-busy", String(busy));
     line.textContent = doing || text;
   };
   const show = () => {
@@ -83,6 +96,9 @@ function render({ model, el }) {
     } else if (tries) setTimeout(() => whenThere(tries - 1), 200);
   };
   setTimeout(() => whenThere(50));
-  return () => document.removeEventListener("change", choose, true);
+  return () => {
+    clearTimeout(waits);
+    document.removeEventListener("change", choose, true);
+  };
 }
 export default { render };

@@ -12,6 +12,7 @@ import ipywidgets as widgets
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from traitlets import Dict
 
@@ -457,10 +458,12 @@ def still(scene: StepScene, until: int) -> Chart:
                 inset = 1.5 if grid.words else 0.3
                 x0, x1, y0, y1 = x + inset, x + w - inset, top + y + inset, top + y + h - inset
                 boxes.append(((x0, y0), (x1, y0), (x1, y1), (x0, y1)))
-                fills.append(_fill(code, text, grid.words, now.get(grid.first + cell)))
+                fill = _fill(code, text, grid.words, now.get(grid.first + cell))
+                fills.append(fill)
                 edges.append((TEXT, 0.25 if code in " g" and not grid.memory else 0.7))
                 if grid.words and text:
-                    axes.text(x + w / 2, top + y + h / 2, text, size=8.8, ha="center", va="center_baseline")
+                    ink = TEXT if fill == "none" else "black"
+                    axes.text(x + w / 2, top + y + h / 2, text, size=8.8, ha="center", va="center_baseline", color=ink)
         axes.add_collection(PolyCollection(boxes, facecolors=fills, edgecolors=edges, linewidths=0.6))
         for x, y, w, h, line in frame.boxes:
             corners = ((x, x + w, x + w, x, x), (top + y, top + y, top + y + h, top + y + h, top + y))
@@ -472,11 +475,18 @@ def still(scene: StepScene, until: int) -> Chart:
 
 def _fill(code: str, text: str, words: bool, now: str | None):
     if now is not None:
-        return {"read": READ, "written": WRITTEN, "outside": WRONG}[now], 0.8
+        return _paint({"read": READ, "written": WRITTEN, "outside": WRONG}[now], 0.8, words)
     if not words and code == "v" and text not in ("", "0"):
         return (ABOVE if int(text) > 0 else BELOW), abs(int(text)) / 9
     colour, opacity = PAINT.get(code, ("none", 0))
-    return "none" if colour == "none" else (colour, opacity)
+    return "none" if colour == "none" else _paint(colour, opacity, words)
+
+
+def _paint(colour: str, opacity: float, words: bool):
+    """Under black words a tint that no page shines through: they read on a dark one, too."""
+    if not words:
+        return colour, opacity
+    return tuple(opacity * part + 1 - opacity for part in to_rgb(colour))
 
 
 class Stepper(anywidget.AnyWidget):

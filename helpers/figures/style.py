@@ -78,10 +78,9 @@ class Chart:
 
 
 def page_of(png: str, width: int, height: int, alt: str) -> str:
-    """Picture and text in one: neither JupyterLab nor a page made from a notebook knows an image's description."""
-    text = html.escape(alt)
-    picture = f'<img src="data:image/png;base64,{png}" width="{width}" height="{height}" alt="{text}">'
-    return f"<figure>{picture}<figcaption>{text}</figcaption></figure>"
+    """The picture with its description, which neither JupyterLab nor a page made from a notebook knows of an image."""
+    picture = f'<img src="data:image/png;base64,{png}" width="{width}" height="{height}" alt="{html.escape(alt)}">'
+    return f"<figure>{picture}</figure>"
 
 
 def si(value: float, unit: str = "") -> str:

@@ -20,6 +20,23 @@ function answers({ notebook, at }) {
   return found < 0 ? at : found;
 }
 
+// What answers this question and no other that is still open is in sight from now on.
+function unfold(notebook, question) {
+  for (const cell of notebook.widgets) {
+    const waits = cell.model.getMetadata("fusion_waits");
+    if (!waits?.includes(question)) continue;
+    const others = waits.filter((each) => each !== question);
+    if (others.length) {
+      cell.model.setMetadata("fusion_waits", others);
+      continue;
+    }
+    cell.model.deleteMetadata("fusion_waits");
+    const { outputs_hidden, ...rest } = cell.model.getMetadata("jupyter") ?? {};
+    cell.model.setMetadata("jupyter", rest); // read when a cell that was never in sight is drawn
+    cell.outputHidden = false;
+  }
+}
+
 function render({ model, el }) {
   el.classList.add("fusion-guess");
   const id = `fusion-guess-${Math.random().toString(36).slice(2)}`; // each view loads this script anew
@@ -83,7 +100,7 @@ function render({ model, el }) {
       notebook.deselectAll();
       show();
     }
-    for (const cell of notebook.widgets.slice(at + 1, to + 1)) if (cell.outputHidden) cell.outputHidden = false;
+    unfold(notebook, model.get("question"));
     if (goesOn) {
       notebook.activeCellIndex = Math.min(to + 1, notebook.widgets.length - 1);
       notebook.mode = "command";

@@ -36,18 +36,6 @@ class GuessField(anywidget.AnyWidget):
     heard = Int().tag(sync=True)
 
 
-class Compared(Unquoted):
-    """A line that sets a guess beside what was found; in a notebook with the two on a scale, where there is a guess."""
-
-    def __new__(cls, line: str, picture: str):
-        self = super().__new__(cls, line)
-        self.picture = picture
-        return self
-
-    def _repr_html_(self) -> str | None:
-        return f"<div>{_escaped(self)}</div>{self.picture}" if self.picture else None
-
-
 class Guess:
     """A question with a field for the learner's guess, which `compare` sets beside the measurement."""
 
@@ -73,11 +61,11 @@ class Guess:
             return None, str(error)
 
     def compare(self, measured: float) -> str:
-        """Keep the measurement and return one line that sets the guess beside it."""
+        """Keep the measurement and return one line that sets the guess beside it; the field shows the two on a scale."""
         self.measured = measured
         self._show()
         self._keep()
-        return Compared(f"{self.question}: {self._line()}", self._field.picture)
+        return Unquoted(f"{self.question}: {self._line()}")
 
     def on(
         self,
@@ -149,10 +137,6 @@ class Guess:
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return dict(self._field._repr_mimebundle_()[0]) | {"text/plain": f"{self.question}: [your guess] {self.unit}"}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _you_said(guess: float, unit: str) -> str:

@@ -3,24 +3,41 @@
 import ast
 import re
 
+HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
+
 
 def answers_of(notebook: dict) -> dict[str, list[dict]]:
-    """Question -> the code cells from behind it to the one that compares; a table of all stands with the last."""
-    cells, found, question = code_cells(notebook), {}, None
-    for number, cell in enumerate(cells):
-        if (asked := _asked(text(cell["source"]))) is not None:
-            name, question = asked
-            compares = re.compile(rf"\b{name}\.compare\(")
-            ends = (at for at, later in enumerate(cells) if at > number and compares.search(text(later["source"])))
-            found[question] = cells[number + 1 : next(ends, number) + 1]
-        elif question is not None and text(cell["source"]).strip() == "predictions()":
-            found[question] = [*found[question], cell]
-    return found
+    """Question -> the code cells that answer it; a cell may answer several.
+
+    They are all from behind the question to the one that compares, and on to the next question or heading, for what
+    follows an answer shows it in detail; any later cell that takes the guess up, as a chart with its mark does; and the
+    table of all guesses.
+    """
+    cells = notebook["cells"]
+    asked = {at: found for at, cell in enumerate(cells) if (found := _asked(cell)) is not None}
+    answers = {}
+    for at, (name, question) in asked.items():
+        taken_up = re.compile(rf"\b{name}\.(?:compare|on)\(|\A\s*predictions\(\)\s*\Z")
+        behind = [number for number in range(at + 1, len(cells)) if cells[number]["cell_type"] == "code"]
+        compares = re.compile(rf"\b{name}\.compare\(")
+        to = next((number for number in behind if compares.search(text(cells[number]["source"]))), at)
+        end = next((number for number in range(to + 1, len(cells)) if number in asked or _begins(cells[number])), None)
+        answers[question] = [
+            cells[number]
+            for number in behind
+            if number not in asked and (end is None or number < end or taken_up.search(text(cells[number]["source"])))
+        ]
+    return answers
 
 
-def _asked(source: str) -> tuple[str, str] | None:
+def _begins(cell: dict) -> bool:
+    return cell["cell_type"] == "markdown" and HEADING.search(text(cell["source"])) is not None
+
+
+def _asked(cell: dict) -> tuple[str, str] | None:
     """(variable, question) of a cell that asks for a prediction."""
-    if "predict_first(" not in source:
+    source = text(cell["source"])
+    if cell["cell_type"] != "code" or "predict_first(" not in source:
         return None
     try:
         statements = ast.parse(source).body

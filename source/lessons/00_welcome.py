@@ -18,8 +18,7 @@
 #
 # First, a guess. Two tensors of a hundred million fp32 numbers are to be added, and GELU applied: as two programs on
 # the GPU, and as one. **How many times sooner is the one program done?** (Twice as soon is 2. No answer is wrong; the
-# difference is the lesson. Enter also runs the cells below, down to the one that answers, so an answer can stand
-# twice: under your guess, and under that cell.)
+# difference is the lesson. Enter also runs the cells below, down to the one that answers.)
 
 # %%
 from helpers.learning import predict_first
@@ -28,15 +27,15 @@ speed_up = predict_first("speed-up from fusing add+GELU, 100M numbers", unit="ti
 speed_up
 
 # %% [markdown]
-# Now watch: both ways side by side, on one clock. Press **Play**, or move the slider. (The times were recorded on an
-# H200; within them, bytes are taken to cross at an even pace.)
+# Now watch: both ways side by side, on one clock. Each tensor is cut into sixteen tiles. Press **Play**, or move the
+# slider. (The times were recorded on an H200; within them, tiles are taken to cross at an even pace.)
 
 # %%
 from helpers.figures import journey
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-journey(h200)
+journey(h200, count="tiles")
 
 # %%
 times = h200.times("add_gelu", (100_000_000,), "float32")
@@ -96,6 +95,12 @@ bytes_moved.compare(unfused.bytes_total / 1e6)
 
 # %%
 unfused.launch_table()
+
+# %% [markdown]
+# And the film once more, of a hundred times as many numbers, with its bytes:
+
+# %%
+journey(h200)
 
 # %% [markdown]
 # ## One function is not one kernel

@@ -66,13 +66,17 @@
     const ratio = Math.max(said, right) / Math.min(said, right);
     return `Found: ${found}; you said ${said}, ${Number(ratio.toPrecision(3))} times too ${said > right ? "many" : "few"}.`;
   };
+  const seen = new Set();
   for (const form of document.querySelectorAll(".fusion-guess")) {
     const { number: place, question, unit, found } = form.dataset;
     const [input, reveal, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
     const show = (said) => {
       status.textContent = found ? beside(said, found, unit) : "";
       reveal.hidden = true;
-      for (const answer of document.querySelectorAll(`[data-answers="${place}"]`)) answer.open = true;
+      seen.add(place);
+      for (const answer of document.querySelectorAll(`[data-answers~="${place}"]`)) {
+        answer.open ||= answer.dataset.answers.split(" ").every((each) => seen.has(each));
+      }
       // The table at a lesson's end.
       for (const row of document.querySelectorAll(".fusion-table tbody tr")) {
         if (said !== null && row.cells[0].textContent === question) row.cells[1].textContent = said;

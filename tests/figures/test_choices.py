@@ -9,7 +9,7 @@ from helpers.figures.tile_choice import matmul_explorer
 FRAMES = {"frames": [{"svg": "<svg></svg>", "text": "as it was", "table": ""}], "columns": 1}
 MODEL = """([script, frames]) => {
   const heard = {};
-  const values = {data: frames, said: {svg: "", text: ""}, still: "", doing: "", first: 0, second: 0, third: 0};
+  window.values = {data: frames, said: {svg: "", text: ""}, still: "", doing: "", first: 0, second: 0, third: 0};
   window.tell = (name, value) => { values[name] = value; heard[`change:${name}`].forEach(each => each()); };
   const on = (names, each) => names.split(" ").forEach(name => (heard[name] ??= []).push(each));
   (0, eval)(script);
@@ -17,6 +17,12 @@ MODEL = """([script, frames]) => {
 }"""
 SEEN = """() => [document.querySelector("[role=status]").textContent,
   document.querySelector(".fusion-chart").getAttribute("aria-busy")]"""
+LAB = """() => {
+  window.kernel = {status: "busy"};
+  const panel = {node: document.body, sessionContext: {session: {kernel}}};
+  window.jupyterapp = {shell: {widgets: () => [panel]}};
+}"""
+GONE = ["The kernel does not answer: the chart is as it was. To bring it back to life, run this cell again.", "false"]
 COMPUTING, IDLE = ["computing ...", "true"], ["as it was", "false"]
 
 
@@ -51,6 +57,24 @@ def test_data_that_stay_the_same_end_it_too(page):
     page.select_option(".fusion-controls select", "two")
     page.evaluate("tell('doing', '')")
     assert page.evaluate(SEEN) == IDLE
+
+
+def test_a_kernel_that_is_gone_is_said_to_be(page):
+    """Silent, it may be computing: then it is waited for. Else the chart is as it was, and the page says so."""
+    page.clock.install()
+    page.evaluate(LAB)
+    page.select_option(".fusion-controls select", "two")
+    page.clock.run_for(60_000)
+    assert page.evaluate(SEEN) == COMPUTING
+    page.evaluate("kernel.status = 'dead'")
+    page.clock.run_for(5_000)
+    assert page.evaluate(SEEN) == GONE
+    page.evaluate("tell('data', values.data)")  # it was restarted, and the cell run again
+    assert page.evaluate(SEEN) == IDLE
+    page.evaluate("delete window.jupyterapp")  # a page that knows nothing of its kernel
+    page.select_option(".fusion-controls select", "three")
+    page.clock.run_for(5_000)
+    assert page.evaluate(SEEN) == GONE
 
 
 def test_only_choices_of_this_figure_begin_it(page):

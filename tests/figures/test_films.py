@@ -32,6 +32,16 @@ def test_the_journeys_bytes_are_the_meters_and_its_times_the_record():
     )
 
 
+def test_where_the_bytes_are_still_to_be_found_the_journey_counts_tiles():
+    film = journey(H200, count="tiles")
+    assert [counter.at(1.0) for counter in film.scenes["add + GELU"].counters if "µs" not in counter.text] == [
+        f"{len(trips(fused))} tiles have crossed" for fused in (False, True)
+    ]
+    assert "GB" not in str(film.data()) + film.text
+    with pytest.raises(ValueError, match="the journey counts 'GB' or 'tiles', not 'bytes'"):
+        journey(H200, count="bytes")
+
+
 def test_the_sum_makes_its_round_trip_in_order():
     unfused = trips(fused=False)
     for tile in range(TILES):

@@ -97,7 +97,7 @@ def test_a_chart_is_itself_until_something_is_said_and_after_it_is_taken_back():
     marked.mark(Said("you said 1 < 2", "x", 1))
     page = marked._bundle()[0]["text/html"]
     assert page.count("you said 1 &lt; 2</text>") == 1
-    assert page.endswith(". You said 1 &lt; 2.</figcaption></figure>")
+    assert page.endswith("<figcaption>You said 1 &lt; 2.</figcaption></figure>")
     marked.mark(None)
     assert marked._bundle() == chart._repr_mimebundle_()
     assert repr(marked) == chart.text
