@@ -61,7 +61,7 @@ class Guess:
             return None, str(error)
 
     def compare(self, measured: float) -> str:
-        """Keep the measurement and return one line that sets the guess beside it; the field shows the two on a scale."""
+        """Keep the measurement and return one line that sets the guess beside it; the field shows both on a scale."""
         self.measured = measured
         self._show()
         self._keep()
