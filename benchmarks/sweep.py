@@ -6,8 +6,10 @@
 
 Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep_worker.py) that build a point
 each at the same time; then one after another times its own, while nobody builds on that GPU. Times are the GPU's own,
-cold L2, the median of RUNS; a call's by the host's clock stand beside them at a few sizes. Shares are of the ceilings
-that the same GPU reached at the start of the run.
+cold L2, the median of RUNS. At a few sizes calls are timed too, by the host's clock, warm caches, without gradients
+where they are forward; these points come first, as then no process builds on any GPU while one times. Shares are of
+the ceilings that the same GPU reached at the start of the run. max-autotune chooses while others build on the same GPU,
+so perhaps not what it would choose alone; benchmarks/run.py times it alone.
 
 Each point is a line of FILE as soon as it is measured, a failure too; what is in FILE already is not measured again, so
 the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels are interpreted and times say nothing.
@@ -15,6 +17,7 @@ the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -23,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -55,9 +59,10 @@ def tiny(point: Point) -> Point:
 
 
 class Process:
-    """A worker and the talk with it."""
+    """A worker and the talk with it. `limits`: the ceilings of its GPU, once they are known."""
 
     def __init__(self, gpu: int, log):
+        self.gpu, self.log, self.limits = gpu, log, {}
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         if runtime.has_gpu():
@@ -77,6 +82,21 @@ class Process:
         with contextlib.suppress(BrokenPipeError):  # the answer that does not come tells of its end
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
+    def again(self) -> "Process":
+        """Itself, or another in its place where it has ended."""
+        if self.process.poll() is None:
+            return self
+        other = Process(self.gpu, self.log)
+        other.answer(time.monotonic() + START_SECONDS)
+        other.take(self.limits)
+        return other
+
+    def take(self, limits: dict) -> None:
+        """Tell it the ceilings that another process of its GPU measured."""
+        self.tell(ceilings=limits)
+        self.answer(time.monotonic() + TIME_SECONDS)
+        self.limits = limits
+
     def answer(self, deadline: float) -> dict:
         """Its next answer; {"failed": why} where none comes until `deadline`, and then the process is ended."""
         pipe = self.process.stdout
@@ -89,10 +109,6 @@ class Process:
             self.rest += read
         line, _, self.rest = self.rest.partition(b"\n")
         return json.loads(line)
-
-    @property
-    def ended(self) -> bool:
-        return self.process.poll() is not None
 
     def end(self) -> None:
         self.process.kill()
@@ -112,31 +128,30 @@ class Sweep:
         with self.lock, self.lines.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _some(self, number: int) -> list[Point]:
+    def _some(self, number: int, calls: bool) -> list[Point]:
         with self.lock:
+            if calls:
+                number = min(number, sum(point.call for point in self.left))
             taken, self.left[:] = self.left[:number], self.left[number:]
         return taken
 
-    def on_gpu(self, gpu: int, number: int) -> None:
-        """Measure points on one GPU until none or no time is left."""
+    def start(self, gpu: int, number: int) -> list[Process]:
+        """So many processes on one GPU, whose ceilings are measured."""
         processes = [Process(gpu, self.log) for _ in range(number)]
         names = [each.answer(time.monotonic() + START_SECONDS) for each in processes]
         processes[0].tell(ceilings=True)
         limits = processes[0].answer(time.monotonic() + TIME_SECONDS)
-        for each in processes[1:]:
-            each.tell(ceilings=limits or True)
-            each.answer(time.monotonic() + TIME_SECONDS)
-        self.write(run=date_and_versions() | {"ceilings": limits}, gpu=names[0].get("ready"))
-        while time.monotonic() < self.stop_at and (batch := self._some(number)):
-            for i, each in enumerate(processes):
-                if each.ended:
-                    processes[i] = Process(gpu, self.log)
-                    processes[i].answer(time.monotonic() + START_SECONDS)
-                    processes[i].tell(ceilings=limits or True)
-                    processes[i].answer(time.monotonic() + TIME_SECONDS)
-            self.round(list(zip(processes, batch, strict=False)))
         for each in processes:
-            each.end()
+            each.take(limits)
+        self.write(run=date_and_versions() | {"ceilings": limits}, gpu=names[0].get("ready"))
+        return processes
+
+    def go_on(self, processes: list[Process], calls: bool = False) -> None:
+        """Measure points in these processes until none or no time is left; with `calls`, those whose calls are timed
+        and which come first."""
+        while time.monotonic() < self.stop_at and (batch := self._some(len(processes), calls)):
+            processes[:] = [each.again() for each in processes]
+            self.round(list(zip(processes, batch, strict=False)))
 
     def round(self, pairs: list[tuple[Process, Point]]) -> None:
         """Build a point in each process at the same time, then time one after another."""
@@ -158,15 +173,20 @@ class Sweep:
 
 def measure(chosen: list[Point], lines: Path, seconds: float, gpus: int, workers: int) -> Sweep:
     """Measure the points, a thread a GPU, for about so many seconds; each line goes to the file at `lines`."""
-    sweep = Sweep(chosen, lines, time.monotonic() + seconds)
-    threads = [threading.Thread(target=sweep.on_gpu, args=(gpu, workers)) for gpu in range(gpus)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        threads[0].join(20)
-        for thread in threads:
-            thread.join(0)
-        print(f"{sweep.done} points measured, {sweep.failed} of them failed, {len(sweep.left)} left", flush=True)
+    sweep = Sweep(sorted(chosen, key=lambda point: not point.call), lines, time.monotonic() + seconds)
+    with ThreadPoolExecutor(gpus) as pool:
+        of_gpus = list(pool.map(lambda gpu: sweep.start(gpu, workers), range(gpus)))
+        everyone = [process for same in zip(*of_gpus, strict=True) for process in same]  # a point a GPU, by turns
+        sweep.go_on(everyone, calls=True)
+        print(f"{sweep.done} points with calls measured, {sweep.failed} of them failed", flush=True)
+        of_gpus = [[process for process in everyone if process.gpu == gpu] for gpu in range(gpus)]
+        running = [pool.submit(sweep.go_on, processes) for processes in of_gpus]
+        while wait(running, 20).not_done:
+            print(f"{sweep.done} points measured, {sweep.failed} of them failed, {len(sweep.left)} left", flush=True)
+        for process in itertools.chain(*of_gpus):
+            process.end()
+        for each in running:
+            each.result()
     return sweep
 
 

@@ -12,7 +12,7 @@ from heapq import merge
 
 import torch
 
-from benchmarks.peers import peers
+from benchmarks.peers import offered
 from kernels import CATALOGUE
 from kernels.fused_op import Work
 
@@ -115,7 +115,7 @@ def build(point: Point, device: str) -> tuple[dict[str, Callable[[], object]], W
     functions = {"fused": op.fused, "eager": op.reference}
     if device != "cpu":
         functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
-        functions |= peers(op.name, inputs)
+        functions |= offered(op.name, inputs)
     if point.direction == "forward":
         return {name: partial(function, *inputs) for name, function in functions.items()}, op.work(
             point.shape, point.torch_dtype

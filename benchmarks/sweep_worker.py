@@ -33,13 +33,25 @@ def _short(timing: Timing) -> list[float]:
     return [float(f"{seconds * 1e6:.4g}") for seconds in (timing.median, timing.low, timing.high)]
 
 
+def _waits(call: Callable) -> bool:
+    """Whether the host waits for the GPU in a call, so that its time on the GPU holds the host's, too."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        return "synchronizing" in str(error)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
 class Worker:
     """What one process holds between two requests: the point that is built."""
 
     def __init__(self):
         self.gpu = runtime.has_gpu()
         self.limits: dict[str, float] = {}
-        self.point, self.calls, self.work, self.refused = None, {}, None, {}
+        self.point, self.calls, self.work, self.refused, self.waits = None, {}, None, {}, []
 
     def ceilings(self, given: dict | bool) -> dict:
         """Measure this GPU's ceilings, or take those that another process measured."""
@@ -49,13 +61,14 @@ class Worker:
     def build(self, fields: dict) -> dict:
         """Compile and call every provider; those that raise are dropped, with their reason."""
         self.point = Point(**fields | {"shape": tuple(fields["shape"])})
-        self.refused = {}
+        self.refused, self.waits = {}, []
         torch._dynamo.reset()
         gc.collect()
         with torch.set_grad_enabled(self.point.direction == "backward"):
             points = sweep_tiled if CATALOGUE[self.point.kernel].group == "tiled" else sweep_points
             calls, self.work = points.build(self.point, "cuda" if self.gpu else "cpu")
             self.calls = {name: call for name, call in calls.items() if self._answers(name, call)}
+            self.waits = [name for name, call in self.calls.items() if self.gpu and _waits(call)]
         del calls
         self._free()
         return {"built": list(self.calls)}
@@ -84,6 +97,7 @@ class Worker:
             "gpu": {name: _short(timing) for name, timing in gpu.items()},
             "calls": {name: _short(timing) for name, timing in call.items()},
             "refused": self.refused,
+            "waits": self.waits,
         }
         del found["call"]
         self.calls, self.work = {}, None

@@ -3,13 +3,14 @@
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import sweep
 from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
 from helpers.figures.sweep import sweep_chart
-from helpers.instruments.sweep import RecordedSweep
+from helpers.instruments.sweep import RecordedSweep, best_peer
 from kernels import CATALOGUE, runtime
 
 
@@ -33,12 +34,13 @@ def test_every_row_wise_kernel_stands_at_forty_widths_in_both_regimes():
 def test_points_are_measured_and_a_process_that_ends_is_a_line(tmp_path):
     lines = tmp_path / "lines.jsonl"
     chosen = [sweep.tiny(point) for point in POINTS if point.kernel == "softmax"][:2]
-    runner = sweep.Sweep(list(chosen), lines, time.monotonic() + 600)
+    runner = sweep.Sweep([replace(chosen[0], call=True), chosen[1]], lines, time.monotonic() + 600)
     process = sweep.Process(0, runner.log)
     assert process.answer(time.monotonic() + 180) == {"ready": "no GPU"}
     process.tell(ceilings=True)
     assert process.answer(time.monotonic() + 180) == {}
-    runner.round([(process, chosen[0])])
+    runner.go_on([process], calls=True)
+    assert runner.left == chosen[1:]
     process.end()
     runner.round([(process, chosen[1])])
     first, second = map(json.loads, lines.read_text().splitlines())
@@ -104,9 +106,24 @@ def test_what_is_behind_a_peer_or_falls_between_powers_of_two_is_named():
     ]
     assert SWEEP.fallen() == ["between: softmax 2048x1000 bf16: 50% of its ceiling, 80% at 1024 columns"]
     assert SWEEP.failures() == ["not measured: softmax 2048x2048 bf16: it took too long"]
+    odd = RecordedSweep("NVIDIA H200", [RUN], [point([2048, 1024], 1.25, 1.0), point([2048, 1025], 2.5, 3.0)])
+    assert odd.fallen() == [
+        "between: softmax 2048x1025 bf16: 40% of its ceiling, 80% at 1024 columns; rows not aligned to 16 bytes"
+    ]
     assert SWEEP.behind(["l2_norm"]) == SWEEP.fallen(["l2_norm"]) == []
     with pytest.raises(ValueError, match="the sweep has no 'l2_norm': there are softmax"):
         SWEEP.of("l2_norm")
+
+
+def test_who_does_another_work_is_no_peer_and_who_waits_is_marked():
+    of = {"kernel": "cross_entropy", "direction": "backward", "waits": ["Liger"]}
+    times = {"fused": [2.0] * 3, "eager": [4.0] * 3, "Liger": [1.0] * 3}
+    found = RecordedSweep("NVIDIA H200", [RUN], [point([2048, 1000], 2.0, 1.0, **of, gpu=times)])
+    assert best_peer(found.points[0]) == "eager"
+    assert best_peer(found.points[0] | {"direction": "forward"}) == "Liger"
+    _, clocks, _, row = found.table("cross_entropy").splitlines()
+    assert "1.0 us, 100% (waits)" in row
+    assert clocks.endswith("(waits): the host waits for the GPU, and that is timed, too")
 
 
 def test_the_tables_hold_every_point():

@@ -10,11 +10,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from helpers.figures.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, UNFUSED, Chart
-from helpers.instruments.sweep import BEHIND, RecordedSweep, best_peer, ratio, share
+from helpers.instruments.sweep import BEHIND, RecordedSweep, aligned, best_peer, ratio, share
 
 WIDTH, PANEL_HEIGHT = 576, 130
 LEFT, RIGHT, TOP, BOTTOM, GAP = 58, 12, 66, 40, 36
-ALIGNED = 16  # bytes: what one thread loads at once
 
 
 def sweep_chart(
@@ -87,17 +86,17 @@ def _panel(axes: Axes, points: list[dict], at: Callable[[dict], float]) -> None:
     ours = [100 * share(point) for point in points]
     axes.plot(places, peers, "-o", color=UNFUSED, markersize=4, mec=TEXT, mew=0.5, linewidth=1.2, zorder=2)
     axes.plot(places, ours, "-", color=FUSED, linewidth=1.2, zorder=3)
-    for aligned in (True, False):
-        these = [n for n, point in enumerate(points) if _aligned(point) is aligned]
+    for wide in (True, False):
+        these = [n for n, point in enumerate(points) if aligned(point) is wide]
         axes.plot(
             [places[n] for n in these],
             [ours[n] for n in these],
             "s",
             color=FUSED,
             markersize=4,
-            mec=TEXT if aligned else FUSED,
-            mew=0.5 if aligned else 1,
-            mfc=FUSED if aligned else "none",
+            mec=TEXT if wide else FUSED,
+            mew=0.5 if wide else 1,
+            mfc=FUSED if wide else "none",
             zorder=4,
         )
 
@@ -106,10 +105,6 @@ def _binary(power: int) -> str:
     """1024 as 1K, 2**20 as 1M."""
     unit, name = next(((u, n) for u, n in ((2**20, "M"), (2**10, "K")) if power >= u), (1, ""))
     return f"{power // unit}{name}"
-
-
-def _aligned(point: dict) -> bool:
-    return len(point["shape"]) != 2 or point["shape"][-1] * 2 % ALIGNED == 0
 
 
 def _key(figure: Figure, height: float) -> None:

@@ -3,8 +3,10 @@ sizes that it is tuned for.
 
 It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. A point is a dict: "kernel",
 "direction", "shape", "dtype", "regime"; "gpu" and "calls": provider -> [median, low, high] in microseconds, the GPU's
-own time and a call's by the host's clock; "least": the microseconds that its ceiling allows; "refused": provider ->
-why; "run": which of the runs measured it. One that failed has "failed", why, in place of the times.
+own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward; "least": the
+microseconds that its ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for
+the GPU, so that their time on the GPU holds the host's; "run": which of the runs measured it. One that failed has
+"failed", why, in place of the times.
 """
 
 import functools
@@ -18,7 +20,13 @@ from helpers.instruments.recordings import RESULTS, Recorded
 from helpers.instruments.tables import Table, table
 
 BEHIND = 1.03  # of a peer's time
-NOT_THE_SAME = {"cuBLAS alone"}  # the product without what follows it: shown, and nobody's peer
+# Shown, and nobody's peer: the product without what follows it; a scaling of the gradient that the forward pass made.
+NOT_THE_SAME = {
+    ("linear_act", "forward", "cuBLAS alone"),
+    ("linear_act", "backward", "cuBLAS alone"),
+    ("cross_entropy", "backward", "Liger"),
+}
+BYTES = {"bf16": 2, "fp32": 4}
 FALLEN = 0.9  # of the share that the neighbouring power of two reaches
 
 
@@ -39,7 +47,8 @@ def share(point: dict, provider: str = "fused") -> float:
 
 def best_peer(point: dict, clock: str = "gpu") -> str | None:
     """The fastest provider of the same operation that is not ours."""
-    others = [name for name in point.get(clock, {}) if name not in {"fused", *NOT_THE_SAME}]
+    of = (point["kernel"], point["direction"])
+    others = [name for name in point.get(clock, {}) if name != "fused" and (*of, name) not in NOT_THE_SAME]
     return min(others, key=lambda name: median(point, name, clock), default=None)
 
 
@@ -49,8 +58,16 @@ def ratio(point: dict, clock: str = "gpu") -> float:
     return median(point, "fused", clock) / median(point, peer, clock) if peer else math.nan
 
 
+def aligned(point: dict) -> bool:
+    """Whether a row-wise kernel's rows each begin at a multiple of 16 bytes, what one thread loads at once."""
+    return len(point["shape"]) != 2 or point["shape"][-1] * BYTES[point["dtype"]] % 16 == 0
+
+
 def _is_power_of_2(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
+
+
+CLOCKS = "GPU times are with cold L2, calls by the host's clock with warm caches"
 
 
 @dataclass(frozen=True)
@@ -118,10 +135,9 @@ class RecordedSweep:
             calls = f"{median(point, 'fused', 'calls'):.1f} us, {called} {median(point, called, 'calls'):.1f} us"
             rows.append((*what, f"{point['least']:.1f} us", *times, against, calls if called else ""))
         columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers, "ours", "call: ours, best")
-        title = (
-            f"{kernel}, {self.label(points)}\nGPU times are with cold L2, calls by the host's clock with warm caches"
-        )
-        return table(columns, rows, title)
+        waits = "; (waits): the host waits for the GPU, and that is timed, too"
+        waits = waits if any(point.get("waits") for point in points) else ""
+        return table(columns, rows, f"{kernel}, {self.label(points)}\n{CLOCKS}{waits}")
 
     def behind(self, kernels: Iterable[str] = ()) -> list[str]:
         """A line for each point where ours takes over 1.03 times the best peer's time, on the GPU or as a call, the
@@ -144,6 +160,7 @@ class RecordedSweep:
             if near and share(point) < FALLEN * share(near):
                 part = share(point) / share(near)
                 where = f"{share(point):.0%} of its ceiling, {share(near):.0%} at {near['shape'][-1]} columns"
+                where += "" if aligned(point) else "; rows not aligned to 16 bytes"
                 found.append((part, f"between: {_name(point)}: {where}"))
         return [line for _, line in sorted(found)]
 
@@ -178,7 +195,7 @@ class RecordedSweep:
             "worst",
             "below 0.9 of a power of 2",
         )
-        title = f"the sweep, {self.label(self.points)}\ntimes in the best peer's"
+        title = f"the sweep, {self.label(self.points)}\nGPU times with cold L2, in the best peer's"
         return table(columns, rows, title)
 
 
@@ -190,7 +207,8 @@ def _name(point: dict) -> str:
 
 def _cell(point: dict, provider: str) -> str:
     if provider in point["gpu"]:
-        return f"{median(point, provider):.1f} us, {share(point, provider):.0%}"
+        waits = " (waits)" if provider in point.get("waits", ()) else ""
+        return f"{median(point, provider):.1f} us, {share(point, provider):.0%}{waits}"
     return "refused" if provider in point["refused"] else ""
 
 
