@@ -146,12 +146,37 @@ def test_the_tables_hold_every_point():
 def test_the_figure_shows_each_point_and_says_what_it_shows():
     chart = sweep_chart(SWEEP, "softmax")
     (axes,) = chart.figure.axes
-    _, peers, ours, aligned, unaligned = axes.lines
-    assert dict(zip(*ours.get_data(), strict=True)) == pytest.approx({1000: 50, 1024: 80, 1025: 100 / 1.3})
-    assert dict(zip(*peers.get_data(), strict=True)) == pytest.approx({1000: 40, 1024: 100, 1025: 100 / 1.3})
-    assert (list(aligned.get_xdata()), list(unaligned.get_xdata())) == ([1000, 1024], [1025])
+    _, peers, odd_peers, ours, odd_ours = axes.lines
+    assert dict(zip(*peers.get_data(), strict=True)) == pytest.approx({1000: 40, 1024: 100})
+    assert dict(zip(*odd_peers.get_data(), strict=True)) == pytest.approx({1025: 100 / 1.3})
+    assert dict(zip(*ours.get_data(), strict=True)) == pytest.approx({1000: 50, 1024: 80})
+    assert dict(zip(*odd_ours.get_data(), strict=True)) == pytest.approx({1025: 100 / 1.3})
     assert chart.text == (
         "softmax: ahead of the best peer or level with it at 2 of 3 sizes. Forward, 2048 rows, 1,000 to 1,025 columns:"
-        " ours 50 to 80 % of the ceiling, the best peer 40 to 100 %; ours takes at most 1.25 times the best peer's"
+        " ours 50 to 80 % of the ceiling (77 to 77 % of it where rows are not aligned), the best peer 40 to 100 % of"
+        " the ceiling (77 to 77 % of it where rows are not aligned); ours takes at most 1.25 times the best peer's"
         " time, at 1,024 columns against QuACK."
     )
+
+
+def test_products_stand_over_what_makes_them_larger():
+    shapes = {
+        "linear_act": ([1, 4096, 4096], [64, 4096, 4096], [64, 4096, 14336]),
+        "conv_bn_act": ([1, 64, 56, 56, 64, 3, 1], [2, 3, 5, 5, 8, 3, 2]),
+        "flash_attention": ([1, 8, 8, 512, 512, 128, True], [1, 8, 8, 512, 512, 128, False]),
+    }
+    points = [
+        point(shape, 2.0, 2.5, kernel=kernel, regime="d128") for kernel, those in shapes.items() for shape in those
+    ]
+    found = RecordedSweep("NVIDIA H200", [RUN], points)
+    shown = {
+        kernel: {
+            axes.get_title("left"): list(axes.lines[3].get_xdata()) for axes in sweep_chart(found, kernel).figure.axes
+        }
+        for kernel in shapes
+    }
+    assert shown == {
+        "linear_act": {"forward, weights of 4096 x 4096": [1, 64]},
+        "conv_bn_act": {"forward, d128": pytest.approx([2 * 2 * 8 * 9 * 27 / 1e6, 2 * 64 * 3136 * 576 / 1e6])},
+        "flash_attention": {"forward, heads of 128, causal": [512], "forward, heads of 128, every pair": [512]},
+    }

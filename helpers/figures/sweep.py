@@ -1,7 +1,8 @@
-"""What a kernel reaches at every size of the sweep: the share of its ceiling over the width, beside the best peer's."""
+"""What a kernel reaches at every size of the sweep: the share of its ceiling over the size, beside the best peer's."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -14,58 +15,91 @@ from helpers.instruments.sweep import BEHIND, RecordedSweep, aligned, best_peer,
 
 WIDTH, PANEL_HEIGHT = 576, 130
 LEFT, RIGHT, TOP, BOTTOM, GAP = 58, 12, 66, 40, 36
+COLUMNS = 2
 
 
-def sweep_chart(
-    found: RecordedSweep, kernel: str, x: str = "columns", at: Callable[[dict], float] | None = None
-) -> Chart:
+@dataclass(frozen=True)
+class View:
+    """How a kernel's points are laid out.
+
+    x: what the axis counts.
+    at: a point's place on that axis.
+    panel: the panel that it stands in, beside its direction; None leaves it out.
+    joined: whether sizes follow each other, so that a line between them means something.
+    """
+
+    x: str = "columns"
+    at: Callable[[dict], float] = lambda point: point["shape"][-1]
+    panel: Callable[[dict], str | None] = lambda point: point["regime"]
+    joined: bool = True
+
+
+def _square_weights(point: dict) -> str | None:
+    return "weights of 4096 x 4096" if point["shape"][1:] == [4096, 4096] else None
+
+
+def _masking(point: dict) -> str | None:
+    if point["regime"] != "d128":
+        return None
+    return "heads of 128, causal" if point["shape"][-1] else "heads of 128, every pair"
+
+
+def _mflops(point: dict) -> float:
+    images, channels, height, width, out_channels, taps, stride = point["shape"]
+    return 2e-6 * images * out_channels * math.ceil(height / stride) * math.ceil(width / stride) * channels * taps**2
+
+
+VIEWS = {
+    "linear_act": View("rows", lambda point: point["shape"][0], _square_weights),
+    "conv_bn_act": View("MFLOP", _mflops, joined=False),
+    "flash_attention": View("tokens", lambda point: point["shape"][3], _masking),
+}
+
+
+def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
     """A panel a direction and regime: ours in blue squares, the best peer at each size in orange circles, the ceiling
-    dashed at 100 %.
-
-    Ours is a hollow square where rows do not begin at multiples of 16 bytes.
+    dashed at 100 %. Where rows do not begin at multiples of 16 bytes, marks are hollow and lines dotted.
 
     Args:
         found: a recorded sweep.
         kernel: one of its kernels; bf16 is drawn.
-        x: what the axis counts.
-        at: a point's place on that axis; the elements of a row (of the tensor, where it has no rows) by default.
 
     Raises:
         ValueError: nothing was recorded for that kernel.
     """
-    at = at or (lambda point: point["shape"][-1])
-    points = [point for point in found.of(kernel) if not math.isnan(ratio(point))]
-    directions = list(dict.fromkeys(point["direction"] for point in sorted(points, key=_forward_first)))
-    regimes = list(dict.fromkeys(point["regime"] for point in points))
-    panels = {
-        (direction, regime): sorted((p for p in points if (p["direction"], p["regime"]) == (direction, regime)), key=at)
-        for direction in directions
-        for regime in regimes
-    }
+    view = VIEWS.get(kernel, View())
+    timed = [point for point in found.of(kernel) if not math.isnan(ratio(point))]
+    points = sorted((p for p in timed if view.panel(p)), key=lambda p: (p["direction"] != "forward", view.at(p)))
+    panels = {}
+    for direction, name in dict.fromkeys((p["direction"], view.panel(p)) for p in sorted(points, key=_by_panel(view))):
+        panels[f"{direction}, {name}"] = [p for p in points if (p["direction"], view.panel(p)) == (direction, name)]
     title = _title(kernel, points)
-    height = TOP + BOTTOM + PANEL_HEIGHT * len(directions) + GAP * (len(directions) - 1)
-    wide = (WIDTH - LEFT - RIGHT - GAP * (len(regimes) - 1)) / len(regimes)
-    ends = [at(point) for point in points]
+    rows = math.ceil(len(panels) / COLUMNS)
+    columns = min(COLUMNS, len(panels))
+    height = TOP + BOTTOM + PANEL_HEIGHT * rows + GAP * (rows - 1)
+    wide = (WIDTH - LEFT - RIGHT - GAP * (columns - 1)) / columns
+    ends = [view.at(point) for point in points]
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH / 72, height / 72))
-        for number, ((direction, regime), its) in enumerate(panels.items()):
-            row, column = divmod(number, len(regimes))
+        for number, (name, its) in enumerate(panels.items()):
+            row, column = divmod(number, columns)
             left, top = LEFT + column * (wide + GAP), TOP + row * (PANEL_HEIGHT + GAP)
             place = (left / WIDTH, 1 - (top + PANEL_HEIGHT) / height, wide / WIDTH, PANEL_HEIGHT / height)
             axes = figure.add_axes(place)
-            _panel(axes, its, at)
-            axes.set(xlim=(min(ends) / 1.4, max(ends) * 1.4))
-            axes.set_title(f"{direction}, {regime}", size=9, loc="left", pad=3)
-            if row == len(directions) - 1:
-                axes.set_xlabel(x)
+            _panel(axes, its, view, ends)
+            axes.set_title(name, size=9, loc="left", pad=3)
+            if number + columns >= len(panels):
+                axes.set_xlabel(view.x)
         figure.text(12 / WIDTH, 1 - 14 / height, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
-        figure.text(12 / WIDTH, 1 - 28 / height, "% of the ceiling on the least bytes", va="center_baseline")
-        _key(figure, height)
-    return Chart(figure, f"{title}. {' '.join(_told(*name, its, at, x) for name, its in panels.items() if its)}")
+        ceiling = "% of what memory or matrix units allow on the least bytes; GPU times, cold L2"
+        figure.text(12 / WIDTH, 1 - 28 / height, ceiling, va="center_baseline")
+        _key(figure, height, hollow=not all(map(aligned, points)))
+    return Chart(figure, f"{title}. {' '.join(_told(name, its, view) for name, its in panels.items())}")
 
 
-def _forward_first(point: dict) -> bool:
-    return point["direction"] != "forward"
+def _by_panel(view: View) -> Callable[[dict], tuple]:
+    """Forward before backward, panels by their names."""
+    return lambda point: (point["direction"] != "forward", view.panel(point))
 
 
 def _title(kernel: str, points: list[dict]) -> str:
@@ -73,32 +107,30 @@ def _title(kernel: str, points: list[dict]) -> str:
     return f"{kernel}: ahead of the best peer or level with it at {level} of {len(points)} sizes"
 
 
-def _panel(axes: Axes, points: list[dict], at: Callable[[dict], float]) -> None:
+def _panel(axes: Axes, points: list[dict], view: View, ends: list[float]) -> None:
     axes.set(ylim=(0, 112))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_locator(NullLocator())
-    powers = range(*(round(f(math.log2(at(point)))) for f, point in ((math.floor, points[0]), (math.ceil, points[-1]))))
-    ticks = [2**power for power in [*powers, powers.stop][:: max(1, len(powers) // 5)]]
+    low, high = math.floor(math.log2(min(ends))), math.ceil(math.log2(max(ends)))
+    ticks = [2**power for power in range(low, high + 1, max(1, (high - low) // 5))]
     axes.set_xticks(ticks, map(_binary, ticks))
+    axes.set(xlim=(min(ends) / 1.4, max(ends) * 1.4))
     axes.axhline(100, color=LIMIT, linewidth=1.2, linestyle="--")
-    places = [at(point) for point in points]
-    peers = [100 * share(point, best_peer(point)) for point in points]
-    ours = [100 * share(point) for point in points]
-    axes.plot(places, peers, "-o", color=UNFUSED, markersize=4, mec=TEXT, mew=0.5, linewidth=1.2, zorder=2)
-    axes.plot(places, ours, "-", color=FUSED, linewidth=1.2, zorder=3)
-    for wide in (True, False):
-        these = [n for n, point in enumerate(points) if aligned(point) is wide]
-        axes.plot(
-            [places[n] for n in these],
-            [ours[n] for n in these],
-            "s",
-            color=FUSED,
-            markersize=4,
-            mec=TEXT if wide else FUSED,
-            mew=0.5 if wide else 1,
-            mfc=FUSED if wide else "none",
-            zorder=4,
-        )
+    of_peer, of_ours = {"marker": "o", "color": UNFUSED}, {"marker": "s", "color": FUSED}
+    for look, shown in ((of_peer, lambda point: share(point, best_peer(point))), (of_ours, share)):
+        for whole in (True, False):
+            these = [point for point in points if aligned(point) is whole]
+            axes.plot(
+                [view.at(point) for point in these],
+                [100 * shown(point) for point in these],
+                linestyle=("-" if whole else ":") if view.joined else "none",
+                **look | _marks(look["color"], whole),
+            )
+
+
+def _marks(color: str, whole: bool) -> dict:
+    filled = {"mec": TEXT, "mew": 0.5} if whole else {"mec": color, "mew": 1.2, "mfc": "none"}
+    return filled | {"markersize": 4, "linewidth": 1.2}
 
 
 def _binary(power: int) -> str:
@@ -107,17 +139,18 @@ def _binary(power: int) -> str:
     return f"{power // unit}{name}"
 
 
-def _key(figure: Figure, height: float) -> None:
+def _key(figure: Figure, height: float, hollow: bool) -> None:
     """Names of the marks, one line under the title."""
     looks = {
-        "ours": {"marker": "s", "color": FUSED, "mec": TEXT, "mew": 0.5},
-        "ours, rows not aligned to 16 bytes": {"marker": "s", "color": FUSED, "mfc": "none", "linestyle": "none"},
-        "the best peer at each size": {"marker": "o", "color": UNFUSED, "mec": TEXT, "mew": 0.5},
+        "ours": {"marker": "s", "color": FUSED, **_marks(FUSED, True)},
+        "the best peer at each size": {"marker": "o", "color": UNFUSED, **_marks(UNFUSED, True)},
+        "hollow: rows not aligned to 16 bytes": {"marker": "s", "color": TEXT, **_marks(TEXT, False), "linestyle": ":"},
         "ceiling": {"color": LIMIT, "linestyle": "--"},
     }
-    lines = [Line2D([], [], markersize=5, linewidth=1.2, **look) for look in looks.values()]
+    if not hollow:
+        del looks["hollow: rows not aligned to 16 bytes"]
     figure.legend(
-        lines,
+        [Line2D([], [], **look) for look in looks.values()],
         looks,
         loc="center left",
         bbox_to_anchor=(4 / WIDTH, 1 - 42 / height),
@@ -130,13 +163,21 @@ def _key(figure: Figure, height: float) -> None:
     )
 
 
-def _told(direction: str, regime: str, points: list[dict], at: Callable[[dict], float], x: str) -> str:
-    ours = [100 * share(point) for point in points]
-    peers = [100 * share(point, best_peer(point)) for point in points]
+def _told(name: str, points: list[dict], view: View) -> str:
     worst = max(points, key=ratio)
+    places = [f"{round(view.at(point)):,}" for point in (points[0], points[-1], worst)]
     return (
-        f"{direction.capitalize()}, {regime}, {at(points[0]):,} to {at(points[-1]):,} {x}: ours"
-        f" {min(ours):.0f} to {max(ours):.0f} % of the ceiling, the best peer {min(peers):.0f} to {max(peers):.0f} %;"
-        f" ours takes at most {ratio(worst):.2f} times the best peer's time, at {at(worst):,} {x}"
-        f" against {best_peer(worst)}."
+        f"{name[0].upper()}{name[1:]}, {places[0]} to {places[1]} {view.x}: ours {_range(points, share)}, the"
+        f" best peer {_range(points, lambda point: share(point, best_peer(point)))}; ours takes at most"
+        f" {ratio(worst):.2f} times the best peer's time, at {places[2]} {view.x} against {best_peer(worst)}."
     )
+
+
+def _range(points: list[dict], shown: Callable[[dict], float]) -> str:
+    """The shares of rows aligned to 16 bytes, and in brackets those of the others."""
+    parts = []
+    for whole in (True, False):
+        shares = [100 * shown(point) for point in points if aligned(point) is whole]
+        if shares:
+            parts.append(f"{min(shares):.0f} to {max(shares):.0f} %{' of the ceiling' if whole else ' of it'}")
+    return parts[0] if len(parts) < 2 else f"{parts[0]} ({parts[1]} where rows are not aligned)"
