@@ -61,12 +61,15 @@ function render({ model, el }) {
     numbers.forEach((text, place) => (texts[place].textContent = text));
     clock.textContent = `${digits(time * scene.scale)} ${scene.unit}`;
     slider.value = (100 * time) / scene.seconds;
-    slider.setAttribute("aria-valuetext", clock.textContent);
     const told = scene.told.filter(([start]) => start <= time).at(-1)?.[1] ?? "";
-    const line = `${clock.textContent}: ${told} ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.`;
-    chart.setAttribute("aria-label", `${scene.title}. ${line}`);
-    if (!playing) status.textContent = line; // a voice cannot keep up
-    else if (status.textContent !== told) status.textContent = told;
+    if (playing) { // no voice can keep up
+      if (status.textContent !== told) status.textContent = told;
+    } else {
+      const line = `${clock.textContent}: ${told} ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.`;
+      slider.setAttribute("aria-valuetext", clock.textContent);
+      chart.setAttribute("aria-label", `${scene.title}. ${line}`);
+      status.textContent = line;
+    }
     moving.replaceChildren(document.createElementNS("http://www.w3.org/2000/svg", "g"));
   };
   const choose = (number) => {
