@@ -1,6 +1,6 @@
 """Every kernel between the sizes that it is tuned for, beside its peers, in one run: the kernels' sweep.
 
-    fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE]
+    fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE] [--anew]
     fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200
     fusion bench --sweep --record FILE ...           lines of runs into benchmarks/results/<gpu>_sweep.json
 
@@ -35,6 +35,7 @@ import torch
 from benchmarks import sweep_points, sweep_tiled
 from benchmarks.provenance import RESULTS, date_and_versions, file_name
 from benchmarks.sweep_points import Point, interleaved
+from benchmarks.tried import SWEPT
 from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
 from kernels import runtime
 
@@ -229,9 +230,11 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
 
 
 def report(found: RecordedSweep, kernels: list[str]) -> str:
-    """The tables of the kernels named, or a summary of all; then what is behind, falls or failed."""
+    """The tables of the kernels named, or a summary of all; then what is behind and why, falls or failed."""
     tables = [found.table(kernel) for kernel in kernels] or [found.summary()]
-    lists = (found.behind(kernels), found.fallen(kernels), found.failures(kernels))
+    late = [name for name in found.passes_behind(kernels) if name in SWEPT]
+    tried = [f"    {name}: {SWEPT[name]}" for name in late]
+    lists = (found.behind(kernels), tried, found.fallen(kernels), found.failures(kernels))
     return "\n".join([*tables, *(line for lines in lists for line in lines)])
 
 
@@ -248,6 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3600, help="begin nothing new after so many (default: 3600)")
     parser.add_argument("--share", type=_share, default=(1, 1), metavar="N/M", help="every M-th point from the N-th")
     parser.add_argument("--lines", type=Path, default=Path("sweep.jsonl"), metavar="FILE", help="a line a point")
+    parser.add_argument("--anew", action="store_true", help="measure what FILE holds already, too")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")
@@ -265,6 +269,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(f"the sweep has no kernel {', '.join(unknown)}: it has {', '.join(known)}")
     options.lines.parent.mkdir(parents=True, exist_ok=True)
     done = set()
+    if options.anew:
+        options.lines.unlink(missing_ok=True)
     if options.lines.exists():
         done = {key_of(line) for line in read([options.lines]) if "kernel" in line}
     chosen = [point for point in every if not options.kernels or point.kernel in options.kernels]

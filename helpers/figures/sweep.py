@@ -44,16 +44,17 @@ def _masking(point: dict) -> str | None:
     return "heads of 128, causal" if point["shape"][-1] else "heads of 128, every pair"
 
 
-def _mflops(point: dict) -> float:
-    images, channels, height, width, out_channels, taps, stride = point["shape"]
-    return 2e-6 * images * out_channels * math.ceil(height / stride) * math.ceil(width / stride) * channels * taps**2
+def _depth(point: dict) -> int:
+    _, channels, _, _, _, taps, _ = point["shape"]
+    return channels * taps**2
 
 
 VIEWS = {
     "linear_act": View("rows", lambda point: point["shape"][0], _square_weights),
-    "conv_bn_act": View("MFLOP", _mflops, joined=False),
+    "conv_bn_act": View("numbers deep", _depth, joined=False),
     "flash_attention": View("tokens", lambda point: point["shape"][3], _masking),
 }
+ELEMENTS = View("elements", lambda point: math.prod(point["shape"]))
 
 
 def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
@@ -67,7 +68,8 @@ def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
     Raises:
         ValueError: nothing was recorded for that kernel.
     """
-    view = VIEWS.get(kernel, View())
+    elementwise = {point["regime"] for point in found.of(kernel)} == {"elements"}
+    view = VIEWS.get(kernel, ELEMENTS if elementwise else View())
     timed = [point for point in found.of(kernel) if not math.isnan(ratio(point))]
     points = sorted((p for p in timed if view.panel(p)), key=lambda p: (p["direction"] != "forward", view.at(p)))
     panels = {}
@@ -87,7 +89,7 @@ def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
             place = (left / WIDTH, 1 - (top + PANEL_HEIGHT) / height, wide / WIDTH, PANEL_HEIGHT / height)
             axes = figure.add_axes(place)
             _panel(axes, its, view, ends)
-            axes.set_title(name, size=9, loc="left", pad=3)
+            axes.set_title(name.removesuffix(", elements"), size=9, loc="left", pad=3)
             if number + columns >= len(panels):
                 axes.set_xlabel(view.x)
         figure.text(12 / WIDTH, 1 - 14 / height, title, size=TITLE_SIZE, weight="bold", va="center_baseline")

@@ -20,6 +20,7 @@ __getattr__, __dir__ = room(
         "report": "bench",
         "fusion": "FusionPlan analyse",
         "recordings": "recorded recorded_page",
+        "sweep": "RecordedSweep recorded_sweep",
         "ncu_pages": "CounterPair NcuCounter NcuKernel counters_beside read_ncu",
         "tables": "table",
         "traces": "KernelTimeline Opportunity TraceKernel read_trace",

@@ -151,6 +151,12 @@ class RecordedSweep:
                     found.append((clock, -ratio(point, clock), line))
         return [line for *_, line in sorted(found, key=lambda each: (each[0] == "calls", each[1]))]
 
+    def passes_behind(self, kernels: Iterable[str] = ()) -> list[str]:
+        """As `pass_of` names it, each kernel and direction with a point behind a peer; of all or the kernels named."""
+        chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
+        late = (p for p in chosen if any(ratio(p, clock) > BEHIND for clock in ("gpu", "calls")))
+        return list(dict.fromkeys(pass_of(point) for point in late))
+
     def fallen(self, kernels: Iterable[str] = ()) -> list[str]:
         """A line for each point whose share is below 0.9 of the neighbouring power of two's, the worst first."""
         chosen = set(kernels) or set(self.kernels)
@@ -172,13 +178,15 @@ class RecordedSweep:
             f"not measured: {_name(point)}: {point.get('failed') or point['refused'].get('fused')}" for point in missing
         ]
 
-    def summary(self) -> Table:
-        """A row a kernel and direction: how many points, at how many ours is at most 3 % behind the best peer or ahead
-        of it, our worst and median time in the best peer's, at how many it falls between powers of two."""
-        rows = []
-        for kernel in self.kernels:
+    def summary(self, kernels: Iterable[str] = ()) -> Table:
+        """A row a kernel and direction, of all kernels or those named: how many points, at how many ours is at most
+        3 % behind the best peer or ahead of it, our median and worst time in the best peer's, at how many it falls
+        between powers of two."""
+        rows, shown = [], []
+        for kernel in kernels or self.kernels:
             for direction in ("forward", "backward"):
                 points = [p for p in self.points if (p["kernel"], p["direction"]) == (kernel, direction)]
+                shown += points
                 ratios = sorted(r for point in points if not math.isnan(r := ratio(point)))
                 if not ratios:
                     continue
@@ -193,16 +201,20 @@ class RecordedSweep:
             "level or ahead",
             "median time",
             "worst",
-            "below 0.9 of a power of 2",
+            "fallen",
         )
-        title = f"the sweep, {self.label(self.points)}\nGPU times with cold L2, in the best peer's"
+        told = "GPU times with cold L2, in the best peer's; fallen: below 0.9 of the nearest power of 2's share"
+        title = f"the sweep, {self.label(shown)}\n{told}"
         return table(columns, rows, title)
 
 
+def pass_of(point: dict) -> str:
+    """Its kernel, and "backward" where it is that: the key of benchmarks/tried.py."""
+    return point["kernel"] + (" backward" if point["direction"] == "backward" else "")
+
+
 def _name(point: dict) -> str:
-    shape = "x".join(map(str, point["shape"]))
-    backward = " backward" if point["direction"] == "backward" else ""
-    return f"{point['kernel']}{backward} {shape} {point['dtype']}"
+    return f"{pass_of(point)} {'x'.join(map(str, point['shape']))} {point['dtype']}"
 
 
 def _cell(point: dict, provider: str) -> str:
