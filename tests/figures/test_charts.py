@@ -141,6 +141,18 @@ def test_the_labs_own_style_brings_a_pictures_text_to_the_aa_contrast(theme, lig
     assert contrast(charts.TEXT, PAGES[theme]) < 4.5 < contrast(text, PAGES[theme])
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_so_does_the_sites(theme):
+    """A dark page by the reader's system or by the page's button."""
+    style = (COURSE / "source/site/site.css").read_text()
+    paper = re.search(r"--page: light-dark\((?P<light>#\w+), (?P<dark>#\w+)\)", style)
+    rules = re.findall(r"^(.*)figure img { filter: brightness\((.+?)\); }", style, re.MULTILINE)
+    factors = [float(factor) for rule, factor in rules if ("dark" in rule) == (theme == "dark")]
+    assert len(factors) == {"light": 1, "dark": 2}[theme]
+    text = [min(1, min(factors) * part) for part in to_rgb(charts.TEXT)]
+    assert contrast(text, paper[theme]) > 4.5
+
+
 def test_the_contrast_check_finds_colours_that_do_not_read():
     assert contrast("black", PAGES["dark"]) < 1.2
     assert contrast(charts.UNFUSED, PAGES["light"]) < 3  # why its marks have an edge

@@ -12,7 +12,7 @@ import triton.language as tl
 from drawn import TAKES_ARROWS, bare_page
 
 from helpers.figures import watch
-from helpers.figures.stepper import Stepper, word
+from helpers.figures.stepper import PAINT, Stepper, _fill, word
 from helpers.instruments import cuda_kernel, measure
 
 
@@ -345,6 +345,18 @@ def test_the_still_picture_says_what_it_shows():
 
 
 # In a browser
+
+
+@pytest.mark.parametrize("tint", [*PAINT, "read", "written", "outside"])
+def test_what_stands_in_a_coloured_cell_of_the_picture_reads(tint):
+    """In black, on a tint that no page shines through. WCAG 2.1's contrast ratio."""
+    fill = _fill(tint, "1", True, None) if tint in PAINT else _fill("v", "1", True, tint)
+    if fill == "none":
+        assert tint == "v"
+        return
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in fill]
+    assert len(fill) == 3
+    assert (np.dot([0.2126, 0.7152, 0.0722], linear) + 0.05) / 0.05 > 4.5
 
 
 @pytest.fixture
