@@ -10,14 +10,15 @@ def answers_of(notebook: dict) -> dict[str, list[dict]]:
     """Question -> the code cells that answer it; a cell may answer several.
 
     They are all from behind the question to the one that compares, and on to the next question or heading, for what
-    follows an answer shows it in detail; any later cell that takes the guess up, as a chart with its mark does; and the
-    table of all guesses.
+    follows an answer shows it in detail; any later cell that takes the guess up, as a chart with its mark does, or has
+    the tag `answers-NAME`; and the table of all guesses.
     """
     cells = notebook["cells"]
     asked = {at: found for at, cell in enumerate(cells) if (found := _asked(cell)) is not None}
     answers = {}
     for at, (name, question) in asked.items():
         taken_up = re.compile(rf"\b{name}\.(?:compare|on)\(|\A\s*predictions\(\)\s*\Z")
+        tag = f"answers-{name}"
         behind = [number for number in range(at + 1, len(cells)) if cells[number]["cell_type"] == "code"]
         compares = re.compile(rf"\b{name}\.compare\(")
         to = next((number for number in behind if compares.search(text(cells[number]["source"]))), at)
@@ -25,7 +26,13 @@ def answers_of(notebook: dict) -> dict[str, list[dict]]:
         answers[question] = [
             cells[number]
             for number in behind
-            if number not in asked and (end is None or number < end or taken_up.search(text(cells[number]["source"])))
+            if number not in asked
+            and (
+                end is None
+                or number < end
+                or taken_up.search(text(cells[number]["source"]))
+                or tag in cells[number]["metadata"].get("tags", ())
+            )
         ]
     return answers
 

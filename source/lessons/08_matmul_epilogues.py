@@ -169,7 +169,7 @@ def step(name, kernel, size):
     return table(("", "FLOP/B", "GB", *GPUS, "H200, ms"), shown)
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "answers-loaded"]
 step("one output a program", output_kernel, (6, 1024, 8))
 
 # %% [markdown]
@@ -765,7 +765,7 @@ aligned = layer(70, 104, 96)
 by_engine = run(descriptors_kernel, *aligned, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP=2)
 print("right:", right(by_engine, *aligned))
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "answers-loaded"]
 step("descriptors", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
@@ -774,7 +774,7 @@ step("descriptors", descriptors_kernel, (256, 128, 256))
 #
 # The registers that came free go into a larger tile:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "answers-loaded"]
 step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
