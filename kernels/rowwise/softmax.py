@@ -20,14 +20,24 @@ import triton
 import triton.language as tl
 
 from kernels import costs
-from kernels.arguments import as_rows, check_alike, check_columns
+from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
 from kernels.register import like, register
 from kernels.rowwise import softmax_wide
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.rowwise.pieces import (
+    arithmetic,
+    before_vectors,
+    load_pieces,
+    pieces_of,
+    places,
+    pointers,
+    row_launch,
+    row_max,
+    row_sum,
+)
 
-WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 
 
 @triton.jit
@@ -38,18 +48,27 @@ def softmax_kernel(
     cols,
     x_row_stride,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
+    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    # Lanes past the row's end hold -inf, whose exponential adds nothing.
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=-float("inf")).to(COMPUTE)
-    e = tl.exp2((x - tl.max(x, axis=1)[:, None]) * LOG2_E)
-    y = e * (1.0 / tl.sum(e, axis=1))[:, None]
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
+        # int64 before the multiplication: row * stride passes 2**31 on large tensors.
+        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
+        lead = before_vectors(row * x_row_stride, PIECES)
+        _, inside = places(lead, cols, PIECES)
+        at = pointers(x_ptr, row * x_row_stride, lead, cols, PIECES)
+        # Lanes past the row's end hold -inf, whose exponential adds nothing.
+        x = load_pieces(at, inside, row < rows, -float("inf"), COMPUTE)
+        top = row_max(x)
+        e = ()
+        for i in tl.static_range(len(x)):
+            e = e + (tl.exp2((x[i] - top) * LOG2_E),)
+        scale = 1.0 / row_sum(e)
+        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(x)):
+            tl.store(out[i], (e[i] * scale).to(y_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
 
 
 @triton.jit
@@ -61,52 +80,26 @@ def softmax_backward_kernel(
     cols,
     grad_y_row_stride,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    AGAIN: tl.constexpr,  # whether to ask for the row again instead of holding it
+    PIECES: tl.constexpr,
+    STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    first: tl.constexpr = "evict_last" if AGAIN else ""
-    grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0, eviction_policy=first)
-    grad_y = grad_y.to(COMPUTE)
-    y = tl.load(y_ptr + row * cols + col, mask=inside, other=0.0, eviction_policy=first).to(COMPUTE)
-    mean = tl.sum(y * grad_y, axis=1)[:, None]
-    if AGAIN:
-        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, eviction_policy="evict_first")
-        grad_y = grad_y.to(COMPUTE)
-        y = tl.load(y_ptr + row * cols + col, mask=inside, eviction_policy="evict_first").to(COMPUTE)
-    last: tl.constexpr = "evict_first" if AGAIN else ""  # what is written should not drive out what is asked for again
-    grad_x = (y * (grad_y - mean)).to(grad_x_ptr.dtype.element_ty)
-    tl.store(grad_x_ptr + row * cols + col, grad_x, mask=inside, eviction_policy=last)
-
-
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of the forward for rows of `cols` elements, at most WIDEST_BLOCK.
-
-    32 elements a thread, 16 in rows of 8192 columns: an SM holds several programs, and some load while others compute.
-    Rows of up to 2048 columns share one.
-    """
-    block_cols = next_power_of_2(cols)
-    return {
-        "BLOCK_ROWS": max(1, 2048 // block_cols),
-        "BLOCK_COLS": block_cols,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": 2 if block_cols <= 2048 else 4 if block_cols <= 4096 else 16,
-    }
-
-
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of the backward, which holds two rows: 16 elements of each a thread beyond 2048 columns."""
-    block_cols = next_power_of_2(cols)
-    return {
-        "BLOCK_ROWS": max(1, 2048 // block_cols),
-        "BLOCK_COLS": block_cols,
-        "AGAIN": block_cols > 8192,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": 2 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16 if block_cols <= 8192 else 32,
-    }
+    step = tl.num_programs(0) * BLOCK_ROWS
+    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
+        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
+        lead = before_vectors(row * cols, PIECES)
+        _, inside = places(lead, cols, PIECES)
+        at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
+        grad_y = load_pieces(at, inside, row < rows, 0.0, COMPUTE)
+        y = load_pieces(pointers(y_ptr, row * cols, lead, cols, PIECES), inside, row < rows, 0.0, COMPUTE)
+        both = ()
+        for i in tl.static_range(len(y)):
+            both = both + (y[i] * grad_y[i],)
+        mean = row_sum(both)
+        out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(y)):
+            grad_x = y[i] * (grad_y[i] - mean)
+            tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
 
 
 def _forward(x: torch.Tensor) -> torch.Tensor:
@@ -119,8 +112,11 @@ def _forward(x: torch.Tensor) -> torch.Tensor:
         if cols > WIDEST_BLOCK:
             softmax_wide.forward(x, y)
         else:
-            chosen = settings(cols, x.dtype)
-            softmax_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](x, y, rows, cols, x.stride(0), **chosen)
+            programs, chosen = row_launch(rows, cols, x.dtype, multiprocessors(x))
+            pieces = pieces_of(x, as_rows(y))
+            softmax_kernel[(programs,)](
+                x, y, rows, cols, x.stride(0), PIECES=pieces, COMPUTE=arithmetic(x.dtype), **chosen
+            )
     return y
 
 
@@ -134,9 +130,11 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if cols > WIDEST_BLOCK:
             softmax_wide.backward(grad_y, y, grad_x)
         else:
-            chosen = backward_settings(cols, y.dtype)
-            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
-            softmax_backward_kernel[grid](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **chosen)
+            programs, chosen = row_launch(rows, cols, y.dtype, multiprocessors(y), tensors=2)
+            pieces = pieces_of(grad_y, as_rows(y), as_rows(grad_x))
+            softmax_backward_kernel[(programs,)](
+                grad_y, y, grad_x, rows, cols, grad_y.stride(0), PIECES=pieces, COMPUTE=arithmetic(y.dtype), **chosen
+            )
     return grad_x
 
 
@@ -202,7 +200,9 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     x = torch.empty(shape, dtype=dtype, device="meta")
     if cols > WIDEST_BLOCK:
         return (x, x, cols, cols), softmax_wide.settings(cols, dtype)
-    return (x, x, rows, cols, cols), settings(cols, dtype)
+    pieces = pieces_of(x)
+    chosen = row_launch(rows, cols, dtype, 132)[1]
+    return (x, x, rows, cols, cols), {"PIECES": pieces, "COMPUTE": arithmetic(dtype), **chosen}
 
 
 OP = FusedOp(
@@ -211,7 +211,7 @@ OP = FusedOp(
     reference=softmax_reference,
     work=softmax_work,
     kernel=softmax_kernel,
-    settings=settings,
+    settings=row_launch,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
