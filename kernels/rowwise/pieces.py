@@ -80,14 +80,13 @@ def row_launch(rows: int, cols: int, dtype: torch.dtype, sms: int, tensors: int 
 
 
 @triton.jit
-def before_vectors(start, PIECES: tl.constexpr):
+def elements_before(start, VECTOR: tl.constexpr, RAGGED: tl.constexpr):
     """How many elements of a row lie before its first whole vector, 0 unless RAGGED.
 
     start: of the row, in elements from an address that divides by 16; (BLOCK_ROWS, 1), int64, or one number.
     """
-    VECTOR: tl.constexpr = PIECES[2]
     lead = 0
-    if PIECES[3]:
+    if RAGGED:
         lead = ((VECTOR - start % VECTOR) % VECTOR).to(tl.int32)
     return lead
 

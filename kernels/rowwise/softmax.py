@@ -27,7 +27,7 @@ from kernels.register import like, register
 from kernels.rowwise import softmax_wide
 from kernels.rowwise.pieces import (
     arithmetic,
-    before_vectors,
+    elements_before,
     load_pieces,
     pieces_of,
     places,
@@ -56,7 +56,7 @@ def softmax_kernel(
     for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
         # int64 before the multiplication: row * stride passes 2**31 on large tensors.
         row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        lead = before_vectors(row * x_row_stride, PIECES)
+        lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
         _, inside = places(lead, cols, PIECES)
         at = pointers(x_ptr, row * x_row_stride, lead, cols, PIECES)
         # Lanes past the row's end hold -inf, whose exponential adds nothing.
@@ -87,7 +87,7 @@ def softmax_backward_kernel(
     step = tl.num_programs(0) * BLOCK_ROWS
     for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
         row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        lead = before_vectors(row * cols, PIECES)
+        lead = elements_before(row * cols, PIECES[2], PIECES[3])
         _, inside = places(lead, cols, PIECES)
         at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
         grad_y = load_pieces(at, inside, row < rows, 0.0, COMPUTE)

@@ -1,4 +1,4 @@
-"""softmax of rows beyond 16384 columns, and their gradients: what no program can hold and still leave room for another.
+"""softmax of rows beyond 32768 columns, and their gradients: what no program can hold and still leave room for another.
 
 Forward: a row is read twice, once for its maximum and sum, which one pass finds together (kernels/online_softmax.py),
 and once more, from its end back to its start, to write y. What was read last is still in the L1 cache, so that memory
@@ -13,7 +13,17 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.arguments import as_rows
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.rowwise.pieces import arithmetic, elements_before, pieces_of
+
+
+@triton.jit
+def rim(cols, lead, whole, VECTOR: tl.constexpr):
+    """The columns before a row's first whole vector and after its last, and which of these lanes have one."""
+    place = tl.arange(0, 2 * VECTOR)
+    col = tl.where(place < lead, place, cols - 2 * VECTOR + place)
+    return col, (place < lead) | (col >= lead + whole)
 
 
 @triton.jit
@@ -22,6 +32,8 @@ def softmax_wide_kernel(
     y_ptr,  # (rows, cols), contiguous
     cols,
     x_row_stride,
+    VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
+    RAGGED: tl.constexpr,  # kernels/rowwise/pieces.py
     LANES: tl.constexpr,
     EACH: tl.constexpr,  # neighbouring columns of a lane
     KEEPS_LAST: tl.constexpr,  # whether the last chunk stays in registers, packed, and is not read again
@@ -29,35 +41,45 @@ def softmax_wide_kernel(
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
-    y_ptr += row * cols
+    lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
+    whole = (cols - lead) // VECTOR * VECTOR
+    x_first = x_ptr + (row * x_row_stride + lead) // VECTOR * VECTOR
+    y_first = y_ptr + (row * cols + lead) // VECTOR * VECTOR
     CHUNK: tl.constexpr = LANES * EACH
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    last = (tl.cdiv(cols, CHUNK) - 1) * CHUNK
+    last = (tl.cdiv(whole, CHUNK) - 1) * CHUNK
     end = last if KEEPS_LAST else last + CHUNK  # of what is read twice
     peak = tl.full((LANES,), -float("inf"), COMPUTE)
     total = tl.zeros((LANES,), COMPUTE)
     for start in tl.range(0, end, CHUNK):
-        col = start + place
-        x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
+        at = start + place
+        x = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
         peak, total = absorb(peak, total, x)
     if KEEPS_LAST:
-        col = last + place
-        kept = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"), eviction_policy="evict_first")
+        at = last + place
+        kept = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_first")
         peak, total = absorb(peak, total, kept.to(COMPUTE))
     top, total = combine(peak, total)
+    if RAGGED:
+        col, inside = rim(cols, lead, whole, VECTOR)
+        x_rim = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=-float("inf")).to(COMPUTE)
+        higher = tl.maximum(top, tl.max(x_rim, axis=0))
+        total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x_rim - higher) * LOG2_E), axis=0)
+        top = higher
     shift = tl.log2(total)  # dividing by the total is subtracting its logarithm, and costs no operation more
+    if RAGGED:
+        y_rim = tl.exp2((x_rim - top) * LOG2_E - shift)
+        tl.store(y_ptr + row * cols + col, y_rim.to(y_ptr.dtype.element_ty), mask=inside)
     if KEEPS_LAST:
         y = tl.exp2((kept.to(COMPUTE) - top) * LOG2_E - shift)
-        tl.store(
-            y_ptr + last + place, y.to(y_ptr.dtype.element_ty), mask=last + place < cols, eviction_policy="evict_first"
-        )
+        at = last + place
+        tl.store(y_first + at, y.to(y_ptr.dtype.element_ty), mask=at < whole, eviction_policy="evict_first")
     for back in tl.range(0, end, CHUNK):
-        col = end - CHUNK - back + place
-        x = tl.load(x_ptr + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
+        at = end - CHUNK - back + place
+        x = tl.load(x_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
         y = tl.exp2((x - top) * LOG2_E - shift)
         # What is written should not drive out of the L1 cache what is still to be read again.
-        tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=col < cols, eviction_policy="evict_first")
+        tl.store(y_first + at, y.to(y_ptr.dtype.element_ty), mask=at < whole, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -65,55 +87,69 @@ def softmax_backward_wide_kernel(
     grad_y_ptr,  # (rows, cols), any row stride, unit column stride
     y_ptr,  # (rows, cols), contiguous
     grad_x_ptr,  # (rows, cols), contiguous
-    cols: tl.constexpr,  # known to the compiler: where BLOCK_COLS divides it, masks go
+    cols,
     grad_y_row_stride,
-    BLOCK_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RAGGED: tl.constexpr,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    grad_y_ptr += row * grad_y_row_stride
-    y_ptr += row * cols
-    mean = tl.zeros((1,), COMPUTE)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        grad_y = tl.load(grad_y_ptr + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        y = tl.load(y_ptr + col, mask=col < cols, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        mean += tl.sum(grad_y * y, axis=0, keep_dims=True)
-    last = (tl.cdiv(cols, BLOCK_COLS) - 1) * BLOCK_COLS
-    for back in range(0, cols, BLOCK_COLS):
-        col = last - back + tl.arange(0, BLOCK_COLS)
-        grad_y = tl.load(grad_y_ptr + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        y = tl.load(y_ptr + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        grad_x = y * (grad_y - mean)
-        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < cols)
+    lead = elements_before(row * cols, VECTOR, RAGGED)
+    whole = (cols - lead) // VECTOR * VECTOR
+    grad_y_first = grad_y_ptr + (row * grad_y_row_stride + lead) // VECTOR * VECTOR
+    offset = (row * cols + lead) // VECTOR * VECTOR
+    CHUNK: tl.constexpr = LANES * EACH
+    place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    sums = tl.zeros((LANES,), COMPUTE)
+    for start in tl.range(0, whole, CHUNK):
+        at = start + place
+        grad_y = tl.load(grad_y_first + at, mask=at < whole, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        y = tl.load(y_ptr + offset + at, mask=at < whole, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        sums += tl.sum(grad_y * y, axis=1)
+    mean = tl.sum(sums, axis=0)
+    if RAGGED:
+        col, inside = rim(cols, lead, whole, VECTOR)
+        grad_y_rim = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        y_rim = tl.load(y_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
+        mean += tl.sum(grad_y_rim * y_rim, axis=0)
+        grad_x_rim = (y_rim * (grad_y_rim - mean)).to(grad_x_ptr.dtype.element_ty)
+        tl.store(grad_x_ptr + row * cols + col, grad_x_rim, mask=inside)
+    end = tl.cdiv(whole, CHUNK) * CHUNK
+    for back in tl.range(0, end, CHUNK):
+        at = end - CHUNK - back + place
+        grad_y = tl.load(grad_y_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
+        y = tl.load(y_ptr + offset + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
+        grad_x = (y * (grad_y - mean)).to(grad_x_ptr.dtype.element_ty)
+        tl.store(grad_x_ptr + offset + at, grad_x, mask=at < whole, eviction_policy="evict_first")
 
 
 def settings(cols: int, dtype: torch.dtype) -> dict:
     """Of the forward: two rows of 32 warps a multiprocessor, as much as its L1 cache can have again."""
     keeps_last = cols > 65536 and dtype.itemsize == 2
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    return {
-        "LANES": 1024,
-        "EACH": 32 if keeps_last else 16,
-        "KEEPS_LAST": keeps_last,
-        "COMPUTE": compute,
-        "num_warps": 32,
-    }
+    return {"LANES": 1024, "EACH": 32 if keeps_last else 16, "KEEPS_LAST": keeps_last, "num_warps": 32}
 
 
 def backward_settings(cols: int, dtype: torch.dtype) -> dict:
-    """Of the backward: a row of 32768 needs no masks, which leaves registers for 32 warps; chunks of it need 16."""
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    return {"BLOCK_COLS": 32768, "COMPUTE": compute, "num_warps": 32 if cols <= 32768 else 16}
+    """Of the backward."""
+    return {"LANES": 1024, "EACH": 16, "num_warps": 32}
 
 
 def forward(x: torch.Tensor, y: torch.Tensor) -> None:
     """Write y; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
-    softmax_wide_kernel[(rows,)](x, y, cols, x.stride(0), **settings(cols, x.dtype))
+    _, _, vector, ragged = pieces_of(x, as_rows(y))
+    chosen = settings(cols, x.dtype)
+    softmax_wide_kernel[(rows,)](x, y, cols, x.stride(0), vector, ragged, COMPUTE=arithmetic(x.dtype), **chosen)
 
 
 def backward(grad_y: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor) -> None:
     """Write grad_x; grad_y is (rows, cols), columns side by side."""
     rows, cols = grad_y.shape
-    softmax_backward_wide_kernel[(rows,)](grad_y, y, grad_x, cols, grad_y.stride(0), **backward_settings(cols, y.dtype))
+    _, _, vector, ragged = pieces_of(grad_y, as_rows(y), as_rows(grad_x))
+    softmax_backward_wide_kernel[(rows,)](
+        *(grad_y, y, grad_x, cols, grad_y.stride(0), vector, ragged),
+        COMPUTE=arithmetic(y.dtype),
+        **backward_settings(cols, y.dtype),
+    )

@@ -94,9 +94,9 @@ def test_tensors_that_are_not_dense_are_refused(op, inputs):
     one_line(raised, "dense", ".to_dense()")
 
 
-def test_jit_trace_holds_the_operator():
+def test_jit_trace_holds_the_operator(device):
     softmax = CATALOGUE["softmax"]
-    x = torch.randn(3, 5)
+    x = torch.randn(3, 5, device=device)
     traced = torch.jit.trace(softmax.fused, x)
     assert torch.equal(traced(2 * x), softmax.fused(2 * x))
 
