@@ -60,23 +60,25 @@ def arithmetic(dtype: torch.dtype) -> tl.dtype:
 
 
 @cache
-def row_launch(rows: int, cols: int, dtype: torch.dtype, sms: int, tensors: int = 1) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES and num_warps, for rows that registers hold.
+def row_launch(rows: int, cols: int, tensors: int = 1) -> tuple[int, dict]:
+    """How many programs, and their BLOCK_ROWS and num_warps, for rows that registers hold.
 
-    About 32 elements a thread: an SM holds several programs, and some load while others compute. Where it would hold
-    fewer than three, a program walks over rows, and the next ones are brought into shared memory meanwhile.
-
-    Args:
-        tensors: how many rows are read and held at a time.
+    Rows of up to 512 columns share a program. A thread has 24 to 48 elements, of as many `tensors` as are read at a
+    time: an SM holds several programs, and some load while others compute.
     """
     held = sum(blocks(cols))
-    block_rows = max(1, 2048 // next_power_of_2(held))
-    warps = min(32, max(2, next_power_of_2(tensors * held // 1536)))
-    if held <= 8192 // tensors:
-        return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "num_warps": warps}
-    room = 224 * 2**10 // (held * dtype.itemsize * tensors)  # rows in the shared memory of an SM
-    per_sm = 2 if room >= 4 else 1
-    return min(rows, per_sm * sms), {"BLOCK_ROWS": 1, "STAGES": min(3, room // per_sm), "num_warps": 16}
+    block_rows = max(1, 1024 // next_power_of_2(held))
+    warps = min(32, next_power_of_2(cdiv(block_rows * held * tensors, 1536)))
+    return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": warps}
+
+
+@triton.jit
+def rows_from(first, BLOCK_ROWS: tl.constexpr):
+    """Row numbers, (BLOCK_ROWS, 1) or one number, in int64: row * stride passes 2**31 on large tensors."""
+    row = tl.cast(first, tl.int64)
+    if BLOCK_ROWS > 1:
+        row = row + tl.arange(0, BLOCK_ROWS)[:, None]
+    return row
 
 
 @triton.jit
@@ -92,25 +94,31 @@ def elements_before(start, VECTOR: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def places(lead, cols, PIECES: tl.constexpr):
-    """The column of each element of a row and whether there is one, a tuple of blocks each."""
-    HEAD: tl.constexpr = PIECES[0]
+def columns_inside(lead, cols, PIECES: tl.constexpr):
+    """Which lanes of each piece have a column of the row."""
     VECTOR: tl.constexpr = PIECES[2]
     # Written so that the compiler sees a multiple of VECTOR: a mask of whole vectors leaves them whole.
     whole = (cols - lead) // VECTOR * VECTOR
-    place = tl.arange(0, HEAD)[None, :]
-    columns = (lead + place,)
-    inside = (place < whole,)
+    inside = (tl.arange(0, PIECES[0])[None, :] < whole,)
     if PIECES[1]:
-        place = HEAD + tl.arange(0, PIECES[1])[None, :]
-        columns = columns + (lead + place,)
-        inside = inside + (place < whole,)
+        inside = inside + (PIECES[0] + tl.arange(0, PIECES[1])[None, :] < whole,)
     if PIECES[3]:
         place = tl.arange(0, 2 * VECTOR)[None, :]
-        column = tl.where(place < lead, place, cols - 2 * VECTOR + place)
-        columns = columns + (column,)
-        inside = inside + ((place < lead) | (column >= lead + whole),)
-    return columns, inside
+        inside = inside + ((place < lead) | (cols - 2 * VECTOR + place >= lead + whole),)
+    return inside
+
+
+@triton.jit
+def columns(lead, cols, PIECES: tl.constexpr):
+    """The column of each lane of each piece."""
+    VECTOR: tl.constexpr = PIECES[2]
+    column = (lead + tl.arange(0, PIECES[0])[None, :],)
+    if PIECES[1]:
+        column = column + (lead + PIECES[0] + tl.arange(0, PIECES[1])[None, :],)
+    if PIECES[3]:
+        place = tl.arange(0, 2 * VECTOR)[None, :]
+        column = column + (tl.where(place < lead, place, cols - 2 * VECTOR + place),)
+    return column
 
 
 @triton.jit
@@ -129,27 +137,29 @@ def pointers(ptr, start, lead, cols, PIECES: tl.constexpr):
 
 
 @triton.jit
-def load_pieces(at, inside, here, other, COMPUTE: tl.constexpr):
-    """What stands at the pointers `at`, in COMPUTE; `other` where `here` (a row) or `inside` (a column) is false."""
+def load_pieces(at, inside, here, other):
+    """What stands at the pointers `at`; `other` where `here` (a row) or `inside` (a column) is false."""
     x = ()
     for i in tl.static_range(len(at)):
-        x = x + (tl.load(at[i], mask=here & inside[i], other=other).to(COMPUTE),)
+        x = x + (tl.load(at[i], mask=here & inside[i], other=other),)
     return x
 
 
 @triton.jit
 def row_max(x):
-    """The largest element of each row, (BLOCK_ROWS, 1)."""
-    top = tl.max(x[0], axis=1, keep_dims=True)
+    """The largest element of each row, (BLOCK_ROWS, 1), or of the only one, a number."""
+    AXIS: tl.constexpr = None if x[0].shape[0] == 1 else 1  # a number has no layout to be brought into
+    top = tl.max(x[0], axis=AXIS, keep_dims=AXIS is not None)
     for i in tl.static_range(1, len(x)):
-        top = tl.maximum(top, tl.max(x[i], axis=1, keep_dims=True))
+        top = tl.maximum(top, tl.max(x[i], axis=AXIS, keep_dims=AXIS is not None))
     return top
 
 
 @triton.jit
 def row_sum(x):
-    """The sum of each row, (BLOCK_ROWS, 1)."""
-    total = tl.sum(x[0], axis=1, keep_dims=True)
+    """The sum of each row, (BLOCK_ROWS, 1), or of the only one, a number."""
+    AXIS: tl.constexpr = None if x[0].shape[0] == 1 else 1
+    total = tl.sum(x[0], axis=AXIS, keep_dims=AXIS is not None)
     for i in tl.static_range(1, len(x)):
-        total += tl.sum(x[i], axis=1, keep_dims=True)
+        total += tl.sum(x[i], axis=AXIS, keep_dims=AXIS is not None)
     return total

@@ -6,11 +6,10 @@ Written out in PyTorch, every step goes through memory:
                                                                               16 B/element in 16 bits, five launches
     fused     read x once, keep the exponentials in registers, write y         4 B/element, one launch
 
-A row of up to 16384 columns stays in the registers of the program that owns it; wider rows are in softmax_wide.py.
+A row of up to 16384 columns stays in the registers of the program that owns it, and one of up to 12288 in
+the backward pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: pieces.py.
 
-The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element. Beyond 8192 columns y and its
-gradient are asked for again after the sum, and the L1 cache answers: held in registers, they would leave an SM half the
-warps.
+The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element.
 
 Source: torch.nn.functional.softmax; Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -20,24 +19,26 @@ import triton
 import triton.language as tl
 
 from kernels import costs
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
 from kernels.register import like, register
 from kernels.rowwise import softmax_wide
 from kernels.rowwise.pieces import (
     arithmetic,
+    columns_inside,
     elements_before,
     load_pieces,
     pieces_of,
-    places,
     pointers,
     row_launch,
     row_max,
     row_sum,
+    rows_from,
 )
 
-WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers, of one tensor
+WIDEST_BACKWARD_BLOCK = 12288  # of two
 
 
 @triton.jit
@@ -49,26 +50,21 @@ def softmax_kernel(
     x_row_stride,
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
-    step = tl.num_programs(0) * BLOCK_ROWS
-    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
-        _, inside = places(lead, cols, PIECES)
-        at = pointers(x_ptr, row * x_row_stride, lead, cols, PIECES)
-        # Lanes past the row's end hold -inf, whose exponential adds nothing.
-        x = load_pieces(at, inside, row < rows, -float("inf"), COMPUTE)
-        top = row_max(x)
-        e = ()
-        for i in tl.static_range(len(x)):
-            e = e + (tl.exp2((x[i] - top) * LOG2_E),)
-        scale = 1.0 / row_sum(e)
-        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(x)):
-            tl.store(out[i], (e[i] * scale).to(y_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
+    row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
+    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    # Lanes past the row's end hold -inf, whose exponential adds nothing.
+    x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, row < rows, -float("inf"))
+    top = row_max(x).to(COMPUTE)
+    e = ()
+    for i in tl.static_range(len(x)):
+        e = e + (tl.exp2((x[i].to(COMPUTE) - top) * LOG2_E),)
+    scale = 1.0 / row_sum(e)
+    out = pointers(y_ptr, row * cols, lead, cols, PIECES)
+    for i in tl.static_range(len(x)):
+        tl.store(out[i], (e[i] * scale).to(y_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
 
 
 @triton.jit
@@ -81,25 +77,21 @@ def softmax_backward_kernel(
     grad_y_row_stride,
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,
-    STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    step = tl.num_programs(0) * BLOCK_ROWS
-    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        lead = elements_before(row * cols, PIECES[2], PIECES[3])
-        _, inside = places(lead, cols, PIECES)
-        at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
-        grad_y = load_pieces(at, inside, row < rows, 0.0, COMPUTE)
-        y = load_pieces(pointers(y_ptr, row * cols, lead, cols, PIECES), inside, row < rows, 0.0, COMPUTE)
-        both = ()
-        for i in tl.static_range(len(y)):
-            both = both + (y[i] * grad_y[i],)
-        mean = row_sum(both)
-        out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(y)):
-            grad_x = y[i] * (grad_y[i] - mean)
-            tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
+    row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
+    lead = elements_before(row * cols, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    grad_y = load_pieces(pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES), inside, row < rows, 0.0)
+    y = load_pieces(pointers(y_ptr, row * cols, lead, cols, PIECES), inside, row < rows, 0.0)
+    both = ()
+    for i in tl.static_range(len(y)):
+        both = both + (y[i].to(COMPUTE) * grad_y[i].to(COMPUTE),)
+    mean = row_sum(both)
+    out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
+    for i in tl.static_range(len(y)):
+        grad_x = y[i].to(COMPUTE) * (grad_y[i].to(COMPUTE) - mean)
+        tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
 
 
 def _forward(x: torch.Tensor) -> torch.Tensor:
@@ -112,11 +104,9 @@ def _forward(x: torch.Tensor) -> torch.Tensor:
         if cols > WIDEST_BLOCK:
             softmax_wide.forward(x, y)
         else:
-            programs, chosen = row_launch(rows, cols, x.dtype, multiprocessors(x))
-            pieces = pieces_of(x, as_rows(y))
-            softmax_kernel[(programs,)](
-                x, y, rows, cols, x.stride(0), PIECES=pieces, COMPUTE=arithmetic(x.dtype), **chosen
-            )
+            programs, chosen = row_launch(rows, cols)
+            options = {"PIECES": pieces_of(x, as_rows(y)), "COMPUTE": arithmetic(x.dtype), **chosen}
+            softmax_kernel[(programs,)](x, y, rows, cols, x.stride(0), **options)
     return y
 
 
@@ -127,14 +117,13 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     grad_y = as_rows(grad_y)
     rows, cols = grad_y.shape
     with torch.cuda.device_of(y):
-        if cols > WIDEST_BLOCK:
+        if cols > WIDEST_BACKWARD_BLOCK:
             softmax_wide.backward(grad_y, y, grad_x)
         else:
-            programs, chosen = row_launch(rows, cols, y.dtype, multiprocessors(y), tensors=2)
+            programs, chosen = row_launch(rows, cols, tensors=2)
             pieces = pieces_of(grad_y, as_rows(y), as_rows(grad_x))
-            softmax_backward_kernel[(programs,)](
-                grad_y, y, grad_x, rows, cols, grad_y.stride(0), PIECES=pieces, COMPUTE=arithmetic(y.dtype), **chosen
-            )
+            options = {"PIECES": pieces, "COMPUTE": arithmetic(y.dtype), **chosen}
+            softmax_backward_kernel[(programs,)](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **options)
     return grad_x
 
 
@@ -201,7 +190,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     if cols > WIDEST_BLOCK:
         return (x, x, cols, cols), softmax_wide.settings(cols, dtype)
     pieces = pieces_of(x)
-    chosen = row_launch(rows, cols, dtype, 132)[1]
+    chosen = row_launch(rows, cols)[1]
     return (x, x, rows, cols, cols), {"PIECES": pieces, "COMPUTE": arithmetic(dtype), **chosen}
 
 

@@ -126,14 +126,14 @@ def softmax_backward_wide_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Of the forward: two rows of 32 warps a multiprocessor, as much as its L1 cache can have again."""
-    keeps_last = cols > 65536 and dtype.itemsize == 2
-    return {"LANES": 1024, "EACH": 32 if keeps_last else 16, "KEEPS_LAST": keeps_last, "num_warps": 32}
+    """Of the forward: as many rows at once on an SM as its L1 cache can have again, and at least 32 warps."""
+    lanes, keeps_last = 512 if cols <= 32768 else 1024, cols > 65536 and dtype.itemsize == 2
+    return {"LANES": lanes, "EACH": 32 if keeps_last else 16, "KEEPS_LAST": keeps_last, "num_warps": lanes // 32}
 
 
 def backward_settings(cols: int, dtype: torch.dtype) -> dict:
-    """Of the backward."""
-    return {"LANES": 1024, "EACH": 16, "num_warps": 32}
+    """Of the backward: up to 32768 columns are one chunk, asked for again when its sum is known."""
+    return {"LANES": 1024, "EACH": 16 if cols <= 16384 else 32, "num_warps": 32}
 
 
 def forward(x: torch.Tensor, y: torch.Tensor) -> None:
