@@ -186,12 +186,10 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
-    x = torch.empty(shape, dtype=dtype, device="meta")
+    x, compute = torch.empty(shape, dtype=dtype, device="meta"), arithmetic(dtype)
     if cols > WIDEST_BLOCK:
-        return (x, x, cols, cols), softmax_wide.settings(cols, dtype)
-    pieces = pieces_of(x)
-    chosen = row_launch(rows, cols)[1]
-    return (x, x, rows, cols, cols), {"PIECES": pieces, "COMPUTE": arithmetic(dtype), **chosen}
+        return (x, x, cols, cols, *pieces_of(x)[2:]), {"COMPUTE": compute, **softmax_wide.settings(cols, dtype)}
+    return (x, x, rows, cols, cols), {"PIECES": pieces_of(x), "COMPUTE": compute, **row_launch(rows, cols)[1]}
 
 
 OP = FusedOp(
