@@ -64,6 +64,7 @@ def softmax_wide_kernel(
         col, inside = rim(cols, lead, whole, VECTOR)
         x_rim = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=-float("inf")).to(COMPUTE)
         higher = tl.maximum(top, tl.max(x_rim, axis=0))
+        total = tl.where(top == -float("inf"), 0.0, total)  # where the rim alone is finite
         total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x_rim - higher) * LOG2_E), axis=0)
         top = higher
     shift = tl.log2(total)  # dividing by the total is subtracting its logarithm, and costs no operation more

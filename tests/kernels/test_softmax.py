@@ -35,6 +35,14 @@ def test_masked_rows(device, cols):
     assert_as_accurate(y, softmax_reference(x), softmax_reference(x.double()))
 
 
+@pytest.mark.parametrize("cols", [1025, 20001])
+@pytest.mark.parametrize("where", [0, -1])
+def test_one_finite_element_outside_of_whole_vectors(device, cols, where):
+    x = torch.full((9, cols), -torch.inf, device=device)
+    x[:, where] = 3.0
+    assert torch.equal(softmax(x), softmax_reference(x))
+
+
 @pytest.mark.parametrize("cols", [127, 20000])
 def test_huge_values_neither_overflow_nor_drown(device, cols):
     x = 3e38 * (1 - torch.rand(2, cols, device=device))
