@@ -6,8 +6,8 @@ Written out in PyTorch, every step goes through memory:
                                                                               16 B/element in 16 bits, five launches
     fused     read x once, keep the exponentials in registers, write y         4 B/element, one launch
 
-A row of up to 16384 columns stays in the registers of the program that owns it, and one of up to 12288 in
-the backward pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: pieces.py.
+A row of up to 16384 columns stays in the registers of the program that owns it, and two of
+65536 bytes each in the backward pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: pieces.py.
 
 The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element.
 
@@ -38,7 +38,7 @@ from kernels.rowwise.pieces import (
 )
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers, of one tensor
-WIDEST_BACKWARD_BLOCK = 12288  # of two
+WIDEST_BACKWARD_BYTES = 65536  # of each of two rows
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     grad_y = as_rows(grad_y)
     rows, cols = grad_y.shape
     with torch.cuda.device_of(y):
-        if cols > WIDEST_BACKWARD_BLOCK:
+        if cols * y.itemsize > WIDEST_BACKWARD_BYTES:
             softmax_wide.backward(grad_y, y, grad_x)
         else:
             programs, chosen = row_launch(rows, cols, tensors=2)

@@ -81,7 +81,7 @@ def test_a_wide_row_is_read_twice_but_for_what_is_kept(device, cols, kept):
 
 def compiled_backward(cols: int, gpu: str):
     x = torch.empty(32768, cols, dtype=torch.bfloat16, device="meta")
-    if cols > module.WIDEST_BACKWARD_BLOCK:
+    if x.itemsize * cols > module.WIDEST_BACKWARD_BYTES:
         chosen = softmax_wide.backward_settings(cols, x.dtype)
         arguments = x, x, x, cols, cols, *pieces_of(x)[2:]
         return compile_for(
