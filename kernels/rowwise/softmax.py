@@ -6,8 +6,8 @@ Written out in PyTorch, every step goes through memory:
                                                                               16 B/element in 16 bits, five launches
     fused     read x once, keep the exponentials in registers, write y         4 B/element, one launch
 
-A row of up to 16384 columns stays in the registers of the program that owns it, and two of
-65536 bytes each in the backward pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: pieces.py.
+A row of up to 16384 columns stays in the registers of the program that owns it, and two of up to 64 KB in the backward
+pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: kernels/rowwise/pieces.py.
 
 The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element.
 
