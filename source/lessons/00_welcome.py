@@ -211,7 +211,8 @@ table(
 # `a` and `b` are loaded, twice four numbers of each (the suffix counts bits), and `y` is stored. Nothing stores the
 # sum, and nothing loads it.
 #
-# This picture is the whole idea. Each bar is what the kernels request. If you made a guess, it is marked.
+# This picture is the whole idea. Each bar is what the kernels request; `add` is the sum, `a + b`, by the name of the
+# operation that makes it. If you made a guess, it is marked.
 
 # %%
 from helpers.figures import traffic_chart
