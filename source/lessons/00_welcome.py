@@ -256,7 +256,7 @@ explorer
 # of the speed at which that GPU copies memory, measured in the same run: nothing that reads and writes these bytes can
 # be much faster. (A little it can: a copy writes as much as it reads, our kernel writes half as much.)
 
-# %%
+# %% tags=["answers-speed_up"]
 h200.table("add_gelu", "float32")
 
 # %% [markdown]
