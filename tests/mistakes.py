@@ -3,9 +3,9 @@
 
     python tests/mistakes.py [NN] [--seeds 20]     every mistake on so many draws, public checks and hidden ones
 
-A mistake is a text of the model answer replaced by another, everywhere it stands. It must be rejected on every draw, by
-the check that comes first and by the hidden check of its like, and what is said must fit the kind, or what the mistake
-itself asks for.
+A mistake is a text of the model answer, in one line or wrapped, replaced by another, everywhere it stands. It must be
+rejected on every draw, by the check that comes first and by the hidden check of its like, and what is said must fit the
+kind, or what the mistake itself asks for.
 """
 
 import argparse
@@ -809,17 +809,24 @@ def missing(mistake: Mistake) -> set[str]:
     """The texts to be replaced that stand in no answer."""
     cells = exercises_in(only=mistake.exercise)[mistake.exercise].cells
     answers = [without_comments(cell["source"]) for cell in cells if cell["answer"]]
-    return {old for old in mistake.changes if not any(old in source for source in answers)}
+    return {old for old in mistake.changes if not any(re.search(wrapped(old), source) for source in answers)}
+
+
+def wrapped(text: str) -> str:
+    """A regular expression of a text of one line, whichever of its brackets the model answer breaks into lines."""
+    pattern = re.sub(r"(?<=\S) (?=\S)", lambda _: r"\s+", re.sub(r"([^\w\s])", r"\\\1", text))
+    return re.sub(r"\\[)\]]", r",?\\s*\g<0>", re.sub(r"\\[(\[]", r"\g<0>\\s*", pattern))
 
 
 def mistaken(mistake: Mistake, folder: Path) -> server.RunExercise:
     """The exercise with the mistake made in its model answers."""
-    pattern = "|".join(map(re.escape, mistake.changes))
+    pattern = "|".join(f"({wrapped(old)})" for old in mistake.changes)
+    others = list(mistake.changes.values())
     cells = []
     for cell in exercises_in(only=mistake.exercise)[mistake.exercise].cells:
         source = cell["source"]
         if cell["answer"]:
-            source = re.sub(pattern, lambda found: mistake.changes[found[0]], without_comments(source))
+            source = re.sub(pattern, lambda found: others[found.lastindex - 1], without_comments(source))
         cells.append(cell | {"source": source})
     with contextlib.redirect_stdout(io.StringIO()):
         return server.RunExercise(cells, 0, folder)

@@ -15,7 +15,9 @@ from helpers.learning.questions import answers_of
 from source.build_site import found_in
 
 LESSONS = sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
+ALL = [path for folder in ("notebooks", "exercises", "solutions") for path in sorted((ROOT / folder).glob("*.ipynb"))]
 COLUMNS = 100  # at 1024 pixels JupyterLab shows 105, as `fusion lab` first opens
+DRAWN = 88  # of a picture in text, which is indented
 HAS_COLUMNS = re.compile(r"^.*\S {2,}\S.*$", re.MULTILINE)
 # A listing, a compiler's or a profiler's own page, a tensor, a report that names its lines.
 NO_TABLE = re.compile(
@@ -242,13 +244,16 @@ def test_what_answers_a_question():
     }
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ALL, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_code_fits_a_page_of_1024_pixels_and_tables_are_no_printed_text(path):
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code":
             wide = [line for line in cell.source.splitlines() if len(line) > COLUMNS]
             assert not wide, f"more than {COLUMNS} columns: {wide[0]}"
             assert not printed_tables(cell), f"show a table with table(): {cell.source[:80]}"
+        else:
+            drawn = "\n".join(re.findall(r"^```\w*\n(.*?)^```", cell.source, re.DOTALL | re.MULTILINE)).splitlines()
+            assert max(map(len, drawn), default=0) <= DRAWN, f"a picture of more than {DRAWN} columns: {drawn[0]}"
 
 
 def printed_tables(cell: nbformat.NotebookNode) -> list[str]:

@@ -92,10 +92,12 @@ def double(x):
 hint = Hints(
     values=(
         "Start from the message: the smallest input that fails, and the first index that is wrong.",
-        "Sizes that no block divides need a grid that is rounded up (triton.cdiv) and one mask, in load and store.",
+        "Sizes that no block divides need a grid that is rounded up (triton.cdiv) and one mask, in "
+        "load and store.",
     ),
     traffic=(
-        "Count your own tl.load and tl.store lines, and the PyTorch operations in your launcher: each is paid for.",
+        "Count your own tl.load and tl.store lines, and the PyTorch operations in your launcher: "
+        "each is paid for.",
         "torch.empty_like makes room and writes nothing; torch.zeros_like is a launch of its own.",
     ),
 )
@@ -116,7 +118,9 @@ check_traffic(double, (x,), launches=1, bytes_per_element=8, name="traffic")
 # %% grade_id="other-values" points=2
 # Other sizes and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_values(double, reference, elementwise_cases(1, seed=1729, sizes=(2, 255, 4099)), name="other-values")
+check_values(
+    double, reference, elementwise_cases(1, seed=1729, sizes=(2, 255, 4099)), name="other-values"
+)
 # END HIDDEN TESTS
 
 # %% [markdown]

@@ -26,6 +26,7 @@
 # ```
 
 # %%
+from helpers.instruments import table
 from helpers.learning.checks import Hints, check_numbers, fresh, roofline
 
 # %% [markdown]
@@ -61,8 +62,8 @@ def vector_add(rows, columns, itemsize):
     # About 2 lines.
     # BEGIN SOLUTION
     numbers = rows * columns
-    # One addition a number. a and b come in, and c must go out as well: it is the read that everybody counts and the
-    # write that is forgotten.
+    # One addition a number. a and b come in, and c must go out as well: it is the read that
+    # everybody counts and the write that is forgotten.
     return numbers, 3 * numbers * itemsize
     # END SOLUTION
 
@@ -89,13 +90,14 @@ def softmax(rows, columns, itemsize, fused):
     # About 5 lines.
     # BEGIN SOLUTION
     numbers = rows * columns
-    # max, -, exp, sum, /: one FLOP a number each. Fusing changes where intermediates live, not what is computed.
+    # max, -, exp, sum, /: one FLOP a number each. Fusing changes where intermediates live, not what
+    # is computed.
     flops = 5 * numbers
     if fused:
         # x in, y out. All in between stays on the chip.
         return flops, 2 * numbers * itemsize
-    # Five launches read x or what became of it (5), three of them write as much (3). m and s are written once and
-    # read once, a number a row each: next to nothing, but it is counted.
+    # Five launches read x or what became of it (5), three of them write as much (3). m and s are
+    # written once and read once, a number a row each: next to nothing, but it is counted.
     return flops, (8 * numbers + 4 * rows) * itemsize
     # END SOLUTION
 
@@ -113,7 +115,8 @@ def product(rows, inner, columns, itemsize):
     # About 3 lines.
     # BEGIN SOLUTION
     flops = 2 * rows * inner * columns
-    # Each matrix once: x, w and y. This is the least; it takes a kernel that keeps what it reuses on the chip.
+    # Each matrix once: x, w and y. This is the least; it takes a kernel that keeps what it reuses
+    # on the chip.
     numbers = rows * inner + inner * columns + rows * columns
     return flops, numbers * itemsize
     # END SOLUTION
@@ -130,7 +133,8 @@ def ridge(peak, bandwidth):
     """FLOP/byte."""
     # About 1 line.
     # BEGIN SOLUTION
-    # The slope, bandwidth x intensity, meets the flat line, peak, where intensity is their quotient.
+    # The slope, bandwidth x intensity, meets the flat line, peak, where intensity is their
+    # quotient.
     return peak / bandwidth
     # END SOLUTION
 
@@ -139,8 +143,8 @@ def bound(flops, nbytes, peak, bandwidth):
     """ "memory" or "compute"."""
     # About 1 line.
     # BEGIN SOLUTION
-    # Left of the ridge memory cannot deliver as fast as the units compute. On the ridge both are busy: from there on
-    # more bandwidth changes nothing, so it counts as compute-bound.
+    # Left of the ridge memory cannot deliver as fast as the units compute. On the ridge both are
+    # busy: from there on more bandwidth changes nothing, so it counts as compute-bound.
     return "memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"
     # END SOLUTION
 
@@ -152,8 +156,10 @@ def bound(flops, nbytes, peak, bandwidth):
 # The catalogue, in fp16:
 
 # %%
+rows = []
 for name, (peak, bandwidth) in roofline.fp16_gpus().items():
-    print(f"{name:10} {peak / 1e12:6.0f} TFLOP/s {bandwidth / 1e9:6.0f} GB/s")
+    rows.append((name, f"{peak / 1e12:.0f}", f"{bandwidth / 1e9:.0f}"))
+table(("GPU", "TFLOP/s", "GB/s"), rows)
 
 
 # %% grade_id="gpus-answer"
@@ -161,8 +167,13 @@ def compute_bound_on(flops, nbytes, gpus):
     """A list of names, in any order."""
     # About 3 lines.
     # BEGIN SOLUTION
-    # Not the fastest GPUs, but those whose memory keeps up with their arithmetic: a low ridge, not a high peak.
-    return [name for name, (peak, bandwidth) in gpus.items() if bound(flops, nbytes, peak, bandwidth) == "compute"]
+    # Not the fastest GPUs, but those whose memory keeps up with their arithmetic: a low ridge, not
+    # a high peak.
+    return [
+        name
+        for name, (peak, bandwidth) in gpus.items()
+        if bound(flops, nbytes, peak, bandwidth) == "compute"
+    ]
     # END SOLUTION
 
 
@@ -180,8 +191,10 @@ hint = Hints(
             "Three tensors cross the bus, each with rows x columns numbers of itemsize bytes.",
         ),
         "softmax": (
-            "Add up the table's two columns: how many tensors of the size of x, and how many of one number a row?",
-            "FLOP are the same fused and unfused. Fused, only the first input and the last output are left.",
+            "Add up the table's two columns: how many tensors of the size of x, and how many of "
+            "one number a row?",
+            "FLOP are the same fused and unfused. Fused, only the first input and the last output "
+            "are left.",
             "Unfused: the five launches read x, x, d, e, e, and m and s; they write m, d, e, s, y.",
         ),
         "product": (
@@ -223,7 +236,11 @@ check_numbers(
 check_numbers(
     softmax,
     roofline.work_of("softmax"),
-    [(1, 4, 4, True), (1, 4, 4, False), *fresh(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False))],
+    [
+        (1, 4, 4, True),
+        (1, 4, 4, False),
+        *fresh(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False)),
+    ],
     parts=("FLOP", "bytes"),
     name="softmax",
 )
@@ -235,7 +252,11 @@ check_numbers(
 check_numbers(
     product,
     roofline.product_work,
-    [(1, 1, 1, 4), (2, 3, 5, 2), *fresh(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4))],
+    [
+        (1, 1, 1, 4),
+        (2, 3, 5, 2),
+        *fresh(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4)),
+    ],
     parts=("FLOP", "bytes"),
     name="product",
 )
@@ -247,7 +268,11 @@ check_numbers(
 check_numbers(
     ridge,
     roofline.ridge,
-    [(2e12, 1e12), *roofline.fp16_gpus().values(), *fresh(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13))],
+    [
+        (2e12, 1e12),
+        *roofline.fp16_gpus().values(),
+        *fresh(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
+    ],
     name="ridge",
 )
 
@@ -267,7 +292,11 @@ check_numbers(
         )
         for gpu in roofline.fp16_gpus().values()
     ]
-    + [(flops, nbytes, *gpu) for flops, nbytes, gpus in roofline.products_and_gpus(5, 5) for gpu in gpus.values()],
+    + [
+        (flops, nbytes, *gpu)
+        for flops, nbytes, gpus in roofline.products_and_gpus(5, 5)
+        for gpu in gpus.values()
+    ],
     name="bound",
 )
 
@@ -298,7 +327,12 @@ check_numbers(
 # %% grade_id="other-gpus" points=1
 # Other operations and GPUs are asked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_numbers(compute_bound_on, roofline.compute_bound_on, roofline.products_and_gpus(1729, 20), name="other-gpus")
+check_numbers(
+    compute_bound_on,
+    roofline.compute_bound_on,
+    roofline.products_and_gpus(1729, 20),
+    name="other-gpus",
+)
 # END HIDDEN TESTS
 
 # %% [markdown]

@@ -51,7 +51,7 @@ def count_scaled_sum(rows, columns):
 
 
 print(count_scaled_sum(100, 50))
-print(measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table())
+measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 
 # %% [markdown]
 # In your answers use the functions' arguments, plain Python and `math`, and nothing else of this notebook: then they
@@ -73,8 +73,8 @@ def count_affine(rows, columns):
     # About 2 lines.
     # BEGIN SOLUTION
     n = rows * columns
-    # Two launches. Each reads a whole tensor and one row of numbers, and writes a whole tensor: broadcasting reads a
-    # small tensor once, not once a row.
+    # Two launches. Each reads a whole tensor and one row of numbers, and writes a whole tensor:
+    # broadcasting reads a small tensor once, not once a row.
     return 2, 4 * (2 * (n + columns) + 2 * n)
     # END SOLUTION
 
@@ -206,7 +206,8 @@ def linear_gelu(rows, features):
     # About 4 lines.
     # BEGIN SOLUTION
     activations, parameters = rows * features, features * features + features
-    # x, weight, bias in, y out; y in, z out. Every row needs all the weights; they cross the bus once.
+    # x, weight, bias in, y out; y in, z out. Every row needs all the weights; they cross the bus
+    # once.
     unfused = 4 * (4 * activations + parameters)
     # Fusing spares y's way out and back. It cannot spare the weights.
     return unfused, unfused - 4 * 2 * activations
@@ -225,16 +226,25 @@ hint = Hints(
         "Write down one line for each launch: what comes in, what goes out.",
         "scale and bias are read once each: columns numbers, however many rows there are.",
     ),
-    **{"in-place": ("Does x.mul_(2) know x without reading it?", "Two launches, each reads x and writes x.")},
+    **{
+        "in-place": (
+            "Does x.mul_(2) know x without reading it?",
+            "Two launches, each reads x and writes x.",
+        )
+    },
     turned=(
         "Which of the three calls moves numbers in memory, and which only say where they lie?",
         "One launch: it reads every number and writes it to its new place.",
     ),
     centred=(
         "How many numbers has the mean, and who reads it?",
-        "x is read twice, by the mean and by the subtraction: nothing is kept between two launches.",
+        "x is read twice, by the mean and by the subtraction: nothing is kept between two "
+        "launches.",
     ),
-    chosen=("Three tensors come in. Are all their numbers of one size?", "The mask has one byte a number."),
+    chosen=(
+        "Three tensors come in. Are all their numbers of one size?",
+        "The mask has one byte a number.",
+    ),
     halved=(
         "Two launches. How large is a number before the first, between them, and after?",
         "The first reads 4 bytes a number and writes 2.",
@@ -274,20 +284,36 @@ check_counts(
 # **In place.**
 
 # %% grade_id="in-place" points=1
-check_counts(count_in_place, in_place, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="in-place")
+check_counts(
+    count_in_place,
+    in_place,
+    lambda rows, columns: (fp32(rows, columns),),
+    shapes,
+    parts,
+    name="in-place",
+)
 
 # %% [markdown]
 # **Turned around.**
 
 # %% grade_id="turned" points=1
 tall = [(2, 3), *fresh(3, 3, range(2, 300), range(2, 300))]  # a single row lies as its column does
-check_counts(count_turned, turned, lambda rows, columns: (fp32(rows, columns),), tall, parts, name="turned")
+check_counts(
+    count_turned, turned, lambda rows, columns: (fp32(rows, columns),), tall, parts, name="turned"
+)
 
 # %% [markdown]
 # **Less the mean.**
 
 # %% grade_id="centred" points=1
-check_counts(count_centred, centred, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="centred")
+check_counts(
+    count_centred,
+    centred,
+    lambda rows, columns: (fp32(rows, columns),),
+    shapes,
+    parts,
+    name="centred",
+)
 
 # %% [markdown]
 # **Chosen by a mask.**
@@ -306,7 +332,9 @@ check_counts(
 # **In half precision.**
 
 # %% grade_id="halved" points=1
-check_counts(count_halved, halved, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="halved")
+check_counts(
+    count_halved, halved, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="halved"
+)
 
 
 # %% [markdown]

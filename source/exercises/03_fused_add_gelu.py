@@ -68,15 +68,18 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/eleme
 def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     # About 7 lines: which elements are this program's, which of those exist; load, compute, store.
     # BEGIN SOLUTION
-    # Neighbouring lanes take neighbouring elements, so that the compiler can merge a thread's loads into wide ones.
-    # int64, because element numbers pass 2**31 in large tensors.
+    # Neighbouring lanes take neighbouring elements, so that the compiler can merge a thread's loads
+    # into wide ones. int64, because element numbers pass 2**31 in large tensors.
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    # The last block overhangs the tensors: its lanes without an element must neither load nor store.
+    # The last block overhangs the tensors: its lanes without an element must neither load nor
+    # store.
     exists = element < elements
-    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every operation.
+    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every
+    # operation.
     a = tl.load(a_ptr + element, mask=exists).to(tl.float32)
     b = tl.load(b_ptr + element, mask=exists).to(tl.float32)
-    # The point of the exercise: the sum lives in a register. In memory it would cost 4 bytes out and 4 back.
+    # The point of the exercise: the sum lives in a register. In memory it would cost 4 bytes out
+    # and 4 back.
     s = a + b
     u = 0.7978845608028654 * (s + 0.044715 * s * s * s)
     # With tanh(u) = 2 sigmoid(2u) - 1 the formula s/2 (1 + tanh(u)) becomes s sigmoid(2u).
@@ -96,11 +99,13 @@ def add_gelu(a, b):
     """gelu(a + b), tanh form, in one launch."""
     # About 5 lines: make room for the result, count the programs, launch, return.
     # BEGIN SOLUTION
-    # The kernel walks memory in order. A transposed or strided tensor does not lie in order: it is copied first.
+    # The kernel walks memory in order. A transposed or strided tensor does not lie in order: it is
+    # copied first.
     a, b = a.contiguous(), b.contiguous()
     # Not zeros: filling them would be a launch, and 4 B/element, for values that nobody reads.
     y = torch.empty_like(a)
-    # 1024 elements are 8 for each thread of 4 warps, two loads of 16 bytes; and enough programs to fill any GPU.
+    # 1024 elements are 8 for each thread of 4 warps, two loads of 16 bytes; and enough programs to
+    # fill any GPU.
     block = 1024
     # Rounded up: the last, partly filled block needs a program too.
     programs = triton.cdiv(y.numel(), block)
@@ -118,26 +123,30 @@ def add_gelu(a, b):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message: the smallest input that fails, and the first index that is wrong. NaN where a number "
-        "should be means that nothing was stored there.",
-        "Sizes that no block divides need two things: a grid that is rounded up (triton.cdiv), and one mask, "
-        "element < elements, in both loads and in the store. Tensors that do not lie in order: think of .contiguous().",
-        "If every value is a little off, compare the constants with the formula: sqrt(2/pi) = 0.7978845608, 0.044715, "
-        "and in 2 sigmoid(2u) - 1 there are two twos.",
+        "Start from the message: the smallest input that fails, and the first index that is "
+        "wrong. NaN where a number should be means that nothing was stored there.",
+        "Sizes that no block divides need two things: a grid that is rounded up (triton.cdiv), "
+        "and one mask, element < elements, in both loads and in the store. Tensors that do not "
+        "lie in order: think of .contiguous().",
+        "If every value is a little off, compare the constants with the formula: sqrt(2/pi) = "
+        "0.7978845608, 0.044715, and in 2 sigmoid(2u) - 1 there are two twos.",
     ),
     traffic=(
-        "Count your own tl.load and tl.store lines, and the PyTorch operations in your launcher: each is paid for.",
-        "One launch means no a + b outside the kernel, and torch.empty_like for the result: torch.zeros_like fills it, "
-        "which is a launch of its own. Keep what you loaded in a variable and use the variable twice.",
+        "Count your own tl.load and tl.store lines, and the PyTorch operations in your launcher: "
+        "each is paid for.",
+        "One launch means no a + b outside the kernel, and torch.empty_like for the result: "
+        "torch.zeros_like fills it, which is a launch of its own. Keep what you loaded in a "
+        "variable and use the variable twice.",
     ),
     vectorised=(
-        "A load of 16 bytes is four float32 that lie next to one another. How many elements does each thread have?",
-        "Elements a thread = BLOCK / (32 num_warps), with 4 warps unless you say otherwise. And the lanes of a program "
-        "must take neighbouring elements: tl.arange without a step.",
+        "A load of 16 bytes is four float32 that lie next to one another. How many elements does "
+        "each thread have?",
+        "Elements a thread = BLOCK / (32 num_warps), with 4 warps unless you say otherwise. And "
+        "the lanes of a program must take neighbouring elements: tl.arange without a step.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -178,7 +187,9 @@ check_offsets(add_gelu, vectors, sizes=(4096, 8192), size=2**32, name="large")
 # %% grade_id="other-values" points=3
 # Other sizes and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_values(add_gelu, reference, elementwise_cases(2, seed=1729, sizes=(2, 255, 4099)), name="other-values")
+check_values(
+    add_gelu, reference, elementwise_cases(2, seed=1729, sizes=(2, 255, 4099)), name="other-values"
+)
 # END HIDDEN TESTS
 
 # %% [markdown]

@@ -58,7 +58,7 @@ def usual(x, bias, residual):
 device = "cuda" if torch.cuda.is_available() else "cpu"
 x, residual, grad_y = (torch.randn(8, 1000, device=device) for _ in range(3))
 bias = torch.randn(1000, device=device)
-print(measure(usual, x, bias, residual).launch_table())
+measure(usual, x, bias, residual).launch_table()
 
 # %% [markdown]
 # It drops at random. To compare, this reference drops what `tl.rand` says (`kept_elements` works its numbers out in
@@ -88,16 +88,20 @@ def reference_backward(grad_y, p, seed):
 
 # %% grade_id="forward-kernel"
 @triton.jit
-def forward_kernel(x_ptr, bias_ptr, residual_ptr, y_ptr, columns, p, scale, seed, BLOCK: tl.constexpr):
-    # About 9 lines: which row and columns are this program's, which of those exist; load, draw, compute, store.
+def forward_kernel(
+    x_ptr, bias_ptr, residual_ptr, y_ptr, columns, p, scale, seed, BLOCK: tl.constexpr
+):
+    # About 9 lines: which row and columns are this program's, which of those exist; load, draw,
+    # compute, store.
     # BEGIN SOLUTION
-    # A program has one row, or a part of it, so that an element's column, whose bias it needs, takes no division.
-    # int64, because element numbers pass 2**31 in large tensors.
+    # A program has one row, or a part of it, so that an element's column, whose bias it needs,
+    # takes no division. int64, because element numbers pass 2**31 in large tensors.
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = column < columns
     element = row * columns + column
-    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every operation.
+    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every
+    # operation.
     x = tl.load(x_ptr + element, mask=exists).to(tl.float32)
     # Every row reads the bias anew, but it is small: a cache serves it.
     bias = tl.load(bias_ptr + column, mask=exists).to(tl.float32)
@@ -139,13 +143,15 @@ def forward(x, bias, residual, p, seed):
 def backward_kernel(grad_y_ptr, grad_x_ptr, elements, p, scale, seed, BLOCK: tl.constexpr):
     # About 6 lines.
     # BEGIN SOLUTION
-    # No bias here, so rows and columns do not matter: one walk over all elements. Their numbers are those of the
-    # forward pass, for a contiguous tensor counts row by row as well; that is all it takes to get the same mask.
+    # No bias here, so rows and columns do not matter: one walk over all elements. Their numbers are
+    # those of the forward pass, for a contiguous tensor counts row by row as well; that is all it
+    # takes to get the same mask.
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = element < elements
     grad_y = tl.load(grad_y_ptr + element, mask=exists).to(tl.float32)
     kept = tl.rand(seed, element) >= p
-    # What was dropped did not move the result: its gradient is 0. What was kept was scaled, and so is its gradient.
+    # What was dropped did not move the result: its gradient is 0. What was kept was scaled, and so
+    # is its gradient.
     tl.store(grad_x_ptr + element, tl.where(kept, grad_y * scale, 0.0), mask=exists)
     # END SOLUTION
 
@@ -155,7 +161,8 @@ def backward(grad_y, p, seed):
     """The gradient with respect to x, in one launch."""
     # About 5 lines.
     # BEGIN SOLUTION
-    # Gradients often arrive with strides of their own: that of a sum is expanded, that of a transpose transposed.
+    # Gradients often arrive with strides of their own: that of a sum is expanded, that of a
+    # transpose transposed.
     grad_y = grad_y.contiguous()
     grad_x = torch.empty_like(grad_y)
     block = 1024
@@ -180,31 +187,37 @@ hint = Hints(
             "kept = tl.rand(seed, element) >= p, and what is kept is divided by 1 - p.",
         ),
         "values": (
-            "Start from the message: the smallest input that fails, and the first index that is wrong. Is it wrong by "
-            "a factor, by a bias, or is it dropped where it should not be?",
-            "The element's number is row * columns + column, whatever block it is in; the bias goes by the column. "
-            "Bias before dropout, residual after.",
+            "Start from the message: the smallest input that fails, and the first index that is "
+            "wrong. Is it wrong by a factor, by a bias, or is it dropped where it should not be?",
+            "The element's number is row * columns + column, whatever block it is in; the bias "
+            "goes by the column. Bias before dropout, residual after.",
         ),
         "gradient": (
             "Differentiate y by x for an element that is kept, then for one that is dropped.",
-            "The same scale, the same mask; neither bias nor residual. Strides: think of .contiguous().",
+            "The same scale, the same mask; neither bias nor residual. Strides: think of "
+            ".contiguous().",
         ),
         "same-mask": (
-            "tl.rand gives the same number for the same two arguments. Are they the same in both kernels?",
+            "tl.rand gives the same number for the same two arguments. Are they the same in both "
+            "kernels?",
             "Not the lane, not the column: the element's number in the whole tensor, in both.",
         ),
         "traffic": (
-            "Count your tl.load and tl.store lines, and the PyTorch operations in your launcher: each is paid for.",
-            "x, residual in, y out: 12 B/element. The bias is left out of the count. No x + bias outside the kernel.",
+            "Count your tl.load and tl.store lines, and the PyTorch operations in your launcher: "
+            "each is paid for.",
+            "x, residual in, y out: 12 B/element. The bias is left out of the count. No x + bias "
+            "outside the kernel.",
         ),
         "no-stored-mask": (
             "What does your backward read beside the gradient?",
-            "The gradient in, the gradient out: 8 B/element. The mask comes from tl.rand, not from memory.",
+            "The gradient in, the gradient out: 8 B/element. The mask comes from tl.rand, not "
+            "from memory.",
         ),
         "large": (
-            "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end "
-            "at 2^31. Which product in your offsets may pass that?",
-            "tl.program_id(0).to(tl.int64), before anything is multiplied with it; in both kernels.",
+            "Whole numbers in a kernel have 32 bits, unless one of those that meet in an "
+            "operation has 64: they end at 2^31. Which product in your offsets may pass that?",
+            "tl.program_id(0).to(tl.int64), before anything is multiplied with it; in both "
+            "kernels.",
         ),
         "large-gradient": ("As in the forward: where is an element's number made?",),
     }
@@ -241,7 +254,9 @@ def of_backward(rows, columns, draw):
 
 
 # %% grade_id="gradient" points=2
-check_values(backward, reference_backward, dropout_cases(5, of_backward, shapes, rates), name="gradient")
+check_values(
+    backward, reference_backward, dropout_cases(5, of_backward, shapes, rates), name="gradient"
+)
 
 # %% [markdown]
 # **Is it the same mask?** Both on ones.
@@ -253,7 +268,14 @@ check_same_mask(forward, backward, p=0.5, seed=11, name="same-mask")
 # **Is the forward fused?** One launch; 12 B/element: x and residual once, y once, and no mask.
 
 # %% grade_id="traffic" points=2
-check_traffic(forward, (x, bias, residual, 0.3, 7), launches=1, bytes_per_element=12, cached=(1,), name="traffic")
+check_traffic(
+    forward,
+    (x, bias, residual, 0.3, 7),
+    launches=1,
+    bytes_per_element=12,
+    cached=(1,),
+    name="traffic",
+)
 
 # %% [markdown]
 # **Is nothing stored?** The backward, too, in one launch; 8 B/element: one gradient in, the other out.

@@ -80,9 +80,11 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.c
     mean = tl.sum(x, axis=0) / cols
     # Those lanes would now hold -mean, and each would add its square to the variance.
     centred = tl.where(exists, x - mean, 0.0)
-    # The mean is taken off before squaring. E[x^2] - E[x]^2 needs no second sum, and at mean 10^4 has no digit right.
+    # The mean is taken off before squaring. E[x^2] - E[x]^2 needs no second sum, and at mean 10^4
+    # has no digit right.
     variance = tl.sum(centred * centred, axis=0) / cols
-    # x is not loaded again: the second sum and the result use the copy in registers. That is the whole saving.
+    # x is not loaded again: the second sum and the result use the copy in registers. That is the
+    # whole saving.
     weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
     bias = tl.load(bias_ptr + col, mask=exists).to(tl.float32)
     y = centred * tl.rsqrt(variance + eps) * weight + bias
@@ -108,10 +110,13 @@ def layer_norm(x, weight, bias, eps):
     y = torch.empty_like(x)
     # The block holds the whole row, whatever its width: that is what lets x be read once.
     block = triton.next_power_of_2(cols)
-    # 16 elements a thread where the row is wide: with 4 warps, a row of 32768 would be 256 registers a thread.
+    # 16 elements a thread where the row is wide: with 4 warps, a row of 32768 would be 256
+    # registers a thread.
     warps = min(32, max(4, block // 512))
     # x.numel() // cols counts the rows in all other dimensions, and is 0 where there is none.
-    layer_norm_kernel[(x.numel() // cols,)](x, weight, bias, y, cols, eps, BLOCK=block, num_warps=warps)
+    layer_norm_kernel[(x.numel() // cols,)](
+        x, weight, bias, y, cols, eps, BLOCK=block, num_warps=warps
+    )
     return y
     # END SOLUTION
 
@@ -126,25 +131,29 @@ def layer_norm(x, weight, bias, eps):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message: the smallest input that fails. If rows of 64 are right and rows of 127 are not, your "
-        "padding lanes count somewhere.",
-        "A lane past the row's end holds what `other=` says after the load, and minus the mean after x - mean. Which "
-        "lanes may go into the second sum? tl.where(exists, ..., 0.0) decides.",
-        "Wide rows: the block is triton.next_power_of_2(cols), not a constant. Rows in many dimensions: there are "
-        "x.numel() // cols of them. eps is added to the variance, before the square root.",
+        "Start from the message: the smallest input that fails. If rows of 64 are right and rows "
+        "of 127 are not, your padding lanes count somewhere.",
+        "A lane past the row's end holds what `other=` says after the load, and minus the mean "
+        "after x - mean. Which lanes may go into the second sum? tl.where(exists, ..., 0.0) "
+        "decides.",
+        "Wide rows: the block is triton.next_power_of_2(cols), not a constant. Rows in many "
+        "dimensions: there are x.numel() // cols of them. eps is added to the variance, before "
+        "the square root.",
     ),
     mean=(
-        "At mean 10^4 the squares are near 10^8, and float32 has seven digits. What is left of a variance of 4?",
-        "Take the mean off first and square what is left: two sums over the row, one after the other. The row is in "
-        "registers, so the second sum costs no memory.",
+        "At mean 10^4 the squares are near 10^8, and float32 has seven digits. What is left of a "
+        "variance of 4?",
+        "Take the mean off first and square what is left: two sums over the row, one after the "
+        "other. The row is in registers, so the second sum costs no memory.",
     ),
     traffic=(
         "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
-        "Weight and bias are applied in the kernel: outside, each would be a launch that reads and writes all of y.",
+        "Weight and bias are applied in the kernel: outside, each would be a launch that reads "
+        "and writes all of y.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -185,7 +194,10 @@ check_offsets(layer_norm, rows_of, sizes=(16, 32), size=2**22, name="large")
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 check_values(
-    layer_norm, reference, norm_cases(1, 2, seed=1729, widths=(2, 255, 2049), widest=5001), name="other-values"
+    layer_norm,
+    reference,
+    norm_cases(1, 2, seed=1729, widths=(2, 255, 2049), widest=5001),
+    name="other-values",
 )
 # END HIDDEN TESTS
 
@@ -199,7 +211,11 @@ check_values(
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(lambda x, weight, bias: layer_norm(x, weight, bias, 1e-5), CATALOGUE["layer_norm"], (32768, 4096))
+beside_catalogue(
+    lambda x, weight, bias: layer_norm(x, weight, bias, 1e-5),
+    CATALOGUE["layer_norm"],
+    (32768, 4096),
+)
 
 # %% [markdown]
 # On the command line, `fusion check exercises/05_layer_norm.ipynb` grades the saved notebook.

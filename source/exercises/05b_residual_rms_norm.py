@@ -25,7 +25,14 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, beside_catalogue, check_offsets, check_passes, check_values, norm_cases
+from helpers.learning import (
+    Hints,
+    beside_catalogue,
+    check_offsets,
+    check_passes,
+    check_values,
+    norm_cases,
+)
 
 # %% [markdown]
 # ## The unfused reference
@@ -54,19 +61,22 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 
 # %% grade_id="kernel"
 @triton.jit
-def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, cols, eps, BLOCK: tl.constexpr):
+def residual_rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, cols, eps, BLOCK: tl.constexpr
+):
     # About 11 lines: load both rows, add, store the sum; its mean square; weight; store y.
     # BEGIN SOLUTION
     # int64 before the multiplication: row * cols passes 2**31 in large tensors.
     start = tl.program_id(0).to(tl.int64) * cols
     col = tl.arange(0, BLOCK)
     exists = col < cols
-    # Lanes past the row's end hold 0, and 0 adds nothing to a sum of squares: no tl.where is needed here, for unlike
-    # LayerNorm nothing is taken off these lanes.
+    # Lanes past the row's end hold 0, and 0 adds nothing to a sum of squares: no tl.where is needed
+    # here, for unlike LayerNorm nothing is taken off these lanes.
     x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
     s = x + residual
-    # A copy goes to memory, for the next layer. The norm goes on with the registers, which were not rounded.
+    # A copy goes to memory, for the next layer. The norm goes on with the registers, which were not
+    # rounded.
     tl.store(sum_ptr + start + col, s, mask=exists)
     mean_square = tl.sum(s * s, axis=0) / cols
     weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
@@ -83,17 +93,20 @@ def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, co
 
 # %% grade_id="launcher"
 def residual_rms_norm(x, residual, weight, eps):
-    """(y, s): RMSNorm of x + residual over the last dimension, and the sum itself, in one launch."""
+    """(y, s): RMSNorm of x + residual over the last dimension, and the sum, in one launch."""
     # About 6 lines: lay both out in rows, make room for two results, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
     # One of the two may lie in order and the other not: each is looked after.
     x, residual = x.contiguous(), residual.contiguous()
-    # Two tensors, not the residual overwritten: whoever called may still need it, for a gradient say.
+    # Two tensors, not the residual overwritten: whoever called may still need it, for a gradient
+    # say.
     y, s = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(cols)
     warps = min(32, max(4, block // 512))
-    residual_rms_norm_kernel[(x.numel() // cols,)](x, residual, weight, y, s, cols, eps, BLOCK=block, num_warps=warps)
+    residual_rms_norm_kernel[(x.numel() // cols,)](
+        x, residual, weight, y, s, cols, eps, BLOCK=block, num_warps=warps
+    )
     return y, s
     # END SOLUTION
 
@@ -109,17 +122,18 @@ def residual_rms_norm(x, residual, weight, eps):
 hint = Hints(
     values=(
         "Which of the two results is wrong? The message says: result 1 is y, result 2 is s.",
-        "The mean square divides by the row's elements, cols, not by the block's lanes. And no mean is taken off: that "
-        "would be LayerNorm.",
-        "If an argument was changed, you store the sum over the residual: make room for it with torch.empty_like.",
+        "The mean square divides by the row's elements, cols, not by the block's lanes. And no "
+        "mean is taken off: that would be LayerNorm.",
+        "If an argument was changed, you store the sum over the residual: make room for it with "
+        "torch.empty_like.",
     ),
     traffic=(
         "Count your loads and stores: x, residual and weight in; s and y out; each on one line.",
         "The sum is at hand when the norm begins: do not load back what you have just stored.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -154,7 +168,10 @@ check_offsets(residual_rms_norm, rows_of, sizes=(16, 32), size=2**22, name="larg
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 check_values(
-    residual_rms_norm, reference, norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001), name="other-values"
+    residual_rms_norm,
+    reference,
+    norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001),
+    name="other-values",
 )
 # END HIDDEN TESTS
 

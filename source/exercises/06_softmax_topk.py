@@ -7,8 +7,9 @@
 #
 # **The formula**, for each row $x$, with $m$ its maximum:
 #
-# $$p_i = \frac{e^{x_i - m}}{\sum_j e^{x_j - m}}, \qquad
-# \text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p, \text{ and their indices}$$
+# $$p_i = \frac{e^{x_i - m}}{\sum_j e^{x_j - m}}$$
+#
+# $$\text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p, \text{ and their indices}$$
 #
 # Of equal probabilities, the one with the **lower index** comes first.
 #
@@ -28,7 +29,14 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import measure
-from helpers.learning import Hints, beside_catalogue, check_offsets, check_passes, check_values, topk_cases
+from helpers.learning import (
+    Hints,
+    beside_catalogue,
+    check_offsets,
+    check_passes,
+    check_values,
+    topk_cases,
+)
 
 # %% [markdown]
 # ## The unfused reference
@@ -46,7 +54,8 @@ def reference(x, k):
 device = "cuda" if torch.cuda.is_available() else "cpu"
 x = torch.randn(4, 1000, device=device)
 unfused = measure(lambda: torch.softmax(x, dim=-1).topk(8))
-print(f"softmax, then topk: {unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
+each = unfused.bytes_total / x.numel()
+print(f"softmax, then topk: {unfused.launches} launches, {each:.3g} B/element")
 
 # %% [markdown]
 # That count is generous: on a GPU, topk reads its input several times. **What is the least, with k = 8 of 1000?**
@@ -61,21 +70,26 @@ print(f"softmax, then topk: {unfused.launches} launches, {unfused.bytes_total / 
 
 # %% grade_id="kernel"
 @triton.jit
-def softmax_topk_kernel(x_ptr, p_ptr, values_ptr, indices_ptr, cols, K: tl.constexpr, BLOCK: tl.constexpr):
-    # About 15 lines: load the row; its softmax; then K rounds, each of which finds a winner and takes it out.
+def softmax_topk_kernel(
+    x_ptr, p_ptr, values_ptr, indices_ptr, cols, K: tl.constexpr, BLOCK: tl.constexpr
+):
+    # About 15 lines: load the row; its softmax; then K rounds, each of which finds a winner and
+    # takes it out.
     # BEGIN SOLUTION
     # int64 before the multiplication: row * cols passes 2**31 in large tensors.
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     exists = col < cols
-    # Lanes past the row's end hold -inf: they cannot be the maximum, and e^-inf adds nothing to the sum.
+    # Lanes past the row's end hold -inf: they cannot be the maximum, and e^-inf adds nothing to the
+    # sum.
     x = tl.load(x_ptr + row * cols + col, mask=exists, other=-float("inf")).to(tl.float32)
     # The maximum taken off: no exponential is over 1, so none overflows, and at least one is 1.
     e = tl.exp(x - tl.max(x, axis=0))
     p = e / tl.sum(e, axis=0)
     tl.store(p_ptr + row * cols + col, p, mask=exists)
-    # What has won, and what does not exist, holds -1: less than any probability. With -inf and x instead of -1 and p,
-    # a column that has won could not be told from one that was -inf to begin with, and would win again.
+    # What has won, and what does not exist, holds -1: less than any probability. With -inf and x
+    # instead of -1 and p, a column that has won could not be told from one that was -inf to begin
+    # with, and would win again.
     left = tl.where(exists, p, -1.0)
     for place in tl.static_range(K):
         # Chosen by its index, not by its value: of equal elements only one may leave.
@@ -107,7 +121,9 @@ def softmax_topk(x, k):
     indices = torch.empty(values.shape, dtype=torch.int64, device=x.device)
     block = triton.next_power_of_2(cols)
     warps = min(32, max(4, block // 512))
-    softmax_topk_kernel[(x.numel() // cols,)](x, p, values, indices, cols, K=k, BLOCK=block, num_warps=warps)
+    softmax_topk_kernel[(x.numel() // cols,)](
+        x, p, values, indices, cols, K=k, BLOCK=block, num_warps=warps
+    )
     return p, values, indices
     # END SOLUTION
 
@@ -122,21 +138,22 @@ def softmax_topk(x, k):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: the maximum comes off before the "
-        "exponential, and lanes past the row's end must be neither the maximum nor part of the sum.",
-        "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take out the winner by its "
-        "index, for `left == value` takes out all that are equal to it.",
-        "What do you put in the winner's place? It must be less than everything that can still win, and a probability "
-        "can be 0.",
+        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: the maximum "
+        "comes off before the exponential, and lanes past the row's end must be neither the "
+        "maximum nor part of the sum.",
+        "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take out "
+        "the winner by its index, for `left == value` takes out all that are equal to it.",
+        "What do you put in the winner's place? It must be less than everything that can still "
+        "win, and a probability can be 0.",
     ),
     traffic=(
         "x, once. The winners' values are in registers: neither x nor p is loaded to get them.",
-        "One launch: torch.topk, a copy or a conversion of the results would be more. Make the results with the dtype "
-        "that they are to have; tl.store converts.",
+        "One launch: torch.topk, a copy or a conversion of the results would be more. Make the "
+        "results with the dtype that they are to have; tl.store converts.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -170,7 +187,12 @@ check_offsets(softmax_topk, rows_of, sizes=(8, 16), size=2**22, name="large")
 # %% grade_id="other-values" points=5
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_values(softmax_topk, reference, topk_cases(seed=1729, widths=(2, 255, 2049), widest=4097), name="other-values")
+check_values(
+    softmax_topk,
+    reference,
+    topk_cases(seed=1729, widths=(2, 255, 2049), widest=4097),
+    name="other-values",
+)
 # END HIDDEN TESTS
 
 # %% [markdown]

@@ -8,8 +8,9 @@
 # **The formula**, with 65,536 registers an SM, whatever the GPU; a thread's are counted in whole eights:
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 #
-# $$\text{registers a thread} \le 8 \left\lfloor \frac{65\,536 / 8}{32 \times \text{active warps}} \right\rfloor,
-# \qquad \text{numbers a thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
+# $$\text{registers a thread} \le 8 \left\lfloor \frac{65\,536 / 8}{32 \times \text{active warps}} \right\rfloor$$
+#
+# $$\text{numbers a thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
 #
 # **The picture**, a tile of 4 rows of 256 numbers:
 #
@@ -34,8 +35,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPUS = ("A100", "RTX 4090")
 for name in GPUS:
     capability = DEVICES[name].compute_capability
-    half = [r for r in range(1, 256) if occupancy(capability, threads=128, registers=r).fraction >= 0.5]
-    print(f"{name:8} {limits(capability).warps} warps an SM, half of them with {max(half)} registers a thread")
+    warps = limits(capability).warps
+    half = [
+        r for r in range(1, 256) if occupancy(capability, threads=128, registers=r).fraction >= 0.5
+    ]
+    print(f"{name}: {warps} warps an SM, half of them with {max(half)} registers a thread")
 
 # %% [markdown]
 # ## The first kernel: rows
@@ -83,7 +87,9 @@ print("right:", torch.allclose(dx.float(), reference(x.float(), dy.float()), ato
 # %%
 def compiled_rows(columns, settings, device):
     row = torch.empty(1, columns, dtype=torch.bfloat16, device="meta")
-    return compile_for(softmax_backward_kernel, row, row, row, 4096, COLUMNS=columns, device=device, **settings)
+    return compile_for(
+        softmax_backward_kernel, row, row, row, 4096, COLUMNS=columns, device=device, **settings
+    )
 
 
 # %% tags=["nbval-ignore-output"]
@@ -99,13 +105,15 @@ def row_settings(columns):
     """{"ROWS": .., "num_warps": ..} for rows of so many numbers."""
     # About 4 lines.
     # BEGIN SOLUTION
-    # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of an A100's 64 warps
-    # leaves 64 registers a thread (half of the 4090's 48 leaves 80, so the A100 decides). And a number costs two to
-    # three registers here, since x and dy, later y and dy, are alive together: with 16 numbers a thread that still
-    # fits, with 32 it does not. So 8: what is left over is occupancy.
+    # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of
+    # an A100's 64 warps leaves 64 registers a thread (half of the 4090's 48 leaves 80, so the A100
+    # decides). And a number costs two to three registers here, since x and dy, later y and dy, are
+    # alive together: with 16 numbers a thread that still fits, with 32 it does not. So 8: what is
+    # left over is occupancy.
     numbers = 8
-    # A row of 8192 needs 32 warps then. A short row needs one, but an SM holds only so many blocks (32 and 24), and
-    # blocks of one warp would just reach half: 4 warps at least, which share several rows.
+    # A row of 8192 needs 32 warps then. A short row needs one, but an SM holds only so many blocks
+    # (32 and 24), and blocks of one warp would just reach half: 4 warps at least, which share
+    # several rows.
     warps = min(32, max(4, columns // (32 * numbers)))
     return {"ROWS": max(1, 32 * warps * numbers // columns), "num_warps": warps}
     # END SOLUTION
@@ -121,7 +129,9 @@ def row_settings(columns):
 
 # %%
 @triton.jit
-def distance_kernel(a_ptr, b_ptr, y_ptr, depth, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+def distance_kernel(
+    a_ptr, b_ptr, y_ptr, depth, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
@@ -148,9 +158,13 @@ def compiled_tile(uses, settings, device):
     rows, columns = settings["BLOCK_ROWS"], settings["BLOCK_COLS"]
     found = rows * columns / (rows + columns)
     if found < uses:
-        raise ValueError(f"a tile of {rows} x {columns} uses each number {found:.4g} times, {uses} needed")
+        raise ValueError(
+            f"a tile of {rows} x {columns} uses each number {found:.4g} times, {uses} needed"
+        )
     matrix = torch.empty(1, 1, device="meta")
-    return compile_for(distance_kernel, matrix, matrix, matrix, 512, 4096, device=device, **settings)
+    return compile_for(
+        distance_kernel, matrix, matrix, matrix, 512, 4096, device=device, **settings
+    )
 
 
 # %% tags=["nbval-ignore-output"]
@@ -163,15 +177,17 @@ compiled_tile(32, {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "num_warps": 4}, "A100")
 
 # %% grade_id="tile-settings-answer"
 def tile_settings(uses):
-    """{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..} for a tile that uses each number so often."""
+    """{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}: of a tile that has so many uses."""
     # About 5 lines.
     # BEGIN SOLUTION
-    # Of all tiles with so many numbers a square one loads least: n x n uses each number n^2 / 2n = n/2 times.
+    # Of all tiles with so many numbers a square one loads least: n x n uses each number n^2 / 2n =
+    # n/2 times.
     side = 16
     while side / 2 < uses:
         side *= 2
-    # 16 numbers of the tile a thread: with 32, the compiler wants some 72 to 80 registers, and the A100 gives 64 at
-    # half occupancy. With fewer than 16 it unrolls the loop further and spends what was saved.
+    # 16 numbers of the tile a thread: with 32, the compiler wants some 72 to 80 registers, and the
+    # A100 gives 64 at half occupancy. With fewer than 16 it unrolls the loop further and spends
+    # what was saved.
     warps = max(1, side * side // (32 * 16))
     return {"BLOCK_ROWS": side, "BLOCK_COLS": side, "num_warps": warps}
     # END SOLUTION
@@ -186,16 +202,18 @@ def tile_settings(uses):
 # %% tags=["hide-input"]
 hint = Hints(
     rows=(
-        "Work out numbers a thread = ROWS x columns / (32 num_warps) for what you tried, and write the registers "
-        "beside it. What is the least that 16 bytes ask for?",
-        "8 numbers of 2 bytes are 16 bytes. Find out how many numbers a thread the A100 stands, then keep that number "
-        "the same for every row length: more warps for longer rows, more rows for short ones.",
-        "A block has 32 warps at most, and an SM holds at most 32 blocks on an A100, 24 on an RTX 4090: blocks of one "
-        "warp fill half of it at best.",
+        "Work out numbers a thread = ROWS x columns / (32 num_warps) for what you tried, and "
+        "write the registers beside it. What is the least that 16 bytes ask for?",
+        "8 numbers of 2 bytes are 16 bytes. Find out how many numbers a thread the A100 stands, "
+        "then keep that number the same for every row length: more warps for longer rows, more "
+        "rows for short ones.",
+        "A block has 32 warps at most, and an SM holds at most 32 blocks on an A100, 24 on an RTX "
+        "4090: blocks of one warp fill half of it at best.",
     ),
     tile=(
         "A square tile of n x n uses each number n/2 times. How large must n be?",
-        "Then choose the warps: numbers a thread = n x n / (32 num_warps). Try 32, 16 and 8 on the A100.",
+        "Then choose the warps: numbers a thread = n x n / (32 num_warps). Try 32, 16 and 8 on "
+        "the A100.",
     ),
 )
 hint

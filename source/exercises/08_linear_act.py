@@ -30,7 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import DEVICES, compile_for, measure
+from helpers.instruments import DEVICES, compile_for, measure, table
 from helpers.learning import (
     Hints,
     beside_catalogue,
@@ -60,7 +60,8 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 x, weight = (torch.randn(size, 128, device=device).half() for size in (192, 128))
 bias = torch.randn(128, device=device).half()
 unfused = measure(reference, x, weight, bias, "gelu")
-print(f"{unfused.launches} launches; the activation alone: {unfused.by_launch[-1][1].total / 1e3:.4g} kB")
+activation = unfused.by_launch[-1][1].total
+print(f"{unfused.launches} launches; the activation alone: {activation / 1e3:.4g} kB")
 
 # %% [markdown]
 # **The tile model.** A tile of 64 x 64 needs 64 rows of x and 64 rows of W, whole. So x is read N/64 times and W is
@@ -81,7 +82,9 @@ def who_kernel(y_ptr, stride_m, stride_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     address = y_ptr + row[:, None] * stride_m + col[None, :] * stride_n
-    tl.store(address, 10 * tl.program_id(0) + tl.program_id(1) + tl.zeros((BLOCK_M, BLOCK_N), tl.int32))
+    tl.store(
+        address, 10 * tl.program_id(0) + tl.program_id(1) + tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
+    )
 
 
 y = torch.zeros(6, 8, dtype=torch.int32, device=device)
@@ -98,7 +101,9 @@ y.cpu()
 
 # %%
 @triton.jit
-def dot_kernel(a_ptr, w_ptr, y_ptr, SIZE: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
+def dot_kernel(
+    a_ptr, w_ptr, y_ptr, SIZE: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr
+):
     i = tl.arange(0, SIZE)
     a = tl.load(a_ptr + i[:, None] * SIZE + i[None, :])
     b = tl.load(w_ptr + i[:, None] + i[None, :] * SIZE)
@@ -120,11 +125,16 @@ print("right:", torch.allclose(y, a.float() @ w.float().T, atol=1e-4))
 
 # %%
 options = {"SIZE": 16, "device": "A100", "num_warps": 1}
-peak = DEVICES["A100"].peak_flops
-for name, widen, precision in (("fp16", False, "tf32"), ("tf32", True, "tf32"), ("fp32", True, "ieee")):
+peak, rows = DEVICES["A100"].peak_flops, []
+for name, widen, precision in (
+    ("fp16", False, "tf32"),
+    ("tf32", True, "tf32"),
+    ("fp32", True, "ieee"),
+):
     compiled = compile_for(dot_kernel, a, w, y, WIDEN=widen, PRECISION=precision, **options)
     products = {each.opcode for each in compiled.sass_view("tensor core").instructions} or {"FFMA"}
-    print(f"{name}: {', '.join(products):18} {peak[name] / 1e12:5.4g} TFLOP/s")
+    rows.append((name, ", ".join(products), f"{peak[name] / 1e12:.4g}"))
+table(("operands", "instruction", "TFLOP/s"), rows)
 
 # %% [markdown]
 # `HMMA` is a tensor core's instruction. The first takes 16 steps of the sum at once, the second 8: **tf32 runs at half
@@ -147,7 +157,8 @@ def linear_act_kernel(
     x_stride_m, x_stride_k, weight_stride_n, weight_stride_k,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # About 22 lines: the tile's rows and columns; a loop over K with tl.dot; bias, activation, store.
+    # About 22 lines: the tile's rows and columns; a loop over K with tl.dot; bias, activation,
+    # store.
     # BEGIN SOLUTION
     # int64 before the multiplication by a stride, which may pass 2**31.
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -156,7 +167,8 @@ def linear_act_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        # What does not exist is 0. Along K this is not a nicety: there, neighbours would be summed into every element.
+        # What does not exist is 0. Along K this is not a nicety: there, neighbours would be summed
+        # into every element.
         x = tl.load(
             x_ptr + row[:, None] * x_stride_m + k[None, :] * x_stride_k,
             mask=(row < M)[:, None] & (k < K)[None, :],
@@ -168,8 +180,9 @@ def linear_act_kernel(
             mask=(k < K)[:, None] & (col < N)[None, :],
             other=0.0,
         )
-        # float16 operands, float32 sum: what a tensor core does in one instruction. Converted to float32 first, the
-        # operands would be multiplied as tf32: the same digits here, half the rate, twice the shared memory.
+        # float16 operands, float32 sum: what a tensor core does in one instruction. Converted to
+        # float32 first, the operands would be multiplied as tf32: the same digits here, half the
+        # rate, twice the shared memory.
         acc = tl.dot(x, weight, acc)
     # The epilogue: the sum is in registers already, so bias and activation cost no traffic.
     s = acc + tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
@@ -182,7 +195,11 @@ def linear_act_kernel(
     else:
         y = s * tl.sigmoid(s)
     # The one rounding, to float16.
-    tl.store(y_ptr + row[:, None] * N + col[None, :], y.to(tl.float16), mask=(row < M)[:, None] & (col < N)[None, :])
+    tl.store(
+        y_ptr + row[:, None] * N + col[None, :],
+        y.to(tl.float16),
+        mask=(row < M)[:, None] & (col < N)[None, :],
+    )
     # END SOLUTION
 
 
@@ -192,13 +209,16 @@ def linear_act_kernel(
 
 # %% grade_id="launcher"
 def linear_act(x, weight, bias, activation):
-    """act(x weight^T + bias): x (M, K), weight (N, K), bias (N,) in float16; activation "relu", "gelu" or "silu"."""
+    """act(x weight^T + bias): x (M, K), weight (N, K), bias (N,) in float16.
+
+    `activation` is "relu", "gelu" or "silu".
+    """
     # About 8 lines: the sizes, room for the result, tiles, a grid of two dimensions, launch.
     # BEGIN SOLUTION
     (m, k), n = x.shape, weight.shape[0]
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; 32 along K are two steps of a tensor core.
-    # Twice as large tiles would load half as much, and suit large matrices better.
+    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; 32 along K are two steps of
+    # a tensor core. Twice as large tiles would load half as much, and suit large matrices better.
     block_m = block_n = 64
     grid = (triton.cdiv(m, block_m), triton.cdiv(n, block_n))
     # The strides go along, so nothing is copied, transposed or not.
@@ -219,30 +239,33 @@ def linear_act(x, weight, bias, activation):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start with one tile: row, col and k are vectors of tl.arange; row[:, None] and k[None, :] make of them the "
-        "addresses of a tile of x. For W^T it is k[:, None] and col[None, :].",
-        "Masks: rows below M, columns below N, and k below K. The last is the one that shows: with other=0.0, products "
-        "that do not exist add nothing.",
-        "Take every stride from the arguments; y alone is new and contiguous, so its rows are N apart. NaN must come "
-        "through relu: tl.where(s < 0, 0.0, s).",
+        "Start with one tile: row, col and k are vectors of tl.arange; row[:, None] and k[None, "
+        ":] make of them the addresses of a tile of x. For W^T it is k[:, None] and col[None, :].",
+        "Masks: rows below M, columns below N, and k below K. The last is the one that shows: "
+        "with other=0.0, products that do not exist add nothing.",
+        "Take every stride from the arguments; y alone is new and contiguous, so its rows are N "
+        "apart. NaN must come through relu: tl.where(s < 0, 0.0, s).",
     ),
     rounding=(
-        "Which values of your kernel have 16 bits? Loads, and the stored result. Everything between is float32.",
-        "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); bias.to(tl.float32); the activation "
-        "of the float32 sum; .to(tl.float16) in the store.",
+        "Which values of your kernel have 16 bits? Loads, and the stored result. Everything "
+        "between is float32.",
+        "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); "
+        "bias.to(tl.float32); the activation of the float32 sum; .to(tl.float16) in the store.",
     ),
     traffic=(
-        "How often is each value of x loaded? As often as there are tiles in a row of y. What makes that less?",
+        "How often is each value of x loaded? As often as there are tiles in a row of y. What "
+        "makes that less?",
         "Tiles of 64 x 64. And the bias: once a tile, after the loop.",
     ),
     tensor_cores=(
-        "Did you multiply without tl.dot? Or convert the tiles to float32, which makes them tf32, or with "
-        "input_precision='ieee' takes them to the ordinary cores?",
-        "tl.dot(x, weight, acc) with x and weight as they were loaded: the products are exact in float32 anyway.",
+        "Did you multiply without tl.dot? Or convert the tiles to float32, which makes them tf32, "
+        "or with input_precision='ieee' takes them to the ordinary cores?",
+        "tl.dot(x, weight, acc) with x and weight as they were loaded: the products are exact in "
+        "float32 anyway.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -270,7 +293,9 @@ check_tile_traffic(linear_act, (x, weight, bias, "gelu"), tile=64, name="traffic
 # **Do tensor cores do the work**, on float16 operands? Compiled for an A100 and an H100.
 
 # %% grade_id="tensor_cores" points=3
-check_tensor_cores(linear_act, (x, weight, bias, "gelu"), devices=("A100", "H100"), name="tensor_cores")
+check_tensor_cores(
+    linear_act, (x, weight, bias, "gelu"), devices=("A100", "H100"), name="tensor_cores"
+)
 
 # %% [markdown]
 # **Does it reach a large matrix?** Of 4 million rows of 1024, which no machine need hold for that: two small launches

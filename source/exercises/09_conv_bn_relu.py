@@ -9,8 +9,9 @@
 # **The formula**, for output pixel $(p, q)$ of a picture and output channel $k$; $x$ is 0 outside the picture:
 #
 # $$s_{kpq} = b_k + \sum_{r,s,c} w_{kcrs}\; x_{c,\; p \cdot \text{stride} + r - \text{padding},\;
-# q \cdot \text{stride} + s - \text{padding}}, \qquad
-# y = \max\left(0,\; \gamma_k\,\frac{s_{kpq} - \text{mean}_k}{\sqrt{\text{var}_k + \text{eps}}} + \beta_k\right)$$
+# q \cdot \text{stride} + s - \text{padding}}$$
+#
+# $$y = \max\left(0,\; \gamma_k\,\frac{s_{kpq} - \text{mean}_k}{\sqrt{\text{var}_k + \text{eps}}} + \beta_k\right)$$
 #
 # x, w and b are float16, the sum is float32, batch norm's four vectors are float32; y is float16, rounded once.
 #
@@ -59,9 +60,8 @@ bias = torch.randn(64, device=device).half()
 gamma, beta, mean, var = torch.rand(4, 64, device=device)
 inputs = (x, weight, bias, gamma, beta, mean, var, 1, 1, 1e-5)
 unfused = measure(reference, *inputs)
-print(
-    f"{unfused.launches} launches; x, weight and the result: {(x.nbytes + weight.nbytes + 2 * 64 * 256) / 1e3:.4g} kB"
-)
+least = x.nbytes + weight.nbytes + 2 * 64 * 256
+print(f"{unfused.launches} launches; x, weight and the result: {least / 1e3:.4g} kB")
 
 # %% [markdown]
 # **How often does a kernel read x, if a program makes 64 output pixels of all 64 channels, a tap at a time? How often
@@ -84,7 +84,8 @@ def conv_bn_relu_kernel(
     TAPS_H: tl.constexpr, TAPS_W: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
     BLOCK_PIXELS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
 ):  # fmt: skip
-    # About 30 lines: pixels and channels of the tile; a loop over taps and input channels; fold, ReLU, store.
+    # About 30 lines: pixels and channels of the tile; a loop over taps and input channels; fold,
+    # ReLU, store.
     # BEGIN SOLUTION
     # int64 before the multiplication by a stride, which may pass 2**31.
     pixel = tl.program_id(0).to(tl.int64) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
@@ -104,11 +105,19 @@ def conv_bn_relu_kernel(
         # In the picture, not just in memory: beyond a row's end the next row begins.
         seen = (row >= 0) & (row < height) & (col >= 0) & (col < width)
         x = tl.load(
-            x_ptr + image * x_stride_n + channel[None, :] * x_stride_c + row * x_stride_h + col * x_stride_w,
+            x_ptr
+            + image * x_stride_n
+            + channel[None, :] * x_stride_c
+            + row * x_stride_h
+            + col * x_stride_w,
             mask=seen & (pixel < pixels) & (at < depth)[None, :],
             other=0.0,
         )
-        offset = channel * weight_stride_c + tap // TAPS_W * weight_stride_h + tap % TAPS_W * weight_stride_w
+        offset = (
+            channel * weight_stride_c
+            + tap // TAPS_W * weight_stride_h
+            + tap % TAPS_W * weight_stride_w
+        )
         weight = tl.load(
             weight_ptr + k * weight_stride_k + offset[:, None],
             mask=(k < out_channels) & (at < depth)[:, None],
@@ -136,9 +145,11 @@ def conv_bn_relu_kernel(
 
 # %% grade_id="launcher"
 def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
-    """relu(batch_norm(conv2d(x, weight, bias))): x (images, channels, height, width) and weight (out_channels,
-    channels, taps_h, taps_w) in float16 with any strides; stride and padding the same in both directions."""
-    # About 14 lines: the sizes, room for (images, out_height, out_width, out_channels), launch, permute.
+    """relu(batch_norm(conv2d(x, weight, bias))): x (images, channels, height, width) and weight
+    (out_channels, channels, taps_h, taps_w) in float16 with any strides; stride and padding the
+    same in both directions."""
+    # About 14 lines: the sizes, room for (images, out_height, out_width, out_channels), launch,
+    # permute.
     # BEGIN SOLUTION
     images, channels, height, width = x.shape
     out_channels, _, taps_h, taps_w = weight.shape
@@ -146,12 +157,14 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
     out_width = (width + 2 * padding - taps_w) // stride + 1
     y = torch.empty((images, out_height, out_width, out_channels), dtype=x.dtype, device=x.device)
     pixels = images * out_height * out_width
-    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; larger tiles suit larger pictures better.
+    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; larger tiles suit larger
+    # pictures better.
     block_pixels = block_out = 64
     grid = (triton.cdiv(pixels, block_pixels), triton.cdiv(out_channels, block_out))
     conv_bn_relu_kernel[grid](
         x, weight, bias, gamma, beta, mean, var, y, eps,
-        pixels, out_channels, out_height, out_width, channels, height, width, *x.stride(), *weight.stride(),
+        pixels, out_channels, out_height, out_width, channels, height, width,
+        *x.stride(), *weight.stride(),
         TAPS_H=taps_h, TAPS_W=taps_w, STRIDE=stride, PADDING=padding,
         BLOCK_PIXELS=block_pixels, BLOCK_OUT=block_out, BLOCK_IN=32,
     )  # fmt: skip
@@ -169,26 +182,32 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
 # %% tags=["hide-input"]
 hint = Hints(
     convolution=(
-        "Begin with a filter of 1 x 1 and no padding: then it is a matmul, with a pixel's place in memory for a "
-        "row's. Then let `at` run over taps times channels: tap = at // channels, channel = at % channels.",
-        "An output pixel is (picture, p, q): divide by out_height * out_width, then by out_width. Its window begins at "
-        "p * STRIDE - PADDING, q * STRIDE - PADDING; the tap adds tap // TAPS_W and tap % TAPS_W.",
-        "Four questions before a load of x: does the pixel exist, the place in the sum, is the row in the picture, and "
-        "the column? The last is the one that shows: beyond a row's end the next row begins.",
+        "Begin with a filter of 1 x 1 and no padding: then it is a matmul, with a pixel's place "
+        "in memory for a row's. Then let `at` run over taps times channels: tap = at // channels, "
+        "channel = at % channels.",
+        "An output pixel is (picture, p, q): divide by out_height * out_width, then by out_width. "
+        "Its window begins at p * STRIDE - PADDING, q * STRIDE - PADDING; the tap adds tap // "
+        "TAPS_W and tap % TAPS_W.",
+        "Four questions before a load of x: does the pixel exist, the place in the sum, is the "
+        "row in the picture, and the column? The last is the one that shows: beyond a row's end "
+        "the next row begins.",
     ),
     batch_norm=(
-        "Fold with a pencil first: y = scale * s + shift. What becomes of the convolution's bias, which is part of s?",
-        "scale = gamma * tl.rsqrt(var + eps); shift = beta + (bias - mean) * scale. Then ReLU. All in float32.",
+        "Fold with a pencil first: y = scale * s + shift. What becomes of the convolution's bias, "
+        "which is part of s?",
+        "scale = gamma * tl.rsqrt(var + eps); shift = beta + (bias - mean) * scale. Then ReLU. "
+        "All in float32.",
     ),
     traffic=(
-        "How often is each value of x loaded? For each tap once, and all that for each tile of output channels. The "
-        "weights: once for each tile of pixels.",
+        "How often is each value of x loaded? For each tap once, and all that for each tile of "
+        "output channels. The weights: once for each tile of pixels.",
         "Tiles of 64 x 64; the six vectors after the loop; nothing but y is written.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64): the pixel's number, and so the picture's, before a stride multiplies them.",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64): the pixel's number, and so the picture's, before a stride "
+        "multiplies them.",
     ),
 )
 hint
@@ -221,7 +240,15 @@ check_passes(conv_bn_relu, inputs, reads=(9, *6 * (4,)), name="traffic")
 def pictures(images):
     filters = torch.randn(64, 32, 1, 1, device=device).half()
     vectors = torch.rand(5, 64, device=device)
-    return torch.randn(images, 32, 8, 8, device=device).half(), filters, vectors[0].half(), *vectors[1:], 1, 0, 1e-5
+    return (
+        torch.randn(images, 32, 8, 8, device=device).half(),
+        filters,
+        vectors[0].half(),
+        *vectors[1:],
+        1,
+        0,
+        1e-5,
+    )
 
 
 # %% grade_id="large" points=1
@@ -250,7 +277,13 @@ def without_bias(x, weight, gamma, beta, mean, var):
     return conv_bn_relu(x, weight, torch.zeros_like(gamma), gamma, beta, mean, var, 1, 1, 1e-5)
 
 
-beside_catalogue(without_bias, CATALOGUE["conv_bn_act"], (32, 256, 28, 28, 256, 3), torch.float16, passed="convolution")
+beside_catalogue(
+    without_bias,
+    CATALOGUE["conv_bn_act"],
+    (32, 256, 28, 28, 256, 3),
+    torch.float16,
+    passed="convolution",
+)
 
 # %% [markdown]
 # On the command line, `fusion check exercises/09_conv_bn_relu.ipynb` grades the saved notebook.

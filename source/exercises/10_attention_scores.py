@@ -7,8 +7,9 @@
 #
 # **The formula**, for each head, with $q$ and $k$ of $N \times d$ in float16, and $p$ in float32:
 #
-# $$p = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d} + \text{mask}\right), \qquad
-# \text{mask}_{ij} = \begin{cases} 0 & j \le i \text{ and key } j \text{ is valid} \\ -\infty & \text{otherwise}
+# $$p = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d} + \text{mask}\right)$$
+#
+# $$\text{mask}_{ij} = \begin{cases} 0 & j \le i \text{ and key } j \text{ is valid} \\ -\infty & \text{otherwise}
 # \end{cases}$$
 #
 # A query that sees no key at all has a row of zeros.
@@ -61,7 +62,8 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 q, k = torch.randn(2, 2, 2, 128, 32, device=device).half()
 valid = torch.ones(2, 128, dtype=torch.bool, device=device)
 unfused = measure(reference, q, k, valid)
-print(f"{unfused.launches} launches, {unfused.bytes_total / (2 * 2 * 128 * 128):.3g} B for each weight")
+each = unfused.bytes_total / (2 * 2 * 128 * 128)
+print(f"{unfused.launches} launches, {each:.3g} B for each weight")
 
 # %% [markdown]
 # **How many bytes for each weight are left when scores never go to memory?** Write your number down. It hardly depends
@@ -94,20 +96,30 @@ def attention_scores_kernel(
     # The head's index among all: its weights lie in order, N x N of them.
     p_ptr += tl.program_id(1).to(tl.int64) * seq * seq
     # Once: the queries stay in registers for both passes.
-    q = tl.load(q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d, mask=(query < seq)[:, None], other=0.0)
+    q = tl.load(
+        q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d,
+        mask=(query < seq)[:, None],
+        other=0.0,
+    )
 
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     # Keys after the last query are seen by none of these queries: half of this pass is skipped.
     for start in range(0, tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M), BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
-        k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, mask=(key < seq)[None, :], other=0.0)
-        # The mask is the keys': what does not exist is not valid, which also takes care of the last tile's edge.
+        k = tl.load(
+            k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d,
+            mask=(key < seq)[None, :],
+            other=0.0,
+        )
+        # The mask is the keys': what does not exist is not valid, which also takes care of the last
+        # tile's edge.
         valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0
         seen = valid[None, :] & (key[None, :] <= query[:, None])
         s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
         grown = tl.maximum(top, tl.max(s, axis=1))
-        # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is NaN: 0 in its place gives e^-inf = 0.
+        # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is NaN: 0 in its
+        # place gives e^-inf = 0.
         safe = tl.where(grown == -float("inf"), 0.0, grown)
         # What was summed under the old maximum counts for less under the new one.
         total = total * tl.exp(top - safe) + tl.sum(tl.exp(s - safe[:, None]), axis=1)
@@ -119,13 +131,22 @@ def attention_scores_kernel(
     # All keys now: the weights of those that no query sees are 0, and nobody else writes them.
     for start in range(0, seq, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
-        k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, mask=(key < seq)[None, :], other=0.0)
+        k = tl.load(
+            k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d,
+            mask=(key < seq)[None, :],
+            other=0.0,
+        )
         valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0
         seen = valid[None, :] & (key[None, :] <= query[:, None])
-        # The same scores, computed again instead of kept: in memory they would cost 8 bytes each, out and back.
+        # The same scores, computed again instead of kept: in memory they would cost 8 bytes each,
+        # out and back.
         s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
         p = tl.exp(s - safe[:, None]) * share[:, None]
-        tl.store(p_ptr + query[:, None] * seq + key[None, :], p, mask=(query < seq)[:, None] & (key < seq)[None, :])
+        tl.store(
+            p_ptr + query[:, None] * seq + key[None, :],
+            p,
+            mask=(query < seq)[:, None] & (key < seq)[None, :],
+        )
     # END SOLUTION
 
 
@@ -143,13 +164,14 @@ def attention_scores(q, k, valid):
     # BEGIN SOLUTION
     batch, heads, seq, dim = q.shape
     p = torch.empty((batch, heads, seq, seq), dtype=torch.float32, device=q.device)
-    # 32 queries a program for short sequences, so that there are enough programs; the tensor core takes no fewer
-    # than 16.
+    # 32 queries a program for short sequences, so that there are enough programs; the tensor core
+    # takes no fewer than 16.
     block_m, block_n = 32, 64
     grid = (triton.cdiv(seq, block_m), batch * heads)
     attention_scores_kernel[grid](
-        q, k, valid, p, heads, seq, dim**-0.5, *q.stride(), *k.stride(), DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n
-    )
+        q, k, valid, p, heads, seq, dim**-0.5, *q.stride(), *k.stride(),
+        DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n,
+    )  # fmt: skip
     return p
     # END SOLUTION
 
@@ -163,24 +185,29 @@ def attention_scores(q, k, valid):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Begin with one tile, and no loop: scores, scale, causal mask, softmax along axis 1, store. Then let the keys "
-        "come in tiles.",
-        "The online softmax keeps a maximum and a sum for each query. When the maximum grows from m to m', the sum so "
-        "far is multiplied by exp(m - m'). Then a second loop computes the same scores and stores exp(s - m) / sum.",
-        "Every element of the result is written by somebody: those right of the diagonal are 0. Keys beyond seq must "
-        "count as masked.",
+        "Begin with one tile, and no loop: scores, scale, causal mask, softmax along axis 1, "
+        "store. Then let the keys come in tiles.",
+        "The online softmax keeps a maximum and a sum for each query. When the maximum grows from "
+        "m to m', the sum so far is multiplied by exp(m - m'). Then a second loop computes the "
+        "same scores and stores exp(s - m) / sum.",
+        "Every element of the result is written by somebody: those right of the diagonal are 0. "
+        "Keys beyond seq must count as masked.",
     ),
     masked_rows=(
-        "What are exp(-inf - -inf) and 0/0? Both are NaN. Where can they arise when a query sees no key?",
-        "Take 0 for the maximum where it is -inf, and 0 for 1/sum where the sum is 0. And valid is indexed by the key.",
+        "What are exp(-inf - -inf) and 0/0? Both are NaN. Where can they arise when a query sees "
+        "no key?",
+        "Take 0 for the maximum where it is -inf, and 0 for 1/sum where the sum is 0. And valid "
+        "is indexed by the key.",
     ),
     traffic=(
-        "The result may be stored once and never loaded. Is anything of N x N loaded, or stored twice?",
-        "Do not store scores in p to normalise them later: compute them twice. q is loaded before the loops.",
+        "The result may be stored once and never loaded. Is anything of N x N loaded, or stored "
+        "twice?",
+        "Do not store scores in p to normalise them later: compute them twice. q is loaded before "
+        "the loops.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -224,7 +251,9 @@ check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, name="large
 # Other lengths, other masks and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 others = scores_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16)))
-check_values(attention_scores, reference, others + masked_cases(seed=1729, seq=70), name="other-values")
+check_values(
+    attention_scores, reference, others + masked_cases(seed=1729, seq=70), name="other-values"
+)
 # END HIDDEN TESTS
 
 # %% [markdown]

@@ -85,7 +85,8 @@ def flash_attention_kernel(
     v_stride_b, v_stride_h, v_stride_n, v_stride_d,
     CAUSAL: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # About 35 lines: the queries; a loop over tiles of keys and values; the result, divided and stored once.
+    # About 35 lines: the queries; a loop over tiles of keys and values; the result, divided and
+    # stored once.
     # BEGIN SOLUTION
     # int64 before the multiplication by a stride, which may pass 2**31.
     batch = tl.program_id(1).to(tl.int64) // heads
@@ -95,31 +96,47 @@ def flash_attention_kernel(
     q_ptr += batch * q_stride_b + head * q_stride_h
     k_ptr += batch * k_stride_b + head * k_stride_h
     v_ptr += batch * v_stride_b + head * v_stride_h
-    q = tl.load(q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d, mask=(query < seq)[:, None], other=0.0)
+    q = tl.load(
+        q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d,
+        mask=(query < seq)[:, None],
+        other=0.0,
+    )
 
     # The state of each query's row: all that FlashAttention keeps of N scores.
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, DIM), tl.float32)
-    # Causal: no query of this program sees a key after its last query. Half of the work is not done.
+    # Causal: no query of this program sees a key after its last query. Half of the work is not
+    # done.
     last = tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M) if CAUSAL else seq
     for start in range(0, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
-        k = tl.load(k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d, mask=(key < seq)[None, :], other=0.0)
+        k = tl.load(
+            k_ptr + key[None, :] * k_stride_n + d[:, None] * k_stride_d,
+            mask=(key < seq)[None, :],
+            other=0.0,
+        )
         # Keys that do not exist need -inf, not 0: a score of 0 would have its share of the sum.
         seen = (key < seq)[None, :]
         if CAUSAL:
             seen = seen & (key[None, :] <= query[:, None])
         s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
-        # Every row sees key 0, in the first tile: no maximum stays -inf, and nothing is -inf - -inf.
+        # Every row sees key 0, in the first tile: no maximum stays -inf, and nothing is -inf -
+        # -inf.
         grown = tl.maximum(top, tl.max(s, axis=1))
         e = tl.exp(s - grown[:, None])
-        # What was summed under the old maximum, weights and weighted values alike, counts for less under the new one.
+        # What was summed under the old maximum, weights and weighted values alike, counts for less
+        # under the new one.
         shrink = tl.exp(top - grown)
         total = total * shrink + tl.sum(e, axis=1)
         # Rows that do not exist are 0, for e is 0 there, and 0 * NaN would be NaN.
-        v = tl.load(v_ptr + key[:, None] * v_stride_n + d[None, :] * v_stride_d, mask=(key < seq)[:, None], other=0.0)
-        # The weights are at most 1: float16 holds them well, and gives the tensor cores what they take.
+        v = tl.load(
+            v_ptr + key[:, None] * v_stride_n + d[None, :] * v_stride_d,
+            mask=(key < seq)[:, None],
+            other=0.0,
+        )
+        # The weights are at most 1: float16 holds them well, and gives the tensor cores what they
+        # take.
         acc = tl.dot(e.to(tl.float16), v, acc * shrink[:, None])
         top = grown
     # Divided once, at the end, instead of in every tile.
@@ -137,13 +154,14 @@ def flash_attention_kernel(
 
 # %% grade_id="launcher"
 def flash_attention(q, k, v, causal):
-    """softmax(q k^T / sqrt(dim)) v as a contiguous (batch, heads, seq, dim) in float16, in one launch."""
+    """softmax(q k^T / sqrt(dim)) v, contiguous (batch, heads, seq, dim) in float16; one launch."""
     # About 7 lines: the sizes, room for the result, a grid of two dimensions, launch.
     # BEGIN SOLUTION
     batch, heads, seq, dim = q.shape
     # The one allocation. There is no room for N x N weights, because there are none.
     o = torch.empty((batch, heads, seq, dim), dtype=q.dtype, device=q.device)
-    # 64 queries a program: each key and value that is loaded serves 64 rows. For dim 128, acc is 64 registers a thread.
+    # 64 queries a program: each key and value that is loaded serves 64 rows. For dim 128, acc is 64
+    # registers a thread.
     block_m, block_n = 64, 64
     grid = (triton.cdiv(seq, block_m), batch * heads)
     flash_attention_kernel[grid](
@@ -163,25 +181,28 @@ def flash_attention(q, k, v, causal):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Sequences of 16 fit in one tile: get these right without a loop, full and then causal. The message says which "
-        "case fails first.",
-        "Sequences that no tile divides: keys beyond seq get a score of -inf, before the maximum is taken. Scores that "
-        "grow along the keys: the sum and acc are both multiplied by exp(old maximum - new maximum).",
-        "Three numbers a row live from tile to tile: top, total and acc (dim of them). In each tile: s, the new top, "
-        "e = exp(s - top), then total and acc, in that order.",
+        "Sequences of 16 fit in one tile: get these right without a loop, full and then causal. "
+        "The message says which case fails first.",
+        "Sequences that no tile divides: keys beyond seq get a score of -inf, before the maximum "
+        "is taken. Scores that grow along the keys: the sum and acc are both multiplied by "
+        "exp(old maximum - new maximum).",
+        "Three numbers a row live from tile to tile: top, total and acc (dim of them). In each "
+        "tile: s, the new top, e = exp(s - top), then total and acc, in that order.",
     ),
     traffic=(
-        "The message lists what is read and written. Is anything there besides q, k, v and the result?",
-        "Neither s nor e is ever stored: e goes straight into tl.dot with the tile of v. And acc is a variable of the "
-        "loop, not a tensor in memory.",
+        "The message lists what is read and written. Is anything there besides q, k, v and the "
+        "result?",
+        "Neither s nor e is ever stored: e goes straight into tl.dot with the tile of v. And acc "
+        "is a variable of the loop, not a tensor in memory.",
     ),
     tensor_cores=(
         "tl.dot wants float16 on both sides, for both of its products.",
-        "q and k are float16 as loaded; e is float32 and is converted for the second product, e.to(tl.float16).",
+        "q and k are float16 as loaded; e is float32 and is converted for the second product, "
+        "e.to(tl.float16).",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -235,7 +256,9 @@ check_values(flash_attention, reference, others, name="other-values")
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(flash_attention, CATALOGUE["flash_attention"], (4, 16, 4096, 128, True), torch.float16)
+beside_catalogue(
+    flash_attention, CATALOGUE["flash_attention"], (4, 16, 4096, 128, True), torch.float16
+)
 
 # %% [markdown]
 # On the command line, `fusion check exercises/10b_flash_attention.ipynb` grades the saved notebook.

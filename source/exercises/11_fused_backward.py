@@ -55,7 +55,9 @@ from helpers.learning import (
 
 # %%
 @triton.jit
-def forward_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
+def forward_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
     col = tl.arange(0, BLOCK)
     exists, at = col < cols, tl.program_id(0).to(tl.int64) * cols + col
     x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)
@@ -120,7 +122,8 @@ def backward_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # About 24 lines: weight and bias; a loop over rows: load, make x_hat and z again, three gradients; store the sums.
+    # About 24 lines: weight and bias; a loop over rows: load, make x_hat and z again, three
+    # gradients; store the sums.
     # BEGIN SOLUTION
     col = tl.arange(0, BLOCK)
     exists = col < cols
@@ -142,7 +145,8 @@ def backward_kernel(
         gate = tl.sigmoid(1.702 * z)
         grad_z = grad_y * (gate + 1.702 * z * gate * (1.0 - gate))
         along = grad_z * weight
-        # What is taken off: a constant added to a row changes nothing, and neither does a longer row.
+        # What is taken off: a constant added to a row changes nothing, and neither does a longer
+        # row.
         shift = tl.sum(along, axis=0) / cols
         stretch = tl.sum(along * x_hat, axis=0) / cols
         tl.store(grad_x_ptr + at, rstd * (along - shift - x_hat * stretch), mask=exists)
@@ -180,11 +184,14 @@ def backward(grad_y, x, weight, bias, eps):
     programs = max(1, min(rows, PROGRAMS))
     double = x.dtype == torch.float64
     # Wide until the last sum is made: 16 bits would round at every addition.
-    sums = torch.empty(2, programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device)
+    sums = torch.empty(
+        2, programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device
+    )
     compute, block = tl.float64 if double else tl.float32, triton.next_power_of_2(cols)
     backward_kernel[(programs,)](
-        grad_y, x, weight, bias, grad_x, sums, rows, cols, eps, COMPUTE=compute, BLOCK=block, num_warps=4
-    )
+        grad_y, x, weight, bias, grad_x, sums, rows, cols, eps,
+        COMPUTE=compute, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     grad_weight, grad_bias = sums.sum(1).to(x.dtype)
     return grad_x, grad_weight, grad_bias
     # END SOLUTION
@@ -220,29 +227,33 @@ class LayerNormGelu(torch.autograd.Function):
 # %% tags=["hide-input"]
 hint = Hints(
     gradients=(
-        "Which of the three results is wrong? Result 1 is x's gradient, 2 the weight's, 3 the bias's. Begin with 3: it "
-        "is the sum of g_z, and needs the gate alone.",
-        "Padding lanes: x - mean is not 0 there. tl.where, before it is squared. Both means divide by cols.",
-        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is added up is stored "
-        "after the loop.",
+        "Which of the three results is wrong? Result 1 is x's gradient, 2 the weight's, 3 the "
+        "bias's. Begin with 3: it is the sum of g_z, and needs the gate alone.",
+        "Padding lanes: x - mean is not 0 there. tl.where, before it is squared. Both means "
+        "divide by cols.",
+        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is "
+        "added up is stored after the loop.",
     ),
     gradcheck=(
-        "float64 goes all the way: every load .to(COMPUTE), the sums in registers in COMPUTE, and the tensor of sums "
-        "in float64 as well.",
+        "float64 goes all the way: every load .to(COMPUTE), the sums in registers in COMPUTE, and "
+        "the tensor of sums in float64 as well.",
         "tl.zeros((BLOCK,), dtype=COMPUTE), and torch.float64 for the sums where x is float64.",
     ),
     traffic=(
-        "Count: grad_y and x in, grad_x out, 12 B/element; weight and bias once a program; the partial sums.",
-        "z is made again from x: do not let the forward pass store it, and load neither x nor grad_y twice.",
+        "Count: grad_y and x in, grad_x out, 12 B/element; weight and bias once a program; the "
+        "partial sums.",
+        "z is made again from x: do not let the forward pass store it, and load neither x nor "
+        "grad_y twice.",
         "A row of sums for each program, not for each row; the programs are PROGRAMS at most.",
     ),
     repeats=(
         "What do two programs write to the same place? Which comes first is up to the GPU.",
-        "sums_ptr + tl.program_id(0) * cols + col: a place for each program; PyTorch's sum has an order of its own.",
+        "sums_ptr + tl.program_id(0) * cols + col: a place for each program; PyTorch's sum has an "
+        "order of its own.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.cast(row, tl.int64), before it is multiplied.",
     ),
 )
@@ -269,7 +280,9 @@ check_gradcheck(backward, forward, small, name="gradcheck")
 # **Is it fused?** At most three launches; `grad_y` and `x` read once, x's gradient written once, little else.
 
 # %% grade_id="traffic" points=4
-check_gradient_traffic(backward, (grad_y, x, weight, bias, 1e-5), launches=3, rest=0.75, name="traffic")
+check_gradient_traffic(
+    backward, (grad_y, x, weight, bias, 1e-5), launches=3, rest=0.75, name="traffic"
+)
 
 # %% [markdown]
 # **Is it the same in every run?** With no GPU, its programs are run from last to first.
@@ -293,13 +306,23 @@ check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, name="large")
 # %% grade_id="other-gradients" points=2
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_values(backward, reference, gradient_cases(1729, widths=(7, 255, 2049), rows=51), name="other-gradients")
+check_values(
+    backward,
+    reference,
+    gradient_cases(1729, widths=(7, 255, 2049), rows=51),
+    name="other-gradients",
+)
 # END HIDDEN TESTS
 
 # %% grade_id="other-gradcheck" points=2
 # Other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-large_steps = (torch.randn(11, 3, **double), torch.randn(3, **double), torch.randn(3, **double), 0.25)
+large_steps = (
+    torch.randn(11, 3, **double),
+    torch.randn(3, **double),
+    torch.randn(3, **double),
+    0.25,
+)
 check_gradcheck(backward, forward, large_steps, name="other-gradcheck")
 # END HIDDEN TESTS
 

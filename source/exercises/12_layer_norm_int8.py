@@ -8,8 +8,9 @@
 # **The formula**, for each row $x$ of $n$ elements:
 #
 # $$y = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \cdot w + b, \qquad
-# s = \frac{\text{clip}}{127} \cdot \max\big(\max_i |y_i|,\, 10^{-12}\big), \qquad
-# q = \text{round}(y / s), \text{ kept within } \pm 127$$
+# s = \frac{\text{clip}}{127} \cdot \max\big(\max_i |y_i|,\, 10^{-12}\big)$$
+#
+# $$q = \text{round}(y / s), \text{ kept within } \pm 127$$
 #
 # `clip`, from 0 to 1, says how much of the row's largest magnitude the codes reach to. Below 1, the few largest numbers
 # are all held at 127, and the many small ones get finer steps. Round to the nearest, of two as near to the **even**
@@ -80,8 +81,11 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 
 # %% grade_id="kernel"
 @triton.jit
-def layer_norm_int8_kernel(x_ptr, weight_ptr, bias_ptr, q_ptr, scale_ptr, cols, eps, clip, BLOCK: tl.constexpr):
-    # About 18 lines: the norm as in exercise 05; the largest magnitude; the scale; round, clamp, convert, store.
+def layer_norm_int8_kernel(
+    x_ptr, weight_ptr, bias_ptr, q_ptr, scale_ptr, cols, eps, clip, BLOCK: tl.constexpr
+):
+    # About 18 lines: the norm as in exercise 05; the largest magnitude; the scale; round, clamp,
+    # convert, store.
     # BEGIN SOLUTION
     # int64 before the multiplication: row * cols passes 2**31 in large tensors.
     row = tl.program_id(0).to(tl.int64)
@@ -103,7 +107,8 @@ def layer_norm_int8_kernel(x_ptr, weight_ptr, bias_ptr, q_ptr, scale_ptr, cols, 
     tl.store(scale_ptr + row, scale)
     # Rounded by the addition: at 1.5 * 2^23 float32 has no digit below 1.
     code = y / scale + 12582912.0 - 12582912.0
-    # Clamped as a float: an int8 would have lost all but the low byte. NaN goes through, and becomes 0 as an int8.
+    # Clamped as a float: an int8 would have lost all but the low byte. NaN goes through, and
+    # becomes 0 as an int8.
     code = tl.where(code > 127.0, 127.0, code)
     code = tl.where(code < -127.0, -127.0, code)
     tl.store(q_ptr + row * cols + col, code.to(tl.int8), mask=exists)
@@ -133,7 +138,9 @@ def layer_norm_int8(x, weight, bias, eps, clip):
     warps = min(32, max(4, block // 512))
     # x.numel() // cols counts the rows in all other dimensions, and is 0 where there is none.
     grid = (x.numel() // cols,)
-    layer_norm_int8_kernel[grid](x, weight, bias, q, scale, cols, eps, clip, BLOCK=block, num_warps=warps)
+    layer_norm_int8_kernel[grid](
+        x, weight, bias, q, scale, cols, eps, clip, BLOCK=block, num_warps=warps
+    )
     return q, scale
     # END SOLUTION
 
@@ -148,28 +155,29 @@ def layer_norm_int8(x, weight, bias, eps, clip):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Result 1 is q, result 2 the scale. Get the scale right first: it hangs on y alone. Is it the largest of |y|, "
-        "not of y?",
-        "A lane past the row's end must be neither part of the variance nor the row's largest: tl.where(exists, ..., "
-        "0.0) before squaring, and other=0.0 for weight and bias.",
-        "The row with NaN: all of its y are NaN. tl.max then gives NaN, but tl.maximum(NaN, 1e-12) is 1e-12, and "
-        "tl.clamp of NaN is -127: a comparison and tl.where keep NaN.",
+        "Result 1 is q, result 2 the scale. Get the scale right first: it hangs on y alone. Is it "
+        "the largest of |y|, not of y?",
+        "A lane past the row's end must be neither part of the variance nor the row's largest: "
+        "tl.where(exists, ..., 0.0) before squaring, and other=0.0 for weight and bias.",
+        "The row with NaN: all of its y are NaN. tl.max then gives NaN, but tl.maximum(NaN, "
+        "1e-12) is 1e-12, and tl.clamp of NaN is -127: a comparison and tl.where keep NaN.",
         "At mean 10^4: take the mean off before you square.",
     ),
     codes=(
-        "Halves: 0.5 becomes 0, 1.5 and 2.5 become 2. Adding a half and rounding down does not do that; the large "
-        "constant does.",
+        "Halves: 0.5 becomes 0, 1.5 and 2.5 become 2. Adding a half and rounding down does not do "
+        "that; the large constant does.",
         "Zeros: the 1e-12 stands inside the scale, beside the largest magnitude.",
-        "clip below 1: y / scale goes up to 127 / clip. Clamp it to -127 and 127 before .to(tl.int8); -128 is never "
-        "used, so that -q is a code as well.",
+        "clip below 1: y / scale goes up to 127 / clip. Clamp it to -127 and 127 before "
+        ".to(tl.int8); -128 is never used, so that -q is a code as well.",
     ),
     traffic=(
         "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
-        "y lives in registers: it is neither stored nor loaded. q is int8 from the start, one byte an element.",
+        "y lives in registers: it is neither stored nor loaded. q is int8 from the start, one "
+        "byte an element.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
 )

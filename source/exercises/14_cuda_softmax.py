@@ -22,7 +22,13 @@
 import torch
 
 from helpers.instruments import cuda_kernel, measure
-from helpers.learning import Hints, check_cuda_code, check_cuda_rows, check_cuda_sound, check_cuda_traffic
+from helpers.learning import (
+    Hints,
+    check_cuda_code,
+    check_cuda_rows,
+    check_cuda_sound,
+    check_cuda_traffic,
+)
 
 
 def reference(x):
@@ -118,13 +124,16 @@ except NotImplementedError:
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Which threads have no number of the row? What do they bring into the maximum, and what into the sum?",
-        "Minus infinity is no maximum, and its exponential is 0. And what is the exponential of 200?",
+        "Which threads have no number of the row? What do they bring into the maximum, and what "
+        "into the sum?",
+        "Minus infinity is no maximum, and its exponential is 0. And what is the exponential of "
+        "200?",
     ),
     sound=(
-        "Read the line that is named. Which two threads touch that word, and which barrier stands between?",
-        "Every lane that the mask names must reach the shuffle: the threads without numbers, too. And `of_warps` is "
-        "written again by the second reduction: have all read it by then?",
+        "Read the line that is named. Which two threads touch that word, and which barrier stands "
+        "between?",
+        "Every lane that the mask names must reach the shuffle: the threads without numbers, too. "
+        "And `of_warps` is written again by the second reduction: have all read it by then?",
         "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
     ),
     traffic=(
@@ -132,8 +141,10 @@ hint = Hints(
         "Each warp leaves one number: by which lane, and where? All lanes may read the same word.",
     ),
     code=(
-        "`v[k]` is a register only where the compiler knows k: the loop's end must be a constant, a template argument.",
-        "Four floats at once: `float4`, or a struct of `float of[4]` with `alignas(16)`, read as a whole.",
+        "`v[k]` is a register only where the compiler knows k: the loop's end must be a constant, "
+        "a template argument.",
+        "Four floats at once: `float4`, or a struct of `float of[4]` with `alignas(16)`, read as "
+        "a whole.",
     ),
 )
 hint
@@ -165,7 +176,9 @@ check_cuda_code(softmax_cuda, [1024, 1001, 4096], name="code")
 # %% grade_id="other-widths" points=3
 # Other widths are tried here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_cuda_rows(softmax_cuda, reference, [1, 36, 2047, 8192], scales=(0.5, 100), name="other-widths")
+check_cuda_rows(
+    softmax_cuda, reference, [1, 36, 2047, 8192], scales=(0.5, 100), name="other-widths"
+)
 # END HIDDEN TESTS
 
 # %% [markdown]

@@ -8,8 +8,9 @@
 #
 # **The formula**, for each row of $n$ elements:
 #
-# $$h = x \cdot a, \quad a = \mathrm{silu}(gate) = gate \cdot s, \quad s = \sigma(gate), \qquad
-# r = \frac{1}{\sqrt{\tfrac1n \sum_j h_j^2 + \varepsilon}}, \qquad y = h \, r \, w + residual$$
+# $$h = x \cdot a, \quad a = \mathrm{silu}(gate) = gate \cdot s, \quad s = \sigma(gate)$$
+#
+# $$r = \frac{1}{\sqrt{\tfrac1n \sum_j h_j^2 + \varepsilon}}, \qquad y = h \, r \, w + residual$$
 #
 # and backward, with $g = \partial L / \partial y$ and $\hat h = h\,r$:
 #
@@ -76,7 +77,7 @@ def block_backward(grad_y, x, gate, weight, eps):
 device = "cuda" if torch.cuda.is_available() else "cpu"
 x, gate, residual, grad_y = torch.randn(4, 96, 256, device=device)
 weight = torch.randn(256, device=device)
-print(measure(block, x, gate, residual, weight, 1e-5).launch_table())
+measure(block, x, gate, residual, weight, 1e-5).launch_table()
 
 # %% [markdown]
 # The residual needs no backward pass of its own: its gradient *is* `grad_y`.
@@ -91,7 +92,9 @@ print(measure(block, x, gate, residual, weight, 1e-5).launch_table())
 
 # %% grade_id="forward-kernel"
 @triton.jit
-def forward_kernel(x_ptr, gate_ptr, residual_ptr, weight_ptr, y_ptr, cols, eps, BLOCK: tl.constexpr):
+def forward_kernel(
+    x_ptr, gate_ptr, residual_ptr, weight_ptr, y_ptr, cols, eps, BLOCK: tl.constexpr
+):
     # About 11 lines: which row; load; h, in float32; its root mean square; y; store.
     # BEGIN SOLUTION
     col = tl.arange(0, BLOCK)
@@ -148,7 +151,8 @@ def backward_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # About 22 lines: the weight; a loop over rows: load, make h and rstd again, three gradients; store the sum.
+    # About 22 lines: the weight; a loop over rows: load, make h and rstd again, three gradients;
+    # store the sum.
     # BEGIN SOLUTION
     col = tl.arange(0, BLOCK)
     exists = col < cols
@@ -190,7 +194,9 @@ def backward(grad_y, x, gate, weight, eps):
     programs = max(1, min(rows, PROGRAMS))
     double = x.dtype == torch.float64
     # Wide until the last sum is made: 16 bits would round at every addition.
-    sums = torch.empty(programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device)
+    sums = torch.empty(
+        programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device
+    )
     compute, block_size = tl.float64 if double else tl.float32, triton.next_power_of_2(cols)
     tensors = (grad_y, x, gate, weight, grad_x, grad_gate, sums)
     backward_kernel[(programs,)](*tensors, rows, cols, eps, COMPUTE=compute, BLOCK=block_size)
@@ -214,8 +220,8 @@ def report(rows, columns, share):
     # About 6 lines.
     # BEGIN SOLUTION
     n = rows * columns
-    # silu 2n, times x 3n, square 2n, mean n and a number a row, plus eps and rsqrt on those, times rstd 2n and a number
-    # a row, times weight 2n and the weight, plus residual 3n.
+    # silu 2n, times x 3n, square 2n, mean n and a number a row, plus eps and rsqrt on those, times
+    # rstd 2n and a number a row, times weight 2n and the weight, plus residual 3n.
     unfused = 4 * (15 * n + 6 * rows + columns)
     least = 4 * (4 * n + columns)
     # Amdahl: what is not the block takes as long as before.
@@ -234,7 +240,8 @@ def report(rows, columns, share):
 hint = Hints(
     values=(
         "Start from the message: the smallest input that fails, and what it says to look at.",
-        "h is x times gate times sigmoid(gate); the mean of its squares divides by cols, and eps is inside the root.",
+        "h is x times gate times sigmoid(gate); the mean of its squares divides by cols, and eps "
+        "is inside the root.",
         "16 bits: every load .to(tl.float32), and one rounding, at the store.",
     ),
     cut=(
@@ -242,34 +249,41 @@ hint = Hints(
         "One launch: nothing of the formula is left to PyTorch.",
     ),
     gradients=(
-        "Which of the three results is wrong? 1 is x's gradient, 2 the gate's, 3 the weight's. Begin with 3: it needs "
-        "h and rstd alone.",
-        "x and the gate share g_h. If both are wrong it is g_h; if only the gate's is, it is the slope of silu.",
-        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is added up is stored "
-        "after the loop.",
+        "Which of the three results is wrong? 1 is x's gradient, 2 the gate's, 3 the weight's. "
+        "Begin with 3: it needs h and rstd alone.",
+        "x and the gate share g_h. If both are wrong it is g_h; if only the gate's is, it is the "
+        "slope of silu.",
+        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is "
+        "added up is stored after the loop.",
     ),
     gradcheck=(
-        "float64 goes all the way: every load .to(COMPUTE), the sum in registers in COMPUTE, and the tensor of sums "
-        "in float64 as well.",
+        "float64 goes all the way: every load .to(COMPUTE), the sum in registers in COMPUTE, and "
+        "the tensor of sums in float64 as well.",
     ),
     **{
         "backward-cut": (
-            "Count: grad_y, x and gate in, two gradients out, 20 B/element; the weight once a program; the sums.",
+            "Count: grad_y, x and gate in, two gradients out, 20 B/element; the weight once a "
+            "program; the sums.",
             "h and rstd are made again from x and gate: neither comes from memory.",
             "A row of sums for each program, not for each row; the programs are PROGRAMS at most.",
         ),
         "large-gradient": ("As in the forward: where is an element's number made?",),
         "report": (
-            "measure(block, ...).launch_table() above lists the launches: write down what each reads and writes.",
-            "The step without the block takes 1 - share, whatever you do. The block takes share times least / unfused.",
+            "measure(block, ...).launch_table() above lists the launches: write down what each "
+            "reads and writes.",
+            "The step without the block takes 1 - share, whatever you do. The block takes share "
+            "times least / unfused.",
         ),
     },
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64), before it is multiplied; of a loop's row, tl.cast(row, tl.int64).",
+        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
+        "has 64: they end at 2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before it is multiplied; of a loop's row, tl.cast(row, "
+        "tl.int64).",
     ),
-    repeats=("sums_ptr + tl.program_id(0) * cols + col: a place for each program, and no atomics.",),
+    repeats=(
+        "sums_ptr + tl.program_id(0) * cols + col: a place for each program, and no atomics.",
+    ),
 )
 hint
 
@@ -293,7 +307,9 @@ check_cut(forward, block, given, least=0.6, launches=1, name="cut")
 # **Are the gradients right?**
 
 # %% grade_id="gradients" points=5
-check_values(backward, block_backward, gradient_cases(15, tensors=2, vectors=1, wide=True), name="gradients")
+check_values(
+    backward, block_backward, gradient_cases(15, tensors=2, vectors=1, wide=True), name="gradients"
+)
 
 # %% [markdown]
 # **What does gradcheck say?** It moves each input by a hair, in float64, and looks what the block makes of it.
@@ -348,7 +364,13 @@ def metered(rows, columns, share):
     found = measure(block, *tensors, 1e-5)
     least = sum(each.nbytes for each in (*tensors, tensors[0]))
     part = least / found.bytes_total
-    return found.launches, found.bytes_total, least, 100 * (1 - part), 1 / (1 - share + share * part)
+    return (
+        found.launches,
+        found.bytes_total,
+        least,
+        100 * (1 - part),
+        1 / (1 - share + share * part),
+    )
 
 
 parts = ("launches", "bytes unfused", "bytes at least", "per cent less", "speed-up")
@@ -361,7 +383,12 @@ check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report
 # %% grade_id="other-values" points=1
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-check_values(forward, block, norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000), name="other-values")
+check_values(
+    forward,
+    block,
+    norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000),
+    name="other-values",
+)
 # END HIDDEN TESTS
 
 # %% grade_id="other-gradients" points=1

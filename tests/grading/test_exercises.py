@@ -109,6 +109,12 @@ def test_an_exercise_is_whole(source):
     assert set(checks) - hidden <= rejecting, "a check that rejects no wrong answer"
 
 
+def test_an_answer_fits_a_page_of_1024_pixels_as_its_exercise_does():
+    for answer in answers.all_answers():
+        lines = [line for cell in answer.cells.values() for line in cell.splitlines()]
+        assert max(map(len, lines)) <= 100, f"{answer} has more than 100 columns"
+
+
 MODEL = {"kernel": "# Why.\na = 1\n\nb = 2\nb = 2\n", "launcher": "a = 1\nreturn c\n"}
 
 

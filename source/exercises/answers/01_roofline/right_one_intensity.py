@@ -19,7 +19,9 @@ def softmax(rows, columns, itemsize, fused):
 
 # %% grade_id="product-answer"
 def product(rows, inner, columns, itemsize):
-    return 2 * math.prod((rows, inner, columns)), itemsize * (inner * (rows + columns) + rows * columns)
+    return 2 * math.prod((rows, inner, columns)), itemsize * (
+        inner * (rows + columns) + rows * columns
+    )
 
 
 # %% grade_id="bound-answer"

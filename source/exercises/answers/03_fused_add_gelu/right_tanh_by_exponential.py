@@ -34,5 +34,7 @@ def add_gelu(a, b):
         return y
     elements = y.numel()
     grid = lambda settings: (triton.cdiv(elements, settings["BLOCK"]),)  # noqa: E731
-    add_gelu_kernel[grid](a.reshape(-1).contiguous(), b.reshape(-1).contiguous(), y, elements, BLOCK=4096, num_warps=8)
+    add_gelu_kernel[grid](
+        a.reshape(-1).contiguous(), b.reshape(-1).contiguous(), y, elements, BLOCK=4096, num_warps=8
+    )
     return y

@@ -29,7 +29,15 @@ def forward(x, bias, residual, p, seed):
         return y
     grid = lambda settings: (triton.cdiv(y.numel(), settings["BLOCK"]),)  # noqa: E731
     forward_kernel[grid](
-        x.contiguous(), bias.contiguous(), residual.contiguous(), y, y.numel(), x.shape[-1], p, seed, BLOCK=512
+        x.contiguous(),
+        bias.contiguous(),
+        residual.contiguous(),
+        y,
+        y.numel(),
+        x.shape[-1],
+        p,
+        seed,
+        BLOCK=512,
     )
     return y
 

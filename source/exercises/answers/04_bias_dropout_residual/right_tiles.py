@@ -41,7 +41,9 @@ def launch(x, bias, residual, p, seed, forward):
     y = torch.empty_like(x)
     rows, columns = x.shape
     grid = triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS)
-    dropout_kernel[grid](x, bias, residual, y, rows, columns, p, seed, FORWARD=forward, R=ROWS, C=COLUMNS)
+    dropout_kernel[grid](
+        x, bias, residual, y, rows, columns, p, seed, FORWARD=forward, R=ROWS, C=COLUMNS
+    )
     return y
 
 

@@ -9,7 +9,16 @@ import triton.language as tl
 # %% grade_id="kernel"
 @triton.jit
 def layer_norm_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, rows, cols, stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    rows,
+    cols,
+    stride,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -36,6 +45,16 @@ def layer_norm(x, weight, bias, eps=1e-5):
     block = triton.next_power_of_2(cols)
     together = max(1, 1024 // block)
     layer_norm_kernel[(triton.cdiv(rows, together),)](
-        matrix, weight, bias, y, rows, cols, matrix.stride(0), eps, ROWS=together, BLOCK=block, num_warps=8
+        matrix,
+        weight,
+        bias,
+        y,
+        rows,
+        cols,
+        matrix.stride(0),
+        eps,
+        ROWS=together,
+        BLOCK=block,
+        num_warps=8,
     )
     return y

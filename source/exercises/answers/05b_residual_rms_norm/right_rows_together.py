@@ -9,7 +9,18 @@ import triton.language as tl
 # %% grade_id="kernel"
 @triton.jit
 def residual_rms_norm_kernel(
-    x_ptr, r_ptr, w_ptr, y_ptr, s_ptr, rows, cols, x_stride, r_stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    r_ptr,
+    w_ptr,
+    y_ptr,
+    s_ptr,
+    rows,
+    cols,
+    x_stride,
+    r_stride,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -31,6 +42,17 @@ def residual_rms_norm(x, residual, weight, eps):
     block = triton.next_power_of_2(cols)
     together = max(1, 2048 // block)
     residual_rms_norm_kernel[(triton.cdiv(len(x), together),)](
-        x, residual, weight, y, s, len(x), cols, x.stride(0), residual.stride(0), eps, ROWS=together, BLOCK=block
+        x,
+        residual,
+        weight,
+        y,
+        s,
+        len(x),
+        cols,
+        x.stride(0),
+        residual.stride(0),
+        eps,
+        ROWS=together,
+        BLOCK=block,
     )
     return y, s

@@ -9,7 +9,15 @@ import triton.language as tl
 # %% grade_id="kernel"
 @triton.jit
 def softmax_topk_kernel(
-    x_ptr, stride, p_ptr, values_ptr, indices_ptr, cols, K: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    stride,
+    p_ptr,
+    values_ptr,
+    indices_ptr,
+    cols,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)

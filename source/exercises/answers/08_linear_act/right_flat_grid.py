@@ -20,7 +20,20 @@ def activate(s, NUMBER: tl.constexpr):
 
 @triton.jit
 def linear_act_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, NUMBER: tl.constexpr, TM: tl.constexpr, TN: tl.constexpr
+    x_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    M,
+    N,
+    K,
+    xm,
+    xk,
+    wn,
+    wk,
+    NUMBER: tl.constexpr,
+    TM: tl.constexpr,
+    TN: tl.constexpr,
 ):
     tile = tl.program_id(0)
     across = tl.cdiv(N, TN)

@@ -12,8 +12,16 @@ def product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE: tl.constexpr):
     acc = tl.zeros((SIZE, SIZE), dtype=tl.float32)
     for k in range(tl.cdiv(K, 64)):
         inner = k * 64 + tl.arange(0, 64)
-        x = tl.load(x_ptr + row[:, None] * K + inner[None, :], mask=(row[:, None] < M) & (inner[None, :] < K), other=0)
-        w = tl.load(w_ptr + col[None, :] * K + inner[:, None], mask=(col[None, :] < N) & (inner[:, None] < K), other=0)
+        x = tl.load(
+            x_ptr + row[:, None] * K + inner[None, :],
+            mask=(row[:, None] < M) & (inner[None, :] < K),
+            other=0,
+        )
+        w = tl.load(
+            w_ptr + col[None, :] * K + inner[:, None],
+            mask=(col[None, :] < N) & (inner[:, None] < K),
+            other=0,
+        )
         acc = tl.dot(x, w, acc)
     return acc + tl.load(b_ptr + col, mask=col < N, other=0).to(tl.float32)[None, :]
 
@@ -24,7 +32,9 @@ def relu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
     col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE)
     y = tl.where(s < 0, 0.0, s)
-    tl.store(y_ptr + row[:, None] * N + col[None, :], y, mask=(row[:, None] < M) & (col[None, :] < N))
+    tl.store(
+        y_ptr + row[:, None] * N + col[None, :], y, mask=(row[:, None] < M) & (col[None, :] < N)
+    )
 
 
 @triton.jit
@@ -33,7 +43,9 @@ def gelu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
     col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE)
     y = s * (0.5 + 0.5 * tl.erf(s * 0.7071067811865476))
-    tl.store(y_ptr + row[:, None] * N + col[None, :], y, mask=(row[:, None] < M) & (col[None, :] < N))
+    tl.store(
+        y_ptr + row[:, None] * N + col[None, :], y, mask=(row[:, None] < M) & (col[None, :] < N)
+    )
 
 
 @triton.jit
@@ -41,7 +53,11 @@ def silu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
     row = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE)
-    tl.store(y_ptr + row[:, None] * N + col[None, :], s * tl.sigmoid(s), mask=(row[:, None] < M) & (col[None, :] < N))
+    tl.store(
+        y_ptr + row[:, None] * N + col[None, :],
+        s * tl.sigmoid(s),
+        mask=(row[:, None] < M) & (col[None, :] < N),
+    )
 
 
 # %% grade_id="launcher"

@@ -31,14 +31,20 @@ def conv_bn_relu_kernel(
         x = tl.load(x_ptr + place, mask=exists & (outside == 0), other=0.0)
         place = k[:, None] * w0 + (channel * w1 + r * w2 + s * w3)[None, :]
         weight = tl.load(
-            weight_ptr + place, mask=(k < out_channels)[:, None] & (channel < channels)[None, :], other=0.0
+            weight_ptr + place,
+            mask=(k < out_channels)[:, None] & (channel < channels)[None, :],
+            other=0.0,
         )
         acc = tl.dot(weight, x, acc)
     real = k < out_channels
     deviation = tl.sqrt(tl.load(var_ptr + k, mask=real, other=1.0) + eps)
     scale = tl.load(gamma_ptr + k, mask=real, other=0.0) / deviation
-    shift = tl.load(bias_ptr + k, mask=real, other=0.0).to(tl.float32) - tl.load(mean_ptr + k, mask=real, other=0.0)
-    y = (acc + shift[:, None]) * scale[:, None] + tl.load(beta_ptr + k, mask=real, other=0.0)[:, None]
+    shift = tl.load(bias_ptr + k, mask=real, other=0.0).to(tl.float32) - tl.load(
+        mean_ptr + k, mask=real, other=0.0
+    )
+    y = (acc + shift[:, None]) * scale[:, None] + tl.load(beta_ptr + k, mask=real, other=0.0)[
+        :, None
+    ]
     y = tl.where(y >= 0, y, tl.where(y < 0, 0.0, y)).to(tl.float16)
     place = (picture[None, :] * out_channels + k[:, None]) * plane + within[None, :]
     tl.store(y_ptr + place, y, mask=real[:, None] & (pixel < pixels)[None, :])
@@ -52,11 +58,14 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
     images, channels, height, width = x.shape
     out_channels, _, taps_h, taps_w = weight.shape
     out_height, out_width = size(height, taps_h), size(width, taps_w)
-    y = torch.empty(images, out_channels, out_height, out_width, dtype=torch.float16, device=x.device)
+    y = torch.empty(
+        images, out_channels, out_height, out_width, dtype=torch.float16, device=x.device
+    )
     pixels = images * out_height * out_width
     conv_bn_relu_kernel[triton.cdiv(pixels, 128), triton.cdiv(out_channels, 64)](
-        x, weight, bias, gamma, beta, mean, var, y, eps, pixels, out_channels, out_height * out_width, out_width,
-        channels, height, width, *x.stride(), *weight.stride(), TAPS_H=taps_h, TAPS_W=taps_w, STRIDE=stride,
-        PADDING=padding, ROWS=64, COLS=128, DEPTH=16, num_warps=8,
+        x, weight, bias, gamma, beta, mean, var, y, eps, pixels, out_channels,
+        out_height * out_width, out_width, channels, height, width, *x.stride(), *weight.stride(),
+        TAPS_H=taps_h, TAPS_W=taps_w, STRIDE=stride, PADDING=padding,
+        ROWS=64, COLS=128, DEPTH=16, num_warps=8,
     )  # fmt: skip
     return y

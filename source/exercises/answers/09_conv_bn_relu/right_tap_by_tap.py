@@ -17,7 +17,8 @@ def corner(pixel, out_height, out_width, STRIDE: tl.constexpr, PADDING: tl.const
 @triton.jit
 def conv_bn_relu_kernel(
     x_ptr, w_ptr, y_ptr, b_ptr, g_ptr, beta_ptr, m_ptr, v_ptr, eps, P, K, OH, OW, C, H, W, TILES,
-    xn, xc, xh, xw, wk, wc, wh, ww, R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    xn, xc, xh, xw, wk, wc, wh, ww, R: tl.constexpr, S: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     p = (tile // TILES).to(tl.int64) * 64 + tl.arange(0, 64)
@@ -33,15 +34,21 @@ def conv_bn_relu_kernel(
                 c = first + tl.arange(0, 32)
                 x = tl.load(at[:, None] + c * xc, mask=there[:, None] & (c < C), other=0.0)
                 w = tl.load(
-                    w_ptr + k * wk + c[:, None] * wc + r * wh + q * ww, mask=(k < K) & (c[:, None] < C), other=0.0
+                    w_ptr + k * wk + c[:, None] * wc + r * wh + q * ww,
+                    mask=(k < K) & (c[:, None] < C),
+                    other=0.0,
                 )
                 s += tl.dot(x, w)
     s += tl.load(b_ptr + k, mask=k < K, other=0.0).to(tl.float32)
     s -= tl.load(m_ptr + k, mask=k < K, other=0.0)
-    s *= tl.load(g_ptr + k, mask=k < K, other=0.0) / tl.sqrt(tl.load(v_ptr + k, mask=k < K, other=1.0) + eps)
+    s *= tl.load(g_ptr + k, mask=k < K, other=0.0) / tl.sqrt(
+        tl.load(v_ptr + k, mask=k < K, other=1.0) + eps
+    )
     s += tl.load(beta_ptr + k, mask=k < K, other=0.0)
     s = tl.where(s < 0, s * 0, s)
-    tl.store(y_ptr + p[:, None] * K + k, s.to(y_ptr.dtype.element_ty), mask=(p[:, None] < P) & (k < K))
+    tl.store(
+        y_ptr + p[:, None] * K + k, s.to(y_ptr.dtype.element_ty), mask=(p[:, None] < P) & (k < K)
+    )
 
 
 # %% grade_id="launcher"
@@ -49,7 +56,9 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
     n, c, h, w = x.shape
     k, r, s = weight.shape[0], weight.shape[2], weight.shape[3]
     oh, ow = 1 + (h + 2 * padding - r) // stride, 1 + (w + 2 * padding - s) // stride
-    y = torch.empty((n, k, oh, ow), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    y = torch.empty(
+        (n, k, oh, ow), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+    )
     tiles = triton.cdiv(k, 64)
     conv_bn_relu_kernel[(triton.cdiv(n * oh * ow, 64) * tiles,)](
         x, weight, y, bias, gamma, beta, mean, var, eps, n * oh * ow, k, oh, ow, c, h, w, tiles,

@@ -10,7 +10,9 @@ import triton.language as tl
 @triton.jit
 def scores(q, k_ptr, valid_ptr, query, first, seq, scale, DIM: tl.constexpr, KEYS: tl.constexpr):
     key = first + tl.arange(0, KEYS)
-    k = tl.load(k_ptr + key[:, None] * DIM + tl.arange(0, DIM)[None, :], mask=key[:, None] < seq, other=0.0)
+    k = tl.load(
+        k_ptr + key[:, None] * DIM + tl.arange(0, DIM)[None, :], mask=key[:, None] < seq, other=0.0
+    )
     valid = tl.load(valid_ptr + key, mask=key < seq, other=0).to(tl.int1)
     seen = valid[None, :] & (key[None, :] <= query[:, None])
     return tl.where(seen, scale * tl.dot(q, tl.trans(k)), -1e30)
@@ -18,13 +20,26 @@ def scores(q, k_ptr, valid_ptr, query, first, seq, scale, DIM: tl.constexpr, KEY
 
 @triton.jit
 def attention_scores_kernel(
-    q_ptr, k_ptr, valid_ptr, p_ptr, heads, seq, scale, DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+    q_ptr,
+    k_ptr,
+    valid_ptr,
+    p_ptr,
+    heads,
+    seq,
+    scale,
+    DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     tiles = tl.cdiv(seq, QUERIES)
     head = (tl.program_id(0) // tiles).to(tl.int64)
     query = tl.program_id(0) % tiles * QUERIES + tl.arange(0, QUERIES)
     inside = query[:, None] < seq
-    q = tl.load(q_ptr + (head * seq + query[:, None]) * DIM + tl.arange(0, DIM)[None, :], mask=inside, other=0.0)
+    q = tl.load(
+        q_ptr + (head * seq + query[:, None]) * DIM + tl.arange(0, DIM)[None, :],
+        mask=inside,
+        other=0.0,
+    )
     k_ptr += head * seq * DIM
     valid_ptr += head // heads * seq
     top = tl.zeros([QUERIES], tl.float32) - 1e30
@@ -33,12 +48,18 @@ def attention_scores_kernel(
         s = scores(q, k_ptr, valid_ptr, query, first, seq, scale, DIM, KEYS)
         before = top
         top = tl.maximum(top, tl.max(s, 1))
-        total = total * tl.exp(before - top) + tl.sum(tl.where(s > -1e30, tl.exp(s - top[:, None]), 0.0), 1)
+        total = total * tl.exp(before - top) + tl.sum(
+            tl.where(s > -1e30, tl.exp(s - top[:, None]), 0.0), 1
+        )
     for first in range(0, seq, KEYS):
         s = scores(q, k_ptr, valid_ptr, query, first, seq, scale, DIM, KEYS)
         p = tl.where(s > -1e30, tl.exp(s - top[:, None]) / total[:, None], 0.0)
         key = first + tl.arange(0, KEYS)
-        tl.store(p_ptr + (head * seq + query[:, None]) * seq + key[None, :], p, mask=inside & (key[None, :] < seq))
+        tl.store(
+            p_ptr + (head * seq + query[:, None]) * seq + key[None, :],
+            p,
+            mask=inside & (key[None, :] < seq),
+        )
 
 
 # %% grade_id="launcher"
@@ -46,6 +67,15 @@ def attention_scores(q, k, valid):
     batch, heads, seq, dim = q.shape
     p = torch.empty((batch, heads, seq, seq), dtype=torch.float32, device=q.device)
     attention_scores_kernel[(triton.cdiv(seq, 64) * batch * heads,)](
-        q.contiguous(), k.contiguous(), valid, p, heads, seq, dim**-0.5, DIM=dim, QUERIES=64, KEYS=128
+        q.contiguous(),
+        k.contiguous(),
+        valid,
+        p,
+        heads,
+        seq,
+        dim**-0.5,
+        DIM=dim,
+        QUERIES=64,
+        KEYS=128,
     )
     return p

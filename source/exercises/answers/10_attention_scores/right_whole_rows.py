@@ -9,14 +9,32 @@ import triton.language as tl
 # %% grade_id="kernel"
 @triton.jit
 def attention_scores_kernel(
-    q_ptr, k_ptr, valid_ptr, p_ptr, seq, qb, qh, qn, qd, kb, kh, kn, kd, DIM: tl.constexpr, ROW: tl.constexpr
+    q_ptr,
+    k_ptr,
+    valid_ptr,
+    p_ptr,
+    seq,
+    qb,
+    qh,
+    qn,
+    qd,
+    kb,
+    kh,
+    kn,
+    kd,
+    DIM: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     query = tl.program_id(0) * 16 + tl.arange(0, 16)[:, None]
     key = tl.arange(0, ROW)[None, :]
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     d = tl.arange(0, DIM)
-    q = tl.load(q_ptr + batch * qb + head * qh + query * qn + d[None, :] * qd, mask=query < seq, other=0.0)
-    k = tl.load(k_ptr + batch * kb + head * kh + key * kn + d[:, None] * kd, mask=key < seq, other=0.0)
+    q = tl.load(
+        q_ptr + batch * qb + head * qh + query * qn + d[None, :] * qd, mask=query < seq, other=0.0
+    )
+    k = tl.load(
+        k_ptr + batch * kb + head * kh + key * kn + d[:, None] * kd, mask=key < seq, other=0.0
+    )
     valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=False)
     seen = valid & (key <= query)
     # The exponential to base 2, for which a GPU has an instruction.
@@ -35,6 +53,14 @@ def attention_scores(q, k, valid):
     p = torch.empty(batch, heads, seq, seq, device=q.device)
     if p.numel():
         attention_scores_kernel[(triton.cdiv(seq, 16), heads, batch)](
-            q, k, valid, p, seq, *q.stride(), *k.stride(), DIM=dim, ROW=max(16, triton.next_power_of_2(seq))
+            q,
+            k,
+            valid,
+            p,
+            seq,
+            *q.stride(),
+            *k.stride(),
+            DIM=dim,
+            ROW=max(16, triton.next_power_of_2(seq)),
         )
     return p

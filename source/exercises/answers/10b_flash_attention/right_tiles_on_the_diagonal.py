@@ -49,7 +49,11 @@ def flash_attention_kernel(
     first = tl.program_id(0) * SIZE
     query = first + tl.arange(0, SIZE)
     d = tl.arange(0, DIM)[None, :]
-    q = tl.load(q_ptr + batch * qb + head * qh + query[:, None] * qn + d * qd, mask=query[:, None] < seq, other=0.0)
+    q = tl.load(
+        q_ptr + batch * qb + head * qh + query[:, None] * qn + d * qd,
+        mask=query[:, None] < seq,
+        other=0.0,
+    )
     # log2(e) / sqrt(dim), on the queries once instead of on every score.
     q = (q * (1.4426950408889634 / tl.sqrt(DIM * 1.0))).to(q_ptr.dtype.element_ty)
     k_ptr += batch * kb + head * kh + d * kd
@@ -73,6 +77,17 @@ def flash_attention(q, k, v, causal):
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if o.numel():
         flash_attention_kernel[triton.cdiv(seq, 64), heads, batch](
-            q, k, v, o, seq, *q.stride(), *k.stride(), *v.stride(), CAUSAL=causal, DIM=dim, SIZE=64, num_stages=2
+            q,
+            k,
+            v,
+            o,
+            seq,
+            *q.stride(),
+            *k.stride(),
+            *v.stride(),
+            CAUSAL=causal,
+            DIM=dim,
+            SIZE=64,
+            num_stages=2,
         )
     return o

@@ -44,7 +44,9 @@ def backward_kernel(
         db += dz
         dw += dz * x_hat
         dz *= w
-        dz -= tl.sum(dz, axis=1, keep_dims=True) / cols + x_hat * (tl.sum(dz * x_hat, axis=1, keep_dims=True) / cols)
+        dz -= tl.sum(dz, axis=1, keep_dims=True) / cols + x_hat * (
+            tl.sum(dz * x_hat, axis=1, keep_dims=True) / cols
+        )
         tl.store(dx_ptr + row * cols + col, dz * rstd, mask=inside)
     at = tl.program_id(0) * cols + col
     tl.store(dw_ptr + at, tl.sum(dw, axis=0, keep_dims=True), mask=col < cols)

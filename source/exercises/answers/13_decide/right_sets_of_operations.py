@@ -6,7 +6,9 @@ from helpers.learning.lent import kernel_cost
 
 # %% grade_id="legal-answer"
 def bits_of(graph, group):
-    return sum(1 << place for place, each in enumerate(graph["operations"]) if each["name"] in group)
+    return sum(
+        1 << place for place, each in enumerate(graph["operations"]) if each["name"] in group
+    )
 
 
 def waiting(graph):
@@ -15,7 +17,9 @@ def waiting(graph):
     for place, later in enumerate(graph["operations"]):
         before = 0
         for other, earlier in enumerate(graph["operations"][:place]):
-            made = [tensor for tensor in earlier["writes"] if tensor in later["reads"] + later["writes"]]
+            made = [
+                tensor for tensor in earlier["writes"] if tensor in later["reads"] + later["writes"]
+            ]
             kept = [tensor for tensor in earlier["reads"] if tensor in later["writes"]]
             if made or kept:
                 before |= 1 << other | found[other]
@@ -35,7 +39,9 @@ def never(graph):
             rows = [one["kind"], two["kind"]].count("rows")
             size = one["rows"] != two["rows"] or one["columns"] != two["columns"]
             opaque = "opaque" in (one["kind"], two["kind"])
-            if one is not two and (written or products == 2 or (products and rows) or size or opaque):
+            if one is not two and (
+                written or products == 2 or (products and rows) or size or opaque
+            ):
                 apart |= 1 << place
         found.append(apart)
     return found
@@ -50,7 +56,11 @@ def is_legal(graph, group):
     if any(apart[place] & mask for place in inside):
         return False
     for place, each in enumerate(before):
-        if not mask >> place & 1 and each & mask and any(before[other] >> place & 1 for other in inside):
+        if (
+            not mask >> place & 1
+            and each & mask
+            and any(before[other] >> place & 1 for other in inside)
+        ):
             return False
     found, tensors, more = {inside[0]}, set(), True
     while more:
@@ -91,6 +101,10 @@ def partition(graph):
             time, groups = best[done]
             for mask, needs, seconds, group in kernels:
                 then = done | mask
-                if not done & mask and not needs & ~done and time + seconds < best.get(then, (float("inf"), 0))[0]:
+                if (
+                    not done & mask
+                    and not needs & ~done
+                    and time + seconds < best.get(then, (float("inf"), 0))[0]
+                ):
                     best[then] = (time + seconds, [*groups, group])
     return best[(1 << len(names)) - 1][1]

@@ -7,9 +7,9 @@ from helpers.learning.lent import kernel_cost
 # %% grade_id="legal-answer"
 def after(one, two):
     """Whether `two`, later in the program, waits for `one`."""
-    return any(tensor in two["reads"] or tensor in two["writes"] for tensor in one["writes"]) or any(
-        tensor in two["writes"] for tensor in one["reads"]
-    )
+    return any(
+        tensor in two["reads"] or tensor in two["writes"] for tensor in one["writes"]
+    ) or any(tensor in two["writes"] for tensor in one["reads"])
 
 
 def refused(one, two):
@@ -17,7 +17,9 @@ def refused(one, two):
         return True
     if one["columns"] != two["columns"]:
         return True
-    if "matmul" in (one["kind"], two["kind"]) and (one["kind"] == two["kind"] or "rows" in (one["kind"], two["kind"])):
+    if "matmul" in (one["kind"], two["kind"]) and (
+        one["kind"] == two["kind"] or "rows" in (one["kind"], two["kind"])
+    ):
         return True
     made = [tensor for tensor in two["elsewhere"] if tensor in one["writes"]]
     return bool(made + [tensor for tensor in one["elsewhere"] if tensor in two["writes"]])
@@ -30,7 +32,8 @@ def is_legal(graph, group):
     inside = [each for each in operations if each["name"] in group]
     if any(refused(inside[one], inside[two]) for two in range(len(inside)) for one in range(two)):
         return False
-    # What waits for one of them, directly or by way of another; and whether one of them waits for that.
+    # What waits for one of them, directly or by way of another; and whether one of them waits for
+    # that.
     behind = []
     for each in operations:
         waits = [other for other in behind if after(other, each)]
@@ -43,7 +46,11 @@ def is_legal(graph, group):
     left, near = inside[1:], [inside[0]]
     while near:
         tensors = {tensor for each in near for tensor in each["reads"] + each["writes"]}
-        near = [each for each in left if any(tensor in tensors for tensor in each["reads"] + each["writes"])]
+        near = [
+            each
+            for each in left
+            if any(tensor in tensors for tensor in each["reads"] + each["writes"])
+        ]
         left = [each for each in left if each not in near]
     return not left and kernel_cost(graph, list(group))["registers"] <= 255
 
@@ -59,7 +66,11 @@ def should_fuse(graph, one, two):
 # %% grade_id="partition-answer"
 def partition(graph):
     operations, best = graph["operations"], {}
-    whole = {"operations": list(operations), "tensors": graph["tensors"], "results": graph["results"]}
+    whole = {
+        "operations": list(operations),
+        "tensors": graph["tensors"],
+        "results": graph["results"],
+    }
     candidates = []
     while operations:
         first = operations.pop()  # the last one: groups that end with it
@@ -68,9 +79,13 @@ def partition(graph):
             groups += [
                 [each["name"], *group]
                 for group in groups
-                if not any(refused(each, other) for other in whole["operations"] if other["name"] in group)
+                if not any(
+                    refused(each, other) for other in whole["operations"] if other["name"] in group
+                )
             ]
-        candidates += [(kernel_cost(whole, group)["time"], group) for group in groups if is_legal(whole, group)]
+        candidates += [
+            (kernel_cost(whole, group)["time"], group) for group in groups if is_legal(whole, group)
+        ]
     candidates.sort()
 
     def next_kernels(done):

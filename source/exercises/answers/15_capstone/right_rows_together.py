@@ -11,7 +11,16 @@ PROGRAMS = 8
 # %% grade_id="forward-kernel"
 @triton.jit
 def forward_kernel(
-    x_ptr, gate_ptr, residual_ptr, weight_ptr, y_ptr, rows, cols, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    gate_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    rows,
+    cols,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -32,7 +41,15 @@ def forward(x, gate, residual, weight, eps):
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     operands = [each.contiguous() for each in (x, gate, residual)]
     forward_kernel[(triton.cdiv(rows, 4),)](
-        *operands, weight, y, rows, cols, eps, ROWS=4, BLOCK=triton.next_power_of_2(cols), num_warps=4
+        *operands,
+        weight,
+        y,
+        rows,
+        cols,
+        eps,
+        ROWS=4,
+        BLOCK=triton.next_power_of_2(cols),
+        num_warps=4,
     )
     return y
 
@@ -74,7 +91,11 @@ def backward_kernel(
         tl.store(grad_x_ptr + at, grad_h * silu, mask=exists)
         tl.store(grad_gate_ptr + at, grad_h * x * (s + silu * (1.0 - s)), mask=exists)
         total += grad_y * h * rstd
-    tl.store(sums_ptr + tl.program_id(0) * cols + col, tl.sum(total, axis=0, keep_dims=True), mask=col < cols)
+    tl.store(
+        sums_ptr + tl.program_id(0) * cols + col,
+        tl.sum(total, axis=0, keep_dims=True),
+        mask=col < cols,
+    )
 
 
 # %% grade_id="backward"
