@@ -9,7 +9,8 @@
 #
 # $$p_i = \frac{e^{x_i - m}}{\sum_j e^{x_j - m}}$$
 #
-# $$\text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p, \text{ and their indices}$$
+# $$\text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p,
+# \text{ and their indices}$$
 #
 # Of equal probabilities, the one with the **lower index** comes first.
 #
