@@ -22,7 +22,7 @@
 #    x  M x K       |  : |        y  M x N
 #    ............         ->      .........
 #    ----##------  a slice of x   ---[ ]---   acc += slice of x @ slice of W^T
-#    ............                 .........   then: + bias, activation, one rounding, store
+#    ............                 .........   then: + bias, activation, rounding, store
 # ```
 
 # %%

@@ -20,11 +20,11 @@
 # ```text
 #      columns -1  0  1  2  3  4  5
 #   row -1      .  .  .  .  .  .  .       . is 0 and is not in memory
-#   row  0      .  x  x  x  x  x  .
-#   row  1      .  x [x  x] x  x  .       output pixel (2, 2): its window begins at row 2 - 1, column 2 - 1
+#   row  0      .  x  x  x  x  x  .       output pixel (2, 2): its window begins
+#   row  1      .  x [x  x] x  x  .       at row 2 - 1, column 2 - 1
 #   row  2      .  x [x  x] x  x  .       taps 0 1
-#   row  3      .  x [x  x] x  x  .            2 3
-#   row  4      .  .  .  .  .  .  .            4 5,  each with all channels: 6 x channels products in the sum
+#   row  3      .  x [x  x] x  x  .            2 3   each with all channels:
+#   row  4      .  .  .  .  .  .  .            4 5   6 x channels products in the sum
 # ```
 
 # %%

@@ -18,7 +18,7 @@
 #               |           |           |
 #    q -->  s, then e   s, then e   s, then e         e = exp(s - maximum so far)
 #               |           |           |
-#    acc     e @ v  -->  * f + e @ v  -->  * f + e @ v     f = exp(old maximum - new maximum)
+#    acc     e @ v  -->  * f + e @ v  -->  * f + e @ v    f = exp(old maximum - new one)
 #    sum     sum e  -->  * f + sum e  -->  * f + sum e
 #                                           |
 #                                    o = acc / sum, stored once

@@ -13,9 +13,10 @@
 #
 # ```text
 #   row     0 1 2 3 | 4 5 6 7 | ...                ... | 196..199 |
-#   thread     0         1                                  49       50 .. 63: no numbers, but they must
-#              |_________|____ shuffles ____ warp 0, warp 1          take part in every shuffle and barrier
-#                                  of_warps[0], of_warps[1]
+#   thread     0         1                                  49       50 .. 63 have none,
+#              |_________|____ shuffles ____ warp 0, warp 1          but they take part
+#                                  of_warps[0], of_warps[1]          in every shuffle
+#                                                                    and barrier
 # ```
 
 # %%

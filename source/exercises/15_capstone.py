@@ -27,7 +27,8 @@
 #   forward    x, gate, residual --> [ h, r in registers ] --> y
 #
 #   backward   g, x, gate        --> [ h, r made again   ] --> gradients of x and gate
-#                                      sums over rows      --> a row a program --> gradient of w
+#                                      sums over rows      --> a row a program
+#                                                          --> gradient of w
 # ```
 #
 # Source of the block: Dao and Gu, "Transformers are SSMs", arXiv:2405.21060; its RMSNorm with a gate.
