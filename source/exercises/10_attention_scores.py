@@ -24,8 +24,8 @@
 #           3     . . p p | . . . .
 #           --------------+--------
 #           4     . . p p | p . . .      program 1: queries 4 to 7
-#           ...                          first pass over the keys: a row's maximum, its sum
-#                                        second pass: the same scores again, weights stored
+#           ...                          first pass: maximum and sum of each row
+#                                        second pass: the scores again, weights stored
 # ```
 
 # %%
