@@ -51,7 +51,6 @@ def curves_chart(
         axes = figure.add_axes((58 / WIDTH, 40 / HEIGHT, 1 - (58 + right) / WIDTH, 1 - 76 / HEIGHT))
         if log:
             axes.set(xscale="log", yscale="log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_minor_locator(NullLocator())
         axes.set_xticks(tried, [f"{value:,g}" for value in tried])
@@ -69,7 +68,10 @@ def curves_chart(
         axes.set(xlim=(low, max(tried) * (1.25 if log else 1.03)))
         top = max(value for found in every.values() for value in found.values())
         if log:
-            axes.set(ylim=(axes.get_ylim()[0] / 1.3, top * 1.6))
+            low = axes.get_ylim()[0] / 1.3
+            axes.set(ylim=(low, top * 1.6))
+            # Within a decade, steps of 1, 2 and 5 are too few to read a value by.
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if 1.6 * top > 10 * low else (1, 1.5, 2, 3, 5, 7)))
         else:
             axes.set(ylim=(0, top * 1.12))
         figure.text(12 / WIDTH, 1 - 14 / HEIGHT, title, size=TITLE_SIZE, weight="bold", va="center_baseline")

@@ -27,6 +27,13 @@ def test_a_limit_has_its_dashes_beside_its_name():
     assert max(key.get_xdata()) < name.get_position()[0]
 
 
+def test_a_logarithmic_axis_has_ticks_enough_to_read_a_value_by():
+    for found in ({1: 1.2, 2: 2.4}, {1: 1.0, 2: 900.0}):
+        axes = curves_chart({"fused": found}, "title", "x", "y", log=True).figure.axes[0]
+        low, high = axes.get_ylim()
+        assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 4
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_names_of_curves_that_end_together_lie_apart(log):
     same = {name: {1: 2, 64: 3, 512: 5} for name in ("1 piece", "2 pieces", "3 pieces", "4 pieces")}
