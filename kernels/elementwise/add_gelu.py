@@ -24,9 +24,9 @@ import triton.language as tl
 
 from kernels import costs
 from kernels.arguments import channels_last, check_alike, in_widest
+from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.sizes import cdiv
 
 
 @triton.jit
@@ -35,18 +35,9 @@ def twice_u(s):
 
 
 @triton.jit
-def add_gelu_kernel(
-    a_ptr,  # (elements,)
-    b_ptr,  # (elements,), a's dtype
-    y_ptr,  # (elements,), a's dtype
-    sum_ptr,  # (elements,), a's dtype, or None where no backward pass will ask for it
-    elements,
-    BLOCK: tl.constexpr,
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-):
-    # int64 before the multiplication: element offsets pass 2**31 on large tensors.
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < elements
+def add_gelu_at(first, end, a_ptr, b_ptr, y_ptr, sum_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
+    offset = first + tl.arange(0, BLOCK)
+    inside = offset < end
     a = tl.load(a_ptr + offset, mask=inside).to(COMPUTE)
     b = tl.load(b_ptr + offset, mask=inside).to(COMPUTE)
     s = a + b
@@ -58,16 +49,28 @@ def add_gelu_kernel(
 
 
 @triton.jit
-def add_gelu_backward_kernel(
-    grad_y_ptr,  # (elements,)
-    sum_ptr,  # (elements,)
-    grad_ptr,  # (elements,): the gradient of the sum, which is a's and b's
+def add_gelu_kernel(
+    a_ptr,  # (elements,)
+    b_ptr,  # (elements,), a's dtype
+    y_ptr,  # (elements,), a's dtype
+    sum_ptr,  # (elements,), a's dtype, or None where no backward pass will ask for it
     elements,
     BLOCK: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    RAGGED: tl.constexpr = False,  # whether 16 does not divide elements: vectors.py
 ):
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < elements
+    # int64 before the multiplication: element offsets pass 2**31 on large tensors.
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    whole = end_of_vectors(elements, RAGGED)
+    add_gelu_at(first, whole, a_ptr, b_ptr, y_ptr, sum_ptr, BLOCK, COMPUTE)
+    if RAGGED and takes_rest():
+        add_gelu_at(whole, elements, a_ptr, b_ptr, y_ptr, sum_ptr, MULTIPLE, COMPUTE)
+
+
+@triton.jit
+def add_gelu_backward_at(first, end, grad_y_ptr, sum_ptr, grad_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
+    offset = first + tl.arange(0, BLOCK)
+    inside = offset < end
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
     s = tl.load(sum_ptr + offset, mask=inside).to(COMPUTE)
     # y = s g with the gate g = sigmoid(2u), so dy/ds = g + s g(1 - g) 2u'. From e = exp(-|2u|) both g and
@@ -80,6 +83,23 @@ def add_gelu_backward_kernel(
     # A gate that is shut or wide open is flat; without the choice 0 * inf would make NaN where s^2 overflows.
     bend = tl.where(e == 0.0, 0.0, s * slope * e * reciprocal * reciprocal)
     tl.store(grad_ptr + offset, (grad_y * (gate + bend)).to(grad_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_gelu_backward_kernel(
+    grad_y_ptr,  # (elements,)
+    sum_ptr,  # (elements,)
+    grad_ptr,  # (elements,): the gradient of the sum, which is a's and b's
+    elements,
+    BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    RAGGED: tl.constexpr = False,
+):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    whole = end_of_vectors(elements, RAGGED)
+    add_gelu_backward_at(first, whole, grad_y_ptr, sum_ptr, grad_ptr, BLOCK, COMPUTE)
+    if RAGGED and takes_rest():
+        add_gelu_backward_at(whole, elements, grad_y_ptr, sum_ptr, grad_ptr, MULTIPLE, COMPUTE)
 
 
 def settings(dtype: torch.dtype, backward: bool = False) -> dict:
@@ -95,31 +115,23 @@ def settings(dtype: torch.dtype, backward: bool = False) -> dict:
     }
 
 
-def _launch(kernel, template: torch.Tensor, *pointers: torch.Tensor | None) -> None:
-    elements = template.numel()
-    if elements:
-        chosen = settings(template.dtype, backward=kernel is add_gelu_backward_kernel)
-        with torch.cuda.device_of(template):
-            kernel[(cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
-
-
 def _forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a, b = a.contiguous(), b.contiguous()
     y = torch.empty_like(a)
-    _launch(add_gelu_kernel, y, a, b, y, None)
+    launch(add_gelu_kernel, settings(a.dtype), a, b, y, None)
     return y
 
 
 def _forward_keeping_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     a, b = a.contiguous(), b.contiguous()
     y, s = torch.empty_like(a), torch.empty_like(a)
-    _launch(add_gelu_kernel, y, a, b, y, s)
+    launch(add_gelu_kernel, settings(a.dtype), a, b, y, s)
     return y, s
 
 
 def _backward(grad_y: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     grad = torch.empty_like(s)
-    _launch(add_gelu_backward_kernel, grad, grad_y.contiguous(), s, grad)
+    launch(add_gelu_backward_kernel, settings(s.dtype, backward=True), grad_y.contiguous(), s, grad)
     return grad
 
 
@@ -183,7 +195,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype)
-    return (block, block, block, None, block.numel()), settings(dtype)
+    return (block, block, block, None, block.numel()), settings(dtype) | {"RAGGED": is_ragged(block.numel())}
 
 
 OP = FusedOp(

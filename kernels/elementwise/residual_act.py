@@ -25,9 +25,29 @@ import triton.language as tl
 
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import channels_last, check_alike, in_widest
+from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.sizes import cdiv
+
+
+@triton.jit
+def residual_act_at(
+    first, end, x_ptr, residual_ptr, y_ptr, kept_ptr, BLOCK: tl.constexpr, ACT: tl.constexpr, COMPUTE: tl.constexpr
+):
+    offset = first + tl.arange(0, BLOCK)
+    inside = offset < end
+    x = tl.load(x_ptr + offset, mask=inside).to(COMPUTE)
+    residual = tl.load(residual_ptr + offset, mask=inside).to(COMPUTE)
+    s = x + residual
+    tl.store(y_ptr + offset, activate(s, ACT).to(y_ptr.dtype.element_ty), mask=inside)
+    if kept_ptr is not None:
+        if ACT == "relu":
+            bit = tl.where(inside & ~(s <= 0), 1 << (tl.arange(0, BLOCK) % 8), 0)
+            byte = first // 8 + tl.arange(0, BLOCK // 8)
+            bits = tl.sum(tl.reshape(bit, (BLOCK // 8, 8)), axis=1)
+            tl.store(kept_ptr + byte, bits.to(tl.uint8), mask=byte * 8 < end)
+        else:
+            tl.store(kept_ptr + offset, s.to(kept_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -40,22 +60,30 @@ def residual_act_kernel(
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,  # a name in ACTIVATIONS
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    RAGGED: tl.constexpr = False,  # whether 16 does not divide elements: vectors.py
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < elements
-    x = tl.load(x_ptr + offset, mask=inside).to(COMPUTE)
-    residual = tl.load(residual_ptr + offset, mask=inside).to(COMPUTE)
-    s = x + residual
-    tl.store(y_ptr + offset, activate(s, ACT).to(y_ptr.dtype.element_ty), mask=inside)
-    if kept_ptr is not None:
-        if ACT == "relu":
-            bit = tl.where(inside & ~(s <= 0), 1 << (tl.arange(0, BLOCK) % 8), 0)
-            byte = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
-            bits = tl.sum(tl.reshape(bit, (BLOCK // 8, 8)), axis=1)
-            tl.store(kept_ptr + byte, bits.to(tl.uint8), mask=byte * 8 < elements)
-        else:
-            tl.store(kept_ptr + offset, s.to(kept_ptr.dtype.element_ty), mask=inside)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    whole = end_of_vectors(elements, RAGGED)
+    residual_act_at(first, whole, x_ptr, residual_ptr, y_ptr, kept_ptr, BLOCK, ACT, COMPUTE)
+    if RAGGED and takes_rest():
+        residual_act_at(whole, elements, x_ptr, residual_ptr, y_ptr, kept_ptr, MULTIPLE, ACT, COMPUTE)
+
+
+@triton.jit
+def residual_act_backward_at(
+    first, end, grad_y_ptr, kept_ptr, grad_ptr, BLOCK: tl.constexpr, ACT: tl.constexpr, COMPUTE: tl.constexpr
+):
+    offset = first + tl.arange(0, BLOCK)
+    inside = offset < end
+    grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
+    if ACT == "relu":
+        # The eight pointers that are one make one load where a thread holds eight neighbours.
+        kept = (tl.load(kept_ptr + offset // 8, mask=inside) >> (tl.arange(0, BLOCK) % 8)) & 1
+    else:
+        kept = tl.load(kept_ptr + offset, mask=inside).to(COMPUTE)
+    grad = activate_gradient(grad_y, kept, ACT)
+    tl.store(grad_ptr + offset, grad.to(grad_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -67,17 +95,13 @@ def residual_act_backward_kernel(
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    RAGGED: tl.constexpr = False,
 ):
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < elements
-    grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
-    if ACT == "relu":
-        # The eight pointers that are one make one load where a thread holds eight neighbours.
-        kept = (tl.load(kept_ptr + offset // 8, mask=inside) >> (tl.arange(0, BLOCK) % 8)) & 1
-    else:
-        kept = tl.load(kept_ptr + offset, mask=inside).to(COMPUTE)
-    grad = activate_gradient(grad_y, kept, ACT)
-    tl.store(grad_ptr + offset, grad.to(grad_ptr.dtype.element_ty), mask=inside)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    whole = end_of_vectors(elements, RAGGED)
+    residual_act_backward_at(first, whole, grad_y_ptr, kept_ptr, grad_ptr, BLOCK, ACT, COMPUTE)
+    if RAGGED and takes_rest():
+        residual_act_backward_at(whole, elements, grad_y_ptr, kept_ptr, grad_ptr, MULTIPLE, ACT, COMPUTE)
 
 
 def settings(dtype: torch.dtype, act: str = "relu") -> dict:
@@ -94,25 +118,17 @@ def settings(dtype: torch.dtype, act: str = "relu") -> dict:
     }
 
 
-def _launch(kernel, template: torch.Tensor, act: str, *pointers: torch.Tensor | None) -> None:
-    elements = template.numel()
-    if elements:
-        chosen = settings(template.dtype, act)
-        with torch.cuda.device_of(template):
-            kernel[(cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
-
-
 def _forward(x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:
     x, residual = x.contiguous(), residual.contiguous()
     y = torch.empty_like(x)
-    _launch(residual_act_kernel, y, act, x, residual, y, None)
+    launch(residual_act_kernel, settings(x.dtype, act), x, residual, y, None)
     return y
 
 
 def _forward_for_training(x: torch.Tensor, residual: torch.Tensor, act: str) -> tuple[torch.Tensor, torch.Tensor]:
     x, residual = x.contiguous(), residual.contiguous()
     y, kept = torch.empty_like(x), _empty_kept(x, act)
-    _launch(residual_act_kernel, y, act, x, residual, y, kept)
+    launch(residual_act_kernel, settings(x.dtype, act), x, residual, y, kept)
     return y, kept
 
 
@@ -125,7 +141,7 @@ def _empty_kept(x: torch.Tensor, act: str) -> torch.Tensor:
 def _backward(grad_y: torch.Tensor, kept: torch.Tensor, act: str) -> torch.Tensor:
     grad_y = grad_y.contiguous()
     grad = torch.empty_like(grad_y)
-    _launch(residual_act_backward_kernel, grad, act, grad_y, kept, grad)
+    launch(residual_act_backward_kernel, settings(grad.dtype, act), grad_y, kept, grad)
     return grad
 
 
@@ -195,7 +211,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype, device="meta")
-    return (block, block, block, None, block.numel()), settings(dtype)
+    return (block, block, block, None, block.numel()), settings(dtype) | {"RAGGED": is_ragged(block.numel())}
 
 
 OP = FusedOp(

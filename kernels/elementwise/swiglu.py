@@ -17,9 +17,18 @@ import triton.language as tl
 
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
+from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.sizes import cdiv
+
+
+@triton.jit
+def swiglu_at(first, end, gate_ptr, up_ptr, y_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
+    offset = first + tl.arange(0, BLOCK)
+    inside = offset < end
+    gate = tl.load(gate_ptr + offset, mask=inside).to(COMPUTE)
+    up = tl.load(up_ptr + offset, mask=inside).to(COMPUTE)
+    tl.store(y_ptr + offset, (activate(gate, "silu") * up).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -30,13 +39,29 @@ def swiglu_kernel(
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    RAGGED: tl.constexpr = False,  # whether 16 does not divide elements: vectors.py
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < elements
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    whole = end_of_vectors(elements, RAGGED)
+    swiglu_at(first, whole, gate_ptr, up_ptr, y_ptr, BLOCK, COMPUTE)
+    if RAGGED and takes_rest():
+        swiglu_at(whole, elements, gate_ptr, up_ptr, y_ptr, MULTIPLE, COMPUTE)
+
+
+@triton.jit
+def swiglu_backward_at(
+    first, end, grad_y_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr
+):
+    offset = first + tl.arange(0, BLOCK)
+    inside = offset < end
+    grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
     gate = tl.load(gate_ptr + offset, mask=inside).to(COMPUTE)
     up = tl.load(up_ptr + offset, mask=inside).to(COMPUTE)
-    tl.store(y_ptr + offset, (activate(gate, "silu") * up).to(y_ptr.dtype.element_ty), mask=inside)
+    grad_up = grad_y * activate(gate, "silu")
+    grad_gate = activate_gradient(grad_y * up, gate, "silu")
+    tl.store(grad_gate_ptr + offset, grad_gate.to(grad_gate_ptr.dtype.element_ty), mask=inside)
+    tl.store(grad_up_ptr + offset, grad_up.to(grad_up_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -49,16 +74,13 @@ def swiglu_backward_kernel(
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,
+    RAGGED: tl.constexpr = False,
 ):
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < elements
-    grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
-    gate = tl.load(gate_ptr + offset, mask=inside).to(COMPUTE)
-    up = tl.load(up_ptr + offset, mask=inside).to(COMPUTE)
-    grad_up = grad_y * activate(gate, "silu")
-    grad_gate = activate_gradient(grad_y * up, gate, "silu")
-    tl.store(grad_gate_ptr + offset, grad_gate.to(grad_gate_ptr.dtype.element_ty), mask=inside)
-    tl.store(grad_up_ptr + offset, grad_up.to(grad_up_ptr.dtype.element_ty), mask=inside)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    whole = end_of_vectors(elements, RAGGED)
+    swiglu_backward_at(first, whole, grad_y_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, BLOCK, COMPUTE)
+    if RAGGED and takes_rest():
+        swiglu_backward_at(whole, elements, grad_y_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, MULTIPLE, COMPUTE)
 
 
 def settings(dtype: torch.dtype) -> dict:
@@ -69,25 +91,17 @@ def settings(dtype: torch.dtype) -> dict:
     return {"BLOCK": 1024, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 
 
-def _launch(kernel, template: torch.Tensor, *pointers: torch.Tensor) -> None:
-    elements = template.numel()
-    if elements:
-        chosen = settings(template.dtype)
-        with torch.cuda.device_of(template):
-            kernel[(cdiv(elements, chosen["BLOCK"]),)](*pointers, elements, **chosen)
-
-
 def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     gate, up = gate.contiguous(), up.contiguous()
     y = torch.empty_like(gate)
-    _launch(swiglu_kernel, y, gate, up, y)
+    launch(swiglu_kernel, settings(gate.dtype), gate, up, y)
     return y
 
 
 def _backward(grad_y: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     grad_y, gate, up = grad_y.contiguous(), gate.contiguous(), up.contiguous()
     grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-    _launch(swiglu_backward_kernel, gate, grad_y, gate, up, grad_gate, grad_up)
+    launch(swiglu_backward_kernel, settings(gate.dtype), grad_y, gate, up, grad_gate, grad_up)
     return grad_gate, grad_up
 
 
@@ -146,7 +160,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype, device="meta")
-    return (block, block, block, block.numel()), settings(dtype)
+    return (block, block, block, block.numel()), settings(dtype) | {"RAGGED": is_ragged(block.numel())}
 
 
 OP = FusedOp(

@@ -10,24 +10,20 @@ from torch import Tensor
 from kernels.arguments import as_matrix
 from kernels.elementwise.geglu import geglu_backward_kernel
 from kernels.elementwise.geglu import settings as geglu_settings
+from kernels.elementwise.vectors import launch
 from kernels.fused_op import Work
 from kernels.register import like
-from kernels.sizes import cdiv
 
 
 def launch_elementwise(kernel, act: str, *tensors: Tensor) -> None:
     """GEGLU's kernels, which take any of the activations."""
-    elements = tensors[0].numel()
-    chosen = geglu_settings(tensors[0].dtype) | {"ACT": act}
-    kernel[(cdiv(elements, chosen["BLOCK"]),)](*tensors, elements, **chosen)
+    launch(kernel, geglu_settings(tensors[0].dtype) | {"ACT": act}, *tensors)
 
 
 def gradients_of_products(grad_h: Tensor, g: Tensor, u: Tensor, act: str) -> tuple[Tensor, Tensor]:
     """The gradients of g and u, all of one shape."""
     grad_g, grad_u = like(g), like(u)
-    if g.numel():
-        with torch.cuda.device_of(g):
-            launch_elementwise(geglu_backward_kernel, act, grad_h.contiguous(), g, u, grad_g, grad_u)
+    launch_elementwise(geglu_backward_kernel, act, grad_h.contiguous(), g, u, grad_g, grad_u)
     return grad_g, grad_u
 
 
