@@ -14,17 +14,42 @@ from kernels.options import check_option
 
 
 @triton.jit
+def numbers_of_fours(seed, row, first, ROWS: tl.constexpr, FOURS: tl.constexpr):
+    """Four blocks of (ROWS, FOURS), uint32: the numbers of the columns 4 f to 4 f + 3 for FOURS f from `first`."""
+    zero = tl.zeros((ROWS, FOURS), tl.uint32)
+    four_cols = (first + tl.arange(0, FOURS)[None, :]).to(tl.uint32) + zero
+    row_low, row_high = row.to(tl.uint32) + zero, (row >> 32).to(tl.uint32) + zero
+    return tl.philox(seed, four_cols, row_low, row_high, zero)
+
+
+@triton.jit
+def survive(r0, r1, r2, r3, p, ROWS: tl.constexpr, COLS: tl.constexpr):
+    bits = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (ROWS, COLS))  # r0, r1, r2, r3, side by side
+    return bits >= (p * 4294967296.0).to(tl.uint32)  # p of all 2^32 values are below
+
+
+@triton.jit
 def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Which elements of a (ROWS, COLS) block survive dropout with probability p.
 
     `row` is (ROWS, 1), int64; `first_col` and COLS are multiples of 4.
     """
-    zero = tl.zeros((ROWS, COLS // 4), tl.uint32)
-    four_cols = (first_col // 4 + tl.arange(0, COLS // 4)[None, :]).to(tl.uint32) + zero
-    row_low, row_high = row.to(tl.uint32) + zero, (row >> 32).to(tl.uint32) + zero
-    r0, r1, r2, r3 = tl.philox(seed, four_cols, row_low, row_high, zero)
-    bits = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (ROWS, COLS))  # r0, r1, r2, r3, side by side
-    return bits >= (p * 4294967296.0).to(tl.uint32)  # p of all 2^32 values are below
+    r0, r1, r2, r3 = numbers_of_fours(seed, row, first_col // 4, ROWS, COLS // 4)
+    return survive(r0, r1, r2, r3, p, ROWS, COLS)
+
+
+@triton.jit
+def kept_from(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr, ANY: tl.constexpr):
+    """The same; where ANY, from any `first_col`, one number: four of the eight numbers of two evaluations."""
+    r0, r1, r2, r3 = numbers_of_fours(seed, row, first_col // 4, ROWS, COLS // 4)
+    if ANY:
+        r4, r5, r6, _ = numbers_of_fours(seed, row, first_col // 4 + 1, ROWS, COLS // 4)
+        by_two, by_one = first_col % 4 >= 2, first_col % 2 == 1
+        r0, r1, r2 = tl.where(by_two, r2, r0), tl.where(by_two, r3, r1), tl.where(by_two, r4, r2)
+        r3, r4 = tl.where(by_two, r5, r3), tl.where(by_two, r6, r4)
+        r0, r1, r2 = tl.where(by_one, r1, r0), tl.where(by_one, r2, r1), tl.where(by_one, r3, r2)
+        r3 = tl.where(by_one, r4, r3)
+    return survive(r0, r1, r2, r3, p, ROWS, COLS)
 
 
 def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -18,11 +18,38 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
+from kernels.arguments import as_rows, check_alike, check_columns, in_widest
+from kernels.elementwise import bias_dropout_residual_backward
+from kernels.elementwise.vectors import at_vector, elements_before, vectors_of_rows
 from kernels.fused_op import FusedOp, Work
-from kernels.philox import check_dropout, dropout_mask, kept, new_seed, scale_of_kept
+from kernels.philox import check_dropout, dropout_mask, kept_from, new_seed, scale_of_kept
 from kernels.register import like, register
 from kernels.sizes import cdiv, next_power_of_2
+
+
+@triton.jit
+def bias_dropout_residual_at(
+    row,
+    first_col,
+    count,
+    given,
+    BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RAGGED: tl.constexpr,
+):
+    """The `count` elements of a row from first_col on, at most BLOCK."""
+    x_ptr, x_row_stride, bias_ptr, residual_ptr, residual_row_stride, y_ptr, cols, seed, p, scale = given
+    place = tl.arange(0, BLOCK)[None, :]
+    inside = place < count
+    x = tl.load(x_ptr + at_vector(row * x_row_stride + first_col, VECTOR) + place, mask=inside).to(COMPUTE)
+    residual_start = at_vector(row * residual_row_stride + first_col, VECTOR)
+    residual = tl.load(residual_ptr + residual_start + place, mask=inside).to(COMPUTE)
+    bias = tl.load(bias_ptr + first_col + place, mask=inside).to(COMPUTE)
+    keep = kept_from(seed, row, first_col, p, 1, BLOCK, RAGGED)
+    # A product, as in PyTorch: NaN and inf stay seen where they are dropped.
+    y = residual + (x + bias) * tl.where(keep, scale, 0.0)
+    tl.store(y_ptr + at_vector(row * cols + first_col, VECTOR) + place, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -40,76 +67,37 @@ def bias_dropout_residual_kernel(
     blocks_in_row,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    VECTOR: tl.constexpr = 1,  # elements of a vector, and whether rows begin or end within one: vectors.py
+    RAGGED: tl.constexpr = False,
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    block = tl.program_id(0).to(tl.int64)
-    row = block // blocks_in_row + tl.zeros((1, 1), tl.int64)
-    first_col = block % blocks_in_row * BLOCK
-    col = first_col + tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols).to(COMPUTE)
-    residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols).to(COMPUTE)
-    bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
-    # A product, as in PyTorch: NaN and inf stay seen where they are dropped.
-    factor = tl.where(kept(tl.load(seed_ptr), row, first_col, p, 1, BLOCK), scale, 0.0)
-    y = residual + (x + bias) * factor
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
-
-
-@triton.jit
-def bias_dropout_residual_backward_kernel(
-    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
-    grad_x_ptr,  # (rows, cols), contiguous
-    partial_ptr,  # (programs along the rows, cols): parts of the bias's gradient
-    seed_ptr,  # (1,) int64
-    rows,
-    cols,
-    grad_y_row_stride,
-    p,
-    scale,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    first_col = tl.program_id(1) * BLOCK_COLS
-    col = first_col + tl.arange(0, BLOCK_COLS)[None, :]
+    program = tl.program_id(0).to(tl.int64)
+    row = program // blocks_in_row + tl.zeros((1, 1), tl.int64)
+    first = program % blocks_in_row * BLOCK
+    lead = 0
+    if RAGGED:
+        lead = elements_before(program // blocks_in_row * cols, VECTOR)
+    whole = (cols - lead) // VECTOR * VECTOR
     seed = tl.load(seed_ptr)
-    sums = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
-    for first_row in range(tl.program_id(0) * BLOCK_ROWS, rows, tl.num_programs(0) * BLOCK_ROWS):
-        row = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64) + first_row
-        inside = (row < rows) & (col < cols)
-        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        grad_x = grad_y * tl.where(kept(seed, row, first_col, p, BLOCK_ROWS, BLOCK_COLS), scale, 0.0)
-        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-        sums += tl.where(inside, grad_x, 0.0)
-    place = tl.program_id(0).to(tl.int64) * cols + first_col + tl.arange(0, BLOCK_COLS)
-    total = tl.sum(sums, axis=0).to(partial_ptr.dtype.element_ty)
-    tl.store(partial_ptr + place, total, mask=first_col + tl.arange(0, BLOCK_COLS) < cols)
+    given = (x_ptr, x_row_stride, bias_ptr, residual_ptr, residual_row_stride, y_ptr, cols, seed, p, scale)
+    bias_dropout_residual_at(row, lead + first, whole - first, given, BLOCK, COMPUTE, VECTOR, RAGGED)
+    if RAGGED and first == 0:
+        end = lead + whole
+        bias_dropout_residual_at(row, 0, lead, given, 16, COMPUTE, 1, True)
+        bias_dropout_residual_at(row, end, cols - end, given, 16, COMPUTE, 1, True)
 
 
 def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of the forward.
+    """Launch settings of the forward, for rows of so many columns in whole vectors.
 
     16 elements a thread, whose four Philox evaluations overlap. On an H200 (16384 x 4096, bf16): 98 per cent of copy
-    bandwidth.
+    bandwidth. Smaller blocks where they leave less of a row's last one empty.
     """
     block = min(4096, max(16, next_power_of_2(cols)))
+    while block > 512 and 8 * cdiv(cols, block) * block > 9 * cols:
+        block //= 2
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     return {"BLOCK": block, "COMPUTE": compute, "num_warps": max(1, block // 512)}
-
-
-def backward_settings(dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Launch settings of the backward. On an H200, 16384 x 4096 in bf16: 82 per cent of copy bandwidth.
-
-    `few_rows`: no more than the GPU has SMs. Then a program takes all rows of its columns and nothing is left to sum:
-    128 x 8192 in 5.5 us instead of 15.8.
-    """
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if few_rows:
-        return {"BLOCK_ROWS": 128, "BLOCK_COLS": 32, "COMPUTE": compute, "num_warps": 4}
-    return {"BLOCK_ROWS": 4, "BLOCK_COLS": 512, "COMPUTE": compute, "num_warps": 4}
-
-
-PROGRAMS_ALONG_ROWS = 264  # two for each multiprocessor of an H200
 
 
 def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
@@ -118,8 +106,9 @@ def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: 
         return y
     x, residual, bias = as_rows(x), as_rows(residual), bias.contiguous()
     (rows, cols), strides = x.shape, (x.stride(0), residual.stride(0))
-    chosen = settings(cols, x.dtype)
-    blocks = cdiv(cols, chosen["BLOCK"])
+    vector, ragged = vectors_of_rows(x, residual, as_rows(y))
+    chosen = settings(cols // vector * vector, x.dtype) | {"VECTOR": vector, "RAGGED": ragged}
+    blocks = cdiv(cols // vector * vector, chosen["BLOCK"])
     with torch.cuda.device_of(x):
         bias_dropout_residual_kernel[(rows * blocks,)](
             x, bias, residual, y, seed, cols, *strides, float(p), scale_of_kept(p), blocks, **chosen
@@ -127,33 +116,12 @@ def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: 
     return y
 
 
-def _backward(
-    grad_y: torch.Tensor, seed: torch.Tensor, p: float, bias_dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_x = torch.empty(grad_y.shape, dtype=grad_y.dtype, device=grad_y.device)
-    if grad_y.numel() == 0:
-        return grad_x, torch.zeros(grad_y.shape[-1], dtype=bias_dtype, device=grad_y.device)
-    grad_y = as_rows(grad_y)
-    rows, cols = grad_y.shape
-    few_rows = rows <= multiprocessors(grad_y)
-    chosen = backward_settings(grad_y.dtype, few_rows)
-    programs = 1 if few_rows else min(PROGRAMS_ALONG_ROWS, cdiv(rows, chosen["BLOCK_ROWS"]))
-    sums = bias_dtype if few_rows else torch.promote_types(grad_y.dtype, torch.float32)
-    partial = torch.empty((programs, cols), dtype=sums, device=grad_y.device)
-    grid = (programs, cdiv(cols, chosen["BLOCK_COLS"]))
-    with torch.cuda.device_of(grad_y):
-        bias_dropout_residual_backward_kernel[grid](
-            grad_y, grad_x, partial, seed, rows, cols, grad_y.stride(0), float(p), scale_of_kept(p), **chosen
-        )
-    return grad_x, partial[0] if few_rows else partial.sum(dim=0).to(bias_dtype)
-
-
 bias_dropout_residual_op = register(
     "bias_dropout_residual",
     _forward,
     lambda x, bias, residual, seed, p: like(x),
     keep=lambda arguments, y: (arguments[3], arguments[4], arguments[1].dtype),
-    backward=_backward,
+    backward=bias_dropout_residual_backward.gradients,
     backward_fake=lambda grad_y, seed, p, dtype: (like(grad_y), grad_y.new_empty(grad_y.shape[-1], dtype=dtype)),
     gradients=lambda backward, needed, grad_y, *kept: (*backward(grad_y, *kept), grad_y),
 )
@@ -229,8 +197,10 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     cols = shape[-1]
     x = torch.empty(shape, dtype=dtype, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    chosen = settings(cols, dtype)
-    return (x, x, x, x, seed, cols, cols, cols, 0.1, scale_of_kept(0.1), cdiv(cols, chosen["BLOCK"])), chosen
+    vector, ragged = vectors_of_rows(as_rows(x))
+    chosen = settings(cols // vector * vector, dtype) | {"VECTOR": vector, "RAGGED": ragged}
+    blocks = cdiv(cols // vector * vector, chosen["BLOCK"])
+    return (x, x, x, x, seed, cols, cols, cols, 0.1, scale_of_kept(0.1), blocks), chosen
 
 
 OP = FusedOp(

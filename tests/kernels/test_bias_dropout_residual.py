@@ -7,7 +7,7 @@ from accuracy import assert_as_accurate
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import bias_dropout_residual, runtime
-from kernels.elementwise import bias_dropout_residual as module
+from kernels.elementwise import bias_dropout_residual_backward as backward
 from kernels.elementwise.bias_dropout_residual import (
     bias_dropout_residual_op,
     bias_dropout_residual_oracle,
@@ -34,8 +34,8 @@ def test_every_p_and_the_gradients(device, p, poisoned):
 
 
 def test_more_rows_than_the_backwards_programs_take_at_once(device, monkeypatch):
-    monkeypatch.setattr(module, "PROGRAMS_ALONG_ROWS", 3)
-    monkeypatch.setattr(module, "multiprocessors", lambda x: 2)
+    monkeypatch.setattr(backward, "PROGRAMS_ALONG_ROWS", 3)
+    monkeypatch.setattr(backward, "multiprocessors", lambda x: 2)
     inputs = arguments(29, 3, device=device, grad=True)
     weight = torch.randn(29, 3, device=device)
     wide = [x.detach().double().requires_grad_() for x in inputs[:3]]
@@ -49,7 +49,7 @@ def test_more_rows_than_the_backwards_programs_take_at_once(device, monkeypatch)
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (2, 127), (132, 65)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_rows_and_their_gradients(device, monkeypatch, poisoned, rows, cols, dtype):
-    monkeypatch.setattr(module, "multiprocessors", lambda x: 132)
+    monkeypatch.setattr(backward, "multiprocessors", lambda x: 132)
     x, bias, residual, seed = arguments(rows, cols, device=device, dtype=dtype, grad=True)
     bias = bias.detach().float().requires_grad_()
     weight = torch.randn(cols, rows, device=device, dtype=dtype).T  # a gradient of other strides
@@ -79,7 +79,7 @@ def test_without_a_seed_pytorchs_generator_draws_one(device):
 
 @pytest.mark.parametrize("multiprocessors", [2, 132])
 def test_the_gradients_are_the_same_in_every_run(device, monkeypatch, multiprocessors):
-    monkeypatch.setattr(module, "multiprocessors", lambda x: multiprocessors)
+    monkeypatch.setattr(backward, "multiprocessors", lambda x: multiprocessors)
     inputs = arguments(40, 33, device=device, grad=True)
     weight = torch.randn(40, 33, device=device)
     runs = [torch.autograd.grad(bias_dropout_residual(*inputs), inputs[:3], weight) for _ in range(2)]
@@ -102,7 +102,7 @@ def test_under_autocast_two_dtypes_meet_in_the_wider(device):
 
 
 def test_the_bytes_of_the_docstring(device, monkeypatch):
-    monkeypatch.setattr(module, "multiprocessors", lambda x: 2)
+    monkeypatch.setattr(backward, "multiprocessors", lambda x: 2)
     x, bias, residual, seed = arguments(4, 1025, device=device, dtype=torch.bfloat16, grad=True)
     n = x.numel()
     unfused, fused = (
@@ -127,7 +127,7 @@ def test_the_backward_does_not_spill(gpu, rows, cols, few_rows):
     x = torch.empty(rows, cols, dtype=torch.bfloat16, device="meta")
     partial = torch.empty(cols, dtype=torch.bfloat16 if few_rows else torch.float32, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    kernel, chosen = module.bias_dropout_residual_backward_kernel, module.backward_settings(x.dtype, few_rows)
+    kernel, chosen = backward.bias_dropout_residual_backward_kernel, backward.settings(x.dtype, few_rows)
     compiled = compile_for(kernel, x, x, partial, seed, rows, cols, cols, 0.1, 1.1, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
 
