@@ -14,42 +14,44 @@ from kernels.options import check_option
 
 
 @triton.jit
-def numbers_of_fours(seed, row, first, ROWS: tl.constexpr, FOURS: tl.constexpr):
-    """Four blocks of (ROWS, FOURS), uint32: the numbers of the columns 4 f to 4 f + 3 for FOURS f from `first`."""
-    zero = tl.zeros((ROWS, FOURS), tl.uint32)
-    four_cols = (first + tl.arange(0, FOURS)[None, :]).to(tl.uint32) + zero
+def numbers(seed, row, four_cols, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Of columns 4 f, 4 f + 1, 4 f + 2 and 4 f + 3 for each f of four_cols, (1, COLS): four blocks of (ROWS, COLS)."""
+    zero = tl.zeros((ROWS, COLS), tl.uint32)
     row_low, row_high = row.to(tl.uint32) + zero, (row >> 32).to(tl.uint32) + zero
-    return tl.philox(seed, four_cols, row_low, row_high, zero)
+    return tl.philox(seed, four_cols.to(tl.uint32) + zero, row_low, row_high, zero)
 
 
 @triton.jit
-def survive(r0, r1, r2, r3, p, ROWS: tl.constexpr, COLS: tl.constexpr):
-    bits = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (ROWS, COLS))  # r0, r1, r2, r3, side by side
-    return bits >= (p * 4294967296.0).to(tl.uint32)  # p of all 2^32 values are below
+def survives(number, p):
+    return number >= (p * 4294967296.0).to(tl.uint32)  # p of all 2^32 values are below
 
 
 @triton.jit
-def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
+def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr, SHIFTED: tl.constexpr = False):
     """Which elements of a (ROWS, COLS) block survive dropout with probability p.
 
-    `row` is (ROWS, 1), int64; `first_col` and COLS are multiples of 4.
+    `row` is (ROWS, 1), int64; COLS is a multiple of 4, and so is `first_col` unless SHIFTED: then four of the eight
+    numbers of two evaluations begin there.
     """
-    r0, r1, r2, r3 = numbers_of_fours(seed, row, first_col // 4, ROWS, COLS // 4)
-    return survive(r0, r1, r2, r3, p, ROWS, COLS)
-
-
-@triton.jit
-def kept_from(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr, ANY: tl.constexpr):
-    """The same; where ANY, from any `first_col`, one number: four of the eight numbers of two evaluations."""
-    r0, r1, r2, r3 = numbers_of_fours(seed, row, first_col // 4, ROWS, COLS // 4)
-    if ANY:
-        r4, r5, r6, _ = numbers_of_fours(seed, row, first_col // 4 + 1, ROWS, COLS // 4)
+    four_cols = first_col // 4 + tl.arange(0, COLS // 4)[None, :]
+    r0, r1, r2, r3 = numbers(seed, row, four_cols, ROWS, COLS // 4)
+    if SHIFTED:
+        r4, r5, r6, _ = numbers(seed, row, four_cols + 1, ROWS, COLS // 4)
         by_two, by_one = first_col % 4 >= 2, first_col % 2 == 1
         r0, r1, r2 = tl.where(by_two, r2, r0), tl.where(by_two, r3, r1), tl.where(by_two, r4, r2)
         r3, r4 = tl.where(by_two, r5, r3), tl.where(by_two, r6, r4)
         r0, r1, r2 = tl.where(by_one, r1, r0), tl.where(by_one, r2, r1), tl.where(by_one, r3, r2)
         r3 = tl.where(by_one, r4, r3)
-    return survive(r0, r1, r2, r3, p, ROWS, COLS)
+    side_by_side = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (ROWS, COLS))  # r0, r1, r2, r3
+    return survives(side_by_side, p)
+
+
+@triton.jit
+def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The same for any columns, (1, COLS), each by an evaluation of its own."""
+    r0, r1, r2, r3 = numbers(seed, row, col // 4, ROWS, COLS)
+    low, high = tl.where(col % 2 == 0, r0, r1), tl.where(col % 2 == 0, r2, r3)
+    return survives(tl.where(col % 4 < 2, low, high), p)
 
 
 def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -20,36 +20,21 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest
 from kernels.elementwise import bias_dropout_residual_backward
-from kernels.elementwise.vectors import at_vector, elements_before, vectors_of_rows
+from kernels.elementwise.vectors import at_vector, elements_before, rim, vectors_of_rows
 from kernels.fused_op import FusedOp, Work
-from kernels.philox import check_dropout, dropout_mask, kept_from, new_seed, scale_of_kept
+from kernels.philox import check_dropout, dropout_mask, kept, kept_at, new_seed, scale_of_kept
 from kernels.register import like, register
 from kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
-def bias_dropout_residual_at(
-    row,
-    first_col,
-    count,
-    given,
-    BLOCK: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    VECTOR: tl.constexpr,
-    RAGGED: tl.constexpr,
-):
-    """The `count` elements of a row from first_col on, at most BLOCK."""
-    x_ptr, x_row_stride, bias_ptr, residual_ptr, residual_row_stride, y_ptr, cols, seed, p, scale = given
-    place = tl.arange(0, BLOCK)[None, :]
-    inside = place < count
-    x = tl.load(x_ptr + at_vector(row * x_row_stride + first_col, VECTOR) + place, mask=inside).to(COMPUTE)
-    residual_start = at_vector(row * residual_row_stride + first_col, VECTOR)
-    residual = tl.load(residual_ptr + residual_start + place, mask=inside).to(COMPUTE)
-    bias = tl.load(bias_ptr + first_col + place, mask=inside).to(COMPUTE)
-    keep = kept_from(seed, row, first_col, p, 1, BLOCK, RAGGED)
+def bias_dropout_residual_at(x_at, bias_at, residual_at, y_at, inside, keep, scale, COMPUTE: tl.constexpr):
+    x = tl.load(x_at, mask=inside).to(COMPUTE)
+    residual = tl.load(residual_at, mask=inside).to(COMPUTE)
+    bias = tl.load(bias_at, mask=inside).to(COMPUTE)
     # A product, as in PyTorch: NaN and inf stay seen where they are dropped.
     y = residual + (x + bias) * tl.where(keep, scale, 0.0)
-    tl.store(y_ptr + at_vector(row * cols + first_col, VECTOR) + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_at, y.to(y_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -77,14 +62,33 @@ def bias_dropout_residual_kernel(
     lead = 0
     if RAGGED:
         lead = elements_before(program // blocks_in_row * cols, VECTOR)
-    whole = (cols - lead) // VECTOR * VECTOR
+    whole = at_vector(cols - lead, VECTOR)
     seed = tl.load(seed_ptr)
-    given = (x_ptr, x_row_stride, bias_ptr, residual_ptr, residual_row_stride, y_ptr, cols, seed, p, scale)
-    bias_dropout_residual_at(row, lead + first, whole - first, given, BLOCK, COMPUTE, VECTOR, RAGGED)
+    x_start, residual_start, y_start = row * x_row_stride, row * residual_row_stride, row * cols
+    first_col = lead + first
+    place = tl.arange(0, BLOCK)[None, :]
+    bias_dropout_residual_at(
+        x_ptr + at_vector(x_start + first_col, VECTOR) + place,
+        bias_ptr + first_col + place,
+        residual_ptr + at_vector(residual_start + first_col, VECTOR) + place,
+        y_ptr + at_vector(y_start + first_col, VECTOR) + place,
+        place < whole - first,
+        kept(seed, row, first_col, p, 1, BLOCK, RAGGED),
+        scale,
+        COMPUTE,
+    )
     if RAGGED and first == 0:
-        end = lead + whole
-        bias_dropout_residual_at(row, 0, lead, given, 16, COMPUTE, 1, True)
-        bias_dropout_residual_at(row, end, cols - end, given, 16, COMPUTE, 1, True)
+        col, inside_rim = rim(lead, lead + whole, cols, VECTOR)
+        bias_dropout_residual_at(
+            x_ptr + x_start + col,
+            bias_ptr + col,
+            residual_ptr + residual_start + col,
+            y_ptr + y_start + col,
+            inside_rim,
+            kept_at(seed, row, col, p, 1, 2 * VECTOR),
+            scale,
+            COMPUTE,
+        )
 
 
 def settings(cols: int, dtype: torch.dtype) -> dict:

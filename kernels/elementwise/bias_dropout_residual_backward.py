@@ -10,15 +10,16 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows, multiprocessors
-from kernels.elementwise.vectors import at_vector, elements_before, vectors_of_rows
-from kernels.philox import kept_from, scale_of_kept
+from kernels.elementwise.vectors import at_vector, elements_before, rim, vectors_of_rows
+from kernels.philox import kept, kept_at, scale_of_kept
 from kernels.sizes import cdiv
 
 
 @triton.jit
 def columns_at(
     first_col,
-    count,
+    place,
+    inside_row,
     first_row,
     row_step,
     given,
@@ -28,23 +29,24 @@ def columns_at(
     VECTOR: tl.constexpr,
     RAGGED: tl.constexpr,
 ):
-    """The `count` columns from first_col on, at most BLOCK_COLS, in blocks of rows that are row_step apart."""
+    """The columns first_col + place, (1, BLOCK_COLS), where inside_row, in blocks of rows that are row_step apart."""
     grad_y_ptr, grad_y_row_stride, grad_x_ptr, partial_ptr, rows, cols, seed, p, scale = given
-    place = tl.arange(0, BLOCK_COLS)[None, :]
     sums = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
     for first in range(first_row, rows, tl.num_programs(0) * BLOCK_ROWS):
         row = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64) * row_step + first
-        inside = (row < rows) & (place < count)
+        inside = (row < rows) & inside_row
         start = at_vector(row * grad_y_row_stride + first_col, VECTOR)
         grad_y = tl.load(grad_y_ptr + start + place, mask=inside, other=0.0).to(COMPUTE)
-        keep = kept_from(seed, row, first_col, p, BLOCK_ROWS, BLOCK_COLS, RAGGED)
+        if RAGGED and VECTOR == 1:
+            keep = kept_at(seed, row, place, p, BLOCK_ROWS, BLOCK_COLS)
+        else:
+            keep = kept(seed, row, first_col, p, BLOCK_ROWS, BLOCK_COLS, RAGGED)
         grad_x = grad_y * tl.where(keep, scale, 0.0)
         start = at_vector(row * cols + first_col, VECTOR)
         tl.store(grad_x_ptr + start + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
         sums += tl.where(inside, grad_x, 0.0)
-    place = tl.arange(0, BLOCK_COLS)
-    total = tl.sum(sums, axis=0).to(partial_ptr.dtype.element_ty)
-    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * cols + first_col + place, total, mask=place < count)
+    total = tl.sum(sums, axis=0, keep_dims=True).to(partial_ptr.dtype.element_ty)
+    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * cols + first_col + place, total, mask=inside_row)
 
 
 @triton.jit
@@ -67,21 +69,21 @@ def bias_dropout_residual_backward_kernel(
     first = tl.program_id(1) * BLOCK_COLS
     seed = tl.load(seed_ptr)
     given = (grad_y_ptr, grad_y_row_stride, grad_x_ptr, partial_ptr, rows, cols, seed, p, scale)
+    place = tl.arange(0, BLOCK_COLS)[None, :]
     if RAGGED:
         row, step = tl.program_id(0), tl.num_programs(0)
         lead = elements_before(row.to(tl.int64) * cols, VECTOR).to(tl.int32)
-        whole = (cols - lead) // VECTOR * VECTOR
+        whole = at_vector(cols - lead, VECTOR)
         if tl.program_id(1) < tl.num_programs(1) - 1:
-            columns_at(lead + first, whole - first, row, step, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, True)
+            inside = place < whole - first
+            columns_at(lead + first, place, inside, row, step, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, True)
         else:
-            ROWS: tl.constexpr = BLOCK_ROWS * BLOCK_COLS // 32
-            end = lead + whole
-            columns_at(0, lead, row, step, given, ROWS, 16, COMPUTE, 1, True)
-            columns_at(end, cols - end, row, step, given, ROWS, 16, COMPUTE, 1, True)
+            col, inside_rim = rim(lead, lead + whole, cols, VECTOR)
+            columns_at(0, col, inside_rim, row, step, given, 4 * BLOCK_ROWS, 2 * VECTOR, COMPUTE, 1, True)
     else:
-        whole = cols // VECTOR * VECTOR
+        inside = place < at_vector(cols, VECTOR) - first
         row = tl.program_id(0) * BLOCK_ROWS
-        columns_at(first, whole - first, row, 1, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, False)
+        columns_at(first, place, inside, row, 1, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, False)
 
 
 def settings(dtype: torch.dtype, few_rows: bool = False) -> dict:

@@ -71,3 +71,11 @@ def elements_before(start, VECTOR: tl.constexpr):
 def at_vector(element, VECTOR: tl.constexpr):
     """A multiple of VECTOR, written so that the compiler sees one."""
     return element // VECTOR * VECTOR
+
+
+@triton.jit
+def rim(lead, end, cols, VECTOR: tl.constexpr):
+    """The columns of a row before its first whole vector and after its last, (1, 2 VECTOR), and whether each is one."""
+    place = tl.arange(0, 2 * VECTOR)[None, :]
+    col = tl.where(place < lead, place, cols - 2 * VECTOR + place)
+    return col, (place < lead) | (col >= end)

@@ -7,8 +7,9 @@ from accuracy import assert_as_accurate
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import bias_dropout_residual, runtime
-from kernels.elementwise import bias_dropout_residual_backward as backward
+from kernels.elementwise import bias_dropout_residual_backward as backward_module
 from kernels.elementwise.bias_dropout_residual import (
+    OP,
     bias_dropout_residual_op,
     bias_dropout_residual_oracle,
     bias_dropout_residual_reference,
@@ -34,8 +35,8 @@ def test_every_p_and_the_gradients(device, p, poisoned):
 
 
 def test_more_rows_than_the_backwards_programs_take_at_once(device, monkeypatch):
-    monkeypatch.setattr(backward, "PROGRAMS_ALONG_ROWS", 3)
-    monkeypatch.setattr(backward, "multiprocessors", lambda x: 2)
+    monkeypatch.setattr(backward_module, "PROGRAMS_ALONG_ROWS", 3)
+    monkeypatch.setattr(backward_module, "multiprocessors", lambda x: 2)
     inputs = arguments(29, 3, device=device, grad=True)
     weight = torch.randn(29, 3, device=device)
     wide = [x.detach().double().requires_grad_() for x in inputs[:3]]
@@ -49,7 +50,7 @@ def test_more_rows_than_the_backwards_programs_take_at_once(device, monkeypatch)
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (2, 127), (132, 65)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_rows_and_their_gradients(device, monkeypatch, poisoned, rows, cols, dtype):
-    monkeypatch.setattr(backward, "multiprocessors", lambda x: 132)
+    monkeypatch.setattr(backward_module, "multiprocessors", lambda x: 132)
     x, bias, residual, seed = arguments(rows, cols, device=device, dtype=dtype, grad=True)
     bias = bias.detach().float().requires_grad_()
     weight = torch.randn(cols, rows, device=device, dtype=dtype).T  # a gradient of other strides
@@ -58,6 +59,44 @@ def test_few_rows_and_their_gradients(device, monkeypatch, poisoned, rows, cols,
     theirs = torch.autograd.grad(bias_dropout_residual_oracle(*exact, seed), exact, weight.double())
     for mine, true in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, true.to(mine.dtype))
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "gap", "skip"),
+    [(37, 33, 0, 0), (37, 1030, 0, 0), (37, 40, 0, 0), (37, 33, 8, 0), (37, 33, 1, 0), (37, 33, 0, 1), (37, 15, 0, 0)],
+)
+def test_rows_that_begin_and_end_within_vectors(device, monkeypatch, poisoned, rows, cols, gap, skip):
+    """Rows `gap` elements apart, the first `skip` elements into memory: whole vectors that all tensors share, or none."""
+    monkeypatch.setattr(backward_module, "multiprocessors", lambda x: 2)
+    memory = torch.randn(rows, cols + gap + skip, device=device, dtype=torch.bfloat16)
+    x = memory[:, skip : skip + cols].requires_grad_()
+    _, bias, residual, seed = arguments(rows, cols, device=device, dtype=torch.bfloat16, grad=True)
+    weight = torch.randn_like(memory)[:, skip : skip + cols]
+    exact = [each.detach().double().requires_grad_() for each in (x, bias, residual)]
+    ours, theirs, truth = (
+        function(*given, seed)
+        for function, given in (
+            (bias_dropout_residual, (x, bias, residual)),
+            (bias_dropout_residual_oracle, (x, bias, residual)),
+            (bias_dropout_residual_oracle, exact),
+        )
+    )
+    assert_as_accurate(ours, theirs, truth)
+    assert_as_accurate(
+        torch.autograd.grad(ours, (x, bias, residual), weight),
+        torch.autograd.grad(theirs, (x, bias, residual), weight),
+        torch.autograd.grad(truth, exact, weight.double()),
+    )
+
+
+@pytest.mark.parametrize("cols", [4099, pytest.param(5000, marks=pytest.mark.long)])
+def test_rows_of_any_width_move_16_bytes_at_a_time(cols):
+    arguments, options = OP.compile_arguments(1021, cols, dtype=torch.bfloat16)
+    made = compile_for(OP.kernel, *arguments, device="H200", **options).instructions
+    a_thread = options["BLOCK"] // (8 * 32 * options["num_warps"])
+    assert made["STG.128"] == a_thread
+    assert made["LDG.128"] >= 2 * a_thread
+    assert made.get("STG.16", 0) == options["RAGGED"]  # the rim's
 
 
 def test_few_rows_leave_no_sum_to_a_second_launch(device):
@@ -79,7 +118,7 @@ def test_without_a_seed_pytorchs_generator_draws_one(device):
 
 @pytest.mark.parametrize("multiprocessors", [2, 132])
 def test_the_gradients_are_the_same_in_every_run(device, monkeypatch, multiprocessors):
-    monkeypatch.setattr(backward, "multiprocessors", lambda x: multiprocessors)
+    monkeypatch.setattr(backward_module, "multiprocessors", lambda x: multiprocessors)
     inputs = arguments(40, 33, device=device, grad=True)
     weight = torch.randn(40, 33, device=device)
     runs = [torch.autograd.grad(bias_dropout_residual(*inputs), inputs[:3], weight) for _ in range(2)]
@@ -102,7 +141,7 @@ def test_under_autocast_two_dtypes_meet_in_the_wider(device):
 
 
 def test_the_bytes_of_the_docstring(device, monkeypatch):
-    monkeypatch.setattr(backward, "multiprocessors", lambda x: 2)
+    monkeypatch.setattr(backward_module, "multiprocessors", lambda x: 2)
     x, bias, residual, seed = arguments(4, 1025, device=device, dtype=torch.bfloat16, grad=True)
     n = x.numel()
     unfused, fused = (
@@ -127,7 +166,7 @@ def test_the_backward_does_not_spill(gpu, rows, cols, few_rows):
     x = torch.empty(rows, cols, dtype=torch.bfloat16, device="meta")
     partial = torch.empty(cols, dtype=torch.bfloat16 if few_rows else torch.float32, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    kernel, chosen = backward.bias_dropout_residual_backward_kernel, backward.settings(x.dtype, few_rows)
+    kernel, chosen = backward_module.bias_dropout_residual_backward_kernel, backward_module.settings(x.dtype, few_rows)
     compiled = compile_for(kernel, x, x, partial, seed, rows, cols, cols, 0.1, 1.1, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
 
