@@ -63,10 +63,10 @@ def test_few_rows_and_their_gradients(device, monkeypatch, poisoned, rows, cols,
 
 @pytest.mark.parametrize(
     ("rows", "cols", "gap", "skip"),
-    [(37, 33, 0, 0), (37, 1030, 0, 0), (37, 40, 0, 0), (37, 33, 8, 0), (37, 33, 1, 0), (37, 33, 0, 1), (37, 15, 0, 0)],
+    [(37, 33, 0, 0), (37, 530, 0, 0), (37, 40, 0, 0), (37, 33, 8, 0), (37, 33, 1, 0), (37, 33, 0, 1), (37, 15, 0, 0)],
 )
 def test_rows_that_begin_and_end_within_vectors(device, monkeypatch, poisoned, rows, cols, gap, skip):
-    """Rows `gap` elements apart, the first `skip` elements into memory: whole vectors that all tensors share, or none."""
+    """Rows `gap` elements apart, the first `skip` elements into memory: all tensors share whole vectors, or none."""
     monkeypatch.setattr(backward_module, "multiprocessors", lambda x: 2)
     memory = torch.randn(rows, cols + gap + skip, device=device, dtype=torch.bfloat16)
     x = memory[:, skip : skip + cols].requires_grad_()
