@@ -1,4 +1,4 @@
-"""What is linear_act's own: two kernels that agree, its epilogues, precisions, registration, errors and resources."""
+"""What is linear_act's own: three kernels that agree, its epilogues, precisions, registration, errors and resources."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from helpers.instruments.traffic import measure
 from kernels import linear_act, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import linear_act as module
-from kernels.tiled import linear_act_descriptors
+from kernels.tiled import linear_act_descriptors, linear_act_few
 from kernels.tiled.linear_act import OP, LinearAct, linear_act_kernel, linear_act_op, linear_act_reference
 from kernels.tiled.linear_act import settings as plain_settings
 from kernels.tiled.linear_act_backward import gradient_of_sum
@@ -21,7 +21,8 @@ ACTS = pytest.mark.parametrize("act", [None, *ACTIVATIONS])
 
 @pytest.fixture(params=["plain", "descriptors"])
 def kernel(request, monkeypatch):
-    """Each of the two kernels, where the other would take its place."""
+    """Each of the kernels for many rows, where another would take its place."""
+    monkeypatch.setattr(linear_act_few, "ROWS", 0)
     if request.param == "plain":
         monkeypatch.setattr(module, "takes_descriptors", lambda *matrices: False)
     return request.param
@@ -40,7 +41,11 @@ def tensors(m, k, n, device, dtype=torch.float16, residual=True, grad=False):
 def launched(monkeypatch):
     """Names of the kernels launched, in order."""
     names = []
-    for name, of, launch in (("plain", module, "_launch"), ("descriptors", linear_act_descriptors, "launch")):
+    for name, of, launch in (
+        ("plain", module, "_launch"),
+        ("descriptors", linear_act_descriptors, "launch"),
+        ("few", linear_act_few, "launch"),
+    ):
         original = getattr(of, launch)
 
         def noted(*args, original=original, name=name):
@@ -60,9 +65,36 @@ def test_every_epilogue_in_tiles_that_overhang(act, kernel, device, poisoned):
     assert_as_accurate(linear_act(*inputs[:2], act=act), linear_act_reference(*inputs[:2], None, None, act), bare)
 
 
+@pytest.mark.parametrize("act", [None, "gelu"])
+@pytest.mark.parametrize("m", [1, 16, 17, 32])
+def test_few_rows(m, act, launched, device, poisoned):
+    """With the sum that training keeps, whose gradients tell of it, and columns that overhang."""
+    inputs = tensors(m, 264, 70, device, grad=True)
+    weight = torch.randn(m, 70, device=device, dtype=torch.float16)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    found = []
+    for of, given, upstream in (
+        (linear_act, inputs, weight),
+        (linear_act_reference, inputs, weight),
+        (linear_act_reference, doubles, weight.double()),
+    ):
+        y = of(*given, act)
+        found.append((y, *torch.autograd.grad(y, given, upstream)))
+    if not runtime.has_gpu() or torch.cuda.get_device_capability() in ((9, 0), (10, 0)):
+        assert launched[0] == "few"
+    for mine, native, truth in zip(*found, strict=True):
+        assert_as_accurate(mine, native, truth)
+    bare = [x.detach() for x in inputs[:2]]
+    exact = linear_act_reference(*doubled(bare), None, None, act)
+    assert_as_accurate(linear_act(*bare, act=act), linear_act_reference(*bare, None, None, act), exact)
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "tf32", "taken"),
     [
+        ((32, 72, 41), torch.float16, False, "few"),  # y needs no descriptor
+        ((1, 72, 40), torch.float32, True, "few"),
+        ((1, 71, 40), torch.float16, False, "plain"),
         ((33, 72, 40), torch.float16, False, "descriptors"),
         ((33, 72, 40), torch.float32, True, "descriptors"),
         ((33, 72, 40), torch.float32, False, "plain"),  # no tensor cores
@@ -91,23 +123,24 @@ def test_tf32_is_chosen_never_a_surprise(device):
     assert torch.equal(linear_act(x, weight, act=None, tf32=True), torch.ones_like(x[:, :16]))
 
 
-def test_strides_are_copied_only_where_columns_are_apart(device, launched, poisoned):
-    x, weight, bias, residual = tensors(24, 64, 48, device)
+@pytest.mark.parametrize(("rows", "kernel_of_them"), [(24, "few"), (48, "descriptors")])
+def test_strides_are_copied_only_where_columns_are_apart(rows, kernel_of_them, device, launched, poisoned):
+    x, weight, bias, residual = tensors(rows, 64, 48, device)
     arguments = x, weight, bias, residual
     theirs, exact = linear_act_reference(*arguments), linear_act_reference(*doubled(arguments))
-    wide = torch.randn(24, 128, device=device, dtype=x.dtype)
+    wide = torch.randn(rows, 128, device=device, dtype=x.dtype)
     wide[:, 64:] = x
     ways = [
         (wide[:, 64:], weight, bias, residual),  # rows with other columns between them: read where they are
         (x.T.contiguous().T, weight.T.contiguous().T, bias.repeat(2)[::1][:48], residual.T.contiguous().T),
-        (x.view(2, 3, 4, 64), weight, bias, residual.view(2, 3, 4, 48)),
-        (torch.cat([x.new_zeros(1), x.flatten()])[1:].view(24, 64), weight, bias, residual),  # 2 bytes off
+        (x.view(2, 3, -1, 64), weight, bias, residual.view(2, 3, -1, 48)),
+        (torch.cat([x.new_zeros(1), x.flatten()])[1:].view(rows, 64), weight, bias, residual),  # 2 bytes off
     ]
     for inputs in ways:
         y = linear_act(*inputs)
         assert y.shape == (*inputs[0].shape[:-1], 48)
-        assert_as_accurate(y.view(24, 48), theirs, exact)
-    assert launched == ["descriptors"] * 3 + ["plain"]
+        assert_as_accurate(y.view(rows, 48), theirs, exact)
+    assert launched == [kernel_of_them] * 3 + ["plain"]
 
 
 def test_rows_far_apart(device, kernel):
@@ -281,6 +314,21 @@ def test_no_spills_with_all_that_an_epilogue_can_have(dtype, m, n):
     assert resources.shared_memory <= 232448
 
 
+@pytest.mark.parametrize("n", [4096, 14336])
+@pytest.mark.parametrize("m", [16, 32])
+def test_few_rows_come_in_by_the_copy_engine_and_spill_nothing(m, n):
+    """200 KB of loads on their way on a multiprocessor, of one program or two; weights of 64 rows on tensor cores."""
+    chosen = linear_act_few.settings(m, n, torch.bfloat16)
+    x, weight, y = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in ((m, 4096), (n, 4096), (m, n)))
+    arguments = linear_act_few.operands(x, weight, y[0], y, y, y, chosen)
+    found = compile_for(linear_act_few.linear_act_few_kernel, *arguments, ACT="gelu", **chosen)
+    assert found.spill_bytes == 0
+    assert found.occupancy().blocks == (1 if n == 4096 else 2)
+    assert found.occupancy().blocks * found.shared_memory > 180 * 2**10
+    assert found.instructions["HGMMA"] == chosen["BLOCK_K"] // 16
+    assert found.instructions["UTMALDG"] >= 2
+
+
 # Microseconds on an H200 in bf16 with bias and GELU, for tiles of 128x256, 256x128, 128x128, 64x128 and 64x64.
 MEASURED = {
     (300, 4096, 4096): (45.0, 45.7, 29.5, 44.3, 37.4),
@@ -326,7 +374,16 @@ def test_the_plain_kernel_uses_tensor_cores_and_spills_nothing(gpu):
 @gpu_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "shape", [(1000, 1032, 1048), (16, 4096, 4096), (200, 1024, 4096), (512, 4096, 4096), (3000, 1024, 4104)]
+    "shape",
+    [
+        (1000, 1032, 1048),
+        (1, 4096, 4096),
+        (32, 2048, 14336),
+        (64, 4096, 4096),
+        (200, 1024, 4096),
+        (512, 4096, 4096),
+        (3000, 1024, 4104),
+    ],
 )
 def test_large_tiles_on_a_gpu(shape, dtype, poisoned):
     inputs = tensors(*shape, "cuda", dtype, grad=True)
