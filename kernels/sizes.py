@@ -13,3 +13,8 @@ def cdiv(size: int, block: int) -> int:
 def next_power_of_2(size: int) -> int:
     """The least power of two that is at least `size`, itself at least 1."""
     return 1 << (size - 1).bit_length()
+
+
+def largest_power_of_2(size: int) -> int:
+    """The largest power of two that is at most `size`, or 1."""
+    return 1 << (max(1, size).bit_length() - 1)

@@ -17,11 +17,23 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.rowwise import l2_norm_wide
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.rowwise.pieces import (
+    arithmetic,
+    blocks,
+    columns_inside,
+    elements_before,
+    load_pieces,
+    pieces_of,
+    pointers,
+    row_launch,
+    row_sum,
+    rows_from,
+)
+from kernels.sizes import largest_power_of_2
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 
@@ -35,36 +47,36 @@ def l2_norm_kernel(
     x_row_stride,
     eps,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
+    row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
+    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
     # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    norm = tl.sqrt(tl.sum(x * x, axis=1, keep_dims=True))
+    x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, row < rows, 0.0)
+    squares = ()
+    for i in tl.static_range(len(x)):
+        squares = squares + (x[i].to(COMPUTE) * x[i].to(COMPUTE),)
+    norm = tl.sqrt(row_sum(squares))
     # tl.maximum would drop a NaN.
-    y = x / tl.where(norm < eps, eps, norm)
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    divisor = tl.where(norm < eps, eps, norm)
+    out = pointers(y_ptr, row * cols, lead, cols, PIECES)
+    for i in tl.static_range(len(x)):
+        y = x[i].to(COMPUTE) / divisor
+        tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
 
 
 @cache
-def settings(cols: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Launch settings for rows of `cols` elements, at most WIDEST_BLOCK.
+def launch_of(rows: int, cols: int, sms: int) -> tuple[int, dict]:
+    """How many programs, and their settings, for rows of at most WIDEST_BLOCK elements.
 
-    32 elements a thread leave a thread at 64 registers or fewer, so that an SM holds 32 warps and some load while
-    others compute. `few_rows`: no more than the GPU has SMs. Then each has a program of its own, and twice the warps.
+    No more rows than the GPU has SMs: each has a program of its own, with 16 elements a thread.
     """
-    block_cols = next_power_of_2(cols)
-    elements = max(2048 if block_cols <= 2048 or few_rows else 16384, block_cols)
-    return {
-        "BLOCK_ROWS": elements // block_cols,
-        "BLOCK_COLS": block_cols,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": min(32, elements // 512) if few_rows else elements // 1024,
-    }
+    if rows > sms:
+        return row_launch(rows, cols)
+    warps = min(32, max(4, largest_power_of_2(sum(blocks(cols)) // 512)))
+    return rows, {"BLOCK_ROWS": 1, "num_warps": warps}
 
 
 def _forward(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -77,8 +89,9 @@ def _forward(x: torch.Tensor, eps: float) -> torch.Tensor:
         if cols > WIDEST_BLOCK:
             l2_norm_wide.forward(x, y, eps)
         else:
-            chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
-            l2_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](x, y, rows, cols, x.stride(0), eps, **chosen)
+            programs, chosen = launch_of(rows, cols, multiprocessors(x))
+            options = {"PIECES": pieces_of(x, as_rows(y)), "COMPUTE": arithmetic(x.dtype), **chosen}
+            l2_norm_kernel[(programs,)](x, y, rows, cols, x.stride(0), eps, **options)
     return y
 
 
@@ -123,8 +136,8 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor]:
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x = torch.empty(shape, dtype=dtype, device="meta")
-    # As on an H200, which has 132 SMs.
-    return (x, x, rows, cols, cols, 1e-12), settings(cols, dtype, few_rows=rows <= 132)
+    chosen = launch_of(rows, cols, MULTIPROCESSORS)[1]
+    return (x, x, rows, cols, cols, 1e-12), {"PIECES": pieces_of(x), "COMPUTE": arithmetic(dtype), **chosen}
 
 
 OP = FusedOp(
@@ -133,7 +146,7 @@ OP = FusedOp(
     reference=l2_norm_reference,
     work=l2_norm_work,
     kernel=l2_norm_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

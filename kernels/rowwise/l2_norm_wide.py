@@ -8,6 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.arguments import as_rows
+from kernels.rowwise.pieces import arithmetic, columns_inside, elements_before, pieces_of, pointers, row_sum
+
+CHUNK = 16384  # elements of a row that are seen at once
+
 
 @triton.jit
 def l2_norm_wide_kernel(
@@ -16,29 +21,36 @@ def l2_norm_wide_kernel(
     cols,
     x_row_stride,
     eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    PIECES: tl.constexpr,  # of a chunk of a row: kernels/rowwise/pieces.py
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
-    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        # The row is wanted once more: it should outlive in L2 what is only written.
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        x = x.to(COMPUTE)
-        squares += x * x
-    norm = tl.sqrt(tl.sum(squares, axis=0))
+    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
+    total = tl.cast(0.0, COMPUTE)
+    for chunk in tl.range(0, cols, PIECES[0]):
+        inside = columns_inside(lead, cols, PIECES, chunk)
+        at = pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES)
+        squares = ()
+        for i in tl.static_range(len(at)):
+            # The row is wanted once more: it should outlive in L2 what is only written.
+            x = tl.load(at[i], mask=inside[i], other=0.0, eviction_policy="evict_last").to(COMPUTE)
+            squares = squares + (x * x,)
+        total += row_sum(squares)
+    norm = tl.sqrt(total)
     divisor = tl.where(norm < eps, eps, norm)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        y = x / divisor
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
+    for chunk in tl.range(0, cols, PIECES[0]):
+        inside = columns_inside(lead, cols, PIECES, chunk)
+        at = pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES)
+        out = pointers(y_ptr + chunk, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(at)):
+            x = tl.load(at[i], mask=inside[i], eviction_policy="evict_first").to(COMPUTE)
+            tl.store(out[i], (x / divisor).to(y_ptr.dtype.element_ty), mask=inside[i])
 
 
 def forward(x: torch.Tensor, y: torch.Tensor, eps: float) -> None:
     """Write y; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
-    compute = tl.float64 if x.dtype == torch.float64 else tl.float32
-    l2_norm_wide_kernel[(rows,)](x, y, cols, x.stride(0), eps, BLOCK_COLS=16384, COMPUTE=compute, num_warps=16)
+    pieces = CHUNK, 0, *pieces_of(x, as_rows(y))[2:]
+    compute = arithmetic(x.dtype)
+    l2_norm_wide_kernel[(rows,)](x, y, cols, x.stride(0), eps, PIECES=pieces, COMPUTE=compute, num_warps=16)

@@ -72,12 +72,29 @@ def row_launch(rows: int, cols: int, tensors: int = 1) -> tuple[int, dict]:
     return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": warps}
 
 
+def in_step(programs: int, rows: int, block_rows: int, pieces: tuple[int, int, int, bool]) -> int:
+    """`programs`, such that every row of a program has one lead: RAGGED, a multiple of VECTOR. See rows_alike."""
+    apart = pieces[2] if pieces[3] else 1
+    return apart * max(1, cdiv(programs, apart) if programs * block_rows >= rows else programs // apart)
+
+
 @triton.jit
-def rows_from(first, BLOCK_ROWS: tl.constexpr):
+def rows_alike(BLOCK_ROWS: tl.constexpr, PIECES: tl.constexpr):
+    """The first row of a program, and how far apart the rows of its block are: so far that all have one lead.
+
+    Then a vector of columns, as a weight, is loaded once for all of them, and sums over rows stay at their columns.
+    """
+    APART: tl.constexpr = PIECES[2] if PIECES[3] else 1
+    program = tl.program_id(0)
+    return program // APART * (APART * BLOCK_ROWS) + program % APART, APART
+
+
+@triton.jit
+def rows_from(first, BLOCK_ROWS: tl.constexpr, APART: tl.constexpr = 1):
     """Row numbers, (BLOCK_ROWS, 1) or one number, in int64: row * stride passes 2**31 on large tensors."""
     row = tl.cast(first, tl.int64)
     if BLOCK_ROWS > 1:
-        row = row + tl.arange(0, BLOCK_ROWS)[:, None]
+        row = row + APART * tl.arange(0, BLOCK_ROWS)[:, None]
     return row
 
 
@@ -94,17 +111,21 @@ def elements_before(start, VECTOR: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def columns_inside(lead, cols, PIECES: tl.constexpr):
-    """Which lanes of each piece have a column of the row."""
+def columns_inside(lead, cols, PIECES: tl.constexpr, chunk=0):
+    """Which lanes of each piece have a column of the row.
+
+    chunk: where a row is seen in several, how many elements of whole vectors came before; the rim is in the first.
+    """
     VECTOR: tl.constexpr = PIECES[2]
     # Written so that the compiler sees a multiple of VECTOR: a mask of whole vectors leaves them whole.
-    whole = (cols - lead) // VECTOR * VECTOR
+    whole = (cols - lead) // VECTOR * VECTOR - chunk
     inside = (tl.arange(0, PIECES[0])[None, :] < whole,)
     if PIECES[1]:
         inside = inside + (PIECES[0] + tl.arange(0, PIECES[1])[None, :] < whole,)
     if PIECES[3]:
         place = tl.arange(0, 2 * VECTOR)[None, :]
-        inside = inside + ((place < lead) | (cols - 2 * VECTOR + place >= lead + whole),)
+        rim = (place < lead) | (cols - 2 * VECTOR + place >= lead + whole)
+        inside = inside + (rim & (chunk == 0),)
     return inside
 
 
@@ -137,11 +158,35 @@ def pointers(ptr, start, lead, cols, PIECES: tl.constexpr):
 
 
 @triton.jit
+def along(ptr, lead, cols, PIECES: tl.constexpr):
+    """Pointers to a vector's elements, (cols,), at the columns of a row; of the first, so that others are it plus a
+    constant, and need no registers."""
+    VECTOR: tl.constexpr = PIECES[2]
+    first = ptr + lead
+    at = (first + tl.arange(0, PIECES[0])[None, :],)
+    if PIECES[1]:
+        at = at + (first + PIECES[0] + tl.arange(0, PIECES[1])[None, :],)
+    if PIECES[3]:
+        place = tl.arange(0, 2 * VECTOR)[None, :]
+        at = at + (ptr + tl.where(place < lead, place, cols - 2 * VECTOR + place),)
+    return at
+
+
+@triton.jit
 def load_pieces(at, inside, here, other):
     """What stands at the pointers `at`; `other` where `here` (a row) or `inside` (a column) is false."""
     x = ()
     for i in tl.static_range(len(at)):
         x = x + (tl.load(at[i], mask=here & inside[i], other=other),)
+    return x
+
+
+@triton.jit
+def load_columns(at, inside):
+    """A vector of columns, as a weight, `along` a row; in its own dtype, so that it waits in few registers."""
+    x = ()
+    for i in tl.static_range(len(at)):
+        x = x + (tl.load(at[i], mask=inside[i], other=0.0),)
     return x
 
 

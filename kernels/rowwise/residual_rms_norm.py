@@ -21,13 +21,24 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.affine import ones_unless
-from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
+from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.rowwise import rms_norm_wide
-from kernels.rowwise.l2_norm import WIDEST_BLOCK, settings
-from kernels.rowwise.rms_norm import gradients, number_a_row
-from kernels.sizes import cdiv
+from kernels.rowwise.pieces import (
+    along,
+    columns_inside,
+    elements_before,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    row_sum,
+    rows_alike,
+    rows_from,
+)
+from kernels.rowwise.rms_norm import WIDEST_BLOCK, launch_of, number_a_row
+from kernels.rowwise.rms_norm_backward import gradients
 
 
 @triton.jit
@@ -44,24 +55,38 @@ def residual_rms_norm_kernel(
     residual_row_stride,
     eps,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
+    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one; 1: it has one block of rows
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
+    first, APART = rows_alike(BLOCK_ROWS, PIECES)
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    residual = tl.load(residual_ptr + row * residual_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    s = x + residual
-    tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=inside)
-    weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-    rstd = tl.rsqrt(tl.sum(s * s, axis=1, keep_dims=True) / cols + eps)
-    y = s * rstd * weight
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    lead = elements_before(tl.cast(first, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    turns = 1
+    if STAGES > 1:
+        turns = tl.cdiv(rows - first, step)
+    for turn in tl.range(0, turns, num_stages=STAGES):
+        row = rows_from(first + turn * step, BLOCK_ROWS, APART)
+        here = row < rows
+        # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
+        x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0)
+        residual = load_pieces(pointers(residual_ptr, row * residual_row_stride, lead, cols, PIECES), inside, here, 0.0)
+        out = pointers(sum_ptr, row * cols, lead, cols, PIECES)
+        s, squares = (), ()
+        for i in tl.static_range(len(x)):
+            s = s + (x[i].to(COMPUTE) + residual[i].to(COMPUTE),)
+            squares = squares + (s[i] * s[i],)
+            tl.store(out[i], s[i].to(sum_ptr.dtype.element_ty), mask=here & inside[i])
+        rstd = tl.rsqrt(row_sum(squares) / cols + eps)
+        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(x)):
+            y = s[i] * rstd * weight[i].to(COMPUTE)
+            tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
+        if rstd_ptr is not None:
+            tl.store(rstd_ptr + row, rstd, mask=here)
 
 
 def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -74,9 +99,10 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, ep
         if cols > WIDEST_BLOCK:
             rms_norm_wide.forward(x, residual, weight, y, s, rstd, eps)
         else:
-            chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
-            grid, strides = (cdiv(rows, chosen["BLOCK_ROWS"]),), (x.stride(0), residual.stride(0))
-            residual_rms_norm_kernel[grid](x, residual, weight, y, s, rstd, rows, cols, *strides, eps, **chosen)
+            pieces = pieces_of(x, residual, as_rows(y))
+            programs, chosen = launch_of(rows, cols, pieces, x.dtype, multiprocessors(x), 2)
+            tensors, strides = (x, residual, weight, y, s, rstd), (x.stride(0), residual.stride(0))
+            residual_rms_norm_kernel[(programs,)](*tensors, rows, cols, *strides, eps, **chosen)
     return y, s
 
 
@@ -173,8 +199,8 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
-    # As on an H200, which has 132 SMs.
-    return (x, x, weight, x, x, None, rows, cols, cols, cols, 1e-6), settings(cols, dtype, few_rows=rows <= 132)
+    chosen = launch_of(rows, cols, pieces_of(x), dtype, MULTIPROCESSORS, 2)[1]
+    return (x, x, weight, x, x, None, rows, cols, cols, cols, 1e-6), chosen
 
 
 OP = FusedOp(
@@ -183,7 +209,7 @@ OP = FusedOp(
     reference=residual_rms_norm_reference,
     work=residual_rms_norm_work,
     kernel=residual_rms_norm_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -6,9 +6,8 @@ Written out in PyTorch, the squares and the scaled rows go to memory and come st
                                                             28 B/element in fp32, six launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
-Every program reads the weight anew, from L2: DRAM gives it once. Training keeps 1 / rms of each row, one number; the
-backward pass reads the gradient and x and writes x's gradient, 12 B/element in fp32. Rows too wide for this are in
-rms_norm_wide.py, the backward pass of few rows in rms_norm_few_rows.py.
+Every program reads the weight anew, from L2: DRAM gives it once. Rows too wide for registers are in rms_norm_wide.py.
+Training keeps 1 / rms of each row, one number, for rms_norm_backward.py.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
@@ -21,14 +20,28 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.affine import ones_unless, over_last
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
+from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise import rms_norm_few_rows, rms_norm_wide
-from kernels.rowwise.l2_norm import WIDEST_BLOCK, settings
+from kernels.rowwise import rms_norm_wide
+from kernels.rowwise.pieces import (
+    along,
+    arithmetic,
+    columns_inside,
+    elements_before,
+    in_step,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    row_sum,
+    rows_alike,
+    rows_from,
+)
+from kernels.rowwise.rms_norm_backward import gradients
 from kernels.sizes import cdiv, next_power_of_2
 
-WIDEST_BACKWARD_BLOCK = 16384  # elements of a row, of its gradient and of a sum over rows, in one program's registers
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 
 
 @triton.jit
@@ -42,77 +55,52 @@ def rms_norm_kernel(
     x_row_stride,
     eps,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
+    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one; 1: it has one block of rows
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
+    first, APART = rows_alike(BLOCK_ROWS, PIECES)
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / cols + eps)
-    y = x * rstd * weight
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + row, rstd, mask=row < rows)
-
-
-@triton.jit
-def rms_norm_backward_kernel(
-    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    weight_ptr,  # (cols,)
-    rstd_ptr,  # (rows,), in COMPUTE: 1 / rms of each row, from the forward
-    grad_sum_ptr,  # (rows, cols), contiguous: added to grad_x where x is a sum that goes on as it is, or None
-    grad_x_ptr,  # (rows, cols), contiguous, x's dtype
-    grad_weight_ptr,  # (programs, cols), in COMPUTE: each program's sum over its rows
-    rows,
-    cols: tl.constexpr,  # known to the compiler: without masks fewer values wait in registers
-    grad_y_row_stride,
-    x_row_stride,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
-    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
-    COMPUTE: tl.constexpr,
-):
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
+    lead = elements_before(tl.cast(first, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
     step = tl.num_programs(0) * BLOCK_ROWS
-    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        inside = (row < rows) & (col < cols)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        # Loaded for every row: kept, its registers would be missing for the sum.
-        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        # d rstd / dx = -rstd^3 x / cols reaches x through every column of its row.
-        pull = tl.sum(grad_y * x * weight, axis=1, keep_dims=True) / cols * rstd * rstd
-        grad_weight += grad_y * (x * rstd)
-        grad_x = rstd * (grad_y * weight - x * pull)
-        if grad_sum_ptr is not None:
-            grad_x += tl.load(grad_sum_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
-        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-    total = tl.sum(grad_weight, axis=0, keep_dims=True)
-    tl.store(grad_weight_ptr + tl.program_id(0).to(tl.int64) * cols + col, total, mask=col < cols)
+    turns = 1
+    if STAGES > 1:
+        turns = tl.cdiv(rows - first, step)
+    for turn in tl.range(0, turns, num_stages=STAGES):
+        row = rows_from(first + turn * step, BLOCK_ROWS, APART)
+        # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
+        x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, row < rows, 0.0)
+        squares = ()
+        for i in tl.static_range(len(x)):
+            squares = squares + (x[i].to(COMPUTE) * x[i].to(COMPUTE),)
+        rstd = tl.rsqrt(row_sum(squares) / cols + eps)
+        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(x)):
+            y = x[i].to(COMPUTE) * rstd * weight[i].to(COMPUTE)
+            tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
+        if rstd_ptr is not None:
+            tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
 @cache
-def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10, rows_read: int = 2) -> dict:
-    """Of the backward pass. Two rows are on their way while one is computed, where `shared_memory` bytes hold them, of
-    each of `rows_read` tensors: x, the gradient, and a sum's."""
-    block_cols = next_power_of_2(cols)
-    elements = max(2048, block_cols)
-    in_flight = (rows_read * dtype.itemsize + 4) * elements  # bytes of one stage, the weight's too
-    return {
-        "BLOCK_ROWS": elements // block_cols,
-        "BLOCK_COLS": block_cols,
-        "STAGES": 3 if 2 * in_flight < shared_memory else 1,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": min(16, elements // 512),
-    }
+def launch_of(rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int, tensors: int = 1) -> tuple[int, dict]:
+    """How many programs, and their BLOCK_ROWS, STAGES and num_warps, for rows of at most WIDEST_BLOCK elements of each
+    of `tensors`.
+
+    About 32 elements a thread, half as many where rows are no more than SMs. Where rows are ragged, the weight comes in
+    single elements: a program then asks for it once and walks over rows, of which the next are on their way.
+    """
+    held, ragged = sum(pieces[:2]), pieces[3]
+    block_rows = max(1, 2048 // next_power_of_2(held)) if rows > sms else 1
+    warps = min(32, max(2, next_power_of_2(cdiv(held * tensors, 1024 if rows > sms else 512))))
+    programs, stages, per_sm = cdiv(rows, block_rows), 1, max(1, 16 // warps)
+    if ragged and warps <= 16 and programs > per_sm * sms:
+        stages = max(1, min(3, 1 + 216 * 2**10 // (per_sm * block_rows * held * dtype.itemsize * tensors)))
+        programs = per_sm * sms if stages > 1 else programs
+    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    return in_step(programs, rows, block_rows, pieces), {**chosen, "COMPUTE": arithmetic(dtype)}
 
 
 def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tensor:
@@ -125,9 +113,8 @@ def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tenso
         if cols > WIDEST_BLOCK:
             rms_norm_wide.forward(x, None, weight, y, None, rstd, eps)
         else:
-            chosen = settings(cols, x.dtype, few_rows=rows <= multiprocessors(x))
-            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
-            rms_norm_kernel[grid](x, weight, y, rstd, rows, cols, x.stride(0), eps, **chosen)
+            programs, chosen = launch_of(rows, cols, pieces_of(x, as_rows(y)), x.dtype, multiprocessors(x))
+            rms_norm_kernel[(programs,)](x, weight, y, rstd, rows, cols, x.stride(0), eps, **chosen)
     return y
 
 
@@ -143,29 +130,6 @@ def number_a_row(x: Tensor) -> Tensor:
 def _forward_keeping_rstd(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     rstd = number_a_row(x)
     return _launch(x, weight, rstd, eps), rstd
-
-
-def gradients(
-    grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_sum: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x and weight; `grad_sum` is added to x's."""
-    grad_x = like(x)
-    if grad_x.numel() == 0:
-        return grad_x, torch.zeros_like(weight)
-    grad_y, x, grad_sum = as_rows(grad_y), as_rows(x), None if grad_sum is None else grad_sum.contiguous()
-    (rows, cols), tensors = x.shape, (grad_y, x, weight.contiguous(), rstd, grad_sum, grad_x)
-    with torch.cuda.device_of(x):
-        if cols > WIDEST_BACKWARD_BLOCK:
-            sums = rms_norm_wide.backward(*tensors)
-        elif rows <= min(rms_norm_few_rows.MOST_ROWS, multiprocessors(x)):
-            return grad_x, rms_norm_few_rows.backward(*tensors)
-        else:
-            chosen = backward_settings(cols, x.dtype, shared_memory(x), 2 if grad_sum is None else 3)
-            per_multiprocessor = max(1, 8192 // (chosen["BLOCK_ROWS"] * chosen["BLOCK_COLS"]))
-            programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), per_multiprocessor * multiprocessors(x))
-            sums = torch.empty(programs, cols, dtype=rstd.dtype, device=x.device)
-            rms_norm_backward_kernel[(programs,)](*tensors, sums, rows, cols, grad_y.stride(0), x.stride(0), **chosen)
-    return grad_x, sums.sum(0).to(weight.dtype)
 
 
 rms_norm_op = register(
@@ -230,7 +194,8 @@ def rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x[0], x, None, rows, cols, cols, 1e-6), settings(cols, dtype, few_rows=rows <= 132)  # SMs of an H200
+    chosen = launch_of(rows, cols, pieces_of(x), dtype, MULTIPROCESSORS)[1]
+    return (x, x[0], x, None, rows, cols, cols, 1e-6), chosen
 
 
 OP = FusedOp(
@@ -239,7 +204,7 @@ OP = FusedOp(
     reference=rms_norm_reference,
     work=rms_norm_work,
     kernel=rms_norm_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape[-1:], **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -11,7 +11,20 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.arguments import as_rows, given
+from kernels.rowwise.pieces import (
+    along,
+    arithmetic,
+    blocks,
+    columns_inside,
+    elements_before,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    row_sum,
+)
+from kernels.sizes import cdiv
 
 MOST_ROWS = 128  # of which one program holds 64 columns in registers
 
@@ -29,7 +42,7 @@ def rms_norm_few_rows_backward_kernel(
     cols,
     grad_y_row_stride,
     x_row_stride,
-    WHOLE_ROW: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
     BLOCK_ROWS: tl.constexpr,  # a power of two, at least rows
     BLOCK_COLS: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -37,46 +50,52 @@ def rms_norm_few_rows_backward_kernel(
     # The first programs own a row each, the others some columns of all rows; none waits for another.
     program = tl.program_id(0).to(tl.int64)
     if program < rows:
-        col = tl.arange(0, WHOLE_ROW)
-        x = tl.load(x_ptr + program * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        grad_y = tl.load(grad_y_ptr + program * grad_y_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        lead = elements_before(program * x_row_stride, PIECES[2], PIECES[3])
+        inside = columns_inside(lead, cols, PIECES)
+        x = load_pieces(pointers(x_ptr, program * x_row_stride, lead, cols, PIECES), inside, True, 0.0)
+        at = pointers(grad_y_ptr, program * grad_y_row_stride, lead, cols, PIECES)
+        grad_y = load_pieces(at, inside, True, 0.0)
+        weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
         rstd = tl.load(rstd_ptr + program)
-        pull = tl.sum(grad_y * weight * x, axis=0) / cols * rstd * rstd
-        grad_x = rstd * (grad_y * weight - x * pull)
-        if grad_sum_ptr is not None:
-            grad_x += tl.load(grad_sum_ptr + program * cols + col, mask=col < cols, other=0.0).to(COMPUTE)
-        tl.store(grad_x_ptr + program * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < cols)
+        product = ()
+        for i in tl.static_range(len(x)):
+            product = product + (grad_y[i].to(COMPUTE) * x[i].to(COMPUTE) * weight[i].to(COMPUTE),)
+        pull = row_sum(product) / cols * rstd * rstd
+        out = pointers(grad_x_ptr, program * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(x)):
+            grad_x = rstd * (grad_y[i].to(COMPUTE) * weight[i].to(COMPUTE) - x[i].to(COMPUTE) * pull)
+            if grad_sum_ptr is not None:
+                also = pointers(grad_sum_ptr, program * cols, lead, cols, PIECES)
+                grad_x += tl.load(also[i], mask=inside[i], other=0.0).to(COMPUTE)
+            tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside[i])
     else:
-        rows_of_tile = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
-        cols_of_tile = (program - rows) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
-        inside = (rows_of_tile < rows) & (cols_of_tile < cols)
-        xs = tl.load(x_ptr + rows_of_tile * x_row_stride + cols_of_tile, mask=inside, other=0.0).to(COMPUTE)
-        grads = tl.load(grad_y_ptr + rows_of_tile * grad_y_row_stride + cols_of_tile, mask=inside, other=0.0)
-        rstds = tl.load(rstd_ptr + rows_of_tile, mask=rows_of_tile < rows, other=0.0)
+        tile_rows = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
+        tile_cols = (program - rows) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
+        of_tile = (tile_rows < rows) & (tile_cols < cols)
+        xs = tl.load(x_ptr + tile_rows * x_row_stride + tile_cols, mask=of_tile, other=0.0).to(COMPUTE)
+        grads = tl.load(grad_y_ptr + tile_rows * grad_y_row_stride + tile_cols, mask=of_tile, other=0.0)
+        rstds = tl.load(rstd_ptr + tile_rows, mask=tile_rows < rows, other=0.0)
         total = tl.sum(grads.to(COMPUTE) * (xs * rstds), axis=0, keep_dims=True)
-        tl.store(grad_weight_ptr + cols_of_tile, total.to(grad_weight_ptr.dtype.element_ty), mask=cols_of_tile < cols)
+        tl.store(grad_weight_ptr + tile_cols, total.to(grad_weight_ptr.dtype.element_ty), mask=tile_cols < cols)
 
 
 @cache
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings for rows of `cols` elements: a row in the registers of 8 warps, the widest in those of 16."""
-    whole_row = next_power_of_2(cols)
-    return {
-        "WHOLE_ROW": whole_row,
-        "BLOCK_ROWS": MOST_ROWS,
-        "BLOCK_COLS": 64,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": 8 if whole_row <= 8192 else 16,
-    }
+def launch_of(rows: int, cols: int) -> tuple[int, dict]:
+    """How many programs and their settings: a row in the registers of 8 warps, the widest in those of 16."""
+    warps = 8 if sum(blocks(cols)) <= 8192 else 16
+    return rows + cdiv(cols, 64), {"BLOCK_ROWS": MOST_ROWS, "BLOCK_COLS": 64, "num_warps": warps}
 
 
 def backward(grad_y, x, weight, rstd, grad_sum: torch.Tensor | None, grad_x) -> torch.Tensor:
     """Write grad_x, (rows, cols), and return the gradient of weight; columns of grad_y and x are side by side."""
     rows, cols = x.shape
     grad_weight = torch.empty_like(weight)
-    chosen = settings(cols, x.dtype)
-    rms_norm_few_rows_backward_kernel[(rows + cdiv(cols, chosen["BLOCK_COLS"]),)](
-        grad_y, x, weight, rstd, grad_sum, grad_x, grad_weight, rows, cols, grad_y.stride(0), x.stride(0), **chosen
+    rows_read = x, grad_y, *map(as_rows, given(grad_sum=grad_sum, grad_x=grad_x).values())
+    programs, chosen = launch_of(rows, cols)
+    rms_norm_few_rows_backward_kernel[(programs,)](
+        *(grad_y, x, weight, rstd, grad_sum, grad_x, grad_weight, rows, cols, grad_y.stride(0), x.stride(0)),
+        PIECES=pieces_of(*rows_read),
+        COMPUTE=arithmetic(x.dtype),
+        **chosen,
     )
     return grad_weight

@@ -7,12 +7,29 @@ spills 1032 bytes a thread, and in the backward pass one of 32768 spills 6508; h
 4096 x 65536 take 352 us, held 948; with a residual 500, held 1336.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import multiprocessors
+from kernels.arguments import as_rows, given, multiprocessors
+from kernels.rowwise.pieces import (
+    along,
+    arithmetic,
+    columns_inside,
+    elements_before,
+    in_step,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    row_sum,
+    rows_from,
+)
 from kernels.sizes import cdiv
+
+CHUNK = 16384  # elements of a row that are seen at once
 
 
 @triton.jit
@@ -27,32 +44,42 @@ def rms_norm_wide_kernel(
     x_row_stride,
     residual_row_stride,
     eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    PIECES: tl.constexpr,  # of a chunk of a row: kernels/rowwise/pieces.py
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
-    squares = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        # The row is wanted once more: it should outlive in L2 what is only written.
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        x = x.to(COMPUTE)
-        if residual_ptr is not None:
-            x += tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        squares += x * x
-    rstd = tl.rsqrt(tl.sum(squares, axis=0) / cols + eps)
+    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
+    total = tl.cast(0.0, COMPUTE)
+    for chunk in tl.range(0, cols, PIECES[0]):
+        inside = columns_inside(lead, cols, PIECES, chunk)
+        at = pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES)
+        squares = ()
+        for i in tl.static_range(len(at)):
+            # The row is wanted once more: it should outlive in L2 what is only written.
+            x = tl.load(at[i], mask=inside[i], other=0.0, eviction_policy="evict_last").to(COMPUTE)
+            if residual_ptr is not None:
+                of_residual = pointers(residual_ptr + chunk, row * residual_row_stride, lead, cols, PIECES)
+                x += tl.load(of_residual[i], mask=inside[i], other=0.0).to(COMPUTE)
+            squares = squares + (x * x,)
+        total += row_sum(squares)
+    rstd = tl.rsqrt(total / cols + eps)
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(COMPUTE)
-        if residual_ptr is not None:
-            x += tl.load(residual_ptr + row * residual_row_stride + col, mask=col < cols).to(COMPUTE)
-            tl.store(sum_ptr + row * cols + col, x.to(sum_ptr.dtype.element_ty), mask=col < cols)
-        weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
-        y = x * rstd * weight
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
+    for chunk in tl.range(0, cols, PIECES[0]):
+        inside = columns_inside(lead, cols, PIECES, chunk)
+        at = pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES)
+        of_weight = along(weight_ptr + chunk, lead, cols, PIECES)
+        out = pointers(y_ptr + chunk, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(at)):
+            x = tl.load(at[i], mask=inside[i], eviction_policy="evict_first").to(COMPUTE)
+            if residual_ptr is not None:
+                of_residual = pointers(residual_ptr + chunk, row * residual_row_stride, lead, cols, PIECES)
+                of_sum = pointers(sum_ptr + chunk, row * cols, lead, cols, PIECES)
+                x += tl.load(of_residual[i], mask=inside[i]).to(COMPUTE)
+                tl.store(of_sum[i], x.to(sum_ptr.dtype.element_ty), mask=inside[i])
+            weight = tl.load(of_weight[i], mask=inside[i]).to(COMPUTE)
+            tl.store(out[i], (x * rstd * weight).to(y_ptr.dtype.element_ty), mask=inside[i])
 
 
 @triton.jit
@@ -65,19 +92,26 @@ def rms_norm_row_pulls_kernel(
     cols,
     grad_y_row_stride,
     x_row_stride,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    PIECES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
     rstd = tl.load(rstd_ptr + row)
-    product = tl.zeros((BLOCK_COLS,), dtype=COMPUTE)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
-        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
-        product += grad_y * weight * x
-    tl.store(pull_ptr + row, tl.sum(product, axis=0) / cols * rstd * rstd)
+    total = tl.cast(0.0, COMPUTE)
+    for chunk in tl.range(0, cols, PIECES[0]):
+        inside = columns_inside(lead, cols, PIECES, chunk)
+        at = pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES)
+        x = load_pieces(at, inside, True, 0.0)
+        at = pointers(grad_y_ptr + chunk, row * grad_y_row_stride, lead, cols, PIECES)
+        grad_y = load_pieces(at, inside, True, 0.0)
+        weight = load_columns(along(weight_ptr + chunk, lead, cols, PIECES), inside)
+        product = ()
+        for i in tl.static_range(len(x)):
+            product = product + (grad_y[i].to(COMPUTE) * weight[i].to(COMPUTE) * x[i].to(COMPUTE),)
+        total += row_sum(product)
+    pull = total / cols * rstd * rstd
+    tl.store(pull_ptr + row, pull)
 
 
 @triton.jit
@@ -95,29 +129,41 @@ def rms_norm_wide_backward_kernel(
     grad_y_row_stride,
     x_row_stride,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
+    PIECES: tl.constexpr,
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     # One program owns some columns of every row that it walks over, so that their sum fits in registers.
-    col = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
-    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
-    step = tl.num_programs(1) * BLOCK_ROWS
-    for first in tl.range(tl.program_id(1) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        inside = (row < rows) & (col < cols)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        pull = tl.load(pull_ptr + row, mask=row < rows, other=0.0)
-        grad_weight += grad_y * (x * rstd)
-        grad_x = rstd * (grad_y * weight - x * pull)
-        if grad_sum_ptr is not None:
-            grad_x += tl.load(grad_sum_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
-        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-    total = tl.sum(grad_weight, axis=0, keep_dims=True)
-    tl.store(grad_weight_ptr + tl.program_id(1).to(tl.int64) * cols + col, total, mask=col < cols)
+    chunk = tl.program_id(0) * PIECES[0]
+    APART: tl.constexpr = PIECES[2] if PIECES[3] else 1  # rows of one lead: kernels/rowwise/pieces.py, rows_alike
+    start = tl.program_id(1) // APART * (APART * BLOCK_ROWS) + tl.program_id(1) % APART
+    lead = elements_before(tl.cast(start, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES, chunk)
+    weight = load_columns(along(weight_ptr + chunk, lead, cols, PIECES), inside)
+    grad_weight = ()
+    for i in tl.static_range(len(inside)):
+        grad_weight = grad_weight + (tl.zeros((BLOCK_ROWS, inside[i].shape[1]), dtype=COMPUTE),)
+    for first in tl.range(start, rows, tl.num_programs(1) * BLOCK_ROWS, num_stages=STAGES):
+        row = rows_from(first, BLOCK_ROWS, APART)
+        here = row < rows
+        x = load_pieces(pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0)
+        at = pointers(grad_y_ptr + chunk, row * grad_y_row_stride, lead, cols, PIECES)
+        grad_y = load_pieces(at, inside, here, 0.0)
+        rstd = tl.load(rstd_ptr + row, mask=here, other=0.0)
+        pull = tl.load(pull_ptr + row, mask=here, other=0.0)
+        out = pointers(grad_x_ptr + chunk, row * cols, lead, cols, PIECES)
+        sums = ()
+        for i in tl.static_range(len(x)):
+            sums = sums + (grad_weight[i] + grad_y[i].to(COMPUTE) * (x[i].to(COMPUTE) * rstd),)
+            grad_x = rstd * (grad_y[i].to(COMPUTE) * weight[i].to(COMPUTE) - x[i].to(COMPUTE) * pull)
+            if grad_sum_ptr is not None:
+                also = pointers(grad_sum_ptr + chunk, row * cols, lead, cols, PIECES)
+                grad_x += tl.load(also[i], mask=here & inside[i], other=0.0).to(COMPUTE)
+            tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=here & inside[i])
+        grad_weight = sums
+    mine = along(grad_weight_ptr + tl.program_id(1).to(tl.int64) * cols + chunk, lead, cols, PIECES)
+    for i in tl.static_range(len(inside)):
+        tl.store(mine[i], tl.sum(grad_weight[i], axis=0, keep_dims=True), mask=inside[i])
 
 
 def forward(
@@ -132,23 +178,35 @@ def forward(
     """Write y and, where they are given, x + residual into total and each row's 1 / rms into rstd."""
     rows, cols = x.shape
     strides = x.stride(0), 0 if residual is None else residual.stride(0)
-    compute = tl.float64 if x.dtype == torch.float64 else tl.float32
-    rms_norm_wide_kernel[(rows,)](
-        x, residual, weight, y, total, rstd, cols, *strides, eps, BLOCK_COLS=16384, COMPUTE=compute, num_warps=16
-    )
+    tensors = x, residual, weight, y, total, rstd, cols
+    pieces = CHUNK, 0, *pieces_of(x, *map(as_rows, given(residual=residual, y=y, total=total).values()))[2:]
+    options = {"PIECES": pieces, "COMPUTE": arithmetic(x.dtype), "num_warps": 16}
+    rms_norm_wide_kernel[(rows,)](*tensors, *strides, eps, **options)
+
+
+@cache
+def backward_launch_of(rows: int, cols: int, sms: int) -> tuple[int, int, dict]:
+    """How many columns a program has, how many programs share the rows of these, and their settings."""
+    programs = min(cdiv(rows, 2), cdiv(4 * sms, cdiv(cols, 1024)))
+    return 1024, programs, {"BLOCK_ROWS": 2, "STAGES": 3, "num_warps": 4}
 
 
 def backward(grad_y, x, weight, rstd, grad_sum: torch.Tensor | None, grad_x) -> torch.Tensor:
     """Write grad_x, (rows, cols), and return sums, (programs, cols), whose own sum is the gradient of weight."""
     rows, cols = x.shape
-    block = {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024}
-    tiles = cdiv(cols, block["BLOCK_COLS"])
-    programs = min(cdiv(rows, block["BLOCK_ROWS"]), cdiv(4 * multiprocessors(x), tiles))
+    pieces = pieces_of(x, grad_y, *map(as_rows, given(grad_sum=grad_sum, grad_x=grad_x).values()))
+    columns, programs, chosen = backward_launch_of(rows, cols, multiprocessors(x))
+    programs = in_step(programs, rows, chosen["BLOCK_ROWS"], pieces)
     pull, sums = torch.empty_like(rstd), torch.empty(programs, cols, dtype=rstd.dtype, device=x.device)
     inputs, strides = (grad_y, x, weight, rstd), (grad_y.stride(0), x.stride(0))
-    options = {"COMPUTE": tl.float64 if x.dtype == torch.float64 else tl.float32, "num_warps": 4}
-    rms_norm_row_pulls_kernel[(rows,)](*inputs, pull, cols, *strides, BLOCK_COLS=4096, **options)
-    rms_norm_wide_backward_kernel[(tiles, programs)](
-        *inputs, pull, grad_sum, grad_x, sums, rows, cols, *strides, **block, STAGES=3, **options
+    compute = arithmetic(x.dtype)
+    rms_norm_row_pulls_kernel[(rows,)](
+        *inputs, pull, cols, *strides, PIECES=(4096, 0, *pieces[2:]), COMPUTE=compute, num_warps=4
+    )
+    rms_norm_wide_backward_kernel[(cdiv(cols, columns), programs)](
+        *(*inputs, pull, grad_sum, grad_x, sums, rows, cols, *strides),
+        PIECES=(columns, 0, *pieces[2:]),
+        COMPUTE=compute,
+        **chosen,
     )
     return sums

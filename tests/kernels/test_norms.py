@@ -11,19 +11,10 @@ import kernels
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import CATALOGUE, runtime
-from kernels.rowwise import rms_norm as rms_norm_module
-from kernels.rowwise import rms_norm_few_rows, rms_norm_wide
-from kernels.rowwise.rms_norm import (
-    WIDEST_BACKWARD_BLOCK,
-    WIDEST_BLOCK,
-    RMSNorm,
-    rms_norm,
-    rms_norm_backward_kernel,
-    rms_norm_kernel,
-    rms_norm_op,
-    rms_norm_reference,
-)
-from kernels.rowwise.rms_norm import backward_settings as rms_norm_backward_settings
+from kernels.rowwise import rms_norm_backward, rms_norm_few_rows, rms_norm_wide
+from kernels.rowwise.pieces import pieces_of
+from kernels.rowwise.rms_norm import OP as RMS_NORM
+from kernels.rowwise.rms_norm import WIDEST_BLOCK, RMSNorm, rms_norm, rms_norm_kernel, rms_norm_op, rms_norm_reference
 
 NAMES = "l2_norm rms_norm layer_norm residual_rms_norm residual_layer_norm layer_norm_act layer_norm_int8".split()
 NORMS = pytest.mark.parametrize("op", [CATALOGUE[name] for name in NAMES], ids=NAMES)
@@ -58,10 +49,10 @@ def test_gradients_of_wide_rows(cols, device, poisoned):
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # what PyTorch does without its fused kernel is what is wanted
-@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 127), (128, 65), (127, 1025), (129, 33)])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 127), (128, 65), (127, 577), (129, 33)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_of_few_rows(rows, cols, dtype, device, monkeypatch, poisoned):
-    monkeypatch.setattr(rms_norm_module, "multiprocessors", lambda x: 132)
+    monkeypatch.setattr(rms_norm_backward, "multiprocessors", lambda x: 132)
     wide = torch.randn(rows, cols + 3, device=device, dtype=dtype)
     leaves = wide[:, 1:-2], torch.randn(cols, device=device)
     grad_y = torch.randn(cols, rows, device=device, dtype=dtype).T
@@ -248,41 +239,68 @@ def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(cols, reads):
     assert traffic.hazards == ()
 
 
-@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-@pytest.mark.parametrize("cols", [1024, 4096, 8192])
-def test_backward_does_not_spill(cols, gpu):
-    x, sums = torch.bfloat16, torch.float32
-    shape = (32768, cols, cols, cols)
+def of_backward(cols: int, gpu: str = "H100", grad_sum=None) -> tuple:
+    """Arguments and options of the backward pass of many rows."""
+    shape, dtype = (32768, cols), torch.bfloat16
     room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
-    for grad_sum in (None, x):
-        chosen = rms_norm_backward_settings(cols, x, room, 2 if grad_sum is None else 3)
-        arguments = *[x] * 3, sums, grad_sum, x, sums, *shape
-        assert compile_for(rms_norm_backward_kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
+    pieces, read = pieces_of(torch.empty(shape, dtype=dtype, device="meta")), 2 if grad_sum is None else 3
+    _, options = rms_norm_backward.backward_launch_of(*shape, pieces, dtype, 132, room, read)
+    return (dtype, dtype, dtype, torch.float32, grad_sum, dtype, torch.float32, *shape, cols, cols), options
+
+
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
+@pytest.mark.parametrize("cols", [1024, 4096, 5120, 8192])
+def test_backward_does_not_spill(cols, gpu):
+    for grad_sum in (None, torch.bfloat16):
+        arguments, options = of_backward(cols, gpu, grad_sum)
+        kernel = rms_norm_backward.rms_norm_backward_kernel
+        assert compile_for(kernel, *arguments, device=gpu, **options).spill_bytes == 0
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
 @pytest.mark.parametrize("cols", [1024, 8192, 16384])
 def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
     x, rstd = torch.bfloat16, torch.float32
-    chosen = rms_norm_few_rows.settings(cols, x)
+    pieces = pieces_of(torch.empty(128, cols, dtype=x, device="meta"))
+    options = {"PIECES": pieces, "COMPUTE": tl.float32, **rms_norm_few_rows.launch_of(128, cols)[1]}
     arguments = (x, x, x, rstd, x, x, x, 128, cols, cols, cols)
     kernel = rms_norm_few_rows.rms_norm_few_rows_backward_kernel
-    assert compile_for(kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
+    assert compile_for(kernel, *arguments, device=gpu, **options).spill_bytes == 0
 
 
 def test_wider_rows_spill_where_they_are_held_and_not_where_they_are_read_twice():
     """Why rms_norm_wide.py is there: with registers enough, it should go."""
-    x, sums = torch.bfloat16, torch.float32
-    chosen = {**rms_norm_module.settings(WIDEST_BLOCK, x), "BLOCK_COLS": 2 * WIDEST_BLOCK, "num_warps": 32}
-    sizes = 2 * WIDEST_BLOCK, 2 * WIDEST_BLOCK
-    assert compile_for(rms_norm_kernel, x, x, x, None, 5, *sizes, 1e-6, **chosen).spill_bytes > 1000
-    options = {"BLOCK_COLS": 16384, "COMPUTE": tl.float32, "num_warps": 16}
-    wide = compile_for(rms_norm_wide.rms_norm_wide_kernel, x, None, x, x, None, None, *sizes, 0, 1e-6, **options)
-    assert wide.spill_bytes == 0
-    cols = 2 * WIDEST_BACKWARD_BLOCK
-    chosen = {**rms_norm_backward_settings(WIDEST_BACKWARD_BLOCK, x), "BLOCK_COLS": cols}
-    arguments = x, x, x, sums, None, x, sums, 32768, cols, cols, cols
-    assert compile_for(rms_norm_backward_kernel, *arguments, **chosen).spill_bytes > 1000
+    x, cols = torch.bfloat16, 2 * WIDEST_BLOCK
+    arguments, options = RMS_NORM.compile_arguments(32768, cols, dtype=x)
+    assert compile_for(rms_norm_kernel, *arguments, **options).spill_bytes > 500
+    options |= {"PIECES": (rms_norm_wide.CHUNK, 0, *options["PIECES"][2:])}
+    options = {**options, "num_warps": 16}
+    del options["BLOCK_ROWS"], options["STAGES"]
+    wide = rms_norm_wide.rms_norm_wide_kernel
+    assert compile_for(wide, x, None, x, x, None, None, cols, cols, 0, 1e-6, **options).spill_bytes == 0
+    arguments, options = of_backward(2 * rms_norm_backward.WIDEST_BLOCK)
+    assert compile_for(rms_norm_backward.rms_norm_backward_kernel, *arguments, **options).spill_bytes > 500
+
+
+@pytest.mark.parametrize("name", ["l2_norm", "rms_norm", "residual_rms_norm"])
+@pytest.mark.parametrize("cols", [1025, 5121, 12289])
+def test_rows_that_begin_anywhere_move_16_bytes_at_a_time(name, cols):
+    op = CATALOGUE[name]
+    arguments, options = op.compile_arguments(32768, cols, dtype=torch.bfloat16)
+    moved = compile_for(op.kernel, *arguments, **options).instructions
+    assert moved["LDG.128"] + moved["LDGSTS.128"] >= 2
+    assert moved["STG.128"] >= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "cols"), [(37, 33), (19, 1025), (9, 16391)])
+def test_gradients_of_many_rows_that_begin_anywhere(rows, cols, dtype, device, monkeypatch, poisoned):
+    """Programs walk over rows that are so far apart that each begins at the same place within 16 bytes."""
+    monkeypatch.setattr(rms_norm_backward, "multiprocessors", lambda x: 2)
+    leaves = torch.randn(rows, cols, device=device).to(dtype), torch.randn(cols, device=device).to(dtype)
+    grad_y = torch.randn(rows, cols, device=device).to(dtype)
+    ours, theirs = (with_gradients(function, leaves, grad_y) for function in (rms_norm, rms_norm_reference))
+    assert_as_accurate(ours, theirs, with_gradients(rms_norm_reference, doubled(leaves), grad_y.double()))
 
 
 @gpu_only
