@@ -89,15 +89,17 @@ def launch_of(rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int,
     """How many programs, and their BLOCK_ROWS, STAGES and num_warps, for rows of at most WIDEST_BLOCK elements of each
     of `tensors`.
 
-    About 32 elements a thread, half as many where rows are no more than SMs. Where rows are ragged, the weight comes in
-    single elements: a program then asks for it once and walks over rows, of which the next are on their way.
+    A thread has at most 128 bytes of the tensors, 32 where rows are no more than SMs; rows of up to 512 columns share a
+    program. Where rows are ragged, the weight comes in single elements: beyond 8192 of them a program asks for it once
+    and walks over rows, of which the next are on their way.
     """
-    held, ragged = sum(pieces[:2]), pieces[3]
-    block_rows = max(1, 2048 // next_power_of_2(held)) if rows > sms else 1
-    warps = min(32, max(2, next_power_of_2(cdiv(held * tensors, 1024 if rows > sms else 512))))
+    (held, ragged), many = (sum(pieces[:2]), pieces[3]), rows > sms
+    block_rows = max(1, 1024 // next_power_of_2(held)) if many else 1
+    row_bytes = held * tensors * dtype.itemsize
+    warps = min(32, max(1 if many else 2, next_power_of_2(cdiv(block_rows * row_bytes, 4096 if many else 1024))))
     programs, stages, per_sm = cdiv(rows, block_rows), 1, max(1, 16 // warps)
-    if ragged and warps <= 16 and programs > per_sm * sms:
-        stages = max(1, min(3, 1 + 216 * 2**10 // (per_sm * block_rows * held * dtype.itemsize * tensors)))
+    if ragged and held > 8192 and warps <= 16 and programs > per_sm * sms:
+        stages = max(1, min(3, 1 + 216 * 2**10 // (per_sm * row_bytes)))
         programs = per_sm * sms if stages > 1 else programs
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     return in_step(programs, rows, block_rows, pieces), {**chosen, "COMPUTE": arithmetic(dtype)}

@@ -92,17 +92,20 @@ def rms_norm_backward_kernel(
 def backward_launch_of(
     rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int, shared_memory: int, tensors: int = 2
 ) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES and num_warps: 16 elements of a row a thread, or up to 32.
+    """How many programs, and their BLOCK_ROWS, STAGES and num_warps: a thread has 16 to 36 elements of a row.
 
     Two rows are on their way while one is computed, if `shared_memory` bytes hold them, of each of `tensors` that are
-    read: x, the gradient, and a sum's.
+    read: x, the gradient, and a sum's. Rows of up to 1024 columns come several at a time instead, and the widest leave
+    no registers for it.
     """
-    held = sum(pieces[:2])
-    block_rows = max(1, 2048 // next_power_of_2(held))
-    warps = min(16, max(4, largest_power_of_2(held // 512)))
-    per_sm = 16 // warps
-    in_flight = per_sm * tensors * dtype.itemsize * held * block_rows  # bytes of one stage
-    stages = max(1, min(3, 1 + shared_memory // in_flight))
+    held, ragged = sum(pieces[:2]), pieces[3]
+    block_rows = min(16, (1024 if ragged else 4096) // next_power_of_2(held)) if held <= 1024 else 1
+    warps = largest_power_of_2(block_rows * held // (1024 if ragged else 512))
+    warps = min(16, max(1, warps) if ragged else max(4, warps) if block_rows == 1 else 4)
+    per_sm = max(1, (8 if ragged else 16) // warps)
+    in_flight = per_sm * tensors * dtype.itemsize * held  # bytes of one stage
+    alone = block_rows > 1 or held > 12288
+    stages = 1 if alone else max(1, min(3, 1 + shared_memory // in_flight))
     programs = in_step(min(cdiv(rows, block_rows), per_sm * sms), rows, block_rows, pieces)
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     return programs, {**chosen, "COMPUTE": arithmetic(dtype)}

@@ -1,5 +1,7 @@
 """What all norms share: rows of any width, errors; and what is of those without a mean alone."""
 
+from functools import partial
+
 import pytest
 import torch
 import triton.language as tl
@@ -18,6 +20,7 @@ from kernels.rowwise.rms_norm import WIDEST_BLOCK, RMSNorm, rms_norm, rms_norm_k
 
 NAMES = "l2_norm rms_norm layer_norm residual_rms_norm residual_layer_norm layer_norm_act layer_norm_int8".split()
 NORMS = pytest.mark.parametrize("op", [CATALOGUE[name] for name in NAMES], ids=NAMES)
+long = partial(pytest.param, marks=pytest.mark.long)
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
 
@@ -248,8 +251,8 @@ def of_backward(cols: int, gpu: str = "H100", grad_sum=None) -> tuple:
     return (dtype, dtype, dtype, torch.float32, grad_sum, dtype, torch.float32, *shape, cols, cols), options
 
 
-@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-@pytest.mark.parametrize("cols", [1024, 4096, 5120, 8192])
+@pytest.mark.parametrize("gpu", [long("A100"), "H100"])
+@pytest.mark.parametrize("cols", [128, 1024, long(1025), long(4096), long(5120), 8192])
 def test_backward_does_not_spill(cols, gpu):
     for grad_sum in (None, torch.bfloat16):
         arguments, options = of_backward(cols, gpu, grad_sum)
@@ -257,7 +260,7 @@ def test_backward_does_not_spill(cols, gpu):
         assert compile_for(kernel, *arguments, device=gpu, **options).spill_bytes == 0
 
 
-@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
+@pytest.mark.parametrize("gpu", [long("A100"), "H100"])
 @pytest.mark.parametrize("cols", [1024, 8192, 16384])
 def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
     x, rstd = torch.bfloat16, torch.float32
@@ -282,8 +285,8 @@ def test_wider_rows_spill_where_they_are_held_and_not_where_they_are_read_twice(
     assert compile_for(rms_norm_backward.rms_norm_backward_kernel, *arguments, **options).spill_bytes > 500
 
 
-@pytest.mark.parametrize("name", ["l2_norm", "rms_norm", "residual_rms_norm"])
-@pytest.mark.parametrize("cols", [1025, 5121, 12289])
+@pytest.mark.parametrize("name", ["rms_norm", long("l2_norm"), long("residual_rms_norm")])
+@pytest.mark.parametrize("cols", [1025, long(5121), long(12289)])
 def test_rows_that_begin_anywhere_move_16_bytes_at_a_time(name, cols):
     op = CATALOGUE[name]
     arguments, options = op.compile_arguments(32768, cols, dtype=torch.bfloat16)
@@ -293,7 +296,7 @@ def test_rows_that_begin_anywhere_move_16_bytes_at_a_time(name, cols):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "cols"), [(37, 33), (19, 1025), (9, 16391)])
+@pytest.mark.parametrize(("rows", "cols"), [(37, 33), (19, 1025), long(9, 16391)])
 def test_gradients_of_many_rows_that_begin_anywhere(rows, cols, dtype, device, monkeypatch, poisoned):
     """Programs walk over rows that are so far apart that each begins at the same place within 16 bytes."""
     monkeypatch.setattr(rms_norm_backward, "multiprocessors", lambda x: 2)
