@@ -16,16 +16,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def absorb(peak, total, x):
-    """Peak and total, both (LANES,), after x, (LANES, EACH); they start as -inf and 0. Past the end x is -inf."""
-    higher = tl.maximum(peak, tl.max(x, axis=1))
+    """Peak and total, (..., LANES), after x, (..., LANES, EACH); they start as -inf and 0. Past the end x is -inf."""
+    higher = tl.maximum(peak, tl.max(x, axis=-1))
     # A lane that has seen nothing but -inf would compute -inf - -inf.
     base = tl.where(higher == -float("inf"), 0.0, higher)
     total *= tl.exp2((peak - base) * LOG2_E)
-    return higher, total + tl.sum(tl.exp2((x - base[:, None]) * LOG2_E), axis=1)
+    return higher, total + tl.sum(tl.exp2((x - tl.expand_dims(base, -1)) * LOG2_E), axis=-1)
 
 
 @triton.jit
 def combine(peak, total):
-    """The row's maximum, and its sum of exp(x - maximum): NaN for a row of nothing but -inf."""
-    top = tl.max(peak, axis=0)
-    return top, tl.sum(total * tl.exp2((peak - top) * LOG2_E), axis=0)
+    """Each row's maximum, and its sum of exp(x - maximum): NaN for a row of nothing but -inf."""
+    top = tl.max(peak, axis=-1)
+    return top, tl.sum(total * tl.exp2((peak - tl.expand_dims(top, -1)) * LOG2_E), axis=-1)

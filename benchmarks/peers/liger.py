@@ -23,7 +23,7 @@ def peers(name: str, inputs: tuple) -> dict[str, Callable]:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
     functions = {
-        "cross_entropy": lambda x, labels: LigerCrossEntropyFunction.apply(
+        "cross_entropy": lambda x, labels, *_: LigerCrossEntropyFunction.apply(
             x, labels, None, -100, 0.0, 0.0, "none", None, False
         )[0],
         "geglu": LigerGELUMulFunction.apply,

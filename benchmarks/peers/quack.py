@@ -23,7 +23,7 @@ def peers(name: str, inputs: tuple) -> dict[str, Callable]:
     # layer_norm's affine part must be fp32 there: converted once, outside of what is timed.
     affine = [each.float() for each in inputs[1:]] if name == "layer_norm" else []
     functions = {
-        "cross_entropy": lambda x, labels: cross_entropy(x, labels, reduction="none"),
+        "cross_entropy": lambda x, labels, *_: cross_entropy(x, labels, reduction="none"),
         "layer_norm": lambda x, weight, bias: layernorm_fwd(x, *affine, eps=1e-5),
         "residual_rms_norm": lambda x, residual, weight: rmsnorm(x, weight, residual=residual, eps=1e-6, prenorm=True),
         "rms_norm": lambda x, weight: rmsnorm(x, weight, eps=1e-6),

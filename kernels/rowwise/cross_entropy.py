@@ -7,23 +7,26 @@ Written out in PyTorch, the log-probabilities, as large as the logits, go to mem
     unfused   log_softmax: read x, write p | nll_loss: read one p a row        4 B/logit in 16 bits
     fused     read x once, keep a running maximum and sum                      2 B/logit, one launch
 
-The backward pass recomputes the probabilities from the logits and the row's maximum and sum, which is all that the
-forward keeps: grad_x = grad_loss (exp(x - max) / sum - target), read x, write grad_x, 4 B/logit in one launch.
+The backward pass, in cross_entropy_backward.py, needs the logits and the row's maximum and sum besides.
 
 Source: torch.nn.functional.cross_entropy; Szegedy et al., arXiv:1512.00567; Milakov and Gimelshein, arXiv:1805.02867.
 """
+
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import as_rows, check_labels, multiprocessors
+from kernels.arguments import MULTIPROCESSORS, as_rows, check_labels, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.options import refuse
 from kernels.register import like, register
-from kernels.sizes import cdiv
+from kernels.rowwise.cross_entropy_backward import backward
+from kernels.rowwise.pieces import VECTOR_BYTES, arithmetic, elements_before, pieces_of
+from kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -32,83 +35,83 @@ def cross_entropy_kernel(
     labels_ptr,  # (rows,) int64
     losses_ptr,  # (rows,) COMPUTE
     kept_ptr,  # (rows, 2) COMPUTE: maximum, log2 of the sum; or None where no backward pass will ask for them
+    rows,
     classes,
     x_row_stride,
     ignore_index,
     smoothing,
     SMOOTHED: tl.constexpr,  # whether smoothing is not 0
-    LANES: tl.constexpr,
-    EACH: tl.constexpr,  # neighbouring columns of a lane
+    VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
+    RAGGED: tl.constexpr,  # kernels/rowwise/pieces.py
+    BLOCK_ROWS: tl.constexpr,
+    LANES: tl.constexpr,  # which have a maximum and a sum of their own, of
+    EACH: tl.constexpr,  # neighbouring columns at a time
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
-    label = tl.load(labels_ptr + row)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    label = tl.load(labels_ptr + row, mask=row < rows, other=0)
     known = (label >= 0) & (label < classes)
     tl.device_assert(known | (label == ignore_index), "a label is neither a class nor ignore_index")
-    at_label = tl.load(x_ptr + label, mask=known, other=0.0).to(COMPUTE)
+    at_label = tl.load(x_ptr + row * x_row_stride + label, mask=known & (row < rows), other=0.0).to(COMPUTE)
     # All is measured from the label's logit: differences keep digits that large logits themselves would lose.
     origin = tl.where(tl.abs(at_label) == float("inf"), 0.0, at_label)
-    place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    peak = tl.full((LANES,), -float("inf"), COMPUTE)
-    total = tl.zeros((LANES,), COMPUTE)
-    plain = tl.zeros((LANES,), COMPUTE)
-    for start in tl.range(0, classes, LANES * EACH, loop_unroll_factor=4):
-        col = start + place
-        x = tl.load(x_ptr + col, mask=col < classes, other=-float("inf")).to(COMPUTE)
+    here = (row < rows)[:, None, None]
+    start = (row * x_row_stride)[:, None, None]
+    lead = elements_before(start, VECTOR, RAGGED)
+    whole = (classes - lead) // VECTOR * VECTOR
+    at = x_ptr + (start + lead) // VECTOR * VECTOR
+    place = tl.arange(0, LANES)[None, :, None] * EACH + tl.arange(0, EACH)[None, None, :]
+    peak = tl.full((BLOCK_ROWS, LANES), -float("inf"), COMPUTE)
+    total = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
+    plain = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
+    for first in tl.range(0, classes // VECTOR * VECTOR, LANES * EACH):
+        inside = here & (first + place < whole)
+        x = tl.load(at + first + place, mask=inside, other=-float("inf")).to(COMPUTE)
         peak, total = absorb(peak, total, x)
         if SMOOTHED:
-            plain += tl.sum(tl.where(col < classes, x - origin, 0.0), axis=1)
+            plain += tl.sum(tl.where(inside, x - origin[:, None, None], 0.0), axis=2)
+    if RAGGED:
+        RIM: tl.constexpr = (2 * VECTOR + LANES - 1) // LANES
+        place = tl.arange(0, LANES)[None, :, None] * RIM + tl.arange(0, RIM)[None, None, :]
+        col = tl.where(place < lead, place, classes - 2 * VECTOR + place)
+        inside = here & ((place < lead) | (col >= lead + whole)) & (col < classes)
+        x = tl.load(x_ptr + start + col, mask=inside, other=-float("inf")).to(COMPUTE)
+        peak, total = absorb(peak, total, x)
+        if SMOOTHED:
+            plain += tl.sum(tl.where(inside, x - origin[:, None, None], 0.0), axis=2)
     top, total = combine(peak, total)
     log_total = tl.log2(total)
     loss = top - origin + log_total / LOG2_E - (1.0 - smoothing) * (at_label - origin)
     if SMOOTHED:
-        loss -= smoothing / classes * tl.sum(plain, axis=0)
-    tl.store(losses_ptr + row, tl.where(label == ignore_index, 0.0, loss))
+        loss -= smoothing / classes * tl.sum(plain, axis=1)
+    tl.store(losses_ptr + row, tl.where(label == ignore_index, 0.0, loss), mask=row < rows)
     if kept_ptr is not None:
-        tl.store(kept_ptr + 2 * row, top)
-        tl.store(kept_ptr + 2 * row + 1, log_total)
+        tl.store(kept_ptr + 2 * row, top, mask=row < rows)
+        tl.store(kept_ptr + 2 * row + 1, log_total, mask=row < rows)
 
 
-@triton.jit
-def cross_entropy_backward_kernel(
-    grad_losses_ptr,  # (rows,)
-    x_ptr,  # (rows, classes), any row stride, unit column stride
-    labels_ptr,  # (rows,) int64
-    kept_ptr,  # (rows, 2): maximum, log2 of the sum
-    grad_x_ptr,  # (rows, classes), contiguous
-    classes,
-    x_row_stride,
-    ignore_index,
-    smoothing,
-    blocks_in_row,
-    BLOCK: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    block = tl.program_id(0).to(tl.int64)
-    row = block // blocks_in_row
-    col = block % blocks_in_row * BLOCK + tl.arange(0, BLOCK)
-    label = tl.load(labels_ptr + row)
-    grad_loss = tl.load(grad_losses_ptr + row).to(COMPUTE)
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=col < classes).to(COMPUTE)
-    probability = tl.exp2((x - tl.load(kept_ptr + 2 * row)) * LOG2_E - tl.load(kept_ptr + 2 * row + 1))
-    target = tl.where(col == label, 1.0 - smoothing, 0.0) + smoothing / classes
-    grad_x = tl.where(label == ignore_index, 0.0, grad_loss * (probability - target))
-    tl.store(grad_x_ptr + row * classes + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < classes)
+@cache
+def launch_of(
+    rows: int, classes: int, dtype: torch.dtype, sms: int, vector: int, ragged: bool, smoothed: bool = False
+) -> tuple[int, dict]:
+    """The forward's programs, and their constexprs and launch options.
 
-
-def settings(classes: int, dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Of the forward. `few_rows`, no more than the GPU has SMs, have 32 warps each. `debug` turns on the check of the
-    labels; the checks of integer overflow that come with it are left out."""
-    warps = 32 if few_rows else 4 if classes <= 32768 else 8
-    lanes = {"LANES": 32 * warps, "EACH": 16 if few_rows else 8, "num_warps": warps}
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    return {**lanes, "COMPUTE": compute, "debug": True, "sanitize_overflow": False}
-
-
-def backward_settings(dtype: torch.dtype) -> dict:
-    """Of the backward: 16 elements a thread, and nothing that a program waits for but its loads."""
-    return {"BLOCK": 2048, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
+    Up to 4096 classes a warp takes 2048 at once, of several rows where they are narrower. Wider rows are taken in one
+    after another by single warps where there are enough of them to fill the GPU, by more warps where not. `debug` turns
+    on the check of the labels; the checks of integer overflow that come with it are left out.
+    """
+    each, held = VECTOR_BYTES // dtype.itemsize, 4096 // dtype.itemsize
+    block, block_rows = max(each, next_power_of_2(classes // vector * vector)), 1
+    if block <= 4096:
+        block_rows, warps = min(16, cdiv(held, block)), cdiv(block, held)
+    elif classes <= 32768 and rows >= 16 * sms:
+        block, warps = held // 2, 1
+    else:
+        warps = 32 if rows <= sms else 8
+        block = held // 4 * warps
+    chosen = {"SMOOTHED": smoothed, "VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows}
+    chosen |= {"LANES": block // each, "EACH": each, "COMPUTE": arithmetic(dtype), "num_warps": warps}
+    return cdiv(rows, block_rows), {**chosen, "debug": True, "sanitize_overflow": False}
 
 
 def _statistics(logits: Tensor, *values: int) -> Tensor:
@@ -122,10 +125,12 @@ def _launch(logits, labels, kept, ignore_index: int, label_smoothing: float) -> 
         return losses
     x = as_rows(logits)
     rows, classes = x.shape
-    chosen = settings(classes, x.dtype, few_rows=rows <= multiprocessors(x))
-    options = ignore_index, float(label_smoothing), label_smoothing != 0
+    programs, chosen = launch_of(
+        rows, classes, x.dtype, multiprocessors(x), *pieces_of(x)[2:], smoothed=label_smoothing != 0
+    )
+    sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
     with torch.cuda.device_of(x):
-        cross_entropy_kernel[(rows,)](x, labels.contiguous(), losses, kept, classes, x.stride(0), *options, **chosen)
+        cross_entropy_kernel[(programs,)](x, labels.contiguous(), losses, kept, *sizes, **chosen)
     return losses
 
 
@@ -138,23 +143,6 @@ def _training(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing
     return _launch(logits, labels, kept, ignore_index, label_smoothing), kept
 
 
-def _backward(
-    grad_losses: Tensor, logits: Tensor, labels: Tensor, kept: Tensor, ignore_index: int, label_smoothing: float
-) -> Tensor:
-    grad_x = like(logits)
-    if grad_x.numel() == 0:
-        return grad_x
-    x = as_rows(logits)
-    rows, classes = x.shape
-    chosen = backward_settings(x.dtype)
-    blocks = cdiv(classes, chosen["BLOCK"])
-    tensors = grad_losses.contiguous(), x, labels.contiguous(), kept, grad_x
-    sizes = classes, x.stride(0), ignore_index, float(label_smoothing), blocks
-    with torch.cuda.device_of(x):
-        cross_entropy_backward_kernel[(rows * blocks,)](*tensors, *sizes, **chosen)
-    return grad_x
-
-
 cross_entropy_op = register(
     "cross_entropy",
     _forward,
@@ -162,7 +150,7 @@ cross_entropy_op = register(
     training=_training,
     training_fake=lambda logits, labels, ignore_index, label_smoothing: (_statistics(logits), _statistics(logits, 2)),
     keep=lambda arguments, result: (*arguments[:2], result[1], *arguments[2:]),
-    backward=_backward,
+    backward=backward,
     backward_fake=lambda grad_losses, logits, *_: like(logits),
 )
 
@@ -172,17 +160,17 @@ def cross_entropy(
     labels: Tensor,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "none",
+    reduction: str = "mean",
     **more,
 ) -> Tensor:
-    """The cross entropy of each row of logits with its label in one launch, differentiable once by the logits.
+    """The cross entropy of rows of logits with their labels in one launch, differentiable once by the logits.
 
     Args:
         logits: floating-point tensor of shape (..., classes), any strides; columns not side by side are copied first.
         labels: int64 tensor of shape (...), each a class or ignore_index.
         ignore_index: the label of rows that count nothing: their loss and gradient are 0.
         label_smoothing: the share of the target that all classes have in common, 0 to 1, as fp32.
-        reduction: "none" for a loss a row; "sum", or "mean" over the rows not ignored, add small launches of their own.
+        reduction: "mean" over the rows not ignored, or "sum": small launches of their own; "none" for a loss a row.
 
     Returns:
         Losses of shape (...), or one, in fp32 (fp64 for fp64 logits), as is the arithmetic, whatever autocast says. A
@@ -204,7 +192,7 @@ def cross_entropy(
     return losses.sum() if reduction == "sum" else losses
 
 
-def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0.0, reduction="none") -> Tensor:
+def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0.0, reduction="mean") -> Tensor:
     """The same in PyTorch, the losses in fp32 at least."""
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
     losses = torch.nn.functional.cross_entropy(logits[None].flatten(0, -2), labels.flatten(), **options)
@@ -213,7 +201,7 @@ def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0
 
 
 def cross_entropy_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 4 operations a logit; logits and labels in once, fp32 losses out once."""
+    """FLOPs and least bytes of a loss a row: 4 operations a logit; logits and labels in once, fp32 losses out once."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     return Work(flops=4 * elements, bytes_read=elements * dtype.itemsize + 8 * rows, bytes_written=4 * rows)
 
@@ -224,15 +212,16 @@ def cross_entropy_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> W
     return Work(4 * elements, elements * dtype.itemsize + 20 * rows, elements * dtype.itemsize)
 
 
-def _inputs(*shape: int, device="cpu", **options) -> tuple[Tensor, Tensor]:
-    return torch.randn(shape, device=device, **options), torch.randint(max(shape[-1], 1), shape[:-1], device=device)
+def _inputs(*shape: int, device="cpu", **options) -> tuple:
+    labels = torch.randint(max(shape[-1], 1), shape[:-1], device=device)
+    return torch.randn(shape, device=device, **options), labels, -100, 0.0, "none"
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, classes), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     losses, labels = (torch.empty(rows, dtype=kind, device="meta") for kind in (torch.float32, torch.int64))
-    chosen = settings(classes, dtype, few_rows=rows <= 132)  # as on an H200, which has 132 SMs
-    return (x, labels, losses, None, classes, classes, -100, 0.0), {"SMOOTHED": False, **chosen}
+    chosen = launch_of(rows, classes, dtype, MULTIPROCESSORS, *pieces_of(x)[2:])[1]
+    return (x, labels, losses, None, rows, classes, classes, -100, 0.0), chosen
 
 
 OP = FusedOp(
@@ -241,7 +230,7 @@ OP = FusedOp(
     reference=cross_entropy_reference,
     work=cross_entropy_work,
     kernel=cross_entropy_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

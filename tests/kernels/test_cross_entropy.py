@@ -11,8 +11,8 @@ from triton.runtime.errors import InterpreterError
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import cross_entropy, runtime
-from kernels.rowwise import cross_entropy as module
 from kernels.rowwise.cross_entropy import cross_entropy_op, cross_entropy_reference
+from kernels.rowwise.cross_entropy_backward import backward_launch_of, cross_entropy_backward_kernel
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
@@ -22,11 +22,12 @@ def rows_of(rows, classes, device, dtype=torch.float32):
     return logits, torch.randint(classes, (rows,), device=device)
 
 
-def assert_right(logits, labels, weight, **options):
+def assert_right(logits, labels, weight, reduction="none", of=lambda x: x, **options):
     """The losses and, weighted, their gradient. Losses are fp32 where logits are narrower: so are PyTorch's here."""
-    ours = with_gradients(lambda x: cross_entropy(x, labels, **options), [logits], weight)
+    options = {"reduction": reduction, **options}
+    ours = with_gradients(lambda x: cross_entropy(of(x), labels, **options), [logits], weight)
     theirs, exact = (
-        with_gradients(lambda x: cross_entropy_reference(x, labels, **options), [each], weight)
+        with_gradients(lambda x: cross_entropy_reference(of(x), labels, **options), [each], weight)
         for each in (logits, logits.double())
     )
     assert_as_accurate(ours, theirs, exact)
@@ -50,6 +51,27 @@ def test_reductions_count_what_is_not_ignored(device, reduction):
     assert_right(logits, labels, weight, ignore_index=3, label_smoothing=0.2, reduction=reduction)
 
 
+def test_the_mean_is_what_one_gets_unasked(device):
+    logits, labels = rows_of(3, 11, device)
+    labels[1] = -100
+    torch.testing.assert_close(cross_entropy(logits, labels), torch.nn.functional.cross_entropy(logits, labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("rows", "classes", "width"), [(35, 17, 17), (19, 65, 67), (5, 1025, 1027), (3, 4103, 4103)])
+def test_rows_that_begin_anywhere_in_a_vector(device, dtype, rows, classes, width):
+    """The rim's logits, first and last, are labels here, and one is the row's maximum; rows do not fill a program."""
+    logits = torch.randn(rows, width, dtype=dtype, device=device)
+    logits[::2, 0], logits[1::2, classes - 1] = 9.0, 9.0
+    labels = torch.arange(rows, device=device) % 3 * (classes - 1) // 2
+    for offset in (0, 1):
+        leaf = logits.flatten()[offset:].detach().requires_grad_()
+        spread = lambda flat: flat.as_strided((rows - 1, classes), (width, 1))  # noqa: E731
+        weight = torch.randn(rows - 1, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        smoothing = 0.0 if dtype == torch.float64 else 0.1  # which is fp32
+        assert_right(leaf, labels[:-1], weight, of=spread, label_smoothing=smoothing)
+
+
 def test_all_ignored_is_a_mean_of_nothing(device):
     logits, labels = rows_of(2, 5, device)
     assert cross_entropy(logits, labels.fill_(-100), reduction="mean").isnan()
@@ -65,8 +87,9 @@ def test_infinite_and_undefined_logits(device, smoothing):
     logits[3, 7] = torch.nan
     logits[4, 7] = torch.inf
     logits[5], labels[5] = torch.nan, -100
-    theirs, exact = (cross_entropy_reference(x, labels, label_smoothing=smoothing) for x in (logits, logits.double()))
-    assert_as_accurate(cross_entropy(logits, labels, label_smoothing=smoothing), theirs, exact)
+    options = {"label_smoothing": smoothing, "reduction": "none"}
+    theirs, exact = (cross_entropy_reference(x, labels, **options) for x in (logits, logits.double()))
+    assert_as_accurate(cross_entropy(logits, labels, **options), theirs, exact)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -74,7 +97,8 @@ def test_large_logits_lose_no_digits(device, smoothing):
     logits, labels = rows_of(4, 300, device)
     ones = torch.ones(4, device=device)
     losses, _ = assert_right(logits.detach() + 1e4, labels, ones, label_smoothing=smoothing)
-    exact = cross_entropy_reference((logits.detach() + 1e4).double(), labels, label_smoothing=smoothing)
+    options = {"label_smoothing": smoothing, "reduction": "none"}
+    exact = cross_entropy_reference((logits.detach() + 1e4).double(), labels, **options)
     # Stricter than PyTorch's error, which has lost digits there: a few roundings of the loss itself.
     torch.testing.assert_close(losses.double(), exact, rtol=2e-6, atol=0)
 
@@ -102,10 +126,10 @@ def test_a_label_out_of_range_stops_the_gpu():
 
 def test_the_bytes_of_the_docstring(device):
     logits, labels = rows_of(3, 1025, device, torch.bfloat16)
-    fused = measure(cross_entropy, logits.detach(), labels)
+    fused = measure(cross_entropy, logits.detach(), labels, -100, 0.0, "none")
     assert (fused.launches, fused.by_tensor["logits"].read) == (1, 2 * logits.numel() + 2 * 3)
     assert (fused.bytes_read - fused.by_tensor["logits"].read, fused.bytes_written) == (3 * 8, 3 * 4)
-    losses = cross_entropy(logits, labels)
+    losses = cross_entropy(logits, labels, reduction="none")
     kept = losses.grad_fn.saved_tensors[2:]
     assert sum(tensor.nbytes for tensor in kept) == 3 * 8  # no probabilities
     weight = torch.randn_like(losses)
@@ -118,9 +142,9 @@ def test_the_bytes_of_the_docstring(device):
 def test_the_backward_does_not_spill(gpu):
     x = torch.empty(8192, 65536, dtype=torch.bfloat16, device="meta")
     labels, values = torch.empty(8192, dtype=torch.int64, device="meta"), torch.empty(8192, device="meta")
-    chosen = module.backward_settings(x.dtype)
-    arguments = (values, x, labels, values, x, 65536, 65536, -100, 0.0, 32)
-    assert compile_for(module.cross_entropy_backward_kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
+    _, chosen = backward_launch_of(8192, 65536, vector=8, ragged=False)
+    arguments = (values, x, labels, values, x, 8192, 65536, 65536, -100, 0.0)
+    assert compile_for(cross_entropy_backward_kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
 
 
 def test_registration(device):
@@ -165,11 +189,11 @@ def test_bad_input_is_one_clear_line(device, change, error, message):
 def test_offsets_past_two_to_the_31():
     logits = torch.randn(32769, 65600, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     labels = torch.randint(65600, (32769,), device="cuda")
-    losses = cross_entropy(logits, labels)
+    losses = cross_entropy(logits, labels, reduction="none")
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     some, ones = logits[-3:].detach(), torch.ones(3, device="cuda")
     theirs, exact = (
-        with_gradients(lambda x: cross_entropy_reference(x, labels[-3:]), [each], ones)
+        with_gradients(lambda x: cross_entropy_reference(x, labels[-3:], reduction="none"), [each], ones)
         for each in (some, some.double())
     )
     assert_as_accurate((losses[-3:], gradient[-3:]), theirs, exact)

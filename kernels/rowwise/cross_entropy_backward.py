@@ -1,0 +1,98 @@
+"""The gradient of cross entropy by the logits, from them and from a row's maximum and sum, which the forward keeps:
+
+    grad_x = grad_loss (exp(x - max) / sum - target)          read x, write grad_x: 4 B/logit in 16 bits, one launch
+
+The probabilities are computed again; no logit waits for another, so that a row may be shared by many programs.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.arguments import as_rows
+from kernels.online_softmax import LOG2_E
+from kernels.register import like
+from kernels.rowwise.pieces import elements_before, pieces_of
+from kernels.sizes import cdiv
+
+
+@triton.jit
+def gradient(x, col, label, top, log_total, grad_loss, classes, ignore_index, smoothing):
+    """Of the logits x in columns `col` by the row's loss, times grad_loss; 0 where the row is ignored."""
+    probability = tl.exp2((x.to(top.dtype) - top) * LOG2_E - log_total)
+    target = tl.where(col == label, 1.0 - smoothing, 0.0) + smoothing / classes
+    return tl.where(label == ignore_index, 0.0, grad_loss * (probability - target))
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    grad_losses_ptr,  # (rows,)
+    x_ptr,  # (rows, classes), any row stride, unit column stride
+    labels_ptr,  # (rows,) int64
+    kept_ptr,  # (rows, 2): maximum, log2 of the sum
+    grad_x_ptr,  # (rows, classes), contiguous
+    rows,
+    classes,
+    x_row_stride,
+    ignore_index,
+    smoothing,
+    VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
+    RAGGED: tl.constexpr,  # kernels/rowwise/pieces.py
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,  # columns of a program, which shares its rows with others
+):
+    blocks_in_row = tl.cdiv(classes // VECTOR * VECTOR, BLOCK)
+    first = tl.program_id(0) % blocks_in_row * BLOCK
+    row = (tl.program_id(0) // blocks_in_row).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    here = row < rows
+    label = tl.load(labels_ptr + row, mask=here)
+    top = tl.load(kept_ptr + 2 * row, mask=here)
+    log_total = tl.load(kept_ptr + 2 * row + 1, mask=here)
+    grad_loss = tl.load(grad_losses_ptr + row, mask=here).to(top.dtype)
+    lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
+    whole = (classes - lead) // VECTOR * VECTOR
+    place = first + tl.arange(0, BLOCK)[None, :]
+    inside = here & (place < whole)
+    x = tl.load(x_ptr + (row * x_row_stride + lead) // VECTOR * VECTOR + place, mask=inside)
+    grad_x = gradient(x, lead + place, label, top, log_total, grad_loss, classes, ignore_index, smoothing)
+    at = grad_x_ptr + (row * classes + lead) // VECTOR * VECTOR + place
+    tl.store(at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+    if RAGGED:
+        place = tl.arange(0, 2 * VECTOR)[None, :]
+        col = tl.where(place < lead, place, classes - 2 * VECTOR + place)
+        inside = here & (first == 0) & ((place < lead) | (col >= lead + whole))
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside)
+        grad_x = gradient(x, col, label, top, log_total, grad_loss, classes, ignore_index, smoothing)
+        tl.store(grad_x_ptr + row * classes + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+
+
+@cache
+def backward_launch_of(rows: int, classes: int, vector: int, ragged: bool) -> tuple[int, dict]:
+    """How many programs, their constexprs and launch options: 16 elements a thread, and nothing to wait for but loads.
+
+    A program takes 2048 columns of a row, or fewer of several rows where that leaves less than an eighth of it idle.
+    """
+    cols = classes // vector * vector
+    block = next((size for size in (2048, 1024, 512, 256, 128) if cdiv(cols, size) * size <= 1.125 * cols), 64)
+    chosen = {"VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": 2048 // block, "BLOCK": block, "num_warps": 4}
+    return cdiv(rows, 2048 // block) * cdiv(cols, block), chosen
+
+
+def backward(
+    grad_losses: Tensor, logits: Tensor, labels: Tensor, kept: Tensor, ignore_index: int, label_smoothing: float
+) -> Tensor:
+    """The gradient of contiguous (..., classes) logits by losses of (...); `kept` is what the forward stored."""
+    grad_x = like(logits)
+    if grad_x.numel() == 0:
+        return grad_x
+    x = as_rows(logits)
+    rows, classes = x.shape
+    programs, chosen = backward_launch_of(rows, classes, *pieces_of(x, as_rows(grad_x))[2:])
+    tensors = grad_losses.contiguous(), x, labels.contiguous(), kept, grad_x
+    sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
+    with torch.cuda.device_of(x):
+        cross_entropy_backward_kernel[(programs,)](*tensors, *sizes, **chosen)
+    return grad_x
