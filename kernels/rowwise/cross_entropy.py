@@ -96,9 +96,9 @@ def launch_of(
 ) -> tuple[int, dict]:
     """The forward's programs, and their constexprs and launch options.
 
-    Up to 4096 classes a warp takes 2048 at once, of several rows where they are narrower. Wider rows are taken in one
-    after another by single warps where there are enough of them to fill the GPU, by more warps where not. `debug` turns
-    on the check of the labels; the checks of integer overflow that come with it are left out.
+    Up to 4096 classes a warp takes 4 KB at once, of several rows where they are narrower. Wider rows are taken in one
+    block after another, by single warps where there are enough rows to fill the GPU, by more warps where not. `debug`
+    turns on the check of the labels; the checks of integer overflow that come with it are left out.
     """
     each, held = VECTOR_BYTES // dtype.itemsize, 4096 // dtype.itemsize
     block, block_rows = max(each, next_power_of_2(classes // vector * vector)), 1
