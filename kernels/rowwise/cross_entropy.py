@@ -96,19 +96,19 @@ def launch_of(
 ) -> tuple[int, dict]:
     """The forward's programs, and their constexprs and launch options.
 
-    Up to 4096 classes a warp takes 4 KB at once, of several rows where they are narrower. Wider rows are taken in one
-    block after another, by single warps where there are enough rows to fill the GPU, by more warps where not. `debug`
-    turns on the check of the labels; the checks of integer overflow that come with it are left out.
+    Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB where they have rims besides. A wider row is
+    taken in one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB;
+    then by 8, or by up to 32 where rows are too few for the SMs. `debug` turns on the check of the labels; the checks
+    of integer overflow that come with it are left out.
     """
-    each, held = VECTOR_BYTES // dtype.itemsize, 4096 // dtype.itemsize
-    block, block_rows = max(each, next_power_of_2(classes // vector * vector)), 1
-    if block <= 4096:
-        block_rows, warps = min(16, cdiv(held, block)), cdiv(block, held)
-    elif classes <= 32768 and rows >= 16 * sms:
-        block, warps = held // 2, 1
+    each, held = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize
+    block, block_rows, warps = max(each, next_power_of_2(classes // vector * vector)), 1, 1
+    if block <= held:
+        block_rows = min(16, held // block * (1 if ragged else 2))
     else:
-        warps = 32 if rows <= sms else 8
-        block = held // 4 * warps
+        most = 32 if rows <= sms else 1 if classes <= 8 * held else 4 if classes <= 32 * held else 8
+        warps = min(most, 2 * block // held)
+        block = max(held, held // 2 * warps)
     chosen = {"SMOOTHED": smoothed, "VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows}
     chosen |= {"LANES": block // each, "EACH": each, "COMPUTE": arithmetic(dtype), "num_warps": warps}
     return cdiv(rows, block_rows), {**chosen, "debug": True, "sanitize_overflow": False}

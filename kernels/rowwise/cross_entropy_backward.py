@@ -71,14 +71,16 @@ def cross_entropy_backward_kernel(
 
 @cache
 def backward_launch_of(rows: int, classes: int, vector: int, ragged: bool) -> tuple[int, dict]:
-    """How many programs, their constexprs and launch options: 16 elements a thread, and nothing to wait for but loads.
+    """How many programs, their constexprs and launch options; there is nothing to wait for but loads.
 
-    A program takes 2048 columns of a row, or fewer of several rows where that leaves less than an eighth of it idle.
+    A program takes 1024 columns of a row, 2048 where rows have rims, or fewer of several rows, 2048 elements in all,
+    where that leaves less than an eighth of it idle.
     """
-    cols = classes // vector * vector
-    block = next((size for size in (2048, 1024, 512, 256, 128) if cdiv(cols, size) * size <= 1.125 * cols), 64)
-    chosen = {"VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": 2048 // block, "BLOCK": block, "num_warps": 4}
-    return cdiv(rows, 2048 // block) * cdiv(cols, block), chosen
+    cols, widest = classes // vector * vector, 2048 if ragged else 1024
+    block = next((size for size in (widest, 1024, 512, 256, 128) if cdiv(cols, size) * size <= 1.125 * cols), 64)
+    block_rows = 1 if block == widest else 2048 // block
+    chosen = {"VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows, "BLOCK": block, "num_warps": 2}
+    return cdiv(rows, block_rows) * cdiv(cols, block), chosen
 
 
 def backward(
