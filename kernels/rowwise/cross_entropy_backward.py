@@ -70,15 +70,17 @@ def cross_entropy_backward_kernel(
 
 
 @cache
-def backward_launch_of(rows: int, classes: int, vector: int, ragged: bool) -> tuple[int, dict]:
+def backward_launch_of(rows: int, classes: int, dtype: torch.dtype, vector: int, ragged: bool) -> tuple[int, dict]:
     """How many programs, their constexprs and launch options; there is nothing to wait for but loads.
 
-    A program takes 1024 columns of a row, 2048 where rows have rims, or fewer of several rows, 2048 elements in all,
-    where that leaves less than an eighth of it idle.
+    A program takes 2 KB of a row, 4 KB where rows have rims, or fewer columns of several rows, 4 KB in all, where that
+    leaves less than an eighth of it idle.
     """
-    cols, widest = classes // vector * vector, 2048 if ragged else 1024
-    block = next((size for size in (widest, 1024, 512, 256, 128) if cdiv(cols, size) * size <= 1.125 * cols), 64)
-    block_rows = 1 if block == widest else 2048 // block
+    cols, held = classes // vector * vector, 4096 // dtype.itemsize
+    widest = held if ragged else held // 2
+    sizes = widest, held // 2, held // 4, held // 8, held // 16
+    block = next((size for size in sizes if cdiv(cols, size) * size <= 1.125 * cols), held // 32)
+    block_rows = 1 if block == widest else held // block
     chosen = {"VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows, "BLOCK": block, "num_warps": 2}
     return cdiv(rows, block_rows) * cdiv(cols, block), chosen
 
@@ -92,7 +94,7 @@ def backward(
         return grad_x
     x = as_rows(logits)
     rows, classes = x.shape
-    programs, chosen = backward_launch_of(rows, classes, *pieces_of(x, as_rows(grad_x))[2:])
+    programs, chosen = backward_launch_of(rows, classes, x.dtype, *pieces_of(x, as_rows(grad_x))[2:])
     tensors = grad_losses.contiguous(), x, labels.contiguous(), kept, grad_x
     sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
     with torch.cuda.device_of(x):
