@@ -26,7 +26,20 @@ from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.rowwise import layer_norm_wide
 from kernels.rowwise.layer_norm_backward import gradients
-from kernels.rowwise.normalise import normalise
+from kernels.rowwise.normalise import normalise, widened
+from kernels.rowwise.pieces import (
+    along,
+    arithmetic,
+    columns_inside,
+    elements_before,
+    in_step,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    rows_alike,
+    rows_from,
+)
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen
 
@@ -44,44 +57,67 @@ def layer_norm_kernel(
     x_row_stride,
     eps,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
-    VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for together with the row
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
+    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
+    VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for once, before any row
     ACT: tl.constexpr,  # a name in kernels.activations, or None
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
     num_warps: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # times stride, past 2**31
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (col < cols) & (row < rows) if BLOCK_ROWS > 1 else col < cols  # of one row a program, none is too many
-    x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), COMPUTE)
+    start, APART = rows_alike(BLOCK_ROWS, PIECES)
+    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
+    lead = elements_before(start.to(tl.int64) * x_row_stride, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    weight_at, bias_at = along(weight_ptr, lead, cols, PIECES), along(bias_ptr, lead, cols, PIECES)
     if VECTORS_FIRST:
-        weight, bias = tl.load(weight_ptr + col, mask=col < cols), tl.load(bias_ptr + col, mask=col < cols)
+        weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
     BITS: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
-    x_hat = normalise(x, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
-    if not VECTORS_FIRST:
-        weight, bias = tl.load(weight_ptr + col, mask=col < cols), tl.load(bias_ptr + col, mask=col < cols)
-    z = x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE)
-    y = z if ACT is None else activate(z, ACT, y_ptr.dtype.element_ty)
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    # Where nothing comes ahead there is one turn: if the compiler knows, it costs no registers.
+    turns = 1 if STAGES == 1 else tl.cdiv(rows - start, step)
+    for turn in tl.range(0, turns, num_stages=STAGES):
+        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
+        here = row >= 0 if BLOCK_ROWS == 1 and not PIECES[3] else row < rows  # of one row a program, none is too many
+        x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), COMPUTE)
+        x_hat = normalise(x, inside, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
+        if not VECTORS_FIRST:
+            weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
+        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(x)):
+            z = x_hat[i] * widen(weight[i], COMPUTE) + widen(bias[i], COMPUTE)
+            y = z if ACT is None else activate(z, ACT, y_ptr.dtype.element_ty)
+            tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
 
 
 @cache
-def settings(cols: int, dtype: torch.dtype, few_rows: bool = False, act: str | None = None) -> dict:
-    """Launch settings for rows of `cols` elements; `few_rows`: no more than the GPU has SMs.
+def launch_of(
+    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, act: str | None = None
+) -> tuple[int, dict]:
+    """How many programs, and their BLOCK_ROWS, STAGES, VECTORS_FIRST and num_warps.
 
     32 elements a thread leave it 64 registers or fewer: an SM then holds 32 warps, and some load while others compute.
     An activation should not wait for a second row. Alone on its SM, a program takes twice the warps, and weight and
     bias before it reduces; held in registers meanwhile, they would cost every second program on an SM.
+
+    Where rows are ragged, weight and bias come in single elements, and where an SM holds a row or two, nothing hides
+    how long they take: a program then asks for them once, and walks over rows, of which the next are on their way.
     """
-    block_cols = next_power_of_2(cols)
-    elements = max(2048 if block_cols <= 2048 or few_rows or act else 8192, block_cols)
-    return {
-        "BLOCK_ROWS": elements // block_cols,
-        "BLOCK_COLS": block_cols,
-        "VECTORS_FIRST": few_rows and block_cols <= 16384,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": min(32, elements // 512) if few_rows else elements // 1024,
-    }
+    head, tail, _, ragged = pieces
+    held, few_rows = head + tail, rows <= sms
+    block_rows = max(1, (2048 if held <= 2048 or few_rows or act or ragged else 8192) // next_power_of_2(held))
+    elements = block_rows * held
+    programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
+    if few_rows:
+        chosen |= {"VECTORS_FIRST": held <= 16384, "num_warps": min(32, next_power_of_2(cdiv(elements, 640)))}
+    elif held > (12288 if ragged else 16384) or (not ragged and (held <= 8192 or tail == 0)):
+        chosen["num_warps"] = min(16 if ragged else 32, next_power_of_2(cdiv(elements, 1280)))
+    else:
+        warps = min(16, next_power_of_2(cdiv(elements, 640)))
+        per_sm = max(1, 16 // warps)
+        stages = min(3, 1 + 216 * 2**10 // (per_sm * elements * dtype.itemsize))
+        chosen |= {"STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
+        programs = min(programs, per_sm * sms)
+    return in_step(programs, rows, block_rows, pieces), chosen
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: float) -> Tensor:
@@ -94,9 +130,10 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: floa
         if cols > WIDEST_BLOCK:
             layer_norm_wide.forward(x, weight, bias, y, act, eps)
         else:
-            chosen = settings(cols, x.dtype, rows <= multiprocessors(x), act)
-            programs = cdiv(rows, chosen["BLOCK_ROWS"])
-            layer_norm_kernel[(programs,)](x, weight, bias, y, rows, cols, x.stride(0), eps, ACT=act, **chosen)
+            pieces = pieces_of(x, as_rows(y))
+            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, act)
+            constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
+            layer_norm_kernel[(programs,)](x, weight, bias, y, rows, cols, x.stride(0), eps, **constants, **chosen)
     return y
 
 
@@ -160,7 +197,14 @@ def layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work
 def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -> tuple[tuple, dict]:
     """layer_norm_kernel's arguments and settings at a shape, as on an H200, which has 132 SMs."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x[0], x[0], x, rows, cols, cols, 1e-5), {"ACT": act, **settings(cols, dtype, rows <= 132, act)}
+    pieces = pieces_of(x)
+    _, chosen = launch_of(rows, cols, dtype, 132, pieces, act)
+    return (x, x[0], x[0], x, rows, cols, cols, 1e-5), {
+        "PIECES": pieces,
+        "ACT": act,
+        "COMPUTE": arithmetic(dtype),
+        **chosen,
+    }
 
 
 OP = FusedOp(
@@ -169,7 +213,7 @@ OP = FusedOp(
     reference=layer_norm_reference,
     work=layer_norm_work,
     kernel=layer_norm_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=lambda *shape, **options: tuple(torch.randn(size, **options) for size in (shape, shape[-1:], shape[-1:])),
     compile_arguments=compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

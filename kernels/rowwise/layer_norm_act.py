@@ -98,7 +98,7 @@ OP = FusedOp(
     reference=layer_norm_act_reference,
     work=layer_norm_act_work,
     kernel=plain.layer_norm_kernel,
-    settings=plain.settings,
+    settings=plain.launch_of,
     inputs=plain.OP.inputs,
     compile_arguments=partial(plain.OP.compile_arguments, act="gelu_tanh"),
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -17,7 +17,20 @@ from torch import Tensor
 from kernels.arguments import as_rows, multiprocessors, shared_memory
 from kernels.register import like
 from kernels.rowwise import layer_norm_pairs, layer_norm_wide
-from kernels.rowwise.normalise import through_normalise
+from kernels.rowwise.normalise import plus, products, through_normalise, widened
+from kernels.rowwise.pieces import (
+    along,
+    arithmetic,
+    columns_inside,
+    elements_before,
+    in_step,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    rows_alike,
+    rows_from,
+)
 from kernels.sizes import cdiv, next_power_of_2
 
 WIDEST_BLOCK = 8192  # elements of a row in registers, beside three others
@@ -39,46 +52,60 @@ def layer_norm_backward_kernel(
     x_row_stride,
     eps,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
     STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
-    bias = None if ACT is None else tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
-    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
-    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=COMPUTE)
-    step = tl.num_programs(0) * BLOCK_ROWS
+    start, APART = rows_alike(BLOCK_ROWS, PIECES)
+    lead = elements_before(start.to(tl.int64) * cols, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    weight = widened(load_columns(along(weight_ptr, lead, cols, PIECES), inside), COMPUTE)
+    bias = weight if ACT is None else widened(load_columns(along(bias_ptr, lead, cols, PIECES), inside), COMPUTE)
+    grad_weight = ()
+    for i in tl.static_range(len(inside)):
+        grad_weight = grad_weight + (tl.zeros((BLOCK_ROWS, inside[i].shape[1]), dtype=COMPUTE),)
+    grad_bias = grad_weight
     EXACT: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
-    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        inside = (row < rows) & (col < cols)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        grad_z, x_hat, grad_x = through_normalise(grad_y, x, weight, bias, cols, eps, ACT, EXACT)
+    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
+        row = rows_from(first, BLOCK_ROWS, APART)
+        here = row < rows
+        x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), COMPUTE)
+        at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
+        grad_y = widened(load_pieces(at, inside, here, 0.0), COMPUTE)
+        grad_z, x_hat, grad_x = through_normalise(grad_y, x, weight, bias, inside, cols, eps, ACT, EXACT)
         if grad_sum_ptr is not None:
-            grad_x += tl.load(grad_sum_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
-        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-        grad_weight += grad_z * x_hat
-        grad_bias += grad_z
-    at = tl.program_id(0).to(tl.int64) * cols + col
-    tl.store(grad_weight_ptr + at, tl.sum(grad_weight, axis=0, keep_dims=True), mask=col < cols)
-    tl.store(grad_bias_ptr + at, tl.sum(grad_bias, axis=0, keep_dims=True), mask=col < cols)
+            at = pointers(grad_sum_ptr, row * cols, lead, cols, PIECES)
+            grad_x = plus(grad_x, widened(load_pieces(at, inside, here, 0.0), COMPUTE))
+        out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(x)):
+            tl.store(out[i], grad_x[i].to(grad_x_ptr.dtype.element_ty), mask=here & inside[i])
+        grad_weight = plus(grad_weight, products(grad_z, x_hat))
+        grad_bias = plus(grad_bias, grad_z)
+    program = tl.program_id(0).to(tl.int64) * cols
+    to_weight = along(grad_weight_ptr + program, lead, cols, PIECES)
+    to_bias = along(grad_bias_ptr + program, lead, cols, PIECES)
+    for i in tl.static_range(len(inside)):
+        tl.store(to_weight[i], tl.sum(grad_weight[i], axis=0, keep_dims=True), mask=inside[i])
+        tl.store(to_bias[i], tl.sum(grad_bias[i], axis=0, keep_dims=True), mask=inside[i])
 
 
 @cache
-def backward_settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10, rows_read: int = 2) -> dict:
-    """The same of the backward pass; two rows are on their way while one is computed, if `shared_memory` holds them, of
-    each of `rows_read` tensors: x, the gradient, and a sum's."""
-    elements = max(2048, next_power_of_2(cols))
-    return {
-        "BLOCK_ROWS": elements // next_power_of_2(cols),
-        "BLOCK_COLS": next_power_of_2(cols),
-        "STAGES": 3 if 2 * rows_read * dtype.itemsize * elements < shared_memory else 1,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": elements // 512,
-    }
+def launch_of(
+    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int, tensors: int = 2
+) -> tuple[int, dict]:
+    """How many programs, and their BLOCK_ROWS, STAGES and num_warps: 16 elements of a row a thread.
+
+    Two rows are on their way while one is computed, if `shared_memory` holds them, of each of `tensors` that are read:
+    x, the gradient, and a sum's.
+    """
+    held = sum(pieces[:2])
+    block_rows = max(1, 2048 // next_power_of_2(held))
+    warps = max(4, next_power_of_2(held) // 512)
+    stages = 3 if 2 * tensors * dtype.itemsize * block_rows * held < shared_memory else 1
+    programs = min(cdiv(rows, block_rows), sms * max(1, 16 // warps))
+    chosen = {"BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    return in_step(programs, rows, block_rows, pieces), chosen
 
 
 def gradients(
@@ -95,19 +122,25 @@ def gradients(
     if grad_x.numel() == 0:
         return grad_x, torch.zeros_like(weight), torch.zeros_like(bias)
     grad_y, x, weight, bias = as_rows(grad_y), as_rows(x), weight.contiguous(), bias.contiguous()
-    tensors = grad_y, x, weight, bias, None if grad_sum is None else grad_sum.contiguous(), grad_x
+    grad_sum = None if grad_sum is None else as_rows(grad_sum.contiguous())
+    tensors = grad_y, x, weight, bias, grad_sum, grad_x
     (rows, cols), sms = x.shape, multiprocessors(x)
+    of_rows = [as_rows(each) for each in (grad_y, x, grad_x, grad_sum) if each is not None]
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK and rows > sms:
-            chosen = backward_settings(cols, x.dtype, shared_memory(x), 2 if grad_sum is None else 3)
-            programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), sms * max(1, 16 // chosen["num_warps"]))
+        plain = act is None and grad_sum is None
+        if plain and (pairs := layer_norm_pairs.pieces_in_pairs(*of_rows[:2], weight, of_rows[2])):
+            grad_weight, grad_bias = layer_norm_pairs.backward_in_pairs(grad_y, x, weight, grad_x, eps, pairs)
+        elif cols <= WIDEST_BLOCK and rows > sms:
+            pieces = pieces_of(*of_rows)
+            programs, chosen = launch_of(rows, cols, x.dtype, sms, pieces, shared_memory(x), len(of_rows) - 1)
+            constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
             sums = torch.float64 if x.dtype == torch.float64 else torch.float32
             grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
             layer_norm_backward_kernel[(programs,)](
-                *tensors, grad_weight, grad_bias, rows, cols, grad_y.stride(0), x.stride(0), eps, ACT=act, **chosen
+                *(*tensors, grad_weight, grad_bias, rows, cols, grad_y.stride(0), x.stride(0), eps),
+                **constants,
+                **chosen,
             )
-        elif act is None and grad_sum is None and layer_norm_pairs.fits(grad_y, x, weight):
-            grad_weight, grad_bias = layer_norm_pairs.backward_in_pairs(grad_y, x, weight, grad_x, eps)
         else:
             grad_weight, grad_bias = layer_norm_wide.backward_in_two(*tensors, act, eps)
     sums = ((total[0] if rows <= sms else total.sum(0)) for total in (grad_weight, grad_bias))

@@ -24,13 +24,44 @@ from kernels.affine import ones_unless, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise.layer_norm_int8_wide import LEAST, largest_magnitude, layer_norm_int8_wide_kernel, to_nearest_int8
-from kernels.rowwise.normalise import normalise
+from kernels.rowwise.layer_norm_int8_wide import LEAST, bits_of_magnitude, layer_norm_int8_wide_kernel, to_nearest_int8
+from kernels.rowwise.normalise import normalise, plus, products, widened
+from kernels.rowwise.pieces import (
+    along,
+    columns_inside,
+    elements_before,
+    in_step,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    row_max,
+    rows_alike,
+    rows_from,
+)
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.widen import widen
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def side_by_side(ptr, start, lead, cols, PIECES: tl.constexpr):
+    """pieces.pointers, where a thread has VECTOR elements side by side and no more.
+
+    Else it would store 16 bytes at once, and so load 16 elements, of which each of its loads leaves out every second 16
+    bytes: the row would come from L2 twice.
+    """
+    VECTOR: tl.constexpr = PIECES[2]
+    at = pointers(ptr, start, lead, cols, PIECES)
+    first = ptr + (start + lead) // VECTOR * VECTOR
+    bounded = (first + tl.max_contiguous(tl.multiple_of(tl.arange(0, PIECES[0]), VECTOR), VECTOR)[None, :],)
+    if PIECES[1]:
+        place = tl.max_contiguous(tl.multiple_of(tl.arange(0, PIECES[1]), VECTOR), VECTOR)[None, :]
+        bounded = bounded + (first + PIECES[0] + place,)
+    if PIECES[3]:
+        bounded = bounded + (at[len(at) - 1],)
+    return bounded
 
 
 @triton.jit
@@ -45,46 +76,52 @@ def layer_norm_int8_kernel(
     x_row_stride,
     eps,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
     STAGES: tl.constexpr,  # blocks of rows on their way from memory at once, plus one
     num_warps: tl.constexpr,
 ):
-    # Without a bound on what is side by side, a thread would store 16 elements at once and so load 16, and each of its
-    # two loads leave out every second 16 bytes: the row would come from L2 twice.
-    VECTOR: tl.constexpr = min(128 // x_ptr.dtype.element_ty.primitive_bitwidth, BLOCK_COLS)
-    col = tl.max_contiguous(tl.multiple_of(tl.arange(0, BLOCK_COLS), VECTOR), VECTOR)[None, :]
+    start, APART = rows_alike(BLOCK_ROWS, PIECES)
+    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
+    lead = elements_before(start.to(tl.int64) * cols, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
     # Converted once for all rows of the program: with a byte to write an element, instructions are what is short.
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-    step = tl.num_programs(0) * BLOCK_ROWS
-    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-        row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
-        inside = (row < rows) & (col < cols)
-        x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), tl.float32)
-        y = normalise(x, cols, eps, VECTOR, num_warps, x_ptr.dtype.element_ty.primitive_bitwidth == 16) * weight + bias
-        largest = tl.maximum(largest_magnitude(y, axis=1), LEAST, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(scale_ptr + row, largest / 127.0, mask=row < rows)
-        tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=inside)
+    weight = widened(load_columns(along(weight_ptr, lead, cols, PIECES), inside), tl.float32)
+    bias = widened(load_columns(along(bias_ptr, lead, cols, PIECES), inside), tl.float32)
+    BITS: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
+    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
+        row = rows_from(first, BLOCK_ROWS, APART)
+        here = row < rows
+        x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), tl.float32)
+        y = normalise(x, inside, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
+        y = plus(products(y, weight), bias)
+        bits = ()
+        for i in tl.static_range(len(y)):
+            bits = bits + (bits_of_magnitude(y[i]),)
+        largest = tl.maximum(row_max(bits).to(tl.float32, bitcast=True), LEAST, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(scale_ptr + row, largest / 127.0, mask=here)
+        at = side_by_side(q_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(y)):
+            tl.store(at[i], to_nearest_int8(y[i] * (127.0 / largest)), mask=here & inside[i])
 
 
 @cache
-def settings(cols: int, dtype: torch.dtype, shared_memory: int = 227 * 2**10) -> dict:
-    """Launch settings for rows of `cols` elements.
+def launch_of(
+    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int
+) -> tuple[int, dict]:
+    """How many programs, and their BLOCK_ROWS, STAGES and num_warps.
 
     A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other.
     `shared_memory`: bytes that a program may have; rows are fetched ahead into it where they fit.
     """
-    if cols > WIDEST_BLOCK:
-        return {"BLOCK_COLS": 16384, "num_warps": 16}
-    block_cols = next_power_of_2(cols)
-    elements = max(1024, block_cols)
-    return {
-        "BLOCK_ROWS": elements // block_cols,
-        "BLOCK_COLS": block_cols,
-        "STAGES": 3 if 2 * dtype.itemsize * elements < shared_memory else 1,
-        "num_warps": elements // 1024 if elements <= 4096 else max(4, elements // 2048),
-    }
+    held = sum(pieces[:2])
+    block_rows = max(1, 1024 // next_power_of_2(held))
+    elements = block_rows * next_power_of_2(held)
+    warps = elements // 1024 if elements <= 4096 else max(4, elements // 2048)
+    stages = 3 if 2 * dtype.itemsize * block_rows * held < shared_memory else 1
+    resident = sms * (16 if held <= 4096 else 8) // warps
+    programs = min(cdiv(rows, block_rows), max(1, resident))
+    chosen = {"BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    return in_step(programs, rows, block_rows, pieces), chosen
 
 
 def _forward(
@@ -96,14 +133,14 @@ def _forward(
         return q, scale
     x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
     rows, cols = x.shape
-    chosen = settings(cols, x.dtype, shared_memory(x))
+    given = x, weight, bias, q, scale
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            resident = multiprocessors(x) * (16 if chosen["BLOCK_COLS"] <= 4096 else 8) // chosen["num_warps"]
-            grid = (min(cdiv(rows, chosen["BLOCK_ROWS"]), max(1, resident)),)
-            layer_norm_int8_kernel[grid](x, weight, bias, q, scale, rows, cols, x.stride(0), eps, **chosen)
+            pieces = pieces_of(x, as_rows(q))
+            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
+            layer_norm_int8_kernel[(programs,)](*given, rows, cols, x.stride(0), eps, PIECES=pieces, **chosen)
         else:
-            layer_norm_int8_wide_kernel[(rows,)](x, weight, bias, q, scale, cols, x.stride(0), eps, **chosen)
+            layer_norm_int8_wide_kernel[(rows,)](*given, cols, x.stride(0), eps, BLOCK_COLS=16384, num_warps=16)
     return q, scale
 
 
@@ -164,10 +201,11 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    rows, cols = shape
-    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
+    (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     q, scale = torch.empty(shape, dtype=torch.int8, device="meta"), torch.empty(rows, device="meta")
-    return (x, weight, weight, q, scale, rows, cols, cols, 1e-5), settings(cols, dtype)
+    pieces = pieces_of(x)
+    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10)
+    return (x, x[0], x[0], q, scale, rows, cols, cols, 1e-5), {"PIECES": pieces, **chosen}
 
 
 OP = FusedOp(
@@ -176,7 +214,7 @@ OP = FusedOp(
     reference=layer_norm_int8_reference,
     work=layer_norm_int8_work,
     kernel=layer_norm_int8_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -12,10 +12,9 @@ LEAST = tl.constexpr(1e-12)  # the scale of a row of zeros is this over 127, so 
 
 
 @triton.jit
-def largest_magnitude(y, axis: tl.constexpr):
+def bits_of_magnitude(y):
     # Magnitudes compare as integers as they do as floats, and NaN comes after infinity: tl.max of floats drops it.
-    bits = tl.abs(y).to(tl.int32, bitcast=True)
-    return tl.max(bits, axis=axis, keep_dims=True).to(tl.float32, bitcast=True)
+    return tl.abs(y).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -54,7 +53,8 @@ def layer_norm_int8_wide_kernel(
         weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
         bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
         y = (x - mean) * rstd * weight + bias
-        largest = tl.maximum(largest, largest_magnitude(y, axis=0), propagate_nan=tl.PropagateNan.ALL)
+        here = tl.max(bits_of_magnitude(y), axis=0, keep_dims=True).to(tl.float32, bitcast=True)
+        largest = tl.maximum(largest, here, propagate_nan=tl.PropagateNan.ALL)
     tl.store(scale_ptr + row + tl.arange(0, 1), largest / 127.0)
     for start in range(0, cols, BLOCK_COLS):
         col = start + tl.arange(0, BLOCK_COLS)

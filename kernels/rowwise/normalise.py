@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 
 from kernels.activations import activate_gradient
+from kernels.rowwise.pieces import row_sum
+from kernels.widen import widen
 
 
 @triton.jit
@@ -48,34 +50,90 @@ def mean_of(total, cols: tl.constexpr):
 
 
 @triton.jit
-def centred_and_variance(x, cols: tl.constexpr, EXACT: tl.constexpr):
-    """x - mean, 0 from column `cols` on, and the variance, (BLOCK_ROWS, 1), in two reductions; x as normalise's."""
-    inside = tl.arange(0, x.shape[1])[None, :] < cols
-    mean = mean_of(tl.sum(x, axis=1, keep_dims=True), cols)
-    # Lanes past the row's end would now hold -mean and count in the variance.
-    centred = tl.where(inside, x - mean, 0.0)
-    if EXACT:
-        return centred, tl.sum(centred * centred, axis=1, keep_dims=True) / cols
-    off, squares = tl.split(mean_of(tl.sum(tl.join(centred, centred * centred), axis=1), cols))
-    variance = tl.maximum(squares - off * off, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(inside, centred - off[:, None], 0.0), variance[:, None]
+def widened(x, COMPUTE: tl.constexpr):
+    wide = ()
+    for i in tl.static_range(len(x)):
+        wide = wide + (widen(x[i], COMPUTE),)
+    return wide
 
 
 @triton.jit
-def normalise(x, cols: tl.constexpr, eps, VECTOR: tl.constexpr, num_warps: tl.constexpr, EXACT: tl.constexpr):
+def sum_of_pairs(a, b, more_a, more_b):
+    return a + more_a, b + more_b
+
+
+@triton.jit
+def row_sums(a, b):
+    """row_sum of a and of b: the warps wait for each other once for both."""
+    AXIS: tl.constexpr = None if a[0].shape[0] == 1 else 1
+    if len(a) > 1:  # joined, several pieces would be brought into other layouts
+        total_a, total_b = tl.reduce((a[0], b[0]), AXIS, sum_of_pairs, keep_dims=AXIS is not None)
+        for i in tl.static_range(1, len(a)):
+            more_a, more_b = tl.reduce((a[i], b[i]), AXIS, sum_of_pairs, keep_dims=AXIS is not None)
+            total_a, total_b = total_a + more_a, total_b + more_b
+    else:  # as pairs, two sums take more registers
+        total_a, total_b = tl.split(tl.sum(tl.join(a[0], b[0]), axis=1))
+        if AXIS is None:
+            total_a, total_b = tl.sum(total_a, axis=0), tl.sum(total_b, axis=0)
+        else:
+            total_a, total_b = total_a[:, None], total_b[:, None]
+    return total_a, total_b
+
+
+@triton.jit
+def products(a, b):
+    product = ()
+    for i in tl.static_range(len(a)):
+        product = product + (a[i] * b[i],)
+    return product
+
+
+@triton.jit
+def plus(a, b):
+    total = ()
+    for i in tl.static_range(len(a)):
+        total = total + (a[i] + b[i],)
+    return total
+
+
+@triton.jit
+def less(x, mean, inside):
+    """x - mean, and 0 past the row's end, where it would be -mean and count in the variance."""
+    centred = ()
+    for i in tl.static_range(len(x)):
+        centred = centred + (tl.where(inside[i], x[i] - mean, 0.0),)
+    return centred
+
+
+@triton.jit
+def centred_and_variance(x, inside, cols: tl.constexpr, EXACT: tl.constexpr):
+    """x - mean, 0 where not `inside`, and the variance, (BLOCK_ROWS, 1), in two reductions; x as normalise's."""
+    centred = less(x, mean_of(row_sum(x), cols), inside)
+    if EXACT:
+        return centred, row_sum(products(centred, centred)) / cols
+    off, squares = row_sums(centred, products(centred, centred))
+    off, squares = mean_of(off, cols), mean_of(squares, cols)
+    variance = tl.maximum(squares - off * off, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return less(centred, off, inside), variance
+
+
+@triton.jit
+def normalise(x, inside, cols: tl.constexpr, eps, VECTOR: tl.constexpr, num_warps: tl.constexpr, EXACT: tl.constexpr):
     """(x - mean) / sqrt(variance + eps) of each row of x.
 
-    x: (BLOCK_ROWS, BLOCK_COLS) in the dtype of the arithmetic, 0 from column `cols` on; so is the result.
+    x: rows in pieces (kernels/rowwise/pieces.py) in the dtype of the arithmetic, 0 where not `inside`; so is the
+        result.
     VECTOR: elements that a thread loads at once. Where a layout has others side by side, only speed is lost.
     EXACT: x has values of 16 bits.
     """
-    BLOCK_ROWS: tl.constexpr = x.shape[0]
-    BLOCK_COLS: tl.constexpr = x.shape[1]
+    BLOCK_ROWS: tl.constexpr = x[0].shape[0]
+    BLOCK_COLS: tl.constexpr = x[0].shape[1]
     THREADS: tl.constexpr = 32 * num_warps
+    x_hat = ()
     # Of rows in 32 bits a merging thread holds 32 elements in 64 registers only by spilling.
-    if cols == BLOCK_COLS and BLOCK_COLS >= THREADS * VECTOR and VECTOR >= 8:
+    if len(x) == 1 and cols == BLOCK_COLS and BLOCK_COLS >= THREADS * VECTOR and VECTOR >= 8:
         OWN: tl.constexpr = BLOCK_COLS // THREADS  # elements of a row that one thread holds
-        own = tl.reshape(x, (BLOCK_ROWS, OWN // VECTOR, THREADS, VECTOR))
+        own = tl.reshape(x[0], (BLOCK_ROWS, OWN // VECTOR, THREADS, VECTOR))
         if not EXACT:  # a thread's first element is near its mean, and in one of its registers already
             origin = tl.reduce(tl.reduce(own, 3, first), 1, first)
             own = own - origin[:, None, :, None]
@@ -87,10 +145,13 @@ def normalise(x, cols: tl.constexpr, eps, VECTOR: tl.constexpr, num_warps: tl.co
         mean, variance = tl.reduce((own_mean, own_variance), 1, merged, keep_dims=True)
         rstd = tl.rsqrt(variance + eps)
         moved = (own_mean - mean) * rstd
-        x_hat = tl.reshape(centred * rstd[:, None, :, None] + moved[:, None, :, None], (BLOCK_ROWS, BLOCK_COLS))
+        merged_x_hat = centred * rstd[:, None, :, None] + moved[:, None, :, None]
+        x_hat = (tl.reshape(merged_x_hat, (BLOCK_ROWS, BLOCK_COLS)),)
     else:
-        centred, variance = centred_and_variance(x, cols, EXACT)
-        x_hat = centred * tl.rsqrt(variance + eps)
+        centred, variance = centred_and_variance(x, inside, cols, EXACT)
+        rstd = tl.rsqrt(variance + eps)
+        for i in tl.static_range(len(x)):
+            x_hat = x_hat + (centred[i] * rstd,)
     return x_hat
 
 
@@ -117,29 +178,40 @@ def with_chunk(mean, squares, x, start, cols, EXACT: tl.constexpr):
 
 
 @triton.jit
-def through_normalise(grad_y, x, weight, bias, cols: tl.constexpr, eps, ACT: tl.constexpr, EXACT: tl.constexpr):
+def through_normalise(grad_y, x, weight, bias, inside, cols: tl.constexpr, eps, ACT: tl.constexpr, EXACT: tl.constexpr):
     """The gradients of z = x_hat weight + bias and of x where y = act(z) has gradient grad_y; x_hat = normalise(x).
 
-    All are (BLOCK_ROWS, BLOCK_COLS), 0 from column `cols` on, or (1, BLOCK_COLS). Returns grad_z, x_hat, grad_x. Two
-    sums at a time share a reduction where they can: the warps wait for each other half as often.
+    All are rows in pieces, 0 where not `inside`, weight and bias of one row. Returns grad_z, x_hat, grad_x. Two sums at
+    a time share a reduction where they can: the warps wait for each other half as often.
     """
-    col = tl.arange(0, x.shape[1])[None, :]
     if ACT is None and EXACT:
         grad_z = grad_y
-        grad_x_hat = grad_z * weight
-        mean, shift = tl.split(mean_of(tl.sum(tl.join(x, grad_x_hat), axis=1), cols))
-        centred = tl.where(col < cols, x - mean[:, None], 0.0)
-        variance, slope = tl.split(tl.sum(tl.join(centred * centred, grad_x_hat * centred), axis=1) / cols)
-        rstd = tl.rsqrt(variance[:, None] + eps)
-        x_hat = centred * rstd
-        along = slope[:, None] * rstd
+        grad_x_hat = products(grad_z, weight)
+        mean, shift = row_sums(x, grad_x_hat)
+        shift = shift / cols
+        centred = less(x, mean_of(mean, cols), inside)
+        variance, slope = row_sums(products(centred, centred), products(grad_x_hat, centred))
+        rstd = tl.rsqrt(variance / cols + eps)
+        along = slope / cols * rstd
+        x_hat = ()
+        for i in tl.static_range(len(x)):
+            x_hat = x_hat + (centred[i] * rstd,)
     else:  # what an activation saw is recomputed, not stored, and its gradient has to wait for it
-        centred, variance = centred_and_variance(x, cols, EXACT)
+        centred, variance = centred_and_variance(x, inside, cols, EXACT)
         rstd = tl.rsqrt(variance + eps)
-        x_hat = centred * rstd
-        grad_z = grad_y if ACT is None else activate_gradient(grad_y, x_hat * weight + bias, ACT)
-        grad_x_hat = grad_z * weight
-        shift, slope = tl.split(tl.sum(tl.join(grad_x_hat, grad_x_hat * x_hat), axis=1) / cols)
-        along = slope[:, None]
-    # The mean's and the variance's dependence on x: what is left is orthogonal to ones and to x_hat.
-    return grad_z, x_hat, rstd * (grad_x_hat - shift[:, None] - x_hat * along)
+        x_hat = ()
+        grad_z = ()
+        for i in tl.static_range(len(x)):
+            x_hat = x_hat + (centred[i] * rstd,)
+            if ACT is None:
+                grad_z = grad_z + (grad_y[i],)
+            else:
+                grad_z = grad_z + (activate_gradient(grad_y[i], x_hat[i] * weight[i] + bias[i], ACT),)
+        grad_x_hat = products(grad_z, weight)
+        shift, along = row_sums(grad_x_hat, products(grad_x_hat, x_hat))
+        shift, along = shift / cols, along / cols
+    grad_x = ()
+    for i in tl.static_range(len(x)):
+        # The mean's and the variance's dependence on x: what is left is orthogonal to ones and to x_hat.
+        grad_x = grad_x + (rstd * (grad_x_hat[i] - shift - x_hat[i] * along),)
+    return grad_z, x_hat, grad_x

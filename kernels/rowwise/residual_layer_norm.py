@@ -24,11 +24,24 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.affine import ones_unless, zeros_unless
-from kernels.arguments import as_rows, check_alike, check_columns, in_widest
+from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.rowwise.layer_norm_backward import gradients
-from kernels.rowwise.normalise import normalise
+from kernels.rowwise.normalise import normalise, plus, widened
+from kernels.rowwise.pieces import (
+    along,
+    arithmetic,
+    columns_inside,
+    elements_before,
+    in_step,
+    load_columns,
+    load_pieces,
+    pieces_of,
+    pointers,
+    rows_alike,
+    rows_from,
+)
 from kernels.rowwise.residual_layer_norm_wide import residual_layer_norm_wide_kernel
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.widen import widen
@@ -50,46 +63,62 @@ def residual_layer_norm_kernel(
     residual_row_stride,
     eps,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
+    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
+    VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for once, before any row
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
     num_warps: tl.constexpr,
 ):
+    start, APART = rows_alike(BLOCK_ROWS, PIECES)
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = col < cols
-    if BLOCK_ROWS > 1:  # else there are as many programs as rows
-        inside = inside & (row < rows)
-    x = widen(tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0), COMPUTE)
-    residual = widen(tl.load(residual_ptr + row * residual_row_stride + col, mask=inside, other=0.0), COMPUTE)
-    s = x + residual
-    tl.store(sum_ptr + row * cols + col, s.to(sum_ptr.dtype.element_ty), mask=inside)
-    x_hat = normalise(s, cols, eps, 128 // x_ptr.dtype.element_ty.primitive_bitwidth, num_warps, EXACT=False)
-    # Loaded only now: held during the reduction, their registers would cost every second program on the SM.
-    weight = tl.load(weight_ptr + col, mask=col < cols)
-    bias = tl.load(bias_ptr + col, mask=col < cols)
-    y = x_hat * widen(weight, COMPUTE) + widen(bias, COMPUTE)
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    lead = elements_before(start.to(tl.int64) * cols, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    weight_at, bias_at = along(weight_ptr, lead, cols, PIECES), along(bias_ptr, lead, cols, PIECES)
+    if VECTORS_FIRST:
+        weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
+    VECTOR: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
+    step = tl.num_programs(0) * BLOCK_ROWS
+    turns = 1 if STAGES == 1 else tl.cdiv(rows - start, step)  # as in layer_norm
+    for turn in tl.range(0, turns, num_stages=STAGES):
+        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
+        here = row >= 0 if BLOCK_ROWS == 1 and not PIECES[3] else row < rows
+        s = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), COMPUTE)
+        at = pointers(residual_ptr, row * residual_row_stride, lead, cols, PIECES)
+        s = plus(s, widened(load_pieces(at, inside, here, 0.0), COMPUTE))
+        at = pointers(sum_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(s)):
+            tl.store(at[i], s[i].to(sum_ptr.dtype.element_ty), mask=here & inside[i])
+        x_hat = normalise(s, inside, cols, eps, VECTOR, num_warps, EXACT=False)
+        if not VECTORS_FIRST:  # held during the reduction, their registers would cost every second program on the SM
+            weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
+        at = pointers(y_ptr, row * cols, lead, cols, PIECES)
+        for i in tl.static_range(len(s)):
+            y = x_hat[i] * widen(weight[i], COMPUTE) + widen(bias[i], COMPUTE)
+            tl.store(at[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
 
 
 @cache
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings for rows of `cols` elements.
+def launch_of(rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple) -> tuple[int, dict]:
+    """As layer_norm's, and of two rows that are read one is what registers hold.
 
     32 elements a thread in 64 registers let an SM hold 32 warps, so that some load while others compute.
     """
-    compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if cols > WIDEST_BLOCK:
-        return {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
-    block_cols = next_power_of_2(cols)
-    elements = max(2048 if block_cols <= 2048 else 16384, block_cols)
-    return {
-        "BLOCK_ROWS": elements // block_cols,
-        "BLOCK_COLS": block_cols,
-        "COMPUTE": compute,
-        "num_warps": elements // 1024,
-        "maxnreg": 64 if dtype.itemsize == 2 else None,
-    }
+    head, tail, _, ragged = pieces
+    held = head + tail
+    block_rows = max(1, (2048 if held <= 2048 or ragged else 16384) // next_power_of_2(held))
+    elements = block_rows * held
+    programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
+    if held > (12288 if ragged else 16384) or (not ragged and (held <= 8192 or tail == 0)):
+        chosen["num_warps"] = min(16 if ragged else 32, next_power_of_2(cdiv(elements, 1280)))
+        if dtype.itemsize == 2 and not ragged and cols == head:
+            chosen["maxnreg"] = 64
+    else:
+        warps = min(16, next_power_of_2(cdiv(elements, 640)))
+        per_sm = max(1, 16 // warps)
+        stages = min(3, 1 + 216 * 2**10 // (2 * per_sm * elements * dtype.itemsize))
+        chosen |= {"STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
+        programs = min(programs, per_sm * sms)
+    return in_step(programs, rows, block_rows, pieces), chosen
 
 
 def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -98,14 +127,18 @@ def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: flo
         return y, s
     x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
     rows, cols = x.shape
-    chosen = settings(cols, x.dtype)
+    compute = arithmetic(x.dtype)
+    given = x, residual, weight, bias, y, s
     strides = x.stride(0), residual.stride(0)
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
-            grid = (cdiv(rows, chosen["BLOCK_ROWS"]),)
-            residual_layer_norm_kernel[grid](x, residual, weight, bias, y, s, rows, cols, *strides, eps, **chosen)
+            pieces = pieces_of(x, residual, as_rows(y), as_rows(s))
+            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces)
+            constants = {"PIECES": pieces, "COMPUTE": compute}
+            residual_layer_norm_kernel[(programs,)](*given, rows, cols, *strides, eps, **constants, **chosen)
         else:
-            residual_layer_norm_wide_kernel[(rows,)](x, residual, weight, bias, y, s, cols, *strides, eps, **chosen)
+            chosen = {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
+            residual_layer_norm_wide_kernel[(rows,)](*given, cols, *strides, eps, **chosen)
     return y, s
 
 
@@ -189,9 +222,11 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    rows, cols = shape
-    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
-    return (x, x, weight, weight, x, x, rows, cols, cols, cols, 1e-5), settings(cols, dtype)
+    (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
+    pieces = pieces_of(x)
+    _, chosen = launch_of(rows, cols, dtype, 132, pieces)
+    constants = {"PIECES": pieces, "COMPUTE": arithmetic(dtype)}
+    return (x, x, x[0], x[0], x, x, rows, cols, cols, cols, 1e-5), {**constants, **chosen}
 
 
 OP = FusedOp(
@@ -200,7 +235,7 @@ OP = FusedOp(
     reference=residual_layer_norm_reference,
     work=residual_layer_norm_work,
     kernel=residual_layer_norm_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
