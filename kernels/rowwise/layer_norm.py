@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels import costs
 from kernels.activations import activate
 from kernels.affine import ones_unless, over_last, zeros_unless
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors
+from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
 from kernels.rowwise import layer_norm_wide
@@ -91,32 +91,38 @@ def layer_norm_kernel(
 
 @cache
 def launch_of(
-    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, act: str | None = None
+    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int, tensors: int = 1
 ) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES, VECTORS_FIRST and num_warps.
+    """How many programs, and their BLOCK_ROWS, STAGES, VECTORS_FIRST and num_warps, where a row is the sum of so many
+    `tensors`' rows.
 
-    32 elements a thread leave it 64 registers or fewer: an SM then holds 32 warps, and some load while others compute.
-    An activation should not wait for a second row. Alone on its SM, a program takes twice the warps, and weight and
-    bias before it reduces; held in registers meanwhile, they would cost every second program on an SM.
+    A thread has up to 48 elements of a row, 72 of wide ones: an SM then holds two programs or more, and some
+    load while others compute. Alone on its SM, a program takes twice the warps, and weight and bias before it reduces;
+    held in registers meanwhile, they would cost every second program on an SM.
 
-    Where rows are ragged, weight and bias come in single elements, and where an SM holds a row or two, nothing hides
-    how long they take: a program then asks for them once, and walks over rows, of which the next are on their way.
+    Where rows are ragged, weight and bias come in single elements: a program asks for them once and walks over rows, of
+    which the next are on their way, as many as fit into `shared_memory`. Narrow rows share them anyway.
     """
     head, tail, _, ragged = pieces
     held, few_rows = head + tail, rows <= sms
-    block_rows = max(1, (2048 if held <= 2048 or few_rows or act or ragged else 8192) // next_power_of_2(held))
+    block_rows = max(1, (1024 if ragged and not few_rows else 2048) // next_power_of_2(held))
     elements = block_rows * held
     programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
     if few_rows:
         chosen |= {"VECTORS_FIRST": held <= 16384, "num_warps": min(32, next_power_of_2(cdiv(elements, 640)))}
-    elif held > (12288 if ragged else 16384) or (not ragged and (held <= 8192 or tail == 0)):
-        chosen["num_warps"] = min(16 if ragged else 32, next_power_of_2(cdiv(elements, 1280)))
+    elif ragged and held > 12288:
+        chosen["num_warps"] = 16
+    elif ragged:
+        warps = min(4, next_power_of_2(cdiv(elements, 1280)))
+        chosen["num_warps"] = warps
+        per_sm = 16 // warps
+        stages = min(3, 1 + shared_memory // (tensors * per_sm * elements * dtype.itemsize))
+        if held > 512 and stages > 1:
+            chosen |= {"STAGES": stages, "VECTORS_FIRST": True}
+            programs = min(programs, per_sm * sms)
     else:
-        warps = min(16, next_power_of_2(cdiv(elements, 640)))
-        per_sm = max(1, 16 // warps)
-        stages = min(3, 1 + 216 * 2**10 // (per_sm * elements * dtype.itemsize))
-        chosen |= {"STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
-        programs = min(programs, per_sm * sms)
+        two_an_sm = held <= min(18432, 2**16 // dtype.itemsize)  # of 8 warps, which then have 128 registers a thread
+        chosen["num_warps"] = min(8, next_power_of_2(cdiv(elements, 1536))) if two_an_sm else 32
     return in_step(programs, rows, block_rows, pieces), chosen
 
 
@@ -131,7 +137,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: floa
             layer_norm_wide.forward(x, weight, bias, y, act, eps)
         else:
             pieces = pieces_of(x, as_rows(y))
-            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, act)
+            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
             constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
             layer_norm_kernel[(programs,)](x, weight, bias, y, rows, cols, x.stride(0), eps, **constants, **chosen)
     return y
@@ -198,7 +204,7 @@ def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -
     """layer_norm_kernel's arguments and settings at a shape, as on an H200, which has 132 SMs."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     pieces = pieces_of(x)
-    _, chosen = launch_of(rows, cols, dtype, 132, pieces, act)
+    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10)
     return (x, x[0], x[0], x, rows, cols, cols, 1e-5), {
         "PIECES": pieces,
         "ACT": act,

@@ -92,18 +92,27 @@ def layer_norm_backward_kernel(
 
 @cache
 def launch_of(
-    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int, tensors: int = 2
+    rows: int,
+    cols: int,
+    dtype: torch.dtype,
+    sms: int,
+    pieces: tuple,
+    shared_memory: int,
+    tensors: int = 2,
+    act: str | None = None,
 ) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES and num_warps: 16 elements of a row a thread.
+    """How many programs, and their BLOCK_ROWS, STAGES and num_warps: up to 40 elements of a row a thread, and 8 warps
+    an SM, which have all its registers; 32 beside a sum's, and 20 beside what an activation needs.
 
     Two rows are on their way while one is computed, if `shared_memory` holds them, of each of `tensors` that are read:
     x, the gradient, and a sum's.
     """
-    held = sum(pieces[:2])
-    block_rows = max(1, 2048 // next_power_of_2(held))
-    warps = max(4, next_power_of_2(held) // 512)
+    head, tail, _, ragged = pieces
+    held = head + tail
+    block_rows = max(1, (512 if ragged else 2048) // next_power_of_2(held))
+    warps = next_power_of_2(cdiv(block_rows * held, 640 if act else 1280 if tensors == 2 else 1024))
     stages = 3 if 2 * tensors * dtype.itemsize * block_rows * held < shared_memory else 1
-    programs = min(cdiv(rows, block_rows), sms * max(1, 16 // warps))
+    programs = min(cdiv(rows, block_rows), sms * max(1, (16 if act else 8) // warps))
     chosen = {"BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     return in_step(programs, rows, block_rows, pieces), chosen
 
@@ -127,12 +136,10 @@ def gradients(
     (rows, cols), sms = x.shape, multiprocessors(x)
     of_rows = [as_rows(each) for each in (grad_y, x, grad_x, grad_sum) if each is not None]
     with torch.cuda.device_of(x):
-        plain = act is None and grad_sum is None
-        if plain and (pairs := layer_norm_pairs.pieces_in_pairs(*of_rows[:2], weight, of_rows[2])):
-            grad_weight, grad_bias = layer_norm_pairs.backward_in_pairs(grad_y, x, weight, grad_x, eps, pairs)
-        elif cols <= WIDEST_BLOCK and rows > sms:
+        if cols <= WIDEST_BLOCK and rows > sms:
             pieces = pieces_of(*of_rows)
-            programs, chosen = launch_of(rows, cols, x.dtype, sms, pieces, shared_memory(x), len(of_rows) - 1)
+            room = shared_memory(x)
+            programs, chosen = launch_of(rows, cols, x.dtype, sms, pieces, room, len(of_rows) - 1, act)
             constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
             sums = torch.float64 if x.dtype == torch.float64 else torch.float32
             grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
@@ -141,6 +148,8 @@ def gradients(
                 **constants,
                 **chosen,
             )
+        elif act is None and grad_sum is None and layer_norm_pairs.fits(grad_y, x, weight):
+            grad_weight, grad_bias = layer_norm_pairs.backward_in_pairs(grad_y, x, weight, grad_x, eps)
         else:
             grad_weight, grad_bias = layer_norm_wide.backward_in_two(*tensors, act, eps)
     sums = ((total[0] if rows <= sms else total.sum(0)) for total in (grad_weight, grad_bias))

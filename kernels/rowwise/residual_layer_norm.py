@@ -24,9 +24,10 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.affine import ones_unless, zeros_unless
-from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors
+from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
+from kernels.rowwise import layer_norm
 from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise, plus, widened
 from kernels.rowwise.pieces import (
@@ -34,7 +35,6 @@ from kernels.rowwise.pieces import (
     arithmetic,
     columns_inside,
     elements_before,
-    in_step,
     load_columns,
     load_pieces,
     pieces_of,
@@ -43,7 +43,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.rowwise.residual_layer_norm_wide import residual_layer_norm_wide_kernel
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.sizes import cdiv
 from kernels.widen import widen
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
@@ -98,27 +98,18 @@ def residual_layer_norm_kernel(
 
 
 @cache
-def launch_of(rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple) -> tuple[int, dict]:
-    """As layer_norm's, and of two rows that are read one is what registers hold.
-
-    32 elements a thread in 64 registers let an SM hold 32 warps, so that some load while others compute.
-    """
-    head, tail, _, ragged = pieces
-    held = head + tail
-    block_rows = max(1, (2048 if held <= 2048 or ragged else 16384) // next_power_of_2(held))
-    elements = block_rows * held
-    programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
-    if held > (12288 if ragged else 16384) or (not ragged and (held <= 8192 or tail == 0)):
-        chosen["num_warps"] = min(16 if ragged else 32, next_power_of_2(cdiv(elements, 1280)))
-        if dtype.itemsize == 2 and not ragged and cols == head:
-            chosen["maxnreg"] = 64
-    else:
-        warps = min(16, next_power_of_2(cdiv(elements, 640)))
-        per_sm = max(1, 16 // warps)
-        stages = min(3, 1 + 216 * 2**10 // (2 * per_sm * elements * dtype.itemsize))
-        chosen |= {"STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
-        programs = min(programs, per_sm * sms)
-    return in_step(programs, rows, block_rows, pieces), chosen
+def launch_of(
+    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int
+) -> tuple[int, dict]:
+    """As layer_norm's, but for rows that fill their block: 32 elements a thread in 64 registers let an SM hold 32
+    warps, so that some load while others compute."""
+    if cols != pieces[0] or pieces[3]:
+        return layer_norm.launch_of(rows, cols, dtype, sms, pieces, shared_memory, tensors=2)
+    elements = max(2048 if cols <= 2048 else 16384, cols)
+    chosen = {"BLOCK_ROWS": elements // cols, "STAGES": 1, "VECTORS_FIRST": False, "num_warps": elements // 1024}
+    if dtype.itemsize == 2:
+        chosen["maxnreg"] = 64
+    return cdiv(rows, elements // cols), chosen
 
 
 def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -133,7 +124,7 @@ def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: flo
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
             pieces = pieces_of(x, residual, as_rows(y), as_rows(s))
-            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces)
+            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
             constants = {"PIECES": pieces, "COMPUTE": compute}
             residual_layer_norm_kernel[(programs,)](*given, rows, cols, *strides, eps, **constants, **chosen)
         else:
@@ -224,7 +215,7 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     pieces = pieces_of(x)
-    _, chosen = launch_of(rows, cols, dtype, 132, pieces)
+    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10)
     constants = {"PIECES": pieces, "COMPUTE": arithmetic(dtype)}
     return (x, x, x[0], x[0], x, x, rows, cols, cols, cols, 1e-5), {**constants, **chosen}
 
