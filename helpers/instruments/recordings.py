@@ -15,7 +15,7 @@ from helpers.instruments.timing import Timing
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PROJECT = ROOT / "pyproject.toml"
-COLUMNS = "GPU: its own time; call: with Python and launch, timed where the work is short; torch.compile: default mode"
+COLUMNS = "GPU: its own time, cold L2; call: with Python and launch, warm caches; torch.compile: default mode"
 
 
 @dataclass(frozen=True)

@@ -610,14 +610,20 @@ split_speed_up.compare(split_times[8][1].median / split_times[8][16].median)
 rows = []
 for many, times in split_times.items():
     rows.append((many, *(f"{1e6 * time.median:.1f}" for time in times.values())))
-table(("rows", *split_times[8]), rows, f"{h200.label}\nus, by parts a row")
+display(table(("rows", *split_times[8]), rows, f"{h200.label}\nus on the GPU, by parts a row"))
+short = {"kernel": "cross_entropy", "shape": [128, 32768], "dtype": "bfloat16", "provider": "fused"}
+(row,) = (each for each in h200.rows if short.items() <= each.items())
+both = [f"{1e6 * row[clock]['median']:.1f} us" for clock in ("gpu", "call")]
+print(f"the catalogue's, 128 rows: {both[0]} on the GPU, {both[1]} a call with Python and launch")
 
 # %% [markdown]
 # Much faster with few rows, if not by as much as there are more programs: there is a second launch, and each part has a
 # start and an end of its own. 128 rows gain, too, though they are nearly as many as there are SMs: one program of four
 # warps does not keep an SM's loads busy. (More warps a program is the other remedy, without a second launch. The
 # catalogue's kernel has them, and its 128 rows in the table above take less time than any of these.) With 4096 rows
-# there is nothing to gain, and with too many parts something to lose.
+# there is nothing to gain, and with too many parts something to lose. But the last line: whoever calls such a short
+# kernel from Python waits longer for Python than for the GPU, in one part or sixteen. The gain is yours where the GPU
+# has a queue to work off, or in a CUDA graph (lesson 02).
 #
 # Could the parts not add to one number in memory, with no second launch? `tl.atomic_add` reads, adds and writes in one
 # step, which no other program comes between. (A maximum and a sum that must match each other are two numbers; take a

@@ -1016,7 +1016,9 @@ for tokens, times in h200.experiment("attention_three").items():
     apart, fused = times["three operations"].median, times["fused"].median
     both = (f"{1e6 * each:.0f} us" for each in (apart, fused))
     rows.append((tokens, *both, f"{apart / fused:.2f} times faster"))
-table(("tokens", "three operations", "fused", ""), rows, h200.label)
+table(
+    ("tokens", "three operations", "fused", ""), rows, f"{h200.label}\nthe GPU's own time, cold L2"
+)
 
 # %% [markdown]
 # **Verdict: too modest here, and no constant.** The gain grows with the tokens, as it must where one side is quadratic
@@ -1034,7 +1036,7 @@ for kind in ("full", "causal"):
         eager, *others = (times[f"{kind}, {name}"].median for name in names)
         gains = (f"{eager / each:.1f} times faster" for each in others)
         rows.append((kind, tokens, f"{1e6 * eager:.0f} us", *gains))
-table(("", "tokens", *names), rows, h200.label)
+table(("", "tokens", *names), rows, f"{h200.label}\nthe GPU's own time, cold L2")
 
 # %% [markdown]
 # **Verdict: fair, from 512 tokens on, and more with a mask, as it says.** Below that, on this larger GPU, less with
@@ -1201,7 +1203,7 @@ for keys, by_heads in decoding.items():
         least = 2 * 2 * 128 * keys * key_heads / rates["copy_bytes_per_second"]
         took = (f"{1e6 * times[way].median:.1f}" if way in times else "" for way in ways)
         rows.append((f"{keys:,}", key_heads, f"{1e6 * least:.1f}", *took))
-title = f"{h200.label}\nus, by parts, and as others do it"
+title = f"{h200.label}\nus on the GPU, cold L2, by parts, and as others do it"
 display(table(("keys", "key heads", "at a copy's speed", *ways), rows, title))
 split_gain.compare(decoding[65536][8][1].median / decoding[65536][8][64].median)
 
@@ -1210,6 +1212,8 @@ split_gain.compare(decoding[65536][8][1].median / decoding[65536][8][64].median)
 # most parts, and spends less than half of its time on bytes: two launches each start and end. One part for each
 # of 8 heads leaves 124 of 132 SMs idle. And the bytes decide: with 8 key heads it takes a quarter of the time of 32, as
 # there is a quarter of the cache. (Flex was called without a block mask; why it takes that long was not looked into.)
+# All that is the GPU's time. From Python, call by call, two launches cost more than the shortest of them takes (lesson
+# 02); servers decode in CUDA graphs.
 #
 # With a GPU at hand, see what your own kernels take:
 

@@ -542,7 +542,8 @@ for tokens in (1, 8, 64, 512, 8192):
     times = (f"{1e6 * least:.1f} us", f"{ours:.1f} us", f"{theirs:.0f} us")
     rows.append((tokens, f"{layer.touched(tokens):.0f}", *times))
 others = "PyTorch's grouped matmul, dequantised before"
-table(("tokens", "experts read", "least time", "recorded", others), rows)
+columns = ("tokens", "experts read", "least time", "recorded", others)
+table(columns, rows, f"{h200.label}\nthe GPU's own time, cold L2")
 
 # %% [markdown]
 # From 8 to 64 tokens the time hardly moves, though there is eight times as much to compute: arithmetic is not what it
