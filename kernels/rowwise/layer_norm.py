@@ -91,21 +91,30 @@ def layer_norm_kernel(
 
 @cache
 def launch_of(
-    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int, tensors: int = 1
+    rows: int,
+    cols: int,
+    dtype: torch.dtype,
+    sms: int,
+    pieces: tuple,
+    shared_memory: int,
+    tensors: int = 1,
+    act: str | None = None,
 ) -> tuple[int, dict]:
     """How many programs, and their BLOCK_ROWS, STAGES, VECTORS_FIRST and num_warps, where a row is the sum of so many
     `tensors`' rows.
 
-    A thread has up to 48 elements of a row, 72 of wide ones: an SM then holds two programs or more, and some
-    load while others compute. Alone on its SM, a program takes twice the warps, and weight and bias before it reduces;
-    held in registers meanwhile, they would cost every second program on an SM.
+    A thread has up to 48 elements of a row, 72 of wide ones: an SM then holds two programs or more, and some load while
+    others compute. An activation should not wait for a second row of 4096. Alone on its SM, a program takes twice the
+    warps, and weight and bias before it reduces; held in registers meanwhile, they would cost every second program on
+    an SM.
 
     Where rows are ragged, weight and bias come in single elements: a program asks for them once and walks over rows, of
     which the next are on their way, as many as fit into `shared_memory`. Narrow rows share them anyway.
     """
     head, tail, _, ragged = pieces
     held, few_rows = head + tail, rows <= sms
-    block_rows = max(1, (1024 if ragged and not few_rows else 2048) // next_power_of_2(held))
+    together = 1024 if ragged else 8192 if cols == head > 2048 and act is None else 2048
+    block_rows = max(1, (2048 if few_rows else together) // next_power_of_2(held))
     elements = block_rows * held
     programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
     if few_rows:
@@ -137,7 +146,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: floa
             layer_norm_wide.forward(x, weight, bias, y, act, eps)
         else:
             pieces = pieces_of(x, as_rows(y))
-            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
+            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x), act=act)
             constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
             layer_norm_kernel[(programs,)](x, weight, bias, y, rows, cols, x.stride(0), eps, **constants, **chosen)
     return y
@@ -204,7 +213,7 @@ def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -
     """layer_norm_kernel's arguments and settings at a shape, as on an H200, which has 132 SMs."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     pieces = pieces_of(x)
-    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10)
+    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10, act=act)
     return (x, x[0], x[0], x, rows, cols, cols, 1e-5), {
         "PIECES": pieces,
         "ACT": act,
