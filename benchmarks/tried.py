@@ -65,5 +65,74 @@ TRIED = {
     "bias_dropout_residual backward": "one launch in place of three (kept); the rest of a call is Python",
 }
 
-# The same of points between the table's sizes, where the recorded sweep has one behind a peer, and why it is there.
-SWEPT: dict[str, str] = {}
+# Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
+_CALLS = "calls: checks, Triton's launch and autograd are Python, where eager's are C++"
+_CLUSTERS = (
+    "QuACK's clusters hold one of the widest rows in the shared memory of several SMs, for which Triton 3.6 has no "
+    "words; ours are read twice"
+)
+_LOOPS = (
+    "beyond 32768 columns a row is read in a loop, by 2 bytes at a time unless 16 divides the columns (50257, 50264, "
+    "100003): that loop is not written in pieces yet"
+)
+_NARROW_GRADIENTS = (
+    "2048 narrow rows: two launches and a sum of what programs found, where eager has one small one; rows a program, "
+    "warps, stages and programs an SM by trial (the best kept)"
+)
+_FEW_MICROSECONDS = "sizes of two to five microseconds, most of which are a launch's start and end"
+
+SWEPT = {
+    "add_gelu": _FEW_MICROSECONDS,
+    "add_gelu backward": _FEW_MICROSECONDS,
+    "bias_dropout_residual backward": (
+        "the gradient of the bias is a sum over rows, with a launch of its own; where rows begin anywhere, another "
+        "program takes the ends of all of them"
+    ),
+    "conv_bn_act": (
+        "eleven variants of tiles, stages, warps, halves of columns and order of programs: none won more than 2 %. One "
+        "small picture makes few tiles for 132 SMs, each a long sum; 3, 100 or 130 channels are no multiple of 16 "
+        f"bytes, so that the copy engine cannot fetch them and threads work out addresses; {_CALLS}"
+    ),
+    "cross_entropy": f"narrow rows: rows a program, warps and columns at a time by trial (the best kept); {_CALLS}",
+    "cross_entropy backward": f"as many columns at a time and warps as a trial liked best; {_CALLS}",
+    "flash_attention": (
+        "short sequences most of all. Roles of warps written out in Gluon take 837 us for 943 at 4 x 16 x 4096 x 128, "
+        "521 for 573 causal and 186 for 233 at 16 x 16 x 1024 causal, cuDNN 824, 484 and 167; a program a tile 478 "
+        f"causal; warps in turns no less; {_CALLS}"
+    ),
+    "flash_attention backward": (
+        "seven products where five are the least: five, with atomics for the queries' gradient, take 3575 us for 2934 "
+        "at 4 x 16 x 4096 x 128 (cuDNN 2429), tiles of 128 x 64 for it 3008, of 128 x 32 for the keys' 3352. A key "
+        "head's gradient is one program's sum over its query heads: a single key head makes few programs"
+    ),
+    "geglu": _FEW_MICROSECONDS,
+    "geglu backward": _FEW_MICROSECONDS,
+    "l2_norm": f"4 to 32 warps, one pass or a walk over rows; identical kernels differ by 5 %; {_CALLS}",
+    "layer_norm": f"{_LOOPS}; of ragged rows weight and bias are read 2 bytes at a time; {_CALLS}",
+    "layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
+    "layer_norm_act": f"{_LOOPS}; {_CALLS}",
+    "layer_norm_act backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
+    "layer_norm_int8": f"{_LOOPS}; {_CALLS}",
+    "linear_act": (
+        "rows of 300 or 4097 numbers begin where neither the copy engine nor a wide load may; at 1023 x 4097 x 4099 "
+        f"cuBLAS falls, too, and torch.compile does not; {_CALLS}"
+    ),
+    "linear_act backward": "512 x 768 x 3072 is a few short launches: 36 us, torch.compile's 32, eager's 37",
+    "residual_layer_norm": f"{_LOOPS}; {_CALLS}",
+    "residual_layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
+    "residual_rms_norm": f"{_CLUSTERS}; {_CALLS}",
+    "residual_rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
+    "rms_norm": (
+        f"{_CLUSTERS}. At 18432 columns one pass by 8 warps reached 90 % of copy bandwidth in a trial, and the rule "
+        f"takes 16; {_CALLS}"
+    ),
+    "rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
+    "softmax": (
+        "from 12288 columns on: a walk over rows with the next one on its way costs registers, and more time than one "
+        f"pass. {_CLUSTERS}; {_CALLS}"
+    ),
+    "softmax backward": f"two rows must stay in registers at once. {_CLUSTERS}; {_CALLS}",
+    "softmax_dropout": f"not written in pieces yet: 2 bytes at a time unless 16 divides the columns; {_CALLS}",
+    "softmax_dropout backward": f"not written in pieces yet: 2 bytes at a time unless 16 divides the columns; {_CALLS}",
+    "swiglu backward": _FEW_MICROSECONDS,
+}

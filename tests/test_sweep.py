@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks import sweep
 from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
+from benchmarks.tried import SWEPT
 from helpers.figures.sweep import sweep_chart
-from helpers.instruments.sweep import RecordedSweep, best_peer
+from helpers.instruments.sweep import RecordedSweep, best_peer, recorded_sweep
 from kernels import CATALOGUE, runtime
 
 
@@ -141,6 +142,18 @@ def test_the_tables_hold_every_point():
     (row,) = SWEEP.summary().splitlines()[3:]
     assert row.split() == ["softmax", "forward", "3", "2", "1.00", "1.25", "1"]
     assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]
+    (row,) = SWEEP.calls(["softmax"]).splitlines()[3:]
+    assert row.split() == "softmax 2048x1024 bf16 1.2 us 2.0 us 30.0 us 10.0 us eager".split()
+
+
+def test_each_kernel_that_is_behind_a_peer_has_its_reason():
+    assert set(recorded_sweep().passes_behind()) == SWEPT.keys()
+    assert all(len(reason) > 20 for reason in SWEPT.values())
+
+
+def test_what_is_behind_is_told_with_its_reason(monkeypatch):
+    monkeypatch.setitem(sweep.SWEPT, "softmax", "two rows to a program")
+    assert sweep.report(SWEEP, []).splitlines()[-5:-2] == [*SWEEP.behind(), "    softmax: two rows to a program"]
 
 
 def test_the_figure_shows_each_point_and_says_what_it_shows():

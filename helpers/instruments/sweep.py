@@ -139,6 +139,19 @@ class RecordedSweep:
         waits = waits if any(point.get("waits") for point in points) else ""
         return table(columns, rows, f"{kernel}, {self.label(points)}\n{CLOCKS}{waits}")
 
+    def calls(self, kernels: Iterable[str] = ()) -> Table:
+        """A row for each point whose calls were timed, of all kernels or those named: the GPU's time and the call's,
+        ours and those of the peer with the shortest call."""
+        rows, shown = [], []
+        for point in self.points:
+            peer = best_peer(point, "calls")
+            if peer and (not kernels or point["kernel"] in kernels):
+                pairs = [(clock, name) for clock in ("gpu", "calls") for name in ("fused", peer)]
+                rows.append((_name(point), *(f"{median(point, name, clock):.1f} us" for clock, name in pairs), peer))
+                shown.append(point)
+        columns = ("", "GPU: ours", "the peer's", "a call: ours", "the peer's", "peer")
+        return table(columns, rows, f"the sweep, {self.label(shown)}\n{CLOCKS}")
+
     def behind(self, kernels: Iterable[str] = ()) -> list[str]:
         """A line for each point where ours takes over 1.03 times the best peer's time, on the GPU or as a call, the
         worst first; for all kernels or those named."""
