@@ -25,6 +25,7 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, CompiledKernel, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.errors import PTXASError
@@ -156,7 +157,7 @@ def compile_for(
     maxnreg: int | None = None,
     **constexprs,
 ) -> Resources:
-    """Compile a `@triton.jit` kernel as a launch with these arguments would on `device`, and tell what it needs.
+    """Compile a kernel of `@triton.jit`, or of `@gluon.jit`, as a launch with these arguments would on `device`.
 
     Like a launch, the compiler learns each argument's type, whether a pointer is aligned to 16 bytes and an integer a
     multiple of 16 (which decides how wide loads become), and integers that are 1. Nothing runs, so tensors may be on
@@ -261,7 +262,8 @@ def _as_launched(kernel: JITFunction, target: GPUTarget, args: tuple, options: d
         parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, rest)
     except (TypeError, KeyError) as error:
         raise TypeError(f"{name}: {error.args[0]}") from None
-    return ASTSource(kernel, signature, constants, attributes), parsed
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    return language(kernel, signature, constants, attributes), parsed
 
 
 def _compile(source: ASTSource, target: GPUTarget, options) -> tuple[CompiledKernel, str]:

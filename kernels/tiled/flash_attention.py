@@ -9,8 +9,8 @@ Written out in PyTorch, N x N numbers a head go through memory, six times:
 At 4096 tokens and heads of 128 that is 206 MB a head against 4 MB, and linear in N. A program owns BLOCK_M queries and
 walks over the keys, with the softmax as kernels/online_softmax.py has it: a running maximum and sum, and the output so
 far shrunk whenever the maximum grows. Each program reads k and v again; it does so from L2, where its neighbours of the
-same head have them too. The backward pass is in flash_attention_backward.py; of the forward it needs the log-sum-exp of
-each row, which is all that training keeps.
+same head have them too. Heads of 65 to 128 on compute capability 9.0 go to flash_attention_hopper.py. The backward pass
+is in flash_attention_backward.py; of the forward it needs the log-sum-exp of each row, all that training keeps.
 
 Source: Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691; the warps' roles: Shah et al., arXiv:2407.08608.
 """
@@ -20,27 +20,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import costs
+from kernels import costs, descriptors
 from kernels.arguments import as_autocast_says
 from kernels.attention import check_heads, head_settings, hide, is_hopper, longest_first, seen_keys, value_per_row
-from kernels.descriptors import (
-    describable,
-    described,
-    lend_scratch,
-    load_rows,
-    of_rows,
-    padded_empty,
-    store_rows,
-    store_values,
-)
+from kernels.descriptors import describable, described, load_rows, of_rows, padded_empty, store_rows, store_values
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
 from kernels.register import like, register
 from kernels.sizes import cdiv
+from kernels.tiled import flash_attention_hopper
 from kernels.tiled.flash_attention_backward import backward, backward_work
 
-# Heads up to so many columns: BLOCK_M queries, BLOCK_N keys at a time, whether warps take roles, warps.
-TILES = {
+TILES = {  # heads up to so many columns: BLOCK_M queries, BLOCK_N keys at a time, whether warps take roles, warps
     64: (64, 128, False, 4),  # three programs on a multiprocessor hide one another's exponentials
     128: (128, 128, True, 4),  # one fills it: four warps fetch, four compute exponentials while four others multiply
     256: (128, 64, False, 8),  # what the registers hold
@@ -130,11 +121,15 @@ def _run(q, k, v, causal: bool, scale: float | None, lse: Tensor | None) -> Tens
     batch, heads, queries, dim = q.shape
     if q.numel() == 0 or k.shape[2] == 0:
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    chosen, out = settings(dim, q.dtype, is_hopper(q)), padded_empty(q.shape, q)
-    arguments, options = _launch(describable(q), describable(k), describable(v), out, lse, causal, scale, chosen)
+    out = padded_empty(q.shape, q)
+    given = describable(q), describable(k), describable(v), out, lse, causal, scale
     with torch.cuda.device_of(q):
-        lend_scratch()
-        flash_attention_kernel[(cdiv(queries, chosen["BLOCK_M"]) * batch * heads,)](*arguments, **options)
+        if flash_attention_hopper.takes(q):
+            flash_attention_hopper.launch(*given)
+        else:
+            arguments, options = _launch(*given, settings(dim, q.dtype, is_hopper(q)))
+            descriptors.lend_scratch()
+            flash_attention_kernel[(cdiv(queries, options["BLOCK_M"]) * batch * heads,)](*arguments, **options)
     return out.contiguous()
 
 

@@ -848,8 +848,10 @@ for tokens in (1024, 8192):
 # **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is made for Hopper, where
 # loads and products run on their own while warps do something else. Some warps only load (TMA); two groups of others
 # take turns, so that one computes exponentials while the other's products run; and there is a version in fp8. The
-# catalogue's kernel does the first two for heads of 128. Roles show in the machine code: warps that load hand registers
-# to those that compute, `USETMAXREG`, and `UTMALDG` loads a tile.
+# catalogue's kernel does the first two for heads of 128. On Hopper itself such heads go to a kernel whose roles are
+# written by hand, in Gluon, Triton's lower level (`kernels/tiled/flash_attention_hopper.py`); this lesson's recorded
+# times of heads of 128 are of the one below, which leaves roles to the compiler. They show in the machine code: warps
+# that load hand registers to those that compute, `USETMAXREG`, and `UTMALDG` loads a tile.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -15,6 +15,7 @@ from kernels import attention, flash_attention, runtime
 from kernels.descriptors import described, of_rows
 from kernels.tiled import flash_attention as module
 from kernels.tiled import flash_attention_backward as gradients
+from kernels.tiled import flash_attention_hopper
 from kernels.tiled.flash_attention import (
     OP,
     FlashAttention,
@@ -256,6 +257,92 @@ def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
     assert counts["HGMMA"] > 0
     assert counts["UTMALDG"] > 0
     assert (counts["USETMAXREG"] > 0) == roles
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(causal):
+    x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, 4096, 128), (4, 16, 4096)))
+    arguments, options = flash_attention_hopper.operands(*[x.bfloat16()] * 4, lse, causal, None)
+    found = compile_for(flash_attention_hopper.flash_attention_hopper_kernel, *arguments, device="H200", **options)
+    counts = found.instructions
+    assert found.spill_bytes == 0
+    assert all(counts[name] > 0 for name in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"))
+    assert found.shared_memory <= 232448
+
+
+@pytest.fixture
+def by_hand():
+    """How often the kernel for Hopper was launched; the test needs that GPU."""
+    if not runtime.has_gpu() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    count, launch = [], flash_attention_hopper.launch
+
+    def noted(*given):
+        count.append(given)
+        launch(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash_attention_hopper, "launch", noted)
+        yield count
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [  # batch, heads, key heads, queries, keys, dim
+        (1, 1, 1, 1, 1, 128),
+        (1, 1, 1, 64, 128, 128),
+        (2, 4, 2, 127, 127, 128),
+        (1, 3, 1, 1025, 1025, 80),
+        (2, 8, 8, 4096, 4096, 128),
+        (1, 8, 2, 1, 4096, 128),  # a token that is written
+        (1, 4, 4, 700, 1025, 96),
+        (1, 4, 2, 1025, 300, 72),  # causal: queries that see no key, blocks of them too
+        (1, 80, 10, 513, 2047, 128),  # several tiles for a program, or programs for longer than there is room
+        (1, 80, 10, 2047, 2500, 128),
+    ],
+    ids=str,
+)
+def test_roles_by_hand(shape, causal, by_hand, poisoned):
+    for dtype in (torch.bfloat16, torch.float16):
+        tensors = operands(*shape, "cuda", dtype)
+        check(tensors, causal)
+        ours = flash_attention(*tensors, causal)
+        assert torch.equal(ours, flash_attention(*tensors, causal))
+    assert len(by_hand) == 6
+    queries, keys = shape[3:5]
+    if causal and queries > keys:
+        assert not ours[:, :, : queries - keys].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_roles_by_hand_give_the_other_kernels_log_sum_exp(causal, by_hand, monkeypatch):
+    tensors = operands(2, 4, 2, 300, 513, 128, "cuda")
+    out, lse = flash_attention_op.training_op(*tensors, causal, None)
+    monkeypatch.setattr(flash_attention_hopper, "takes", lambda q: False)
+    by_compiler = flash_attention_op.training_op(*tensors, causal, None)
+    assert len(by_hand) == 1
+    exact = flash_attention_reference(*[x.double() for x in tensors], causal)
+    for each in (out, by_compiler[0]):
+        assert_as_accurate(each, flash_attention_reference(*tensors, causal), exact)
+    torch.testing.assert_close(lse, by_compiler[1], rtol=0, atol=1e-4)
+
+
+def test_roles_by_hand_keep_infinities_in_their_rows(by_hand):
+    q, k, v = operands(1, 2, 2, 300, 400, 128, "cuda")
+    clean = flash_attention(q, k, v, True)
+    q[0, 0, 3, 5] = torch.nan
+    q[0, 1, 200, 0] = torch.inf
+    out = flash_attention(q, k, v, True)
+    assert out[0, 0, 3].isnan().all()
+    assert out[0, 1, 200].isnan().all()
+    touched = torch.zeros(out.shape[:3], dtype=torch.bool, device="cuda")
+    touched[0, 0, 3] = touched[0, 1, 200] = True
+    assert torch.equal(out[~touched], clean[~touched])
+    k[:, :, -128:] = -torch.inf  # the tile that comes first: q of one sign hides it by its own values
+    out = flash_attention(q.nan_to_num(1, 1).abs() + 0.1, k, v)
+    given = q.nan_to_num(1, 1).abs() + 0.1, k[:, :, :-128], v[:, :, :-128]
+    assert_as_accurate(out, flash_attention_reference(*given), flash_attention_reference(*[x.double() for x in given]))
 
 
 def compiled(dim, folder, **functions):

@@ -1,0 +1,243 @@
+"""flash_attention's forward for 16-bit heads of 65 to 128 columns on compute capability 9.0, its warps' roles by hand.
+
+The same tiles, sums and online softmax as in flash_attention.py, in Gluon, Triton's lower level, where layouts, copies
+and barriers are written out. A program has nine warps: one asks the copy engine (TMA) for queries, keys and values, and
+two groups of four own 64 queries each. What the compiler's own roles cannot do:
+
+    a group's product of scores for the next keys runs on the tensor cores together with the product of its last
+        probabilities and values, so that exponentials are waited for once, not twice, in a step
+    keys from the last on: those that some query must not see come first, and all other steps need no mask
+    a program may take tile after tile, with the next one's loads under the last one's division and store
+
+In us on an H200, bf16 (batch x heads x tokens x dim), of one run; cuDNN's beside it:
+
+                                          flash_attention.py    here    cuDNN
+    4 x 16 x 4096 x 128, full                     943            837      823
+    4 x 16 x 4096 x 128, causal                   573            478      484
+    16 x 16 x 1024 x 128, full                    309            244      235
+    16 x 16 x 1024 x 128, causal                  232            186      167
+
+Source: Shah et al., arXiv:2407.08608.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels import runtime
+from kernels.arguments import multiprocessors
+from kernels.descriptors import row_strides
+from kernels.hopper import free, room, scores, softmax_step, synchronise, values
+from kernels.sizes import cdiv
+
+
+@gluon.jit
+def place(tile, heads, tiles, blocks, CAUSAL: gl.constexpr):
+    """Batch, head and block of the tile-th tile: as attention.longest_first."""
+    if CAUSAL:
+        side = gl.maximum(512 // blocks, 1)
+        first = tile // (side * blocks) * side
+        side = gl.minimum(side, tiles // blocks - first)
+        at = tile - first * blocks
+        head, block = first + at % side, blocks - 1 - at // side
+    else:
+        head, block = tile // blocks, tile % blocks
+    return head // heads, head % heads, block
+
+
+@gluon.jit
+def steps_of(block, queries, keys, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Steps over the keys that some query of the block sees; at least one, which hides them all where none does."""
+    end = keys
+    if CAUSAL:
+        end = gl.minimum(keys, (block + 1) * 128 + keys - queries)
+    return gl.maximum(gl.cdiv(end, BLOCK_N), 1)
+
+
+@gluon.jit
+def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
+    """The loading warp: each tile's queries, then its keys and values from the last on, as far ahead as there is room.
+
+    of_q, of_k, of_v: room in shared memory, and the barriers that say that it is full, and empty.
+    """
+    q_smem, q_full, q_empty = of_q
+    k_smem, k_full, k_empty = of_k
+    v_smem, v_full, v_empty = of_v
+    heads, group, queries, keys, tiles, blocks = sizes
+    STAGES: gl.constexpr = k_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[3]
+    at = 0
+    turn = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        b, h, block = place(tile, heads, tiles, blocks, CAUSAL)
+        steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
+        mbarrier.wait(q_empty, turn ^ 1)
+        mbarrier.expect(q_full, 2 * q_desc.block_type.nbytes)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(q_desc, [b, h, block * 128 + half * 64, 0], q_full, q_smem.index(half))
+        turn ^= 1
+        for step in range(steps):
+            n = (steps - 1 - step) * BLOCK_N
+            stage = at % STAGES
+            phase = ((at // STAGES) & 1) ^ 1
+            mbarrier.wait(k_empty.index(stage), phase)
+            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(k_desc, [b, h // group, n, 0], k_full.index(stage), k_smem.index(stage))
+            mbarrier.wait(v_empty.index(stage), phase)
+            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(v_desc, [b, h // group, n, 0], v_full.index(stage), v_smem.index(stage))
+            at += 1
+
+
+@gluon.jit
+def walk(first, until, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCALE: gl.constexpr, MASKED: gl.constexpr):
+    """Steps `first` to `until`. acc lags behind: it lacks the last step's p v, and is shrunk to that step's peak."""
+    k_smem, _, k_empty = of_k
+    STAGES: gl.constexpr = k_smem.shape[0]
+    of_s: gl.constexpr = peak.type.layout.parent
+    of_acc: gl.constexpr = acc.type.layout
+    of_p: gl.constexpr = p.type.layout
+    for step in range(first, until):
+        s = scores(q, of_k, at, of_s)
+        acc = values(p, acc, of_v, at - 1)
+        s = hopper.warpgroup_mma_wait(1, deps=[s])
+        free(k_empty.index(at % STAGES))
+        n = (steps - 1 - step) * k_smem.shape[3]
+        fresh, peak, total, shrink = softmax_step(s, peak, total, n, last, SCALE, MASKED)
+        acc, p = hopper.warpgroup_mma_wait(0, deps=[acc, p])
+        free(of_v[2].index((at - 1) % STAGES))
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, of_acc))[:, None]
+        p = gl.convert_layout(fresh.to(k_smem.dtype), of_p)
+        at += 1
+    return at, acc, p, peak, total
+
+
+@gluon.jit
+def attend(
+    of_q, of_k, of_v, o_smem, out_desc, lse, sizes, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
+):
+    """A group of four warps: the first or the second 64 queries of each tile."""
+    q_smem, q_full, q_empty = of_q
+    lse_ptr, lse_row = lse
+    heads, _group, queries, keys, tiles, blocks = sizes
+    STAGES: gl.constexpr = of_k[0].shape[0]
+    BLOCK_N: gl.constexpr = of_k[0].shape[3]
+    D: gl.constexpr = q_smem.shape[4]
+    of_s: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
+    of_acc: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    of_p: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_acc, k_width=2)
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_s)
+    q, out = q_smem.index(HALF).reshape([64, D]), o_smem.index(HALF)
+    at = 0
+    turn = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        b, h, block = place(tile, heads, tiles, blocks, CAUSAL)
+        steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
+        row = block * 128 + HALF * 64 + gl.arange(0, 64, layout=of_rows)
+        last = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1)
+        by_all = keys
+        if CAUSAL:
+            last = gl.minimum(row + (keys - queries), last)
+            by_all = gl.minimum(block * 128 + 1 + keys - queries, keys)
+        masked = gl.maximum(steps - gl.maximum(by_all, 0) // BLOCK_N, 1)
+        mbarrier.wait(q_full, turn)
+        s = hopper.warpgroup_mma_wait(0, deps=[scores(q, of_k, at, of_s)])
+        free(of_k[2].index(at % STAGES))
+        peak = gl.full([64], -float("inf"), gl.float32, layout=of_rows)
+        total = gl.full([64], 0.0, gl.float32, layout=of_rows)
+        fresh, peak, total, _ = softmax_step(s, peak, total, (steps - 1) * BLOCK_N, last, SCALE, True)
+        p = gl.convert_layout(fresh.to(q_smem.dtype), of_p)
+        acc = gl.zeros((64, D), gl.float32, of_acc)
+        at, acc, p, peak, total = walk(1, masked, steps, at + 1, q, of_k, of_v, acc, p, peak, total, last, SCALE, True)
+        at, acc, p, peak, total = walk(masked, steps, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCALE, False)
+        free(q_empty)
+        turn ^= 1
+        acc, p = hopper.warpgroup_mma_wait(0, deps=[values(p, acc, of_v, at - 1), p])
+        free(of_v[2].index((at - 1) % STAGES))
+        over = gl.convert_layout(1.0 / gl.where(total == 0, 1.0, total), gl.SliceLayout(1, of_acc))
+        tma.store_wait(pendings=0)  # of the last tile's output
+        synchronise()
+        out.reshape([64, D]).store((acc * over[:, None]).to(q_smem.dtype))
+        hopper.fence_async_shared()
+        synchronise()
+        tma.async_copy_shared_to_global(out_desc, [b, h, block * 128 + HALF * 64, 0], out)
+        if lse_ptr is not None:
+            value = gl.where(total == 0, float("inf"), peak + gl.log2(total))
+            gl.store(lse_ptr + (b * heads + h).to(gl.int64) * lse_row + row, value, mask=row < queries)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def flash_attention_hopper_kernel(
+    q_desc,  # (batch, heads, queries, dim) in tiles of (1, 1, 64, D)
+    k_desc,  # (batch, heads // group, keys, dim) in tiles of (1, 1, BLOCK_N, D)
+    v_desc,  # the same
+    out_desc,  # as q
+    lse_ptr,  # fp32 (batch, heads, queries), or None where no backward pass will ask for it
+    lse_row,  # elements from one head's to the next one's
+    heads,
+    group,  # query heads a key head
+    queries,
+    keys,
+    tiles,  # of 128 queries, of all heads
+    blocks,  # of one head
+    SCALE: gl.constexpr,  # of the scores
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    of_k, of_v = room(k_desc, STAGES, STAGES), room(v_desc, STAGES, STAGES)
+    q_smem, q_full, q_empty = room(q_desc, 2, 1)
+    of_q = q_smem, q_full.index(0), q_empty.index(0)
+    o_smem = gl.allocate_shared_memory(q_desc.dtype, q_smem.shape, q_desc.layout)
+    hopper.fence_async_shared()
+    synchronise()
+    sizes = heads, group, queries, keys, tiles, blocks
+    gl.warp_specialize(
+        [
+            (attend, (of_q, of_k, of_v, o_smem, out_desc, (lse_ptr, lse_row), sizes, 0, SCALE, CAUSAL)),
+            (attend, (of_q, of_k, of_v, o_smem, out_desc, (lse_ptr, lse_row), sizes, 1, SCALE, CAUSAL)),
+            (load, (q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL)),
+        ],
+        [4, 1],  # warps of the second and the third
+        [240, 24],  # registers a thread of theirs
+    )
+
+
+def takes(q: Tensor) -> bool:
+    """Whether this kernel takes q's heads, on q's GPU; it is compiled or not at all."""
+    if runtime.interprets() or not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
+        return False
+    return q.dtype in (torch.bfloat16, torch.float16) and 64 < q.shape[3] <= 128
+
+
+def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tuple, dict]:
+    """The kernel's arguments and options, for tensors that descriptors can tell of; lse may be None."""
+
+    def described(x: Tensor, rows: int) -> TensorDescriptor:
+        block = [1, 1, rows, 128]
+        layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16)
+        return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], block, layout)
+
+    (batch, heads, queries, dim), (key_heads, keys) = q.shape, k.shape[1:3]
+    blocks = cdiv(queries, 128)
+    tensors = described(q, 64), described(k, 128), described(v, 128), described(out, 64), lse
+    row, tiles = 0 if lse is None else lse.stride(1), blocks * batch * heads
+    sizes = row, heads, heads // key_heads, queries, keys, tiles, blocks
+    options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
+    return (*tensors, *sizes), options
+
+
+def launch(q, k, v, out, lse, causal: bool, scale: float | None) -> None:
+    """Write out, and lse where it is not None.
+
+    A program a multiprocessor walks over tiles. Not where these are long and of many lengths: then a program takes one,
+    and the next goes to the multiprocessor that is done first.
+    """
+    arguments, options = operands(q, k, v, out, lse, causal, scale)
+    tiles = arguments[-2]
+    programs = tiles if causal and k.shape[2] >= 2048 else min(tiles, multiprocessors(q))
+    flash_attention_hopper_kernel[(programs,)](*arguments, **options)
