@@ -92,15 +92,15 @@ SWEPT = {
     ),
     "conv_bn_act": (
         "eleven variants of tiles, stages, warps, halves of columns and order of programs: none won more than 2 %. One "
-        "small picture makes few tiles for 132 SMs, each a long sum; 3, 100 or 130 channels are no multiple of 16 "
+        "small picture makes few tiles for 132 SMs, each a long sum; 3 or 100 channels are no multiple of 16 "
         f"bytes, so that the copy engine cannot fetch them and threads work out addresses; {_CALLS}"
     ),
     "cross_entropy": f"narrow rows: rows a program, warps and columns at a time by trial (the best kept); {_CALLS}",
     "cross_entropy backward": f"as many columns at a time and warps as a trial liked best; {_CALLS}",
     "flash_attention": (
-        "short sequences most of all. Roles of warps written out in Gluon take 837 us for 943 at 4 x 16 x 4096 x 128, "
-        "521 for 573 causal and 186 for 233 at 16 x 16 x 1024 causal, cuDNN 824, 484 and 167; a program a tile 478 "
-        f"causal; warps in turns no less; {_CALLS}"
+        "short sequences most of all; recorded with roles of warps by the compiler. By hand in Gluon (kept since) 837 "
+        "us for 943 at 4 x 16 x 4096 x 128, 478 for 573 causal, cuDNN 824 and 484; warps in turns no less; "
+        f"{_CALLS}"
     ),
     "flash_attention backward": (
         "seven products where five are the least: five, with atomics for the queries' gradient, take 3575 us for 2934 "

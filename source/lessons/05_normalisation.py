@@ -586,6 +586,41 @@ print(f"distinct bytes: {wide.unique_total / long.numel():.0f} B/element")
 # the cache that all programs share, **L2**, still: the next lesson says when. `layer_norm` in the catalogue does this
 # beyond a width that its settings name.
 #
+# ## Between the sizes
+#
+# Tables show sizes that kernels were made for. Between them a kernel may fall: a width that is no power of two leaves
+# lanes idle, an odd one has rows that begin where no wide load may (lesson 06). So the catalogue's
+# kernels were timed at dozens of widths beside their peers, in one run: over 256 MB, where memory is all, and over 2048
+# rows, where a kernel's start and end count. 100 % is the speed of a copy.
+# <!-- given 256 MB, 100 %: benchmarks/sweep_points.py, how the chart is drawn -->
+
+# %%
+from helpers.figures import sweep_chart
+from helpers.instruments import recorded_sweep
+
+at_all_sizes = recorded_sweep()
+for kernel in ("rms_norm", "layer_norm"):
+    display(sweep_chart(at_all_sizes, kernel))
+display(
+    at_all_sizes.summary(["rms_norm", "layer_norm"]), at_all_sizes.calls(["rms_norm", "layer_norm"])
+)
+
+# %% [markdown]
+# Forward, over 256 MB, both norms come close to a copy up to 16384 columns, whether the width is a power of two or not:
+# two blocks, a large one and one for the rest, leave few lanes idle. Odd rows cost more, most of all LayerNorm's wide
+# ones, though less than any peer's at most widths. Look for the holes:
+#
+# - The widest rows of RMSNorm: one SM's registers do not hold such a row, so it is read twice. QuACK, ahead there,
+#   spreads it over several SMs.
+# - LayerNorm at 50264 columns, beside 50304: the loop for wide rows loads 2 bytes at a time unless 16 divides the
+#   width.
+# - Backward passes of 2048 narrow rows: ours are two launches and a sum, and eager PyTorch is ahead.
+#
+# And the last table has what a **call** from Python takes. There a peer wins even where its kernel is the slower one,
+# mostly eager PyTorch, whose launcher is C++: ours checks and launches in Python. In a CUDA graph (lesson 02) only the
+# GPU's time is left.
+# <!-- given 2 bytes, 256 MB: the size of a bf16 number; as above -->
+#
 # ## What you said, what was found
 
 # %%

@@ -660,6 +660,43 @@ print("all sums the same:", len(set(sums)) == 1)
 # time: **deterministic**. Atomics are fine where order cannot matter, as for integers and for a maximum. Lesson 11
 # comes back to this with gradients of weights.
 #
+# ## Odd widths
+#
+# GPT-2 knows 50257 words. In bf16 that is no multiple of 16 bytes, so that seven rows of eight begin at an address
+# which a wide load refuses (lesson 03b). A kernel can load its numbers one by one, or begin each row with the few that
+# come before the next such address. The bytes are the same, but for the sectors that two rows share. **32744 rows of
+# 4099 are all but a few the bytes of 32768 rows of 4096. How many times as long does the catalogue's softmax take, on
+# an H200?**
+# <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
+
+# %%
+odd_rows = predict_first("softmax of rows of 4099 against 4096, H200", unit="times")
+odd_rows
+
+# %%
+from helpers.figures import sweep_chart
+from helpers.instruments import recorded_sweep
+
+at_all_sizes = recorded_sweep()
+of_width = {
+    point["shape"][1]: point.get("gpu") for point in at_all_sizes.of("softmax", "forward", "256 MB")
+}
+for kernel in ("softmax", "cross_entropy"):
+    display(sweep_chart(at_all_sizes, kernel))
+display(at_all_sizes.summary(["softmax", "cross_entropy"]))
+odd_rows.compare(of_width[4099]["fused"][0] / of_width[4096]["fused"][0])
+
+# %% [markdown]
+# They cost nothing: threads move whole vectors of 16 bytes from the first address in a row that allows it, and one
+# small piece more takes the few numbers before and after. QuACK refuses such rows; of the others the best falls well
+# behind. Only wider odd rows cost something still.
+#
+# Softmax is behind elsewhere. From some 12000 columns on QuACK is ahead: a row fills much of an SM's registers, so that
+# few rows are on their way at once, and it shares the widest among several SMs where ours reads them twice. Cross
+# entropy reads each row once at any width, and the widest are where it leads; rows of up to 1536 classes are where it
+# does not.
+# <!-- given 16 bytes: as above -->
+#
 # ## What is kept for the backward pass
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It circulates without a model or a source.) A

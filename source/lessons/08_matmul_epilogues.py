@@ -954,6 +954,39 @@ h200.table("linear_act", "bfloat16")
 # torch.compile joins what follows to one kernel beside the library's product. max-autotune may take a Triton product
 # instead, with the epilogue in it; its times here are those of the library's product and a kernel more.
 #
+# ## From one row up
+#
+# A server that writes the next word multiplies one row for each conversation, a prompt has thousands. **One row, times
+# 4096 x 4096 weights in bf16, on an H200: what share of the speed at which it can read the weights does our kernel
+# reach?**
+
+# %%
+one_row = predict_first("one row, share of the speed of reading its weights, H200", unit="%")
+one_row
+
+# %%
+from helpers.figures import sweep_chart
+from helpers.instruments import recorded_sweep
+
+at_all_sizes = recorded_sweep()
+display(sweep_chart(at_all_sizes, "linear_act"))
+display(at_all_sizes.summary(["linear_act"]), at_all_sizes.calls(["linear_act"]))
+(point,) = (
+    each for each in at_all_sizes.of("linear_act", "forward") if each["shape"] == [1, 4096, 4096]
+)
+one_row.compare(100 * point["least"] / point["gpu"]["fused"][0])
+
+# %% [markdown]
+# Up to 32 rows the catalogue turns the product round: a row of the tile is a row of the *weights*, and x, so few
+# columns, is what is padded. The time goes into reading weights, and into a start and an end that so short a kernel
+# cannot hide.
+# At a few hundred rows there are fewer tiles of a good size than SMs; after that arithmetic decides, and the epilogue's
+# gain is what this lesson found.
+#
+# Two sizes are behind, 777 x 300 x 5000 and 1023 x 4097 x 4099. Rows of 300 or 4097 numbers begin where neither a wide
+# load nor the copy engine may; the library falls there, too. (torch.compile, far ahead at the second one, does not; why
+# was not looked into.) And a **call** takes longest with ours, here as above.
+#
 # ## What an epilogue cannot do: sums in parts
 #
 # An epilogue needs the whole sum. Take 16 rows, as when sixteen conversations each get their next word, and a layer

@@ -825,7 +825,22 @@ for row in h200.rows:
 table(("", "version", "GPU", "a call"), rows)
 
 # %% [markdown]
-# For short work, the caller waits for Python. A CUDA graph takes that away (lesson 02), for both.
+# For short work, the caller waits for Python. A CUDA graph takes that away (lesson 02), for both. And at 30 sizes, from
+# ResNet's stages to odd ones:
+
+# %%
+from helpers.figures import sweep_chart
+from helpers.instruments import recorded_sweep
+
+at_all_sizes = recorded_sweep()
+display(sweep_chart(at_all_sizes, "conv_bn_act"), at_all_sizes.summary(["conv_bn_act"]))
+
+# %% [markdown]
+# cuDNN is ahead at most of them, mostly by little. It is by much where 100 channels, or the 3 of a first layer with 7 x 7
+# taps, are no multiple of 16 bytes: the copy engine below cannot fetch those, and ours falls back to addresses by hand.
+# And where one small picture, or pictures of 7 x 7, make few tiles, each with a long sum. A call takes several times as
+# long as cuDNN's.
+# <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # What does the catalogue's kernel do that ours does not? Remember what the explorer showed: a tap sees the same shape,
 # shifted. Let a tile be a **box** of pixels, and each tap reads a box. Hopper's copy engine (TMA) fetches boxes by

@@ -712,6 +712,31 @@ table(("", "registers", "occupancy"), made)
 # finding**: a warp of the gated kernel has two tiles to wait for, not one, and no page of it was recorded. Its sectors
 # and its stalls would tell, and whether half the rows are *faster*, only a GPU.
 #
+# ## Who is ahead, and where
+#
+# No kernel is the fastest everywhere. The course's own, at all sizes of the sweep, beside the best peer at each (eager
+# PyTorch, `torch.compile`, Liger, QuACK, cuDNN, FlashAttention-2); then those at which a peer is furthest ahead, on the
+# GPU and as a call from Python:
+
+# %%
+from helpers.instruments import recorded_sweep
+
+at_all_sizes = recorded_sweep()
+display(at_all_sizes.summary())
+late = at_all_sizes.behind()
+calls = [line for line in late if line.startswith("a call")]
+print(*late[:8], *calls[:4], sep="\n")
+timed = sum(bool(point.get("calls")) for point in at_all_sizes.points)
+print(f"behind at {len(late) - len(calls)} of {len(at_all_sizes.points)} points")
+print(f"behind as a call at {len(calls)} of the {timed} points that were called")
+
+# %% [markdown]
+# So a library is ahead at about one point in four, and in nearly every call. Each has its place: QuACK on wide rows,
+# which several SMs share; cuDNN in attention and convolutions; eager PyTorch where few narrow rows have gradients;
+# `torch.compile` at odd sizes of some. `fusion bench --recorded --sweep` lists all points, with the reasons and what was
+# tried; a kernel's name behind it gives every time. Before you write a kernel, look for your sizes in such a list; when
+# you have written one, make the list.
+#
 # ## What you said, what was found
 
 # %% tags=["nbval-ignore-output"]
