@@ -20,11 +20,11 @@ import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest
 from kernels.elementwise import bias_dropout_residual_backward
-from kernels.elementwise.vectors import at_vector, elements_before, rim, vectors_of_rows
 from kernels.fused_op import FusedOp, Work
 from kernels.philox import check_dropout, dropout_mask, kept, kept_at, new_seed, scale_of_kept
 from kernels.register import like, register
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.vectors import at_vector, elements_before, inside_rim, rim
 
 
 @triton.jit
@@ -59,9 +59,7 @@ def bias_dropout_residual_kernel(
     program = tl.program_id(0).to(tl.int64)
     row = program // blocks_in_row + tl.zeros((1, 1), tl.int64)
     first = program % blocks_in_row * BLOCK
-    lead = 0
-    if RAGGED:
-        lead = elements_before(program // blocks_in_row * cols, VECTOR)
+    lead = elements_before(program // blocks_in_row * cols, VECTOR, RAGGED)
     whole = at_vector(cols - lead, VECTOR)
     seed = tl.load(seed_ptr)
     x_start, residual_start, y_start = row * x_row_stride, row * residual_row_stride, row * cols
@@ -78,13 +76,13 @@ def bias_dropout_residual_kernel(
         COMPUTE,
     )
     if RAGGED and first == 0:
-        col, inside_rim = rim(lead, lead + whole, cols, VECTOR)
+        col = rim(lead, cols, VECTOR)
         bias_dropout_residual_at(
             x_ptr + x_start + col,
             bias_ptr + col,
             residual_ptr + residual_start + col,
             y_ptr + y_start + col,
-            inside_rim,
+            inside_rim(lead, whole, cols, VECTOR),
             kept_at(seed, row, col, p, 1, 2 * VECTOR),
             scale,
             COMPUTE,
@@ -110,7 +108,7 @@ def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: 
         return y
     x, residual, bias = as_rows(x), as_rows(residual), bias.contiguous()
     (rows, cols), strides = x.shape, (x.stride(0), residual.stride(0))
-    vector, ragged = vectors_of_rows(x, residual, as_rows(y))
+    vector, ragged = bias_dropout_residual_backward.vectors_of(x, residual, as_rows(y))
     chosen = settings(cols // vector * vector, x.dtype) | {"VECTOR": vector, "RAGGED": ragged}
     blocks = cdiv(cols // vector * vector, chosen["BLOCK"])
     with torch.cuda.device_of(x):
@@ -201,7 +199,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     cols = shape[-1]
     x = torch.empty(shape, dtype=dtype, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    vector, ragged = vectors_of_rows(as_rows(x))
+    vector, ragged = bias_dropout_residual_backward.vectors_of(as_rows(x))
     chosen = settings(cols // vector * vector, dtype) | {"VECTOR": vector, "RAGGED": ragged}
     blocks = cdiv(cols // vector * vector, chosen["BLOCK"])
     return (x, x, x, x, seed, cols, cols, cols, 0.1, scale_of_kept(0.1), blocks), chosen

@@ -25,8 +25,9 @@ from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.options import refuse
 from kernels.register import like, register
 from kernels.rowwise.cross_entropy_backward import backward
-from kernels.rowwise.pieces import VECTOR_BYTES, arithmetic, elements_before, pieces_of
+from kernels.rowwise.pieces import arithmetic
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.vectors import VECTOR_BYTES, at_vector, elements_before, vectors_of_rows
 
 
 @triton.jit
@@ -58,13 +59,13 @@ def cross_entropy_kernel(
     here = (row < rows)[:, None, None]
     start = (row * x_row_stride)[:, None, None]
     lead = elements_before(start, VECTOR, RAGGED)
-    whole = (classes - lead) // VECTOR * VECTOR
-    at = x_ptr + (start + lead) // VECTOR * VECTOR
+    whole = at_vector(classes - lead, VECTOR)
+    at = x_ptr + at_vector(start + lead, VECTOR)
     place = tl.arange(0, LANES)[None, :, None] * EACH + tl.arange(0, EACH)[None, None, :]
     peak = tl.full((BLOCK_ROWS, LANES), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
     plain = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
-    for first in tl.range(0, classes // VECTOR * VECTOR, LANES * EACH):
+    for first in tl.range(0, at_vector(classes, VECTOR), LANES * EACH):
         inside = here & (first + place < whole)
         x = tl.load(at + first + place, mask=inside, other=-float("inf")).to(COMPUTE)
         peak, total = absorb(peak, total, x)
@@ -126,7 +127,7 @@ def _launch(logits, labels, kept, ignore_index: int, label_smoothing: float) -> 
     x = as_rows(logits)
     rows, classes = x.shape
     programs, chosen = launch_of(
-        rows, classes, x.dtype, multiprocessors(x), *pieces_of(x)[2:], smoothed=label_smoothing != 0
+        rows, classes, x.dtype, multiprocessors(x), *vectors_of_rows(x), smoothed=label_smoothing != 0
     )
     sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
     with torch.cuda.device_of(x):
@@ -220,7 +221,7 @@ def _inputs(*shape: int, device="cpu", **options) -> tuple:
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, classes), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     losses, labels = (torch.empty(rows, dtype=kind, device="meta") for kind in (torch.float32, torch.int64))
-    chosen = launch_of(rows, classes, dtype, MULTIPROCESSORS, *pieces_of(x)[2:])[1]
+    chosen = launch_of(rows, classes, dtype, MULTIPROCESSORS, *vectors_of_rows(x))[1]
     return (x, labels, losses, None, rows, classes, classes, -100, 0.0), chosen
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from kernels.arguments import as_rows
 from kernels.online_softmax import LOG2_E
 from kernels.register import like
-from kernels.rowwise.pieces import elements_before, pieces_of
 from kernels.sizes import cdiv
+from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
 
 @triton.jit
@@ -40,11 +40,11 @@ def cross_entropy_backward_kernel(
     ignore_index,
     smoothing,
     VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
-    RAGGED: tl.constexpr,  # kernels/rowwise/pieces.py
+    RAGGED: tl.constexpr,  # kernels/vectors.py
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,  # columns of a program, which shares its rows with others
 ):
-    blocks_in_row = tl.cdiv(classes // VECTOR * VECTOR, BLOCK)
+    blocks_in_row = tl.cdiv(at_vector(classes, VECTOR), BLOCK)
     first = tl.program_id(0) % blocks_in_row * BLOCK
     row = (tl.program_id(0) // blocks_in_row).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     here = row < rows
@@ -53,17 +53,16 @@ def cross_entropy_backward_kernel(
     log_total = tl.load(kept_ptr + 2 * row + 1, mask=here)
     grad_loss = tl.load(grad_losses_ptr + row, mask=here).to(top.dtype)
     lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
-    whole = (classes - lead) // VECTOR * VECTOR
+    whole = at_vector(classes - lead, VECTOR)
     place = first + tl.arange(0, BLOCK)[None, :]
     inside = here & (place < whole)
-    x = tl.load(x_ptr + (row * x_row_stride + lead) // VECTOR * VECTOR + place, mask=inside)
+    x = tl.load(x_ptr + at_vector(row * x_row_stride + lead, VECTOR) + place, mask=inside)
     grad_x = gradient(x, lead + place, label, top, log_total, grad_loss, classes, ignore_index, smoothing)
-    at = grad_x_ptr + (row * classes + lead) // VECTOR * VECTOR + place
+    at = grad_x_ptr + at_vector(row * classes + lead, VECTOR) + place
     tl.store(at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
     if RAGGED:
-        place = tl.arange(0, 2 * VECTOR)[None, :]
-        col = tl.where(place < lead, place, classes - 2 * VECTOR + place)
-        inside = here & (first == 0) & ((place < lead) | (col >= lead + whole))
+        col = rim(lead, classes, VECTOR)
+        inside = here & (first == 0) & inside_rim(lead, whole, classes, VECTOR)
         x = tl.load(x_ptr + row * x_row_stride + col, mask=inside)
         grad_x = gradient(x, col, label, top, log_total, grad_loss, classes, ignore_index, smoothing)
         tl.store(grad_x_ptr + row * classes + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
@@ -94,7 +93,7 @@ def backward(
         return grad_x
     x = as_rows(logits)
     rows, classes = x.shape
-    programs, chosen = backward_launch_of(rows, classes, x.dtype, *pieces_of(x, as_rows(grad_x))[2:])
+    programs, chosen = backward_launch_of(rows, classes, x.dtype, *vectors_of_rows(x, as_rows(grad_x)))
     tensors = grad_losses.contiguous(), x, labels.contiguous(), kept, grad_x
     sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
     with torch.cuda.device_of(x):

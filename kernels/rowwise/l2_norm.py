@@ -25,7 +25,6 @@ from kernels.rowwise.pieces import (
     arithmetic,
     blocks,
     columns_inside,
-    elements_before,
     load_pieces,
     pieces_of,
     pointers,
@@ -34,6 +33,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import largest_power_of_2
+from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows
-from kernels.rowwise.pieces import arithmetic, columns_inside, elements_before, pieces_of, pointers, row_sum
+from kernels.rowwise.pieces import arithmetic, columns_inside, pointers, row_sum
+from kernels.vectors import elements_before, vectors_of_rows
 
 CHUNK = 16384  # elements of a row that are seen at once
 
@@ -51,6 +52,6 @@ def l2_norm_wide_kernel(
 def forward(x: torch.Tensor, y: torch.Tensor, eps: float) -> None:
     """Write y; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
-    pieces = CHUNK, 0, *pieces_of(x, as_rows(y))[2:]
+    pieces = CHUNK, 0, *vectors_of_rows(x, as_rows(y))
     compute = arithmetic(x.dtype)
     l2_norm_wide_kernel[(rows,)](x, y, cols, x.stride(0), eps, PIECES=pieces, COMPUTE=compute, num_warps=16)

@@ -31,7 +31,6 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
-    elements_before,
     in_step,
     load_columns,
     load_pieces,
@@ -41,6 +40,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.vectors import elements_before
 from kernels.widen import widen
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers

@@ -22,7 +22,6 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
-    elements_before,
     in_step,
     load_columns,
     load_pieces,
@@ -32,6 +31,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 8192  # elements of a row in registers, beside three others
 

@@ -29,7 +29,6 @@ from kernels.rowwise.normalise import normalise, plus, products, widened
 from kernels.rowwise.pieces import (
     along,
     columns_inside,
-    elements_before,
     in_step,
     load_columns,
     load_pieces,
@@ -40,6 +39,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.vectors import at_vector, elements_before
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -54,7 +54,7 @@ def side_by_side(ptr, start, lead, cols, PIECES: tl.constexpr):
     """
     VECTOR: tl.constexpr = PIECES[2]
     at = pointers(ptr, start, lead, cols, PIECES)
-    first = ptr + (start + lead) // VECTOR * VECTOR
+    first = ptr + at_vector(start + lead, VECTOR)
     bounded = (first + tl.max_contiguous(tl.multiple_of(tl.arange(0, PIECES[0]), VECTOR), VECTOR)[None, :],)
     if PIECES[1]:
         place = tl.max_contiguous(tl.multiple_of(tl.arange(0, PIECES[1]), VECTOR), VECTOR)[None, :]

@@ -22,8 +22,7 @@ import triton
 import triton.language as tl
 
 from kernels.sizes import cdiv, next_power_of_2
-
-VECTOR_BYTES = 16  # the widest access of one thread
+from kernels.vectors import at_vector, inside_rim, rim, vectors_of_rows
 
 
 @cache
@@ -35,23 +34,9 @@ def blocks(cols: int) -> tuple[int, int]:
     return (head, tail) if tail < head else (block, 0)
 
 
-@cache
-def _vectors(cols: int, itemsize: int, pointers: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool]:
-    vector = VECTOR_BYTES // itemsize
-    leads = {stride % vector for stride in strides}
-    if any(pointers) or len(leads) > 1 or cols < 2 * vector:
-        return 1, False
-    return vector, leads != {0} or cols % vector != 0
-
-
 def pieces_of(*tensors: torch.Tensor) -> tuple[int, int, int, bool]:
-    """PIECES for rows that a kernel goes through together: (rows, cols), one dtype, columns side by side.
-
-    VECTOR is 1 where rows of two of the tensors begin at different places within a vector, or are shorter than two.
-    """
-    cols, itemsize = tensors[0].shape[-1], tensors[0].itemsize
-    pointers = tuple(0 if each.is_meta else each.data_ptr() % VECTOR_BYTES for each in tensors)
-    return *blocks(cols), *_vectors(cols, itemsize, pointers, tuple(each.stride(0) for each in tensors))
+    """PIECES for rows that a kernel goes through together, as vectors_of_rows takes them."""
+    return *blocks(tensors[0].shape[-1]), *vectors_of_rows(*tensors)
 
 
 def arithmetic(dtype: torch.dtype) -> tl.dtype:
@@ -99,33 +84,18 @@ def rows_from(first, BLOCK_ROWS: tl.constexpr, APART: tl.constexpr = 1):
 
 
 @triton.jit
-def elements_before(start, VECTOR: tl.constexpr, RAGGED: tl.constexpr):
-    """How many elements of a row lie before its first whole vector, 0 unless RAGGED.
-
-    start: of the row, in elements from an address that divides by 16; (BLOCK_ROWS, 1), int64, or one number.
-    """
-    lead = 0
-    if RAGGED:
-        lead = ((VECTOR - start % VECTOR) % VECTOR).to(tl.int32)
-    return lead
-
-
-@triton.jit
 def columns_inside(lead, cols, PIECES: tl.constexpr, chunk=0):
     """Which lanes of each piece have a column of the row.
 
     chunk: where a row is seen in several, how many elements of whole vectors came before; the rim is in the first.
     """
     VECTOR: tl.constexpr = PIECES[2]
-    # Written so that the compiler sees a multiple of VECTOR: a mask of whole vectors leaves them whole.
-    whole = (cols - lead) // VECTOR * VECTOR - chunk
+    whole = at_vector(cols - lead, VECTOR) - chunk  # a mask of whole vectors leaves them whole
     inside = (tl.arange(0, PIECES[0])[None, :] < whole,)
     if PIECES[1]:
         inside = inside + (PIECES[0] + tl.arange(0, PIECES[1])[None, :] < whole,)
     if PIECES[3]:
-        place = tl.arange(0, 2 * VECTOR)[None, :]
-        rim = (place < lead) | (cols - 2 * VECTOR + place >= lead + whole)
-        inside = inside + (rim & (chunk == 0),)
+        inside = inside + (inside_rim(lead, whole, cols, VECTOR) & (chunk == 0),)
     return inside
 
 
@@ -137,8 +107,7 @@ def columns(lead, cols, PIECES: tl.constexpr):
     if PIECES[1]:
         column = column + (lead + PIECES[0] + tl.arange(0, PIECES[1])[None, :],)
     if PIECES[3]:
-        place = tl.arange(0, 2 * VECTOR)[None, :]
-        column = column + (tl.where(place < lead, place, cols - 2 * VECTOR + place),)
+        column = column + (rim(lead, cols, VECTOR),)
     return column
 
 
@@ -147,13 +116,12 @@ def pointers(ptr, start, lead, cols, PIECES: tl.constexpr):
     """Pointers to the elements of the rows that begin at `start`."""
     HEAD: tl.constexpr = PIECES[0]
     VECTOR: tl.constexpr = PIECES[2]
-    first = ptr + (start + lead) // VECTOR * VECTOR  # exact: a multiple of VECTOR that the compiler sees as one
+    first = ptr + at_vector(start + lead, VECTOR)
     at = (first + tl.arange(0, HEAD)[None, :],)
     if PIECES[1]:
         at = at + (first + HEAD + tl.arange(0, PIECES[1])[None, :],)
     if PIECES[3]:
-        place = tl.arange(0, 2 * VECTOR)[None, :]
-        at = at + (ptr + start + tl.where(place < lead, place, cols - 2 * VECTOR + place),)
+        at = at + (ptr + start + rim(lead, cols, VECTOR),)
     return at
 
 
@@ -167,8 +135,7 @@ def along(ptr, lead, cols, PIECES: tl.constexpr):
     if PIECES[1]:
         at = at + (first + PIECES[0] + tl.arange(0, PIECES[1])[None, :],)
     if PIECES[3]:
-        place = tl.arange(0, 2 * VECTOR)[None, :]
-        at = at + (ptr + tl.where(place < lead, place, cols - 2 * VECTOR + place),)
+        at = at + (ptr + rim(lead, cols, VECTOR),)
     return at
 
 

@@ -34,7 +34,6 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
-    elements_before,
     load_columns,
     load_pieces,
     pieces_of,
@@ -44,6 +43,7 @@ from kernels.rowwise.pieces import (
 )
 from kernels.rowwise.residual_layer_norm_wide import residual_layer_norm_wide_kernel
 from kernels.sizes import cdiv
+from kernels.vectors import elements_before
 from kernels.widen import widen
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers

@@ -28,7 +28,6 @@ from kernels.rowwise import rms_norm_wide
 from kernels.rowwise.pieces import (
     along,
     columns_inside,
-    elements_before,
     load_columns,
     load_pieces,
     pieces_of,
@@ -39,6 +38,7 @@ from kernels.rowwise.pieces import (
 )
 from kernels.rowwise.rms_norm import WIDEST_BLOCK, launch_of, number_a_row
 from kernels.rowwise.rms_norm_backward import gradients
+from kernels.vectors import elements_before
 
 
 @triton.jit

@@ -28,7 +28,6 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
-    elements_before,
     in_step,
     load_columns,
     load_pieces,
@@ -40,6 +39,7 @@ from kernels.rowwise.pieces import (
 )
 from kernels.rowwise.rms_norm_backward import gradients
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
 

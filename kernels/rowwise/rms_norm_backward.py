@@ -21,7 +21,6 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
-    elements_before,
     in_step,
     load_columns,
     load_pieces,
@@ -32,6 +31,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
+from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 16384  # elements of a row, of its gradient and of a sum over rows, in one program's registers
 

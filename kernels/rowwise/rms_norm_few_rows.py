@@ -17,7 +17,6 @@ from kernels.rowwise.pieces import (
     arithmetic,
     blocks,
     columns_inside,
-    elements_before,
     load_columns,
     load_pieces,
     pieces_of,
@@ -25,6 +24,7 @@ from kernels.rowwise.pieces import (
     row_sum,
 )
 from kernels.sizes import cdiv
+from kernels.vectors import elements_before
 
 MOST_ROWS = 128  # of which one program holds 64 columns in registers
 

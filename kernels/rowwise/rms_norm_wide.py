@@ -18,7 +18,6 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
-    elements_before,
     in_step,
     load_columns,
     load_pieces,
@@ -28,6 +27,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import cdiv
+from kernels.vectors import elements_before, vectors_of_rows
 
 CHUNK = 16384  # elements of a row that are seen at once
 
@@ -179,7 +179,7 @@ def forward(
     rows, cols = x.shape
     strides = x.stride(0), 0 if residual is None else residual.stride(0)
     tensors = x, residual, weight, y, total, rstd, cols
-    pieces = CHUNK, 0, *pieces_of(x, *map(as_rows, given(residual=residual, y=y, total=total).values()))[2:]
+    pieces = CHUNK, 0, *vectors_of_rows(x, *map(as_rows, given(residual=residual, y=y, total=total).values()))
     options = {"PIECES": pieces, "COMPUTE": arithmetic(x.dtype), "num_warps": 16}
     rms_norm_wide_kernel[(rows,)](*tensors, *strides, eps, **options)
 

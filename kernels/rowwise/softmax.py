@@ -27,7 +27,6 @@ from kernels.rowwise import softmax_wide
 from kernels.rowwise.pieces import (
     arithmetic,
     columns_inside,
-    elements_before,
     load_pieces,
     pieces_of,
     pointers,
@@ -36,6 +35,7 @@ from kernels.rowwise.pieces import (
     row_sum,
     rows_from,
 )
+from kernels.vectors import elements_before, vectors_of_rows
 
 WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers, of one tensor
 WIDEST_BACKWARD_BYTES = 65536  # of each of two rows
@@ -188,7 +188,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x, compute = torch.empty(shape, dtype=dtype, device="meta"), arithmetic(dtype)
     if cols > WIDEST_BLOCK:
-        return (x, x, cols, cols, *pieces_of(x)[2:]), {"COMPUTE": compute, **softmax_wide.settings(cols, dtype)}
+        return (x, x, cols, cols, *vectors_of_rows(x)), {"COMPUTE": compute, **softmax_wide.settings(cols, dtype)}
     return (x, x, rows, cols, cols), {"PIECES": pieces_of(x), "COMPUTE": compute, **row_launch(rows, cols)[1]}
 
 

@@ -14,15 +14,8 @@ import triton.language as tl
 
 from kernels.arguments import as_rows
 from kernels.online_softmax import LOG2_E, absorb, combine
-from kernels.rowwise.pieces import arithmetic, elements_before, pieces_of
-
-
-@triton.jit
-def rim(cols, lead, whole, VECTOR: tl.constexpr):
-    """The columns before a row's first whole vector and after its last, and which of these lanes have one."""
-    place = tl.arange(0, 2 * VECTOR)
-    col = tl.where(place < lead, place, cols - 2 * VECTOR + place)
-    return col, (place < lead) | (col >= lead + whole)
+from kernels.rowwise.pieces import arithmetic
+from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
 
 @triton.jit
@@ -32,7 +25,7 @@ def softmax_wide_kernel(
     cols,
     x_row_stride,
     VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
-    RAGGED: tl.constexpr,  # kernels/rowwise/pieces.py
+    RAGGED: tl.constexpr,  # kernels/vectors.py
     LANES: tl.constexpr,
     EACH: tl.constexpr,  # neighbouring columns of a lane
     KEEPS_LAST: tl.constexpr,  # whether the last chunk stays in registers, packed, and is not read again
@@ -41,9 +34,9 @@ def softmax_wide_kernel(
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
-    whole = (cols - lead) // VECTOR * VECTOR
-    x_first = x_ptr + (row * x_row_stride + lead) // VECTOR * VECTOR
-    y_first = y_ptr + (row * cols + lead) // VECTOR * VECTOR
+    whole = at_vector(cols - lead, VECTOR)
+    x_first = x_ptr + at_vector(row * x_row_stride + lead, VECTOR)
+    y_first = y_ptr + at_vector(row * cols + lead, VECTOR)
     CHUNK: tl.constexpr = LANES * EACH
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     last = (tl.cdiv(whole, CHUNK) - 1) * CHUNK
@@ -60,11 +53,11 @@ def softmax_wide_kernel(
         peak, total = absorb(peak, total, kept.to(COMPUTE))
     top, total = combine(peak, total)
     if RAGGED:
-        col, inside = rim(cols, lead, whole, VECTOR)
+        col, inside = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
         x_rim = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=-float("inf")).to(COMPUTE)
-        higher = tl.maximum(top, tl.max(x_rim, axis=0))
+        higher = tl.maximum(top, tl.max(x_rim))
         total = tl.where(top == -float("inf"), 0.0, total)  # where the rim alone is finite
-        total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x_rim - higher) * LOG2_E), axis=0)
+        total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x_rim - higher) * LOG2_E))
         top = higher
     shift = tl.log2(total)  # dividing by the total is subtracting its logarithm, and costs no operation more
     if RAGGED:
@@ -97,9 +90,9 @@ def softmax_backward_wide_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * cols, VECTOR, RAGGED)
-    whole = (cols - lead) // VECTOR * VECTOR
-    grad_y_first = grad_y_ptr + (row * grad_y_row_stride + lead) // VECTOR * VECTOR
-    offset = (row * cols + lead) // VECTOR * VECTOR
+    whole = at_vector(cols - lead, VECTOR)
+    grad_y_first = grad_y_ptr + at_vector(row * grad_y_row_stride + lead, VECTOR)
+    offset = at_vector(row * cols + lead, VECTOR)
     CHUNK: tl.constexpr = LANES * EACH
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     sums = tl.zeros((LANES,), COMPUTE)
@@ -110,10 +103,10 @@ def softmax_backward_wide_kernel(
         sums += tl.sum(grad_y * y, axis=1)
     mean = tl.sum(sums, axis=0)
     if RAGGED:
-        col, inside = rim(cols, lead, whole, VECTOR)
+        col, inside = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
         grad_y_rim = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
         y_rim = tl.load(y_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
-        mean += tl.sum(grad_y_rim * y_rim, axis=0)
+        mean += tl.sum(grad_y_rim * y_rim)
         grad_x_rim = (y_rim * (grad_y_rim - mean)).to(grad_x_ptr.dtype.element_ty)
         tl.store(grad_x_ptr + row * cols + col, grad_x_rim, mask=inside)
     end = tl.cdiv(whole, CHUNK) * CHUNK
@@ -139,7 +132,7 @@ def backward_settings(cols: int, dtype: torch.dtype) -> dict:
 def forward(x: torch.Tensor, y: torch.Tensor) -> None:
     """Write y; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
-    _, _, vector, ragged = pieces_of(x, as_rows(y))
+    vector, ragged = vectors_of_rows(x, as_rows(y))
     chosen = settings(cols, x.dtype)
     softmax_wide_kernel[(rows,)](x, y, cols, x.stride(0), vector, ragged, COMPUTE=arithmetic(x.dtype), **chosen)
 
@@ -147,7 +140,7 @@ def forward(x: torch.Tensor, y: torch.Tensor) -> None:
 def backward(grad_y: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor) -> None:
     """Write grad_x; grad_y is (rows, cols), columns side by side."""
     rows, cols = grad_y.shape
-    _, _, vector, ragged = pieces_of(grad_y, as_rows(y), as_rows(grad_x))
+    vector, ragged = vectors_of_rows(grad_y, as_rows(y), as_rows(grad_x))
     softmax_backward_wide_kernel[(rows,)](
         *(grad_y, y, grad_x, cols, grad_y.stride(0), vector, ragged),
         COMPUTE=arithmetic(y.dtype),

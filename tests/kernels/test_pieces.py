@@ -11,7 +11,6 @@ from kernels.rowwise.pieces import (
     blocks,
     columns,
     columns_inside,
-    elements_before,
     load_pieces,
     pieces_of,
     pointers,
@@ -20,6 +19,7 @@ from kernels.rowwise.pieces import (
     row_sum,
     rows_from,
 )
+from kernels.vectors import elements_before
 
 BF16 = torch.bfloat16
 
