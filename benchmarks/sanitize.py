@@ -1,0 +1,323 @@
+"""compute-sanitizer over every kernel of the catalogue, at awkward sizes, forward and backward.
+
+    python -m benchmarks.sanitize [TOOL ...] [--processes N] [--seconds N]
+
+    memcheck    accesses past the end of a tensor, or to an address that the width of a load does not allow
+    initcheck   reads of memory that nothing has written
+    racecheck   shared memory that two warps touch with no barrier between; not of TILED kernels, whose warps wait for
+                the copy engine in ways that this tool does not know
+    synccheck   barriers that not every thread comes to
+
+Every tensor is an allocation of its own, to the byte: PyTorch's cache would hide an access beyond a tensor within a
+larger one. And each case stands once at the beginning of its allocation and once an element after it, where rows and
+vectors begin anywhere; in both its last element is the last of the allocation. That the tools see what they should is
+shown first by the kernels of PLANTED, each of which has one mistake.
+
+Ends with 1 where a tool reports an error, a planted one is not reported, or a case did not come to its end.
+"""
+
+import argparse
+import collections
+import contextlib
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+import kernels
+from benchmarks.run import backward_pass
+from kernels import CATALOGUE, runtime
+from kernels.transformer_block import transformer_block, transformer_block_inputs
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
+# Rows and columns: few rows and more than an H200's SMs hold at once, one pass and loops, wide loads, ragged ones, odd.
+ROWS = (
+    *((3, 1), (5, 127), (601, 127), (5, 1000), (601, 1025), (5, 4096), (301, 4099), (5, 5120), (301, 8192), (3, 12288)),
+    *((5, 16384), (150, 16384), (2, 32768), (150, 32000), (3, 50257), (140, 50257), (2, 65536), (2, 128256)),
+)
+ELEMENTS = ((1,), (127,), (4099,), (65_536,), (1_000_003,))
+BIASED = ((1, 1), (5, 127), (257, 1000), (128, 8192), (33, 4099))
+SHAPES = {  # beside the catalogue's own for the interpreter
+    "linear_act": ((1, 520, 264), (8, 1024, 520), (17, 300, 500), (127, 136, 264), (300, 520, 1048), (1023, 257, 129)),
+    "ffn": ((3, 136, 264), (300, 264, 520), (300, 264, 520, True)),
+    "moe_int8": ((2, 128, 64, 8), (40, 128, 64, 8), (300, 136, 72, 8)),
+    "conv_bn_act": ((2, 16, 9, 11, 24, 3), (4, 64, 28, 28, 72, 3), (3, 100, 13, 13, 36, 1), (2, 3, 33, 33, 16, 7)),
+    "attention_scores": ((1, 2, 300, 64, False), (1, 2, 300, 64, True)),
+    "flash_attention": tuple(
+        (1, 2, tokens, dim, causal)
+        for tokens, dim in ((1, 128), (127, 128), (1000, 128), (300, 64), (300, 96), (513, 256))
+        for causal in (False, True)
+    ),
+}
+BLOCK, TOKENS = {"heads": 4, "key_heads": 2}, (1, 24)  # whose products of one row have a kernel of their own
+WIDTHS = {"width": 64, "hidden": 96}
+LEAST_FOR_TOP_K = 8
+FP32 = ((5, 1000), (301, 4099), (2, 50257))  # of rows, beside bf16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel of the catalogue, its shape, a dtype, and how many elements after an allocation its tensors begin."""
+
+    kernel: str
+    shape: tuple
+    dtype: torch.dtype
+    offset: int
+
+    def __str__(self):
+        size = "x".join(map(str, self.shape))
+        return f"{self.kernel} {size} {str(self.dtype).removeprefix('torch.')} + {self.offset}"
+
+
+def cases() -> list[Case]:
+    found = []
+    for name, op in CATALOGUE.items():
+        tiled = op.group == "tiled"
+        usual = BIASED if name == "bias_dropout_residual" else ROWS if op.group == "rowwise" else ELEMENTS
+        shapes = (*op.interpreter_shapes, *SHAPES[name]) if tiled else usual
+        shapes = [shape for shape in shapes if name != "softmax_topk" or shape[-1] >= LEAST_FOR_TOP_K]
+        found += [Case(name, shape, torch.bfloat16, offset) for shape in shapes for offset in (0, 1)]
+        if op.group == "rowwise":
+            found += [Case(name, shape, torch.float32, 1) for shape in FP32]
+    return found + [Case("transformer_block", (tokens,), torch.bfloat16, 0) for tokens in TOKENS]
+
+
+def is_tiled(case: Case) -> bool:
+    return case.kernel not in CATALOGUE or CATALOGUE[case.kernel].group == "tiled"
+
+
+def placed(x, offset: int):
+    """A tensor with its values and strides in an allocation that ends with it; anything else as it is."""
+    if not isinstance(x, torch.Tensor) or not x.numel():
+        return x
+    held = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    own = torch.empty(offset + held, dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride(), offset)
+    return own.copy_(x)
+
+
+def inputs_of(case: Case, device: str) -> tuple:
+    options = {"dtype": case.dtype, "device": device}
+    if case.kernel == "transformer_block":
+        given = transformer_block_inputs(*case.shape, **BLOCK, **WIDTHS, **options)
+    else:
+        given = CATALOGUE[case.kernel].inputs(*case.shape, **options)
+    return tuple(placed(x, case.offset) for x in given)
+
+
+def passes(case: Case) -> Callable:
+    """A function of the inputs that goes forward and, where there is a gradient, forward and backward."""
+    if case.kernel == "transformer_block":
+        return torch.no_grad()(partial(transformer_block, **BLOCK))
+    op = CATALOGUE[case.kernel]
+
+    def run(*inputs):
+        with torch.no_grad():
+            op.fused(*inputs)
+        if op.backward_work is not None:
+            backward_pass(op.fused, inputs)()
+
+    return run
+
+
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, start, COUNT: tl.constexpr, MULTIPLE: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(y_ptr + at, tl.load(x_ptr + tl.multiple_of(start + at, MULTIPLE)))
+
+
+def past_the_end(device: str) -> None:
+    """Reads and writes 128 of 100 numbers."""
+    copy_kernel[(1,)](torch.ones(100, device=device), torch.empty(100, device=device), 0, 128, 4, num_warps=1)
+
+
+def misaligned(device: str) -> None:
+    """Promises that 4 divides 2: the GPU refuses a load of 16 bytes from there."""
+    copy_kernel[(1,)](torch.ones(130, device=device), torch.empty(128, device=device), 2, 128, 4, num_warps=1)
+
+
+def unwritten(device: str) -> None:
+    """Reads what nothing wrote."""
+    copy_kernel[(1,)](torch.empty(128, device=device), torch.empty(128, device=device), 0, 128, 4, num_warps=1)
+
+
+# What has each mistake, and the tool that must see it. Races and barriers cannot be got wrong in Triton: CUDA C++'s are
+# planted in benchmarks/cuda_semantics.py.
+PLANTED = {past_the_end: "memcheck", misaligned: "memcheck", unwritten: "initcheck"}
+
+
+def all_kernels() -> set[str]:
+    """The names of all kernels that are launched, rather than called by one."""
+    modules = [importlib.import_module(each.name) for each in pkgutil.walk_packages(kernels.__path__, "kernels.")]
+    return {
+        name
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, JITFunction) and name.endswith("_kernel") and value.fn.__module__ == module.__name__
+    }
+
+
+@contextlib.contextmanager
+def launched():
+    """The names of the kernels that are launched in this context."""
+    seen, run = set(), JITFunction.run
+
+    def listening(self, *args, **options):
+        seen.add(self.fn.__name__)
+        return run(self, *args, **options)
+
+    JITFunction.run = listening
+    try:
+        yield seen
+    finally:
+        JITFunction.run = run
+
+
+def run_cases(number: int, of: int, tiled: bool) -> None:
+    """What is sanitised: every so-manieth case; a line for each that ended, and the kernels that it launched."""
+    device = "cuda" if runtime.has_gpu() else "cpu"
+    for case in [case for case in cases() if tiled or not is_tiled(case)][number::of]:
+        with launched() as seen:
+            passes(case)(*inputs_of(case, device))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        print(f"done: {case}: {' '.join(sorted(seen))}", flush=True)
+
+
+# "Invalid __global__ read of size 2 bytes", then "at softmax_kernel+0x1b0 in softmax.py:88"; racecheck has both in one.
+WHERE = re.compile(r"\bat (?:void )?([\w:]+)(?:\(.*?\))?\+0x[0-9a-f]+(?: in \S*?([^/\s]+:\d+))?")
+SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
+
+
+def errors_of(said: str) -> tuple[collections.Counter, int | None]:
+    """(what, kernel and line) -> how often compute-sanitizer printed it; and its count of all, None if missing."""
+    found, total, what = collections.Counter(), None, None
+    for line in said.splitlines():
+        if not line.startswith("========="):
+            continue
+        line = line.removeprefix("=========")
+        if count := SUMMARY.search(line):
+            total = int(count[1] or count[2])
+        elif where := WHERE.search(line):
+            if line.strip().startswith(("Error: Race", "Warning: Race")):
+                what = line.strip().partition(" at ")[0]
+            if what:
+                found[what, " ".join(filter(None, where.groups()))] += 1
+            what = None  # the lines that follow tell whose launch it was
+        elif re.match(r" \S", line):
+            what = line.strip()
+    return found, total
+
+
+class Process:
+    """A process under one of the tools."""
+
+    def __init__(self, tool: str, words: list[str], gpu: int, folder: Path):
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        self.words, self.file = words, folder / f"{tool}_{'_'.join(words)}.txt"
+        command = ["compute-sanitizer", "--tool", tool, "--print-limit", "50", sys.executable, "-m"]
+        self.process = subprocess.Popen(
+            [*command, "benchmarks.sanitize", *words],
+            stdout=self.file.open("w"),
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def said(self, until: float) -> str:
+        """All that it and the tool said; where it has not ended by then, it is ended."""
+        try:
+            self.process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)  # the tool, and what it looks at
+            self.process.wait()
+        return self.file.read_text(errors="replace")
+
+
+def check(tool: str, processes: int, gpus: int, until: float, folder: Path) -> bool:
+    """One tool over the planted mistakes and all cases; prints what it found. Whether that is as it should be."""
+    began = time.monotonic()
+    planted = [mistake.__name__ for mistake, sees in PLANTED.items() if sees == tool]
+    tiled = [] if tool == "racecheck" else ["tiled"]
+    running = [Process(tool, ["planted", name], i % gpus, folder) for i, name in enumerate(planted)]
+    running += [Process(tool, ["cases", str(i), str(processes), *tiled], i % gpus, folder) for i in range(processes)]
+    found, reported, ended, done, good, seen = collections.Counter(), 0, 0, 0, True, set()
+    for process in running:
+        said = process.said(until)
+        errors, total = errors_of(said)
+        if process.words[0] == "planted":
+            good &= bool(errors)
+            print(
+                f"{tool}: planted {process.words[1]}: {', '.join(what for what, _ in errors) or 'NOT SEEN'}", flush=True
+            )
+            continue
+        found += errors
+        reported += total or 0
+        ended += total is not None and process.process.returncode == 0
+        lines = [line for line in said.splitlines() if line.startswith("done: ")]
+        done += len(lines)
+        seen |= {name for line in lines for name in line.rpartition(": ")[2].split()}
+        other = [line for line in said.splitlines() if "Error" in line and not line.startswith("===")]
+        print(*(f"{tool}: {line}" for line in other[-1:]), sep="\n", end="\n" if other else "", flush=True)
+    every = sum(bool(tiled) or not is_tiled(case) for case in cases())
+    if tiled and (never := sorted(all_kernels() - seen)):
+        print(f"{tool}: not launched by any case that was done: {', '.join(never)}", flush=True)
+    for (what, where), count in found.most_common():
+        print(f"{tool}: {count} x {what}: {where}", flush=True)
+    print(
+        f"{tool}: ERROR SUMMARY: {reported} errors; {len(seen)} kernels, {done} of {every} cases done, {ended} of "
+        f"{processes} processes came to their end; {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
+    return good and not reported and done == every
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["cases"]:
+        run_cases(int(arguments[1]), int(arguments[2]), arguments[3:] == ["tiled"])
+        return 0
+    if arguments[:1] == ["planted"]:
+        (mistake,) = (mistake for mistake in PLANTED if mistake.__name__ == arguments[1])
+        mistake("cuda")
+        torch.cuda.synchronize()
+        return 0
+    parser = argparse.ArgumentParser(prog="benchmarks.sanitize", description="compute-sanitizer over every kernel.")
+    parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(TOOLS)}; all by default")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="at a time")
+    parser.add_argument("--seconds", type=float, default=3600, help="end what runs after so many (default: 3600)")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what each process said")
+    options = parser.parse_args(arguments)
+    if unknown := [tool for tool in options.tools if tool not in TOOLS]:
+        raise ValueError(f"no tool named {', '.join(unknown)}: choose from {', '.join(TOOLS)}")
+    if shutil.which("compute-sanitizer") is None or not runtime.has_gpu():
+        print("sanitize: an NVIDIA GPU and CUDA's compute-sanitizer are needed: run it where both are", file=sys.stderr)
+        return 2
+    until, good = time.monotonic() + options.seconds, True
+    with tempfile.TemporaryDirectory() as own:
+        folder = options.logs or Path(own)
+        folder.mkdir(parents=True, exist_ok=True)
+        for tool in options.tools or TOOLS:
+            good &= check(tool, options.processes, torch.cuda.device_count(), until, folder)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
