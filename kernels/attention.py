@@ -1,15 +1,18 @@
-"""What attention kernels share: which keys a query sees, in which order programs run, the tiles for a size of head."""
+"""What attention kernels share: keys that a query sees, the order of programs, how many share a sum, a head's tiles."""
+
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.arguments import check_together
-from kernels.descriptors import padded_empty
+from kernels.descriptors import load_rows, padded_empty, store_values
 from kernels.options import check_option, refuse
-from kernels.sizes import next_power_of_2
+from kernels.sizes import cdiv, next_power_of_2
 
 LEAST = tl.constexpr(-(2.0**120))  # times a scale of up to 2**7 still finite in fp32, and any score is lost in it
+LEAST_STEPS = 10  # of a part: what starting it, storing it in fp32 and adding it to the others takes, in steps
 
 
 @triton.jit
@@ -51,6 +54,38 @@ def unscaled(given, SCALE: tl.constexpr, COMPUTE: tl.constexpr):
     given = given.to(COMPUTE)
     over = given * (1 / SCALE)
     return tl.where((given > -float("inf")) & (over < LEAST), LEAST, over)
+
+
+@triton.jit
+def store_part(x_ptr, value, part, start, rows, D: tl.constexpr):
+    """Store (ROWS, BLOCK_D) from the row `start` on of one part of x, contiguous (parts, rows, D).
+
+    Not through a descriptor: where warps take roles it would want shared memory of its own, which fp32 does not leave.
+    """
+    first = x_ptr + (part.to(tl.int64) * rows + start) * D
+    row, col = tl.arange(0, value.shape[0])[:, None], tl.arange(0, value.shape[1])[None, :]
+    tl.store(first + (row * D + col), value, mask=(row < rows - start) & (col < D))
+
+
+@triton.jit
+def delta_kernel(
+    out_desc,  # (batch, heads, queries, D) in tiles of (1, 1, BLOCK_M, BLOCK_D)
+    grad_desc,  # the same
+    delta_desc,  # (batch, heads, queries) of COMPUTE in tiles of (1, 1, BLOCK_M)
+    heads,
+    queries,
+    COMPUTE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """sum(grad out) of each row."""
+    blocks = tl.cdiv(queries, BLOCK_M)
+    start = tl.program_id(0) % blocks * BLOCK_M
+    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    out = load_rows(out_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False).to(COMPUTE)
+    grad = load_rows(grad_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False).to(COMPUTE)
+    store_values(delta_desc, tl.sum(out * grad, axis=1), b, h, start, queries, False)
 
 
 @triton.jit
@@ -99,6 +134,29 @@ def head_settings(table: dict[int, tuple], dim: int, dtype: torch.dtype, hopper:
         "num_warps": warps,
         "num_stages": 2,
     }
+
+
+@cache
+def parts_of(programs: int, steps: int, at_once: int, causal: bool) -> int:
+    """How many programs share a block of keys.
+
+    Args:
+        programs: blocks of keys, of all key heads.
+        steps: what one walks over at most, tiles of queries of all its query heads.
+        at_once: programs that run at a time.
+        causal: lengths are then spread evenly from nothing to `steps`, and programs start from the longest.
+    """
+    if programs >= 2 * at_once:
+        return 1
+
+    def time(parts: int) -> float:
+        count, longest = programs * parts, steps / parts
+        if causal:
+            mean = longest / 2 + LEAST_STEPS
+            return max(longest, mean * (count / at_once + 0.5))
+        return (longest + LEAST_STEPS) * cdiv(count, at_once)
+
+    return min(range(1, max(1, steps // LEAST_STEPS) + 1), key=time)
 
 
 def is_hopper(x: torch.Tensor) -> bool:

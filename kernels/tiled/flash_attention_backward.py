@@ -6,7 +6,9 @@ delta = sum(grad out, a row) and p = exp(s scale - lse):
     grad_v = p^T grad,   grad_s = p (grad v^T - delta),   grad_q = grad_s k scale,   grad_k = grad_s^T q scale
 
 One kernel walks over keys for grad_q and one over queries for grad_k and grad_v: seven products instead of the five
-that are least, and in return no atomics, so that gradients are the same bits in every run.
+that are least, and in return no atomics, so that gradients are the same bits in every run. Where key heads
+make few programs, since one serves many query heads, several programs share a block of keys: each sums a part of its
+steps, in fp32, and the parts are added after.
 
 Source: Dao, arXiv:2307.08691, algorithm 2.
 """
@@ -15,7 +17,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import head_settings, hide, is_hopper, longest_first, seen_keys, value_per_row
+from kernels.arguments import multiprocessors
+from kernels.attention import (
+    delta_kernel,
+    head_settings,
+    hide,
+    is_hopper,
+    longest_first,
+    parts_of,
+    seen_keys,
+    store_part,
+    value_per_row,
+)
 from kernels.descriptors import (
     describable,
     described,
@@ -25,7 +38,6 @@ from kernels.descriptors import (
     of_rows,
     padded_empty,
     store_rows,
-    store_values,
 )
 from kernels.fused_op import Work
 from kernels.online_softmax import LOG2_E
@@ -37,27 +49,6 @@ TILES = {
     # Two sums leave registers for fewer queries at a time.
     "grad_kv": {64: (64, 64, False, 4), 128: (128, 64, True, 4), 256: (64, 32, False, 8)},
 }
-
-
-@triton.jit
-def delta_kernel(
-    out_desc,  # (batch, heads, queries, D) in tiles of (1, 1, BLOCK_M, BLOCK_D)
-    grad_desc,  # the same
-    delta_desc,  # (batch, heads, queries) of COMPUTE in tiles of (1, 1, BLOCK_M)
-    heads,
-    queries,
-    COMPUTE: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """sum(grad out) of each row."""
-    blocks = tl.cdiv(queries, BLOCK_M)
-    start = tl.program_id(0) % blocks * BLOCK_M
-    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
-    out = load_rows(out_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False).to(COMPUTE)
-    grad = load_rows(grad_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False).to(COMPUTE)
-    store_values(delta_desc, tl.sum(out * grad, axis=1), b, h, start, queries, False)
 
 
 @triton.jit
@@ -114,14 +105,16 @@ def grad_kv_kernel(
     grad_desc,  # the same
     lse_desc,  # (batch, kv_heads * group, queries) of COMPUTE in tiles of (1, 1, BLOCK_N)
     delta_desc,  # the same
-    grad_k,  # as k
-    grad_v,  # as k
+    grad_k,  # as k, or a pointer to (batch, kv_heads, parts, keys, D) of COMPUTE
+    grad_v,  # the same
     kv_heads,
     group,
     queries,
     keys,
+    parts,  # programs that share a block of keys
     SCALE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SHARED: tl.constexpr,  # whether there is more than one part
     COMPUTE: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -132,7 +125,7 @@ def grad_kv_kernel(
     blocks = tl.cdiv(keys, BLOCK_M)
     head, block = longest_first(blocks, CAUSAL)
     start = block * BLOCK_M  # the first keys are seen by the most queries
-    b, h = head // kv_heads, head % kv_heads
+    b, h, part = head // parts // kv_heads, head // parts % kv_heads, head % parts
     k = load_rows(k, b, h, start, keys, D, BLOCK_M, BLOCK_D, ROLES)
     v = load_rows(v, b, h, start, keys, D, BLOCK_M, BLOCK_D, ROLES)
     # The first query that sees each key; tiles of queries before all of them are left out.
@@ -141,7 +134,8 @@ def grad_kv_kernel(
     steps = tl.maximum(tl.cdiv(queries, BLOCK_N) - first, 0)
     sum_k = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
     sum_v = tl.zeros((BLOCK_M, BLOCK_D), COMPUTE)
-    for step in tl.range(0, group * steps, warp_specialize=ROLES):  # every query head that the key head serves
+    begin, end = group * steps * part // parts, group * steps * (part + 1) // parts
+    for step in tl.range(begin, end, warp_specialize=ROLES):  # of every query head that the key head serves
         qh = h * group + step // steps
         n = (first + step % steps) * BLOCK_N
         # Transposed, keys down and queries across: the second products take p and grad_s from registers as they are.
@@ -157,8 +151,12 @@ def grad_kv_kernel(
         delta = delta_desc.load([b, qh, n]).reshape(BLOCK_N)
         grad_s = p * (grad_p - delta[None, :])
         sum_k = tl.dot(grad_s.to(q.dtype), q, sum_k, input_precision="ieee", out_dtype=COMPUTE)
-    store_rows(grad_k, sum_k * SCALE, b, h, start, keys, D, ROLES)
-    store_rows(grad_v, sum_v, b, h, start, keys, D, ROLES)
+    if SHARED:
+        store_part(grad_k, sum_k * SCALE, head, start, keys, D)
+        store_part(grad_v, sum_v, head, start, keys, D)
+    else:
+        store_rows(grad_k, sum_k * SCALE, b, h, start, keys, D, ROLES)
+        store_rows(grad_v, sum_v, b, h, start, keys, D, ROLES)
 
 
 def settings(launch: str, dim: int, dtype: torch.dtype, hopper: bool = True) -> dict:
@@ -181,7 +179,7 @@ def backward(
     if q.numel() == 0 or keys == 0:
         return tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     grad, q, k, v, out = map(describable, (grad, q, k, v, out))
-    grad_q, grad_k, grad_v = (padded_empty(x.shape, x) for x in (q, k, v))
+    grad_q = padded_empty(q.shape, q)
     lse, delta = describable(lse), value_per_row(q)
     sizes, hopper = (heads // kv_heads, queries, keys), is_hopper(q)
     fixed = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal}
@@ -212,16 +210,29 @@ def backward(
         )
         chosen = settings("grad_kv", dim, q.dtype, hopper)
         rows, others, wide, roles = (chosen[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D", "ROLES"))
-        grad_kv_kernel[(cdiv(keys, rows) * batch * kv_heads,)](
+        programs = cdiv(keys, rows) * batch * kv_heads
+        at_once = multiprocessors(q) * (1 if roles else 2)
+        parts = parts_of(programs, heads // kv_heads * cdiv(queries, others), at_once, causal)
+        if parts > 1:
+            sums = torch.empty((2, batch, kv_heads, parts, keys, dim), dtype=delta.dtype, device=k.device)
+            grad_k, grad_v = sums
+        else:
+            sums = padded_empty(k.shape, k), padded_empty(v.shape, v)
+            grad_k, grad_v = (of_rows(x, [rows, wide], roles) for x in sums)
+        grad_kv_kernel[(programs * parts,)](
             *(of_rows(x, [rows, wide], roles) for x in (k, v)),
             *(described(x, [1, 1, others, wide]) for x in (q, grad)),
             *(described(x, [1, 1, others]) for x in (lse, delta)),
-            *(of_rows(x, [rows, wide], roles) for x in (grad_k, grad_v)),
+            grad_k,
+            grad_v,
             kv_heads,
             *sizes,
+            parts,
+            SHARED=parts > 1,
             **fixed,
             **chosen,
         )
+        grad_k, grad_v = sums if parts == 1 else sums.sum(3).to(k.dtype)
     return grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()
 
 

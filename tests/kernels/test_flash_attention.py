@@ -61,11 +61,20 @@ def check(tensors, *rest):
         (1, 2, 1, 129, 257, 128),
         (1, 1, 1, 65, 40, 256),
         (1, 1, 1, 9, 17, 7),
+        (2, 14, 1, 70, 33, 40),  # programs that share a block of keys
     ],
     ids=str,
 )
 def test_shapes_and_their_gradients(device, shape, causal, poisoned):
     check(operands(*shape, device), causal)
+
+
+def test_programs_share_keys_where_there_are_few():
+    assert attention.parts_of(132, 512, 132, False) == 1
+    assert attention.parts_of(33, 512, 132, False) == 4  # one each
+    assert attention.parts_of(34, 512, 132, False) != 4  # four more than run at a time
+    assert attention.parts_of(33, 512, 132, True) > 4  # of many lengths
+    assert attention.parts_of(1, 15, 132, False) == 1  # shorter than what a part costs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -232,7 +241,7 @@ def test_the_module_and_autocast(device):
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_backward_does_not_spill_and_its_instructions_are_those_of_the_docstring(dim, causal):
     x, values = (torch.empty(shape, device="meta") for shape in ((1, 16, 4096, dim), (1, 16, 4096)))
-    x = x.bfloat16()
+    x, sizes = x.bfloat16(), (16, 1, 4096, 4096)
     for launch, kernel in (("grad_q", gradients.grad_q_kernel), ("grad_kv", gradients.grad_kv_kernel)):
         chosen = gradients.settings(launch, dim, x.dtype)
         stays = of_rows(x, [chosen["BLOCK_M"], chosen["BLOCK_D"]], chosen["ROLES"])
@@ -243,8 +252,11 @@ def test_the_backward_does_not_spill_and_its_instructions_are_those_of_the_docst
             chosen["MASKED"] = causal
         else:
             its_values = described(values, [1, 1, chosen["BLOCK_N"]])
-            tensors = stays, stays, passes, passes, its_values, its_values, stays, stays
-        found = compile_for(kernel, *tensors, 16, 1, 4096, 4096, device="H100", SCALE=0.125, CAUSAL=causal, **chosen)
+            sums = x.float() if causal else stays
+            tensors = stays, stays, passes, passes, its_values, its_values, sums, sums
+            sizes = *sizes, 4 if causal else 1  # programs that share a block of keys
+            chosen["SHARED"] = causal
+        found = compile_for(kernel, *tensors, *sizes, device="H100", SCALE=0.125, CAUSAL=causal, **chosen)
         counts = found.instructions
         assert (found.spill_bytes, counts["HGMMA"] > 0, counts["UTMALDG"] > 0) == (0, True, True)
         assert (counts["USETMAXREG"] > 0) == (dim == 128)
@@ -290,7 +302,7 @@ def by_hand():
 @pytest.mark.parametrize(
     "shape",
     [  # batch, heads, key heads, queries, keys, dim
-        (1, 1, 1, 1, 1, 128),
+        (1, 1, 1, 1, 2, 128),
         (1, 1, 1, 64, 128, 128),
         (2, 4, 2, 127, 127, 128),
         (1, 3, 1, 1025, 1025, 80),
@@ -313,6 +325,14 @@ def test_roles_by_hand(shape, causal, by_hand, poisoned):
     queries, keys = shape[3:5]
     if causal and queries > keys:
         assert not ours[:, :, : queries - keys].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_roles_by_hand_of_one_key_give_its_value(causal, by_hand, poisoned):
+    """No gradient reaches q or k then, and no rounding may be told from it."""
+    q, k, v = operands(1, 2, 2, 1, 1, 128, "cuda")
+    assert_as_accurate(flash_attention(q, k, v, causal), v, v.double())
+    assert len(by_hand) == 1
 
 
 @pytest.mark.parametrize("causal", [False, True])
