@@ -3,10 +3,13 @@
     python -m benchmarks.sanitize [TOOL ...] [--processes N] [--seconds N]
 
     memcheck    accesses past the end of a tensor, or to an address that the width of a load does not allow
-    initcheck   reads of memory that nothing has written
-    racecheck   shared memory that two warps touch with no barrier between; not of TILED kernels, whose warps wait for
-                the copy engine in ways that this tool does not know
     synccheck   barriers that not every thread comes to
+    initcheck   reads of memory that nothing has written
+    racecheck   shared memory that two warps touch with no barrier between
+
+The last two leave out kernels of tiles. Those move tiles by the copy engine, which these tools do not follow: initcheck
+takes what it stored for unwritten (and is silent where the same kernel reads what plain stores wrote), racecheck knows
+nothing of the barriers by which warps wait for it.
 
 Every tensor is an allocation of its own, to the byte: PyTorch's cache would hide an access beyond a tensor within a
 larger one. And each case stands once at the beginning of its allocation and once an element after it, where rows and
@@ -45,7 +48,8 @@ from kernels import CATALOGUE, runtime
 from kernels.transformer_block import transformer_block, transformer_block_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
+TOOLS = ("memcheck", "synccheck", "initcheck", "racecheck")
+NOT_TILED = ("initcheck", "racecheck")
 # Rows and columns: few rows and more than an H200's SMs hold at once, one pass and loops, wide loads, ragged ones, odd.
 ROWS = (
     *((3, 1), (5, 127), (601, 127), (5, 1000), (601, 1025), (5, 4096), (301, 4099), (5, 5120), (301, 8192), (3, 12288)),
@@ -230,7 +234,8 @@ class Process:
     def __init__(self, tool: str, words: list[str], gpu: int, folder: Path):
         environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        environment["CUDA_VISIBLE_DEVICES"] = seen[gpu] if seen[0] else str(gpu)
         self.words, self.file = words, folder / f"{tool}_{'_'.join(words)}.txt"
         command = ["compute-sanitizer", "--tool", tool, "--print-limit", "50", sys.executable, "-m"]
         self.process = subprocess.Popen(
@@ -251,11 +256,12 @@ class Process:
         return self.file.read_text(errors="replace")
 
 
-def check(tool: str, processes: int, gpus: int, until: float, folder: Path) -> bool:
+def check(tool: str, processes: int, gpus: int, seconds: float, folder: Path) -> bool:
     """One tool over the planted mistakes and all cases; prints what it found. Whether that is as it should be."""
     began = time.monotonic()
+    until = began + seconds
     planted = [mistake.__name__ for mistake, sees in PLANTED.items() if sees == tool]
-    tiled = [] if tool == "racecheck" else ["tiled"]
+    tiled = [] if tool in NOT_TILED else ["tiled"]
     running = [Process(tool, ["planted", name], i % gpus, folder) for i, name in enumerate(planted)]
     running += [Process(tool, ["cases", str(i), str(processes), *tiled], i % gpus, folder) for i in range(processes)]
     found, reported, ended, done, good, seen = collections.Counter(), 0, 0, 0, True, set()
@@ -302,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.sanitize", description="compute-sanitizer over every kernel.")
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(TOOLS)}; all by default")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="at a time")
-    parser.add_argument("--seconds", type=float, default=3600, help="end what runs after so many (default: 3600)")
+    parser.add_argument("--seconds", type=float, default=3600, help="end a tool after so many (default: 3600)")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what each process said")
     options = parser.parse_args(arguments)
     if unknown := [tool for tool in options.tools if tool not in TOOLS]:
@@ -310,12 +316,12 @@ def main(arguments: list[str] | None = None) -> int:
     if shutil.which("compute-sanitizer") is None or not runtime.has_gpu():
         print("sanitize: an NVIDIA GPU and CUDA's compute-sanitizer are needed: run it where both are", file=sys.stderr)
         return 2
-    until, good = time.monotonic() + options.seconds, True
+    good = True
     with tempfile.TemporaryDirectory() as own:
         folder = options.logs or Path(own)
         folder.mkdir(parents=True, exist_ok=True)
         for tool in options.tools or TOOLS:
-            good &= check(tool, options.processes, torch.cuda.device_count(), until, folder)
+            good &= check(tool, options.processes, torch.cuda.device_count(), options.seconds, folder)
     return 0 if good else 1
 
 
