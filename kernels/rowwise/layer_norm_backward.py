@@ -30,6 +30,7 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
+from kernels.rowwise.sums import no_sums, sums_of_programs, with_rows
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import elements_before
 
@@ -56,19 +57,20 @@ def layer_norm_backward_kernel(
     STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    num_warps: tl.constexpr,
 ):
     start, APART = rows_alike(BLOCK_ROWS, PIECES)
     lead = elements_before(start.to(tl.int64) * cols, PIECES[2], PIECES[3])
     inside = columns_inside(lead, cols, PIECES)
     weight = widened(load_columns(along(weight_ptr, lead, cols, PIECES), inside), COMPUTE)
     bias = weight if ACT is None else widened(load_columns(along(bias_ptr, lead, cols, PIECES), inside), COMPUTE)
-    grad_weight = ()
-    for i in tl.static_range(len(inside)):
-        grad_weight = grad_weight + (tl.zeros((BLOCK_ROWS, inside[i].shape[1]), dtype=COMPUTE),)
+    grad_weight = no_sums(inside, BLOCK_ROWS, PIECES[2], num_warps, COMPUTE)
     grad_bias = grad_weight
     EXACT: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
-    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
-        row = rows_from(first, BLOCK_ROWS, APART)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    turns = 1 if STAGES == 0 else tl.cdiv(rows - start, step)
+    for turn in tl.range(0, turns, num_stages=STAGES):
+        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
         here = row < rows
         x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), COMPUTE)
         at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
@@ -80,8 +82,8 @@ def layer_norm_backward_kernel(
         out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
         for i in tl.static_range(len(x)):
             tl.store(out[i], grad_x[i].to(grad_x_ptr.dtype.element_ty), mask=here & inside[i])
-        grad_weight = plus(grad_weight, products(grad_z, x_hat))
-        grad_bias = plus(grad_bias, grad_z)
+        grad_weight = with_rows(grad_weight, products(grad_z, x_hat))
+        grad_bias = with_rows(grad_bias, grad_z)
     program = tl.program_id(0).to(tl.int64) * cols
     to_weight = along(grad_weight_ptr + program, lead, cols, PIECES)
     to_bias = along(grad_bias_ptr + program, lead, cols, PIECES)
@@ -152,5 +154,6 @@ def gradients(
             grad_weight, grad_bias = layer_norm_pairs.backward_in_pairs(grad_y, x, weight, grad_x, eps)
         else:
             grad_weight, grad_bias = layer_norm_wide.backward_in_two(*tensors, act, eps)
-    sums = ((total[0] if rows <= sms else total.sum(0)) for total in (grad_weight, grad_bias))
-    return grad_x, *(total.to(vector.dtype) for total, vector in zip(sums, (weight, bias), strict=True))
+        if rows <= sms:
+            return grad_x, grad_weight[0], grad_bias[0]
+        return grad_x, *sums_of_programs((grad_weight, grad_bias), (weight, bias))

@@ -30,6 +30,7 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
+from kernels.rowwise.sums import no_sums, sums_of_programs, with_rows
 from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
 from kernels.vectors import elements_before
 
@@ -53,20 +54,23 @@ def rms_norm_backward_kernel(
     PIECES: tl.constexpr,
     STAGES: tl.constexpr,
     COMPUTE: tl.constexpr,
+    num_warps: tl.constexpr,
 ):
     start, APART = rows_alike(BLOCK_ROWS, PIECES)
     lead = elements_before(tl.cast(start, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
     inside = columns_inside(lead, cols, PIECES)
     weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
-    grad_weight = ()
-    for i in tl.static_range(len(inside)):
-        grad_weight = grad_weight + (tl.zeros((BLOCK_ROWS, inside[i].shape[1]), dtype=COMPUTE),)
-    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
-        row = rows_from(first, BLOCK_ROWS, APART)
+    grad_weight = no_sums(inside, BLOCK_ROWS, PIECES[2], num_warps, COMPUTE)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    turns = 1 if STAGES == 0 else tl.cdiv(rows - start, step)
+    for turn in tl.range(0, turns, num_stages=STAGES):
+        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
         here = row < rows
         x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0)
         at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
         grad_y = load_pieces(at, inside, here, 0.0)
+        if grad_sum_ptr is not None and STAGES < 2:
+            grad_sum = load_pieces(pointers(grad_sum_ptr, row * cols, lead, cols, PIECES), inside, here, 0.0)
         rstd = tl.load(rstd_ptr + row + tl.zeros((BLOCK_ROWS, 1), tl.int32), mask=here, other=0.0)
         product = ()
         for i in tl.static_range(len(x)):
@@ -74,15 +78,16 @@ def rms_norm_backward_kernel(
         # d rstd / dx = -rstd^3 x / cols reaches x through every column of its row.
         pull = row_sum(product) / cols * rstd * rstd
         out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
-        sums = ()
+        if grad_sum_ptr is not None and STAGES > 1:
+            grad_sum = load_pieces(pointers(grad_sum_ptr, row * cols, lead, cols, PIECES), inside, here, 0.0)
+        terms = ()
         for i in tl.static_range(len(x)):
-            sums = sums + (grad_weight[i] + grad_y[i].to(COMPUTE) * (x[i].to(COMPUTE) * rstd),)
+            terms = terms + (grad_y[i].to(COMPUTE) * (x[i].to(COMPUTE) * rstd),)
             grad_x = rstd * (grad_y[i].to(COMPUTE) * weight[i].to(COMPUTE) - x[i].to(COMPUTE) * pull)
             if grad_sum_ptr is not None:
-                also = pointers(grad_sum_ptr, row * cols, lead, cols, PIECES)
-                grad_x += tl.load(also[i], mask=here & inside[i], other=0.0).to(COMPUTE)
+                grad_x += grad_sum[i].to(COMPUTE)
             tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=here & inside[i])
-        grad_weight = sums
+        grad_weight = with_rows(grad_weight, terms)
     mine = along(grad_weight_ptr + tl.program_id(0).to(tl.int64) * cols, lead, cols, PIECES)
     for i in tl.static_range(len(inside)):
         tl.store(mine[i], tl.sum(grad_weight[i], axis=0, keep_dims=True), mask=inside[i])
@@ -132,4 +137,4 @@ def gradients(
             sums = torch.empty(programs, cols, dtype=rstd.dtype, device=x.device)
             strides = grad_y.stride(0), x.stride(0)
             rms_norm_backward_kernel[(programs,)](*tensors, sums, rows, cols, *strides, **chosen)
-    return grad_x, sums.sum(0).to(weight.dtype)
+        return grad_x, *sums_of_programs((sums,), (weight,))
