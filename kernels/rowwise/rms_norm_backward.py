@@ -78,14 +78,16 @@ def rms_norm_backward_kernel(
         # d rstd / dx = -rstd^3 x / cols reaches x through every column of its row.
         pull = row_sum(product) / cols * rstd * rstd
         out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
-        if grad_sum_ptr is not None and STAGES > 1:
-            grad_sum = load_pieces(pointers(grad_sum_ptr, row * cols, lead, cols, PIECES), inside, here, 0.0)
         terms = ()
         for i in tl.static_range(len(x)):
             terms = terms + (grad_y[i].to(COMPUTE) * (x[i].to(COMPUTE) * rstd),)
             grad_x = rstd * (grad_y[i].to(COMPUTE) * weight[i].to(COMPUTE) - x[i].to(COMPUTE) * pull)
             if grad_sum_ptr is not None:
-                grad_x += grad_sum[i].to(COMPUTE)
+                if STAGES < 2:
+                    grad_x += grad_sum[i].to(COMPUTE)
+                else:  # it waits in shared memory
+                    also = pointers(grad_sum_ptr, row * cols, lead, cols, PIECES)
+                    grad_x += tl.load(also[i], mask=here & inside[i], other=0.0).to(COMPUTE)
             tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=here & inside[i])
         grad_weight = with_rows(grad_weight, terms)
     mine = along(grad_weight_ptr + tl.program_id(0).to(tl.int64) * cols, lead, cols, PIECES)
