@@ -30,7 +30,7 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
-from kernels.rowwise.sums import no_sums, sums_of_programs, with_rows
+from kernels.rowwise.sums import folded, no_sums, sums_of_programs
 from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
 from kernels.vectors import elements_before
 
@@ -78,9 +78,10 @@ def rms_norm_backward_kernel(
         # d rstd / dx = -rstd^3 x / cols reaches x through every column of its row.
         pull = row_sum(product) / cols * rstd * rstd
         out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
-        terms = ()
+        sums = ()
         for i in tl.static_range(len(x)):
-            terms = terms + (grad_y[i].to(COMPUTE) * (x[i].to(COMPUTE) * rstd),)
+            own = grad_y[i].to(COMPUTE) * (x[i].to(COMPUTE) * rstd)
+            sums = sums + (grad_weight[i] + folded(own, grad_weight[i].shape[0]),)
             grad_x = rstd * (grad_y[i].to(COMPUTE) * weight[i].to(COMPUTE) - x[i].to(COMPUTE) * pull)
             if grad_sum_ptr is not None:
                 if STAGES < 2:
@@ -89,7 +90,7 @@ def rms_norm_backward_kernel(
                     also = pointers(grad_sum_ptr, row * cols, lead, cols, PIECES)
                     grad_x += tl.load(also[i], mask=here & inside[i], other=0.0).to(COMPUTE)
             tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=here & inside[i])
-        grad_weight = with_rows(grad_weight, terms)
+        grad_weight = sums
     mine = along(grad_weight_ptr + tl.program_id(0).to(tl.int64) * cols, lead, cols, PIECES)
     for i in tl.static_range(len(inside)):
         tl.store(mine[i], tl.sum(grad_weight[i], axis=0, keep_dims=True), mask=inside[i])
