@@ -65,9 +65,7 @@ def residual_rms_norm_kernel(
     inside = columns_inside(lead, cols, PIECES)
     weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
     step = tl.num_programs(0) * BLOCK_ROWS
-    turns = 1
-    if STAGES > 1:
-        turns = tl.cdiv(rows - first, step)
+    turns = 1 if STAGES == 1 else tl.cdiv(rows - first, step)
     for turn in tl.range(0, turns, num_stages=STAGES):
         row = rows_from(first + turn * step, BLOCK_ROWS, APART)
         here = row < rows
