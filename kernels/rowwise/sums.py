@@ -24,13 +24,15 @@ def no_sums(inside, BLOCK_ROWS: tl.constexpr, VECTOR: tl.constexpr, num_warps: t
     hold. Rows beyond these lie in the same threads again, so with_rows adds them up where they are."""
     sums = ()
     for i in tl.static_range(len(inside)):
-        sums = sums + (zeros_of(inside[i].shape[1], 32 * num_warps * VECTOR // inside[i].shape[1], BLOCK_ROWS, COMPUTE),)
+        sums = sums + (
+            zeros_of(inside[i].shape[1], 32 * num_warps * VECTOR // inside[i].shape[1], BLOCK_ROWS, COMPUTE),
+        )
     return sums
 
 
 @triton.jit
 def folded(x, ROWS: tl.constexpr):
-    if ROWS < x.shape[0]:
+    if x.shape[0] > ROWS:
         x = tl.sum(tl.reshape(x, (x.shape[0] // ROWS, ROWS, x.shape[1])), axis=0)
     return x
 
