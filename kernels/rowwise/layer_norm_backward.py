@@ -67,10 +67,8 @@ def layer_norm_backward_kernel(
     grad_weight = no_sums(inside, BLOCK_ROWS, PIECES[2], num_warps, COMPUTE)
     grad_bias = grad_weight
     EXACT: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
-    step = tl.num_programs(0) * BLOCK_ROWS
-    turns = 1 if STAGES == 0 else tl.cdiv(rows - start, step)
-    for turn in tl.range(0, turns, num_stages=STAGES):
-        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
+    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
+        row = rows_from(first, BLOCK_ROWS, APART)
         here = row < rows
         x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), COMPUTE)
         at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
@@ -103,20 +101,28 @@ def launch_of(
     tensors: int = 2,
     act: str | None = None,
 ) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES and num_warps: up to 40 elements of a row a thread, and 8 warps
-    an SM, which have all its registers; 32 beside a sum's, and 20 beside what an activation needs.
+    """How many programs, and their PIECES, BLOCK_ROWS, STAGES and num_warps: up to 40 elements of a row a thread, and 8
+    warps an SM, which have all its registers; 32 beside a sum's, and 20 beside what an activation needs.
 
     Two rows are on their way while one is computed, if `shared_memory` holds them, of each of `tensors` that are read:
-    x, the gradient, and a sum's.
+    x, the gradient, and a sum's. Rows of up to 1024 columns are one block, for a block of several rows and a smaller
+    one lie in threads differently, and each sum would be brought from one to the other; rows of up to 256 lie within
+    a warp, and 16 of these wait for memory in turns. Ragged ones of those move an element at a time: beside so few
+    columns the rim of each row is a second block.
     """
-    head, tail, _, ragged = pieces
-    held = head + tail
-    block_rows = max(1, (512 if ragged else 2048) // next_power_of_2(held))
-    warps = next_power_of_2(cdiv(block_rows * held, 640 if act else 1280 if tensors == 2 else 1024))
-    stages = 3 if 2 * tensors * dtype.itemsize * block_rows * held < shared_memory else 1
-    programs = min(cdiv(rows, block_rows), sms * max(1, (16 if act else 8) // warps))
-    chosen = {"BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
-    return in_step(programs, rows, block_rows, pieces), chosen
+    pieces = (next_power_of_2(cols), 0, *pieces[2:]) if cols <= 1024 else pieces
+    (held, ragged), within_warp = (sum(pieces[:2]), pieces[3]), cols <= 256
+    if within_warp:
+        pieces = (held, 0, 1, False) if ragged else pieces
+        block_rows = min(max(1, (512 if ragged else 2048 if act else 4096) // held), next_power_of_2(rows // sms))
+        warps, stages, per_sm = (1, 1, 16) if ragged else (4, 1, 4)
+    else:
+        block_rows = max(1, (512 if ragged else 2048) // next_power_of_2(held))
+        warps = next_power_of_2(cdiv(block_rows * held, 640 if act else 1280 if tensors == 2 else 1024))
+        stages = 3 if 2 * tensors * dtype.itemsize * block_rows * held < shared_memory else 1
+        per_sm = max(1, (16 if act else 8) // warps)
+    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    return in_step(min(cdiv(rows, block_rows), sms * per_sm), rows, block_rows, pieces), chosen
 
 
 def gradients(
@@ -142,7 +148,7 @@ def gradients(
             pieces = pieces_of(*of_rows)
             room = shared_memory(x)
             programs, chosen = launch_of(rows, cols, x.dtype, sms, pieces, room, len(of_rows) - 1, act)
-            constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
+            constants = {"ACT": act, "COMPUTE": arithmetic(x.dtype)}
             sums = torch.float64 if x.dtype == torch.float64 else torch.float32
             grad_weight, grad_bias = torch.empty(2, programs, cols, dtype=sums, device=x.device)
             layer_norm_backward_kernel[(programs,)](

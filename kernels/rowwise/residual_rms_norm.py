@@ -57,16 +57,13 @@ def residual_rms_norm_kernel(
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
     STAGES: tl.constexpr,  # rows on their way from memory at once, plus one; 1: it has one block of rows
-    WEIGHT_FIRST: tl.constexpr,  # it is asked for once, before any row
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
     first, APART = rows_alike(BLOCK_ROWS, PIECES)
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     lead = elements_before(tl.cast(first, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
     inside = columns_inside(lead, cols, PIECES)
-    weight_at = along(weight_ptr, lead, cols, PIECES)
-    if WEIGHT_FIRST:
-        weight = load_columns(weight_at, inside)
+    weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
     step = tl.num_programs(0) * BLOCK_ROWS
     turns = 1 if STAGES == 1 else tl.cdiv(rows - first, step)
     for turn in tl.range(0, turns, num_stages=STAGES):
@@ -82,8 +79,6 @@ def residual_rms_norm_kernel(
             squares = squares + (s[i] * s[i],)
             tl.store(out[i], s[i].to(sum_ptr.dtype.element_ty), mask=here & inside[i])
         rstd = tl.rsqrt(row_sum(squares) / cols + eps)
-        if not WEIGHT_FIRST:  # held during the reduction, its registers would cost the second program on an SM
-            weight = load_columns(weight_at, inside)
         out = pointers(y_ptr, row * cols, lead, cols, PIECES)
         for i in tl.static_range(len(x)):
             y = s[i] * rstd * weight[i].to(COMPUTE)

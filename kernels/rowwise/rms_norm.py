@@ -57,16 +57,13 @@ def rms_norm_kernel(
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
     STAGES: tl.constexpr,  # rows on their way from memory at once, plus one; 1: it has one block of rows
-    WEIGHT_FIRST: tl.constexpr,  # it is asked for once, before any row
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
     first, APART = rows_alike(BLOCK_ROWS, PIECES)
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     lead = elements_before(tl.cast(first, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
     inside = columns_inside(lead, cols, PIECES)
-    weight_at = along(weight_ptr, lead, cols, PIECES)
-    if WEIGHT_FIRST:
-        weight = load_columns(weight_at, inside)
+    weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
     step = tl.num_programs(0) * BLOCK_ROWS
     turns = 1 if STAGES == 1 else tl.cdiv(rows - first, step)
     for turn in tl.range(0, turns, num_stages=STAGES):
@@ -77,8 +74,6 @@ def rms_norm_kernel(
         for i in tl.static_range(len(x)):
             squares = squares + (x[i].to(COMPUTE) * x[i].to(COMPUTE),)
         rstd = tl.rsqrt(row_sum(squares) / cols + eps)
-        if not WEIGHT_FIRST:
-            weight = load_columns(weight_at, inside)
         out = pointers(y_ptr, row * cols, lead, cols, PIECES)
         for i in tl.static_range(len(x)):
             y = x[i].to(COMPUTE) * rstd * weight[i].to(COMPUTE)
@@ -104,7 +99,7 @@ def launch_of(rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int,
     if ragged and held > 8192 and warps <= 16 and programs > per_sm * sms:
         stages = max(1, min(3, 1 + 216 * 2**10 // (per_sm * row_bytes)))
         programs = per_sm * sms if stages > 1 else programs
-    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "WEIGHT_FIRST": True, "num_warps": warps}
+    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     return in_step(programs, rows, block_rows, pieces), {**chosen, "COMPUTE": arithmetic(dtype)}
 
 

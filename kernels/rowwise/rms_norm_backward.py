@@ -61,10 +61,8 @@ def rms_norm_backward_kernel(
     inside = columns_inside(lead, cols, PIECES)
     weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
     grad_weight = no_sums(inside, BLOCK_ROWS, PIECES[2], num_warps, COMPUTE)
-    step = tl.num_programs(0) * BLOCK_ROWS
-    turns = 1 if STAGES == 0 else tl.cdiv(rows - start, step)
-    for turn in tl.range(0, turns, num_stages=STAGES):
-        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
+    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
+        row = rows_from(first, BLOCK_ROWS, APART)
         here = row < rows
         x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0)
         at = pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES)
@@ -100,19 +98,21 @@ def rms_norm_backward_kernel(
 def backward_launch_of(
     rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int, shared_memory: int, tensors: int = 2
 ) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES and num_warps: a thread has 16 to 36 elements of a row.
+    """How many programs, and their PIECES, BLOCK_ROWS, STAGES and num_warps: a thread has 16 to 36 elements of a row.
 
     Two rows are on their way while one is computed, if `shared_memory` bytes hold them, of each of `tensors` that are
-    read: x, the gradient, and a sum's. Rows of up to 1024 columns come several at a time instead, and the widest leave
-    no registers for it.
+    read: x, the gradient, and a sum's. Rows of up to 1024 columns come several at a time instead, in one block: a
+    smaller one beside it would lie in threads differently, and each sum be brought from one to the other. The widest
+    leave no registers for it, unless a third tensor waits too.
     """
+    pieces = (next_power_of_2(cols), 0, *pieces[2:]) if cols <= 1024 else pieces
     held, ragged = sum(pieces[:2]), pieces[3]
-    block_rows = min(16, (1024 if ragged else 4096) // next_power_of_2(held)) if held <= 1024 else 1
+    block_rows = min(16, (1024 if ragged else 4096) // held) if cols <= 1024 else 1
     warps = largest_power_of_2(block_rows * held // (1024 if ragged else 512))
     warps = min(16, max(1, warps) if ragged else max(4, warps) if block_rows == 1 else 4)
     per_sm = max(1, (8 if ragged else 16) // warps)
     in_flight = per_sm * tensors * dtype.itemsize * held  # bytes of one stage
-    alone = block_rows > 1 or held > 12288
+    alone = block_rows > 1 or (held > 12288 and tensors == 2)
     stages = 1 if alone else max(1, min(3, 1 + shared_memory // in_flight))
     programs = in_step(min(cdiv(rows, block_rows), per_sm * sms), rows, block_rows, pieces)
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
