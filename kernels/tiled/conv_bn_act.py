@@ -13,7 +13,8 @@ ever written): a row is an output pixel, a column an output channel, and the sum
 input's channels. In memory channels come last, so that a pixel's channels are side by side.
 
 The kernel here decodes pixel, tap and channel of every element and masks what lies outside the picture: any sizes on
-any GPU. What tensor descriptors can take goes to conv_bn_act_descriptors.py instead.
+any GPU. In 16 bits tensor descriptors fetch whole boxes instead: conv_bn_act_descriptors.py and, where x must be copied
+for them, conv_bn_act_padded.py.
 
 Source: Ioffe and Szegedy, arXiv:1502.03167 (batch norm); Chetlur et al., arXiv:1410.0759 (implicit GEMM).
 """
@@ -31,7 +32,7 @@ from kernels.fused_op import FusedOp, Work
 from kernels.options import check_option, refuse
 from kernels.register import register
 from kernels.sizes import cdiv
-from kernels.tiled import conv_bn_act_descriptors
+from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 
 
 @triton.jit
@@ -123,25 +124,23 @@ def _empty_result(x: Tensor, weight: Tensor, stride: int, padding: int | None) -
     return torch.empty(images, height, width, out_channels, dtype=x.dtype, device=x.device)
 
 
+def _way(x: Tensor, weight: Tensor, y: Tensor, stride: int):
+    """The fastest launch that takes these, channels last."""
+    if conv_bn_act_descriptors.takes(x, weight, stride):
+        return conv_bn_act_descriptors.launch
+    return conv_bn_act_padded.launch if conv_bn_act_padded.gains(x, weight, y) else _launch
+
+
 def _forward(
-    x: Tensor,
-    weight: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    act: str,
-    stride: int,
-    padding: int | None,
-    eps: float,
-) -> Tensor:
+    x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, act: str, stride: int,
+    padding: int | None, eps: float,
+) -> Tensor:  # fmt: skip
     y, pads = _empty_result(x, weight, stride, padding), _paddings(weight, padding)
     if y.numel():
         x, weight = _channels_last(x), _channels_last(weight)
         vectors = [vector.contiguous() for vector in (gamma, beta, mean, var)]
-        launch = conv_bn_act_descriptors.launch if conv_bn_act_descriptors.takes(x, weight, stride) else _launch
         with torch.cuda.device_of(x):
-            launch(x, weight, vectors, y, act, stride, pads, eps)
+            _way(x, weight, y, stride)(x, weight, vectors, y, act, stride, pads, eps)
     return y.permute(0, 3, 1, 2)
 
 

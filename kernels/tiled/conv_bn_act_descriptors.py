@@ -44,7 +44,7 @@ def conv_bn_act_descriptors_kernel(
     # (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * CHANNELS) in (BOX_N, BOX_H, 1, BOX_W, BLOCK_IN)
     x_desc,
     weight_desc,  # (out_channels, TAPS_H * TAPS_W * CHANNELS) in (BLOCK_OUT, BLOCK_IN)
-    y_desc,  # (images, out_height, out_width, out_channels) in (BOX_N, BOX_H, BOX_W, BLOCK_OUT)
+    y_desc,  # (images, out_height, out_width, out_channels) in (BOX_N, BOX_H, BOX_W, BLOCK_OUT), or a pointer to it
     gamma_ptr,  # (out_channels,), as the next three
     beta_ptr,
     mean_ptr,
@@ -60,6 +60,7 @@ def conv_bn_act_descriptors_kernel(
     STRIDE: tl.constexpr,
     PADDING_H: tl.constexpr,
     PADDING_W: tl.constexpr,
+    UNIT: tl.constexpr,  # divides out_channels; where it is 8, 16 bytes, y is a descriptor
     ACT: tl.constexpr,
     BOX_N: tl.constexpr,
     BOX_H: tl.constexpr,
@@ -95,7 +96,20 @@ def conv_bn_act_descriptors_kernel(
         channel = k + tl.arange(0, BLOCK_OUT)
         scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
         y = activate(acc * scale[:, None] + shift[:, None], ACT)
-        y_desc.store([n, h, w, k], y.to(y_desc.dtype).T.reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
+        if UNIT == 8:
+            y_desc.store([n, h, w, k], y.to(y_desc.dtype).T.reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
+        else:
+            pixel = tl.arange(0, PIXELS)
+            n, h, w = n + pixel // (BOX_H * BOX_W), h + pixel // BOX_W % BOX_H, w + pixel % BOX_W
+            inside = (n < images) & (h < out_height) & (w < out_width)
+            whole = out_channels // UNIT * UNIT  # tells the compiler that UNIT divides it, as a store needs it
+            # int64 before the multiplications: offsets pass 2**31 on large tensors.
+            offset = ((n.to(tl.int64) * out_height + h) * out_width + w) * whole
+            tl.store(
+                y_desc + offset[:, None] + channel[None, :],
+                y.to(y_desc.dtype.element_ty).T,
+                mask=inside[:, None] & (channel < whole)[None, :],
+            )
 
 
 def _tiles(box: tuple[int, int, int], images: int, height: int, width: int) -> int:
@@ -143,9 +157,33 @@ def takes(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bool:
     _, height, width, channels = x.shape
     aligned = (x.data_ptr() | weight.data_ptr()) % ALIGNMENT == 0
     # Descriptors take 16 bytes at a time, tensor cores 16 channels.
-    whole = channels % (8 if stride == 1 else 16) == 0 and weight.shape[0] % 8 == 0
+    whole = channels % (8 if stride == 1 else 16) == 0
     fits = height % stride == 0 and width % stride == 0 and whole
     return x.dtype != torch.float32 and aligned and fits and shared_memory(x) >= LARGE_TILES
+
+
+def plan_of(of_x, channels, taps, stride, padding, sizes, out_channels, chosen, multiprocessors) -> tuple:
+    """The plan for a view of x: its shape and strides, numbers that a tap reads, taps, paddings as the kernel counts
+    them, images, height and width of the result, and the settings."""
+    box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
+    block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
+    described = (
+        (*of_x, [*box[:2], 1, box[2], block_in]),
+        (*contiguous(out_channels, prod(taps) * channels), [block_out, block_in]),
+    )
+    unit = gcd(out_channels, 8)
+    if unit == 8:
+        described += ((*contiguous(*sizes, out_channels), [*box, block_out]),)
+    constants = {"CHANNELS": channels, "TAPS_H": taps[0], "TAPS_W": taps[1], "STRIDE": stride}
+    constants |= {"PADDING_H": padding[0], "PADDING_W": padding[1], "UNIT": unit}
+    tiles = _tiles(box, *sizes) * cdiv(out_channels, block_out)
+    grid = (min(tiles, multiprocessors * 8 // chosen["num_warps"]),)
+    return grid, described, (*sizes, out_channels), constants | chosen
+
+
+def contiguous(*shape: int) -> tuple[list[int], list[int]]:
+    """The shape and its strides. PyTorch leaves the stride of a dimension of size 1 open, the copy engine does not."""
+    return list(shape), [prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 @lru_cache(maxsize=1024)  # pictures come in many sizes
@@ -157,40 +195,34 @@ def plan(
     padding: tuple[int, int],
     multiprocessors: int,
 ) -> tuple[tuple[int], tuple, tuple[int, ...], dict]:
-    """All that a launch of the kernel is but its tensors: grid, (shape, strides, block) of the descriptors of
-    x, weight and y, sizes, and constexprs. It takes Python longer to work out than the launch itself."""
+    """All that a launch of the kernel is but its tensors: grid, (shape, strides, block) of the descriptors of x, weight
+    and, where it has one, y, sizes, and constexprs. It takes Python longer to work out than the launch itself."""
     images, height, width, channels = x_shape
     out_channels, taps_h, taps_w, _ = weight_shape
     sizes = y_shape[:3]
     if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no neighbours are seen: all pixels are one row
         images, height, width = sizes = 1, 1, images * height * width
+    of_x = contiguous(images, height // stride, stride, width // stride, stride * channels)
     chosen = settings(*sizes, channels, out_channels, stride, multiprocessors)
-    box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
-    block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
-    views = (
-        ([images, height // stride, stride, width // stride, stride * channels], [*box[:2], 1, box[2], block_in]),
-        ([out_channels, taps_h * taps_w * channels], [block_out, block_in]),
-        ([*sizes, out_channels], [*box, block_out]),
-    )
-    # Strides of contiguous tensors; PyTorch leaves the stride of a dimension of size 1 open, the copy engine does not.
-    described = tuple((shape, [prod(shape[i + 1 :]) for i in range(len(shape))], block) for shape, block in views)
-    constants = {"CHANNELS": channels, "TAPS_H": taps_h, "TAPS_W": taps_w, "STRIDE": stride}
-    constants |= {"PADDING_H": padding[0], "PADDING_W": padding[1]}
-    tiles = _tiles(box, *sizes) * cdiv(out_channels, block_out)
-    grid = (min(tiles, multiprocessors * 8 // chosen["num_warps"]),)
-    return grid, described, (*sizes, out_channels), constants | chosen
+    return plan_of(of_x, channels, (taps_h, taps_w), stride, padding, sizes, out_channels, chosen, multiprocessors)
 
 
-def describe(tensors: tuple[torch.Tensor, ...], described: tuple) -> list[TensorDescriptor]:
-    """The descriptors of x, weight and y that a plan asks for."""
-    return [TensorDescriptor(each, *views) for each, views in zip(tensors, described, strict=True)]
+def describe(tensors: tuple[torch.Tensor, ...], planned: tuple) -> list[TensorDescriptor | torch.Tensor]:
+    """x, weight and y as the kernel takes them by this plan."""
+    found = [TensorDescriptor(each, *views) for each, views in zip(tensors, planned[1], strict=False)]
+    return found if len(found) == 3 else [*found, tensors[2]]
+
+
+def launch_planned(planned: tuple, x, weight, vectors, y, act: str, eps: float) -> None:
+    grid, _, sizes, options = planned
+    descriptors = describe((x, weight, y), planned)
+    conv_bn_act_descriptors_kernel[grid](*descriptors, *vectors, eps, *sizes, ACT=act, **options)
 
 
 def launch(x, weight, vectors, y, act: str, stride: int, padding: tuple[int, int], eps: float) -> None:
     """Write y for x and weight that the kernel takes, all with channels last; vectors are gamma, beta, mean and var."""
-    grid, described, sizes, options = plan(x.shape, weight.shape, y.shape, stride, padding, multiprocessors(x))
-    descriptors = describe((x, weight, y), described)
-    conv_bn_act_descriptors_kernel[grid](*descriptors, *vectors, eps, *sizes, ACT=act, **options)
+    planned = plan(x.shape, weight.shape, y.shape, stride, padding, multiprocessors(x))
+    launch_planned(planned, x, weight, vectors, y, act, eps)
 
 
 def compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
@@ -203,5 +235,5 @@ def compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     )
     tensors = tuple(torch.empty(each, dtype=dtype, device="meta") for each in shapes)
     vector = torch.empty(out_channels, dtype=dtype, device="meta")
-    _, described, sizes, options = plan(*shapes, 1, (taps // 2, taps // 2), 132)
-    return (*describe(tensors, described), *4 * (vector,), 1e-5, *sizes), options | {"ACT": "relu"}
+    planned = plan(*shapes, 1, (taps // 2, taps // 2), 132)
+    return (*describe(tensors, planned), *4 * (vector,), 1e-5, *planned[2]), planned[3] | {"ACT": "relu"}

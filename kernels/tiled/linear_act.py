@@ -10,7 +10,8 @@ of arithmetic at cuBLAS's 788 TFLOP/s. So what fusion can gain is a tenth, and a
 would lose all of it. It is also more precise: the fp32 sum is rounded once, after the epilogue, not once an operation.
 
 The kernel here is the tiled matmul of textbooks, one program a tile of y, for every GPU, dtype and stride. What tensor
-descriptors can take goes to linear_act_descriptors.py or, of few rows, linear_act_few.py, which compute the same.
+descriptors can take, or a padded copy that they can, goes to linear_act_descriptors.py or, of few rows,
+linear_act_few.py, which compute the same.
 
 Training keeps s = x W^T + bias for the backward pass, which is in linear_act_backward.py.
 
@@ -114,13 +115,15 @@ def _run(x, weight, bias, residual, act: str | None, tf32: bool, keep_sum: bool)
     results = [None if each is None else as_matrix(each.contiguous()) for each in (residual, y, s)]
     on_tensor_cores = x.dtype.itemsize == 2 or tf32
     with torch.cuda.device_of(x):
-        described = rows, weight, *(each for each in results if each is not None)
-        if on_tensor_cores and rows.shape[0] <= linear_act_few.ROWS and takes_descriptors(rows, weight):
-            linear_act_few.launch(rows, weight, bias, *results, act)
-        elif on_tensor_cores and takes_descriptors(*described):
-            linear_act_descriptors.launch(rows, weight, bias, *results, act)
-        else:
+        whole = on_tensor_cores and takes_descriptors(rows, weight)
+        if on_tensor_cores and not whole and linear_act_descriptors.worth_padding(rows, weight):
+            whole, (rows, weight) = True, linear_act_descriptors.padded(rows, weight)
+        if not whole:
             _launch(rows, weight, bias, *results, act, tf32)
+        elif rows.shape[0] <= linear_act_few.ROWS:
+            linear_act_few.launch(rows, weight, bias, *results, act)
+        else:
+            linear_act_descriptors.launch(rows, weight, bias, *results, act)
     return y, s
 
 

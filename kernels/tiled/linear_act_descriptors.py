@@ -20,6 +20,10 @@ TFLOP/s of one run:
 Without an activation it is level with cuBLAS (789, 762 and 799). With it the tensor cores wait 1.2 us of the 46 that a
 tile takes at 4096^3: the GELU's eight instructions an element keep a multiprocessor's four schedulers for 2048 cycles.
 
+Rows of x and weight that begin elsewhere are copied first where the product is large: 1023 x 4097 x 4099 takes 75 us
+then, 25 of them the copies, linear_act_kernel 352 and torch.compile, which copies too, 105; 777 x 300 x 5000 takes 23,
+55 and 45 us.
+
 Source: the order of tiles and the persistent loop after Triton's tutorials 03 and 09.
 """
 
@@ -31,9 +35,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import activate
-from kernels.arguments import multiprocessors
-from kernels.descriptors import LARGE_TILES
+from kernels.arguments import multiprocessors, shared_memory
+from kernels.descriptors import ALIGNMENT, LARGE_TILES
 from kernels.sizes import cdiv
+from kernels.tiled.padded import pad
 
 # Rows and columns of a tile, warps, microseconds of a round of one tile a multiprocessor at K = 4096 (H200, bf16).
 TILES = (
@@ -55,21 +60,33 @@ def grouped_order(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, residual_desc, y_desc, sum_desc, row, col, ACT: tl.constexpr, PARTS: tl.constexpr):
+def finish(
+    acc, residual, y, s, row, col, m, n, ACT: tl.constexpr, PARTS: tl.constexpr, DESCRIBED: tl.constexpr
+):  # fmt: skip
     """The epilogue, from fp32 sums in registers to memory, in PARTS side by side one after another."""
     ROWS: tl.constexpr = acc.shape[0]
     COLS: tl.constexpr = acc.shape[1]
     if PARTS > 1:
         left, right = tl.split(tl.permute(tl.reshape(acc, (ROWS, 2, COLS // 2)), (0, 2, 1)))
-        finish(left, residual_desc, y_desc, sum_desc, row, col, ACT, PARTS // 2)
-        finish(right, residual_desc, y_desc, sum_desc, row, col + COLS // 2, ACT, PARTS // 2)
+        finish(left, residual, y, s, row, col, m, n, ACT, PARTS // 2, DESCRIBED)
+        finish(right, residual, y, s, row, col + COLS // 2, m, n, ACT, PARTS // 2, DESCRIBED)
+    elif DESCRIBED:
+        if s is not None:
+            s.store([row, col], acc.to(s.dtype))
+        result = acc if ACT is None else activate(acc, ACT, y.dtype)
+        if residual is not None:
+            result += residual.load([row, col]).to(tl.float32)
+        y.store([row, col], result.to(y.dtype))
     else:
-        if sum_desc is not None:
-            sum_desc.store([row, col], acc.to(sum_desc.dtype))
-        y = acc if ACT is None else activate(acc, ACT, y_desc.dtype)
-        if residual_desc is not None:
-            y += residual_desc.load([row, col]).to(tl.float32)
-        y_desc.store([row, col], y.to(y_desc.dtype))
+        at_row, at_col = row + tl.arange(0, ROWS)[:, None], col + tl.arange(0, COLS)[None, :]
+        inside = (at_row < m) & (at_col < n)
+        at = at_row.to(tl.int64) * n + at_col  # passes 2**31 on large tensors
+        if s is not None:
+            tl.store(s + at, acc.to(s.dtype.element_ty), mask=inside)
+        result = acc if ACT is None else activate(acc, ACT, y.dtype.element_ty)
+        if residual is not None:
+            result += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y + at, result.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -77,9 +94,9 @@ def linear_act_descriptors_kernel(
     x_desc,  # (m, k) in tiles of (BLOCK_M, BLOCK_K)
     weight_desc,  # (n, k) in tiles of (BLOCK_N, BLOCK_K)
     bias_ptr,  # (n,), or None
-    residual_desc,  # (m, n) in tiles of (BLOCK_M, BLOCK_N // PARTS), or None
-    y_desc,  # the same
-    sum_desc,  # the same, or None where no backward pass will ask for it
+    residual,  # (m, n) in tiles of (BLOCK_M, BLOCK_N // PARTS), or None; not DESCRIBED a pointer, as the next two
+    y,  # the same
+    s,  # the same, or None where no backward pass will ask for it
     m,
     n,
     k,
@@ -90,6 +107,7 @@ def linear_act_descriptors_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,  # in which a tile leaves, by way of shared memory: with fewer there is no room for loads
+    DESCRIBED: tl.constexpr,  # whether residual, y and s are descriptors
 ):
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -105,7 +123,7 @@ def linear_act_descriptors_kernel(
             # For all parts at once: its way from memory is waited for once, and under the last product.
             at = col + tl.arange(0, BLOCK_N)
             acc += tl.load(bias_ptr + at, mask=at < n, other=0.0).to(tl.float32)[None, :]
-        finish(acc, residual_desc, y_desc, sum_desc, row, col, ACT, PARTS)
+        finish(acc, residual, y, s, row, col, m, n, ACT, PARTS, DESCRIBED)
 
 
 @lru_cache(maxsize=1024)  # batches come in many sizes
@@ -119,18 +137,21 @@ def settings(
     add up to the least time. A step of K is 128 bytes of a row, what the copy engine's swizzle spans; tiles of 64 rows,
     which wait for memory and not for tensor cores, take two. Stages of loads are as many as fit beside a part of the
     tile on its way out, up to four, for tiles of 64 rows up to six. A tile leaves in halves; in quarters where a second
-    tensor needs registers that halves would spill, and for 4-byte elements. 16 rows of tiles make a group: 132 tiles of
-    128 x 256 are about a square then.
+    tensor needs registers that halves would spill, and for 4-byte elements. Rows of a result that are no multiple of 16
+    bytes leave by address, which takes registers: in twice as many parts, and of large tiles one result alone. 16 rows
+    of tiles make a group: 132 tiles of 128 x 256 are about a square then.
     """
 
     def time(tile: tuple) -> float:
         block_m, block_n, _, of_a_round = tile
         return cdiv(cdiv(m, block_m) * cdiv(n, block_n), multiprocessors) * of_a_round
 
-    block_m, block_n, warps, _ = min(TILES, key=time)
+    described = n * dtype.itemsize % ALIGNMENT == 0
+    several = residual or keep_sum
+    block_m, block_n, warps, _ = min(TILES if described or not several else TILES[2:], key=time)
     small = block_m == 64
     block_k = (256 if small else 128) // dtype.itemsize
-    parts = 4 if residual or keep_sum or dtype.itemsize == 4 else 2
+    parts = (4 if several or dtype.itemsize == 4 else 2) * (1 if described else 2)
     stage = (block_m + block_n) * block_k * dtype.itemsize
     passing = (2 if residual else 1) * block_m * block_n // parts * dtype.itemsize
     return {
@@ -140,6 +161,7 @@ def settings(
         "BLOCK_K": block_k,
         "GROUP": 16,
         "PARTS": parts,
+        "DESCRIBED": described,
         "num_warps": warps,
         "num_stages": min(6 if small else 4, (LARGE_TILES - 1024 - passing) // stage),
     }
@@ -151,14 +173,36 @@ def operands(x, weight, bias, residual, y, s, chosen: dict) -> tuple:
     part = [tile_m, tile_n // chosen["PARTS"]]
     describe = TensorDescriptor.from_tensor
     of_x, of_weight = describe(x, [tile_m, tile_k]), describe(weight, [tile_n, tile_k])
-    results = [None if each is None else describe(each, part) for each in (residual, y, s)]
+    results = residual, y, s
+    if chosen["DESCRIBED"]:
+        results = [None if each is None else describe(each, part) for each in results]
     return of_x, of_weight, bias, *results, x.shape[0], weight.shape[0], x.shape[1]
+
+
+def worth_padding(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether linear_act_kernel takes longer for x and weight as they are than their copies do. Where rows begin
+    between multiples of 16 bytes it took 0.042 us for each of K and a round of tiles; copies take 10 us, the second
+    launch among them, and their bytes at 3.4 TB/s (H200, bf16)."""
+    if not shared_memory(x) >= LARGE_TILES:
+        return False
+    (m, k), n = x.shape, weight.shape[0]
+    rounds = cdiv(cdiv(m, 128) * cdiv(n, 128), multiprocessors(x))
+    return 0.042 * rounds * k > 10 + 2 * (m + n) * k * x.itemsize / 3.4e6
+
+
+def padded(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both with zeros after their columns, so that rows begin at multiples of 32 bytes."""
+    k = cdiv(x.shape[1], 16) * 16
+    pixels = (each.contiguous()[:, None, :, None] for each in (x, weight))
+    return tuple(each.view(-1, k) for each in pad(*pixels, *((each.shape[0], 1, k, 1) for each in (x, weight))))
 
 
 def launch(x, weight, bias, residual, y, s, act: str | None) -> None:
     """Write y, (m, n), and s where it is not None, for matrices that descriptors can tell of."""
     (m, n), programs = y.shape, multiprocessors(x)
     chosen = settings(m, n, x.dtype, residual is not None, s is not None, programs)
+    if residual is not None and residual.data_ptr() % ALIGNMENT:
+        chosen = chosen | {"DESCRIBED": False}
     grid = (min(programs, cdiv(m, chosen["BLOCK_M"]) * cdiv(n, chosen["BLOCK_N"])),)
     arguments = operands(x, weight, bias, residual, y, s, chosen)
     linear_act_descriptors_kernel[grid](*arguments, ACT=act, **chosen)

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import conv_bn_act, runtime
+from kernels import arguments, conv_bn_act, runtime
 from kernels.activations import ACTIVATIONS
 from kernels.tiled import conv_bn_act as module
-from kernels.tiled import conv_bn_act_descriptors
+from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 from kernels.tiled.conv_bn_act import OP, conv_bn_act_kernel, conv_bn_act_op, conv_bn_act_reference
 from kernels.tiled.conv_bn_act_descriptors import box_of_pixels
+from kernels.tiled.padded import pad
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
@@ -33,41 +34,79 @@ def assert_right(ours, arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("shape", "taps", "stride", "padding", "by_descriptors"),
+    ("shape", "taps", "stride", "padding", "way"),
     [
-        ((2, 16, 6, 10, 8), (3, 3), 1, None, True),
-        ((2, 32, 6, 10, 24), (3, 3), 2, 1, True),
-        ((1, 16, 8, 8, 8), (3, 3), 2, 0, True),
-        ((1, 16, 9, 6, 8), (3, 3), 3, 2, True),
-        ((1, 16, 4, 4, 8), (7, 7), 2, 3, True),
-        ((1, 16, 6, 6, 8), (2, 4), 1, None, True),
-        ((1, 16, 8, 8, 8), (1, 1), 2, 0, True),
-        ((2, 48, 4, 4, 16), (1, 1), 1, 0, True),
-        ((1, 16, 3, 3, 8), (3, 3), 1, 4, True),
-        ((2, 3, 9, 7, 5), (3, 3), 2, 1, False),  # odd sizes, three channels
-        ((1, 16, 7, 7, 8), (3, 3), 2, 1, False),
-        ((1, 24, 5, 5, 8), (3, 3), 1, None, True),  # channels that end within a block
-        ((2, 8, 4, 6, 8), (3, 2), 1, None, True),
-        ((1, 72, 3, 5, 16), (3, 3), 1, 0, True),
-        ((1, 24, 6, 6, 8), (3, 3), 2, 1, False),
-        ((1, 20, 5, 5, 8), (3, 3), 1, None, False),
-        ((1, 1, 1, 1, 1), (1, 1), 1, None, False),
+        ((2, 16, 6, 10, 8), (3, 3), 1, None, "as it is"),
+        ((2, 32, 6, 10, 24), (3, 3), 2, 1, "as it is"),
+        ((1, 16, 8, 8, 8), (3, 3), 2, 0, "as it is"),
+        ((1, 16, 9, 6, 8), (3, 3), 3, 2, "as it is"),
+        ((1, 16, 4, 4, 8), (7, 7), 2, 3, "as it is"),
+        ((1, 16, 6, 6, 8), (2, 4), 1, None, "as it is"),
+        ((1, 16, 8, 8, 8), (1, 1), 2, 0, "as it is"),
+        ((2, 48, 4, 4, 16), (1, 1), 1, 0, "as it is"),
+        ((1, 16, 3, 3, 8), (3, 3), 1, 4, "as it is"),
+        ((3, 16, 5, 6, 70), (3, 3), 1, None, "as it is"),  # results whose rows are no multiple of 16 bytes
+        ((1, 24, 5, 5, 8), (3, 3), 1, None, "as it is"),  # channels that end within a block
+        ((2, 8, 4, 6, 8), (3, 2), 1, None, "as it is"),
+        ((1, 72, 3, 5, 16), (3, 3), 1, 0, "as it is"),
+        ((2, 3, 9, 7, 5), (3, 3), 2, 1, "padded"),  # odd sizes, three channels
+        ((2, 3, 14, 12, 16), (7, 7), 2, None, "padded"),
+        ((1, 16, 7, 7, 8), (3, 3), 2, 1, "padded"),
+        ((1, 24, 6, 6, 8), (3, 3), 2, 1, "padded"),
+        ((3, 20, 5, 5, 8), (3, 3), 1, None, "padded"),
+        ((1, 100, 3, 5, 12), (2, 4), 1, 2, "padded"),
+        ((2, 10, 5, 5, 6), (1, 1), 1, None, "padded"),
+        ((1, 5, 9, 9, 8), (1, 1), 2, 0, "padded"),
+        ((1, 3, 9, 9, 8), (4, 4), 4, 0, "padded"),
+        ((1, 9, 6, 6, 8), (3, 3), 3, 2, "padded"),
+        ((1, 300, 2, 2, 8), (1, 2), 5, 1, "padded"),  # more channels than a block that copies
+        ((1, 1, 1, 1, 1), (1, 1), 1, None, "padded"),
+        ((2, 3, 9, 7, 5), (3, 3), 2, 1, "plain"),
+        ((1, 16, 7, 7, 8), (3, 3), 1, None, "plain"),
     ],
 )
-def test_filters_strides_and_paddings(device, shape, taps, stride, padding, by_descriptors, poisoned):
+def test_filters_strides_and_paddings(device, shape, taps, stride, padding, way, poisoned, monkeypatch):
     arguments = inputs(shape, taps, device=device)
+    monkeypatch.setattr(conv_bn_act_padded, "gains", lambda *_: way == "padded")
+    if way == "plain":
+        monkeypatch.setattr(conv_bn_act_descriptors, "takes", lambda *_: False)
+    launches = {
+        "as it is": conv_bn_act_descriptors.launch,
+        "padded": conv_bn_act_padded.launch,
+        "plain": module._launch,
+    }
     x, weight = (module._channels_last(tensor) for tensor in arguments[:2])
-    assert conv_bn_act_descriptors.takes(x, weight, stride) == by_descriptors
+    y = module._empty_result(*arguments[:2], stride, padding)
+    assert module._way(x, weight, y, stride) == launches[way]
     options = {"stride": stride, "padding": padding}
     assert_right(conv_bn_act(*arguments, **options), arguments, **options)
 
 
-def test_both_kernels_agree(device, monkeypatch):
-    arguments = inputs((2, 32, 6, 6, 16), (3, 3), device=device)
-    fast = conv_bn_act(*arguments, stride=2)
-    monkeypatch.setattr(conv_bn_act_descriptors, "takes", lambda *_: False)
-    assert_right(fast, arguments, stride=2)
-    assert_right(conv_bn_act(*arguments, stride=2), arguments, stride=2)
+@pytest.mark.parametrize(
+    ("shape", "taps", "gains"),
+    [
+        ((32, 3, 224, 224, 64), 7, True),
+        ((16, 100, 30, 30, 100), 3, True),
+        ((16, 130, 29, 29, 66), 1, True),
+        ((2, 3, 9, 7, 5), 3, False),
+        ((1, 3, 64, 64, 64), 3, False),
+    ],
+)
+def test_a_copy_is_made_where_it_costs_less_than_it_saves(shape, taps, gains, monkeypatch):
+    monkeypatch.setattr(arguments, "MULTIPROCESSORS", 132)
+    images, channels, height, width, out = shape
+    sizes = (images, height, width, channels), (out, taps, taps, channels), (images, height, width, out)
+    assert conv_bn_act_padded.gains(*(torch.empty(size, dtype=torch.bfloat16) for size in sizes)) == gains
+
+
+def test_a_copy_is_what_a_filter_sees_and_zeros(device, poisoned):
+    arguments = inputs((2, 3, 8, 6, 5), (3, 3), device=device)
+    x, weight = (module._channels_last(tensor) for tensor in arguments[:2])
+    shapes = conv_bn_act_padded.padded_shapes(x.shape, weight.shape, (2, 4, 3, 5), 2)
+    assert shapes == ((2, 10, 8, 4), (5, 3, 4, 4))
+    of_x, of_weight = pad(x, weight, *shapes, 1, 1)
+    assert torch.equal(of_x, torch.nn.functional.pad(x, (0, 1, 1, 1, 1, 1)))
+    assert torch.equal(of_weight, torch.nn.functional.pad(weight, (0, 1, 0, 1)))
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
@@ -90,12 +129,13 @@ def test_a_wrong_convolution_is_not_as_accurate(device):
             assert_right(wrong, arguments)
 
 
-@pytest.mark.parametrize("dtype", [HALF, torch.float32])
-def test_infinity_spreads_to_its_neighbours_and_no_further(device, dtype):
+@pytest.mark.parametrize(("dtype", "channels"), [(HALF, 16), (HALF, 3), (torch.float32, 16)])
+def test_infinity_spreads_to_its_neighbours_and_no_further(device, dtype, channels, monkeypatch):
     """A block of channels or a padding that multiplied it by zero would give NaN."""
-    x, weight, *vectors = inputs((1, 16, 8, 8, 8), (3, 3), dtype, device)
+    monkeypatch.setattr(conv_bn_act_padded, "gains", lambda *_: True)
+    x, weight, *vectors = inputs((1, channels, 8, 8, 8), (3, 3), dtype, device)
     x, weight = x.abs(), weight.abs()
-    x[0, 15, 3, 4] = torch.inf
+    x[0, -1, 3, 4] = torch.inf
     y = conv_bn_act(x, weight, torch.ones_like(vectors[0]), *vectors[1:], stride=1)
     assert not y.isnan().any()
     assert y.isinf().all(dim=1).sum() == 9

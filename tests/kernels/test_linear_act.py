@@ -6,8 +6,9 @@ from accuracy import assert_as_accurate, doubled
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import linear_act, runtime
+from kernels import arguments, linear_act, runtime
 from kernels.activations import ACTIVATIONS
+from kernels.descriptors import takes_descriptors
 from kernels.tiled import linear_act as module
 from kernels.tiled import linear_act_descriptors, linear_act_few
 from kernels.tiled.linear_act import OP, LinearAct, linear_act_kernel, linear_act_op, linear_act_reference
@@ -99,7 +100,7 @@ def test_few_rows(m, act, launched, device, poisoned):
         ((33, 72, 40), torch.float32, True, "descriptors"),
         ((33, 72, 40), torch.float32, False, "plain"),  # no tensor cores
         ((33, 71, 40), torch.float16, False, "plain"),  # rows of x and weight start between multiples of 16 bytes
-        ((33, 72, 41), torch.float16, False, "plain"),  # rows of y do
+        ((33, 72, 41), torch.float16, False, "descriptors"),  # rows of y do
         ((33, 0, 40), torch.float16, False, "plain"),  # nothing to describe
     ],
 )
@@ -113,6 +114,53 @@ def test_which_kernel_takes_what(shape, dtype, tf32, taken, launched, device, po
         assert (y.double() - exact).norm() < 2**-10 * exact.norm()  # tf32 keeps 10 bits of the operands' mantissas
     else:
         assert_as_accurate(y, linear_act_reference(*inputs), exact)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "copied"),
+    [(130, 71, 263, True), (40, 300, 500, True), (40, 64, 75, False), (17, 257, 264, True)],
+)
+@pytest.mark.parametrize("act", [None, "gelu"])
+def test_rows_of_any_length_reach_the_copy_engine(m, k, n, copied, act, device, launched, monkeypatch, poisoned):
+    """Copied into rows of whole 16 bytes where the product is large enough; with the sum that training keeps."""
+    monkeypatch.setattr(linear_act_descriptors, "worth_padding", lambda *_: True)
+    inputs = tensors(m, k, n, device, grad=True)
+    assert takes_descriptors(*(each.detach() for each in inputs[:2])) != copied
+    weight = torch.randn(m, n, device=device, dtype=torch.float16)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    ours, theirs, exact = (
+        linear_act(*inputs, act), linear_act_reference(*inputs, act), linear_act_reference(*doubles, act)
+    )  # fmt: skip
+    assert_as_accurate(ours, theirs, exact)
+    found, native, truth = (
+        torch.autograd.grad(y, leaves, weight.to(y.dtype))
+        for y, leaves in ((ours, inputs), (theirs, inputs), (exact, doubles))
+    )
+    assert_as_accurate(found, native, truth)
+    assert launched == ["few" if m <= linear_act_few.ROWS else "descriptors"]
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "worth"),
+    [
+        (1023, 4097, 4099, True),
+        (777, 300, 5000, True),
+        (1, 4097, 4099, True),
+        (64, 127, 4099, False),
+        (8, 71, 5, False),
+    ],
+)
+def test_a_copy_is_made_where_it_costs_less_than_it_saves(m, k, n, worth, monkeypatch):
+    monkeypatch.setattr(arguments, "MULTIPROCESSORS", 132)
+    x, weight = (torch.empty(rows, k, dtype=torch.bfloat16) for rows in (m, n))
+    assert linear_act_descriptors.worth_padding(x, weight) == worth
+
+
+def test_a_residual_that_begins_anywhere(device, launched, poisoned):
+    x, weight, bias, residual = tensors(48, 64, 40, device)
+    apart = torch.cat([residual.new_zeros(1), residual.flatten()])[1:].view(48, 40)
+    assert torch.equal(linear_act(x, weight, bias, apart), linear_act(x, weight, bias, residual))
+    assert launched == ["descriptors"] * 2
 
 
 def test_tf32_is_chosen_never_a_surprise(device):
@@ -306,6 +354,8 @@ def test_the_copy_engine_and_the_tensor_cores_do_the_work():
         (torch.float32, 3000, 4104),
         (torch.float16, 1500, 4096),
         (torch.float16, 16, 4096),
+        (torch.float16, 1023, 4099),
+        (torch.float16, 777, 4099),
     ],
 )
 def test_no_spills_with_all_that_an_epilogue_can_have(dtype, m, n):
@@ -383,6 +433,7 @@ def test_the_plain_kernel_uses_tensor_cores_and_spills_nothing(gpu):
         (200, 1024, 4096),
         (512, 4096, 4096),
         (3000, 1024, 4104),
+        (777, 1001, 1003),
     ],
 )
 def test_large_tiles_on_a_gpu(shape, dtype, poisoned):
