@@ -58,6 +58,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
+from kernels import launching
 from kernels.advice import meaning
 from kernels.bounds import Bounds
 from kernels.hints import PROMISES
@@ -76,7 +77,6 @@ MOST_HELD = 256  # elements of a block a thread, about its registers; twice as m
 # Code objects of interpreted kernels: a frame that runs one of these stands at a line of the kernel's own source.
 kernel_code: set[types.CodeType] = set()
 
-_compiled_run = JITFunction.run
 _autotuned_run = Autotuner.run
 _make_ttgir = CUDABackend.make_ttgir
 _triton_np_dtype = interpreter._get_np_dtype
@@ -627,8 +627,8 @@ def _install() -> None:
     interpreter.ReduceOps = Reduce
     interpreter.interpreter_builder.__class__ = Builder
     interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(GPUTarget("cuda", 90, 32))
+    JITFunction.run = launching.run if has_gpu() else _interpreted_run
     if not has_gpu():
-        JITFunction.run = _interpreted_run
         Autotuner.run = _refuse_autotune
 
 

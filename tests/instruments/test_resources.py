@@ -168,7 +168,7 @@ def gpu():
 
 
 def launched(kernel, args, options):
-    return runtime._compiled_run(kernel, *args, grid=(1,), warmup=True, **options)
+    return launching.triton_run(kernel, *args, grid=(1,), warmup=True, **options)
 
 
 @pytest.mark.parametrize("device", ["A100", "H100"])
