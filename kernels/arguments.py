@@ -23,19 +23,21 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
         TypeError: not a tensor, a dtype not taken, or two dtypes.
         ValueError: two devices, or a CPU tensor where kernels run on a GPU.
     """
-    first_name, first = next(iter(tensors.items()))
+    first = None
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{operation} takes tensors, got {name} of type {type(tensor).__name__}: use torch.tensor")
         if tensor.dtype not in dtypes:
             taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise TypeError(f"{operation} takes {taken}, got {name} of {tensor.dtype}: convert it with .to(dtype)")
-        if tensor.dtype != first.dtype:
+        if first is None:
+            first_name, first = name, tensor
+        elif tensor.dtype != first.dtype:
             raise TypeError(
                 f"{operation} takes one dtype, got {first_name} of {first.dtype} and {name} of {tensor.dtype}: "
                 f"convert one with .to(dtype)"
             )
-        if tensor.device != first.device:
+        elif tensor.device != first.device:
             raise ValueError(
                 f"{operation} takes tensors on one device, got {first_name} on {first.device} and {name} on "
                 f"{tensor.device}: move one with .to(device)"
@@ -60,8 +62,10 @@ def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tens
         ValueError: as check_together, or two shapes.
     """
     check_together(operation, dtypes, **tensors)
-    first_name, first = next(iter(tensors.items()))
-    for name, tensor in tensors.items():
+    if len(tensors) == 1:
+        return
+    (first_name, first), *others = tensors.items()
+    for name, tensor in others:
         if tensor.shape != first.shape:
             raise ValueError(
                 f"{operation} takes one shape, got {first_name} of {tuple(first.shape)} and {name} of "
@@ -136,7 +140,7 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
     """x, not empty, as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 

@@ -58,9 +58,9 @@ def _watched() -> bool:
 
 
 def _remember(known: dict, key: tuple, kernel: JITFunction, compiled, arguments: tuple, options: dict) -> None:
-    """Keep what another launch of this key takes, where it gives constants, and those alone, by name."""
-    first, rest = kernel.params[: len(arguments)], kernel.params[len(arguments) :]
-    if any(each.is_constexpr for each in first) or any(not each.is_constexpr and each.name in options for each in rest):
+    """Keep what another launch of this key takes, where nothing but constants is given by name."""
+    rest = kernel.params[len(arguments) :]
+    if any(each.name in options and not each.is_constexpr for each in rest):
         return
     constants = [options.get(each.name, each.default) for each in rest]
     used = [(names, name, names.get(name)) for (name, _), (_, names) in kernel.used_global_vals.items()]
@@ -74,7 +74,12 @@ def run(self: JITFunction, *args, grid, warmup, **kwargs):
     device = driver.active.get_current_device()
     known = self.device_caches[device][0]
     try:
-        key = (self.debug, *kinds(args), *kwargs, *kwargs.values())
+        given = kinds(args)
+        for place in self.constexprs:
+            if place >= len(args):
+                break
+            given[place] = args[place]
+        key = (self.debug, *given, *kwargs, *kwargs.values())
         found = known.get(key)
     except TypeError:
         return triton_run(self, *args, grid=grid, warmup=warmup, **kwargs)

@@ -95,7 +95,7 @@ def softmax_backward_kernel(
 
 
 def _forward(x: torch.Tensor) -> torch.Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = like(x)
     if y.numel() == 0:
         return y
     x = as_rows(x)
