@@ -62,7 +62,10 @@ def _options(forward: Callable) -> list[tuple[int, str, type, bool]]:
 def _refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
     """Raise RuntimeError where kernels would see half of the truth: a tangent that PyTorch drops without a word, or one
     sample of a batch."""
-    kinds = {transform.key().name.lower() for transform in torch._C._functorch.get_interpreter_stack() or ()}
+    transforms = torch._C._functorch.get_interpreter_stack()
+    if not transforms and forward_ad._current_level < 0:
+        return
+    kinds = {transform.key().name.lower() for transform in transforms or ()}
     if "jvp" in kinds or (
         forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
     ):

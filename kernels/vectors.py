@@ -15,10 +15,10 @@ VECTOR_BYTES = 16
 
 
 @cache
-def _vectors(cols: int, itemsize: int, pointers: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool]:
+def _vectors(cols: int, itemsize: int, beyond: int, *strides: int) -> tuple[int, bool]:
     vector = VECTOR_BYTES // itemsize
     leads = {stride % vector for stride in strides}
-    if any(pointers) or len(leads) > 1 or cols < 2 * vector:
+    if beyond or len(leads) > 1 or cols < 2 * vector:
         return 1, False
     return vector, leads != {0} or cols % vector != 0
 
@@ -28,9 +28,11 @@ def vectors_of_rows(*tensors: torch.Tensor) -> tuple[int, bool]:
 
     VECTOR is 1 where rows of two of the tensors begin at different places within a vector, or are shorter than two.
     """
-    first = tensors[0]
-    pointers = tuple(0 if each.is_meta else each.data_ptr() % VECTOR_BYTES for each in tensors)
-    return _vectors(first.shape[-1], first.itemsize, pointers, tuple(each.stride(0) for each in tensors))
+    first, addresses, strides = tensors[0], 0, []
+    for each in tensors:
+        addresses |= 0 if each.is_meta else each.data_ptr()  # together a multiple of 16 where each is one
+        strides.append(each.stride(0))
+    return _vectors(first.shape[-1], first.itemsize, addresses % VECTOR_BYTES, *strides)
 
 
 @triton.jit
