@@ -7,9 +7,10 @@
 Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep_worker.py) that build a point
 each at the same time; then one after another times its own, while nobody builds on that GPU. Times are the GPU's own,
 cold L2, the median of RUNS. At a few sizes calls are timed too, by the host's clock, warm caches, without gradients
-where they are forward; these points come first, as then no process builds on any GPU while one times. Shares are of
-the ceilings that the same GPU reached at the start of the run. max-autotune chooses while others build on the same GPU,
-so perhaps not what it would choose alone; benchmarks/run.py times it alone.
+where they are forward, and then beside the bare launch of an empty kernel with the same arguments; these points come
+first, as then no process builds on any GPU while one times. Shares are of the ceilings that the same GPU reached at the
+start of the run. max-autotune chooses while others build on the same GPU, so perhaps not what it would choose alone;
+benchmarks/run.py times it alone.
 
 Each point is a line of FILE as soon as it is measured, a failure too; what is in FILE already is not measured again, so
 the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels are interpreted and times say nothing.
@@ -234,7 +235,7 @@ def report(found: RecordedSweep, kernels: list[str]) -> str:
     tables = [found.table(kernel) for kernel in kernels] or [found.summary()]
     late = [name for name in found.passes_behind(kernels) if name in SWEPT]
     tried = [f"    {name}: {SWEPT[name]}" for name in late]
-    lists = (found.behind(kernels), tried, found.fallen(kernels), found.failures(kernels))
+    lists = (found.behind(kernels), tried, found.over_bare(kernels), found.fallen(kernels), found.failures(kernels))
     return "\n".join([*tables, *(line for lines in lists for line in lines)])
 
 

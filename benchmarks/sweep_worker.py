@@ -16,9 +16,11 @@ from dataclasses import asdict
 import torch
 
 from benchmarks import sweep_points, sweep_tiled
+from benchmarks.bare_launch import bare_launches
 from benchmarks.provenance import ceilings
 from benchmarks.run import least_time
 from benchmarks.sweep_points import Point
+from helpers.instruments.sweep import BARE
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
 
@@ -88,8 +90,11 @@ class Worker:
         """The times of what was built, in microseconds, and the least that its work allows."""
         forward = self.point.direction == "forward"
         with torch.set_grad_enabled(not forward):
-            gpu = self._timed(runs, graphs=forward)
-            call = self._timed(runs, launches=True) if self.point.call and self.gpu else {}
+            gpu = self._timed(self.calls, runs, graphs=forward)
+            called = self.calls if self.point.call and self.gpu else {}
+            if forward and "fused" in called:
+                called = called | {BARE: bare_launches(called["fused"])}
+            call = self._timed(called, runs, launches=True)
         kind, least = least_time(self.work, self.limits) if self.limits else (None, None)
         found = asdict(self.point) | {
             "ceiling": kind,
@@ -101,16 +106,19 @@ class Worker:
         }
         del found["call"]
         self.calls, self.work = {}, None
+        del called
         self._free()
         return found
 
-    def _timed(self, runs: int, graphs: bool = True, launches: bool = False) -> dict[str, Timing]:
+    def _timed(
+        self, calls: dict[str, Callable], runs: int, graphs: bool = True, launches: bool = False
+    ) -> dict[str, Timing]:
         try:
-            return benchmark_together(self.calls, runs=runs, graphs=graphs, launches=launches)
+            return benchmark_together(calls, runs=runs, graphs=graphs, launches=launches)
         except Exception:  # one that cannot be captured, say: then each alone, and that one queued
             self._free()
         found = {}
-        for name, call in self.calls.items():
+        for name, call in calls.items():
             for captured in dict.fromkeys((graphs, False)):
                 try:
                     found |= benchmark_together({name: call}, runs=runs, graphs=captured, launches=launches)

@@ -6,13 +6,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
-from benchmarks import sweep
+import kernels
+from benchmarks import bare_launch, sweep
 from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
 from benchmarks.tried import SWEPT
 from helpers.figures.sweep import sweep_chart
-from helpers.instruments.sweep import RecordedSweep, best_peer, recorded_sweep
+from helpers.instruments.resources import compile_for
+from helpers.instruments.sweep import BARE, RecordedSweep, best_peer, recorded_sweep
 from kernels import CATALOGUE, runtime
+from kernels.rowwise.softmax import softmax_kernel
 
 
 def test_every_row_wise_kernel_stands_at_forty_widths_in_both_regimes():
@@ -144,6 +148,35 @@ def test_the_tables_hold_every_point():
     assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]
     (row,) = SWEEP.calls(["softmax"]).splitlines()[3:]
     assert row.split() == "softmax 2048x1024 bf16 1.2 us 2.0 us 30.0 us 10.0 us eager".split()
+
+
+def test_a_call_is_held_against_bare_launches_too():
+    calls = {"fused": [31.0] * 3, "QuACK": [32.0] * 3, BARE: [20.0] * 3}
+    points = [
+        point([2048, cols], 2.0, 2.5, calls=calls | {"fused": [ours] * 3}) for cols, ours in ((1000, 31), (64, 29))
+    ]
+    found = RecordedSweep("NVIDIA H200", [RUN], points)
+    assert best_peer(points[0], "calls") == "QuACK"
+    assert found.behind() == []
+    assert found.over_bare() == ["over 1.5 bare launches: a call of softmax 2048x1000 bf16: 1.55"]
+    assert sweep.report(found, []).splitlines()[-1] == found.over_bare()[0]
+    first, _ = found.calls().splitlines()[3:]
+    assert first.split() == "softmax 2048x1000 bf16 2.0 us 2.5 us 31.0 us 32.0 us QuACK 20.0 us".split()
+    assert "29.0 us, QuACK 32.0 us, bare launch 20.0 us" in found.table("softmax")
+
+
+def test_a_bare_launch_is_of_an_empty_kernel_with_the_same_arguments(monkeypatch):
+    x, launched = torch.randn(2, 64, device="cuda" if runtime.has_gpu() else "cpu"), []
+    monkeypatch.setattr(bare_launch, "triton_run", lambda *args, **options: launched.append((args, options)))
+    bare = bare_launch.bare_launches(lambda: kernels.softmax(x))
+    assert not launched
+    bare()
+    (((empty, *args), options),) = launched
+    assert empty.arg_names == softmax_kernel.arg_names
+    assert args[0] is x
+    assert (args[2:], options.pop("grid"), options.pop("warmup")) == ([2, 64, 64], (1,), False)
+    instructions = [compile_for(k, *args, device="H200", **options).instructions for k in (empty, softmax_kernel)]
+    assert [any(each.startswith(("LDG", "STG")) for each in found) for found in instructions] == [False, True]
 
 
 def test_each_kernel_that_is_behind_a_peer_has_its_reason():

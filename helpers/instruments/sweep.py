@@ -3,10 +3,11 @@ sizes that it is tuned for.
 
 It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. A point is a dict: "kernel",
 "direction", "shape", "dtype", "regime"; "gpu" and "calls": provider -> [median, low, high] in microseconds, the GPU's
-own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward; "least": the
-microseconds that its ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for
-the GPU, so that their time on the GPU holds the host's; "run": which of the runs measured it. One that failed has
-"failed", why, in place of the times.
+own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward, and there of
+BARE, too: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its
+ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their
+time on the GPU holds the host's; "run": which of the runs measured it. One that failed has "failed", why, in place of
+the times.
 """
 
 import functools
@@ -20,6 +21,8 @@ from helpers.instruments.recordings import RESULTS, Recorded
 from helpers.instruments.tables import Table, table
 
 BEHIND = 1.03  # of a peer's time
+BARE = "bare launch"
+MOST_LAUNCHES = 1.5  # bare ones that a call may take
 # Shown, and nobody's peer: the product without what follows it; a scaling of the gradient that the forward pass made.
 NOT_THE_SAME = {
     ("linear_act", "forward", "cuBLAS alone"),
@@ -48,7 +51,7 @@ def share(point: dict, provider: str = "fused") -> float:
 def best_peer(point: dict, clock: str = "gpu") -> str | None:
     """The fastest provider of the same operation that is not ours."""
     of = (point["kernel"], point["direction"])
-    others = [name for name in point.get(clock, {}) if name != "fused" and (*of, name) not in NOT_THE_SAME]
+    others = [name for name in point.get(clock, {}) if name not in ("fused", BARE) and (*of, name) not in NOT_THE_SAME]
     return min(others, key=lambda name: median(point, name, clock), default=None)
 
 
@@ -56,6 +59,11 @@ def ratio(point: dict, clock: str = "gpu") -> float:
     """Our time in the best peer's; NaN where one of them is missing."""
     peer = best_peer(point, clock)
     return median(point, "fused", clock) / median(point, peer, clock) if peer else math.nan
+
+
+def bare_launches(point: dict) -> float:
+    """Our call's time in that of the bare launches; NaN where one of them is missing."""
+    return median(point, "fused", "calls") / median(point, BARE, "calls")
 
 
 def aligned(point: dict) -> bool:
@@ -133,6 +141,7 @@ class RecordedSweep:
             against = f"{ratio(point):.2f} x {peer}" if peer else ""
             called = best_peer(point, "calls")
             calls = f"{median(point, 'fused', 'calls'):.1f} us, {called} {median(point, called, 'calls'):.1f} us"
+            calls += f", {BARE} {median(point, BARE, 'calls'):.1f} us" if BARE in point.get("calls", {}) else ""
             rows.append((*what, f"{point['least']:.1f} us", *times, against, calls if called else ""))
         columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers, "ours", "call: ours, best")
         waits = "; (waits): the host waits for the GPU, and that is timed, too"
@@ -141,15 +150,19 @@ class RecordedSweep:
 
     def calls(self, kernels: Iterable[str] = ()) -> Table:
         """A row for each point whose calls were timed, of all kernels or those named: the GPU's time and the call's,
-        ours and those of the peer with the shortest call."""
+        ours and those of the peer with the shortest call; and of launching alone, where that was timed."""
         rows, shown = [], []
+        bare = any(BARE in point.get("calls", {}) for point in self.points)
         for point in self.points:
             peer = best_peer(point, "calls")
             if peer and (not kernels or point["kernel"] in kernels):
                 pairs = [(clock, name) for clock in ("gpu", "calls") for name in ("fused", peer)]
-                rows.append((_name(point), *(f"{median(point, name, clock):.1f} us" for clock, name in pairs), peer))
+                row = [_name(point), *(f"{median(point, name, clock):.1f} us" for clock, name in pairs), peer]
+                if bare:
+                    row.append(f"{median(point, BARE, 'calls'):.1f} us" if BARE in point["calls"] else "")
+                rows.append(row)
                 shown.append(point)
-        columns = ("", "GPU: ours", "the peer's", "a call: ours", "the peer's", "peer")
+        columns = ["", "GPU: ours", "the peer's", "a call: ours", "the peer's", "peer", *([BARE] if bare else [])]
         return table(columns, rows, f"the sweep, {self.label(shown)}\n{CLOCKS}")
 
     def behind(self, kernels: Iterable[str] = ()) -> list[str]:
@@ -169,6 +182,14 @@ class RecordedSweep:
         chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
         late = (p for p in chosen if any(ratio(p, clock) > BEHIND for clock in ("gpu", "calls")))
         return list(dict.fromkeys(pass_of(point) for point in late))
+
+    def over_bare(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point whose call takes over 1.5 bare launches, the worst first; of all or those named."""
+        chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
+        found = sorted(
+            (-bare_launches(point), _name(point)) for point in chosen if bare_launches(point) > MOST_LAUNCHES
+        )
+        return [f"over {MOST_LAUNCHES} bare launches: a call of {name}: {-times:.2f}" for times, name in found]
 
     def fallen(self, kernels: Iterable[str] = ()) -> list[str]:
         """A line for each point whose share is below 0.9 of the neighbouring power of two's, the worst first."""
