@@ -156,7 +156,11 @@ def channels_last(*images: torch.Tensor) -> bool:
     return all(x.dim() == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in images)
 
 
-_properties = cache(torch.cuda.get_device_properties)
+@cache
+def _has(device: int) -> tuple[int, int]:
+    """Multiprocessors of a GPU, and bytes of shared memory that a program may have."""
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, found.shared_memory_per_block_optin
 
 
 def multiprocessors(x: torch.Tensor) -> int:
@@ -167,12 +171,12 @@ def multiprocessors(x: torch.Tensor) -> int:
     told = getattr(runtime.observer(), "multiprocessors", None)
     if told is not None:
         return told
-    return _properties(x.device).multi_processor_count if x.is_cuda else MULTIPROCESSORS
+    return _has(x.get_device())[0] if x.is_cuda else MULTIPROCESSORS
 
 
 def shared_memory(x: torch.Tensor) -> int:
     """Bytes of it that a program on x's GPU may have; an H100's where kernels are interpreted."""
-    return _properties(x.device).shared_memory_per_block_optin if x.is_cuda else 227 * 2**10
+    return _has(x.get_device())[1] if x.is_cuda else 227 * 2**10
 
 
 def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -204,11 +208,11 @@ def check_linear(
             f"{operation} takes x of (..., K) and {names[0]} of (N, K), got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}: transpose {names[0]}, or reshape x"
         )
-    for name, tensor, shape in (
-        (names[1], bias, weight.shape[:1]),
-        ("residual", residual, (*x.shape[:-1], weight.shape[0])),
-    ):
-        if tensor is not None and tensor.shape != shape:
+    for name, tensor, of_rows in ((names[1], bias, False), ("residual", residual, True)):
+        if tensor is None:
+            continue
+        shape = (*x.shape[:-1], weight.shape[0]) if of_rows else weight.shape[:1]
+        if tensor.shape != shape:
             raise ValueError(
                 f"{operation} takes {name} of {tuple(shape)} for x of {tuple(x.shape)} and {names[0]} of "
                 f"{tuple(weight.shape)}, got {tuple(tensor.shape)}: expand or reshape it"

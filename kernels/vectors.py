@@ -30,7 +30,7 @@ def vectors_of_rows(*tensors: torch.Tensor) -> tuple[int, bool]:
     """
     first, addresses, strides = tensors[0], 0, []
     for each in tensors:
-        addresses |= 0 if each.is_meta else each.data_ptr()  # together a multiple of 16 where each is one
+        addresses |= each.data_ptr()  # together a multiple of 16 where each is one; 0 of a tensor without data
         strides.append(each.stride(0))
     return _vectors(first.shape[-1], first.itemsize, addresses % VECTOR_BYTES, *strides)
 
