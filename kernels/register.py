@@ -126,7 +126,8 @@ def register(
         (options.check_option). A second derivative through it raises RuntimeError.
     """
     forward_op = training_op = _operator(name, forward, fake)
-    backward_op, apply, options = None, forward_op, _options(forward)
+    backward_op, options = None, _options(forward)
+    apply = apply_in_transforms = forward_op
     if backward is None:
 
         def refuse(ctx, *_):
@@ -161,13 +162,21 @@ def register(
             return differentiate
 
         run = forward if training is None else training
-        methods = {
-            # Not `run` itself: PyTorch binds the arguments to this signature at every call, and two stars bind fastest.
+
+        def run_and_keep(ctx, *arguments):
+            output = run(*arguments)
+            setup_context(ctx, arguments, output)
+            return output
+
+        # Two of them: PyTorch binds the arguments to a signature at every call of one that has its own setup_context,
+        # and takes no other under its transforms. Not `run` itself: two stars bind fastest.
+        methods = {"forward": staticmethod(run_and_keep), "backward": staticmethod(by(backward))}
+        apply = type(name, (torch.autograd.Function,), methods).apply
+        methods |= {
             "forward": staticmethod(lambda *arguments: run(*arguments)),
             "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(by(backward)),
         }
-        apply = type(name, (torch.autograd.Function,), methods).apply
+        apply_in_transforms = type(name, (torch.autograd.Function,), methods).apply
         training_op.register_autograd(by(backward_op), setup_context=setup_context)
 
     def operation(*arguments):
@@ -192,7 +201,8 @@ def register(
                 arguments = [_signed(x) for x in arguments]
             if not tracked:
                 return forward(*arguments)
-            result = apply(*arguments)
+            transformed = torch._C._functorch.get_interpreter_stack()
+            result = (apply_in_transforms if transformed else apply)(*arguments)
         if tracked and training is not None:
             return result[0] if results == 1 else result[:results]
         return result
