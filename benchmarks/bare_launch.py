@@ -12,7 +12,7 @@ def emptied(kernel: JITFunction) -> JITFunction:
     """A kernel of the same parameters that does nothing."""
     tree = kernel.parse()
     tree.body[0].body = [ast.Pass()]
-    empty = JITFunction(kernel.fn)
+    empty = type(kernel)(kernel.fn)
     empty._unsafe_update_src(ast.unparse(tree))
     return empty
 

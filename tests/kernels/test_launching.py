@@ -178,6 +178,14 @@ def test_another_kind_takes_another_kernel(launches, changed):
     assert functions[0] is functions[2] is not functions[1] is functions[3]
 
 
+def test_a_constant_given_by_its_place_takes_its_own_kernel(launches):
+    x = torch.zeros(64)
+    ours = [scaled_kernel[(1,)](x, x, 64, 0.5, block, num_warps=1) for block in (16, 32, 16, 32)]
+    assert ours[0] is ours[2] is not ours[1] is ours[3]
+    assert len(launches.asked) == 2
+    assert [given[4] for *_, given in launches.made] == [16, 32, 16, 32]
+
+
 @pytest.mark.parametrize("how", ["hook", "debug", "grid", "name", "other", "before"])
 def test_what_is_left_to_triton(launches, monkeypatch, how):
     x, grid, options, seen = torch.zeros(64), (1,), {"BLOCK": 16, "num_warps": 1}, []
