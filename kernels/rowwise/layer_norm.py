@@ -6,7 +6,7 @@
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
 The backward pass, in layer_norm_backward.py, recomputes mean and variance from x, which it reads anyway: 12 B/element
-in fp32. The arithmetic of both is in normalise.py. Rows too wide for registers are in layer_norm_wide.py.
+in fp32. The arithmetic of both is in normalise.py. Rows too wide for registers are in norm_wide.py.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
@@ -24,7 +24,7 @@ from kernels.affine import ones_unless, over_last, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise import layer_norm_wide
+from kernels.rowwise import norm_wide
 from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise, widened
 from kernels.rowwise.pieces import (
@@ -143,7 +143,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: floa
     rows, cols = x.shape
     with torch.cuda.device_of(x):
         if cols > WIDEST_BLOCK:
-            layer_norm_wide.forward(x, weight, bias, y, act, eps)
+            norm_wide.forward(x, None, weight, bias, y, None, None, eps, True, act)
         else:
             pieces = pieces_of(x, as_rows(y))
             programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x), act=act)

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.activations import activate, activate_gradient
+from kernels.activations import activate_gradient
 from kernels.arguments import multiprocessors
 from kernels.rowwise.normalise import over, with_chunk
 from kernels.sizes import cdiv, next_power_of_2
@@ -34,31 +34,6 @@ def mean_and_rstd(row_ptr, cols, eps, BLOCK_COLS: tl.constexpr, COMPUTE: tl.cons
         x = widen(tl.load(row_ptr + col, mask=col < cols, other=0.0, eviction_policy="evict_last"), COMPUTE)
         mean, squares = with_chunk(mean, squares, x, start, cols, row_ptr.dtype.element_ty.primitive_bitwidth == 16)
     return mean, tl.rsqrt(squares / cols + eps)
-
-
-@triton.jit
-def layer_norm_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    weight_ptr,  # (cols,)
-    bias_ptr,  # (cols,)
-    y_ptr,  # (rows, cols), contiguous, x's dtype
-    cols,
-    x_row_stride,
-    eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
-    ACT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    mean, rstd = mean_and_rstd(x_ptr + row * x_row_stride, cols, eps, BLOCK_COLS, COMPUTE)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first")
-        weight = widen(tl.load(weight_ptr + col, mask=col < cols), COMPUTE)
-        bias = widen(tl.load(bias_ptr + col, mask=col < cols), COMPUTE)
-        z = (widen(x, COMPUTE) - mean) * rstd * weight + bias
-        y = z if ACT is None else activate(z, ACT, y_ptr.dtype.element_ty)
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
 
 
 @triton.jit
@@ -217,13 +192,6 @@ def backward_settings(
     else:
         columns = {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "STAGES": 3, "num_warps": 4}
     return terms, {"ACT": act, "COMPUTE": compute, **columns}
-
-
-def forward(x, weight, bias, y, act: str | None, eps: float) -> None:
-    """Write y, (rows, cols) like x."""
-    rows, cols = x.shape
-    chosen = {"BLOCK_COLS": 16384, "COMPUTE": tl.float64 if x.dtype == torch.float64 else tl.float32, "num_warps": 16}
-    layer_norm_wide_kernel[(rows,)](x, weight, bias, y, cols, x.stride(0), eps, ACT=act, **chosen)
 
 
 def backward_in_two(grad_y, x, weight, bias, grad_sum, grad_x, act: str | None, eps: float) -> tuple:

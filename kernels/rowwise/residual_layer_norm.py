@@ -7,7 +7,7 @@ Every layer of a GPT-2 begins so: y goes into the layer, s is the residual of th
               already, write y
 
 Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are in
-residual_layer_norm_wide.py.
+norm_wide.py.
 
 The gradient of s, of x and of residual are one. layer_norm's backward kernels recompute mean and variance from s
 and add its own gradient to what comes through the norm before they write it: 16 B/element in fp32.
@@ -27,7 +27,7 @@ from kernels.affine import ones_unless, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise import layer_norm
+from kernels.rowwise import layer_norm, norm_wide
 from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise, plus, widened
 from kernels.rowwise.pieces import (
@@ -41,7 +41,6 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
-from kernels.rowwise.residual_layer_norm_wide import residual_layer_norm_wide_kernel
 from kernels.sizes import cdiv
 from kernels.vectors import elements_before
 from kernels.widen import widen
@@ -118,18 +117,15 @@ def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: flo
         return y, s
     x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
     rows, cols = x.shape
-    compute = arithmetic(x.dtype)
     given = x, residual, weight, bias, y, s
-    strides = x.stride(0), residual.stride(0)
     with torch.cuda.device_of(x):
         if cols <= WIDEST_BLOCK:
             pieces = pieces_of(x, residual, as_rows(y), as_rows(s))
             programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
-            constants = {"PIECES": pieces, "COMPUTE": compute}
+            constants, strides = {"PIECES": pieces, "COMPUTE": arithmetic(x.dtype)}, (x.stride(0), residual.stride(0))
             residual_layer_norm_kernel[(programs,)](*given, rows, cols, *strides, eps, **constants, **chosen)
         else:
-            chosen = {"BLOCK_COLS": 16384, "COMPUTE": compute, "num_warps": 16}
-            residual_layer_norm_wide_kernel[(rows,)](*given, cols, *strides, eps, **chosen)
+            norm_wide.forward(*given, None, eps, True)
     return y, s
 
 

@@ -7,7 +7,7 @@ Every layer of a Llama begins so: y goes into the layer, s is the residual of th
               already, write y
 
 PyTorch's RMSNorm is one launch on a GPU; on a CPU it is written out and moves more. Every program reads the weight
-anew, from L2: DRAM gives it once. Rows beyond 32768 elements are in rms_norm_wide.py.
+anew, from L2: DRAM gives it once. Rows beyond 32768 elements are in norm_wide.py.
 
 The gradient of s, of x and of residual are one. rms_norm's backward kernels add s's own to what comes through the norm
 before they write it: 16 B/element in fp32.
@@ -24,7 +24,7 @@ from kernels.affine import ones_unless
 from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise import rms_norm_wide
+from kernels.rowwise import norm_wide
 from kernels.rowwise.pieces import (
     along,
     columns_inside,
@@ -95,7 +95,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, ep
     rows, cols = x.shape
     with torch.cuda.device_of(x):
         if cols > WIDEST_BLOCK:
-            rms_norm_wide.forward(x, residual, weight, y, s, rstd, eps)
+            norm_wide.forward(x, residual, weight, None, y, s, rstd, eps, False)
         else:
             pieces = pieces_of(x, residual, as_rows(y))
             programs, chosen = launch_of(rows, cols, pieces, x.dtype, multiprocessors(x), 2)

@@ -6,7 +6,7 @@ Written out in PyTorch, the squares and the scaled rows go to memory and come st
                                                             28 B/element in fp32, six launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
-Every program reads the weight anew, from L2: DRAM gives it once. Rows too wide for registers are in rms_norm_wide.py.
+Every program reads the weight anew, from L2: DRAM gives it once. Rows too wide for registers are in norm_wide.py.
 Training keeps 1 / rms of each row, one number, for rms_norm_backward.py.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
@@ -23,7 +23,7 @@ from kernels.affine import ones_unless, over_last
 from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise import rms_norm_wide
+from kernels.rowwise import norm_wide
 from kernels.rowwise.pieces import (
     along,
     arithmetic,
@@ -111,7 +111,7 @@ def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tenso
     rows, cols = x.shape
     with torch.cuda.device_of(x):
         if cols > WIDEST_BLOCK:
-            rms_norm_wide.forward(x, None, weight, y, None, rstd, eps)
+            norm_wide.forward(x, None, weight, None, y, None, rstd, eps, False)
         else:
             programs, chosen = launch_of(rows, cols, pieces_of(x, as_rows(y)), x.dtype, multiprocessors(x))
             rms_norm_kernel[(programs,)](x, weight, y, rstd, rows, cols, x.stride(0), eps, **chosen)

@@ -29,58 +29,6 @@ from kernels.rowwise.pieces import (
 from kernels.sizes import cdiv
 from kernels.vectors import elements_before, vectors_of_rows
 
-CHUNK = 16384  # elements of a row that are seen at once
-
-
-@triton.jit
-def rms_norm_wide_kernel(
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    residual_ptr,  # the same, x's dtype, or None where nothing is added to x
-    weight_ptr,  # (cols,)
-    y_ptr,  # (rows, cols), contiguous, x's dtype
-    sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, or None
-    rstd_ptr,  # (rows,), in COMPUTE, or None where no backward pass will ask for it
-    cols,
-    x_row_stride,
-    residual_row_stride,
-    eps,
-    PIECES: tl.constexpr,  # of a chunk of a row: kernels/rowwise/pieces.py
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-):
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    row = tl.program_id(0).to(tl.int64)
-    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
-    total = tl.cast(0.0, COMPUTE)
-    for chunk in tl.range(0, cols, PIECES[0]):
-        inside = columns_inside(lead, cols, PIECES, chunk)
-        at = pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES)
-        squares = ()
-        for i in tl.static_range(len(at)):
-            # The row is wanted once more: it should outlive in L2 what is only written.
-            x = tl.load(at[i], mask=inside[i], other=0.0, eviction_policy="evict_last").to(COMPUTE)
-            if residual_ptr is not None:
-                of_residual = pointers(residual_ptr + chunk, row * residual_row_stride, lead, cols, PIECES)
-                x += tl.load(of_residual[i], mask=inside[i], other=0.0).to(COMPUTE)
-            squares = squares + (x * x,)
-        total += row_sum(squares)
-    rstd = tl.rsqrt(total / cols + eps)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + row, rstd)
-    for chunk in tl.range(0, cols, PIECES[0]):
-        inside = columns_inside(lead, cols, PIECES, chunk)
-        at = pointers(x_ptr + chunk, row * x_row_stride, lead, cols, PIECES)
-        of_weight = along(weight_ptr + chunk, lead, cols, PIECES)
-        out = pointers(y_ptr + chunk, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(at)):
-            x = tl.load(at[i], mask=inside[i], eviction_policy="evict_first").to(COMPUTE)
-            if residual_ptr is not None:
-                of_residual = pointers(residual_ptr + chunk, row * residual_row_stride, lead, cols, PIECES)
-                of_sum = pointers(sum_ptr + chunk, row * cols, lead, cols, PIECES)
-                x += tl.load(of_residual[i], mask=inside[i]).to(COMPUTE)
-                tl.store(of_sum[i], x.to(sum_ptr.dtype.element_ty), mask=inside[i])
-            weight = tl.load(of_weight[i], mask=inside[i]).to(COMPUTE)
-            tl.store(out[i], (x * rstd * weight).to(y_ptr.dtype.element_ty), mask=inside[i])
-
 
 @triton.jit
 def rms_norm_row_pulls_kernel(
@@ -164,24 +112,6 @@ def rms_norm_wide_backward_kernel(
     mine = along(grad_weight_ptr + tl.program_id(1).to(tl.int64) * cols + chunk, lead, cols, PIECES)
     for i in tl.static_range(len(inside)):
         tl.store(mine[i], tl.sum(grad_weight[i], axis=0, keep_dims=True), mask=inside[i])
-
-
-def forward(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    y: torch.Tensor,
-    total: torch.Tensor | None,
-    rstd: torch.Tensor | None,
-    eps: float,
-) -> None:
-    """Write y and, where they are given, x + residual into total and each row's 1 / rms into rstd."""
-    rows, cols = x.shape
-    strides = x.stride(0), 0 if residual is None else residual.stride(0)
-    tensors = x, residual, weight, y, total, rstd, cols
-    pieces = CHUNK, 0, *vectors_of_rows(x, *map(as_rows, given(residual=residual, y=y, total=total).values()))
-    options = {"PIECES": pieces, "COMPUTE": arithmetic(x.dtype), "num_warps": 16}
-    rms_norm_wide_kernel[(rows,)](*tensors, *strides, eps, **options)
 
 
 @cache
