@@ -24,7 +24,8 @@ from kernels.affine import ones_unless, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, register
-from kernels.rowwise.layer_norm_int8_wide import LEAST, bits_of_magnitude, layer_norm_int8_wide_kernel, to_nearest_int8
+from kernels.rowwise import layer_norm_int8_wide
+from kernels.rowwise.layer_norm_int8_wide import LEAST, bits_of_magnitude, to_nearest_int8
 from kernels.rowwise.normalise import normalise, plus, products, widened
 from kernels.rowwise.pieces import (
     along,
@@ -140,7 +141,7 @@ def _forward(
             programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
             layer_norm_int8_kernel[(programs,)](*given, rows, cols, x.stride(0), eps, PIECES=pieces, **chosen)
         else:
-            layer_norm_int8_wide_kernel[(rows,)](*given, cols, x.stride(0), eps, BLOCK_COLS=16384, num_warps=16)
+            layer_norm_int8_wide.forward(*given, eps)
     return q, scale
 
 

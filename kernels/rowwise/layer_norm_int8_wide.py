@@ -1,12 +1,16 @@
-"""layer_norm_int8 of rows beyond 16384 columns, which one program cannot hold in registers.
+"""layer_norm_int8 of rows beyond 16384 columns, too wide for registers; and what both kernels need to quantise.
 
-They are read three times, in chunks, twice from L2 while it holds them. What both kernels need to quantise is here too.
+A row is seen three times: for its mean and variance, for its largest element, and to be quantised, as often from its
+end to its start as the other way, so that the L1 cache has what comes next. Memory gives it once.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from kernels.rowwise.normalise import with_chunk
+from kernels.arguments import as_rows
+from kernels.rowwise.pieces import elements_before, pieces_of
+from kernels.rowwise.wide_rows import load_tiles, places, read_row, scaled, settings, store_tiles
 
 LEAST = tl.constexpr(1e-12)  # the scale of a row of zeros is this over 127, so that nothing divides by zero
 
@@ -25,6 +29,14 @@ def to_nearest_int8(y):
 
 
 @triton.jit
+def quantised(y, inverse):
+    q = ()
+    for i in tl.static_range(len(y)):
+        q = q + (to_nearest_int8(y[i] * inverse),)
+    return q
+
+
+@triton.jit
 def layer_norm_int8_wide_kernel(
     x_ptr,  # (rows, cols), any row stride, unit column stride
     weight_ptr,  # (cols,)
@@ -34,32 +46,52 @@ def layer_norm_int8_wide_kernel(
     cols,
     x_row_stride,
     eps,
-    BLOCK_COLS: tl.constexpr,  # a power of two: a row is read in chunks of it
+    VECTOR: tl.constexpr,  # of rows: kernels/rowwise/pieces.py
+    RAGGED: tl.constexpr,
+    LANES: tl.constexpr,  # of tiles: kernels/rowwise/wide_rows.py
+    GROUP: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
+    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
-    mean = tl.zeros((1,), dtype=tl.float32)
-    squares = tl.zeros((1,), dtype=tl.float32)  # the sum of (x - mean)^2 over what was seen
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        # The row is wanted once more: it should outlive in L2 what is only written.
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        x = x.to(tl.float32)
-        mean, squares = with_chunk(mean, squares, x, start, cols, x_ptr.dtype.element_ty.primitive_bitwidth == 16)
-    rstd = tl.rsqrt(squares / cols + eps)
-    largest = tl.full((1,), LEAST, dtype=tl.float32)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        y = (x - mean) * rstd * weight + bias
-        here = tl.max(bits_of_magnitude(y), axis=0, keep_dims=True).to(tl.float32, bitcast=True)
-        largest = tl.maximum(largest, here, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(scale_ptr + row + tl.arange(0, 1), largest / 127.0)
-    for start in range(0, cols, BLOCK_COLS):
-        col = start + tl.arange(0, BLOCK_COLS)
-        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, eviction_policy="evict_first").to(tl.float32)
-        weight = tl.load(weight_ptr + col, mask=col < cols).to(tl.float32)
-        bias = tl.load(bias_ptr + col, mask=col < cols).to(tl.float32)
-        y = (x - mean) * rstd * weight + bias
-        tl.store(q_ptr + row * cols + col, to_nearest_int8(y * (127.0 / largest)), mask=col < cols)
+    lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
+    x_ptr += (row * x_row_stride + lead) // VECTOR * VECTOR
+    q_ptr += (row * cols + lead) // VECTOR * VECTOR
+    weight_ptr += lead
+    bias_ptr += lead
+    mean, variance, end, last, inside, kept = read_row(
+        x_ptr, None, None, lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT, True, tl.float32
+    )
+    rstd = tl.rsqrt(variance + eps)
+    y = scaled(kept, mean, rstd, weight_ptr, bias_ptr, last, inside, tl.float32)
+    most = tl.zeros((LANES,), tl.int32)
+    for i in tl.static_range(KEPT):
+        most = tl.maximum(most, tl.where(inside[i], bits_of_magnitude(y[i]), 0))
+    for back in tl.range(0, end, GROUP * LANES):
+        at = places(end - GROUP * LANES - back, GROUP, LANES, VECTOR)
+        x = load_tiles(x_ptr, None, at, None, "evict_last", tl.float32)
+        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, tl.float32)
+        for i in tl.static_range(GROUP):
+            most = tl.maximum(most, bits_of_magnitude(z[i]))
+    largest = tl.max(most, axis=0)
+    if RAGGED:
+        largest = tl.maximum(largest, tl.max(tl.where(inside[KEPT], bits_of_magnitude(y[KEPT]), 0), axis=0))
+    largest = tl.maximum(largest.to(tl.float32, bitcast=True), LEAST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(scale_ptr + row, largest / 127.0)
+    inverse = 127.0 / largest
+    store_tiles(q_ptr, last, inside, quantised(y, inverse))
+    for start in tl.range(0, end, GROUP * LANES):
+        at = places(start, GROUP, LANES, VECTOR)
+        x = load_tiles(x_ptr, None, at, None, "evict_first", tl.float32)
+        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, tl.float32)
+        store_tiles(q_ptr, at, None, quantised(z, inverse))
+
+
+def forward(x, weight, bias, q: torch.Tensor, scale: torch.Tensor, eps: float) -> None:
+    """Write q and scale; x is (rows, cols), columns side by side."""
+    rows, cols = x.shape
+    _, _, vector, ragged = pieces_of(x, as_rows(q))
+    chosen = settings(cols, x.dtype)
+    layer_norm_int8_wide_kernel[(rows,)](
+        x, weight, bias, q, scale, cols, x.stride(0), eps, VECTOR=vector, RAGGED=ragged, **chosen
+    )
