@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.arguments import as_rows
 from kernels.rowwise.pieces import elements_before, pieces_of
-from kernels.rowwise.wide_rows import load_tiles, places, read_row, scaled, settings, store_tiles
+from kernels.rowwise.wide_rows import kept_places, load_tiles, places, read_row, scaled, settings, store_tiles
 
 LEAST = tl.constexpr(1e-12)  # the scale of a row of zeros is this over 127, so that nothing divides by zero
 
@@ -57,34 +57,41 @@ def layer_norm_int8_wide_kernel(
     lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
     x_ptr += (row * x_row_stride + lead) // VECTOR * VECTOR
     q_ptr += (row * cols + lead) // VECTOR * VECTOR
-    weight_ptr += lead
-    bias_ptr += lead
-    mean, variance, end, last, inside, kept = read_row(
-        x_ptr, None, None, lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT, True, tl.float32
+    weight_ptr, bias_ptr = weight_ptr + lead, bias_ptr + lead
+    end, last, inside = kept_places(lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT)
+    mean, variance, kept = read_row(
+        *(x_ptr, None, None, lead, cols, end, last, inside, VECTOR, LANES, GROUP, KEPT, True, tl.float32)
     )
     rstd = tl.rsqrt(variance + eps)
-    y = scaled(kept, mean, rstd, weight_ptr, bias_ptr, last, inside, tl.float32)
     most = tl.zeros((LANES,), tl.int32)
-    for i in tl.static_range(KEPT):
-        most = tl.maximum(most, tl.where(inside[i], bits_of_magnitude(y[i]), 0))
-    for back in tl.range(0, end, GROUP * LANES):
-        at = places(end - GROUP * LANES - back, GROUP, LANES, VECTOR)
-        x = load_tiles(x_ptr, None, at, None, "evict_last", tl.float32)
-        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, tl.float32)
+    most_of_rim = 0
+    for i in tl.static_range(len(last)):  # one by one: weight and bias of all would not fit in registers
+        mask = (inside[i],)
+        y = scaled((kept[i],), mean, rstd, weight_ptr, bias_ptr, end, (last[i],), mask, tl.float32)
+        bits = tl.where(inside[i], bits_of_magnitude(y[0]), 0)
+        if i < KEPT:
+            most = tl.maximum(most, bits)
+        else:
+            most_of_rim = tl.max(bits, axis=0)
+    at = places(GROUP, LANES, VECTOR)
+    for back in tl.range(GROUP * LANES, end + GROUP * LANES, GROUP * LANES):
+        start = end - back
+        x = load_tiles(x_ptr, None, start, at, None, "evict_last", tl.float32)
+        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, None, tl.float32)
         for i in tl.static_range(GROUP):
             most = tl.maximum(most, bits_of_magnitude(z[i]))
-    largest = tl.max(most, axis=0)
-    if RAGGED:
-        largest = tl.maximum(largest, tl.max(tl.where(inside[KEPT], bits_of_magnitude(y[KEPT]), 0), axis=0))
-    largest = tl.maximum(largest.to(tl.float32, bitcast=True), LEAST, propagate_nan=tl.PropagateNan.ALL)
+    largest = tl.maximum(tl.max(most, axis=0), most_of_rim).to(tl.float32, bitcast=True)
+    largest = tl.maximum(largest, LEAST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(scale_ptr + row, largest / 127.0)
     inverse = 127.0 / largest
-    store_tiles(q_ptr, last, inside, quantised(y, inverse))
+    for i in tl.static_range(len(last)):
+        mask = (inside[i],)
+        y = scaled((kept[i],), mean, rstd, weight_ptr, bias_ptr, end, (last[i],), mask, tl.float32)
+        store_tiles(q_ptr, end, (last[i],), mask, quantised(y, inverse))
     for start in tl.range(0, end, GROUP * LANES):
-        at = places(start, GROUP, LANES, VECTOR)
-        x = load_tiles(x_ptr, None, at, None, "evict_first", tl.float32)
-        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, tl.float32)
-        store_tiles(q_ptr, at, None, quantised(z, inverse))
+        x = load_tiles(x_ptr, None, start, at, None, "evict_first", tl.float32)
+        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, None, tl.float32)
+        store_tiles(q_ptr, start, at, None, quantised(z, inverse))
 
 
 def forward(x, weight, bias, q: torch.Tensor, scale: torch.Tensor, eps: float) -> None:

@@ -7,7 +7,15 @@ import triton.language as tl
 from kernels.activations import activate
 from kernels.arguments import as_rows, given
 from kernels.rowwise.pieces import arithmetic, elements_before, pieces_of
-from kernels.rowwise.wide_rows import load_tiles, places, read_row, scaled, settings, store_tiles
+from kernels.rowwise.wide_rows import (
+    kept_places,
+    load_tiles,
+    places,
+    read_row,
+    scaled,
+    settings,
+    store_tiles,
+)
 
 
 @triton.jit
@@ -54,20 +62,24 @@ def norm_wide_kernel(
     if residual_ptr is not None:
         residual_ptr += (row * residual_row_stride + lead) // VECTOR * VECTOR
         sum_ptr += (row * cols + lead) // VECTOR * VECTOR
-    mean, variance, end, last, inside, kept = read_row(
-        x_ptr, residual_ptr, sum_ptr, lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT, CENTRED, COMPUTE
+    end, last, inside = kept_places(lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT)
+    mean, variance, kept = read_row(
+        *(x_ptr, residual_ptr, sum_ptr, lead, cols, end, last, inside, VECTOR, LANES, GROUP, KEPT, CENTRED, COMPUTE)
     )
     rstd = tl.rsqrt(variance + eps)
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd)
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
-    y = scaled(kept, mean, rstd, weight_ptr, bias_ptr, last, inside, COMPUTE)
-    store_tiles(y_ptr, last, inside, activated(y, ACT, DTYPE))
-    for back in tl.range(0, end, GROUP * LANES):
-        at = places(end - GROUP * LANES - back, GROUP, LANES, VECTOR)
-        x = load_tiles(x_ptr, residual_ptr, at, None, "evict_first", COMPUTE)
-        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, COMPUTE)
-        store_tiles(y_ptr, at, None, activated(z, ACT, DTYPE))
+    for i in tl.static_range(len(last)):  # one by one: weight and bias of all would not fit in registers
+        kept_at, mask = (last[i],), (inside[i],)
+        z = scaled((kept[i],), mean, rstd, weight_ptr, bias_ptr, end, kept_at, mask, COMPUTE)
+        store_tiles(y_ptr, end, kept_at, mask, activated(z, ACT, DTYPE))
+    at = places(GROUP, LANES, VECTOR)
+    for back in tl.range(GROUP * LANES, end + GROUP * LANES, GROUP * LANES):
+        start = end - back
+        x = load_tiles(x_ptr, residual_ptr, start, at, None, "evict_first", COMPUTE)
+        y = scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, None, COMPUTE)
+        store_tiles(y_ptr, start, at, None, activated(y, ACT, DTYPE))
 
 
 def forward(

@@ -18,51 +18,58 @@ from kernels.rowwise.normalise import over
 
 
 @triton.jit
-def places(start, NUMBER: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the elements of so many tiles are, counted from the row's first whole vector."""
+def places(NUMBER: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the elements of so many tiles are, counted from the first's: constants, so that addresses need no registers
+    of their own."""
     # Of more than a vector side by side a thread would store 16 bytes of int8, and load as many columns in two halves.
     lane = tl.max_contiguous(tl.multiple_of(tl.arange(0, LANES), VECTOR), VECTOR)
     at = ()
     for i in tl.static_range(NUMBER):
-        at = at + (start + i * LANES + lane,)
+        at = at + (i * LANES + lane,)
     return at
 
 
 @triton.jit
-def last_places(start, lead, whole, cols, KEPT: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr, RAGGED):
-    """Places of the tiles from `start` on, and of the rim, and which of them a row of `cols` has."""
-    at = places(start, KEPT, LANES, VECTOR)
+def kept_places(
+    lead, cols, VECTOR: tl.constexpr, RAGGED: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, KEPT: tl.constexpr
+):
+    """Where what is read again ends; from there, the places of what is not: the last tiles, and the rim of RAGGED rows;
+    and which of these a row of `cols` has, `lead` of them before its first whole vector."""
+    whole = (cols - lead) // VECTOR * VECTOR
+    # At most KEPT tiles are left, of which the last may be empty.
+    end = tl.cdiv(tl.maximum(tl.cdiv(whole, LANES) - KEPT, 0), GROUP) * (GROUP * LANES)
+    at = places(KEPT, LANES, VECTOR)
     inside = ()
     for i in tl.static_range(KEPT):
-        inside = inside + (at[i] < whole,)
+        inside = inside + (at[i] < whole - end,)
     if RAGGED:
         place = tl.arange(0, 2 * VECTOR)
         of_rim = tl.where(place < lead, place, cols - 2 * VECTOR + place) - lead
-        at, inside = at + (of_rim,), inside + ((of_rim < 0) | (of_rim >= whole),)
-    return at, inside
+        at, inside = at + (of_rim - end,), inside + ((of_rim < 0) | (of_rim >= whole),)
+    return end, at, inside
 
 
 @triton.jit
-def load_tiles(x_ptr, residual_ptr, at, inside, POLICY: tl.constexpr, COMPUTE: tl.constexpr):
-    """Tiles of x, or of x + residual in COMPUTE; 0 where not `inside`, which is None where all are."""
+def load_tiles(x_ptr, residual_ptr, start, at, inside, POLICY: tl.constexpr, COMPUTE: tl.constexpr):
+    """Tiles of x, or of x + residual in COMPUTE, at places from `start` on; 0 where not `inside`, None if all are."""
     x = ()
     for i in tl.static_range(len(at)):
         mask = None if inside is None else inside[i]
         other = None if inside is None else 0.0
-        tile = tl.load(x_ptr + at[i], mask=mask, other=other, eviction_policy=POLICY)
+        tile = tl.load(x_ptr + start + at[i], mask=mask, other=other, eviction_policy=POLICY)
         if residual_ptr is not None:
-            more = tl.load(residual_ptr + at[i], mask=mask, other=other, eviction_policy=POLICY)
+            more = tl.load(residual_ptr + start + at[i], mask=mask, other=other, eviction_policy=POLICY)
             tile = tile.to(COMPUTE) + more.to(COMPUTE)
         x = x + (tile,)
     return x
 
 
 @triton.jit
-def store_tiles(y_ptr, at, inside, y):
+def store_tiles(y_ptr, start, at, inside, y):
     for i in tl.static_range(len(at)):
         mask = None if inside is None else inside[i]
         # What is written should not drive out of the L1 cache what is still to be read again.
-        tl.store(y_ptr + at[i], y[i].to(y_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+        tl.store(y_ptr + start + at[i], y[i].to(y_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -83,9 +90,9 @@ def of_lanes(mean, squares, rim, in_rim, whole, cols, CENTRED: tl.constexpr):
     """Mean and variance of a row from its lanes', which share `whole` elements, and its rim, which may be None."""
     if CENTRED:
         LANES: tl.constexpr = mean.shape[0]
-        count = ((whole - tl.arange(0, LANES) + LANES - 1) // LANES).to(mean.dtype)
-        origin = tl.sum(mean, axis=0) / LANES
-        apart = mean - origin
+        count = ((whole - tl.arange(0, LANES) + LANES - 1) // LANES).to(mean.dtype)  # a lane without elements has 0
+        origin = tl.sum(mean, axis=0) / tl.minimum(whole, LANES)
+        apart = tl.where(count > 0, mean - origin, 0.0)
         off, total = tl.sum(apart * count, axis=0), tl.sum(squares + apart * apart * count, axis=0)
         if rim is not None:
             apart_rim = tl.where(in_rim, rim - origin, 0.0)
@@ -106,52 +113,48 @@ def read_row(
     x_ptr,  # to the first whole vector of a row, as the next two, which may be None
     residual_ptr,
     sum_ptr,  # where x + residual is written
-    lead,  # elements before that vector
+    lead,
     cols,
-    VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one
-    RAGGED: tl.constexpr,
+    end,  # the rest is of kept_places, or as there
+    last,
+    inside,
+    VECTOR: tl.constexpr,
     LANES: tl.constexpr,
     GROUP: tl.constexpr,
     KEPT: tl.constexpr,
     CENTRED: tl.constexpr,  # else the mean is 0, and the mean square stands for the variance
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
-    """Mean and variance of x, or of x + residual; where what is to be read again ends, and the places, masks and values
-    of what is not."""
-    whole = (cols - lead) // VECTOR * VECTOR
-    # What is left is at most the KEPT tiles, of which the last may be empty.
-    tiles = tl.cdiv(tl.cdiv(whole, LANES) - KEPT, GROUP) * GROUP
+    """Mean and variance of x, or of x + residual, and the tiles at `last`."""
     mean, squares = tl.zeros((LANES,), COMPUTE), tl.zeros((LANES,), COMPUTE)
-    for first in tl.range(0, tiles, GROUP):
-        at = places(first * LANES, GROUP, LANES, VECTOR)
-        x = load_tiles(x_ptr, residual_ptr, at, None, "evict_last", COMPUTE)
+    at = places(GROUP, LANES, VECTOR)
+    for start in tl.range(0, end, GROUP * LANES):
+        x = load_tiles(x_ptr, residual_ptr, start, at, None, "evict_last", COMPUTE)
         if residual_ptr is not None:
-            store_tiles(sum_ptr, at, None, x)
+            store_tiles(sum_ptr, start, at, None, x)
         for i in tl.static_range(GROUP):
-            mean, squares = with_element(mean, squares, x[i].to(COMPUTE), first + i + 1, CENTRED)
-    end = tiles * LANES
-    last, inside = last_places(end, lead, whole, cols, KEPT, LANES, VECTOR, RAGGED)
-    kept = load_tiles(x_ptr, residual_ptr, last, inside, "evict_first", COMPUTE)
+            mean, squares = with_element(mean, squares, x[i].to(COMPUTE), start // LANES + i + 1, CENTRED)
+    kept = load_tiles(x_ptr, residual_ptr, end, last, inside, "evict_first", COMPUTE)
     if residual_ptr is not None:
-        store_tiles(sum_ptr, last, inside, kept)
+        store_tiles(sum_ptr, end, last, inside, kept)
     for i in tl.static_range(KEPT):
         tile = kept[i].to(COMPUTE)
         if CENTRED:  # a lane without an element there has its mean in its place, which changes nothing
             tile = tl.where(inside[i], tile, mean)
-        mean, squares = with_element(mean, squares, tile, tiles + i + 1, CENTRED)
-    if RAGGED:
-        middle, variance = of_lanes(mean, squares, kept[KEPT].to(COMPUTE), inside[KEPT], whole, cols, CENTRED)
-    else:
-        middle, variance = of_lanes(mean, squares, None, None, whole, cols, CENTRED)
-    return middle, variance, end, last, inside, kept
+        mean, squares = with_element(mean, squares, tile, end // LANES + i + 1, CENTRED)
+    rim, in_rim = None, None
+    if len(last) > KEPT:
+        rim, in_rim = kept[KEPT].to(COMPUTE), inside[KEPT]
+    middle, variance = of_lanes(mean, squares, rim, in_rim, (cols - lead) // VECTOR * VECTOR, cols, CENTRED)
+    return middle, variance, kept
 
 
 @triton.jit
-def scaled(x, mean, rstd, weight_ptr, bias_ptr, at, inside, COMPUTE: tl.constexpr):
+def scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, inside, COMPUTE: tl.constexpr):
     """(x - mean) rstd weight + bias, in COMPUTE, of tiles; bias_ptr may be None."""
-    weight = load_tiles(weight_ptr, None, at, inside, "", COMPUTE)
+    weight = load_tiles(weight_ptr, None, start, at, inside, "", COMPUTE)
     if bias_ptr is not None:
-        bias = load_tiles(bias_ptr, None, at, inside, "", COMPUTE)
+        bias = load_tiles(bias_ptr, None, start, at, inside, "", COMPUTE)
     y = ()
     for i in tl.static_range(len(x)):
         tile = (x[i].to(COMPUTE) - mean) * rstd * weight[i].to(COMPUTE)
