@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows
-from kernels.rowwise.pieces import elements_before, pieces_of
 from kernels.rowwise.wide_rows import kept_places, load_tiles, places, read_row, scaled, settings, store_tiles
+from kernels.vectors import at_vector, elements_before, vectors_of_rows
 
 LEAST = tl.constexpr(1e-12)  # the scale of a row of zeros is this over 127, so that nothing divides by zero
 
@@ -46,7 +46,7 @@ def layer_norm_int8_wide_kernel(
     cols,
     x_row_stride,
     eps,
-    VECTOR: tl.constexpr,  # of rows: kernels/rowwise/pieces.py
+    VECTOR: tl.constexpr,  # of rows: kernels/vectors.py
     RAGGED: tl.constexpr,
     LANES: tl.constexpr,  # of tiles: kernels/rowwise/wide_rows.py
     GROUP: tl.constexpr,
@@ -55,8 +55,8 @@ def layer_norm_int8_wide_kernel(
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
-    x_ptr += (row * x_row_stride + lead) // VECTOR * VECTOR
-    q_ptr += (row * cols + lead) // VECTOR * VECTOR
+    x_ptr += at_vector(row * x_row_stride + lead, VECTOR)
+    q_ptr += at_vector(row * cols + lead, VECTOR)
     weight_ptr, bias_ptr = weight_ptr + lead, bias_ptr + lead
     end, last, inside = kept_places(lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT)
     mean, variance, kept = read_row(
@@ -72,7 +72,7 @@ def layer_norm_int8_wide_kernel(
         if i < KEPT:
             most = tl.maximum(most, bits)
         else:
-            most_of_rim = tl.max(bits, axis=0)
+            most_of_rim = tl.max(bits)
     at = places(GROUP, LANES, VECTOR)
     for back in tl.range(GROUP * LANES, end + GROUP * LANES, GROUP * LANES):
         start = end - back
@@ -97,7 +97,7 @@ def layer_norm_int8_wide_kernel(
 def forward(x, weight, bias, q: torch.Tensor, scale: torch.Tensor, eps: float) -> None:
     """Write q and scale; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
-    _, _, vector, ragged = pieces_of(x, as_rows(q))
+    vector, ragged = vectors_of_rows(x, as_rows(q))
     chosen = settings(cols, x.dtype)
     layer_norm_int8_wide_kernel[(rows,)](
         x, weight, bias, q, scale, cols, x.stride(0), eps, VECTOR=vector, RAGGED=ragged, **chosen

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.activations import activate
 from kernels.arguments import as_rows, given
-from kernels.rowwise.pieces import arithmetic, elements_before, pieces_of
+from kernels.rowwise.pieces import arithmetic
 from kernels.rowwise.wide_rows import (
     kept_places,
     load_tiles,
@@ -16,6 +16,7 @@ from kernels.rowwise.wide_rows import (
     settings,
     store_tiles,
 )
+from kernels.vectors import at_vector, elements_before, vectors_of_rows
 
 
 @triton.jit
@@ -41,7 +42,7 @@ def norm_wide_kernel(
     x_row_stride,
     residual_row_stride,
     eps,
-    VECTOR: tl.constexpr,  # of rows: kernels/rowwise/pieces.py
+    VECTOR: tl.constexpr,  # of rows: kernels/vectors.py
     RAGGED: tl.constexpr,
     LANES: tl.constexpr,  # of tiles: kernels/rowwise/wide_rows.py
     GROUP: tl.constexpr,
@@ -53,15 +54,14 @@ def norm_wide_kernel(
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
-    # Exact: multiples of VECTOR, that the compiler sees as such.
-    x_ptr += (row * x_row_stride + lead) // VECTOR * VECTOR
-    y_ptr += (row * cols + lead) // VECTOR * VECTOR
+    x_ptr += at_vector(row * x_row_stride + lead, VECTOR)
+    y_ptr += at_vector(row * cols + lead, VECTOR)
     weight_ptr += lead
     if bias_ptr is not None:
         bias_ptr += lead
     if residual_ptr is not None:
-        residual_ptr += (row * residual_row_stride + lead) // VECTOR * VECTOR
-        sum_ptr += (row * cols + lead) // VECTOR * VECTOR
+        residual_ptr += at_vector(row * residual_row_stride + lead, VECTOR)
+        sum_ptr += at_vector(row * cols + lead, VECTOR)
     end, last, inside = kept_places(lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT)
     mean, variance, kept = read_row(
         *(x_ptr, residual_ptr, sum_ptr, lead, cols, end, last, inside, VECTOR, LANES, GROUP, KEPT, CENTRED, COMPUTE)
@@ -97,7 +97,7 @@ def forward(
     """Write y and, where they are given, x + residual into total and each row's 1 / sqrt(variance + eps) into rstd."""
     rows, cols = x.shape
     of_rows = given(residual=residual, y=y, total=total).values()
-    _, _, vector, ragged = pieces_of(x, *map(as_rows, of_rows))
+    vector, ragged = vectors_of_rows(x, *map(as_rows, of_rows))
     strides = x.stride(0), 0 if residual is None else residual.stride(0)
     constants = {"VECTOR": vector, "RAGGED": ragged, "CENTRED": centred, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
     chosen = settings(cols, x.dtype, 1 if residual is None else 2)

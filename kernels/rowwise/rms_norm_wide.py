@@ -27,7 +27,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import cdiv
-from kernels.vectors import elements_before, vectors_of_rows
+from kernels.vectors import elements_before
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Rows too wide for registers, read from memory once: what norm_wide.py and layer_norm_int8_wide.py have in common.
 
 A row is seen in tiles of LANES neighbouring columns, GROUP of them at a time. Its last, KEPT tiles and the rim
-(kernels/rowwise/pieces.py), stay in registers; the others are read again, from its end back to its start. What was
+(kernels/vectors.py), stay in registers; the others are read again, from its end back to its start. What was
 read last is still in the L1 cache, so that memory sees little of it.
 
 Each lane takes the mean and variance of its own elements, one from each tile, by Welford's update, and lanes meet once
@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.rowwise.normalise import over
+from kernels.vectors import VECTOR_BYTES, at_vector, inside_rim, rim
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def kept_places(
 ):
     """Where what is read again ends; from there, the places of what is not: the last tiles, and the rim of RAGGED rows;
     and which of these a row of `cols` has, `lead` of them before its first whole vector."""
-    whole = (cols - lead) // VECTOR * VECTOR
+    whole = at_vector(cols - lead, VECTOR)
     # At most KEPT tiles are left, of which the last may be empty.
     end = tl.cdiv(tl.maximum(tl.cdiv(whole, LANES) - KEPT, 0), GROUP) * (GROUP * LANES)
     at = places(KEPT, LANES, VECTOR)
@@ -43,9 +44,8 @@ def kept_places(
     for i in tl.static_range(KEPT):
         inside = inside + (at[i] < whole - end,)
     if RAGGED:
-        place = tl.arange(0, 2 * VECTOR)
-        of_rim = tl.where(place < lead, place, cols - 2 * VECTOR + place) - lead
-        at, inside = at + (of_rim - end,), inside + ((of_rim < 0) | (of_rim >= whole),)
+        at = at + (rim(lead, cols, VECTOR) - lead - end,)
+        inside = inside + (inside_rim(lead, whole, cols, VECTOR),)
     return end, at, inside
 
 
@@ -86,24 +86,24 @@ def with_element(mean, squares, x, count, CENTRED: tl.constexpr):
 
 
 @triton.jit
-def of_lanes(mean, squares, rim, in_rim, whole, cols, CENTRED: tl.constexpr):
-    """Mean and variance of a row from its lanes', which share `whole` elements, and its rim, which may be None."""
+def of_lanes(mean, squares, others, in_others, whole, cols, CENTRED: tl.constexpr):
+    """Mean and variance of a row from its lanes', which share `whole` elements, and its `others`, a rim or None."""
     if CENTRED:
         LANES: tl.constexpr = mean.shape[0]
         count = ((whole - tl.arange(0, LANES) + LANES - 1) // LANES).to(mean.dtype)  # a lane without elements has 0
         origin = tl.sum(mean, axis=0) / tl.minimum(whole, LANES)
-        apart = tl.where(count > 0, mean - origin, 0.0)
-        off, total = tl.sum(apart * count, axis=0), tl.sum(squares + apart * apart * count, axis=0)
-        if rim is not None:
-            apart_rim = tl.where(in_rim, rim - origin, 0.0)
-            off, total = off + tl.sum(apart_rim, axis=0), total + tl.sum(apart_rim * apart_rim, axis=0)
+        moved = tl.where(count > 0, mean - origin, 0.0)
+        off, total = tl.sum(moved * count, axis=0), tl.sum(squares + moved * moved * count, axis=0)
+        if others is not None:
+            apart = tl.where(in_others, others - origin, 0.0)
+            off, total = off + tl.sum(apart), total + tl.sum(apart * apart)
         off = over(off, tl.cast(cols, off.dtype))
         middle = origin + off
         variance = tl.maximum(total / cols - off * off, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
         total = tl.sum(squares, axis=0)
-        if rim is not None:
-            total += tl.sum(rim * rim, axis=0)
+        if others is not None:
+            total += tl.sum(others * others)
         middle, variance = tl.cast(0.0, mean.dtype), total / cols
     return middle, variance
 
@@ -142,10 +142,10 @@ def read_row(
         if CENTRED:  # a lane without an element there has its mean in its place, which changes nothing
             tile = tl.where(inside[i], tile, mean)
         mean, squares = with_element(mean, squares, tile, end // LANES + i + 1, CENTRED)
-    rim, in_rim = None, None
+    others, in_others = None, None
     if len(last) > KEPT:
-        rim, in_rim = kept[KEPT].to(COMPUTE), inside[KEPT]
-    middle, variance = of_lanes(mean, squares, rim, in_rim, (cols - lead) // VECTOR * VECTOR, cols, CENTRED)
+        others, in_others = kept[KEPT].to(COMPUTE), inside[KEPT]
+    middle, variance = of_lanes(mean, squares, others, in_others, at_vector(cols - lead, VECTOR), cols, CENTRED)
     return middle, variance, kept
 
 
@@ -170,7 +170,7 @@ def settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
     An SM has as many rows at once as its L1 cache and registers hold: two of up to 128 KB, or one. A thread keeps 64
     bytes of a row.
     """
-    warps, vector = 16 if cols * dtype.itemsize * tensors <= 2**17 else 32, 16 // dtype.itemsize
+    warps, vector = 16 if cols * dtype.itemsize * tensors <= 2**17 else 32, VECTOR_BYTES // dtype.itemsize
     kept = 32 if dtype.itemsize == 2 and tensors == 1 else 16
     chosen = {"LANES": 32 * vector * warps, "GROUP": 16 // vector, "KEPT": kept // vector}
     return {**chosen, "num_warps": warps, "maxnreg": 64}
