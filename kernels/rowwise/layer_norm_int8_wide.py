@@ -98,7 +98,7 @@ def forward(x, weight, bias, q: torch.Tensor, scale: torch.Tensor, eps: float) -
     """Write q and scale; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
     vector, ragged = vectors_of_rows(x, as_rows(q))
-    chosen = settings(cols, x.dtype)
+    chosen = settings(cols, x.dtype, ragged)
     layer_norm_int8_wide_kernel[(rows,)](
         x, weight, bias, q, scale, cols, x.stride(0), eps, VECTOR=vector, RAGGED=ragged, **chosen
     )

@@ -100,5 +100,5 @@ def forward(
     vector, ragged = vectors_of_rows(x, *map(as_rows, of_rows))
     strides = x.stride(0), 0 if residual is None else residual.stride(0)
     constants = {"VECTOR": vector, "RAGGED": ragged, "CENTRED": centred, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
-    chosen = settings(cols, x.dtype, 1 if residual is None else 2)
+    chosen = settings(cols, x.dtype, ragged, 1 if residual is None else 2)
     norm_wide_kernel[(rows,)](x, residual, weight, bias, y, total, rstd, cols, *strides, eps, **constants, **chosen)

@@ -10,6 +10,8 @@ for the whole row. A constant row's are exact: no lane ever moves.
 Source: Welford, "Note on a method for calculating corrected sums of squares and products", Technometrics 4, 1962.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -152,9 +154,9 @@ def read_row(
 @triton.jit
 def scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, inside, COMPUTE: tl.constexpr):
     """(x - mean) rstd weight + bias, in COMPUTE, of tiles; bias_ptr may be None."""
-    weight = load_tiles(weight_ptr, None, start, at, inside, "", COMPUTE)
+    weight = load_tiles(weight_ptr, None, start, at, inside, "evict_first", COMPUTE)
     if bias_ptr is not None:
-        bias = load_tiles(bias_ptr, None, start, at, inside, "", COMPUTE)
+        bias = load_tiles(bias_ptr, None, start, at, inside, "evict_first", COMPUTE)
     y = ()
     for i in tl.static_range(len(x)):
         tile = (x[i].to(COMPUTE) - mean) * rstd * weight[i].to(COMPUTE)
@@ -164,13 +166,15 @@ def scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, inside, COMPUTE: tl.c
     return y
 
 
-def settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
+@cache
+def settings(cols: int, dtype: torch.dtype, ragged: bool, tensors: int = 1) -> dict:
     """LANES, GROUP, KEPT, num_warps and maxnreg, where a row is the sum of so many `tensors`' rows.
 
     An SM has as many rows at once as its L1 cache and registers hold: two of up to 128 KB, or one. A thread keeps 64
-    bytes of a row.
+    bytes of a row; 32 of RAGGED rows, as their weights come in single elements, which take more registers.
     """
-    warps, vector = 16 if cols * dtype.itemsize * tensors <= 2**17 else 32, VECTOR_BYTES // dtype.itemsize
-    kept = 32 if dtype.itemsize == 2 and tensors == 1 else 16
+    warps = 16 if ragged or cols * dtype.itemsize * tensors <= 2**17 else 32
+    vector = VECTOR_BYTES // dtype.itemsize
+    kept = 32 if dtype.itemsize == 2 and tensors == 1 and not ragged else 16
     chosen = {"LANES": 32 * vector * warps, "GROUP": 16 // vector, "KEPT": kept // vector}
     return {**chosen, "num_warps": warps, "maxnreg": 64}
