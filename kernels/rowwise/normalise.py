@@ -3,8 +3,8 @@
 The variance is the mean square of what is left after the mean is taken off. E[x^2] - E[x]^2 would need one reduction
 less, and loses every digit where the mean is large. Two reductions, though, are two waits of all warps for each other.
 Where each thread holds as many elements of a row as every other, it takes the mean and variance of its own, and these
-are merged by Chan's formula for two halves of one size: one reduction, and no digit lost. Rows too wide for registers
-are seen in chunks, whose means and variances are merged by the same formula for two parts of any size.
+are merged by Chan's formula for two halves of one size: one reduction, and no digit lost. For rows too wide for
+registers see wide_rows.py.
 
 A mean is off by what its sum was rounded, and a constant row is then not 0 but as far off as eps lets it be. Where sums
 are EXACT, of 16-bit values, nothing is rounded. Elsewhere what is left when the mean is taken off is summed too: in a
@@ -153,28 +153,6 @@ def normalise(x, inside, cols: tl.constexpr, eps, VECTOR: tl.constexpr, num_warp
         for i in tl.static_range(len(x)):
             x_hat = x_hat + (centred[i] * rstd,)
     return x_hat
-
-
-@triton.jit
-def with_chunk(mean, squares, x, start, cols, EXACT: tl.constexpr):
-    """Mean, and sum of squares about it, of a row's first `start` elements and of x, its next: Chan's formula.
-
-    mean, squares: one element each, of the elements before `start`.
-    x: (BLOCK_COLS,), 0 from the row's column `cols` on.
-    """
-    BLOCK_COLS: tl.constexpr = x.shape[0]
-    inside = start + tl.arange(0, BLOCK_COLS) < cols
-    count = tl.minimum(cols - start, BLOCK_COLS).to(x.dtype)
-    share = count / (start + count)
-    chunk_mean = over(tl.sum(x, axis=0, keep_dims=True), count)
-    centred = tl.where(inside, x - chunk_mean, 0.0)
-    if not EXACT:
-        off = over(tl.sum(centred, axis=0, keep_dims=True), count)
-        centred = tl.where(inside, centred - off, 0.0)
-        chunk_mean += off
-    moved = chunk_mean - mean
-    squares += tl.sum(centred * centred, axis=0, keep_dims=True) + moved * moved * share * start
-    return mean + moved * share, squares
 
 
 @triton.jit

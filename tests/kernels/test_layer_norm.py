@@ -114,7 +114,7 @@ def test_a_constant_row_without_eps_is_nan_as_in_pytorch(name, device):
 def test_a_constant_row_is_its_bias(name, dtype, device, poisoned):
     """However its sum is rounded: in registers, merged from threads, in chunks."""
     op = CATALOGUE[name]
-    for cols in (65, 768, 4096, 40000):
+    for cols in (65, 768, 4096, 33001, 40000):
         inputs = op.inputs(2, cols, dtype=dtype, device=device)
         inputs[0][0], inputs[0][1] = 12345.678, 100.3
         inputs[-1].zero_()
@@ -183,7 +183,9 @@ def test_unfused_bytes_of_the_docstrings():
 def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(cols, reads, two_multiprocessors):
     grad_y, x, weight, bias = *torch.randn(2, 3, cols), *torch.randn(2, cols)
     traffic = measure(lambda: layer_norm_op.backward_op(grad_y, x, weight, bias, None, 1e-5))
-    assert traffic.by_tensor["grad_y"].read == traffic.by_tensor["x"].read == reads * x.nbytes
+    assert traffic.by_tensor["grad_y"].read == reads * x.nbytes
+    again = traffic.by_tensor["x"].read / x.nbytes - reads  # what registers did not keep, the L1 cache is asked for
+    assert 0 < again < 1 if reads == 2 else again == 0
     assert traffic.by_tensor["result[0]"].written == x.nbytes
     assert "bias" not in traffic.by_tensor
     assert traffic.hazards == ()

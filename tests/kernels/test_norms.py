@@ -13,7 +13,8 @@ import kernels
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import CATALOGUE, runtime
-from kernels.rowwise import rms_norm_backward, rms_norm_few_rows, rms_norm_wide
+from kernels.rowwise import rms_norm_backward, rms_norm_few_rows, wide_rows
+from kernels.rowwise.norm_wide import norm_wide_kernel
 from kernels.rowwise.pieces import pieces_of
 from kernels.rowwise.rms_norm import OP as RMS_NORM
 from kernels.rowwise.rms_norm import WIDEST_BLOCK, RMSNorm, rms_norm, rms_norm_kernel, rms_norm_op, rms_norm_reference
@@ -272,15 +273,16 @@ def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
 
 
 def test_wider_rows_spill_where_they_are_held_and_not_where_they_are_read_twice():
-    """Why rms_norm_wide.py is there: with registers enough, it should go."""
+    """Why norm_wide.py and rms_norm_wide.py are there: with registers enough, they should go."""
     x, cols = torch.bfloat16, 2 * WIDEST_BLOCK
     arguments, options = RMS_NORM.compile_arguments(32768, cols, dtype=x)
     assert compile_for(rms_norm_kernel, *arguments, **options).spill_bytes > 500
-    options |= {"PIECES": (rms_norm_wide.CHUNK, 0, *options["PIECES"][2:])}
-    options = {**options, "num_warps": 16}
-    del options["BLOCK_ROWS"], options["STAGES"]
-    wide = rms_norm_wide.rms_norm_wide_kernel
-    assert compile_for(wide, x, None, x, x, None, None, cols, cols, 0, 1e-6, **options).spill_bytes == 0
+    arguments, constants = (x, None, x, x, x, None, None, cols, cols, 0, 1e-6), {"ACT": None, "COMPUTE": tl.float32}
+    chosen = {"VECTOR": 8, "RAGGED": False, "CENTRED": True, **wide_rows.settings(cols, x, ragged=False)}
+    wide = compile_for(norm_wide_kernel, *arguments, **constants, **chosen)
+    assert wide.spill_bytes == 0
+    assert wide.registers <= 64  # an SM then has two programs
+    assert {"LDG.128", "STG.128"} <= wide.instructions.keys()
     arguments, options = of_backward(2 * rms_norm_backward.WIDEST_BLOCK)
     assert compile_for(rms_norm_backward.rms_norm_backward_kernel, *arguments, **options).spill_bytes > 500
 
@@ -314,6 +316,17 @@ def test_offsets_past_two_to_the_31(op):
     tail = [x[-3:] if x.dim() == 2 else x for x in inputs]
     torch.testing.assert_close(first(ours)[-3:].float(), first(op.fused(*tail)).float(), rtol=0, atol=0)
     assert_as_accurate(op.fused(*tail), op.reference(*tail), op.reference(*doubled(tail)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, long(torch.bfloat16)])
+@pytest.mark.parametrize("cols", [33001, long(50257), long(65540)])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "residual_layer_norm", long("residual_rms_norm")])
+def test_wide_rows_that_begin_anywhere(name, cols, dtype, device, poisoned):
+    """The second row of a ragged tensor begins within 16 bytes, and so does its weight; then all rows do, of a view."""
+    op = CATALOGUE[name]
+    for offset in (0, 3):
+        inputs = [x[..., offset:] for x in op.inputs(2, cols + offset, dtype=dtype, device=device)]
+        assert_as_accurate(op.fused(*inputs), op.reference(*inputs), op.reference(*doubled(inputs)))
 
 
 @gpu_only
