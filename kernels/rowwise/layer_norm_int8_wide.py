@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows
-from kernels.rowwise.wide_rows import kept_places, load_tiles, places, read_row, scaled, settings, store_tiles
+from kernels.rowwise.wide_rows import load_tiles, places, read_row, scaled, settings, store_tiles
 from kernels.vectors import at_vector, elements_before, vectors_of_rows
 
 LEAST = tl.constexpr(1e-12)  # the scale of a row of zeros is this over 127, so that nothing divides by zero
@@ -58,47 +58,40 @@ def layer_norm_int8_wide_kernel(
     x_ptr += at_vector(row * x_row_stride + lead, VECTOR)
     q_ptr += at_vector(row * cols + lead, VECTOR)
     weight_ptr, bias_ptr = weight_ptr + lead, bias_ptr + lead
-    end, last, inside = kept_places(lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT)
-    mean, variance, kept = read_row(
-        *(x_ptr, None, None, lead, cols, end, last, inside, VECTOR, LANES, GROUP, KEPT, True, tl.float32)
+    mean, variance, end, last, inside, kept = read_row(
+        *(x_ptr, None, None, lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT, True, tl.float32)
     )
     rstd = tl.rsqrt(variance + eps)
+    y = scaled(kept, mean, rstd, weight_ptr, bias_ptr, last, inside, tl.float32)
     most = tl.zeros((LANES,), tl.int32)
-    most_of_rim = 0
-    for i in tl.static_range(len(last)):  # one by one: weight and bias of all would not fit in registers
-        mask = (inside[i],)
-        y = scaled((kept[i],), mean, rstd, weight_ptr, bias_ptr, end, (last[i],), mask, tl.float32)
-        bits = tl.where(inside[i], bits_of_magnitude(y[0]), 0)
-        if i < KEPT:
-            most = tl.maximum(most, bits)
-        else:
-            most_of_rim = tl.max(bits)
-    at = places(GROUP, LANES, VECTOR)
+    for i in tl.static_range(KEPT):
+        most = tl.maximum(most, tl.where(inside[i], bits_of_magnitude(y[i]), 0))
     for back in tl.range(GROUP * LANES, end + GROUP * LANES, GROUP * LANES):
-        start = end - back
-        x = load_tiles(x_ptr, None, start, at, None, "evict_last", tl.float32)
-        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, None, tl.float32)
+        at = places(end - back, GROUP, LANES, VECTOR)
+        x = load_tiles(x_ptr, None, at, None, "evict_last", tl.float32)
+        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, tl.float32)
         for i in tl.static_range(GROUP):
             most = tl.maximum(most, bits_of_magnitude(z[i]))
-    largest = tl.maximum(tl.max(most, axis=0), most_of_rim).to(tl.float32, bitcast=True)
-    largest = tl.maximum(largest, LEAST, propagate_nan=tl.PropagateNan.ALL)
+    largest = tl.max(most, axis=0)
+    if RAGGED:
+        largest = tl.maximum(largest, tl.max(tl.where(inside[KEPT], bits_of_magnitude(y[KEPT]), 0)))
+    largest = tl.maximum(largest.to(tl.float32, bitcast=True), LEAST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(scale_ptr + row, largest / 127.0)
     inverse = 127.0 / largest
-    for i in tl.static_range(len(last)):
-        mask = (inside[i],)
-        y = scaled((kept[i],), mean, rstd, weight_ptr, bias_ptr, end, (last[i],), mask, tl.float32)
-        store_tiles(q_ptr, end, (last[i],), mask, quantised(y, inverse))
+    store_tiles(q_ptr, last, inside, quantised(y, inverse))
     for start in tl.range(0, end, GROUP * LANES):
-        x = load_tiles(x_ptr, None, start, at, None, "evict_first", tl.float32)
-        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, None, tl.float32)
-        store_tiles(q_ptr, start, at, None, quantised(z, inverse))
+        at = places(start, GROUP, LANES, VECTOR)
+        x = load_tiles(x_ptr, None, at, None, "evict_first", tl.float32)
+        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, tl.float32)
+        store_tiles(q_ptr, at, None, quantised(z, inverse))
 
 
 def forward(x, weight, bias, q: torch.Tensor, scale: torch.Tensor, eps: float) -> None:
     """Write q and scale; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
     vector, ragged = vectors_of_rows(x, as_rows(q))
-    chosen = settings(cols, x.dtype, ragged)
+    # 16 elements of a row to a thread, as they are kept in fp32.
+    chosen = settings(cols, x.dtype, ragged) | {"GROUP": x.itemsize, "KEPT": x.itemsize}
     layer_norm_int8_wide_kernel[(rows,)](
         x, weight, bias, q, scale, cols, x.stride(0), eps, VECTOR=vector, RAGGED=ragged, **chosen
     )

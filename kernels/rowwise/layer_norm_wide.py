@@ -17,6 +17,7 @@ import triton.language as tl
 
 from kernels.activations import activate_gradient
 from kernels.arguments import as_rows, given, multiprocessors
+from kernels.rowwise.layer_norm_row_terms import layer_norm_act_row_terms_kernel, layer_norm_row_terms_kernel
 from kernels.rowwise.normalise import widened
 from kernels.rowwise.pieces import (
     along,
@@ -28,79 +29,8 @@ from kernels.rowwise.pieces import (
     pointers,
     rows_from,
 )
-from kernels.rowwise.wide_rows import kept_places, load_tiles, places, read_row
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.vectors import VECTOR_BYTES, at_vector, elements_before, vectors_of_rows
-
-
-@triton.jit
-def through_tile(x, grad_y, weight, bias, mean, rstd, ACT: tl.constexpr, COMPUTE: tl.constexpr):
-    """A tile's gradient of x_hat, and its product with x_hat."""
-    x_hat = (x.to(COMPUTE) - mean) * rstd
-    grad_z = grad_y.to(COMPUTE)
-    if ACT is not None:
-        grad_z = activate_gradient(grad_z, x_hat * weight.to(COMPUTE) + bias.to(COMPUTE), ACT)
-    grad_x_hat = grad_z * weight.to(COMPUTE)
-    return grad_x_hat, grad_x_hat * x_hat
-
-
-@triton.jit
-def layer_norm_row_terms_kernel(
-    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    weight_ptr,  # (cols,)
-    bias_ptr,  # (cols,)
-    terms_ptr,  # (4, rows), in COMPUTE: mean, rstd, and the means of grad_x_hat and of grad_x_hat x_hat
-    rows,
-    cols,
-    grad_y_row_stride,
-    x_row_stride,
-    eps,
-    VECTOR: tl.constexpr,  # of rows: kernels/vectors.py
-    RAGGED: tl.constexpr,
-    LANES: tl.constexpr,  # of tiles: kernels/rowwise/wide_rows.py
-    GROUP: tl.constexpr,
-    KEPT: tl.constexpr,
-    ACT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
-    x_ptr += at_vector(row * x_row_stride + lead, VECTOR)
-    grad_y_ptr += at_vector(row * grad_y_row_stride + lead, VECTOR)
-    weight_ptr += lead
-    bias_ptr += lead
-    end, last, inside = kept_places(lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT)
-    # Asked for before anything waits: few rows are all kept, and an SM has no other program then.
-    grad_y = load_tiles(grad_y_ptr, None, end, last, inside, "evict_first", COMPUTE)
-    mean, variance, kept = read_row(
-        *(x_ptr, None, None, lead, cols, end, last, inside, VECTOR, LANES, GROUP, KEPT, True, COMPUTE)
-    )
-    rstd = tl.rsqrt(variance + eps)
-    shift, slope = tl.zeros((LANES,), COMPUTE), tl.zeros((LANES,), COMPUTE)
-    shift_of_rim, slope_of_rim = tl.cast(0.0, COMPUTE), tl.cast(0.0, COMPUTE)
-    for i in tl.static_range(len(last)):
-        weight = tl.load(weight_ptr + end + last[i], mask=inside[i], other=0.0)
-        bias = weight if ACT is None else tl.load(bias_ptr + end + last[i], mask=inside[i], other=0.0)
-        grad_x_hat, product = through_tile(kept[i], grad_y[i], weight, bias, mean, rstd, ACT, COMPUTE)
-        if i < KEPT:
-            shift, slope = shift + grad_x_hat, slope + product
-        else:
-            shift_of_rim, slope_of_rim = tl.sum(grad_x_hat), tl.sum(product)
-    at = places(GROUP, LANES, VECTOR)
-    for back in tl.range(GROUP * LANES, end + GROUP * LANES, GROUP * LANES):
-        start = end - back
-        x = load_tiles(x_ptr, None, start, at, None, "evict_first", COMPUTE)
-        of_y = load_tiles(grad_y_ptr, None, start, at, None, "evict_first", COMPUTE)
-        for i in tl.static_range(GROUP):
-            of_weight = tl.load(weight_ptr + start + at[i])
-            of_bias = of_weight if ACT is None else tl.load(bias_ptr + start + at[i])
-            through, times = through_tile(x[i], of_y[i], of_weight, of_bias, mean, rstd, ACT, COMPUTE)
-            shift, slope = shift + through, slope + times
-    tl.store(terms_ptr + row, mean)
-    tl.store(terms_ptr + rows + row, rstd)
-    tl.store(terms_ptr + 2 * rows + row, (tl.sum(shift, axis=0) + shift_of_rim) / cols)
-    tl.store(terms_ptr + 3 * rows + row, (tl.sum(slope, axis=0) + slope_of_rim) / cols)
+from kernels.vectors import VECTOR_BYTES, elements_before, vectors_of_rows
 
 
 @triton.jit
@@ -176,25 +106,28 @@ def backward_settings(
 ) -> tuple[dict, dict]:
     """Launch settings of the backward pass: of the kernel that reduces rows, and of the one that sums columns.
 
-    Of few rows each is reduced at once, by the warps that hold it, and a tile of columns takes all rows at once: no
-    stage is fetched ahead but where an activation's registers allow half as many rows.
+    Of few rows each is reduced in one chunk, by the warps that hold it, and a tile of columns takes all rows at once:
+    no stage is fetched ahead but where an activation's registers allow half as many rows.
     """
-    compute = arithmetic(dtype)
-    vector = VECTOR_BYTES // dtype.itemsize
-    warps = max(1, min(16, next_power_of_2(cols) // 512))
-    terms = {"LANES": 32 * vector * warps, "GROUP": 16 // vector, "KEPT": 16 // vector, "num_warps": warps}
+    constants = {"COMPUTE": arithmetic(dtype)}
+    if act is None:
+        block = min(8192 if few_rows else 4096, next_power_of_2(cols))
+        terms = {"PIECES": (block, 0, *vectors), "num_warps": max(1, block // 512) if few_rows else 4}
+    else:
+        vector, ragged = vectors
+        warps = max(1, min(8, next_power_of_2(cols) // 512))
+        lanes, tiles = 32 * VECTOR_BYTES // dtype.itemsize * warps, dtype.itemsize
+        terms = {"VECTOR": vector, "RAGGED": ragged, "LANES": lanes, "GROUP": tiles, "KEPT": tiles, "ACT": act}
+        terms["num_warps"] = warps
     if not few_rows:
         columns = {"BLOCK_ROWS": 2, "STAGES": 3, "num_warps": 4}
     elif act is None:
         columns = {"BLOCK_ROWS": 128, "STAGES": 1, "num_warps": 8}
     else:
         columns = {"BLOCK_ROWS": 64, "STAGES": 3, "num_warps": 4}
-    pieces = (64, 0, 1, False) if few_rows and vectors[1] else (64 if few_rows else 1024, 0, *vectors)
-    constants = {"ACT": act, "COMPUTE": compute}
-    return (
-        {"VECTOR": vectors[0], "RAGGED": vectors[1], **constants, **terms},
-        {"PIECES": pieces, **constants, **columns},
-    )
+    # One program takes all of few rows, wherever they begin.
+    pieces = (64, 0, *((1, False) if vectors[1] else vectors)) if few_rows else (1024, 0, *vectors)
+    return {**constants, **terms}, {"PIECES": pieces, "ACT": act, **constants, **columns}
 
 
 def backward_in_two(grad_y, x, weight, bias, grad_sum, grad_x, act: str | None, eps: float) -> tuple:
@@ -205,7 +138,10 @@ def backward_in_two(grad_y, x, weight, bias, grad_sum, grad_x, act: str | None, 
     for_terms, chosen = backward_settings(cols, x.dtype, vectors, few_rows, act)
     sums = torch.float64 if x.dtype == torch.float64 else torch.float32
     terms, strides = torch.empty(4, rows, dtype=sums, device=x.device), (grad_y.stride(0), x.stride(0))
-    layer_norm_row_terms_kernel[(rows,)](grad_y, x, weight, bias, terms, rows, cols, *strides, eps, **for_terms)
+    if act is None:
+        layer_norm_row_terms_kernel[(rows,)](grad_y, x, weight, terms, rows, cols, *strides, eps, **for_terms)
+    else:
+        layer_norm_act_row_terms_kernel[(rows,)](grad_y, x, weight, bias, terms, rows, cols, *strides, eps, **for_terms)
     tiles = cdiv(cols, chosen["PIECES"][0])
     programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), cdiv(4 * multiprocessors(x), tiles))
     # One for some columns of all of few rows: nothing is left to sum.

@@ -8,7 +8,6 @@ from kernels.activations import activate
 from kernels.arguments import as_rows, given
 from kernels.rowwise.pieces import arithmetic
 from kernels.rowwise.wide_rows import (
-    kept_places,
     load_tiles,
     places,
     read_row,
@@ -62,24 +61,20 @@ def norm_wide_kernel(
     if residual_ptr is not None:
         residual_ptr += at_vector(row * residual_row_stride + lead, VECTOR)
         sum_ptr += at_vector(row * cols + lead, VECTOR)
-    end, last, inside = kept_places(lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT)
-    mean, variance, kept = read_row(
-        *(x_ptr, residual_ptr, sum_ptr, lead, cols, end, last, inside, VECTOR, LANES, GROUP, KEPT, CENTRED, COMPUTE)
+    mean, variance, end, last, inside, kept = read_row(
+        *(x_ptr, residual_ptr, sum_ptr, lead, cols, VECTOR, RAGGED, LANES, GROUP, KEPT, CENTRED, COMPUTE)
     )
     rstd = tl.rsqrt(variance + eps)
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd)
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
-    for i in tl.static_range(len(last)):  # one by one: weight and bias of all would not fit in registers
-        kept_at, mask = (last[i],), (inside[i],)
-        z = scaled((kept[i],), mean, rstd, weight_ptr, bias_ptr, end, kept_at, mask, COMPUTE)
-        store_tiles(y_ptr, end, kept_at, mask, activated(z, ACT, DTYPE))
-    at = places(GROUP, LANES, VECTOR)
+    y = scaled(kept, mean, rstd, weight_ptr, bias_ptr, last, inside, COMPUTE)
+    store_tiles(y_ptr, last, inside, activated(y, ACT, DTYPE))
     for back in tl.range(GROUP * LANES, end + GROUP * LANES, GROUP * LANES):
-        start = end - back
-        x = load_tiles(x_ptr, residual_ptr, start, at, None, "evict_first", COMPUTE)
-        y = scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, None, COMPUTE)
-        store_tiles(y_ptr, start, at, None, activated(y, ACT, DTYPE))
+        at = places(end - back, GROUP, LANES, VECTOR)
+        x = load_tiles(x_ptr, residual_ptr, at, None, "evict_first", COMPUTE)
+        z = scaled(x, mean, rstd, weight_ptr, bias_ptr, at, None, COMPUTE)
+        store_tiles(y_ptr, at, None, activated(z, ACT, DTYPE))
 
 
 def forward(

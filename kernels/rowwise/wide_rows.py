@@ -21,57 +21,50 @@ from kernels.vectors import VECTOR_BYTES, at_vector, inside_rim, rim
 
 
 @triton.jit
-def places(NUMBER: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the elements of so many tiles are, counted from the first's: constants, so that addresses need no registers
-    of their own."""
+def places(start, NUMBER: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the elements of so many tiles are, counted from the row's first whole vector."""
     # Of more than a vector side by side a thread would store 16 bytes of int8, and load as many columns in two halves.
     lane = tl.max_contiguous(tl.multiple_of(tl.arange(0, LANES), VECTOR), VECTOR)
     at = ()
     for i in tl.static_range(NUMBER):
-        at = at + (i * LANES + lane,)
+        at = at + (start + i * LANES + lane,)
     return at
 
 
 @triton.jit
-def kept_places(
-    lead, cols, VECTOR: tl.constexpr, RAGGED: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, KEPT: tl.constexpr
-):
-    """Where what is read again ends; from there, the places of what is not: the last tiles, and the rim of RAGGED rows;
-    and which of these a row of `cols` has, `lead` of them before its first whole vector."""
+def last_places(end, lead, cols, VECTOR: tl.constexpr, RAGGED: tl.constexpr, LANES: tl.constexpr, KEPT: tl.constexpr):
+    """Places of the tiles from `end` on, and of the rim of RAGGED rows; and which of these a row of `cols` has."""
     whole = at_vector(cols - lead, VECTOR)
-    # At most KEPT tiles are left, of which the last may be empty.
-    end = tl.cdiv(tl.maximum(tl.cdiv(whole, LANES) - KEPT, 0), GROUP) * (GROUP * LANES)
-    at = places(KEPT, LANES, VECTOR)
+    at = places(end, KEPT, LANES, VECTOR)
     inside = ()
     for i in tl.static_range(KEPT):
-        inside = inside + (at[i] < whole - end,)
+        inside = inside + (at[i] < whole,)
     if RAGGED:
-        at = at + (rim(lead, cols, VECTOR) - lead - end,)
-        inside = inside + (inside_rim(lead, whole, cols, VECTOR),)
-    return end, at, inside
+        at, inside = at + (rim(lead, cols, VECTOR) - lead,), inside + (inside_rim(lead, whole, cols, VECTOR),)
+    return at, inside
 
 
 @triton.jit
-def load_tiles(x_ptr, residual_ptr, start, at, inside, POLICY: tl.constexpr, COMPUTE: tl.constexpr):
-    """Tiles of x, or of x + residual in COMPUTE, at places from `start` on; 0 where not `inside`, None if all are."""
+def load_tiles(x_ptr, residual_ptr, at, inside, POLICY: tl.constexpr, COMPUTE: tl.constexpr):
+    """Tiles of x, or of x + residual in COMPUTE, 0 where not `inside`, None if all are."""
     x = ()
     for i in tl.static_range(len(at)):
         mask = None if inside is None else inside[i]
         other = None if inside is None else 0.0
-        tile = tl.load(x_ptr + start + at[i], mask=mask, other=other, eviction_policy=POLICY)
+        tile = tl.load(x_ptr + at[i], mask=mask, other=other, eviction_policy=POLICY)
         if residual_ptr is not None:
-            more = tl.load(residual_ptr + start + at[i], mask=mask, other=other, eviction_policy=POLICY)
+            more = tl.load(residual_ptr + at[i], mask=mask, other=other, eviction_policy=POLICY)
             tile = tile.to(COMPUTE) + more.to(COMPUTE)
         x = x + (tile,)
     return x
 
 
 @triton.jit
-def store_tiles(y_ptr, start, at, inside, y):
+def store_tiles(y_ptr, at, inside, y):
     for i in tl.static_range(len(at)):
         mask = None if inside is None else inside[i]
         # What is written should not drive out of the L1 cache what is still to be read again.
-        tl.store(y_ptr + start + at[i], y[i].to(y_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+        tl.store(y_ptr + at[i], y[i].to(y_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -115,48 +108,51 @@ def read_row(
     x_ptr,  # to the first whole vector of a row, as the next two, which may be None
     residual_ptr,
     sum_ptr,  # where x + residual is written
-    lead,
+    lead,  # elements before that vector
     cols,
-    end,  # the rest is of kept_places, or as there
-    last,
-    inside,
-    VECTOR: tl.constexpr,
+    VECTOR: tl.constexpr,  # of rows: kernels/vectors.py
+    RAGGED: tl.constexpr,
     LANES: tl.constexpr,
     GROUP: tl.constexpr,
     KEPT: tl.constexpr,
     CENTRED: tl.constexpr,  # else the mean is 0, and the mean square stands for the variance
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
-    """Mean and variance of x, or of x + residual, and the tiles at `last`."""
+    """Mean and variance of x, or of x + residual; where what is to be read again ends; and what is not: its places,
+    which of them the row has, and its tiles."""
+    whole = at_vector(cols - lead, VECTOR)
+    # At most KEPT tiles are left, of which the last may be empty.
+    end = tl.cdiv(tl.maximum(tl.cdiv(whole, LANES) - KEPT, 0), GROUP) * (GROUP * LANES)
     mean, squares = tl.zeros((LANES,), COMPUTE), tl.zeros((LANES,), COMPUTE)
-    at = places(GROUP, LANES, VECTOR)
     for start in tl.range(0, end, GROUP * LANES):
-        x = load_tiles(x_ptr, residual_ptr, start, at, None, "evict_last", COMPUTE)
+        at = places(start, GROUP, LANES, VECTOR)
+        x = load_tiles(x_ptr, residual_ptr, at, None, "evict_last", COMPUTE)
         if residual_ptr is not None:
-            store_tiles(sum_ptr, start, at, None, x)
+            store_tiles(sum_ptr, at, None, x)
         for i in tl.static_range(GROUP):
             mean, squares = with_element(mean, squares, x[i].to(COMPUTE), start // LANES + i + 1, CENTRED)
-    kept = load_tiles(x_ptr, residual_ptr, end, last, inside, "evict_first", COMPUTE)
+    last, inside = last_places(end, lead, cols, VECTOR, RAGGED, LANES, KEPT)
+    kept = load_tiles(x_ptr, residual_ptr, last, inside, "evict_first", COMPUTE)
     if residual_ptr is not None:
-        store_tiles(sum_ptr, end, last, inside, kept)
+        store_tiles(sum_ptr, last, inside, kept)
     for i in tl.static_range(KEPT):
         tile = kept[i].to(COMPUTE)
         if CENTRED:  # a lane without an element there has its mean in its place, which changes nothing
             tile = tl.where(inside[i], tile, mean)
         mean, squares = with_element(mean, squares, tile, end // LANES + i + 1, CENTRED)
     others, in_others = None, None
-    if len(last) > KEPT:
+    if RAGGED:
         others, in_others = kept[KEPT].to(COMPUTE), inside[KEPT]
-    middle, variance = of_lanes(mean, squares, others, in_others, at_vector(cols - lead, VECTOR), cols, CENTRED)
-    return middle, variance, kept
+    middle, variance = of_lanes(mean, squares, others, in_others, whole, cols, CENTRED)
+    return middle, variance, end, last, inside, kept
 
 
 @triton.jit
-def scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, inside, COMPUTE: tl.constexpr):
+def scaled(x, mean, rstd, weight_ptr, bias_ptr, at, inside, COMPUTE: tl.constexpr):
     """(x - mean) rstd weight + bias, in COMPUTE, of tiles; bias_ptr may be None."""
-    weight = load_tiles(weight_ptr, None, start, at, inside, "evict_first", COMPUTE)
+    weight = load_tiles(weight_ptr, None, at, inside, "evict_first", COMPUTE)
     if bias_ptr is not None:
-        bias = load_tiles(bias_ptr, None, start, at, inside, "evict_first", COMPUTE)
+        bias = load_tiles(bias_ptr, None, at, inside, "evict_first", COMPUTE)
     y = ()
     for i in tl.static_range(len(x)):
         tile = (x[i].to(COMPUTE) - mean) * rstd * weight[i].to(COMPUTE)
@@ -170,11 +166,11 @@ def scaled(x, mean, rstd, weight_ptr, bias_ptr, start, at, inside, COMPUTE: tl.c
 def settings(cols: int, dtype: torch.dtype, ragged: bool, tensors: int = 1) -> dict:
     """LANES, GROUP, KEPT, num_warps and maxnreg, where a row is the sum of so many `tensors`' rows.
 
-    An SM has as many rows at once as its L1 cache and registers hold: two of up to 128 KB, or one. A thread keeps 64
-    bytes of a row; 32 of RAGGED rows, as their weights come in single elements, which take more registers.
+    An SM has as many rows at once as its L1 cache and registers hold: two of up to 128 KB, or one; two of RAGGED ones
+    in 16 bits, whose weights come in single elements. A thread asks for 64 bytes at once, and keeps as many; 32 where
+    what is kept is a sum, or weights take the registers.
     """
-    warps = 16 if ragged or cols * dtype.itemsize * tensors <= 2**17 else 32
-    vector = VECTOR_BYTES // dtype.itemsize
-    kept = 32 if dtype.itemsize == 2 and tensors == 1 and not ragged else 16
-    chosen = {"LANES": 32 * vector * warps, "GROUP": 16 // vector, "KEPT": kept // vector}
-    return {**chosen, "num_warps": warps, "maxnreg": 64}
+    narrow, vector = dtype.itemsize == 2, VECTOR_BYTES // dtype.itemsize
+    warps = 16 if (ragged and narrow) or cols * dtype.itemsize * tensors <= 2**17 else 32
+    tiles = (32 if narrow and tensors == 1 and not ragged else 16) // vector
+    return {"LANES": 32 * vector * warps, "GROUP": tiles, "KEPT": tiles, "num_warps": warps, "maxnreg": 64}

@@ -183,9 +183,7 @@ def test_unfused_bytes_of_the_docstrings():
 def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(cols, reads, two_multiprocessors):
     grad_y, x, weight, bias = *torch.randn(2, 3, cols), *torch.randn(2, cols)
     traffic = measure(lambda: layer_norm_op.backward_op(grad_y, x, weight, bias, None, 1e-5))
-    assert traffic.by_tensor["grad_y"].read == reads * x.nbytes
-    again = traffic.by_tensor["x"].read / x.nbytes - reads  # what registers did not keep, the L1 cache is asked for
-    assert 0 < again < 1 if reads == 2 else again == 0
+    assert traffic.by_tensor["grad_y"].read == traffic.by_tensor["x"].read == reads * x.nbytes
     assert traffic.by_tensor["result[0]"].written == x.nbytes
     assert "bias" not in traffic.by_tensor
     assert traffic.hazards == ()
