@@ -33,7 +33,8 @@ TRIED = {
     ),
     "flash_attention": (
         "roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / causal at 4 x 16 x 4096, by the compiler "
-        "943 / 573), its groups in turns (1 % slower); by the compiler: "
+        "943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), of 64 (674 / 380 for 568 / 322 at "
+        "4 x 16 x 4096, 67 / 69 for 64 / 63 at 64 x 16 x 256), its groups in turns (1 % slower); by the compiler: "
         "warps that take roles for heads of 128 (kept: 579 / 462 TFLOP/s full / causal, without 488 / 417) and of 64 "
         "(403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight sums a row and "
         "v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / 434), persistent "
@@ -44,7 +45,10 @@ TRIED = {
         "programs in order of their length (kept: 399 causal for 384); heads of 128 without roles in grad_q (412 / 330 "
         "for 477 / 383) or grad_kv (366 / 321); heads of 64 with them (336 / 280 for 375 / 316); several programs a "
         "block of keys at 2 x 32 x 1 x 2048 x 128 (kept: 4 of them 778 us full, 8 502 causal; 1 1988 and 1911, 16 815 "
-        "and 524, 32 858 and 567)"
+        "and 524, 32 858 and 567); five products by Triton with atomics (3575 us for 2934 at 4 x 16 x 4096 x 128), in "
+        "Gluon (kept: 2383); there, causal / full: persistent programs (kept: 477 for 489 full at 512 tokens, 749 for "
+        "766 at 1024; not causal from 1024 on, 612 for 560), sums by one program a head (kept at 256 tokens: 313 / 347 "
+        "for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / 1218 for 560 / 749)"
     ),
     "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas",
     "l2_norm": (
@@ -105,9 +109,10 @@ SWEPT = {
         f"{_CALLS}"
     ),
     "flash_attention backward": (
-        "seven products where five are the least: five, with atomics for the queries' gradient, take 3575 us for 2934 "
-        "at 4 x 16 x 4096 x 128 (cuDNN 2429), tiles of 128 x 64 for it 3008, of 128 x 32 for the keys' 3352. Recorded "
-        "before several programs shared a key head: one for 32 query heads takes 502 us causal and 778 full since"
+        "recorded with seven products where five are the least. Five by hand in Gluon (kept since for heads of 65 to "
+        "128) take 0.57 to 1.09 times cuDNN's time: 1334 us causal and 2383 full at 4 x 16 x 4096 x 128 (cuDNN 1418, "
+        "2419), 442 causal at 32 x 16 x 512 x 128 (407). The last is bound by memory: sums in fp32 are set to 0, added "
+        "to, and rounded"
     ),
     "geglu": _FEW_MICROSECONDS,
     "geglu backward": _FEW_MICROSECONDS,

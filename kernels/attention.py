@@ -89,6 +89,22 @@ def delta_kernel(
 
 
 @triton.jit
+def scale_kernel(
+    x_desc,  # (batch, heads, rows, D) in tiles of (1, 1, BLOCK_M, BLOCK_D), fp32
+    y_desc,  # the same, of any dtype
+    heads,
+    rows,
+    SCALE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """y = x SCALE"""
+    blocks = tl.cdiv(rows, BLOCK_M)
+    start = tl.program_id(0) % blocks * BLOCK_M
+    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    y_desc.store([b, h, start, 0], (x_desc.load([b, h, start, 0]) * SCALE).to(y_desc.dtype))
+
+
+@triton.jit
 def longest_first(blocks, CAUSAL: tl.constexpr):
     """Which head this program serves, and which of its `blocks` blocks of rows, the longest being 0.
 

@@ -1,9 +1,11 @@
-"""What attention in Gluon for compute capability 9.0 is made of: room in shared memory, products, a softmax."""
+"""What attention in Gluon for compute capability 9.0 is made of: room in shared memory, products, a softmax, stores."""
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 synchronise = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # as Triton 3.7 calls it, and 3.6
@@ -65,3 +67,36 @@ def softmax_step(s, peak, total, n, last, SCALE: gl.constexpr, MASKED: gl.conste
     p = gl.exp2(s * (SCALE * LOG2_E) - base[:, None])
     shrink = gl.exp2(peak - base)
     return p, higher, total * shrink + gl.sum(p, 1), shrink
+
+
+@builtin
+def add_shared_to_global(tensor_desc, coord, src, _semantic=None):
+    """As tma.async_copy_shared_to_global, but adds: Triton 3.6 and 3.7 can, their Gluon has no name for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def put(desc, value, smem, at, ADD: gl.constexpr):
+    """Store a tile by way of smem, or add it to what is there, once the copy engine is done with the last one."""
+    tma.store_wait(pendings=0)
+    synchronise()
+    smem.reshape(value.shape).store(value.to(desc.dtype))
+    hopper.fence_async_shared()
+    synchronise()
+    if ADD:
+        add_shared_to_global(desc, at, smem)
+    else:
+        tma.async_copy_shared_to_global(desc, at, smem)
+
+
+@gluon.jit
+def put_rows(desc, value, smem, b, h, row):
+    """Store (64, D) by way of smem, fp32 of (64, 64): fp32 by half of the columns at a time."""
+    D: gl.constexpr = value.shape[1]
+    if desc.block_type.shape[3] == D:
+        put(desc, value, smem._reinterpret(desc.dtype, desc.block_type.shape, desc.layout), [b, h, row, 0], False)
+    else:
+        left, right = value.reshape([64, 2, D // 2]).permute((0, 2, 1)).split()
+        put(desc, left, smem, [b, h, row, 0], False)
+        put(desc, right, smem, [b, h, row, D // 2], False)

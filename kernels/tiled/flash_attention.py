@@ -9,7 +9,7 @@ Written out in PyTorch, N x N numbers a head go through memory, six times:
 At 4096 tokens and heads of 128 that is 206 MB a head against 4 MB, and linear in N. A program owns BLOCK_M queries and
 walks over the keys, with the softmax as kernels/online_softmax.py has it: a running maximum and sum, and the output so
 far shrunk whenever the maximum grows. Each program reads k and v again; it does so from L2, where its neighbours of the
-same head have them too. Heads of 65 to 128 on compute capability 9.0 go to flash_attention_hopper.py. The backward pass
+same head have them too. Heads of 65 to 256 on compute capability 9.0 go to flash_attention_hopper.py. The backward pass
 is in flash_attention_backward.py; of the forward it needs the log-sum-exp of each row, all that training keeps.
 
 Source: Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691; the warps' roles: Shah et al., arXiv:2407.08608.
@@ -172,6 +172,8 @@ def flash_attention(
         A contiguous tensor of q's shape and dtype, the autocast dtype under autocast. Products are summed in fp32 (fp64
         for fp64 inputs; fp32 inputs are not rounded to tf32), the probabilities rounded to q's dtype before the second
         one. A query that sees no key gets 0.
+        Gradients by q of 16-bit heads of 65 to 128 may differ in their last bits from run to run on compute capability
+        9.0, as PyTorch's own do; not under torch.use_deterministic_algorithms(True).
 
     Raises:
         TypeError: q, k or v is not a floating-point tensor, the dtypes differ, or `more` is given (options.INSTEAD).

@@ -8,7 +8,8 @@ delta = sum(grad out, a row) and p = exp(s scale - lse):
 One kernel walks over keys for grad_q and one over queries for grad_k and grad_v: seven products instead of the five
 that are least, and in return no atomics, so that gradients are the same bits in every run. Where key heads
 make few programs, since one serves many query heads, several programs share a block of keys: each sums a part of its
-steps, in fp32, and the parts are added after.
+steps, in fp32, and the parts are added after. Heads of 65 to 128 on compute capability 9.0 go to
+flash_attention_backward_hopper.py, with its five products, unless PyTorch is asked for deterministic algorithms.
 
 Source: Dao, arXiv:2307.08691, algorithm 2.
 """
@@ -42,6 +43,7 @@ from kernels.descriptors import (
 from kernels.fused_op import Work
 from kernels.online_softmax import LOG2_E
 from kernels.sizes import cdiv
+from kernels.tiled import flash_attention_backward_hopper
 
 # As in flash_attention.py: rows that stay, rows that pass by, whether warps take roles, warps.
 TILES = {
@@ -197,6 +199,9 @@ def backward(
             queries,
             **{name: chosen[name] for name in ("COMPUTE", "D", "BLOCK_D", "BLOCK_M")},
         )
+        if flash_attention_backward_hopper.takes(q):
+            grads = flash_attention_backward_hopper.launch(grad, q, k, v, lse, delta, causal, fixed["SCALE"])
+            return tuple(x.contiguous() for x in grads)
         grad_q_kernel[programs](
             *(of_rows(x, [rows, wide], roles) for x in (q, grad)),
             *(described(x, [1, 1, others, wide]) for x in (k, v)),

@@ -1,4 +1,4 @@
-"""flash_attention's forward for 16-bit heads of 65 to 128 columns on compute capability 9.0, its warps' roles by hand.
+"""flash_attention's forward for 16-bit heads of 65 to 256 columns on compute capability 9.0, its warps' roles by hand.
 
 The same tiles, sums and online softmax as in flash_attention.py, in Gluon, Triton's lower level, where layouts, copies
 and barriers are written out. A program has nine warps: one asks the copy engine (TMA) for queries, keys and values, and
@@ -7,15 +7,15 @@ two groups of four own 64 queries each. What the compiler's own roles cannot do:
     a group's product of scores for the next keys runs on the tensor cores together with the product of its last
         probabilities and values, so that exponentials are waited for once, not twice, in a step
     keys from the last on: those that some query must not see come first, and all other steps need no mask
-    a program may take tile after tile, with the next one's loads under the last one's division and store
+    a program may take tile after tile, the next one's loads under the last one's store
 
-In us on an H200, bf16 (batch x heads x tokens x dim), of one run; cuDNN's beside it:
+In us on an H200, bf16 (batch x heads x tokens x dim), cuDNN's of the same run beside it:
 
                                           flash_attention.py    here    cuDNN
     4 x 16 x 4096 x 128, full                     943            837      823
     4 x 16 x 4096 x 128, causal                   573            478      484
-    16 x 16 x 1024 x 128, full                    309            244      235
     16 x 16 x 1024 x 128, causal                  232            186      167
+    4 x 8 x 2048 x 256, causal                    164            130      151
 
 Source: Shah et al., arXiv:2407.08608.
 """
@@ -127,6 +127,7 @@ def attend(
     STAGES: gl.constexpr = of_k[0].shape[0]
     BLOCK_N: gl.constexpr = of_k[0].shape[3]
     D: gl.constexpr = q_smem.shape[4]
+    OVER_Q: gl.constexpr = D > 128  # the output takes the place of the queries: there is no room for both
     of_s: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     of_acc: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     of_p: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_acc, k_width=2)
@@ -154,7 +155,8 @@ def attend(
         acc = gl.zeros((64, D), gl.float32, of_acc)
         at, acc, p, peak, total = walk(1, masked, steps, at + 1, q, of_k, of_v, acc, p, peak, total, last, SCALE, True)
         at, acc, p, peak, total = walk(masked, steps, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCALE, False)
-        free(q_empty)
+        if not OVER_Q:
+            free(q_empty)
         turn ^= 1
         acc, p = hopper.warpgroup_mma_wait(0, deps=[values(p, acc, of_v, at - 1), p])
         free(of_v[2].index((at - 1) % STAGES))
@@ -165,6 +167,9 @@ def attend(
         hopper.fence_async_shared()
         synchronise()
         tma.async_copy_shared_to_global(out_desc, [b, h, block * 128 + HALF * 64, 0], out)
+        if OVER_Q:
+            tma.store_wait(pendings=0)
+            free(q_empty)
         if lse_ptr is not None:
             value = gl.where(total == 0, float("inf"), peak + gl.log2(total))
             gl.store(lse_ptr + (b * heads + h).to(gl.int64) * lse_row + row, value, mask=row < queries)
@@ -192,7 +197,9 @@ def flash_attention_hopper_kernel(
     of_k, of_v = room(k_desc, STAGES, STAGES), room(v_desc, STAGES, STAGES)
     q_smem, q_full, q_empty = room(q_desc, 2, 1)
     of_q = q_smem, q_full.index(0), q_empty.index(0)
-    o_smem = gl.allocate_shared_memory(q_desc.dtype, q_smem.shape, q_desc.layout)
+    o_smem = q_smem
+    if q_smem.shape[4] <= 128:
+        o_smem = gl.allocate_shared_memory(q_desc.dtype, q_smem.shape, q_desc.layout)
     hopper.fence_async_shared()
     synchronise()
     sizes = heads, group, queries, keys, tiles, blocks
@@ -211,20 +218,20 @@ def takes(q: Tensor) -> bool:
     """Whether this kernel takes q's heads, on q's GPU; it is compiled or not at all."""
     if runtime.interprets() or not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
         return False
-    return q.dtype in (torch.bfloat16, torch.float16) and 64 < q.shape[3] <= 128
+    return q.dtype in (torch.bfloat16, torch.float16) and 64 < q.shape[3] <= 256
 
 
 def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of; lse may be None."""
 
     def described(x: Tensor, rows: int) -> TensorDescriptor:
-        block = [1, 1, rows, 128]
+        block = [1, 1, rows, wide]
         layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16)
         return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], block, layout)
 
     (batch, heads, queries, dim), (key_heads, keys) = q.shape, k.shape[1:3]
-    blocks = cdiv(queries, 128)
-    tensors = described(q, 64), described(k, 128), described(v, 128), described(out, 64), lse
+    blocks, (wide, passing) = cdiv(queries, 128), (128, 128) if dim <= 128 else (256, 64)
+    tensors = described(q, 64), described(k, passing), described(v, passing), described(out, 64), lse
     row, tiles = 0 if lse is None else lse.stride(1), blocks * batch * heads
     sizes = row, heads, heads // key_heads, queries, keys, tiles, blocks
     options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}

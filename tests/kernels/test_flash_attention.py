@@ -15,7 +15,7 @@ from kernels import attention, flash_attention, runtime
 from kernels.descriptors import described, of_rows
 from kernels.tiled import flash_attention as module
 from kernels.tiled import flash_attention_backward as gradients
-from kernels.tiled import flash_attention_hopper
+from kernels.tiled import flash_attention_backward_hopper, flash_attention_hopper
 from kernels.tiled.flash_attention import (
     OP,
     FlashAttention,
@@ -271,9 +271,9 @@ def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
     assert (counts["USETMAXREG"] > 0) == roles
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(causal):
-    x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, 4096, 128), (4, 16, 4096)))
+@pytest.mark.parametrize(("dim", "causal"), [(128, False), (128, True), (256, True)])
+def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(dim, causal):
+    x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, 4096, dim), (4, 16, 4096)))
     arguments, options = flash_attention_hopper.operands(*[x.bfloat16()] * 4, lse, causal, None)
     found = compile_for(flash_attention_hopper.flash_attention_hopper_kernel, *arguments, device="H200", **options)
     counts = found.instructions
@@ -282,20 +282,53 @@ def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(c
     assert found.shared_memory <= 232448
 
 
+@pytest.mark.parametrize(("causal", "parts", "whole"), [(False, 1, False), (True, 4, False), (True, 1, True)])
+def test_five_products_by_hand_keep_their_sums_in_registers(causal, parts, whole):
+    """What spills is numbers and addresses of the walk; each sum by itself would be 1024 bytes, stored and loaded."""
+    x, values = (
+        torch.empty((4, 16, 256, 128), dtype=torch.bfloat16, device="meta"),
+        torch.empty((4, 16, 256), device="meta"),
+    )
+    grad = x if parts == 1 else torch.empty((4, 16 * parts, 256, 128), device="meta")
+    scratch = torch.empty((64, 1, 4, 64, 128), device="meta") if whole else None
+    tensors = *[x] * 4, values, values, x if whole else x.float(), grad, grad, scratch
+    arguments, options = flash_attention_backward_hopper.operands(*tensors, causal, 0.1)
+    found = compile_for(flash_attention_backward_hopper.grads_kernel, *arguments, device="H200", **options)
+    counts = found.instructions
+    assert found.spill_bytes < 1024
+    assert all(counts[name] > 0 for name in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"))
+    assert (counts["UTMAREDG"] > 0) == (not whole)
+    assert found.shared_memory <= 232448
+
+
 @pytest.fixture
 def by_hand():
-    """How often the kernel for Hopper was launched; the test needs that GPU."""
+    """Which kernels for Hopper were launched; the test needs that GPU."""
     if not runtime.has_gpu() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
-    count, launch = [], flash_attention_hopper.launch
+    launched = []
 
-    def noted(*given):
-        count.append(given)
-        launch(*given)
+    def noting(module, name):
+        launch = module.launch
+
+        def noted(*given):
+            launched.append(name)
+            return launch(*given)
+
+        return module, "launch", noted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flash_attention_hopper, "launch", noted)
-        yield count
+        patch.setattr(*noting(flash_attention_hopper, "forward"))
+        patch.setattr(*noting(flash_attention_backward_hopper, "backward"))
+        yield launched
+
+
+@pytest.fixture
+def deterministic():
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -312,17 +345,22 @@ def by_hand():
         (1, 4, 2, 1025, 300, 72),  # causal: queries that see no key, blocks of them too
         (1, 80, 10, 513, 2047, 128),  # several tiles for a program, or programs for longer than there is room
         (1, 80, 10, 2047, 2500, 128),
+        (1, 16, 1, 1000, 700, 96),  # programs that share a block of keys
+        (2, 2, 2, 300, 128, 128),  # one block of keys
+        (20, 16, 8, 256, 300, 128),  # three, of more heads than programs
+        (20, 16, 8, 190, 200, 80),  # two
+        (1, 4, 2, 700, 1025, 200),
+        (1, 80, 10, 513, 700, 256),
     ],
     ids=str,
 )
 def test_roles_by_hand(shape, causal, by_hand, poisoned):
-    for dtype in (torch.bfloat16, torch.float16):
-        tensors = operands(*shape, "cuda", dtype)
-        check(tensors, causal)
-        ours = flash_attention(*tensors, causal)
-        assert torch.equal(ours, flash_attention(*tensors, causal))
-    assert len(by_hand) == 6
-    queries, keys = shape[3:5]
+    tensors = operands(*shape, "cuda", torch.float16 if causal else torch.bfloat16)
+    check(tensors, causal)
+    ours = flash_attention(*tensors, causal)
+    assert torch.equal(ours, flash_attention(*tensors, causal))
+    queries, keys, dim = shape[3:]
+    assert (by_hand.count("forward"), by_hand.count("backward")) == (3, 1 if dim <= 128 else 0)
     if causal and queries > keys:
         assert not ours[:, :, : queries - keys].any()
 
@@ -332,7 +370,7 @@ def test_roles_by_hand_of_one_key_give_its_value(causal, by_hand, poisoned):
     """No gradient reaches q or k then, and no rounding may be told from it."""
     q, k, v = operands(1, 2, 2, 1, 1, 128, "cuda")
     assert_as_accurate(flash_attention(q, k, v, causal), v, v.double())
-    assert len(by_hand) == 1
+    assert by_hand == ["forward"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -341,7 +379,7 @@ def test_roles_by_hand_give_the_other_kernels_log_sum_exp(causal, by_hand, monke
     out, lse = flash_attention_op.training_op(*tensors, causal, None)
     monkeypatch.setattr(flash_attention_hopper, "takes", lambda q: False)
     by_compiler = flash_attention_op.training_op(*tensors, causal, None)
-    assert len(by_hand) == 1
+    assert by_hand == ["forward"]
     exact = flash_attention_reference(*[x.double() for x in tensors], causal)
     for each in (out, by_compiler[0]):
         assert_as_accurate(each, flash_attention_reference(*tensors, causal), exact)
@@ -433,7 +471,7 @@ def test_bad_input_is_one_clear_line(device, change, error, message):
 @gpu_only
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [False, True])
-def test_large_and_the_same_bits_each_time(dim, causal):
+def test_large_and_the_same_bits_each_time_where_that_is_asked_for(dim, causal, deterministic):
     tensors = operands(2, 8, 2, 2000, 3001, dim, "cuda")
     check(tensors, causal)
     weight = torch.randn_like(tensors[0])
@@ -442,8 +480,29 @@ def test_large_and_the_same_bits_each_time(dim, causal):
         assert torch.equal(again, once)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_keys_and_values_by_hand_are_the_same_bits_each_time(causal, by_hand):
+    tensors = operands(2, 8, 2, 1000, 1500, 128, "cuda")
+    weight = torch.randn_like(tensors[0])
+    first, again = (with_gradients(flash_attention, tensors, weight, causal) for _ in range(2))
+    assert by_hand.count("backward") == 2
+    for x, y in zip((first[0], *first[2:]), (again[0], *again[2:]), strict=True):
+        assert torch.equal(x, y)
+
+
 @gpu_only
-def test_strides_past_two_to_the_31():
+def test_strides_past_two_to_the_31(deterministic):
+    check_far_strides((0, 1, 2, 3))
+
+
+def test_strides_past_two_to_the_31_by_hand(by_hand):
+    """All but grad_q, whose bits may differ."""
+    check_far_strides((0, 2, 3))
+    assert by_hand.count("backward") == 2
+
+
+def check_far_strides(compared):
+    """Of the output and the gradients of q, k and v, those at `compared` are the same bits wherever the heads lie."""
     shape, far = (2, 1, 300, 128), 2**31 + 1024
     spread = [
         torch.empty(far + 300 * 128, dtype=torch.bfloat16, device="cuda").as_strided(shape, (far, 128, 128, 1))
@@ -453,12 +512,8 @@ def test_strides_past_two_to_the_31():
     for x, y in zip(spread, near, strict=True):
         x.copy_(y)
     weight = torch.randn_like(near[0])
-    for x, y in zip(
-        with_gradients(flash_attention, spread, weight, True),
-        with_gradients(flash_attention, near, weight, True),
-        strict=True,
-    ):
-        assert torch.equal(x, y)
+    results = [with_gradients(flash_attention, tensors, weight, True) for tensors in (spread, near)]
+    assert all(torch.equal(results[0][i], results[1][i]) for i in compared)
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float32])

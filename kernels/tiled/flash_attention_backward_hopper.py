@@ -1,0 +1,236 @@
+"""flash_attention's gradients for 16-bit heads of 65 to 128 columns on compute capability 9.0, in five products.
+
+In Gluon, as flash_attention_hopper.py. A program has 128 keys at a time, two groups of four warps 64 of them each, and
+walks over the queries of all heads that its key head serves, 64 at a time. Scores and their gradients are computed
+once, keys down and queries across; the gradients of keys and values stay in registers. Of grad_q, each group multiplies
+the scores' gradients of both, which pass through shared memory, by half of the keys' columns. It is summed over the
+blocks of keys in one of two ways:
+
+    added by the copy engine (TMA) to fp32 numbers in memory, in the order in which programs come to them, so that its
+        last bits may differ from run to run; a kernel before sets these to 0, and one after it rounds them
+    where there are at most two blocks and many heads, a program takes those of a head one after another, and each
+        thread keeps its part of the sum between them in memory that no other reads: 17 MB in all, which L2 has
+
+In us on an H200, bf16 (batch x heads x tokens x dim), causal / full; with the seven products of
+flash_attention_backward.py as recorded before, and cuDNN's in the same run:
+
+                                seven             five            cuDNN
+    64 x 16 x 256 x 128       454 / 468        313 / 347        344 / 382
+    16 x 16 x 1024 x 128      703 / 957        560 / 749        544 / 776
+    4 x 16 x 4096 x 128          / 2952       1334 / 2383      1418 / 2419
+
+Source: Shah et al., arXiv:2407.08608.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.arguments import multiprocessors
+from kernels.attention import parts_of, scale_kernel
+from kernels.descriptors import described, padded_empty, row_strides
+from kernels.hopper import LOG2_E, free, put, put_rows, room, synchronise
+from kernels.sizes import cdiv
+from kernels.tiled import flash_attention_hopper
+from kernels.tiled.flash_attention_backward_tiles import count_of, following, load, tile_of
+
+
+@gluon.jit
+def walk(
+    room_of, rows, of_d, out, grads, scratch_ptr, sizes, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
+):
+    """A group of four warps: the first or the second 64 of the program's keys."""
+    k_smem, kv_full, kv_empty, v_smem, of_q, of_g = room_of
+    q_smem, q_full, q_empty = of_q
+    g_smem, g_full, g_empty = of_g
+    grad_q_desc, grad_k_desc, grad_v_desc = grads
+    lse_smem, delta_smem = rows
+    d_smem, d_full = of_d
+    WHOLE: gl.constexpr = scratch_ptr is not None
+    _, group, queries, keys, parts, _, _ = sizes
+    STAGES: gl.constexpr = q_smem.shape[0]
+    D: gl.constexpr = q_smem.shape[4]
+    of_s: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    of_sum: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    of_p: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sum, k_width=2)
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_s)
+    of_cols: gl.constexpr = gl.SliceLayout(0, of_s)
+    at = 0
+    turn = 0
+    for i in range(count_of(sizes, WHOLE)):
+        b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE)
+        row = start + HALF * 64 + gl.arange(0, 64, layout=of_rows)
+        # The first query that sees each key, and all. None sees one past the last: its score, 0, may be far too high.
+        since, by_all = gl.where(row < keys, 0, queries + 64), 0
+        if CAUSAL:
+            since, by_all = gl.maximum(since, row + (queries - keys)), start + 127 + queries - keys
+        by_all = gl.where(start + 128 > keys, queries, by_all)
+        k, v = k_smem.index(HALF).reshape([64, D]), v_smem.index(HALF).reshape([64, D])
+        sum_k = gl.zeros((64, D), gl.float32, of_sum)
+        sum_v = gl.zeros((64, D), gl.float32, of_sum)
+        mbarrier.wait(kv_full.index(0), turn)
+        turn ^= 1
+        for _ in range(steps):
+            stage = at % STAGES
+            phase = (at // STAGES) & 1
+            q, grad = q_smem.index(stage).reshape([64, D]), g_smem.index(stage).reshape([64, D])
+            none = gl.zeros((64, 64), gl.float32, of_s)
+            mbarrier.wait(q_full.index(stage), phase)
+            s = hopper.warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
+            mbarrier.wait(g_full.index(stage), phase)
+            grad_p = hopper.warpgroup_mma(v, grad.permute((1, 0)), none, use_acc=False, is_async=True)
+            lse = lse_smem.index(stage).reshape([64]).load(of_cols)
+            s = hopper.warpgroup_mma_wait(1, deps=[s])
+            if n < by_all:
+                s = gl.where((n + gl.arange(0, 64, layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
+            p = gl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
+            grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
+            delta = delta_smem.index(stage).reshape([64]).load(of_cols)
+            sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_p), grad, sum_v, is_async=True)
+            grad_s = (p * (grad_p - delta[None, :])).to(q.dtype)
+            side = at % 2
+            d_smem.index(2 * side + HALF).store(grad_s)
+            hopper.fence_async_shared()
+            before = none
+            if WHOLE:
+                tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, 64) + n // 64
+                inside = gl.arange(0, 64, layout=of_rows)[:, None] * 64 + gl.arange(0, 64, layout=of_cols)[None, :]
+                mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
+                before = gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
+            free(d_full.index(side))
+            mbarrier.wait(d_full.index(side), (at // 2) & 1)
+            left = d_smem.index(2 * side).permute((1, 0))
+            grad_q = hopper.warpgroup_mma(
+                left, k_smem.index(0).reshape([64, D]).slice(HALF * 64, 64, dim=1), before, use_acc=WHOLE, is_async=True
+            )
+            right = d_smem.index(2 * side + 1).permute((1, 0))
+            grad_q = hopper.warpgroup_mma(
+                right, k_smem.index(1).reshape([64, D]).slice(HALF * 64, 64, dim=1), grad_q, is_async=True
+            )
+            sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, of_p), q, sum_k, is_async=True)
+            grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
+            free(g_empty.index(stage))
+            if WHOLE:
+                end = gl.minimum(n + 64 + keys - queries, keys) if CAUSAL else keys  # of the keys that the tile sees
+                if start + 128 >= end:
+                    half = out.index(HALF)._reinterpret(grad_q_desc.dtype, [1, 1, 64, 64], grad_q_desc.layout)
+                    put(grad_q_desc, grad_q * SCALE, half, [b, qh, n, HALF * 64], False)
+                else:
+                    gl.store(mine, grad_q)
+            else:
+                put(grad_q_desc, grad_q, out.index(HALF), [b, qh, n, HALF * 64], True)
+            sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
+            free(q_empty.index(stage))
+            at += 1
+            qh, n = following(qh, n, first, queries)
+        free(kv_empty.index(0))
+        put_rows(grad_v_desc, sum_v, out.index(HALF), b, h * parts + part, start + HALF * 64)
+        put_rows(grad_k_desc, sum_k * SCALE, out.index(HALF), b, h * parts + part, start + HALF * 64)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def grads_kernel(
+    k_desc,  # (batch, kv_heads, keys, dim) in tiles of (1, 1, 64, D)
+    v_desc,  # the same
+    q_desc,  # (batch, kv_heads * group, queries, dim), the same
+    grad_desc,  # as q
+    lse_desc,  # fp32 (batch, kv_heads * group, queries) in tiles of (1, 1, 64)
+    delta_desc,  # the same
+    grad_q_desc,  # as q in tiles of (1, 1, 64, 64); fp32 and not yet scaled where blocks of keys add to it
+    grad_k_desc,  # as k, or fp32 (batch, kv_heads * parts, keys, dim) in tiles of (1, 1, 64, 64)
+    grad_v_desc,  # the same
+    scratch_ptr,  # fp32 (programs, group, tiles of 64 queries, 64, D), or None where blocks add
+    kv_heads,
+    group,
+    queries,
+    keys,
+    parts,  # programs that share a block of keys
+    tiles,  # blocks of 128 keys, of all heads and parts
+    blocks,  # of one head
+    SCALE: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    of_k, of_v = room(k_desc, 2, 1), room(v_desc, 2, 1)
+    of_q, of_g = room(q_desc, STAGES, STAGES), room(grad_desc, STAGES, STAGES)
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 64], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 64], lse_desc.layout)
+    d_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], q_desc.dtype)
+    d_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 64, 64], d_layout)
+    d_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(d_full.index(i), count=2)
+    out_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, 64], gl.float32)
+    out = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, 64], out_layout)
+    hopper.fence_async_shared()
+    synchronise()
+    room_of, rows, of_d = (of_k[0], of_k[1], of_k[2], of_v[0], of_q, of_g), (lse_smem, delta_smem), (d_smem, d_full)
+    descs, grads = (k_desc, v_desc, q_desc, grad_desc, lse_desc, delta_desc), (grad_q_desc, grad_k_desc, grad_v_desc)
+    sizes = kv_heads, group, queries, keys, parts, tiles, blocks
+    gl.warp_specialize(
+        [
+            (walk, (room_of, rows, of_d, out, grads, scratch_ptr, sizes, 0, SCALE, CAUSAL)),
+            (walk, (room_of, rows, of_d, out, grads, scratch_ptr, sizes, 1, SCALE, CAUSAL)),
+            (load, (descs, room_of, rows, sizes, CAUSAL, scratch_ptr is not None)),
+        ],
+        [4, 1],  # warps of the second and the third
+        [240, 24],  # registers a thread of theirs
+    )
+
+
+def takes(q: Tensor) -> bool:
+    """Whether this kernel takes heads like q: of those that the forward takes, and where bits may differ by run."""
+    return flash_attention_hopper.takes(q) and q.shape[3] <= 128 and not torch.are_deterministic_algorithms_enabled()
+
+
+def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal, scale) -> tuple[tuple, dict]:
+    """The kernel's arguments and options, for tensors that descriptors can tell of."""
+
+    def tiled(x: Tensor, block: list[int]) -> TensorDescriptor:
+        kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+        layout = gl.NVMMASharedLayout.get_default_for(block, kinds[x.dtype])
+        if x.dim() == 3:
+            layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
+        return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], block, layout)
+
+    (batch, kv_heads, keys), (heads, queries) = k.shape[:3], q.shape[1:3]
+    blocks, parts = cdiv(keys, 128), grad_k.shape[1] // kv_heads
+    tensors = [tiled(x, [1, 1, 64, 128]) for x in (k, v, q, grad)]
+    tensors += [tiled(x, [1, 1, 64]) for x in (lse, delta)]
+    tensors += [tiled(grad_q, [1, 1, 64, 64])]
+    tensors += [tiled(x, [1, 1, 64, 256 // x.element_size()]) for x in (grad_k, grad_v)]
+    sizes = kv_heads, heads // kv_heads, queries, keys, parts, blocks * batch * kv_heads * parts, blocks
+    return (*tensors, scratch, *sizes), {"SCALE": scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
+
+
+def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v. delta: sum(grad out) of each row, fp32, as lse."""
+    (batch, kv_heads, keys, dim), (heads, queries) = k.shape, q.shape[1:3]
+    blocks, group = cdiv(keys, 128), heads // kv_heads
+    at_once, programs = multiprocessors(q), blocks * batch * kv_heads
+    parts = parts_of(programs, group * cdiv(queries, 64), at_once, causal)
+    grad_q = sums = padded_empty(q.shape, q)
+    grad_k, grad_v = (padded_empty((batch, kv_heads * parts, keys, dim), k if parts == 1 else delta) for _ in range(2))
+    whole = blocks == 1 or (blocks == 2 and batch * kv_heads >= at_once)
+    whole = whole and parts == 1 and not (causal and queries > keys)  # each query is seen by the first block
+    scratch = None
+    if whole:
+        programs = min(batch * kv_heads, at_once)
+        scratch = delta.new_empty((programs, group, cdiv(queries, 64), 64, 128))
+    else:
+        sums = padded_empty(q.shape, delta).zero_()
+        # One program a block where lengths differ much: the next goes to the multiprocessor that is done first.
+        programs = programs * parts if causal and keys >= 1024 else min(programs * parts, at_once)
+    arguments, options = operands(grad, q, k, v, lse, delta, sums, grad_k, grad_v, scratch, causal, scale)
+    grads_kernel[(programs,)](*arguments, **options)
+    if not whole:
+        tiles = (described(x, [1, 1, 64, 128]) for x in (sums, grad_q))
+        scale_kernel[(cdiv(queries, 64) * batch * heads,)](*tiles, heads, queries, SCALE=scale, BLOCK_M=64)
+    if parts > 1:
+        grad_k, grad_v = (x.unflatten(1, (kv_heads, parts)).sum(2).to(k.dtype) for x in (grad_k, grad_v))
+    return grad_q, grad_k, grad_v

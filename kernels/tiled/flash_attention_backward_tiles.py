@@ -1,0 +1,76 @@
+"""Which tiles a program of flash_attention_backward_hopper.py takes, and the warp that loads them."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from kernels.tiled.flash_attention_hopper import place
+
+
+@gluon.jit
+def count_of(sizes, WHOLE: gl.constexpr):
+    """How many blocks of keys this program takes; WHOLE: all of a head, one after another."""
+    run = sizes[6] if WHOLE else 1
+    return gl.cdiv(sizes[5] // run - gl.program_id(0), gl.num_programs(0)) * run
+
+
+@gluon.jit
+def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr):
+    """Batch, key head and part of this program's i-th block of keys, and its first key; the first query of a tile that
+    sees it; with which query head and query the part begins, and how many tiles of queries it has."""
+    kv_heads, group, queries, keys, parts, tiles, blocks = sizes
+    run = blocks if WHOLE else 1
+    tile = (gl.program_id(0) + i // run * gl.num_programs(0)) * run + i % run
+    b, head, block = place(tile, kv_heads * parts, tiles, blocks, CAUSAL and not WHOLE)
+    h, part = head // parts, head % parts
+    first = 0
+    if CAUSAL:
+        if not WHOLE:
+            block = blocks - 1 - block  # the first keys are seen by the most queries
+        first = gl.maximum(block * 128 + queries - keys, 0) // 64 * 64
+    steps = gl.maximum(gl.cdiv(queries - first, 64), 0)
+    begin, end = group * steps * part // parts, group * steps * (part + 1) // parts
+    some = gl.maximum(steps, 1)
+    return b, h, part, block * 128, first, h * group + begin // some, first + begin % some * 64, end - begin
+
+
+@gluon.jit
+def following(qh, n, first, queries):
+    """The query head and the first query of the next tile."""
+    over = n + 64 >= queries
+    return gl.where(over, qh + 1, qh), gl.where(over, first, n + 64)
+
+
+@gluon.jit
+def load(descs, room_of, rows, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr):
+    """The loading warp: a block's keys and values, then queries and gradients as far ahead as there is room."""
+    k_desc, v_desc, q_desc, grad_desc, lse_desc, delta_desc = descs
+    k_smem, kv_full, kv_empty, v_smem, of_q, of_g = room_of
+    q_smem, q_full, q_empty = of_q
+    g_smem, g_full, g_empty = of_g
+    lse_smem, delta_smem = rows
+    STAGES: gl.constexpr = q_smem.shape[0]
+    queries = sizes[2]
+    at = 0
+    turn = 0
+    for i in range(count_of(sizes, WHOLE)):
+        b, h, _part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE)
+        mbarrier.wait(kv_empty.index(0), turn ^ 1)
+        turn ^= 1
+        mbarrier.expect(kv_full.index(0), 4 * k_desc.block_type.nbytes)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(k_desc, [b, h, start + half * 64, 0], kv_full.index(0), k_smem.index(half))
+            tma.async_copy_global_to_shared(v_desc, [b, h, start + half * 64, 0], kv_full.index(0), v_smem.index(half))
+        for _ in range(steps):
+            stage = at % STAGES
+            phase = ((at // STAGES) & 1) ^ 1
+            mbarrier.wait(q_empty.index(stage), phase)
+            mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes + 256)
+            tma.async_copy_global_to_shared(q_desc, [b, qh, n, 0], q_full.index(stage), q_smem.index(stage))
+            tma.async_copy_global_to_shared(lse_desc, [b, qh, n], q_full.index(stage), lse_smem.index(stage))
+            mbarrier.wait(g_empty.index(stage), phase)
+            mbarrier.expect(g_full.index(stage), grad_desc.block_type.nbytes + 256)
+            tma.async_copy_global_to_shared(grad_desc, [b, qh, n, 0], g_full.index(stage), g_smem.index(stage))
+            tma.async_copy_global_to_shared(delta_desc, [b, qh, n], g_full.index(stage), delta_smem.index(stage))
+            at += 1
+            qh, n = following(qh, n, first, queries)
