@@ -104,16 +104,16 @@ def launch_of(
     `tensors`' rows.
 
     A thread has up to 48 elements of a row, 72 of wide ones: an SM then holds two programs or more, and some load while
-    others compute. An activation should not wait for a second row of 4096. Alone on its SM, a program takes twice the
-    warps, and weight and bias before it reduces; held in registers meanwhile, they would cost every second program on
-    an SM.
+    others compute. An activation should not wait for a second row of 4096, and has half as many elements of 16384.
+    Alone on its SM, a program takes twice the warps, and weight and bias before it reduces; held in registers
+    meanwhile, they would cost every second program on an SM.
 
     Where rows are ragged, weight and bias come in single elements: a program asks for them once and walks over rows, of
     which the next are on their way, as many as fit into `shared_memory`. Narrow rows share them anyway.
     """
     head, tail, _, ragged = pieces
     held, few_rows = head + tail, rows <= sms
-    together = 1024 if ragged else 8192 if cols == head > 2048 and act is None else 2048
+    together = 1024 if ragged or held <= 512 else 8192 if cols == head > 2048 and act is None else 2048
     block_rows = max(1, (2048 if few_rows else together) // next_power_of_2(held))
     elements = block_rows * held
     programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
@@ -132,6 +132,8 @@ def launch_of(
     else:
         two_an_sm = held <= min(18432, 2**16 // dtype.itemsize)  # of 8 warps, which then have 128 registers a thread
         chosen["num_warps"] = min(8, next_power_of_2(cdiv(elements, 1536))) if two_an_sm else 32
+        if act and held == 16384:
+            chosen["num_warps"] = 16
     return in_step(programs, rows, block_rows, pieces), chosen
 
 

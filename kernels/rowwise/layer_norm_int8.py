@@ -109,19 +109,27 @@ def layer_norm_int8_kernel(
 def launch_of(
     rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int
 ) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES and num_warps.
+    """How many programs, and their PIECES, BLOCK_ROWS, STAGES and num_warps.
 
-    A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other.
-    `shared_memory`: bytes that a program may have; rows are fetched ahead into it where they fit.
+    A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other. A small
+    second block adds 8, and then an SM has 12 warps. Beyond 8192 columns a row is one block, however full: idle lanes
+    cost less there than weight and bias in two layouts. `shared_memory`: bytes that a program may have; rows are
+    fetched ahead into it where they fit.
     """
-    held = sum(pieces[:2])
-    block_rows = max(1, 1024 // next_power_of_2(held))
+    head, tail, vector, ragged = pieces
+    if tail and head >= 8192:
+        head, tail = 2 * head, 0
+    held = head + tail
+    block_rows = max(1, (512 if ragged else 1024) // next_power_of_2(held))
     elements = block_rows * next_power_of_2(held)
-    warps = elements // 1024 if elements <= 4096 else max(4, elements // 2048)
+    warps = max(1, elements // 1024 if elements <= 4096 else max(4, elements // 2048))
+    per_sm = (16 if held <= 4096 else 8) // warps
+    if 0 < 4 * tail <= head and head >= 2048:
+        warps, per_sm = head // 1024, 12 // (head // 1024)
     stages = 3 if 2 * dtype.itemsize * block_rows * held < shared_memory else 1
-    resident = sms * (16 if held <= 4096 else 8) // warps
-    programs = min(cdiv(rows, block_rows), max(1, resident))
-    chosen = {"BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    programs = min(cdiv(rows, block_rows), max(1, per_sm * sms))
+    pieces = head, tail, vector, ragged
+    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     return in_step(programs, rows, block_rows, pieces), chosen
 
 
@@ -139,7 +147,7 @@ def _forward(
         if cols <= WIDEST_BLOCK:
             pieces = pieces_of(x, as_rows(q))
             programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
-            layer_norm_int8_kernel[(programs,)](*given, rows, cols, x.stride(0), eps, PIECES=pieces, **chosen)
+            layer_norm_int8_kernel[(programs,)](*given, rows, cols, x.stride(0), eps, **chosen)
         else:
             layer_norm_int8_wide.forward(*given, eps)
     return q, scale
@@ -206,7 +214,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     q, scale = torch.empty(shape, dtype=torch.int8, device="meta"), torch.empty(rows, device="meta")
     pieces = pieces_of(x)
     _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10)
-    return (x, x[0], x[0], q, scale, rows, cols, cols, 1e-5), {"PIECES": pieces, **chosen}
+    return (x, x[0], x[0], q, scale, rows, cols, cols, 1e-5), chosen
 
 
 OP = FusedOp(

@@ -87,14 +87,17 @@ def launch_of(rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int,
     """How many programs, and their BLOCK_ROWS, STAGES and num_warps, for rows of at most WIDEST_BLOCK elements of each
     of `tensors`.
 
-    A thread has at most 128 bytes of the tensors, 32 where rows are no more than SMs; rows of up to 512 columns share a
-    program. Where rows are ragged, the weight comes in single elements: beyond 8192 of them a program asks for it once
-    and walks over rows, of which the next are on their way.
+    A thread has at most 128 bytes of the tensors, 32 where rows are no more than SMs; 144 where an SM then holds two
+    programs of 8 warps in place of one of 16. Rows of up to 512 columns share a program. Where rows are ragged, the
+    weight comes in single elements: beyond 8192 of them a program asks for it once and walks over rows, of which the
+    next are on their way.
     """
     (held, ragged), many = (sum(pieces[:2]), pieces[3]), rows > sms
     block_rows = max(1, 1024 // next_power_of_2(held)) if many else 1
     row_bytes = held * tensors * dtype.itemsize
     warps = min(32, max(1 if many else 2, next_power_of_2(cdiv(block_rows * row_bytes, 4096 if many else 1024))))
+    if many and row_bytes <= 36 * 2**10:
+        warps = min(8, warps)
     programs, stages, per_sm = cdiv(rows, block_rows), 1, max(1, 16 // warps)
     if ragged and held > 8192 and warps <= 16 and programs > per_sm * sms:
         stages = max(1, min(3, 1 + 216 * 2**10 // (per_sm * row_bytes)))
