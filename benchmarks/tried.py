@@ -86,8 +86,8 @@ _LOOPS = (
 _NARROW_GRADIENTS = (
     "narrow rows: what programs summed is added by one launch of ours for both vectors (kept: with fewer registers a "
     "sum, LayerNorm's 2048 x 1000 take 12 us for 39), one block a row up to 1024 columns (kept), two and a warp a row "
-    "(up to 5 % faster at 768 columns), all rows of a program at once (up to twice the time), no stages beyond 256 "
-    "columns (3 to 8 %)"
+    "(5 % faster at 768 columns, with an activation 23), all rows of a program at once (up to 2.4 times the time), no "
+    "stages beyond 256 columns (3 to 8 %)"
 )
 _FEW_MICROSECONDS = "sizes of two to five microseconds, most of which are a launch's start and end"
 
@@ -124,8 +124,8 @@ SWEPT = {
     "layer_norm_act": f"{_LOOPS}; {_CALLS}",
     "layer_norm_act backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "layer_norm_int8": (
-        "rows in two blocks by 12 warps an SM (kept: 115 us for 151 at 2560 columns), a single block beyond 8192 (kept: "
-        f"174 for 190 at 10000), one row a program (a fifth to two thirds slower); {_LOOPS}; {_CALLS}"
+        "rows in two blocks by 12 warps an SM (kept: 115 us for 151 at 2560 columns), one block beyond 8192 (kept: 174 "
+        f"for 190 at 10000), one row a program (a quarter to three quarters slower); {_LOOPS}; {_CALLS}"
     ),
     "linear_act": (
         "rows of 300 or 4097 numbers begin where neither the copy engine nor a wide load may: copied into padded ones "
