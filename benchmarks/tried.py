@@ -112,7 +112,7 @@ SWEPT = {
     ),
     "flash_attention backward": (
         "recorded with seven products where five are the least. Five by hand in Gluon (kept since for heads of 65 to "
-        "128) take 0.57 to 1.09 times cuDNN's time: 1334 us causal and 2383 full at 4 x 16 x 4096 x 128 (cuDNN 1418, "
+        "128) take 0.55 to 1.09 times cuDNN's time: 1334 us causal and 2383 full at 4 x 16 x 4096 x 128 (cuDNN 1418, "
         "2419), 442 causal at 32 x 16 x 512 x 128 (407). The last is bound by memory: sums in fp32 are set to 0, added "
         "to, and rounded"
     ),
