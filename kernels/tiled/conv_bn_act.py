@@ -126,9 +126,9 @@ def _empty_result(x: Tensor, weight: Tensor, stride: int, padding: int | None) -
 
 def _way(x: Tensor, weight: Tensor, y: Tensor, stride: int):
     """The fastest launch that takes these, channels last."""
-    if conv_bn_act_descriptors.takes(x, weight, stride):
-        return conv_bn_act_descriptors.launch
-    return conv_bn_act_padded.launch if conv_bn_act_padded.gains(x, weight, y) else _launch
+    plain = not conv_bn_act_descriptors.takes(x, weight, stride)
+    by_itself = _launch if plain else conv_bn_act_descriptors.launch
+    return conv_bn_act_padded.launch if conv_bn_act_padded.gains(x, weight, y, stride, plain) else by_itself
 
 
 def _forward(
@@ -166,7 +166,8 @@ def conv_bn_act(
 
     Args:
         x: fp32, fp16 or bf16 tensor (images, channels, height, width), channels last in memory as
-            x.to(memory_format=torch.channels_last) has them; other strides are copied to that first.
+            x.to(memory_format=torch.channels_last) has them; other strides are copied to that first, and channels
+            that are no multiple of 8 into such where that pays.
         weight: (out_channels, channels, taps_h, taps_w), x's dtype; the same about memory.
         gamma, beta: (out_channels,), batch norm's weight and bias, of any floating-point dtype.
         mean, var: (out_channels,), its running statistics, the same. A bias of the convolution's own comes off mean.

@@ -6,9 +6,8 @@ of x is all it takes: the copy engine (TMA) fetches the shifted box, and gives t
 out. A stride of two splits the picture in 2 x 2 phases, the even and odd rows and columns; each tap reads boxes of one
 phase. Nothing is decoded or masked element by element, and the next tile's loads run under this tile's epilogue.
 
-On an H200, bf16, in one run 2.3 to 3.3 times as fast as the tiled kernel of conv_bn_act.py at the four sizes below:
-549 against 238, 663 against 224, 300 against 92 and 439 against 177 TFLOP/s; where channels end within a block, 11.7
-times (22 pictures of 31 x 31, 3x3, 248 to 456: 108 us against 1263).
+On an H200, bf16, in one run 2.3 to 3.3 times as fast as the tiled kernel of conv_bn_act.py at the four sizes below, and
+where channels end within a block, 11.7 times (22 pictures of 31 x 31, 3x3, 248 to 456: 108 us against 1263).
 
 TFLOP/s on an H200 in bf16 by pixels x output channels of a tile, beside cuDNN's own fused kernel:
 
@@ -17,6 +16,10 @@ TFLOP/s on an H200 in bf16 by pixels x output channels of a tile, beside cuDNN's
     3x3, 128 to 256 at 56 x 56     662          622          530                      721
     3x3, 64 to 64 at 56 x 56                                 328                      281
     1x1, 512 to 2048 at 14 x 14    403          463          451                      491
+
+Few tiles want others, in us of another run, then 128 x 64 and cuDNN: 256 x 64 for 3x3, 256 to 256 at 28 x 28 (45, 53,
+48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18; with a stride 18, 25, 19); 32 x 64 for
+1x1, 1024 to 256 of one picture of 14 x 14 (5.6, 8.3, 4.9).
 """
 
 from functools import lru_cache
@@ -32,11 +35,19 @@ from kernels.activations import activate
 from kernels.arguments import multiprocessors, shared_memory
 from kernels.batch_norm import fold
 from kernels.descriptors import ALIGNMENT, LARGE_TILES
-from kernels.sizes import cdiv
+from kernels.sizes import cdiv, next_power_of_2
 
-# Pixels and output channels of a tile, warps, stages, tiles at once on a multiprocessor, and the speed of full rounds.
-# A step of a large tile reads 48 KB for 2 million products, one of a small tile 24 KB for half a million.
-TILES = ((256, 128, 8, 3, 1, 1.25), (128, 256, 8, 3, 1, 1.2), (128, 64, 4, 4, 2, 1.0))
+# Pixels, output and input channels of a tile, warps, stages, tiles at once on a multiprocessor, and microseconds of all
+# of these on an H200: of a step of 64 input channels, and to start and end.
+TILES = (
+    (256, 128, 64, 8, 3, 1, 0.69, 2.0),
+    (128, 256, 64, 8, 3, 1, 0.70, 2.0),
+    (128, 64, 64, 4, 4, 2, 0.41, 1.0),
+    (256, 64, 64, 4, 4, 1, 0.365, 1.5),
+    (128, 64, 128, 4, 4, 1, 0.25, 1.0),
+    (32, 64, 128, 4, 6, 1, 0.14, 0.5),
+)
+ROW_BETWEEN_LINES = 0.0027  # microseconds that the copy engine takes for a row that begins within 128 bytes, in a step
 
 
 @triton.jit
@@ -124,32 +135,27 @@ def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[in
     return min(candidates, key=lambda box: (_tiles(box, images, height, width), box))
 
 
-def settings(
-    images: int, height: int, width: int, channels: int, out_channels: int, stride: int = 1, multiprocessors: int = 132
-) -> dict:
-    """Launch settings for an output of this size: of TILES those that lose least at the edges, and in a last round in
-    which few multiprocessors have one, for their speed. Their stages are as many as fit in shared memory."""
+def fastest(
+    images: int, height: int, width: int, channels: int, out_channels: int, stride: int, multiprocessors: int, taps: int
+) -> tuple[dict, int, float]:
+    """Launch settings for an output of this size, tiles at once on a multiprocessor, and the time in microseconds: of
+    TILES those whose rounds add up to the least."""
 
-    def speed(tile: tuple) -> float:
-        pixels, out, _, _, at_once, full = tile
-        tiles = _tiles(box_of_pixels(pixels, images, height, width), images, height, width)
-        rounds = cdiv(tiles * cdiv(out_channels, out), multiprocessors * at_once)
-        return full * images * height * width * out_channels / (rounds * at_once * pixels * out)
+    def block_in(tile: tuple) -> int:  # with a stride, another phase follows a tap's channels, not zeros: whole blocks
+        return gcd(channels, tile[2]) if stride > 1 else min(tile[2], max(16, next_power_of_2(channels)))
 
-    pixels, out, warps, stages, _, _ = max(TILES, key=speed)
+    def time(tile: tuple) -> float:
+        pixels, out, _, _, _, at_once, step, around = tile
+        tiles = _tiles(box_of_pixels(pixels, images, height, width), images, height, width) * cdiv(out_channels, out)
+        if channels % 64:
+            step = max(step, (pixels + out) * at_once * ROW_BETWEEN_LINES)
+        steps = taps * cdiv(channels, block_in(tile)) * max(1, block_in(tile) // 64)
+        return cdiv(tiles, multiprocessors * at_once) * (steps * step + around)
+
+    pixels, out, _, warps, stages, at_once, _, _ = tile = min(TILES, key=time)
     box_n, box_h, box_w = box_of_pixels(pixels, images, height, width)
-    # 64 channels are 128 bytes, as wide as the copy engine swizzles. With a stride, another phase follows a tap's
-    # channels, not zeros: they must be whole blocks.
-    block_in = gcd(channels, 64) if stride > 1 else min(64, max(16, triton.next_power_of_2(channels)))
-    return {
-        "BOX_N": box_n,
-        "BOX_H": box_h,
-        "BOX_W": box_w,
-        "BLOCK_OUT": out,
-        "BLOCK_IN": block_in,
-        "num_warps": warps,
-        "num_stages": stages,
-    }
+    chosen = {"BOX_N": box_n, "BOX_H": box_h, "BOX_W": box_w, "BLOCK_OUT": out, "BLOCK_IN": block_in(tile)}
+    return chosen | {"num_warps": warps, "num_stages": stages}, at_once, time(tile)
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bool:
@@ -162,9 +168,9 @@ def takes(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bool:
     return x.dtype != torch.float32 and aligned and fits and shared_memory(x) >= LARGE_TILES
 
 
-def plan_of(of_x, channels, taps, stride, padding, sizes, out_channels, chosen, multiprocessors) -> tuple:
-    """The plan for a view of x: its shape and strides, numbers that a tap reads, taps, paddings as the kernel counts
-    them, images, height and width of the result, and the settings."""
+def plan_of(of_x, channels, taps, stride, padding, sizes, out_channels, found, multiprocessors) -> tuple:
+    """The plan for a view of x, its shape and strides; channels, taps and paddings are as the kernel counts them."""
+    chosen, at_once, time = found
     box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
     block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
     described = (
@@ -174,11 +180,10 @@ def plan_of(of_x, channels, taps, stride, padding, sizes, out_channels, chosen, 
     unit = gcd(out_channels, 8)
     if unit == 8:
         described += ((*contiguous(*sizes, out_channels), [*box, block_out]),)
-    constants = {"CHANNELS": channels, "TAPS_H": taps[0], "TAPS_W": taps[1], "STRIDE": stride}
-    constants |= {"PADDING_H": padding[0], "PADDING_W": padding[1], "UNIT": unit}
-    tiles = _tiles(box, *sizes) * cdiv(out_channels, block_out)
-    grid = (min(tiles, multiprocessors * 8 // chosen["num_warps"]),)
-    return grid, described, (*sizes, out_channels), constants | chosen
+    constants = {"CHANNELS": channels, "TAPS_H": taps[0], "TAPS_W": taps[1], "STRIDE": stride, "UNIT": unit}
+    constants |= {"PADDING_H": padding[0], "PADDING_W": padding[1]}
+    grid = (min(_tiles(box, *sizes) * cdiv(out_channels, block_out), multiprocessors * at_once),)
+    return grid, described, (*sizes, out_channels), constants | chosen, time
 
 
 def contiguous(*shape: int) -> tuple[list[int], list[int]]:
@@ -194,17 +199,18 @@ def plan(
     stride: int,
     padding: tuple[int, int],
     multiprocessors: int,
-) -> tuple[tuple[int], tuple, tuple[int, ...], dict]:
+) -> tuple[tuple[int], tuple, tuple[int, ...], dict, float]:
     """All that a launch of the kernel is but its tensors: grid, (shape, strides, block) of the descriptors of x, weight
-    and, where it has one, y, sizes, and constexprs. It takes Python longer to work out than the launch itself."""
+    and, where it has one, y, sizes, constexprs, and about how long it takes, in microseconds. It takes Python longer to
+    work out than the launch itself."""
     images, height, width, channels = x_shape
     out_channels, taps_h, taps_w, _ = weight_shape
     sizes = y_shape[:3]
     if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no neighbours are seen: all pixels are one row
         images, height, width = sizes = 1, 1, images * height * width
     of_x = contiguous(images, height // stride, stride, width // stride, stride * channels)
-    chosen = settings(*sizes, channels, out_channels, stride, multiprocessors)
-    return plan_of(of_x, channels, (taps_h, taps_w), stride, padding, sizes, out_channels, chosen, multiprocessors)
+    found = fastest(*sizes, channels, out_channels, stride, multiprocessors, taps_h * taps_w)
+    return plan_of(of_x, channels, (taps_h, taps_w), stride, padding, sizes, out_channels, found, multiprocessors)
 
 
 def describe(tensors: tuple[torch.Tensor, ...], planned: tuple) -> list[TensorDescriptor | torch.Tensor]:
@@ -214,7 +220,7 @@ def describe(tensors: tuple[torch.Tensor, ...], planned: tuple) -> list[TensorDe
 
 
 def launch_planned(planned: tuple, x, weight, vectors, y, act: str, eps: float) -> None:
-    grid, _, sizes, options = planned
+    grid, _, sizes, options, _ = planned
     descriptors = describe((x, weight, y), planned)
     conv_bn_act_descriptors_kernel[grid](*descriptors, *vectors, eps, *sizes, ACT=act, **options)
 

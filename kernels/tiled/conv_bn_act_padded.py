@@ -14,7 +14,7 @@ Source: as conv_bn_act.py; CUDA driver API, cuTensorMapEncodeTiled (strides of t
 """
 
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 import torch
 
@@ -27,14 +27,26 @@ from kernels.tiled.padded import pad
 UNIT = 8  # elements of 16 bits in 16 bytes
 
 
-def gains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether conv_bn_act_kernel takes longer for x, weight and y, channels last, than the copies do: 3.1 us for each
-    32 of what a tile sums, and copies 8 us, the second launch among them, and their bytes at 3.4 TB/s (H200, bf16)."""
+def gains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, plain: bool) -> bool:
+    """Whether copies of x and weight, all with channels last, cost less time than they save beside conv_bn_act_kernel
+    (`plain`) or the descriptors of x as it is."""
     if x.dtype == torch.float32 or not shared_memory(x) >= LARGE_TILES:
         return False
-    depth, out_channels = weight[0].numel(), weight.shape[0]
-    tiles = cdiv(y.numel() // out_channels, 128) * cdiv(out_channels, 128)
-    return 3.1 * cdiv(tiles, multiprocessors(x)) * cdiv(depth, 32) > 8 + 2 * x.nbytes / 3.4e6
+    return _gains(x.shape, weight.shape, y.shape, stride, plain, multiprocessors(x))
+
+
+@lru_cache(maxsize=1024)
+def _gains(x_shape, weight_shape, y_shape, stride: int, plain: bool, multiprocessors: int) -> bool:
+    # On an H200 the plain kernel takes 3.1 us for each 32 of what a tile sums; copies 4, and their bytes at 3.4 TB/s.
+    out_channels, taps_h, taps_w, _ = weight_shape
+    depth, pixels = prod(weight_shape[1:]), prod(y_shape[:3])
+    now = 3.1 * cdiv(cdiv(pixels, 128) * cdiv(out_channels, 128), multiprocessors) * cdiv(depth, 32)
+    if not plain:
+        now = conv_bn_act_descriptors.plan(
+            x_shape, weight_shape, y_shape, stride, (taps_h // 2, taps_w // 2), multiprocessors
+        )[4]
+    then = plan(*padded_shapes(x_shape, weight_shape, y_shape, stride), y_shape, stride, taps_w, multiprocessors)[4]
+    return now > then + 4 + 4 * prod(x_shape) / 3.4e6
 
 
 def _up(size: int, unit: int) -> int:
@@ -68,9 +80,9 @@ def plan(x_shape, weight_shape, y_shape, stride: int, taps_w: int, multiprocesso
         [rows * row, stride * row, row, stride * channels, 1],
     )
     pitch = weight_shape[2] * channels
-    chosen = conv_bn_act_descriptors.settings(*sizes, pitch, y_shape[3], 1, multiprocessors)
+    found = conv_bn_act_descriptors.fastest(*sizes, pitch, y_shape[3], 1, multiprocessors, taps_h)
     return conv_bn_act_descriptors.plan_of(
-        of_x, pitch, (taps_h, 1), stride, (0, 0), sizes, y_shape[3], chosen, multiprocessors
+        of_x, pitch, (taps_h, 1), stride, (0, 0), sizes, y_shape[3], found, multiprocessors
     )
 
 

@@ -167,7 +167,8 @@ def linear_act(
     """act(x weight^T + bias) + residual in one launch, differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., K), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., K), any strides; columns that are not side by side are copied first, and
+            so are rows of a large product that begin between multiples of 16 bytes.
         weight: (N, K), of x's dtype and on its device, as are the others.
         bias: (N,).
         residual: (..., N), added after the activation.

@@ -15,6 +15,7 @@ from kernels.activations import activate_gradient
 from kernels.arguments import as_matrix, multiprocessors
 from kernels.fused_op import Work
 from kernels.register import like
+from kernels.rowwise.sums import sums_of_programs
 from kernels.sizes import cdiv
 
 
@@ -69,7 +70,8 @@ def gradient_of_sum(grad_y: Tensor, s: Tensor, act: str) -> tuple[Tensor, Tensor
         linear_act_backward_kernel[(tiles, programs)](
             grad_y, s, grad_s, grad_bias, rows, cols, grad_y.stride(0), ACT=act, **chosen
         )
-    return grad_s, grad_bias.sum(0).to(s.dtype)
+        (grad_bias,) = sums_of_programs((grad_bias,), (s.new_empty(cols),))
+    return grad_s, grad_bias
 
 
 def gradients(of_sum, needed, grad_y: Tensor, x: Tensor, weight: Tensor, s: Tensor, act: str | None) -> tuple:

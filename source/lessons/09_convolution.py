@@ -798,21 +798,16 @@ library.compare(ahead[LARGE[0]])
 # of 28 x 28, 3 x 3 taps, as many channels out as in:
 
 # %%
-from kernels.tiled.conv_bn_act_descriptors import settings
-
 rows = []
 for channels, times in h200.experiment("conv_channels").items():
-    tile = settings(32, 28, 28, channels, channels)
-    pixels = tile["BOX_N"] * tile["BOX_H"] * tile["BOX_W"]
     of_cudnn = times["fused"].median / times["cuDNN fused"].median
-    ours = f"{pixels} pixels by {tile['BLOCK_OUT']} filters"
-    rows.append((channels, f"{of_cudnn:.2f} times as fast", ours))
-table(("channels", "cuDNN's", "our tile"), rows)
+    rows.append((channels, f"{of_cudnn:.2f} times as fast"))
+table(("channels", "cuDNN's"), rows)
 
 # %% [markdown]
-# Not the depth: mostly the two are level, and at 256 channels cuDNN leaves ours behind. There, tiles as large as for
-# 512 channels would be too few to fill the GPU's last round (lesson 07), so ours takes small ones, which load more for
-# each product. A library chooses among many more kernels.
+# Not the depth: mostly the two are level. Where they are not, it is the tile. Large ones may be too few to fill the
+# GPU's last round (lesson 07), and small ones load more for each product. The catalogue chooses among the few of `TILES`
+# in `kernels/tiled/conv_bn_act_descriptors.py`, a library among many more kernels.
 #
 # All that is the GPU's own time. What does a **caller** wait, from Python, with the launch?
 
@@ -836,10 +831,9 @@ at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "conv_bn_act"), at_all_sizes.summary(["conv_bn_act"]))
 
 # %% [markdown]
-# cuDNN is ahead at most of them, mostly by little. It is by much where 100 channels, or the 3 of a first layer with 7 x 7
-# taps, are no multiple of 16 bytes: the copy engine below cannot fetch those, and ours falls back to addresses by hand.
-# And where one small picture, or pictures of 7 x 7, make few tiles, each with a long sum. A call takes several times as
-# long as cuDNN's.
+# Where the two are far apart, it is the shape: one small picture, or pictures of 7 x 7, make few tiles, each with a long
+# sum; 100 channels, or the 3 of a first layer with 7 x 7 taps, are no multiple of 16 bytes, and the copy engine below
+# cannot fetch them as they are. A call takes several times as long as cuDNN's.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # What does the catalogue's kernel do that ours does not? Remember what the explorer showed: a tap sees the same shape,
@@ -875,8 +869,10 @@ print(
 
 # %% [markdown]
 # The price: channels must come in multiples of 8 (of 16, where the stride is not 1), the tensors be aligned, the GPU be
-# a recent one. So the catalogue keeps the decoding kernel for all the rest. **Should one write this kernel, then?** If
-# the library has it, no: fold the weights and call it. The kernel of one's own is for what the library has not: another
+# a recent one. Other channels the catalogue copies once, with zeros after them and around the picture, where there is
+# enough to multiply (`kernels/tiled/conv_bn_act_padded.py`: then even the copy engine's boxes may overlap, and a
+# filter's row is one step); for the rest it keeps the decoding kernel. **Should one write this kernel, then?** If the
+# library has it, no: fold the weights and call it. The kernel of one's own is for what the library has not: another
 # activation, a residual added, a result in int8.
 #
 # With a GPU at hand, see what yours says:
