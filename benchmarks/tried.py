@@ -105,7 +105,7 @@ SWEPT = {
         "(up to twice as slow), steps of 32 channels for 72 (1.6 times). Rows that begin between cache lines take the "
         f"copy engine twice as long: channels that 64 does not divide; {_CALLS}"
     ),
-    "cross_entropy": f"narrow rows: rows a program, warps and columns at a time by trial (the best kept); {_CALLS}",
+    "cross_entropy": f"rows a program, warps and columns at a time by trials (the best kept); {_CALLS}",
     "cross_entropy backward": f"as many columns at a time and warps as a trial liked best; {_CALLS}",
     "flash_attention": (
         "short sequences most of all; recorded with roles of warps by the compiler. By hand in Gluon (kept since) 837 "
@@ -146,11 +146,23 @@ SWEPT = {
     ),
     "rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
     "softmax": (
-        "from 12288 columns on: a walk over rows with the next one on its way costs registers, and more time than one "
-        f"pass. {_CLUSTERS}; {_CALLS}"
+        "rows held two 16-bit elements to a register: up to 20480 columns (kept: 135 us for 151 at 18432, 137 for 147 "
+        "at 14336); one of 65536 to an SM (175 us for 142), walking over rows with the next one asked for (172), a "
+        "quarter held (146); walks at 12288 to 32768 (up to a fifth slower). "
+        f"{_CLUSTERS}; {_CALLS}"
     ),
-    "softmax backward": f"two rows must stay in registers at once. {_CLUSTERS}; {_CALLS}",
-    "softmax_dropout": f"not written in pieces yet: 2 bytes at a time unless 16 divides the columns; {_CALLS}",
-    "softmax_dropout backward": f"not written in pieces yet: 2 bytes at a time unless 16 divides the columns; {_CALLS}",
+    "softmax backward": (
+        "rows held two 16-bit elements to a register: at 50304 columns 16384 of them (kept: 222 us for 249), 32768 "
+        "(237) or all (236); at 131072 32768 (kept: 249 for 260); at 65536 any (227 for 206); walks over rows (up to a "
+        f"third slower). {_CLUSTERS}; {_CALLS}"
+    ),
+    "softmax_dropout": (
+        "Philox takes as long as the bytes: warps, rows at a time and columns held by trial (the best kept). Columns "
+        f"from one that 4 does not divide on take three evaluations for eight; {_CALLS}"
+    ),
+    "softmax_dropout backward": (
+        "the same; fewer registers by order, so that an SM has two rows (kept: 282 us for 368 at 10000 columns held in "
+        f"fp32, 254 packed); {_CALLS}"
+    ),
     "swiglu backward": _FEW_MICROSECONDS,
 }

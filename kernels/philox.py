@@ -47,6 +47,31 @@ def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr, SHIFTE
 
 
 @triton.jit
+def kept_eights(seed, row, first_col, p, SHIFTED: tl.constexpr):
+    """The same for groups of eight neighbouring columns, which begin at `first_col`, (A, B): (A, 8 B).
+
+    A thread has the eight elements of a 16-byte vector to itself. Groups begin at a multiple of 4, or SHIFTED anywhere:
+    then a third evaluation serves the end of a group.
+    """
+    A: tl.constexpr = first_col.shape[0]
+    B: tl.constexpr = first_col.shape[1]
+    four_cols = first_col // 4
+    r0, r1, r2, r3 = numbers(seed, row, four_cols, A, B)
+    r4, r5, r6, r7 = numbers(seed, row, four_cols + 1, A, B)
+    if SHIFTED:
+        r8, r9, r10, _ = numbers(seed, row, four_cols + 2, A, B)
+        by_two, by_one = first_col % 4 >= 2, first_col % 2 == 1
+        r0, r1, r2 = tl.where(by_two, r2, r0), tl.where(by_two, r3, r1), tl.where(by_two, r4, r2)
+        r3, r4, r5 = tl.where(by_two, r5, r3), tl.where(by_two, r6, r4), tl.where(by_two, r7, r5)
+        r6, r7, r8 = tl.where(by_two, r8, r6), tl.where(by_two, r9, r7), tl.where(by_two, r10, r8)
+        r0, r1, r2 = tl.where(by_one, r1, r0), tl.where(by_one, r2, r1), tl.where(by_one, r3, r2)
+        r3, r4, r5 = tl.where(by_one, r4, r3), tl.where(by_one, r5, r4), tl.where(by_one, r6, r5)
+        r6, r7 = tl.where(by_one, r7, r6), tl.where(by_one, r8, r7)
+    even, odd = tl.join(tl.join(r0, r4), tl.join(r2, r6)), tl.join(tl.join(r1, r5), tl.join(r3, r7))
+    return survives(tl.reshape(tl.join(even, odd), (A, 8 * B)), p)
+
+
+@triton.jit
 def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
     """The same for any columns, (1, COLS), each by an evaluation of its own."""
     r0, r1, r2, r3 = numbers(seed, row, col // 4, ROWS, COLS)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.online_softmax import LOG2_E
+from kernels.vectors import at_vector, inside_rim, rim
 
 
 @triton.jit
@@ -32,13 +33,16 @@ def index_of(key):
 
 
 @triton.jit
-def largest(keys, K: tl.constexpr, SLOTS: tl.constexpr):
-    """The K largest keys, in order, in SLOTS; the least integer where there are no more."""
+def largest(keys, K: tl.constexpr, SLOTS: tl.constexpr, others=None):
+    """The K largest of keys and others, which may be None, in order, in SLOTS; the least integer where none is left."""
     LEAST: tl.constexpr = -(1 << (keys.dtype.primitive_bitwidth - 1))
     slot = tl.arange(0, SLOTS)
     winners = tl.full((SLOTS,), LEAST, keys.dtype)
     for place in range(K):
         winner = tl.max(keys)
+        if others is not None:
+            winner = tl.maximum(winner, tl.max(others))
+            others = tl.where(others == winner, LEAST, others)
         winners = tl.where(slot == place, winner, winners)
         keys = tl.where(keys == winner, LEAST, keys)
     return winners
@@ -46,22 +50,31 @@ def largest(keys, K: tl.constexpr, SLOTS: tl.constexpr):
 
 @triton.jit
 def store_winners(
-    x_ptr, values_ptr, indices_ptr, cols, groups, top, scale,
+    x_ptr, values_ptr, indices_ptr, start, lead, cols, groups, top, scale,
+    VECTOR: tl.constexpr, RAGGED: tl.constexpr,
     K: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Look into the groups (SLOTS keys) for a row's winners, and store their probabilities and columns.
+    """Look into the groups (SLOTS keys) and the rim for a row's winners, and store their probabilities and columns.
 
-    A key's index counts cells of EACH columns; the cells of one group are LANES apart.
+    The row begins at element `start` of x; a key's index counts cells of EACH columns from its first whole vector on,
+    after `lead` columns; the cells of one group are LANES apart.
     """
-    LEAST: tl.constexpr = -(1 << (groups.dtype.primitive_bitwidth - 1))
+    KEY: tl.constexpr = groups.dtype
+    LEAST: tl.constexpr = -(1 << (KEY.primitive_bitwidth - 1))
     member = tl.arange(0, CHUNKS * EACH)[None, :]
-    col = member // EACH * (LANES * EACH) + index_of(groups)[:, None] % LANES * EACH + member % EACH
-    inside = (groups != LEAST)[:, None] & (col < cols)
-    x = tl.load(x_ptr + col, mask=inside, other=-float("inf"))
-    winners = largest(tl.where(inside, sort_key(x, col, groups.dtype), LEAST), K, SLOTS)
+    place = member // EACH * (LANES * EACH) + index_of(groups)[:, None] % LANES * EACH + member % EACH
+    whole = at_vector(cols - lead, VECTOR)
+    inside = (groups != LEAST)[:, None] & (place < whole)
+    x = tl.load(x_ptr + at_vector(start + lead, VECTOR) + place, mask=inside, other=-float("inf"))
+    keys, others = tl.where(inside, sort_key(x, lead + place, KEY), LEAST), None
+    if RAGGED:
+        col, inside = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
+        x = tl.load(x_ptr + start + col, mask=inside, other=-float("inf"))
+        others = tl.where(inside, sort_key(x, col, KEY), LEAST)
+    winners = largest(keys, K, SLOTS, others)
     slot = tl.arange(0, SLOTS)
     col = index_of(winners)
-    x = tl.load(x_ptr + col, mask=slot < K).to(top.dtype)
+    x = tl.load(x_ptr + start + col, mask=slot < K).to(top.dtype)
     value = tl.exp2((x - top) * LOG2_E) * scale
     tl.store(values_ptr + slot, value.to(values_ptr.dtype.element_ty), mask=slot < K)
     tl.store(indices_ptr + slot, col.to(tl.int64), mask=slot < K)

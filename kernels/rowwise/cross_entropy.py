@@ -26,7 +26,7 @@ from kernels.options import refuse
 from kernels.register import like, register
 from kernels.rowwise.cross_entropy_backward import backward
 from kernels.rowwise.pieces import arithmetic
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
 from kernels.vectors import VECTOR_BYTES, at_vector, elements_before, vectors_of_rows
 
 
@@ -98,18 +98,26 @@ def launch_of(
     """The forward's programs, and their constexprs and launch options.
 
     Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB where they have rims besides. A wider row is
-    taken in one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB;
-    then by 8, or by up to 32 where rows are too few for the SMs. `debug` turns on the check of the labels; the checks
-    of integer overflow that come with it are left out.
+    taken in one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB
+    (of 8 KB on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 6 KB
+    that leave an eighth of such blocks idle share a warp, too, 1 KB or less of each at a time. `debug` turns on the
+    check of the labels; the checks of integer overflow that come with it are left out.
     """
-    each, held = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize
-    block, block_rows, warps = max(each, next_power_of_2(classes // vector * vector)), 1, 1
-    if block <= held:
+    each, held, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
+    block, block_rows, warps = max(each, next_power_of_2(whole)), 1, 1
+    if held // 2 < whole <= 3 * held and 8 * block > 9 * whole:
+        sizes = held // 2, held // 4
+        block = next((size for size in sizes if 8 * cdiv(whole, size) * size <= 9 * whole), sizes[-1])
+        block_rows = held // block
+    elif block <= held:
         block_rows = min(16, held // block * (1 if ragged else 2))
+    elif sms < rows < 4096 and 4 * held < whole <= 8 * held:
+        block, warps = 2 * held, 4
     else:
         most = 32 if rows <= sms else 1 if classes <= 8 * held else 4 if classes <= 32 * held else 8
         warps = min(most, 2 * block // held)
         block = max(held, held // 2 * warps)
+    block_rows = min(block_rows, largest_power_of_2(rows // (4 * sms)))
     chosen = {"SMOOTHED": smoothed, "VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows}
     chosen |= {"LANES": block // each, "EACH": each, "COMPUTE": arithmetic(dtype), "num_warps": warps}
     return cdiv(rows, block_rows), {**chosen, "debug": True, "sanitize_overflow": False}

@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.philox import kept_at, kept_eights
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import at_vector, inside_rim, rim, vectors_of_rows
 
@@ -36,7 +37,8 @@ def blocks(cols: int) -> tuple[int, int]:
 
 def pieces_of(*tensors: torch.Tensor) -> tuple[int, int, int, bool]:
     """PIECES for rows that a kernel goes through together, as vectors_of_rows takes them."""
-    return *blocks(tensors[0].shape[-1]), *vectors_of_rows(*tensors)
+    vector, ragged = vectors_of_rows(*tensors)
+    return *blocks(tensors[0].shape[-1] // vector * vector), vector, ragged
 
 
 def arithmetic(dtype: torch.dtype) -> tl.dtype:
@@ -175,3 +177,17 @@ def row_sum(x):
     for i in tl.static_range(1, len(x)):
         total += tl.sum(x[i], axis=AXIS, keep_dims=AXIS is not None)
     return total
+
+
+@triton.jit
+def kept_pieces(seed, row, lead, cols, p, BLOCK_ROWS: tl.constexpr, PIECES: tl.constexpr):
+    """Which elements of each piece survive dropout with probability p: kernels/philox.py."""
+    VECTOR: tl.constexpr = PIECES[2]
+    first = tl.zeros((BLOCK_ROWS, 1), tl.int32) + lead
+    keep = (kept_eights(seed, row, first + 8 * tl.arange(0, PIECES[0] // 8)[None, :], p, PIECES[3]),)
+    if PIECES[1]:
+        first += PIECES[0]
+        keep = keep + (kept_eights(seed, row, first + 8 * tl.arange(0, PIECES[1] // 8)[None, :], p, PIECES[3]),)
+    if PIECES[3]:
+        keep = keep + (kept_at(seed, row, rim(lead, cols, VECTOR), p, BLOCK_ROWS, 2 * VECTOR),)
+    return keep

@@ -6,7 +6,7 @@ Written out in PyTorch, every step goes through memory:
                                                                               16 B/element in 16 bits, five launches
     fused     read x once, keep the exponentials in registers, write y         4 B/element, one launch
 
-A row of up to 16384 columns stays in the registers of the program that owns it, and two of up to 64 KB in the backward
+A row of up to 12288 columns stays in the registers of the program that owns it, and two of up to 64 KB in the backward
 pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: kernels/rowwise/pieces.py.
 
 The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element.
@@ -37,7 +37,7 @@ from kernels.rowwise.pieces import (
 )
 from kernels.vectors import elements_before, vectors_of_rows
 
-WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers, of one tensor
+WIDEST_BLOCK = 12288  # elements of a row that one program holds in registers, of one tensor
 WIDEST_BACKWARD_BYTES = 65536  # of each of two rows
 
 
@@ -188,7 +188,8 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x, compute = torch.empty(shape, dtype=dtype, device="meta"), arithmetic(dtype)
     if cols > WIDEST_BLOCK:
-        return (x, x, cols, cols, *vectors_of_rows(x)), {"COMPUTE": compute, **softmax_wide.settings(cols, dtype)}
+        vectors = vectors_of_rows(x)
+        return (x, x, cols, cols, *vectors), {"COMPUTE": compute, **softmax_wide.settings(cols, dtype, *vectors)}
     return (x, x, rows, cols, cols), {"PIECES": pieces_of(x), "COMPUTE": compute, **row_launch(rows, cols)[1]}
 
 

@@ -5,7 +5,7 @@
 
 Neither the probabilities nor the mask are stored for the backward pass. It computes them again from x, from each row's
 maximum and sum, and from the seed (kernels/philox.py): read x, read the gradient, write x's, 6 B/element. Rows of more
-than 16384 columns are in softmax_dropout_wide.py.
+than 8192 columns are in softmax_dropout_wide.py.
 
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762; torch.nn.functional.dropout.
 """
@@ -17,12 +17,24 @@ import triton.language as tl
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.philox import check_dropout, dropout_mask, kept, new_seed, scale_of_kept
+from kernels.philox import check_dropout, dropout_mask, new_seed, scale_of_kept
 from kernels.register import like, register
 from kernels.rowwise import softmax_dropout_wide
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.rowwise.pieces import (
+    arithmetic,
+    columns_inside,
+    kept_pieces,
+    load_pieces,
+    pieces_of,
+    pointers,
+    row_max,
+    row_sum,
+    rows_from,
+)
+from kernels.rowwise.softmax_dropout_backward import backward, launch_of
+from kernels.vectors import elements_before
 
-WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
+WIDEST_BLOCK = 8192  # elements of a row that one program holds in registers
 
 
 @triton.jit
@@ -37,76 +49,29 @@ def softmax_dropout_kernel(
     p,
     scale,  # 1 / (1 - p)
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols and 4
+    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=-float("inf")).to(COMPUTE)
-    top = tl.max(x, axis=1)[:, None]
-    e = tl.exp2((x - top) * LOG2_E)
-    total = tl.sum(e, axis=1)[:, None]
+    row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
+    here = row < rows
+    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
+    inside = columns_inside(lead, cols, PIECES)
+    x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, -float("inf"))
+    keep = kept_pieces(tl.load(seed_ptr), row, lead, cols, p, BLOCK_ROWS, PIECES)  # while x is on its way
+    top = row_max(x).to(COMPUTE)
+    e = ()
+    for i in tl.static_range(len(x)):
+        e = e + (tl.exp2((x[i].to(COMPUTE) - top) * LOG2_E),)
+    total = row_sum(e)
     # A product, as in PyTorch: NaN stays seen where it is dropped.
-    y = e * tl.where(kept(tl.load(seed_ptr), row, 0, p, BLOCK_ROWS, BLOCK_COLS), scale / total, 0.0 / total)
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if_kept, if_dropped = scale / total, 0.0 / total
+    out = pointers(y_ptr, row * cols, lead, cols, PIECES)
+    for i in tl.static_range(len(x)):
+        y = e[i] * tl.where(keep[i], if_kept, if_dropped)
+        tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
     if sums_ptr is not None:
-        tl.store(sums_ptr + 2 * row, top, mask=row < rows)
-        tl.store(sums_ptr + 2 * row + 1, tl.log2(total), mask=row < rows)
-
-
-@triton.jit
-def softmax_dropout_backward_kernel(
-    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
-    x_ptr,  # (rows, cols), any row stride, unit column stride
-    sums_ptr,  # (rows, 2) COMPUTE
-    seed_ptr,  # (1,) int64
-    grad_x_ptr,  # (rows, cols), contiguous
-    rows,
-    cols,
-    grad_y_row_stride,
-    x_row_stride,
-    p,
-    scale,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,  # a power of two, at least cols and 4
-    COMPUTE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows) & (col < cols)
-    top = tl.load(sums_ptr + 2 * row, mask=row < rows)
-    log_total = tl.load(sums_ptr + 2 * row + 1, mask=row < rows)
-    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=-float("inf")).to(COMPUTE)
-    grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-    softmax = tl.exp2((x - top) * LOG2_E - log_total)
-    passed = grad_y * tl.where(kept(tl.load(seed_ptr), row, 0, p, BLOCK_ROWS, BLOCK_COLS), scale, 0.0)
-    mean = tl.sum(softmax * passed, axis=1)[:, None]
-    grad_x = softmax * (passed - mean)
-    tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-
-
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Of the forward, for rows of `cols` elements: softmax's, with registers left for Philox."""
-    block_cols = max(4, next_power_of_2(cols))
-    return {
-        "BLOCK_ROWS": max(1, 1024 // block_cols),
-        "BLOCK_COLS": block_cols,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": 2 if block_cols <= 1024 else 4 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16,
-    }
-
-
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
-    """Of the backward: 16 elements a thread; fewer leave too little in flight, more do not fit beside Philox."""
-    block_cols = max(4, next_power_of_2(cols))
-    return {
-        "BLOCK_ROWS": max(1, 1024 // block_cols),
-        "BLOCK_COLS": block_cols,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": max(2, block_cols // 512),
-    }
+        tl.store(sums_ptr + 2 * row, top, mask=here)
+        tl.store(sums_ptr + 2 * row + 1, tl.log2(total), mask=here)
 
 
 def _sums(x: torch.Tensor) -> torch.Tensor:
@@ -124,10 +89,9 @@ def _launch(x: torch.Tensor, sums: torch.Tensor | None, seed: torch.Tensor, p: f
         if cols > WIDEST_BLOCK:
             softmax_dropout_wide.forward(x, y, sums, seed, float(p), scale_of_kept(p))
         else:
-            chosen = settings(cols, x.dtype)
-            softmax_dropout_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
-                x, y, sums, seed, rows, cols, x.stride(0), float(p), scale_of_kept(p), **chosen
-            )
+            programs, chosen = launch_of(rows, cols, pieces_of(x, as_rows(y)))
+            sizes = rows, cols, x.stride(0), float(p), scale_of_kept(p)
+            softmax_dropout_kernel[(programs,)](x, y, sums, seed, *sizes, COMPUTE=arithmetic(x.dtype), **chosen)
     return y
 
 
@@ -140,24 +104,6 @@ def _forward_keeping_sums(x: torch.Tensor, seed: torch.Tensor, p: float) -> tupl
     return _launch(x, sums, seed, p), sums
 
 
-def _backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel() == 0:
-        return grad_x
-    x, grad_y = as_rows(x), as_rows(grad_y)
-    rows, cols = x.shape
-    tensors, dropout = (grad_y, x, sums, seed, grad_x), (float(p), scale_of_kept(p))
-    with torch.cuda.device_of(x):
-        if cols > WIDEST_BLOCK:
-            softmax_dropout_wide.backward(*tensors, *dropout)
-        else:
-            chosen = backward_settings(cols, x.dtype)
-            softmax_dropout_backward_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
-                *tensors, rows, cols, grad_y.stride(0), x.stride(0), *dropout, **chosen
-            )
-    return grad_x
-
-
 softmax_dropout_op = register(
     "softmax_dropout",
     _forward,
@@ -165,7 +111,7 @@ softmax_dropout_op = register(
     training=_forward_keeping_sums,
     training_fake=lambda x, seed, p: (like(x), _sums(x)),
     keep=lambda arguments, result: (arguments[0], result[1], *arguments[1:]),
-    backward=_backward,
+    backward=backward,
     backward_fake=lambda grad_y, x, sums, seed, p: like(x),
 )
 
@@ -228,7 +174,8 @@ def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x, seed = torch.empty(shape, dtype=dtype, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
-    return (x, x, None, seed, rows, cols, cols, 0.1, scale_of_kept(0.1)), settings(cols, dtype)
+    chosen = {"COMPUTE": arithmetic(dtype), **launch_of(rows, cols, pieces_of(x))[1]}
+    return (x, x, None, seed, rows, cols, cols, 0.1, scale_of_kept(0.1)), chosen
 
 
 OP = FusedOp(
@@ -237,7 +184,7 @@ OP = FusedOp(
     reference=softmax_dropout_reference,
     work=softmax_dropout_work,
     kernel=softmax_dropout_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 20000), (2, 1025), (2, 3, 65)),

@@ -21,6 +21,7 @@ from kernels.register import like, register
 from kernels.rowwise import softmax_topk_wide
 from kernels.sizes import next_power_of_2
 from kernels.top_k import largest, sort_key, store_winners
+from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
 WIDEST_BLOCK = 4096  # elements of a row that one program holds in registers
 MOST = 16  # entries of a row
@@ -34,6 +35,8 @@ def softmax_topk_kernel(
     indices_ptr,  # (rows, K) int64, contiguous
     cols,
     x_row_stride,
+    VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
+    RAGGED: tl.constexpr,  # kernels/vectors.py
     K: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two, at least K
     LANES: tl.constexpr,
@@ -42,26 +45,40 @@ def softmax_topk_kernel(
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
-    col = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf")).to(tl.float32)
+    start = row * x_row_stride
+    lead = elements_before(start, VECTOR, RAGGED)
+    whole = at_vector(cols - lead, VECTOR)
+    place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    x = tl.load(x_ptr + at_vector(start + lead, VECTOR) + place, mask=place < whole, other=-float("inf")).to(tl.float32)
     peak = tl.max(tl.where(x != x, float("inf"), x), axis=1)  # of each group; tl.max would pass NaN over
     top = tl.max(peak, axis=0)
+    if RAGGED:
+        col, in_rim = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
+        x_rim = tl.load(x_ptr + start + col, mask=in_rim, other=-float("inf")).to(tl.float32)
+        top = tl.maximum(top, tl.max(tl.where(x_rim != x_rim, float("inf"), x_rim)))
     e = tl.exp2((x - top) * LOG2_E)
-    scale = 1.0 / tl.sum(tl.sum(e, axis=1), axis=0)
-    tl.store(y_ptr + row * cols + col, (e * scale).to(y_ptr.dtype.element_ty), mask=col < cols)
+    total = tl.sum(tl.sum(e, axis=1), axis=0)
+    if RAGGED:
+        e_rim = tl.exp2((x_rim - top) * LOG2_E)
+        total += tl.sum(e_rim)
+    scale = 1.0 / total
+    y_at = y_ptr + at_vector(row * cols + lead, VECTOR) + place
+    tl.store(y_at, (e * scale).to(y_ptr.dtype.element_ty), mask=place < whole)
+    if RAGGED:
+        tl.store(y_ptr + row * cols + col, (e_rim * scale).to(y_ptr.dtype.element_ty), mask=in_rim)
 
     LEAST: tl.constexpr = -(1 << (KEY.primitive_bitwidth - 1))
     group = tl.arange(0, LANES)
-    keys = tl.where(group * EACH < cols, sort_key(peak.to(x_ptr.dtype.element_ty), group, KEY), LEAST)
+    keys = tl.where(group * EACH < whole, sort_key(peak.to(x_ptr.dtype.element_ty), group, KEY), LEAST)
     groups = largest(keys, K, SLOTS)
     store_winners(
-        x_ptr, values_ptr + row * K, indices_ptr + row * K, cols, groups, top, scale, K, SLOTS, LANES, EACH, CHUNKS=1
-    )
+        x_ptr, values_ptr + row * K, indices_ptr + row * K, start, lead, cols, groups, top, scale,
+        VECTOR, RAGGED, K, SLOTS, LANES, EACH, CHUNKS=1,
+    )  # fmt: skip
 
 
-def settings(cols: int, k: int, dtype: torch.dtype) -> dict:
-    """Launch settings for rows of `cols` elements of which k are wanted.
+def settings(cols: int, k: int, dtype: torch.dtype, vector: int = 1) -> dict:
+    """Launch settings for rows of `cols` elements, in vectors of `vector`, of which k are wanted.
 
     One warp needs no barrier in its 2 k rounds: rows of up to 1024 columns have one each. In 16 bits groups of 32 leave
     rows of 4096 fewer maxima to go through; keys of half the width do where the columns' numbers fit beside a value.
@@ -71,7 +88,7 @@ def settings(cols: int, k: int, dtype: torch.dtype) -> dict:
     if cols > WIDEST_BLOCK:
         return {**key, **softmax_topk_wide.settings(cols)}
     each = 16 if cols <= 2048 or dtype.itemsize == 4 else 32
-    lanes = max(1, next_power_of_2(cols) // each)
+    lanes = max(1, next_power_of_2(cols // vector * vector) // each)
     return {**key, "LANES": lanes, "EACH": each, "num_warps": max(1, lanes // 64 if each == 16 else lanes // 32)}
 
 
@@ -88,7 +105,9 @@ def _forward(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch
     x = as_rows(x)
     rows, cols = x.shape
     with torch.cuda.device_of(x):
-        _kernel(cols)[(rows,)](x, y, values, indices, cols, x.stride(0), **settings(cols, k, x.dtype))
+        vectors = vectors_of_rows(x, as_rows(y))
+        chosen = settings(cols, k, x.dtype, vectors[0])
+        _kernel(cols)[(rows,)](x, y, values, indices, cols, x.stride(0), *vectors, **chosen)
     return y, values, indices
 
 
@@ -165,7 +184,8 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     cols = shape[-1]
     x = torch.empty(shape, dtype=dtype, device="meta")
     indices = torch.empty((shape[0], 8), dtype=torch.int64, device="meta")
-    return (x, x, x, indices, cols, cols), settings(cols, 8, dtype)
+    vectors = vectors_of_rows(x)
+    return (x, x, x, indices, cols, cols, *vectors), settings(cols, 8, dtype, vectors[0])
 
 
 OP = FusedOp(

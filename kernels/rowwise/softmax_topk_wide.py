@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.rowwise.softmax_wide import absorb_rim
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.top_k import largest, sort_key, store_winners
+from kernels.vectors import at_vector, elements_before, inside_rim, rim
 
 
 @triton.jit
@@ -20,6 +22,8 @@ def softmax_topk_wide_kernel(
     indices_ptr,  # (rows, K) int64, contiguous
     cols,
     x_row_stride,
+    VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
+    RAGGED: tl.constexpr,  # kernels/vectors.py
     K: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two, at least K
     LANES: tl.constexpr,
@@ -29,32 +33,44 @@ def softmax_topk_wide_kernel(
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
+    start_of_row = row * x_row_stride
+    lead = elements_before(start_of_row, VECTOR, RAGGED)
+    whole = at_vector(cols - lead, VECTOR)
+    x_first = x_ptr + at_vector(start_of_row + lead, VECTOR)
+    y_first = y_ptr + at_vector(row * cols + lead, VECTOR)
     CHUNK: tl.constexpr = LANES * EACH
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     peak = tl.full((LANES,), -float("inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     first = tl.zeros((LANES,), tl.int32)  # the chunk that held a lane's peak first, for the order of ties
-    for start in tl.range(0, cols, CHUNK, loop_unroll_factor=2):
-        col = start + place
-        x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
+    for start in tl.range(0, whole, CHUNK, loop_unroll_factor=2):
+        at = start + place
+        x = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
         before = peak
         peak, total = absorb(peak, total, tl.where(x != x, float("inf"), x))
         first = tl.where(peak > before, start // CHUNK, first)
     top, total = combine(peak, total)
+    if RAGGED:
+        col, in_rim = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
+        x_rim = tl.load(x_ptr + start_of_row + col, mask=in_rim, other=-float("inf")).to(tl.float32)
+        top, total = absorb_rim(top, total, tl.where(x_rim != x_rim, float("inf"), x_rim))
     scale = 1.0 / total
-    last = (tl.cdiv(cols, CHUNK) - 1) * CHUNK
-    for back in tl.range(0, cols, CHUNK, loop_unroll_factor=2):
-        col = last - back + place
-        x = tl.load(x_ptr + col, mask=col < cols, eviction_policy="evict_first").to(tl.float32)
+    if RAGGED:
+        y_rim = tl.exp2((x_rim - top) * LOG2_E) * scale
+        tl.store(y_ptr + row * cols + col, y_rim.to(y_ptr.dtype.element_ty), mask=in_rim)
+    last = (tl.cdiv(whole, CHUNK) - 1) * CHUNK
+    for back in tl.range(0, whole, CHUNK, loop_unroll_factor=2):
+        at = last - back + place
+        x = tl.load(x_first + at, mask=at < whole, eviction_policy="evict_first").to(tl.float32)
         y = tl.exp2((x - top) * LOG2_E) * scale
-        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=col < cols)
+        tl.store(y_first + at, y.to(y_ptr.dtype.element_ty), mask=at < whole)
 
     cell = first * LANES + tl.arange(0, LANES)
     groups = largest(sort_key(peak.to(x_ptr.dtype.element_ty), cell, KEY), K, SLOTS)
     store_winners(
-        x_ptr, values_ptr + row * K, indices_ptr + row * K, cols, groups, top, scale, K, SLOTS, LANES, EACH, CHUNKS
-    )
+        x_ptr, values_ptr + row * K, indices_ptr + row * K, start_of_row, lead, cols, groups, top, scale,
+        VECTOR, RAGGED, K, SLOTS, LANES, EACH, CHUNKS,
+    )  # fmt: skip
 
 
 def settings(cols: int) -> dict:

@@ -1,12 +1,15 @@
-"""softmax of rows beyond 16384 columns, and gradients of rows beyond 64 KB: what leaves no room for another program.
+"""softmax of rows beyond 12288 columns, and gradients of rows beyond 64 KB: what leaves no room for another program.
 
-Forward: a row is read twice, once for its maximum and sum, which one pass finds together (kernels/online_softmax.py),
-and once more, from its end back to its start, to write y. What was read last is still in the L1 cache, so that memory
-sees little of the second read: by an H200's counters 16 % of it at 65536 columns. Two rows of 131072 would be four
-times the cache: there one is read at a time and its last 32768 columns stay in registers.
+A row is read once for its maximum and sum, which one pass finds together (kernels/online_softmax.py), and is wanted
+again to write y. 16-bit elements wait in registers as they came, two to each, a chunk after another: rows of up to
+20480 columns wholly, wider ones in part. The rest is read again from its end back, and is still in the L1 cache mostly:
+by an H200's counters 16 % of a second read of 65536 columns goes beyond.
 
-The columns kept give 83 per cent of copy bandwidth at 131072 columns on an H200, 75 without.
+On an H200, bf16, us (with nothing held, or in fp32): 9362 x 14336 take 137 (147), 7282 x 18432 135 (151). Wider rows
+held wholly leave an SM one program and nothing to do between its reads and writes: 2048 x 65536 take 175 (142).
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -14,8 +17,18 @@ import triton.language as tl
 
 from kernels.arguments import as_rows
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.rowwise.packed import load_words, widen, zero_after
 from kernels.rowwise.pieces import arithmetic
+from kernels.sizes import cdiv
 from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
+
+
+@triton.jit
+def absorb_rim(top, total, x):
+    """A row's maximum and sum after those outside of its whole vectors, x."""
+    higher = tl.maximum(top, tl.max(x))
+    total = tl.where(top == -float("inf"), 0.0, total)  # where the rim alone is finite
+    return higher, total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x - higher) * LOG2_E))
 
 
 @triton.jit
@@ -28,51 +41,54 @@ def softmax_wide_kernel(
     RAGGED: tl.constexpr,  # kernels/vectors.py
     LANES: tl.constexpr,
     EACH: tl.constexpr,  # neighbouring columns of a lane
-    KEEPS_LAST: tl.constexpr,  # whether the last chunk stays in registers, packed, and is not read again
+    HELD: tl.constexpr,  # chunks that stay in registers, the last ones
+    FULL: tl.constexpr,  # of them, those that are full in every row
+    AGAIN: tl.constexpr,  # whether there are more, which are read again
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    CHUNK: tl.constexpr = LANES * EACH
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
     whole = at_vector(cols - lead, VECTOR)
     x_first = x_ptr + at_vector(row * x_row_stride + lead, VECTOR)
     y_first = y_ptr + at_vector(row * cols + lead, VECTOR)
-    CHUNK: tl.constexpr = LANES * EACH
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    last = (tl.cdiv(whole, CHUNK) - 1) * CHUNK
-    end = last if KEEPS_LAST else last + CHUNK  # of what is read twice
     peak = tl.full((LANES,), -float("inf"), COMPUTE)
     total = tl.zeros((LANES,), COMPUTE)
-    for start in tl.range(0, end, CHUNK):
-        at = start + place
-        x = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
-        peak, total = absorb(peak, total, x)
-    if KEEPS_LAST:
-        at = last + place
-        kept = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_first")
-        peak, total = absorb(peak, total, kept.to(COMPUTE))
+    end = 0  # of what is read twice
+    if AGAIN:
+        end = (tl.cdiv(at_vector(cols, VECTOR), CHUNK) - HELD) * CHUNK
+        for start in tl.range(0, end, CHUNK):
+            at = start + place
+            x = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
+            peak, total = absorb(peak, total, x)
+    held = load_words(x_first + end, whole - end, -float("inf"), VECTOR, LANES, EACH, HELD, FULL)
+    for i in tl.static_range(HELD):
+        peak, total = absorb(peak, total, widen(held[i], 0, DTYPE, COMPUTE))
     top, total = combine(peak, total)
     if RAGGED:
-        col, inside = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
-        x_rim = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=-float("inf")).to(COMPUTE)
-        higher = tl.maximum(top, tl.max(x_rim))
-        total = tl.where(top == -float("inf"), 0.0, total)  # where the rim alone is finite
-        total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x_rim - higher) * LOG2_E))
-        top = higher
+        col, in_rim = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
+        x_rim = tl.load(x_ptr + row * x_row_stride + col, mask=in_rim, other=-float("inf")).to(COMPUTE)
+        top, total = absorb_rim(top, total, x_rim)
     shift = tl.log2(total)  # dividing by the total is subtracting its logarithm, and costs no operation more
     if RAGGED:
         y_rim = tl.exp2((x_rim - top) * LOG2_E - shift)
-        tl.store(y_ptr + row * cols + col, y_rim.to(y_ptr.dtype.element_ty), mask=inside)
-    if KEEPS_LAST:
-        y = tl.exp2((kept.to(COMPUTE) - top) * LOG2_E - shift)
-        at = last + place
-        tl.store(y_first + at, y.to(y_ptr.dtype.element_ty), mask=at < whole, eviction_policy="evict_first")
-    for back in tl.range(0, end, CHUNK):
-        at = end - CHUNK - back + place
-        x = tl.load(x_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
-        y = tl.exp2((x - top) * LOG2_E - shift)
-        # What is written should not drive out of the L1 cache what is still to be read again.
-        tl.store(y_first + at, y.to(y_ptr.dtype.element_ty), mask=at < whole, eviction_policy="evict_first")
+        tl.store(y_ptr + row * cols + col, y_rim.to(y_ptr.dtype.element_ty), mask=in_rim)
+    zero = zero_after(shift, cols)
+    for i in tl.static_range(HELD):
+        x = widen(held[i], zero, DTYPE, COMPUTE)
+        y = tl.exp2((x - top) * LOG2_E - shift).to(y_ptr.dtype.element_ty)
+        at = end + i * CHUNK + place
+        tl.store(y_first + at, y, mask=None if i < FULL else at < whole, eviction_policy="evict_first")
+    if AGAIN:
+        for back in tl.range(0, end, CHUNK):
+            at = end - CHUNK - back + place
+            x = tl.load(x_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
+            y = tl.exp2((x - top) * LOG2_E - shift).to(y_ptr.dtype.element_ty)
+            # What is written should not drive out of the L1 cache what is still to be read again.
+            tl.store(y_first + at, y, mask=at < whole, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -86,54 +102,98 @@ def softmax_backward_wide_kernel(
     RAGGED: tl.constexpr,
     LANES: tl.constexpr,
     EACH: tl.constexpr,
+    HELD: tl.constexpr,  # here the first ones
+    FULL: tl.constexpr,
+    AGAIN: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
+    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    CHUNK: tl.constexpr = LANES * EACH
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * cols, VECTOR, RAGGED)
     whole = at_vector(cols - lead, VECTOR)
     grad_y_first = grad_y_ptr + at_vector(row * grad_y_row_stride + lead, VECTOR)
     offset = at_vector(row * cols + lead, VECTOR)
-    CHUNK: tl.constexpr = LANES * EACH
+    y_first, grad_x_first = y_ptr + offset, grad_x_ptr + offset
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    held_grad_y = load_words(grad_y_first, whole, 0.0, VECTOR, LANES, EACH, HELD, FULL)
+    held_y = load_words(y_first, whole, 0.0, VECTOR, LANES, EACH, HELD, FULL)
     sums = tl.zeros((LANES,), COMPUTE)
-    for start in tl.range(0, whole, CHUNK):
-        at = start + place
-        grad_y = tl.load(grad_y_first + at, mask=at < whole, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        y = tl.load(y_ptr + offset + at, mask=at < whole, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        sums += tl.sum(grad_y * y, axis=1)
+    for i in tl.static_range(HELD):
+        sums += tl.sum(widen(held_grad_y[i], 0, DTYPE, COMPUTE) * widen(held_y[i], 0, DTYPE, COMPUTE), axis=1)
+    if AGAIN:
+        for start in tl.range(HELD * CHUNK, whole, CHUNK):
+            at = start + place
+            grad_y = tl.load(grad_y_first + at, mask=at < whole, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+            y = tl.load(y_first + at, mask=at < whole, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+            sums += tl.sum(grad_y * y, axis=1)
     mean = tl.sum(sums, axis=0)
     if RAGGED:
-        col, inside = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
-        grad_y_rim = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
-        y_rim = tl.load(y_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
+        col, in_rim = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
+        grad_y_rim = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=in_rim, other=0.0).to(COMPUTE)
+        y_rim = tl.load(y_ptr + row * cols + col, mask=in_rim, other=0.0).to(COMPUTE)
         mean += tl.sum(grad_y_rim * y_rim)
         grad_x_rim = (y_rim * (grad_y_rim - mean)).to(grad_x_ptr.dtype.element_ty)
-        tl.store(grad_x_ptr + row * cols + col, grad_x_rim, mask=inside)
-    end = tl.cdiv(whole, CHUNK) * CHUNK
-    for back in tl.range(0, end, CHUNK):
-        at = end - CHUNK - back + place
-        grad_y = tl.load(grad_y_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
-        y = tl.load(y_ptr + offset + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
-        grad_x = (y * (grad_y - mean)).to(grad_x_ptr.dtype.element_ty)
-        tl.store(grad_x_ptr + offset + at, grad_x, mask=at < whole, eviction_policy="evict_first")
+        tl.store(grad_x_ptr + row * cols + col, grad_x_rim, mask=in_rim)
+    if AGAIN:
+        end = tl.cdiv(whole, CHUNK) * CHUNK
+        for back in tl.range(0, end - HELD * CHUNK, CHUNK):
+            at = end - CHUNK - back + place
+            grad_y = tl.load(grad_y_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
+            y = tl.load(y_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
+            grad_x = (y * (grad_y - mean)).to(grad_x_ptr.dtype.element_ty)
+            tl.store(grad_x_first + at, grad_x, mask=at < whole, eviction_policy="evict_first")
+    zero = zero_after(mean, cols)
+    for i in tl.static_range(HELD):
+        y = widen(held_y[i], zero, DTYPE, COMPUTE)
+        grad_x = (y * (widen(held_grad_y[i], zero, DTYPE, COMPUTE) - mean)).to(grad_x_ptr.dtype.element_ty)
+        at = i * CHUNK + place
+        tl.store(grad_x_first + at, grad_x, mask=None if i < FULL else at < whole, eviction_policy="evict_first")
 
 
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Of the forward: as many rows at once on an SM as its L1 cache can have again, and at least 32 warps."""
-    lanes, keeps_last = 512 if cols <= 32768 else 1024, cols > 65536 and dtype.itemsize == 2
-    return {"LANES": lanes, "EACH": 32 if keeps_last else 16, "KEEPS_LAST": keeps_last, "num_warps": lanes // 32}
+def chunks(cols: int, vector: int, ragged: bool, lanes: int, each: int, held: int) -> dict:
+    """LANES, EACH, HELD, FULL and AGAIN for rows of `cols` columns, at most `held` chunks in registers from the first.
+
+    Only in whole vectors of 16-bit elements are there two to a register; of others there is room for half as many.
+    """
+    least = (cols - (2 * vector - 2 if ragged else 0)) // vector * vector
+    there = cdiv(cols // vector * vector, lanes * each)
+    chosen = {"LANES": lanes, "EACH": each, "HELD": min(held, there), "FULL": min(held, least // (lanes * each))}
+    return {**chosen, "AGAIN": there > held, "num_warps": lanes // 32}
 
 
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
-    """Of the backward."""
-    return {"LANES": 1024, "EACH": 32 if dtype.itemsize == 2 else 16, "num_warps": 32}
+@cache
+def settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
+    """Of the forward, by trial on an H200: constexprs and launch options.
+
+    Rows of up to 20480 columns are held, by 8 warps each: an SM has four of them. Wider, as many rows at once on an SM
+    as its L1 cache can have again, and at least 32 warps; one beyond 65536 columns, whose last 32768 are held.
+    """
+    if dtype.itemsize == 2 and vector > 1 and (cols <= 20480 or cols > 65536):
+        if cols <= 20480:
+            return {**chunks(cols, vector, ragged, 256, 8, 10), "maxnreg": 64}
+        return {**chunks(cols, vector, ragged, 1024, 32, 1), "FULL": 0}
+    if dtype.itemsize == 4 and vector > 1 and cols <= 16384:
+        return chunks(cols, vector, ragged, 512, 4, 8)
+    return chunks(cols, vector, ragged, 512 if cols <= 32768 else 1024, 16, 0)
+
+
+@cache
+def backward_settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
+    """Of the backward: as many warps as an SM can have, and in 16 bits 16384 or 32768 columns of each row held, unless
+    two chunks of 32768 have little idle."""
+    if dtype.itemsize != 2 or vector == 1:
+        return chunks(cols, vector, ragged, 1024, 16, 0)
+    if 57344 < cols <= 65536:
+        return chunks(cols, vector, ragged, 1024, 32, 0)
+    return chunks(cols, vector, ragged, 512 if cols <= 57344 else 1024, 8, 4)
 
 
 def forward(x: torch.Tensor, y: torch.Tensor) -> None:
     """Write y; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
     vector, ragged = vectors_of_rows(x, as_rows(y))
-    chosen = settings(cols, x.dtype)
+    chosen = settings(cols, x.dtype, vector, ragged)
     softmax_wide_kernel[(rows,)](x, y, cols, x.stride(0), vector, ragged, COMPUTE=arithmetic(x.dtype), **chosen)
 
 
@@ -144,5 +204,5 @@ def backward(grad_y: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor) -> Non
     softmax_backward_wide_kernel[(rows,)](
         *(grad_y, y, grad_x, cols, grad_y.stride(0), vector, ragged),
         COMPUTE=arithmetic(y.dtype),
-        **backward_settings(cols, y.dtype),
+        **backward_settings(cols, y.dtype, vector, ragged),
     )

@@ -498,7 +498,8 @@ explorer
 #
 # So for wide rows, large blocks. The catalogue's `softmax` takes them, and does two things more (they are in
 # `kernels/rowwise/softmax_wide.py`): its second loop runs **backwards**, from the row's end, which was read last and is
-# nearest; and of the widest rows the last block does stay in registers, packed. What it reaches on an H200, in bf16:
+# nearest; and of the widest rows the last block does stay in registers, packed, as do rows of up to 20,480 columns
+# wholly (`kernels/rowwise/packed.py` tells how the compiler is kept from widening them). As recorded on an H200, bf16:
 
 # %%
 from kernels.rowwise import softmax_wide
@@ -509,8 +510,9 @@ for row in h200.rows:
     if (row["kernel"], row["provider"]) == ("softmax", "fused") and row["shape"][0] > 128:
         columns = row["shape"][1]
         share = row["least_seconds"] / row["gpu"]["median"]
-        how = "held" if columns <= WIDEST_BLOCK else "read twice"
-        if how != "held" and softmax_wide.settings(columns, torch.bfloat16)["KEEPS_LAST"]:
+        chosen = softmax_wide.settings(columns, torch.bfloat16, vector=8, ragged=False)
+        how = "read twice" if columns > WIDEST_BLOCK and chosen["AGAIN"] else "held"
+        if how != "held" and chosen["HELD"]:
             how += ", but for the last block"
         rows.append((f"{columns:,}", how, f"{share:.0%}"))
 table(("columns", "a row is", "of the speed of a copy"), rows, h200.label)

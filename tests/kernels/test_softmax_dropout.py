@@ -2,23 +2,27 @@
 
 import pytest
 import torch
+import triton.language as tl
 from accuracy import assert_as_accurate, with_gradients
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import runtime, softmax_dropout
-from kernels.rowwise import softmax_dropout as module
+from kernels.philox import dropout_mask
+from kernels.rowwise import softmax_dropout_backward as module
 from kernels.rowwise import softmax_dropout_wide
+from kernels.rowwise.pieces import pieces_of
 from kernels.rowwise.softmax_dropout import (
     softmax_dropout_op,
     softmax_dropout_oracle,
     softmax_dropout_reference,
 )
+from kernels.vectors import vectors_of_rows
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("cols", [1, 3, 130, 16384, 16385, pytest.param(262144, marks=pytest.mark.long)])
+@pytest.mark.parametrize("cols", [1, 3, 130, 1027, 16384, 16385, pytest.param(262144, marks=pytest.mark.long)])
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_rows_of_every_width_and_their_gradients(device, cols, p, poisoned):
     (x, weight), seed = torch.randn(2, 2, cols, device=device), torch.tensor(11, device=device)
@@ -76,17 +80,31 @@ def test_the_bytes_of_the_docstring(device):
     assert (backward.launches, backward.unique_total) == (1, 6 * n + 4 * 8 + 8)
 
 
+@pytest.mark.parametrize("cols", [127, 1001, 17001])
+def test_rows_that_begin_anywhere_drop_what_the_seed_says(device, cols):
+    x, seed = torch.zeros(9, cols, dtype=torch.bfloat16, device=device, requires_grad=True), torch.tensor(7)
+    y = softmax_dropout(x, seed.to(device), 0.3)
+    kept = dropout_mask(seed, 9, cols, 0.3)
+    assert torch.equal(y.cpu() != 0, kept)
+    weight = torch.zeros_like(y)
+    weight[:, cols // 2] = 1.0  # no gradient anywhere unless this column is kept
+    y.backward(weight)
+    assert torch.equal((x.grad != 0).all(dim=1).cpu(), kept[:, cols // 2])
+    assert torch.equal((x.grad != 0).any(dim=1).cpu(), kept[:, cols // 2])
+
+
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-@pytest.mark.parametrize("cols", [1024, 4096, 16384, 32768])
+@pytest.mark.parametrize("cols", [1025, 4096, 16384, 32768])
 def test_the_backward_does_not_spill(gpu, cols):
     x = torch.empty(16384, cols, dtype=torch.bfloat16, device="meta")
     sums, seed = torch.empty(16384, 2, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
-    kernel, sizes = module.softmax_dropout_backward_kernel, (16384, cols, cols, cols)
-    chosen = module.backward_settings(cols, x.dtype)
+    kernel, sizes, last = module.softmax_dropout_backward_kernel, (16384, cols, cols, cols), ()
     if cols > module.WIDEST_BLOCK:
-        kernel, sizes = softmax_dropout_wide.softmax_dropout_backward_wide_kernel, (cols, cols, cols)
-        chosen = softmax_dropout_wide.backward_settings(x.dtype)
-    compiled = compile_for(kernel, x, x, sums, seed, x, *sizes, 0.1, 1.1, device=gpu, **chosen)
+        kernel, sizes, last = softmax_dropout_wide.softmax_dropout_backward_wide_kernel, sizes[1:], vectors_of_rows(x)
+        chosen = softmax_dropout_wide.backward_settings(cols, x.dtype, *last)
+    else:
+        chosen = {"COMPUTE": tl.float32, **module.launch_of(*x.shape, pieces_of(x))[1]}
+    compiled = compile_for(kernel, x, x, sums, seed, x, *sizes, 0.1, 1.1, *last, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
 
 

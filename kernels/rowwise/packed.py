@@ -1,0 +1,63 @@
+"""Elements of 16 bits that wait for their next use in registers, inside kernels: two to each, as they were loaded.
+
+In fp32, as arithmetic has them, a row takes twice the room. A compiler that sees one conversion twice makes it once and
+keeps the result, so that a row stays packed only where the second conversion is another to it: see widen.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_words(
+    ptr, whole, other: tl.constexpr,
+    VECTOR: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr, HELD: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """The first HELD chunks of a row, packed; FULL of them are full in every row, `other` is past its end."""
+    DTYPE: tl.constexpr = ptr.dtype.element_ty
+    PACK: tl.constexpr = 2 if DTYPE.primitive_bitwidth == 16 and VECTOR > 1 else 1
+    CHUNK: tl.constexpr = LANES * EACH // PACK
+    nothing = tl.full((LANES, EACH), other, DTYPE)
+    if PACK == 2:
+        ptr = ptr.to(tl.pointer_type(tl.int32))
+        nothing = narrow(nothing, DTYPE)
+    place = tl.arange(0, LANES)[:, None] * (EACH // PACK) + tl.arange(0, EACH // PACK)[None, :]
+    words = ()
+    for i in tl.static_range(HELD):
+        at = ptr + i * CHUNK + place
+        if i < FULL:
+            words = words + (tl.load(at, eviction_policy="evict_first"),)
+        else:
+            inside = i * CHUNK + place < whole // VECTOR * (VECTOR // PACK)
+            words = words + (tl.load(at, mask=inside, other=nothing, eviction_policy="evict_first"),)
+    return words
+
+
+@triton.jit
+def widen(words, zero, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
+    """The elements in words, side by side, for arithmetic.
+
+    Where `zero` is a constant, the compiler (Triton 3.6 and 3.7) widens once and keeps the result in twice as many
+    registers: zero_after makes one that it does not know before a reduction is done.
+    """
+    x = words
+    if DTYPE.primitive_bitwidth == 16 and words.dtype == tl.int32:
+        words = words ^ zero
+        low, high = words.to(tl.int16), (words >> 16).to(tl.int16)
+        x = tl.interleave(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
+    return x.to(COMPUTE)
+
+
+@triton.jit
+def zero_after(number, cols):
+    return number.to(tl.float32).to(tl.int32, bitcast=True) & -(cols < 0).to(tl.int32)
+
+
+@triton.jit
+def narrow(x, DTYPE: tl.constexpr):
+    """The opposite of widen, (A, B): rounded to DTYPE, two of 16 bits to a word."""
+    x = x.to(DTYPE)
+    if DTYPE.primitive_bitwidth == 16:
+        low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), (x.shape[0], x.shape[1] // 2, 2)))
+        x = (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
+    return x
