@@ -1,7 +1,8 @@
 """Dropout's random numbers: Philox4x32-10, ten rounds of multiplying and mixing a counter under a key.
 
 A number is a function of (seed, row, column) alone. So a mask need not be stored: whoever wants it again, as a backward
-pass does, computes it again. Four columns that lie side by side share one evaluation, which gives four numbers.
+pass does, computes it again. Four columns that lie side by side share one evaluation, which gives four numbers. Where a
+kernel moves whole vectors of rows that do not begin with one, fours are those of memory: see dropout_mask.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; tl.philox.
 """
@@ -27,21 +28,13 @@ def survives(number, p):
 
 
 @triton.jit
-def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr, SHIFTED: tl.constexpr = False):
+def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Which elements of a (ROWS, COLS) block survive dropout with probability p.
 
-    `row` is (ROWS, 1), int64; COLS is a multiple of 4, and so is `first_col` unless SHIFTED: then four of the eight
-    numbers of two evaluations begin there.
+    `row` is (ROWS, 1), int64; a four begins at `first_col`, and COLS is a multiple of 4.
     """
-    four_cols = first_col // 4 + tl.arange(0, COLS // 4)[None, :]
+    four_cols = (first_col + 3) // 4 + tl.arange(0, COLS // 4)[None, :]
     r0, r1, r2, r3 = numbers(seed, row, four_cols, ROWS, COLS // 4)
-    if SHIFTED:
-        r4, r5, r6, _ = numbers(seed, row, four_cols + 1, ROWS, COLS // 4)
-        by_two, by_one = first_col % 4 >= 2, first_col % 2 == 1
-        r0, r1, r2 = tl.where(by_two, r2, r0), tl.where(by_two, r3, r1), tl.where(by_two, r4, r2)
-        r3, r4 = tl.where(by_two, r5, r3), tl.where(by_two, r6, r4)
-        r0, r1, r2 = tl.where(by_one, r1, r0), tl.where(by_one, r2, r1), tl.where(by_one, r3, r2)
-        r3 = tl.where(by_one, r4, r3)
     side_by_side = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (ROWS, COLS))  # r0, r1, r2, r3
     return survives(side_by_side, p)
 
@@ -73,7 +66,7 @@ def kept_eights(seed, row, first_col, p, SHIFTED: tl.constexpr):
 
 @triton.jit
 def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The same for any columns, (1, COLS), each by an evaluation of its own."""
+    """The same for any columns, (1, COLS) or (ROWS, COLS), each by an evaluation of its own."""
     r0, r1, r2, r3 = numbers(seed, row, col // 4, ROWS, COLS)
     low, high = tl.where(col % 2 == 0, r0, r1), tl.where(col % 2 == 0, r2, r3)
     return survives(tl.where(col % 4 < 2, low, high), p)
@@ -92,17 +85,20 @@ def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor,
     return c0, c1, c2, c3
 
 
-def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Tensor:
+def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float, of_memory: bool = False) -> torch.Tensor:
     """The mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and for looking at.
 
     Args:
         seed: int64 tensor of one value.
         p: the probability to be dropped, 0 to 1.
+        of_memory: fours are those of contiguous rows in memory, so that a row begins where the one before left off, and
+            not with a four of its own. The same where 4 divides `cols`.
     """
-    fours = torch.arange(-(-cols // 4), device=seed.device).expand(rows, -1)
+    fours = torch.arange(-(-(cols + 3) // 4), device=seed.device).expand(rows, -1)
     row = torch.arange(rows, device=seed.device)[:, None].expand_as(fours)
     words = philox(int(seed), (fours, row & 2**32 - 1, row >> 32, torch.zeros_like(row)))
-    bits = torch.stack(words, dim=-1).flatten(1)[:, :cols]
+    first = row[:, :1] * cols % 4 if of_memory else torch.zeros_like(row[:, :1])
+    bits = torch.stack(words, dim=-1).flatten(1).gather(1, first + torch.arange(cols, device=seed.device))
     return bits >= min(int(torch.tensor(p, dtype=torch.float32).double() * 2**32), 2**32 - 1)
 
 

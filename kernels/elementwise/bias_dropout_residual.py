@@ -14,12 +14,14 @@ program can take all rows of its columns. There are no atomics, so the gradients
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762, section 5.4.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest
-from kernels.elementwise import bias_dropout_residual_backward
+from kernels.elementwise.bias_dropout_residual_backward import gradients, vectors_of
 from kernels.fused_op import FusedOp, Work
 from kernels.philox import check_dropout, dropout_mask, kept, kept_at, new_seed, scale_of_kept
 from kernels.register import like, register
@@ -52,8 +54,9 @@ def bias_dropout_residual_kernel(
     blocks_in_row,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    VECTOR: tl.constexpr = 1,  # elements of a vector, and whether rows begin or end within one: vectors.py
+    VECTOR: tl.constexpr = 1,  # elements of a vector, and whether rows begin or end within one: kernels/vectors.py
     RAGGED: tl.constexpr = False,
+    FOURS: tl.constexpr = True,  # whether blocks begin with four neighbours of one evaluation: kernels/philox.py
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     program = tl.program_id(0).to(tl.int64)
@@ -65,13 +68,18 @@ def bias_dropout_residual_kernel(
     x_start, residual_start, y_start = row * x_row_stride, row * residual_row_stride, row * cols
     first_col = lead + first
     place = tl.arange(0, BLOCK)[None, :]
+    within_four = y_start % 4  # of the row's first element
+    if FOURS:
+        keep = kept(seed, row, first_col, p, 1, BLOCK)
+    else:
+        keep = kept_at(seed, row, within_four + first_col + place, p, 1, BLOCK)
     bias_dropout_residual_at(
         x_ptr + at_vector(x_start + first_col, VECTOR) + place,
         bias_ptr + first_col + place,
         residual_ptr + at_vector(residual_start + first_col, VECTOR) + place,
         y_ptr + at_vector(y_start + first_col, VECTOR) + place,
         place < whole - first,
-        kept(seed, row, first_col, p, 1, BLOCK, RAGGED),
+        keep,
         scale,
         COMPUTE,
     )
@@ -83,23 +91,26 @@ def bias_dropout_residual_kernel(
             residual_ptr + residual_start + col,
             y_ptr + y_start + col,
             inside_rim(lead, whole, cols, VECTOR),
-            kept_at(seed, row, col, p, 1, 2 * VECTOR),
+            kept_at(seed, row, within_four + col, p, 1, 2 * VECTOR),
             scale,
             COMPUTE,
         )
 
 
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Launch settings of the forward, for rows of so many columns in whole vectors.
+@cache
+def launch_of(cols: int, dtype: torch.dtype, vector: int, ragged: bool, fours: bool) -> tuple[int, dict]:
+    """How many programs a row of the forward has, and their constexprs and launch options.
 
     16 elements a thread, whose four Philox evaluations overlap. On an H200 (16384 x 4096, bf16): 98 per cent of copy
     bandwidth. Smaller blocks where they leave less of a row's last one empty.
     """
+    cols = cols // vector * vector
     block = min(4096, max(16, next_power_of_2(cols)))
     while block > 512 and 8 * cdiv(cols, block) * block > 9 * cols:
         block //= 2
     compute = tl.float64 if dtype == torch.float64 else tl.float32
-    return {"BLOCK": block, "COMPUTE": compute, "num_warps": max(1, block // 512)}
+    chosen = {"BLOCK": block, "COMPUTE": compute, "VECTOR": vector, "RAGGED": ragged, "FOURS": fours}
+    return cdiv(cols, block), {**chosen, "num_warps": max(1, block // 512)}
 
 
 def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
@@ -108,9 +119,7 @@ def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: 
         return y
     x, residual, bias = as_rows(x), as_rows(residual), bias.contiguous()
     (rows, cols), strides = x.shape, (x.stride(0), residual.stride(0))
-    vector, ragged = bias_dropout_residual_backward.vectors_of(x, residual, as_rows(y))
-    chosen = settings(cols // vector * vector, x.dtype) | {"VECTOR": vector, "RAGGED": ragged}
-    blocks = cdiv(cols // vector * vector, chosen["BLOCK"])
+    blocks, chosen = launch_of(cols, x.dtype, *vectors_of(x, residual, as_rows(y)))
     with torch.cuda.device_of(x):
         bias_dropout_residual_kernel[(rows * blocks,)](
             x, bias, residual, y, seed, cols, *strides, float(p), scale_of_kept(p), blocks, **chosen
@@ -123,7 +132,7 @@ bias_dropout_residual_op = register(
     _forward,
     lambda x, bias, residual, seed, p: like(x),
     keep=lambda arguments, y: (arguments[3], arguments[4], arguments[1].dtype),
-    backward=bias_dropout_residual_backward.gradients,
+    backward=gradients,
     backward_fake=lambda grad_y, seed, p, dtype: (like(grad_y), grad_y.new_empty(grad_y.shape[-1], dtype=dtype)),
     gradients=lambda backward, needed, grad_y, *kept: (*backward(grad_y, *kept), grad_y),
 )
@@ -172,7 +181,7 @@ def bias_dropout_residual_oracle(
 ) -> torch.Tensor:
     """The same with the elements dropped that `seed` drops."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
-    mask = dropout_mask(seed, rows, x.shape[-1], p).view(x.shape)
+    mask = dropout_mask(seed, rows, x.shape[-1], p, of_memory=True).view(x.shape)
     return residual + (x + bias) * mask.to(x.dtype) * scale_of_kept(p)
 
 
@@ -199,9 +208,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     cols = shape[-1]
     x = torch.empty(shape, dtype=dtype, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    vector, ragged = bias_dropout_residual_backward.vectors_of(as_rows(x))
-    chosen = settings(cols // vector * vector, dtype) | {"VECTOR": vector, "RAGGED": ragged}
-    blocks = cdiv(cols // vector * vector, chosen["BLOCK"])
+    blocks, chosen = launch_of(cols, dtype, *vectors_of(as_rows(x)))
     return (x, x, x, x, seed, cols, cols, cols, 0.1, scale_of_kept(0.1), blocks), chosen
 
 
@@ -211,7 +218,7 @@ OP = FusedOp(
     reference=bias_dropout_residual_reference,
     work=bias_dropout_residual_work,
     kernel=bias_dropout_residual_kernel,
-    settings=settings,
+    settings=launch_of,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 5000), (2, 1025), (2, 3, 65)),

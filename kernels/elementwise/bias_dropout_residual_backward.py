@@ -5,12 +5,15 @@ begin at a multiple of 16 bytes, its rows are a multiple of VECTOR rows apart, s
 column, and one more program takes the columns before the first vector and after the last.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows, multiprocessors
 from kernels.philox import kept, kept_at, scale_of_kept
+from kernels.register import like
 from kernels.sizes import cdiv
 from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
@@ -27,20 +30,21 @@ def columns_at(
     BLOCK_COLS: tl.constexpr,
     COMPUTE: tl.constexpr,
     VECTOR: tl.constexpr,
-    RAGGED: tl.constexpr,
+    FOURS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """The columns first_col + place, (1, BLOCK_COLS), where inside_row, in blocks of rows that are row_step apart."""
     grad_y_ptr, grad_y_row_stride, grad_x_ptr, partial_ptr, rows, cols, seed, p, scale = given
     sums = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
-    for first in range(first_row, rows, tl.num_programs(0) * BLOCK_ROWS):
+    for first in tl.range(first_row, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
         row = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64) * row_step + first
         inside = (row < rows) & inside_row
         start = at_vector(row * grad_y_row_stride + first_col, VECTOR)
         grad_y = tl.load(grad_y_ptr + start + place, mask=inside, other=0.0).to(COMPUTE)
-        if RAGGED and VECTOR == 1:
-            keep = kept_at(seed, row, place, p, BLOCK_ROWS, BLOCK_COLS)
+        if FOURS:
+            keep = kept(seed, row, first_col, p, BLOCK_ROWS, BLOCK_COLS)
         else:
-            keep = kept(seed, row, first_col, p, BLOCK_ROWS, BLOCK_COLS, RAGGED)
+            keep = kept_at(seed, row, row * cols % 4 + first_col + place, p, BLOCK_ROWS, BLOCK_COLS)
         grad_x = grad_y * tl.where(keep, scale, 0.0)
         start = at_vector(row * cols + first_col, VECTOR)
         tl.store(grad_x_ptr + start + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
@@ -63,8 +67,10 @@ def bias_dropout_residual_backward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    STAGES: tl.constexpr = 1,
     VECTOR: tl.constexpr = 1,
     RAGGED: tl.constexpr = False,  # then the programs along the rows are a multiple of VECTOR
+    FOURS: tl.constexpr = True,
 ):
     first = tl.program_id(1) * BLOCK_COLS
     seed = tl.load(seed_ptr)
@@ -76,60 +82,65 @@ def bias_dropout_residual_backward_kernel(
         whole = at_vector(cols - lead, VECTOR)
         if tl.program_id(1) < tl.num_programs(1) - 1:
             inside = place < whole - first
-            columns_at(lead + first, place, inside, row, step, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, True)
+            columns_at(
+                lead + first, place, inside, row, step, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, FOURS, STAGES
+            )
         else:
             col, in_rim = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
-            columns_at(0, col, in_rim, row, step, given, 4 * BLOCK_ROWS, 2 * VECTOR, COMPUTE, 1, True)
+            columns_at(0, col, in_rim, row, step, given, 4 * BLOCK_ROWS, 2 * VECTOR, COMPUTE, 1, False, 1)
     else:
         inside = place < at_vector(cols, VECTOR) - first
         row = tl.program_id(0) * BLOCK_ROWS
-        columns_at(first, place, inside, row, 1, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, False)
+        columns_at(first, place, inside, row, 1, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, FOURS, STAGES)
 
 
-def vectors_of(*tensors: torch.Tensor) -> tuple[int, bool]:
-    """VECTOR and RAGGED; VECTOR is 1 also where 16 divides the sizes: the compiler sees whole vectors by itself."""
-    seen = all(size % 16 == 0 for each in tensors for size in (each.shape[-1], each.stride(0)))
-    return (1, False) if seen else vectors_of_rows(*tensors)
+def vectors_of(*tensors: torch.Tensor) -> tuple[int, bool, bool]:
+    """VECTOR, RAGGED and FOURS; VECTOR is 1 also where 16 divides the sizes: the compiler sees vectors by itself."""
+    cols = tensors[0].shape[-1]
+    seen = cols % 16 == 0 and all(each.stride(0) % 16 == 0 for each in tensors)
+    vector, ragged = (1, False) if seen else vectors_of_rows(*tensors)
+    return vector, ragged, cols % 4 == 0 or vector % 4 == 0
 
 
-def settings(dtype: torch.dtype, few_rows: bool = False) -> dict:
-    """Launch settings. On an H200, 16384 x 4096 in bf16: 82 per cent of copy bandwidth.
+PROGRAMS_AN_SM = 6  # as many as its registers hold
 
-    `few_rows`: no more than the GPU has SMs. Then a program takes all rows of its columns and nothing is left to sum:
-    128 x 8192 in 5.5 us instead of 15.8.
+
+@cache
+def launch_of(
+    rows: int, cols: int, dtype: torch.dtype, sms: int, vector: int, ragged: bool, fours: bool
+) -> tuple[tuple[int, int], dict]:
+    """The grid, along rows and columns, and constexprs and launch options.
+
+    Few rows, no more than the GPU has SMs: a program takes all rows of its columns and nothing is left to sum.
     """
+    few_rows = rows <= sms
+    if few_rows and ragged:
+        vector, ragged, fours = 1, False, cols % 4 == 0  # its rows do not begin alike
+    block_rows, block_cols = (128, 32) if few_rows else (4, 512)
+    blocks = cdiv(cols // vector * vector, block_cols) + ragged
+    programs = 1 if few_rows else min(cdiv(rows, block_rows), max(1, PROGRAMS_AN_SM * sms // blocks))
+    if ragged:
+        programs = cdiv(programs, vector) * vector
     compute = tl.float64 if dtype == torch.float64 else tl.float32
-    if few_rows:
-        return {"BLOCK_ROWS": 128, "BLOCK_COLS": 32, "COMPUTE": compute, "num_warps": 4}
-    return {"BLOCK_ROWS": 4, "BLOCK_COLS": 512, "COMPUTE": compute, "num_warps": 4}
-
-
-PROGRAMS_ALONG_ROWS = 264  # two for each multiprocessor of an H200
+    chosen = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "COMPUTE": compute, "STAGES": 1, "num_warps": 4}
+    return (programs, blocks), {**chosen, "VECTOR": vector, "RAGGED": ragged, "FOURS": fours}
 
 
 def gradients(
     grad_y: torch.Tensor, seed: torch.Tensor, p: float, bias_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of x, (rows, cols), and of the bias, (cols,)."""
-    grad_x = torch.empty(grad_y.shape, dtype=grad_y.dtype, device=grad_y.device)
+    grad_x = like(grad_y)
     if grad_y.numel() == 0:
         return grad_x, torch.zeros(grad_y.shape[-1], dtype=bias_dtype, device=grad_y.device)
     grad_y = as_rows(grad_y)
     rows, cols = grad_y.shape
-    few_rows = rows <= multiprocessors(grad_y)
-    chosen = settings(grad_y.dtype, few_rows)
-    programs = 1 if few_rows else min(PROGRAMS_ALONG_ROWS, cdiv(rows, chosen["BLOCK_ROWS"]))
-    vector, ragged = vectors_of(grad_y, as_rows(grad_x))
-    if ragged and programs < vector:
-        vector, ragged = 1, False
-    elif ragged:
-        programs = programs // vector * vector
-    chosen |= {"VECTOR": vector, "RAGGED": ragged}
-    sums = bias_dtype if few_rows else torch.promote_types(grad_y.dtype, torch.float32)
-    partial = torch.empty((programs, cols), dtype=sums, device=grad_y.device)
-    grid = (programs, cdiv(cols // vector * vector, chosen["BLOCK_COLS"]) + ragged)
+    vectors = vectors_of(grad_y, as_rows(grad_x))
+    grid, chosen = launch_of(rows, cols, grad_y.dtype, multiprocessors(grad_y), *vectors)
+    sums = bias_dtype if grid[0] == 1 else torch.promote_types(grad_y.dtype, torch.float32)
+    partial = torch.empty((grid[0], cols), dtype=sums, device=grad_y.device)
     with torch.cuda.device_of(grad_y):
         bias_dropout_residual_backward_kernel[grid](
             grad_y, grad_x, partial, seed, rows, cols, grad_y.stride(0), float(p), scale_of_kept(p), **chosen
         )
-    return grad_x, partial[0] if few_rows else partial.sum(dim=0).to(bias_dtype)
+    return grad_x, partial[0] if grid[0] == 1 else partial.sum(dim=0).to(bias_dtype)

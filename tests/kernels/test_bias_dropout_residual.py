@@ -35,7 +35,7 @@ def test_every_p_and_the_gradients(device, p, poisoned):
 
 
 def test_more_rows_than_the_backwards_programs_take_at_once(device, monkeypatch):
-    monkeypatch.setattr(backward_module, "PROGRAMS_ALONG_ROWS", 3)
+    monkeypatch.setattr(backward_module, "PROGRAMS_AN_SM", 1)
     monkeypatch.setattr(backward_module, "multiprocessors", lambda x: 2)
     inputs = arguments(29, 3, device=device, grad=True)
     weight = torch.randn(29, 3, device=device)
@@ -156,17 +156,19 @@ def test_the_bytes_of_the_docstring(device, monkeypatch):
     assert [kept.nbytes for kept in y.grad_fn.saved_tensors] == [8]  # no mask
     weight = torch.randn_like(y)
     backward = measure(lambda: torch.autograd.grad(y, (x, bias, residual), weight))
-    assert backward.by_launch[0][1].read == 2 * n + 3 * 8
-    assert backward.by_launch[0][1].written == 2 * n + 4 * 1025
+    assert backward.by_launch[0][1].read == 2 * n + 8 * 3 * 8  # the seed, by eight programs of three, the rims' too
+    assert backward.by_launch[0][1].written == 2 * n + 8 * 4 * 1025
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-@pytest.mark.parametrize(("rows", "cols", "few_rows"), [(16384, 4096, False), (128, 8192, True)])
+@pytest.mark.parametrize(("rows", "cols", "few_rows"), [(16384, 4096, False), (64, 8192, True)])
 def test_the_backward_does_not_spill(gpu, rows, cols, few_rows):
     x = torch.empty(rows, cols, dtype=torch.bfloat16, device="meta")
+    (along, _), chosen = backward_module.launch_of(rows, cols, x.dtype, 108, 1, False, True)
+    assert (along == 1) == few_rows
     partial = torch.empty(cols, dtype=torch.bfloat16 if few_rows else torch.float32, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    kernel, chosen = backward_module.bias_dropout_residual_backward_kernel, backward_module.settings(x.dtype, few_rows)
+    kernel = backward_module.bias_dropout_residual_backward_kernel
     compiled = compile_for(kernel, x, x, partial, seed, rows, cols, cols, 0.1, 1.1, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
 
