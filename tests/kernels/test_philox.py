@@ -36,6 +36,16 @@ def test_the_kernels_mask_is_pytorchs(device, seed, p):
     assert torch.equal(mask.bool(), dropout_mask(seed, 7, 192, p)[3:, 128:])
 
 
+def test_fours_of_memory():
+    """Rows of 5: the second begins with the second element of a four, the third with the third."""
+    seed = torch.tensor(3)
+    fours = dropout_mask(seed, 3, 8, 0.5)
+    right = torch.stack([fours[row, row : row + 5] for row in range(3)])
+    assert torch.equal(dropout_mask(seed, 3, 5, 0.5, of_memory=True), right)
+    assert not torch.equal(dropout_mask(seed, 3, 5, 0.5), right)
+    assert torch.equal(dropout_mask(seed, 3, 8, 0.5, of_memory=True), fours)
+
+
 def test_rows_past_two_to_the_32_have_masks_of_their_own(device):
     masks = torch.empty(2, 1, 64, dtype=torch.int8, device=device)
     for mask, row in zip(masks, (5, 2**32 + 5), strict=True):
