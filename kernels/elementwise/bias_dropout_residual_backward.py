@@ -14,6 +14,7 @@ import triton.language as tl
 from kernels.arguments import as_rows, multiprocessors
 from kernels.philox import kept, kept_at, scale_of_kept
 from kernels.register import like
+from kernels.rowwise.sums import sums_of_programs
 from kernels.sizes import cdiv
 from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
@@ -34,7 +35,7 @@ def columns_at(
     STAGES: tl.constexpr,
 ):
     """The columns first_col + place, (1, BLOCK_COLS), where inside_row, in blocks of rows that are row_step apart."""
-    grad_y_ptr, grad_y_row_stride, grad_x_ptr, partial_ptr, rows, cols, seed, p, scale = given
+    grad_y_ptr, grad_y_row_stride, grad_x_ptr, sums_ptr, rows, cols, seed, p, scale = given
     sums = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
     for first in tl.range(first_row, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
         row = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64) * row_step + first
@@ -49,15 +50,15 @@ def columns_at(
         start = at_vector(row * cols + first_col, VECTOR)
         tl.store(grad_x_ptr + start + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
         sums += tl.where(inside, grad_x, 0.0)
-    total = tl.sum(sums, axis=0, keep_dims=True).to(partial_ptr.dtype.element_ty)
-    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * cols + first_col + place, total, mask=inside_row)
+    total = tl.sum(sums, axis=0, keep_dims=True).to(sums_ptr.dtype.element_ty)
+    tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * cols + first_col + place, total, mask=inside_row)
 
 
 @triton.jit
 def bias_dropout_residual_backward_kernel(
     grad_y_ptr,  # (rows, cols), any row stride, unit column stride
     grad_x_ptr,  # (rows, cols), contiguous
-    partial_ptr,  # (programs along the rows, cols): parts of the bias's gradient
+    sums_ptr,  # (programs along the rows, cols): sums of the bias's gradient; (cols,) where there is one
     seed_ptr,  # (1,) int64
     rows,
     cols,
@@ -74,7 +75,7 @@ def bias_dropout_residual_backward_kernel(
 ):
     first = tl.program_id(1) * BLOCK_COLS
     seed = tl.load(seed_ptr)
-    given = (grad_y_ptr, grad_y_row_stride, grad_x_ptr, partial_ptr, rows, cols, seed, p, scale)
+    given = (grad_y_ptr, grad_y_row_stride, grad_x_ptr, sums_ptr, rows, cols, seed, p, scale)
     place = tl.arange(0, BLOCK_COLS)[None, :]
     if RAGGED:
         row, step = tl.program_id(0), tl.num_programs(0)
@@ -137,10 +138,14 @@ def gradients(
     rows, cols = grad_y.shape
     vectors = vectors_of(grad_y, as_rows(grad_x))
     grid, chosen = launch_of(rows, cols, grad_y.dtype, multiprocessors(grad_y), *vectors)
-    sums = bias_dtype if grid[0] == 1 else torch.promote_types(grad_y.dtype, torch.float32)
-    partial = torch.empty((grid[0], cols), dtype=sums, device=grad_y.device)
+    grad_bias = torch.empty(cols, dtype=bias_dtype, device=grad_y.device)
+    sums = grad_bias
+    if grid[0] > 1:
+        sums = torch.empty(grid[0], cols, dtype=torch.promote_types(grad_y.dtype, torch.float32), device=grad_y.device)
     with torch.cuda.device_of(grad_y):
         bias_dropout_residual_backward_kernel[grid](
-            grad_y, grad_x, partial, seed, rows, cols, grad_y.stride(0), float(p), scale_of_kept(p), **chosen
+            grad_y, grad_x, sums, seed, rows, cols, grad_y.stride(0), float(p), scale_of_kept(p), **chosen
         )
-    return grad_x, partial[0] if grid[0] == 1 else partial.sum(dim=0).to(bias_dtype)
+        if grid[0] > 1:
+            (grad_bias,) = sums_of_programs((sums,), (grad_bias,))
+    return grad_x, grad_bias
