@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.arguments import multiprocessors
 from kernels.sizes import cdiv
 
 MULTIPLE = tl.constexpr(16)  # elements: 16 bytes where each has one
@@ -35,10 +36,15 @@ def is_ragged(elements: int) -> bool:
 
 
 def launch(kernel, chosen: dict, *tensors: torch.Tensor | None) -> None:
-    """Launch a kernel with the settings `chosen` over the elements of contiguous tensors; the first is not None."""
+    """Launch a kernel with the settings `chosen` over the elements of contiguous tensors; the first is not None.
+
+    Few elements have smaller blocks, down to 512: more SMs have a part of them, and a thread has less to compute.
+    """
     elements = tensors[0].numel()
     if elements:
-        ragged = is_ragged(elements)
-        programs = cdiv(elements - elements % MULTIPLE.value, chosen["BLOCK"]) + ragged
+        ragged, block = is_ragged(elements), chosen["BLOCK"]
+        while block > 512 and elements < 4 * multiprocessors(tensors[0]) * block:
+            block //= 2
+        programs = cdiv(elements - elements % MULTIPLE.value, block) + ragged
         with torch.cuda.device_of(tensors[0]):
-            kernel[(programs,)](*tensors, elements, RAGGED=ragged, **chosen)
+            kernel[(programs,)](*tensors, elements, RAGGED=ragged, **chosen | {"BLOCK": block})
