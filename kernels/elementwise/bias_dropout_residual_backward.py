@@ -105,17 +105,13 @@ def launch_of(
 ) -> tuple[tuple[int, int], dict]:
     """The grid, along rows and columns, and constexprs and launch options.
 
-    Few rows: a program takes all rows of its columns and nothing is left to sum. Else programs fill the GPU once, so
-    that few sums are left. On an H200, per cent of copy bandwidth: 16384 x 4096 in bf16 68, 2039 x 50257 71.
+    Few rows of whole vectors: a program takes all rows of its columns and nothing is left to sum. Else programs fill
+    the GPU once, so that few sums are left. On an H200 in bf16: 16384 x 4096 in 89 us, 2039 x 50257 in 146.
     """
-    strips = cdiv(cols, 32)
-    few_rows = rows <= (32 if ragged else 4 * sms if strips <= sms else sms)
-    if few_rows and ragged:
-        vector, ragged, fours = 1, False, cols % 4 == 0  # its rows do not begin alike
+    few_rows = not ragged and rows <= (4 * sms if cdiv(cols, 32) <= sms else sms)
+    block_rows, block_cols, warps = 4, 256, 2
     if few_rows:
         block_rows, block_cols, warps = (128, 32, 4) if rows <= 128 else (256, 32, 8)
-    else:
-        block_rows, block_cols, warps = (16, 128, 4) if ragged else (4, 256, 2)
     blocks = cdiv(cols // vector * vector, block_cols) + ragged
     programs = 1 if few_rows else min(cdiv(rows, block_rows), max(1, 24 // warps * sms // blocks))
     if ragged:
