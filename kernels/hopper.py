@@ -1,14 +1,33 @@
 """What attention in Gluon for compute capability 9.0 is made of: room in shared memory, products, a softmax, stores."""
 
+from functools import cache
+
+import torch
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.descriptors import row_strides
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 synchronise = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # as Triton 3.7 calls it, and 3.6
+KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+
+
+@cache  # Gluon takes tens of microseconds for one
+def _layout(tile: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    if len(tile) == 3:  # one value a row
+        return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
+    return gl.NVMMASharedLayout.get_default_for(list(tile), KINDS[dtype])
+
+
+def swizzled(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
+    """Gluon's descriptor of x, which is describable (kernels/descriptors.py), in tiles of this shape."""
+    return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], tile, _layout(tuple(tile), x.dtype))
 
 
 @gluon.jit

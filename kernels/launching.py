@@ -9,6 +9,7 @@ Triton: the first launch of a kind, arguments of other kinds, hooks, debugging, 
 from torch import Tensor
 from torch.nn import Parameter
 from triton import knobs
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -39,6 +40,8 @@ def kinds(arguments: tuple) -> list:
             found.append((tuple, *kinds(x)))
         elif kind is TensorDescriptor:
             found.append((TensorDescriptor, x.base.dtype, *x.block_shape))
+        elif kind is GluonDescriptor:
+            found.append((GluonDescriptor, x.base.dtype, *x.block_shape, x.layout))
         else:
             raise TypeError(f"{kind.__name__} is left to Triton")
     return found

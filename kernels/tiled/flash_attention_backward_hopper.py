@@ -28,12 +28,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.arguments import multiprocessors
 from kernels.attention import parts_of, scale_kernel
-from kernels.descriptors import described, padded_empty, row_strides
-from kernels.hopper import LOG2_E, free, put, put_rows, room, synchronise
+from kernels.descriptors import described, padded_empty
+from kernels.hopper import LOG2_E, free, put, put_rows, room, swizzled, synchronise
 from kernels.sizes import cdiv
 from kernels.tiled import flash_attention_hopper
 from kernels.tiled.flash_attention_backward_tiles import count_of, following, load, tile_of
@@ -190,20 +189,12 @@ def takes(q: Tensor) -> bool:
 
 def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal, scale) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of."""
-
-    def tiled(x: Tensor, block: list[int]) -> TensorDescriptor:
-        kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-        layout = gl.NVMMASharedLayout.get_default_for(block, kinds[x.dtype])
-        if x.dim() == 3:
-            layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
-        return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], block, layout)
-
     (batch, kv_heads, keys), (heads, queries) = k.shape[:3], q.shape[1:3]
     blocks, parts = cdiv(keys, 128), grad_k.shape[1] // kv_heads
-    tensors = [tiled(x, [1, 1, 64, 128]) for x in (k, v, q, grad)]
-    tensors += [tiled(x, [1, 1, 64]) for x in (lse, delta)]
-    tensors += [tiled(grad_q, [1, 1, 64, 64])]
-    tensors += [tiled(x, [1, 1, 64, 256 // x.element_size()]) for x in (grad_k, grad_v)]
+    tensors = [swizzled(x, [1, 1, 64, 128]) for x in (k, v, q, grad)]
+    tensors += [swizzled(x, [1, 1, 64]) for x in (lse, delta)]
+    tensors += [swizzled(grad_q, [1, 1, 64, 64])]
+    tensors += [swizzled(x, [1, 1, 64, 256 // x.element_size()]) for x in (grad_k, grad_v)]
     sizes = kv_heads, heads // kv_heads, queries, keys, parts, blocks * batch * kv_heads * parts, blocks
     return (*tensors, scratch, *sizes), {"SCALE": scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
 

@@ -26,12 +26,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels import runtime
 from kernels.arguments import multiprocessors
-from kernels.descriptors import row_strides
-from kernels.hopper import free, room, scores, softmax_step, synchronise, values
+from kernels.hopper import free, room, scores, softmax_step, swizzled, synchronise, values
 from kernels.sizes import cdiv
 
 
@@ -223,15 +221,10 @@ def takes(q: Tensor) -> bool:
 
 def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of; lse may be None."""
-
-    def described(x: Tensor, rows: int) -> TensorDescriptor:
-        block = [1, 1, rows, wide]
-        layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16)
-        return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], block, layout)
-
     (batch, heads, queries, dim), (key_heads, keys) = q.shape, k.shape[1:3]
     blocks, (wide, passing) = cdiv(queries, 128), (128, 128) if dim <= 128 else (256, 64)
-    tensors = described(q, 64), described(k, passing), described(v, passing), described(out, 64), lse
+    stay, pass_by = [1, 1, 64, wide], [1, 1, passing, wide]
+    tensors = swizzled(q, stay), swizzled(k, pass_by), swizzled(v, pass_by), swizzled(out, stay), lse
     row, tiles = 0 if lse is None else lse.stride(1), blocks * batch * heads
     sizes = row, heads, heads // key_heads, queries, keys, tiles, blocks
     options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}

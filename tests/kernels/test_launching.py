@@ -11,6 +11,8 @@ from hypothesis import example, given, strategies
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, native_specialize_impl
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -43,6 +45,14 @@ DESCRIBED = strategies.builds(
     strategies.sampled_from((8, 16)),
     strategies.sampled_from(("zero", "nan")),
 )
+SWIZZLED = strategies.builds(
+    lambda dtype, rows, swizzle: GluonDescriptor(
+        MEMORY[dtype], [4, 16], [16, 1], [rows, 16], NVMMASharedLayout(swizzle, 8 * dtype.itemsize)
+    ),
+    strategies.sampled_from((torch.float16, torch.bfloat16)),
+    strategies.sampled_from((1, 2, 4)),
+    strategies.sampled_from((0, 32)),
+)
 PLAIN = (
     strategies.none()
     | strategies.booleans()
@@ -52,6 +62,7 @@ PLAIN = (
     | VIEWS
     | VIEWS.filter(torch.is_floating_point).map(lambda x: torch.nn.Parameter(x, requires_grad=False))
     | DESCRIBED
+    | SWIZZLED
 )
 VALUES = PLAIN | strategies.lists(PLAIN, max_size=3).map(tuple)
 
