@@ -35,7 +35,49 @@ from kernels.descriptors import described, padded_empty
 from kernels.hopper import LOG2_E, free, put, put_rows, room, swizzled, synchronise
 from kernels.sizes import cdiv
 from kernels.tiled import flash_attention_hopper
-from kernels.tiled.flash_attention_backward_tiles import count_of, following, load, tile_of
+from kernels.tiled.flash_attention_backward_tiles import count_of, following, kept, load, seen_since, tile_of
+
+DIM = gl.constexpr(128)  # columns of a tile
+OF_SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+OF_SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
+OF_LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=OF_SUMS.value, k_width=2))
+OF_COLS = gl.constexpr(gl.SliceLayout(0, OF_SCORES.value))
+
+
+@gluon.jit
+def across(rows, cols, layout: gl.constexpr):
+    """rows cols^T, of 64 each, under way."""
+    none = gl.zeros((64, 64), gl.float32, layout)
+    return hopper.warpgroup_mma(rows, cols.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def probabilities(s, lse, n, since, by_all, SCALE: gl.constexpr):
+    """Of the scores of queries from n on."""
+    of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    if n < by_all:
+        s = gl.where((n + gl.arange(0, 64, layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
+    return gl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
+
+
+@gluon.jit
+def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
+    """A tile's grad_q so far: kept, or stored where this is the `last` block of keys that it sees."""
+    if last:
+        half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
+        put(desc, grad_q * SCALE, half, place, False)
+    else:
+        gl.store(mine, grad_q)
+
+
+@gluon.jit
+def of_queries(d_smem, side, k_smem, before, HALF: gl.constexpr, WHOLE: gl.constexpr):
+    """before, if WHOLE, and both groups' gradients of scores times half of the keys' columns, under way."""
+    k = k_smem.index(0).reshape([64, k_smem.shape[4]]).slice(HALF * 64, 64, dim=1)
+    left, right = d_smem.index(2 * side).permute((1, 0)), d_smem.index(2 * side + 1).permute((1, 0))
+    half = hopper.warpgroup_mma(left, k, before, use_acc=WHOLE, is_async=True)
+    k = k_smem.index(1).reshape([64, k_smem.shape[4]]).slice(HALF * 64, 64, dim=1)
+    return hopper.warpgroup_mma(right, k, half, is_async=True)
 
 
 @gluon.jit
@@ -52,76 +94,47 @@ def walk(
     WHOLE: gl.constexpr = scratch_ptr is not None
     _, group, queries, keys, parts, _, _ = sizes
     STAGES: gl.constexpr = q_smem.shape[0]
-    D: gl.constexpr = q_smem.shape[4]
-    of_s: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    of_sum: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
-    of_p: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sum, k_width=2)
-    of_rows: gl.constexpr = gl.SliceLayout(1, of_s)
-    of_cols: gl.constexpr = gl.SliceLayout(0, of_s)
     at = 0
-    turn = 0
     for i in range(count_of(sizes, WHOLE)):
         b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE)
-        row = start + HALF * 64 + gl.arange(0, 64, layout=of_rows)
-        # The first query that sees each key, and all. None sees one past the last: its score, 0, may be far too high.
-        since, by_all = gl.where(row < keys, 0, queries + 64), 0
-        if CAUSAL:
-            since, by_all = gl.maximum(since, row + (queries - keys)), start + 127 + queries - keys
-        by_all = gl.where(start + 128 > keys, queries, by_all)
-        k, v = k_smem.index(HALF).reshape([64, D]), v_smem.index(HALF).reshape([64, D])
-        sum_k = gl.zeros((64, D), gl.float32, of_sum)
-        sum_v = gl.zeros((64, D), gl.float32, of_sum)
-        mbarrier.wait(kv_full.index(0), turn)
-        turn ^= 1
+        row = start + HALF * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, OF_SCORES))
+        since, by_all = seen_since(row, start, queries, keys, CAUSAL)
+        k, v = k_smem.index(HALF).reshape([64, DIM]), v_smem.index(HALF).reshape([64, DIM])
+        sum_k, sum_v = gl.zeros((64, DIM), gl.float32, OF_SUMS), gl.zeros((64, DIM), gl.float32, OF_SUMS)
+        mbarrier.wait(kv_full.index(0), i & 1)
         for _ in range(steps):
-            stage = at % STAGES
-            phase = (at // STAGES) & 1
-            q, grad = q_smem.index(stage).reshape([64, D]), g_smem.index(stage).reshape([64, D])
-            none = gl.zeros((64, 64), gl.float32, of_s)
+            stage, phase = at % STAGES, (at // STAGES) & 1
+            q, grad = q_smem.index(stage).reshape([64, DIM]), g_smem.index(stage).reshape([64, DIM])
             mbarrier.wait(q_full.index(stage), phase)
-            s = hopper.warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
+            s = across(k, q, OF_SCORES)
             mbarrier.wait(g_full.index(stage), phase)
-            grad_p = hopper.warpgroup_mma(v, grad.permute((1, 0)), none, use_acc=False, is_async=True)
-            lse = lse_smem.index(stage).reshape([64]).load(of_cols)
+            grad_p = across(v, grad, OF_SCORES)
+            lse = lse_smem.index(stage).reshape([64]).load(OF_COLS)
             s = hopper.warpgroup_mma_wait(1, deps=[s])
-            if n < by_all:
-                s = gl.where((n + gl.arange(0, 64, layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
-            p = gl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
+            p = probabilities(s, lse, n, since, by_all, SCALE)
             grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
-            delta = delta_smem.index(stage).reshape([64]).load(of_cols)
-            sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_p), grad, sum_v, is_async=True)
+            delta = delta_smem.index(stage).reshape([64]).load(OF_COLS)
+            sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), OF_LEFT), grad, sum_v, is_async=True)
             grad_s = (p * (grad_p - delta[None, :])).to(q.dtype)
             side = at % 2
             d_smem.index(2 * side + HALF).store(grad_s)
             hopper.fence_async_shared()
-            before = none
+            before = gl.zeros((64, 64), gl.float32, OF_SCORES)
             if WHOLE:
                 tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, 64) + n // 64
-                inside = gl.arange(0, 64, layout=of_rows)[:, None] * 64 + gl.arange(0, 64, layout=of_cols)[None, :]
-                mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
-                before = gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
+                mine, before = kept(scratch_ptr, tile, start, HALF, OF_SCORES)
             free(d_full.index(side))
             mbarrier.wait(d_full.index(side), (at // 2) & 1)
-            left = d_smem.index(2 * side).permute((1, 0))
-            grad_q = hopper.warpgroup_mma(
-                left, k_smem.index(0).reshape([64, D]).slice(HALF * 64, 64, dim=1), before, use_acc=WHOLE, is_async=True
-            )
-            right = d_smem.index(2 * side + 1).permute((1, 0))
-            grad_q = hopper.warpgroup_mma(
-                right, k_smem.index(1).reshape([64, D]).slice(HALF * 64, 64, dim=1), grad_q, is_async=True
-            )
-            sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, of_p), q, sum_k, is_async=True)
+            grad_q = of_queries(d_smem, side, k_smem, before, HALF, WHOLE)
+            sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, OF_LEFT), q, sum_k, is_async=True)
             grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
             free(g_empty.index(stage))
+            at_q = [b, qh, n, HALF * 64]
             if WHOLE:
                 end = gl.minimum(n + 64 + keys - queries, keys) if CAUSAL else keys  # of the keys that the tile sees
-                if start + 128 >= end:
-                    half = out.index(HALF)._reinterpret(grad_q_desc.dtype, [1, 1, 64, 64], grad_q_desc.layout)
-                    put(grad_q_desc, grad_q * SCALE, half, [b, qh, n, HALF * 64], False)
-                else:
-                    gl.store(mine, grad_q)
+                give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, start + 128 >= end, SCALE)
             else:
-                put(grad_q_desc, grad_q, out.index(HALF), [b, qh, n, HALF * 64], True)
+                put(grad_q_desc, grad_q, out.index(HALF), at_q, True)
             sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
             free(q_empty.index(stage))
             at += 1

@@ -1,4 +1,4 @@
-"""Which tiles a program of flash_attention_backward_hopper.py takes, and the warp that loads them."""
+"""Which tiles a program of flash_attention_backward_hopper.py takes and sees, and the warp that loads them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -39,6 +39,25 @@ def following(qh, n, first, queries):
     """The query head and the first query of the next tile."""
     over = n + 64 >= queries
     return gl.where(over, qh + 1, qh), gl.where(over, first, n + 64)
+
+
+@gluon.jit
+def seen_since(row, start, queries, keys, CAUSAL: gl.constexpr):
+    """Of the keys `row` the first query that sees each; of the block from `start` on, the first that sees all."""
+    # No query sees a key past the last: its score, 0, may be far too high.
+    since, by_all = gl.where(row < keys, 0, queries + 64), 0
+    if CAUSAL:
+        since, by_all = gl.maximum(since, row + (queries - keys)), start + 127 + queries - keys
+    return since, gl.where(start + 128 > keys, queries, by_all)
+
+
+@gluon.jit
+def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
+    """Where each thread keeps its part of a tile's grad_q, and what the blocks of keys before `start` gave to it."""
+    row, col = gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    inside = row[:, None] * 64 + col[None, :]
+    mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
+    return mine, gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
 
 
 @gluon.jit
