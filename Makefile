@@ -7,6 +7,8 @@ lab:
 
 # For two processors: while a test waits for a browser or a kernel, the third worker has its processor.
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
+# Where no notebook is run: loading it takes each worker three seconds.
+NO_NBVAL := -p no:nbval
 
 # Everything that must hold before a change is shared.
 test:
@@ -15,14 +17,14 @@ test:
 	.venv/bin/ruff format --check .
 	.venv/bin/codespell
 	printf '%s\n' build claims readme | xargs -P 3 -I{} .venv/bin/python source/{}.py --check
-	.venv/bin/pytest $(SHARED) -m "not alone and not long"
-	.venv/bin/pytest -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
+	.venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "not alone and not long"
+	.venv/bin/pytest $(NO_NBVAL) -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
 	.venv/bin/pytest $(SHARED) --nbval notebooks solutions
 
 # That, and what takes hours: every attack, every mutant, graders that are killed, a class of 400, an empty environment.
 test-all: test
-	.venv/bin/pytest $(SHARED) -m "long and not alone"
-	.venv/bin/pytest -m "long and alone"
+	.venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "long and not alone"
+	.venv/bin/pytest $(NO_NBVAL) -m "long and alone"
 
 # Build the notebooks whose source has changed, and from them the page of claims, the README's map and table, and the frames
 # of the figures that move on the web pages.

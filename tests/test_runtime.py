@@ -283,15 +283,14 @@ def test_reading_a_notebook_builds_no_grammars():
 
 @pytest.mark.alone
 def test_importing_the_course_costs_little():
-    """At most 0.3 s on top of torch and triton, the best of three new processes."""
+    """At most 0.3 s on top of torch and triton, in one of three new processes."""
     program = (
         "import time, torch, triton; start = time.perf_counter(); import helpers; print(time.perf_counter() - start)"
     )
-    times = [
-        float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert any(
+        float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout) <= 0.3
         for _ in range(3)
-    ]
-    assert min(times) <= 0.3
+    )
 
 
 @triton.jit

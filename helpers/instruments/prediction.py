@@ -189,11 +189,21 @@ def predict(fn: Callable, *args, device: str | Device = "H200") -> Prediction:
             shape depends on data.
     """
     device = device if isinstance(device, Device) else DEVICES[device]
+    return prediction_of(rehearse_for(device, fn, *args), device)
+
+
+def rehearse_for(device: Device, fn: Callable, *args) -> list[EagerLaunch | TritonLaunch]:
+    """The launches of `fn(*args)` on `device`, for prediction_of and report.compiled; errors as of `predict`."""
     if device.sms is None:
         raise ValueError(f"{device.name} is a CPU: name a GPU to predict for, such as device='H200'")
+    return rehearse(fn, *args, multiprocessors=device.sms)
+
+
+def prediction_of(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -> Prediction:
+    """What `predict` says of launches that were rehearsed before."""
     cache = L2Cache(device.l2_cache)
     launches = []
-    for launch in rehearse(fn, *args, multiprocessors=device.sms):
+    for launch in rehearsed:
         launches.append(launch_prediction(launch, sum(cache.pass_through(launch).values()), device))
     names = dict.fromkeys(name for launch in launches for name in launch.terms)
     terms = {name: sum(launch.terms.get(name, 0.0) for launch in launches) for name in names}

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import Waves
-from helpers.instruments.prediction import Prediction, predict
-from helpers.instruments.rehearsal import TritonLaunch, rehearse
+from helpers.instruments.prediction import Prediction, prediction_of, rehearse_for
+from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch
 from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.roofline import Roofline, Work
 from helpers.instruments.timing import Timing, benchmark_together
@@ -107,12 +107,13 @@ def bench(
     """
     device = device if isinstance(device, Device) else DEVICES[device]
     reports = {"yours": fn} | ({"reference": reference} if reference is not None else {})
-    traffic, predictions = {}, {}
+    launches, traffic, predictions = {}, {}, {}
     for name, each in reports.items():
-        predictions[name] = predict(each, *inputs, device=device)
+        launches[name] = rehearse_for(device, each, *inputs)
+        predictions[name] = prediction_of(launches[name], device)
         own = tree_map_only(torch.Tensor, torch.clone, inputs)  # a function in place must not change the other's
         traffic[name] = measure(each, *own, device=device)
-    kernels = launched_kernels(fn, *inputs, device=device)
+    kernels = compiled(launches["yours"], device)
     products = any(each.resources.instructions[name] for each in kernels for name in TENSOR_CORES)
     difference = None
     if reference is not None:
@@ -132,15 +133,10 @@ def bench(
     )
 
 
-def launched_kernels(fn: Callable, *inputs, device: str | Device = "H100") -> tuple[BenchedKernel, ...]:
-    """Each launch of a Triton kernel that `fn(*inputs)` makes, compiled for `device`; inputs may be on "meta".
-
-    Raises:
-        TypeError, ValueError: as `bench`.
-    """
-    device = device if isinstance(device, Device) else DEVICES[device]
+def compiled(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -> tuple[BenchedKernel, ...]:
+    """Each launch of a Triton kernel among those that were rehearsed for `device`, compiled for it."""
     kernels = []
-    for launch in rehearse(fn, *inputs, multiprocessors=device.sms):
+    for launch in rehearsed:
         if isinstance(launch, TritonLaunch):
             needs = compile_for(launch.kernel, device=device, **launch.given)
             waves = needs.occupancy().waves(grid=math.prod(launch.grid), sms=device.sms)

@@ -5,8 +5,9 @@ import functools
 import torch
 
 from helpers.instruments import recorded
-from helpers.instruments.prediction import predict
-from helpers.instruments.report import launched_kernels
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.prediction import prediction_of, rehearse_for
+from helpers.instruments.report import compiled
 from helpers.instruments.tables import table
 from helpers.instruments.timing import benchmark_together
 from helpers.learning.lines import Unquoted
@@ -44,13 +45,14 @@ def beside_catalogue(
     functions = {"yours": mine, "the catalogue's": op.fused}
     calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}
     measured = benchmark_together(calls) if runtime.has_gpu() else {}
-    lines = []
+    lines, device = [], DEVICES["H200"]
     for who, function in functions.items():
+        rehearsed = rehearse_for(device, function, *inputs)
         if who in measured:
             time, known = measured[who].median, "measured here"
         else:
-            time, known = predict(function, *inputs, device="H200").time, "predicted"
-        launched = launched_kernels(function, *inputs, device="H200")
+            time, known = prediction_of(rehearsed, device).time, "predicted"
+        launched = compiled(rehearsed, device)
         needs = [each.resources for each in launched]
         registers = " + ".join(str(each.registers) for each in needs)
         spilled = " + ".join(f"{each.spill_bytes} B" for each in needs)
