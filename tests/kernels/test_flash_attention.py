@@ -237,8 +237,10 @@ def test_the_module_and_autocast(device):
     assert torch.equal(inside, flash_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("dim", "causal"),
+    [(128, True), *(pytest.param(*each, marks=pytest.mark.long) for each in ((64, False), (64, True), (128, False)))],
+)
 def test_the_backward_does_not_spill_and_its_instructions_are_those_of_the_docstring(dim, causal):
     x, values = (torch.empty(shape, device="meta") for shape in ((1, 16, 4096, dim), (1, 16, 4096)))
     x, sizes = x.bfloat16(), (16, 1, 4096, 4096)
@@ -271,7 +273,9 @@ def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
     assert (counts["USETMAXREG"] > 0) == roles
 
 
-@pytest.mark.parametrize(("dim", "causal"), [(128, False), (128, True), (256, True)])
+@pytest.mark.parametrize(
+    ("dim", "causal"), [pytest.param(128, False, marks=pytest.mark.long), (128, True), (256, True)]
+)
 def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(dim, causal):
     x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, 4096, dim), (4, 16, 4096)))
     arguments, options = flash_attention_hopper.operands(*[x.bfloat16()] * 4, lse, causal, None)
@@ -282,7 +286,10 @@ def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(d
     assert found.shared_memory <= 232448
 
 
-@pytest.mark.parametrize(("causal", "parts", "whole"), [(False, 1, False), (True, 4, False), (True, 1, True)])
+@pytest.mark.parametrize(
+    ("causal", "parts", "whole"),
+    [(False, 1, False), pytest.param(True, 4, False, marks=pytest.mark.long), (True, 1, True)],
+)
 def test_five_products_by_hand_keep_their_sums_in_registers(causal, parts, whole):
     """What spills is numbers and addresses of the walk; each sum by itself would be 1024 bytes, stored and loaded."""
     x, values = (

@@ -348,14 +348,19 @@ def test_the_copy_engine_and_the_tensor_cores_do_the_work():
     ("dtype", "m", "n"),
     [
         (torch.float16, 4096, 4096),
-        (torch.float32, 4096, 4096),
-        (torch.float16, 256, 4096),
-        (torch.float16, 3000, 4104),
         (torch.float32, 3000, 4104),
-        (torch.float16, 1500, 4096),
-        (torch.float16, 16, 4096),
         (torch.float16, 1023, 4099),
-        (torch.float16, 777, 4099),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                (torch.float32, 4096, 4096),
+                (torch.float16, 256, 4096),
+                (torch.float16, 3000, 4104),
+                (torch.float16, 1500, 4096),
+                (torch.float16, 16, 4096),
+                (torch.float16, 777, 4099),
+            )
+        ),
     ],
 )
 def test_no_spills_with_all_that_an_epilogue_can_have(dtype, m, n):
