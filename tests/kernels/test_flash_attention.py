@@ -416,6 +416,7 @@ def compiled(dim, folder, **functions):
     return compile_for(rewritten(OP.kernel, folder, **functions), *arguments, device="H100", **options)
 
 
+@pytest.mark.long  # what another Triton may do otherwise
 def test_warps_take_no_roles_around_a_branch(tmp_path):
     """When this fails, Triton can do without the special case of ROLES in `hide`."""
     branching = rewritten(attention.hide, tmp_path, "if ROLES:", "if False:")
@@ -423,6 +424,7 @@ def test_warps_take_no_roles_around_a_branch(tmp_path):
     assert compiled(128, tmp_path).instructions["USETMAXREG"] > 0
 
 
+@pytest.mark.long  # what another Triton may do otherwise
 def test_the_compiler_keeps_the_columns_numbers_where_it_can(tmp_path):
     """When this fails, `hide` can be written either way."""
     kept = "tl.arange(0, s.shape[1])[None, :] <= (last - n)[:, None]"
@@ -430,6 +432,7 @@ def test_the_compiler_keeps_the_columns_numbers_where_it_can(tmp_path):
     assert compiled(64, tmp_path, hide=keeping).registers > compiled(64, tmp_path).registers + 16
 
 
+@pytest.mark.long  # what another Triton may do otherwise
 def test_the_compiler_adds_twice_to_what_is_made_of_a_loads_place(tmp_path, monkeypatch):
     """When this fails, `seen_keys` can add the first row to the others' numbers as it likes."""
 

@@ -204,15 +204,20 @@ def test_weights_are_read_once_a_tile_of_tokens(device, launches, monkeypatch):
     ("tokens", "dtype"),
     [
         (1, torch.float32),
-        (1, torch.bfloat16),
-        (64, torch.float32),
-        (64, torch.float16),
         (64, torch.bfloat16),
-        (256, torch.bfloat16),
-        (512, torch.float32),
         (512, torch.bfloat16),
         (8192, torch.float16),
-        (8192, torch.bfloat16),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                (1, torch.bfloat16),
+                (64, torch.float32),
+                (64, torch.float16),
+                (256, torch.bfloat16),
+                (512, torch.float32),
+                (8192, torch.bfloat16),
+            )
+        ),
     ],
 )
 def test_what_the_compiler_makes_of_the_settings(tokens, dtype):
