@@ -1,12 +1,14 @@
 """What a record holds of its own run, and where it goes: the GPU, the day, the versions, what the GPU did then."""
 
 import datetime
+import hashlib
 import platform
 from pathlib import Path
 
 import torch
 import triton
 
+import kernels
 from helpers.instruments.timing import benchmark_together
 
 RESULTS = Path(__file__).parent / "results"
@@ -51,6 +53,13 @@ def date_and_versions() -> dict:
     """What a record says of when and with what it was measured."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     return {"date": datetime.date.today().isoformat(), "versions": versions | {"cuda": torch.version.cuda}}
+
+
+def fingerprint_of_kernels() -> str:
+    """Of the text of kernels/: another one means other kernels."""
+    root = Path(kernels.__file__).parent
+    text = b"".join(path.read_bytes() for path in sorted(root.rglob("*.py")))
+    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def provenance() -> dict:

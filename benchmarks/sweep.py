@@ -34,7 +34,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import sweep_points, sweep_tiled
-from benchmarks.provenance import RESULTS, date_and_versions, file_name
+from benchmarks.provenance import RESULTS, date_and_versions, file_name, fingerprint_of_kernels
 from benchmarks.sweep_points import Point, interleaved
 from benchmarks.tried import SWEPT
 from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
@@ -145,7 +145,8 @@ class Sweep:
         limits = processes[0].answer(time.monotonic() + TIME_SECONDS)
         for each in processes:
             each.take(limits)
-        self.write(run=date_and_versions() | {"ceilings": limits}, gpu=names[0].get("ready"))
+        run = date_and_versions() | {"kernels": fingerprint_of_kernels(), "ceilings": limits}
+        self.write(run=run, gpu=names[0].get("ready"))
         return processes
 
     def go_on(self, processes: list[Process], calls: bool = False) -> None:
@@ -213,10 +214,10 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
     for line in lines:
         if "run" in line:
             run = line["run"]
-            # GPUs of one host and day are one run: the ceilings of the first are shown, each share is of its own GPU's.
-            same = [
-                i for i, known in enumerate(content["runs"]) if all(known[k] == run[k] for k in ("date", "versions"))
-            ]
+            # GPUs of one host and day, with the same kernels, are one run: the ceilings of the first are shown, each
+            # share is of its own GPU's.
+            alike = ("date", "versions", "kernels")
+            same = [i for i, known in enumerate(content["runs"]) if all(known.get(k) == run.get(k) for k in alike)]
             if not same:
                 content["runs"].append(run)
             number = same[0] if same else len(content["runs"]) - 1

@@ -93,11 +93,6 @@ _FEW_MICROSECONDS = "sizes of two to five microseconds, most of which are a laun
 
 SWEPT = {
     "add_gelu": _FEW_MICROSECONDS,
-    "add_gelu backward": _FEW_MICROSECONDS,
-    "bias_dropout_residual backward": (
-        "blocks of 2 to 256 rows and 32 to 1024 columns, one to three rows in flight, 3 to 12 programs an SM (the best "
-        "kept); where rows are many, the bias's gradient is a sum over programs, with a launch of its own"
-    ),
     "conv_bn_act": (
         "six tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 at "
         "7 x 7 20 for 24), padded copies of 3, 100 or 72 channels (kept: 73 us for 392 at 7 x 7 taps, 21 for 94, 63 "
@@ -108,18 +103,16 @@ SWEPT = {
     "cross_entropy": f"rows a program, warps and columns at a time by trials (the best kept); {_CALLS}",
     "cross_entropy backward": f"as many columns at a time and warps as a trial liked best; {_CALLS}",
     "flash_attention": (
-        "short sequences most of all; recorded with roles of warps by the compiler. By hand in Gluon (kept since) 837 "
-        "us for 943 at 4 x 16 x 4096 x 128, 478 for 573 causal, cuDNN 824 and 484; warps in turns no less; "
+        "roles by hand in Gluon are kept for heads of 65 to 256: up to 1024 tokens a tile has few steps, and what "
+        "comes before the first and after the last is not hidden (256 tokens: 1.27 times cuDNN's time, causal 1.42); "
+        "heads of 64 by hand take 193 us for 171 at 16 x 16 x 1024; warps in turns no less; "
         f"{_CALLS}"
     ),
     "flash_attention backward": (
-        "recorded with seven products where five are the least. Five by hand in Gluon (kept since for heads of 65 to "
-        "128) take 0.55 to 1.09 times cuDNN's time: 1334 us causal and 2383 full at 4 x 16 x 4096 x 128 (cuDNN 1418, "
-        "2419), 442 causal at 32 x 16 x 512 x 128 (407). The last is bound by memory: sums in fp32 are set to 0, added "
-        "to, and rounded"
+        "five products by hand in Gluon are kept for heads of 65 to 128 (2383 us for 2952 at 4 x 16 x 4096 x 128); "
+        "causal at 512 tokens memory bounds them: sums in fp32 are set to 0, added to, and rounded. Heads of 64 keep "
+        "the compiler's seven products"
     ),
-    "geglu": _FEW_MICROSECONDS,
-    "geglu backward": _FEW_MICROSECONDS,
     "l2_norm": f"4 to 32 warps, one pass or a walk over rows; identical kernels differ by 5 %; {_CALLS}",
     "layer_norm": f"{_LOOPS}; of ragged rows weight and bias are read 2 bytes at a time; {_CALLS}",
     "layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
@@ -134,7 +127,6 @@ SWEPT = {
         "(kept: 23 us for 55 at 777 x 300 x 5000, 75 for 352 at 1023 x 4097 x 4099), 124 us with PyTorch's own copies; "
         f"{_CALLS}"
     ),
-    "linear_act backward": "512 x 768 x 3072 is a few short launches: 36 us, torch.compile's 32, eager's 37",
     "residual_layer_norm": f"{_LOOPS}; {_CALLS}",
     "residual_layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "residual_rms_norm": f"{_CLUSTERS}; {_CALLS}",
@@ -148,7 +140,9 @@ SWEPT = {
     "softmax": (
         "rows held two 16-bit elements to a register: up to 20480 columns (kept: 135 us for 151 at 18432, 137 for 147 "
         "at 14336); one of 65536 to an SM (175 us for 142), walking over rows with the next one asked for (172), a "
-        "quarter held (146); walks at 12288 to 32768 (up to a fifth slower). "
+        "quarter held (146); walks at 12288 to 32768 (up to a fifth slower). Beyond 65536 columns the last 32768 "
+        "are held, packed; as they were held before, by blocks of their own dtype, a row took a tenth less (156 us for "
+        "172 at 131072). "
         f"{_CLUSTERS}; {_CALLS}"
     ),
     "softmax backward": (
@@ -164,5 +158,4 @@ SWEPT = {
         "the same; fewer registers by order, so that an SM has two rows (kept: 282 us for 368 at 10000 columns held in "
         f"fp32, 254 packed); {_CALLS}"
     ),
-    "swiglu backward": _FEW_MICROSECONDS,
 }

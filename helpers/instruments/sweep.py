@@ -82,7 +82,7 @@ CLOCKS = "GPU times are with cold L2, calls by the host's clock with warm caches
 class RecordedSweep:
     """What the sweep recorded on one GPU.
 
-    runs: {"date", "versions", "ceilings"} of each.
+    runs: {"date", "versions", "kernels" (a fingerprint of their text), "ceilings"} of each, the newest last.
     points: see the module; ordered by kernel, direction, dtype, regime and shape.
     """
 
@@ -111,6 +111,11 @@ class RecordedSweep:
     def label(self, points: Iterable[dict]) -> str:
         """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
         return Recorded(self.gpu, [self.runs[number] for number in sorted({p["run"] for p in points})], [], {}).label
+
+    def of_earlier_kernels(self, points: Iterable[dict]) -> int:
+        """How many of these points were measured before the kernels became those of the newest run."""
+        newest = self.runs[-1].get("kernels")
+        return sum(self.runs[point["run"]].get("kernels") != newest for point in points)
 
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
@@ -238,8 +243,9 @@ class RecordedSweep:
             "fallen",
         )
         told = "GPU times with cold L2, in the best peer's; fallen: below 0.9 of the nearest power of 2's share"
-        title = f"the sweep, {self.label(shown)}\n{told}"
-        return table(columns, rows, title)
+        earlier = self.of_earlier_kernels(shown)
+        told += f"; {earlier} of {len(shown)} points are of earlier kernels" if earlier else ""
+        return table(columns, rows, f"the sweep, {self.label(shown)}\n{told}")
 
 
 def pass_of(point: dict) -> str:

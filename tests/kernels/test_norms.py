@@ -314,8 +314,10 @@ def test_offsets_past_two_to_the_31(op):
     inputs = op.inputs(175000, 12288, dtype=torch.bfloat16, device="cuda")
     ours = op.fused(*inputs)
     tail = [x[-3:] if x.dim() == 2 else x for x in inputs]
-    torch.testing.assert_close(first(ours)[-3:].float(), first(op.fused(*tail)).float(), rtol=0, atol=0)
-    assert_as_accurate(op.fused(*tail), op.reference(*tail), op.reference(*doubled(tail)))
+    # Not bit by bit with a launch of these rows alone: few rows are summed in another order.
+    exact = op.reference(*doubled(tail))
+    assert_as_accurate(first(ours)[-3:], first(op.reference(*tail)), first(exact))
+    assert_as_accurate(op.fused(*tail), op.reference(*tail), exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, long(torch.bfloat16)])

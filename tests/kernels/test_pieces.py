@@ -7,6 +7,7 @@ import triton.language as tl
 from hypothesis import given, settings, strategies
 
 from helpers.instruments.resources import compile_for
+from kernels import runtime
 from kernels.rowwise.pieces import (
     blocks,
     columns,
@@ -49,10 +50,11 @@ def count_kernel(x_ptr, y_ptr, sums_ptr, rows, cols, stride, BLOCK_ROWS: tl.cons
 )
 def test_every_column_has_one_lane(cols, padding, offset, block_rows):
     rows = 3
-    memory = torch.full((offset + rows * (cols + padding),), -1.0)
+    device = "cuda" if runtime.has_gpu() else "cpu"
+    memory = torch.full((offset + rows * (cols + padding),), -1.0, device=device)
     x = memory[offset:].view(rows, cols + padding)[:, :cols]
-    x.copy_(torch.arange(1, cols + 1).float())
-    y, sums = torch.zeros(rows, cols), torch.empty(rows, 2)
+    x.copy_(torch.arange(1, cols + 1))
+    y, sums = torch.zeros(rows, cols, device=device), torch.empty(rows, 2, device=device)
     grid = (triton.cdiv(rows, block_rows),)
     count_kernel[grid](
         x,
@@ -67,8 +69,8 @@ def test_every_column_has_one_lane(cols, padding, offset, block_rows):
         sanitize_overflow=False,
     )
     assert (y == 1).all()
-    assert torch.equal(sums[:, 0], torch.full((rows,), cols * (cols + 1) / 2))
-    assert torch.equal(sums[:, 1], torch.full((rows,), float(cols)))
+    assert (sums[:, 0] == cols * (cols + 1) / 2).all()
+    assert (sums[:, 1] == cols).all()
 
 
 def test_rows_that_begin_apart_are_taken_by_single_elements():
