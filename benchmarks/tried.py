@@ -103,15 +103,21 @@ SWEPT = {
     "cross_entropy": f"rows a program, warps and columns at a time by trials (the best kept); {_CALLS}",
     "cross_entropy backward": f"as many columns at a time and warps as a trial liked best; {_CALLS}",
     "flash_attention": (
-        "roles by hand in Gluon are kept for heads of 65 to 256: up to 1024 tokens a tile has few steps, and what "
-        "comes before the first and after the last is not hidden (256 tokens: 1.27 times cuDNN's time, causal 1.42); "
-        "heads of 64 by hand take 193 us for 171 at 16 x 16 x 1024; warps in turns no less; "
+        "sequences of 256 to 512 tokens most of all. Tried in all: "
+        "roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / causal at 4 x 16 x 4096, by the compiler "
+        "943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), of 64 (674 / 380 for 568 / 322 at "
+        "4 x 16 x 4096, 67 / 69 for 64 / 63 at 64 x 16 x 256), its groups in turns (1 % slower); by the compiler: "
+        "warps that take roles for heads of 128 (kept: 579 / 462 TFLOP/s full / causal, without 488 / 417) and of 64 "
+        "(403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight sums a row and "
+        "v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / 434), persistent "
+        "programs (591 / 512 at 4096 tokens, 545 for 564 at 16384), separate loops for whole and masked tiles "
+        "(481 / 429), a tile's scores before the last one's exponentials (376 / 338); "
         f"{_CALLS}"
     ),
     "flash_attention backward": (
-        "five products by hand in Gluon are kept for heads of 65 to 128 (2383 us for 2952 at 4 x 16 x 4096 x 128); "
-        "causal at 512 tokens memory bounds them: sums in fp32 are set to 0, added to, and rounded. Heads of 64 keep "
-        "the compiler's seven products"
+        "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2383 full at 4 x 16 x 4096 x "
+        "128, seven by the compiler 1705 and 2934, cuDNN 1418 and 2419), 442 causal at 32 x 16 x 512 x 128 (407). The "
+        "last is bound by memory: sums in fp32 are set to 0, added to, and rounded. Heads of 64 have seven still"
     ),
     "l2_norm": f"4 to 32 warps, one pass or a walk over rows; identical kernels differ by 5 %; {_CALLS}",
     "layer_norm": f"{_LOOPS}; of ragged rows weight and bias are read 2 bytes at a time; {_CALLS}",
