@@ -32,11 +32,17 @@ _TOP_K = "PyTorch's top-k took from 16 to 55 us at the widths of the constants, 
 _TURNS = "few rows of 65536: programs loop, and the model takes too little for what a turn waits"
 _SMALL = "nine launches of PyTorch's, each a microsecond or so over its constant"
 EXPLAINED = {
+    ("add_gelu", "fused", 2**16): _STRAIGHT,
     ("cross_entropy", "fused", 2**16): _TURNS,
     ("cross_entropy", "fused", 2**19): _TURNS,
     ("layer_norm_int8", "eager", 2**16): _SMALL,
     ("layer_norm_int8", "fused", 2**16): _STRAIGHT,
     ("layer_norm_int8", "fused", 2**19): _STRAIGHT,
+    ("residual_rms_norm", "fused", 2**16): _STRAIGHT,
+    ("softmax", "fused", 2**16): _STRAIGHT,
+    ("softmax", "fused", 2**19): _STRAIGHT,
+    ("softmax", "fused", 2**22): _STRAIGHT,
+    ("softmax_dropout", "fused", 2**16): _STRAIGHT,
     ("softmax_topk", "fused", 2**16): _STRAIGHT,
     ("softmax_topk", "fused", 2**19): _STRAIGHT,
     ("softmax_topk", "fused", 2**22): _STRAIGHT,

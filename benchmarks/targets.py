@@ -78,6 +78,7 @@ for _tokens in (1, 8, 64, 512, 8192):
 MISSED = {
     ("attention_scores", (4, 16, 2048, 64, False)),
     ("layer_norm_act", (32768, 16384)),
+    ("layer_norm_int8", (32768, 4096)),
     ("linear_act", (1024, 4096, 4096)),
     ("linear_act", (4096, 4096, 4096)),
     ("linear_act", (8192, 8192, 8192)),

@@ -31,16 +31,6 @@ TRIED = {
         "what follows from the shapes is worked out once (kept), the rest of a call is Triton's, and checks; one "
         "program a tile (2 to 13 % slower)"
     ),
-    "flash_attention": (
-        "roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / causal at 4 x 16 x 4096, by the compiler "
-        "943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), of 64 (674 / 380 for 568 / 322 at "
-        "4 x 16 x 4096, 67 / 69 for 64 / 63 at 64 x 16 x 256), its groups in turns (1 % slower); by the compiler: "
-        "warps that take roles for heads of 128 (kept: 579 / 462 TFLOP/s full / causal, without 488 / 417) and of 64 "
-        "(403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight sums a row and "
-        "v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / 434), persistent "
-        "programs (591 / 512 at 4096 tokens, 545 for 564 at 16384), separate loops for whole and masked tiles "
-        "(481 / 429), a tile's scores before the last one's exponentials (376 / 338)"
-    ),
     "flash_attention backward": (
         "programs in order of their length (kept: 399 causal for 384); heads of 128 without roles in grad_q (412 / 330 "
         "for 477 / 383) or grad_kv (366 / 321); heads of 64 with them (336 / 280 for 375 / 316); several programs a "
@@ -58,6 +48,10 @@ TRIED = {
     "layer_norm": (
         "128 rows: weight and bias asked for with the row (kept), 4 to 32 warps, one reduction or two; 32768 rows: "
         "both before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two (1 %)"
+    ),
+    "layer_norm_int8": (
+        "rows in two blocks by 12 warps an SM, one block beyond 8192 columns (both kept), one row a program (a quarter "
+        "to three quarters slower)"
     ),
     "layer_norm_act": (
         "a kernel of its own for 16-bit rows of 8193 to 16384 columns, which read them thrice from L1: 96 % of copy "

@@ -16,11 +16,7 @@ RECORDS = {path.relative_to(RESULTS).as_posix(): json.loads(path.read_text()) fo
 LACKING = {
     "h200_fusion.json": {"ceilings"},
     "h200_fusion_choices.json": {"ceilings"},
-    "h200_held_out.json": {"ceilings"},
-    "h200_held_out_tiled.json": {"ceilings"},
-    "h200_metered.json": {"ceilings", "date", "versions"},
     "h200_profiles/block.json": {"ceilings"},
-    "h200_validation.json": {"ceilings"},
 }
 MEASURED = {"copy_bytes_per_second", "read_bytes_per_second"}
 

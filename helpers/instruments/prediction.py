@@ -35,7 +35,7 @@ and were fitted to times of ten kernels of the catalogue, recorded first: CYCLES
 the 0.45 was fitted to flash attention's.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those of shapes that
-nothing was fitted to apart: there half of them are a sixth off or less, and one in ten is off by half or more.
+nothing was fitted to apart: there half of them are a fifth off or less, and one in ten is off by half or more.
 Mostly it is too short a time: PyTorch's norms on rows that are no multiple of 4 elements, kernels of ours on lengths
 that are no multiple of 8, very few rows.
 Tiled kernels of ours at shapes held out are off by a quarter in the median, and PyTorch's convolutions and attention in

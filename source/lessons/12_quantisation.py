@@ -286,7 +286,7 @@ h200.table("layer_norm_int8", "bfloat16")
 # %% [markdown]
 # **Verdict: fair, against PyTorch's norm; the bytes say 7 to 3.** Beside PyTorch's LayerNorm and a good kernel for int8
 # it is about what is claimed, and more on narrow rows, where that norm is slow. Beside the catalogue's norm it is what
-# the bytes promise, less a little. Written operator by operator it is fifteen times and more, where the work is not
+# the bytes promise, less a little. Written operator by operator it is about fifteen times, where the work is not
 # short; and `torch.compile`, left to itself, comes near on narrow rows. **Ask of such a number what the other side
 # was.**
 

@@ -41,7 +41,7 @@ def test_the_reference_gpu_is_the_h200_and_another_can_be_asked_for():
     counts = {device: backward_of_layer_norm(device) for device in (None, "H200", "A100", "T4")}
     here, there, small = ((counts[device].launches, counts[device].bytes_total) for device in (None, "H200", "T4"))
     assert here == there != small
-    assert counts["A100"].launches == counts["H200"].launches < counts["T4"].launches
+    assert counts["A100"].bytes_total == counts["H200"].bytes_total > counts["T4"].bytes_total  # other kernels
 
 
 def test_another_gpu_is_one_that_is_known():
