@@ -610,16 +610,15 @@ display(
 # two blocks, a large one and one for the rest, leave few lanes idle. Odd rows cost more, most of all LayerNorm's wide
 # ones, though less than any peer's at most widths. Look for the holes:
 #
-# - The widest rows of RMSNorm: one SM's registers do not hold such a row, so it is read twice. QuACK, ahead there,
-#   spreads it over several SMs.
-# - LayerNorm at 50264 columns, beside 50304: the loop for wide rows loads 2 bytes at a time unless 16 divides the
-#   width.
-# - Backward passes of 2048 narrow rows: ours are two launches and a sum, and eager PyTorch is ahead.
+# - The widest rows of RMSNorm: one SM's registers do not hold such a row, so a part of it is read again. QuACK, ahead
+#   there, spreads it over several SMs.
+# - Rows of RMSNorm that nearly fill the registers, from some 12000 columns on: a peer is a little ahead at most.
+# - Some of the 2048 narrow rows, forward: the time is a few microseconds, most of it a launch's start and end.
 #
 # And the last table has what a **call** from Python takes. There a peer wins even where its kernel is the slower one,
-# mostly eager PyTorch, whose launcher is C++: ours checks and launches in Python. In a CUDA graph (lesson 02) only the
-# GPU's time is left.
-# <!-- given 2 bytes, 256 MB: the size of a bf16 number; as above -->
+# mostly eager PyTorch, whose launcher is C++: ours checks and launches in Python. A *bare launch* is launching alone, of
+# an empty kernel with the same arguments. In a CUDA graph (lesson 02) only the GPU's time is left.
+# <!-- given 256 MB: as above -->
 #
 # ## What you said, what was found
 

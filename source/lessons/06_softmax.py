@@ -695,8 +695,8 @@ odd_rows.compare(of_width[4099]["fused"][0] / of_width[4096]["fused"][0])
 #
 # Softmax is behind elsewhere. From some 12000 columns on QuACK is ahead: a row fills much of an SM's registers, so that
 # few rows are on their way at once, and it shares the widest among several SMs where ours reads them twice. Cross
-# entropy reads each row once at any width, and the widest are where it leads; rows of up to 1536 classes are where it
-# does not.
+# entropy reads each row once at any width, and the widest are where it leads; rows of few classes are where it does
+# not.
 # <!-- given 16 bytes: as above -->
 #
 # ## What is kept for the backward pass

@@ -983,9 +983,9 @@ one_row.compare(100 * point["least"] / point["gpu"]["fused"][0])
 # At a few hundred rows there are fewer tiles of a good size than SMs; after that arithmetic decides, and the epilogue's
 # gain is what this lesson found.
 #
-# Two sizes are behind, 777 x 300 x 5000 and 1023 x 4097 x 4099. Rows of 300 or 4097 numbers begin where neither a wide
-# load nor the copy engine may; the library falls there, too. (torch.compile, far ahead at the second one, does not; why
-# was not looked into.) And a **call** takes longest with ours, here as above.
+# Rows of 300 or 4097 numbers begin where neither a wide load nor the copy engine may, and the library falls there. The
+# catalogue copies them into padded rows first, a launch more, and is ahead. But a **call** takes longest with ours, here
+# as above.
 #
 # ## What an epilogue cannot do: sums in parts
 #

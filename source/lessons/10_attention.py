@@ -786,9 +786,9 @@ columns = ("heads of", "products", "exponentials", "in turn", "took, fused", "to
 table(columns, rows)
 
 # %% [markdown]
-# (`fused` is the catalogue's kernel.) Ours takes a little less than the two in turn, with heads of 128 just as long,
-# and in that time it has done all the other arithmetic, too. cuDNN's, with heads of 128, overlaps most. Neither comes
-# near to all at once, the longer of the two.
+# (`fused` is the catalogue's kernel.) Ours takes less than the two in turn, and in that time it has done all the other
+# arithmetic, too. With heads of 128, where its roles are written by hand, it overlaps as much as cuDNN's. Neither
+# comes near to all at once, the longer of the two.
 #
 # One thing comes free of charge. A GPU has no `exp`, only powers of two: `tl.exp(x)` is `exp2` of `x` times
 # $\log_2 e$. The score is multiplied by the scale anyway. Multiply it by the scale times $\log_2 e$, once, and take
@@ -849,9 +849,10 @@ for tokens in (1024, 8192):
 # loads and products run on their own while warps do something else. Some warps only load (TMA); two groups of others
 # take turns, so that one computes exponentials while the other's products run; and there is a version in fp8. The
 # catalogue's kernel does the first two for heads of 128. On Hopper itself such heads go to a kernel whose roles are
-# written by hand, in Gluon, Triton's lower level (`kernels/tiled/flash_attention_hopper.py`); this lesson's recorded
-# times of heads of 128 are of the one below, which leaves roles to the compiler. They show in the machine code: warps
-# that load hand registers to those that compute, `USETMAXREG`, and `UTMALDG` loads a tile.
+# written by hand, in Gluon, Triton's lower level (`kernels/tiled/flash_attention_hopper.py`): so are the times by shape
+# and by tokens below; this lesson's other experiments with heads of 128 are of the kernel here, which leaves roles to
+# the compiler. They show in the machine code: warps that load hand registers to those that compute, `USETMAXREG`, and
+# `UTMALDG` loads a tile.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
@@ -1005,9 +1006,9 @@ display(table(("shape, causal", *providers), rows, "TFLOP/s"))
 print(f"a matrix product: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 
 # %% [markdown]
-# cuDNN's is the fastest with heads of 128, by a tenth or more; with heads of 64 ours keeps up. `FlashAttention-2` is
-# PyTorch's build of it, made for an A100: on Hopper it does not reach half of a product's rate, which is what the third
-# version was for. Flex pays for its generality. And look at torch.compile in the full lines: whose time is it?
+# cuDNN's and ours are level, and ours a little ahead where a mask is causal. `FlashAttention-2` is PyTorch's build of
+# it, made for an A100: on Hopper it does not reach half of a product's rate, which is what the third version was for.
+# Flex pays for its generality. And look at torch.compile in the full lines: whose time is it?
 #
 # Over the number of tokens in a sequence, 16384 in all:
 
@@ -1019,12 +1020,11 @@ at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "flash_attention"), at_all_sizes.summary(["flash_attention"]))
 
 # %% [markdown]
-# cuDNN is ahead at every one, and most of all where sequences are short: there a program goes through a few tiles of
-# keys, and nothing hides its first loads and its last stores. Backward the gap is much the same at every length: ours
-# has two kernels, one for the queries' gradient and one for the keys', and both work out the scores, so seven products
-# are done where five would do. The worst of all points is 32 query heads that share one key head: one program sums over
-# all of them, and SMs go idle. With heads of 64 and long sequences, and with heads of 32, ours keeps up. (This, too, is
-# the kernel that leaves roles to the compiler. The one in Gluon is faster, and not in this chart.)
+# In long sequences the two are level; where they are shorter cuDNN is ahead, most of all at 256 tokens: a program goes
+# through a few tiles of keys, and nothing hides its first loads and its last stores. Backward, ours with
+# heads of 128 is one kernel of five products, in Gluon too, whose programs add to the queries' gradient in memory; with
+# heads of 64 it has two kernels, one for the queries' gradient and one for the keys', which both work out the scores:
+# seven products, and cuDNN ahead.
 #
 # **Claim: "attention in three operations, fused: 3.33 times faster."** Its conditions are not told. Take the plainest:
 # product, softmax, product, against one kernel, 96 heads of 64, fp16, on an H200. The scaling is done beforehand.
