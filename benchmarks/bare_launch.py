@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from triton.runtime.jit import JITFunction
 
+from benchmarks.triton_launches import triton_launches
 from kernels.launching import triton_run
 
 
@@ -20,20 +21,12 @@ def emptied(kernel: JITFunction) -> JITFunction:
 def bare_launches(call: Callable) -> Callable:
     """As many launches as `call`, which is called once, makes of Triton's kernels: by Triton's own launcher, of empty
     kernels, on the same grids, with the same arguments and options. Nothing is checked, chosen or allocated."""
-    launches, run = [], JITFunction.run
-
-    def listening(self, *args, grid, warmup, **options):
-        launches.append((emptied(self), args, options | {"grid": grid, "warmup": warmup}))
-        return run(self, *args, grid=grid, warmup=warmup, **options)
-
-    JITFunction.run = listening
-    try:
+    with triton_launches() as seen:
         call()
-    finally:
-        JITFunction.run = run
+    launches = [(emptied(each.kernel), each) for each in seen]
 
     def bare() -> None:
-        for kernel, args, options in launches:
-            triton_run(kernel, *args, **options)
+        for empty, launch in launches:
+            triton_run(empty, *launch.arguments, grid=launch.grid, warmup=False, **launch.options)
 
     return bare

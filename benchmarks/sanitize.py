@@ -21,7 +21,6 @@ Ends with 1 where a tool reports an error, a planted one is not reported, or a c
 
 import argparse
 import collections
-import contextlib
 import importlib
 import os
 import pkgutil
@@ -45,6 +44,7 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from benchmarks.run import backward_pass
+from benchmarks.triton_launches import triton_launches
 from kernels import CATALOGUE, runtime
 from kernels.transformer_block import transformer_block, transformer_block_inputs
 
@@ -184,31 +184,15 @@ def all_kernels() -> set[str]:
     }
 
 
-@contextlib.contextmanager
-def launched():
-    """The names of the kernels that are launched in this context."""
-    seen, run = set(), JITFunction.run
-
-    def listening(self, *args, **options):
-        seen.add(self.fn.__name__)
-        return run(self, *args, **options)
-
-    JITFunction.run = listening
-    try:
-        yield seen
-    finally:
-        JITFunction.run = run
-
-
 def run_cases(number: int, of: int, tiled: bool) -> None:
     """What is sanitised: every so-manieth case; a line for each that ended, and the kernels that it launched."""
     device = "cuda" if runtime.has_gpu() else "cpu"
     for case in [case for case in cases() if tiled or not is_tiled(case)][number::of]:
-        with launched() as seen:
+        with triton_launches() as seen:
             passes(case)(*inputs_of(case, device))
         if device == "cuda":
             torch.cuda.synchronize()
-        print(f"done: {case}: {' '.join(sorted(seen))}", flush=True)
+        print(f"done: {case}: {' '.join(sorted({each.kernel.fn.__name__ for each in seen}))}", flush=True)
 
 
 # "Invalid __global__ read of size 2 bytes", then "at softmax_kernel+0x1b0 in softmax.py:88"; racecheck has both in one.

@@ -12,7 +12,6 @@ Written to benchmarks/results/<gpu>_validation.json; sections that are not named
 """
 
 import argparse
-import contextlib
 import ctypes
 import gc
 import itertools
@@ -26,13 +25,13 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd import DeviceType
-from triton.runtime.jit import JITFunction
 
 from benchmarks import hardware_counters
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
 from benchmarks.provenance import provenance, results_file
 from benchmarks.run import backward_pass
+from benchmarks.triton_launches import Launch, triton_launches
 from benchmarks.validation import COVERED
 from helpers.instruments.devices import this_device
 from helpers.instruments.resources import compile_for
@@ -70,23 +69,6 @@ def active_blocks(function: int, threads: int, dynamic_shared_memory: int) -> in
     return value.value
 
 
-@contextlib.contextmanager
-def triton_launches():
-    """Every launch made in this context: (kernel, arguments, options, the loaded kernel)."""
-    seen, run = [], JITFunction.run
-
-    def listening(self, *args, grid, warmup, **options):
-        loaded = run(self, *args, grid=grid, warmup=warmup, **options)
-        seen.append((self, args, options, loaded))
-        return loaded
-
-    JITFunction.run = listening
-    try:
-        yield seen
-    finally:
-        JITFunction.run = run
-
-
 def run_once(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
     """The operation as a benchmark calls it, and its backward pass where it has one."""
     inputs = op.inputs(*shape, dtype=dtype, device=device)
@@ -104,7 +86,7 @@ def compiled() -> list[dict]:
             with triton_launches() as seen:
                 run_once(op, shape, dtype, "cuda")
             rows += [
-                {"operation": op.name, "shape": list(shape), "dtype": plain(dtype), **compared(*launch)}
+                {"operation": op.name, "shape": list(shape), "dtype": plain(dtype), **compared(launch)}
                 for launch in seen
             ]
             torch.cuda.empty_cache()
@@ -114,12 +96,13 @@ def compiled() -> list[dict]:
     return rows
 
 
-def compared(kernel: JITFunction, args: tuple, options: dict, loaded) -> dict:
+def compared(launch: Launch) -> dict:
+    loaded = launch.loaded
     loaded._init_handles()
     threads, shared = loaded.metadata.num_warps * 32, loaded.metadata.shared
-    ours = compile_for(kernel, *args, device=this_device(), **options)
+    ours = compile_for(launch.kernel, *launch.arguments, device=this_device(), **launch.options)
     return {
-        "kernel": kernel.fn.__name__,
+        "kernel": launch.kernel.fn.__name__,
         "loaded": {
             "registers": attribute(loaded.function, REGISTERS),
             "local_memory": attribute(loaded.function, LOCAL),
