@@ -36,7 +36,7 @@ def columns_at(
     """The columns first_col + place, (1, BLOCK_COLS), where inside_row, in blocks of rows that are row_step apart."""
     grad_y_ptr, grad_y_row_stride, grad_x_ptr, sums_ptr, rows, cols, seed, p, scale = given
     sums = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
-    for first in range(first_row, rows, tl.num_programs(0) * BLOCK_ROWS):
+    for first in range(first_row, rows, tl.num_programs(1) * BLOCK_ROWS):
         row = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64) * row_step + first
         inside = (row < rows) & inside_row
         start = at_vector(row * grad_y_row_stride + first_col, VECTOR)
@@ -50,7 +50,7 @@ def columns_at(
         tl.store(grad_x_ptr + start + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
         sums += tl.where(inside, grad_x, 0.0)
     total = tl.sum(sums, axis=0, keep_dims=True).to(sums_ptr.dtype.element_ty)
-    tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * cols + first_col + place, total, mask=inside_row)
+    tl.store(sums_ptr + tl.program_id(1).to(tl.int64) * cols + first_col + place, total, mask=inside_row)
 
 
 @triton.jit
@@ -71,15 +71,15 @@ def bias_dropout_residual_backward_kernel(
     RAGGED: tl.constexpr = False,  # then the programs along the rows are a multiple of VECTOR
     FOURS: tl.constexpr = True,
 ):
-    first = tl.program_id(1) * BLOCK_COLS
+    first = tl.program_id(0) * BLOCK_COLS
     seed = tl.load(seed_ptr)
     given = (grad_y_ptr, grad_y_row_stride, grad_x_ptr, sums_ptr, rows, cols, seed, p, scale)
     place = tl.arange(0, BLOCK_COLS)[None, :]
     if RAGGED:
-        row, step = tl.program_id(0), tl.num_programs(0)
+        row, step = tl.program_id(1), tl.num_programs(1)
         lead = elements_before(row.to(tl.int64) * cols, VECTOR, True)
         whole = at_vector(cols - lead, VECTOR)
-        if tl.program_id(1) < tl.num_programs(1) - 1:
+        if tl.program_id(0) < tl.num_programs(0) - 1:
             inside = place < whole - first
             columns_at(lead + first, place, inside, row, step, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, FOURS)
         else:
@@ -87,7 +87,7 @@ def bias_dropout_residual_backward_kernel(
             columns_at(0, col, in_rim, row, step, given, 4 * BLOCK_ROWS, 2 * VECTOR, COMPUTE, 1, False)
     else:
         inside = place < at_vector(cols, VECTOR) - first
-        row = tl.program_id(0) * BLOCK_ROWS
+        row = tl.program_id(1) * BLOCK_ROWS
         columns_at(first, place, inside, row, 1, given, BLOCK_ROWS, BLOCK_COLS, COMPUTE, VECTOR, FOURS)
 
 
@@ -103,7 +103,7 @@ def vectors_of(*tensors: torch.Tensor) -> tuple[int, bool, bool]:
 def launch_of(
     rows: int, cols: int, dtype: torch.dtype, sms: int, vector: int, ragged: bool, fours: bool
 ) -> tuple[tuple[int, int], dict]:
-    """The grid, along rows and columns, and constexprs and launch options.
+    """The grid, along columns (of which 65,535 blocks may be too few) and rows, and constexprs and launch options.
 
     Few rows of whole vectors: a program takes all rows of its columns and nothing is left to sum. Else programs fill
     the GPU once, so that few sums are left. On an H200 in bf16: 16384 x 4096 in 89 us, 2039 x 50257 in 146.
@@ -118,7 +118,7 @@ def launch_of(
         programs = cdiv(programs, vector) * vector
     compute = tl.float64 if dtype == torch.float64 else tl.float32
     chosen = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "COMPUTE": compute, "num_warps": warps}
-    return (programs, blocks), {**chosen, "VECTOR": vector, "RAGGED": ragged, "FOURS": fours}
+    return (blocks, programs), {**chosen, "VECTOR": vector, "RAGGED": ragged, "FOURS": fours}
 
 
 def gradients(
@@ -134,12 +134,12 @@ def gradients(
     grid, chosen = launch_of(rows, cols, grad_y.dtype, multiprocessors(grad_y), *vectors)
     grad_bias = torch.empty(cols, dtype=bias_dtype, device=grad_y.device)
     sums = grad_bias
-    if grid[0] > 1:
-        sums = torch.empty(grid[0], cols, dtype=torch.promote_types(grad_y.dtype, torch.float32), device=grad_y.device)
+    if grid[1] > 1:
+        sums = torch.empty(grid[1], cols, dtype=torch.promote_types(grad_y.dtype, torch.float32), device=grad_y.device)
     with torch.cuda.device_of(grad_y):
         bias_dropout_residual_backward_kernel[grid](
             grad_y, grad_x, sums, seed, rows, cols, grad_y.stride(0), float(p), scale_of_kept(p), **chosen
         )
-        if grid[0] > 1:
+        if grid[1] > 1:
             (grad_bias,) = sums_of_programs((sums,), (grad_bias,))
     return grad_x, grad_bias

@@ -163,13 +163,21 @@ def test_the_bytes_of_the_docstring(device, monkeypatch):
 @pytest.mark.parametrize(("rows", "cols", "few_rows"), [(16384, 4096, False), (64, 8192, True)])
 def test_the_backward_does_not_spill(gpu, rows, cols, few_rows):
     x = torch.empty(rows, cols, dtype=torch.bfloat16, device="meta")
-    (along, _), chosen = backward_module.launch_of(rows, cols, x.dtype, 108, 1, False, True)
+    (_, along), chosen = backward_module.launch_of(rows, cols, x.dtype, 108, 1, False, True)
     assert (along == 1) == few_rows
     partial = torch.empty(cols, dtype=torch.bfloat16 if few_rows else torch.float32, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
     kernel = backward_module.bias_dropout_residual_backward_kernel
     compiled = compile_for(kernel, x, x, partial, seed, rows, cols, cols, 0.1, 1.1, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_backward_has_a_grid_for_the_longest_rows(ragged):
+    for rows, cols in ((1, 2**21), (1, 2**25), (2**25, 8), (4096, 2**21)):
+        (blocks, along), _ = backward_module.launch_of(rows, cols, torch.bfloat16, 132, 8, ragged, True)
+        assert blocks < 2**31  # what CUDA allows along the first axis
+        assert along <= 65_535  # and along the second
 
 
 def test_registration(device):
