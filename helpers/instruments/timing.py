@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -23,7 +24,8 @@ from tqdm.auto import tqdm
 GRAPH_BELOW = 100e-6  # seconds
 CALLS_PER_GRAPH = 10
 CALLS_PER_ROW = 100
-QUEUEING_CYCLES = 1_000_000  # about half a millisecond on current GPUs: longer than one call takes to queue
+CYCLES_PER_SECOND = 2e9  # of current GPUs, about
+QUEUEING_SECONDS = 1e-4, 5e-3  # that the GPU waits while work is queued, at least and at first at most
 CPU_CACHE = 64 * 2**20  # bytes: more than the last-level cache of common laptops
 
 
@@ -144,16 +146,25 @@ def _cpu_sampler(function: Callable, cold: bool) -> Callable[[], float]:
     return sample
 
 
-def _queued(work: Callable, cycles: int) -> float:
-    """The GPU's time alone: it waits for `cycles` while Python queues the work (or the CUDA graph, whose launch takes
-    longer the more calls it holds).
+def _seconds_to_queue(work: Callable) -> float:
+    """How long the GPU is to wait while Python queues the work: twice what that takes now, and a little."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    least, most = QUEUEING_SECONDS
+    return min(most, least + 2 * (time.perf_counter() - start))
+
+
+def _queued(work: Callable, seconds: float, before: Callable = lambda: None) -> float:
+    """The GPU's time alone: after `before` it waits for so many seconds, while Python queues the work.
 
     Where it woke before all was queued, gaps would be timed too: then it waits longer. Work that itself waits for the
     GPU is never queued in time, and is timed as it is.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for longer in (1, 4, 16):
-        torch.cuda._sleep(longer * cycles)
+        before()
+        torch.cuda._sleep(round(longer * seconds * CYCLES_PER_SECOND))
         start.record()
         work()
         end.record()
@@ -183,9 +194,10 @@ def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], f
         flush()
         function()
 
+    once = _seconds_to_queue(function)
+
     def one_call() -> float:
-        flush()
-        return _queued(function, QUEUEING_CYCLES)
+        return _queued(function, once, before=flush)
 
     if statistics.median(one_call() for _ in range(5)) >= GRAPH_BELOW:
         return one_call
@@ -195,11 +207,8 @@ def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], f
         function()
 
     def several(work: Callable) -> Callable[[], float]:
-        if graphs:
-            replay = _graph(work).replay
-            return lambda: _queued(replay, QUEUEING_CYCLES)
-
-        return lambda: _queued(lambda: [work() for _ in range(CALLS_PER_GRAPH)], CALLS_PER_GRAPH * QUEUEING_CYCLES)
+        queue = _graph(work).replay if graphs else lambda: [work() for _ in range(CALLS_PER_GRAPH)]
+        return partial(_queued, queue, _seconds_to_queue(queue))
 
     with_calls, without = several(flush_and_call), several(flush)
 

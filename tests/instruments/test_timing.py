@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from helpers.instruments.timing import Timing, _bytes_of, _gpu_sampler, benchmark, benchmark_together
+from helpers.instruments import timing as timing_module
+from helpers.instruments.timing import Timing, _bytes_of, _gpu_sampler, _queued, benchmark, benchmark_together
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="sleeping on the host takes no GPU time")
@@ -62,6 +63,33 @@ def test_bytes_left_behind():
     assert _bytes_of(None) == 0
     assert _bytes_of((x, [x, x.half()], {"a": torch.ones(5, dtype=torch.uint8)}, 7)) == 48 + 24 + 5
     assert _bytes_of(torch.empty(0)) == 0
+
+
+@pytest.mark.parametrize(("late", "turns"), [(0, 1), (1, 2), (2, 3), (9, 3)])
+def test_a_gpu_that_woke_too_early_waits_longer_and_starts_cold_again(monkeypatch, late, turns):
+    done = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            pass
+
+        def query(self):
+            return done.count("work") <= late
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 7.0  # milliseconds
+
+    monkeypatch.setattr(timing_module.torch.cuda, "Event", Event)
+    monkeypatch.setattr(timing_module.torch.cuda, "_sleep", done.append, raising=False)
+    seconds = _queued(lambda: done.append("work"), 1e-4, before=lambda: done.append("flush"))
+    assert done == [each for cycles in (200_000, 800_000, 3_200_000)[:turns] for each in ("flush", cycles, "work")]
+    assert seconds == 7e-3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU's L2")
