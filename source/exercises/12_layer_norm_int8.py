@@ -67,13 +67,13 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # %% [markdown]
 # ## Your kernel
 #
-# One program for each row. Compute in float32, whatever x is. Two things that this machine and a GPU agree on, and that
-# surprise:
+# One program for each row. Compute in float32, whatever x is. Two things surprise:
 #
-# - A float that becomes an int8 (`.to(tl.int8)`) loses its fraction, and of what is left only the **low byte** stays:
-#   200 becomes -56. NaN becomes 0.
-# - `tl.max`, `tl.maximum` and `tl.clamp` **drop NaN**: the other number is the result. `tl.max` gives NaN where it sees
-#   nothing else; in place of the other two, `tl.where(a < b, b, a)` keeps it, for no comparison with NaN is true.
+# - A float that becomes an int8 (`.to(tl.int8)`) loses its fraction, and what an int8 cannot hold has **no defined
+#   result**: here its low byte stays, so 200 becomes -56, but a GPU may give another number. NaN becomes 0.
+# - `tl.max`, `tl.maximum` and `tl.clamp` **drop NaN**, on a GPU too: the other number is the result. `tl.max` gives NaN
+#   where it sees nothing else; in place of the other two, `tl.where(a < b, b, a)` keeps it, for no comparison with NaN
+#   is true.
 #
 # To round, add $1.5 \cdot 2^{23}$ (12582912.0) and take it off again: so far up, float32 has no fractions, and the
 # addition itself rounds to nearest, ties to even.

@@ -111,7 +111,7 @@ def norm_int8_kernel(
 # %%
 @triton.jit
 def careless(y, scale):
-    q = (y / scale + tl.where(y < 0, -0.5, 0.5)).to(tl.int8)
+    q = (y / scale + tl.where(y < 0, -0.5, 0.5)).to(tl.int32).to(tl.int8)
     return tl.minimum(tl.maximum(q, -127), 127)
 
 
@@ -175,9 +175,10 @@ print(f"clip 0.5: off by up to {off} codes")
 of_200.compare(codes_of(HARD, careless)[0])
 
 # %% [markdown]
-# A conversion to int8 keeps the **low byte**, and the clamp comes too late to see it. The largest numbers
-# of a row turn into wrong ones of the other sign. (So it is here and on an NVIDIA GPU; in C++ it would be undefined.)
-# **Clamp while it is a float.**
+# An integer that becomes an int8 keeps its **low byte**, and the clamp comes too late to see it. The largest numbers of
+# a row turn into wrong ones of the other sign. (From a float to int8 in one step it is worse: what an int8 cannot hold
+# then has no defined result, as in C++, and a GPU's compiler may give another than this machine.) **Clamp while it is a
+# float.**
 #
 # The second fault is in the halves: 0.5 became 1 and 1.5 became 2, away from zero each time. **On average over the
 # halves from 0.5 to 99.5, how far off is that, and how far off if they go to the *even* neighbour?**
@@ -877,8 +878,9 @@ predictions()
 #
 # 1. A kernel computes `q = (y / scale).to(tl.int8)` and then clamps to -127 and 127. Its tests pass. Name an input that
 #    breaks it, and what comes out.
-# <details><summary>Answer</summary>Anything beyond 127 steps, as with a scale below the largest magnitude: the
-# conversion keeps the low byte, so 200 becomes -56. (It also cuts fractions off instead of rounding.)</details>
+# <details><summary>Answer</summary>Anything beyond 127 steps, as with a scale below the largest magnitude: its result
+# is not defined. Where the low byte is kept, 200 becomes -56. (It also cuts fractions off instead of
+# rounding.)</details>
 #
 # 2. A colleague gives each row of the activations a scale of its own, and the error stays large. Which columns do you
 #    look at, and what do you propose?

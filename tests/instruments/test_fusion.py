@@ -1,6 +1,7 @@
 """The fusion analyser against the traffic meter, against an exhaustive search, and on cases worked out by hand."""
 
 import itertools
+import math
 import re
 from collections import Counter
 from xml.etree import ElementTree
@@ -14,7 +15,7 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.nn import functional
 
 from helpers.cli import main
-from helpers.instruments.fusion import analyse, capture
+from helpers.instruments.fusion import analyse, capture, search
 from helpers.instruments.fusion.analyser import costs_of
 from helpers.instruments.fusion.known import KERNELS
 from helpers.instruments.fusion.legality import NotLegalError, bits
@@ -302,6 +303,19 @@ def test_the_exact_search_is_as_good_as_looking_at_every_partition(recipe):
     groups = exact(costs, candidates(costs))
     assert total(costs, groups) == pytest.approx(exhaustive(costs), rel=1e-9)
     assert acyclic(costs, groups)
+
+
+def test_the_partition_is_the_same_in_every_python(monkeypatch):
+    """From Python 3.12 on `sum` rounds once, in the end: where many partitions take the same time, another went on."""
+
+    def exponentials(*tensors):
+        parts = [torch.exp(each) for each in tensors]
+        return sum(parts[1:], parts[0])
+
+    costs = costs_of(exponentials, *(meta(8192, 4096, dtype=torch.float32) for _ in range(32)))
+    found = partition(costs)
+    monkeypatch.setattr(search, "sum", math.fsum, raising=False)
+    assert partition(costs) == found
 
 
 @short

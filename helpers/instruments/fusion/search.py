@@ -6,7 +6,9 @@ one by one in the graph's order, each in a kernel of its own or in one that it s
 partitions so far go on (beam search); then kernels that share a tensor are joined while that saves time.
 """
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
+from functools import reduce
 
 from helpers.instruments.fusion.cost import Costs
 from helpers.instruments.fusion.kinds import SOFTMAX
@@ -80,6 +82,12 @@ def exact(costs: Costs, groups: dict[int, float]) -> list[int]:
     return found[::-1]
 
 
+def _added_up(times: Iterable[float]) -> float:
+    """One after another, as `sum` did before Python 3.12: of many partitions that take the same time, rounding says
+    which go on, and every Python must find the same."""
+    return reduce(operator.add, times, 0.0)
+
+
 class _Placed:
     """A partition of the first operations."""
 
@@ -109,7 +117,7 @@ class _Placed:
                     of[place] = len(costs.nodes) + place
                     groups[of[place]] = 1 << place
                     times[of[place]] = costs.of(1 << place, placed).time
-        return _Placed(groups, of, times, sum(times.values()))
+        return _Placed(groups, of, times, _added_up(times.values()))
 
     def makes_cycle(self, node: int, number: int, costs: Costs) -> bool:
         """Whether another kernel that the node waits for waits for kernel `number` itself."""
