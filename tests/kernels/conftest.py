@@ -18,6 +18,14 @@ def a_small_gpu(monkeypatch):
     monkeypatch.setattr(arguments, "MULTIPROCESSORS", 2)
 
 
+@pytest.fixture(autouse=True)
+def memory_for_other_workers():
+    """A test gives its gigabytes back: what PyTorch keeps in its cache, no other worker of this GPU can have."""
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def device() -> str:
     """Where kernels run here: compiled on the GPU, or interpreted on the CPU."""
