@@ -1,9 +1,9 @@
 """softmax of rows beyond 12288 columns, and gradients of rows beyond 64 KB: what leaves no room for another program.
 
 A row is read once for its maximum and sum, which one pass finds together (kernels/online_softmax.py), and is wanted
-again to write y. 16-bit elements wait in registers as they came, two to each, a chunk after another: rows of up to
-20480 columns wholly, wider ones in part. The rest is read again from its end back, and is still in the L1 cache mostly:
-by an H200's counters 16 % of a second read of 65536 columns goes beyond.
+again to write y. 16-bit elements wait in registers as they came, two to each, a chunk after another, in rows of up to
+20480 columns; beyond 65536 the last chunk waits. The rest is read again from its end back, and is still in the L1 cache
+mostly: by an H200's counters 16 % of a second read of 65536 columns goes beyond.
 
 On an H200, bf16, us (with nothing held, or in fp32): 9362 x 14336 take 137 (147), 7282 x 18432 135 (151). Wider rows
 held wholly leave an SM one program and nothing to do between its reads and writes: 2048 x 65536 take 175 (142).
@@ -64,7 +64,14 @@ def softmax_wide_kernel(
             at = start + place
             x = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
             peak, total = absorb(peak, total, x)
-    held = load_words(x_first + end, whole - end, -float("inf"), VECTOR, LANES, EACH, HELD, FULL)
+    if AGAIN:  # packing pays where a whole row waits
+        held = ()
+        for i in tl.static_range(HELD):
+            at = end + i * CHUNK + place
+            x = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_first")
+            held = held + (x,)
+    else:
+        held = load_words(x_first, whole, -float("inf"), VECTOR, LANES, EACH, HELD, FULL)
     for i in tl.static_range(HELD):
         peak, total = absorb(peak, total, widen(held[i], 0, DTYPE, COMPUTE))
     top, total = combine(peak, total)
