@@ -1,8 +1,8 @@
 """Dropout's random numbers: Philox4x32-10, ten rounds of multiplying and mixing a counter under a key.
 
 A number is a function of (seed, row, column) alone. So a mask need not be stored: whoever wants it again, as a backward
-pass does, computes it again. Four columns that lie side by side share one evaluation, which gives four numbers. Where a
-kernel moves whole vectors of rows that do not begin with one, fours are those of memory: see dropout_mask.
+pass does, computes it again. Four columns that lie side by side share one evaluation, which gives four numbers. Fours
+are those of contiguous rows in memory, as are the vectors that kernels move: see dropout_mask.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; tl.philox.
 """
@@ -40,20 +40,20 @@ def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def kept_eights(seed, row, first_col, p, SHIFTED: tl.constexpr):
+def kept_eights(seed, row, first_col, within_four, p, FOURS: tl.constexpr):
     """The same for groups of eight neighbouring columns, which begin at `first_col`, (A, B): (A, 8 B).
 
-    A thread has the eight elements of a 16-byte vector to itself. Groups begin at a multiple of 4, or SHIFTED anywhere:
-    then a third evaluation serves the end of a group.
+    A thread has the eight elements of a 16-byte vector to itself. Groups begin with a four where FOURS, else anywhere,
+    in a row that begins `within_four`: then a third evaluation serves the end of a group.
     """
     A: tl.constexpr = first_col.shape[0]
     B: tl.constexpr = first_col.shape[1]
-    four_cols = first_col // 4
+    four_cols = (first_col + 3) // 4 if FOURS else (within_four + first_col) // 4
     r0, r1, r2, r3 = numbers(seed, row, four_cols, A, B)
     r4, r5, r6, r7 = numbers(seed, row, four_cols + 1, A, B)
-    if SHIFTED:
+    if not FOURS:
         r8, r9, r10, _ = numbers(seed, row, four_cols + 2, A, B)
-        by_two, by_one = first_col % 4 >= 2, first_col % 2 == 1
+        by_two, by_one = (within_four + first_col) % 4 >= 2, (within_four + first_col) % 2 == 1
         r0, r1, r2 = tl.where(by_two, r2, r0), tl.where(by_two, r3, r1), tl.where(by_two, r4, r2)
         r3, r4, r5 = tl.where(by_two, r5, r3), tl.where(by_two, r6, r4), tl.where(by_two, r7, r5)
         r6, r7, r8 = tl.where(by_two, r8, r6), tl.where(by_two, r9, r7), tl.where(by_two, r10, r8)
@@ -66,7 +66,10 @@ def kept_eights(seed, row, first_col, p, SHIFTED: tl.constexpr):
 
 @triton.jit
 def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The same for any columns, (1, COLS) or (ROWS, COLS), each by an evaluation of its own."""
+    """The same for any columns, (1, COLS) or (ROWS, COLS), each by an evaluation of its own.
+
+    `col` is counted from the four in which the row begins.
+    """
     r0, r1, r2, r3 = numbers(seed, row, col // 4, ROWS, COLS)
     low, high = tl.where(col % 2 == 0, r0, r1), tl.where(col % 2 == 0, r2, r3)
     return survives(tl.where(col % 4 < 2, low, high), p)
@@ -85,19 +88,25 @@ def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor,
     return c0, c1, c2, c3
 
 
-def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float, of_memory: bool = False) -> torch.Tensor:
+def begin_fours(cols: int, vector: int) -> bool:
+    """FOURS, whether each row's whole vectors, of `vector` elements, begin with a four."""
+    return cols % 4 == 0 or vector % 4 == 0
+
+
+def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Tensor:
     """The mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and for looking at.
+
+    Fours are those of contiguous rows in memory: a row begins where the one before left off, and not with a four of its
+    own.
 
     Args:
         seed: int64 tensor of one value.
         p: the probability to be dropped, 0 to 1.
-        of_memory: fours are those of contiguous rows in memory, so that a row begins where the one before left off, and
-            not with a four of its own. The same where 4 divides `cols`.
     """
     fours = torch.arange(-(-(cols + 3) // 4), device=seed.device).expand(rows, -1)
     row = torch.arange(rows, device=seed.device)[:, None].expand_as(fours)
     words = philox(int(seed), (fours, row & 2**32 - 1, row >> 32, torch.zeros_like(row)))
-    first = row[:, :1] * cols % 4 if of_memory else torch.zeros_like(row[:, :1])
+    first = row[:, :1] * cols % 4
     bits = torch.stack(words, dim=-1).flatten(1).gather(1, first + torch.arange(cols, device=seed.device))
     return bits >= min(int(torch.tensor(p, dtype=torch.float32).double() * 2**32), 2**32 - 1)
 

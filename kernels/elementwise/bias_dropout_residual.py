@@ -181,7 +181,7 @@ def bias_dropout_residual_oracle(
 ) -> torch.Tensor:
     """The same with the elements dropped that `seed` drops."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
-    mask = dropout_mask(seed, rows, x.shape[-1], p, of_memory=True).view(x.shape)
+    mask = dropout_mask(seed, rows, x.shape[-1], p).view(x.shape)
     return residual + (x + bias) * mask.to(x.dtype) * scale_of_kept(p)
 
 

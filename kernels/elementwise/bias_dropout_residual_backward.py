@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows, multiprocessors
-from kernels.philox import kept, kept_at, scale_of_kept
+from kernels.philox import begin_fours, kept, kept_at, scale_of_kept
 from kernels.register import like
 from kernels.rowwise.sums import sums_of_programs
 from kernels.sizes import cdiv
@@ -96,7 +96,7 @@ def vectors_of(*tensors: torch.Tensor) -> tuple[int, bool, bool]:
     cols = tensors[0].shape[-1]
     seen = cols % 16 == 0 and all(each.stride(0) % 16 == 0 for each in tensors)
     vector, ragged = (1, False) if seen else vectors_of_rows(*tensors)
-    return vector, ragged, cols % 4 == 0 or vector % 4 == 0
+    return vector, ragged, begin_fours(cols, vector)
 
 
 @cache

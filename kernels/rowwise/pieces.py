@@ -180,14 +180,17 @@ def row_sum(x):
 
 
 @triton.jit
-def kept_pieces(seed, row, lead, cols, p, BLOCK_ROWS: tl.constexpr, PIECES: tl.constexpr):
-    """Which elements of each piece survive dropout with probability p: kernels/philox.py."""
+def kept_pieces(
+    seed, row, lead, cols, p, BLOCK_ROWS: tl.constexpr, PIECES: tl.constexpr, FOURS: tl.constexpr
+):  # fmt: skip
+    """Which elements of each piece survive dropout with probability p, and FOURS: kernels/philox.py."""
     VECTOR: tl.constexpr = PIECES[2]
+    within = (row * cols % 4).to(tl.int32)
     first = tl.zeros((BLOCK_ROWS, 1), tl.int32) + lead
-    keep = (kept_eights(seed, row, first + 8 * tl.arange(0, PIECES[0] // 8)[None, :], p, PIECES[3]),)
+    keep = (kept_eights(seed, row, first + 8 * tl.arange(0, PIECES[0] // 8)[None, :], within, p, FOURS),)
     if PIECES[1]:
         first += PIECES[0]
-        keep = keep + (kept_eights(seed, row, first + 8 * tl.arange(0, PIECES[1] // 8)[None, :], p, PIECES[3]),)
+        keep = keep + (kept_eights(seed, row, first + 8 * tl.arange(0, PIECES[1] // 8)[None, :], within, p, FOURS),)
     if PIECES[3]:
-        keep = keep + (kept_at(seed, row, rim(lead, cols, VECTOR), p, BLOCK_ROWS, 2 * VECTOR),)
+        keep = keep + (kept_at(seed, row, within + rim(lead, cols, VECTOR), p, BLOCK_ROWS, 2 * VECTOR),)
     return keep

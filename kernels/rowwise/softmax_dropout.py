@@ -50,6 +50,7 @@ def softmax_dropout_kernel(
     scale,  # 1 / (1 - p)
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
+    FOURS: tl.constexpr,  # whether vectors begin with four neighbours of one evaluation: kernels/philox.py
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
     row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
@@ -57,17 +58,16 @@ def softmax_dropout_kernel(
     lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
     inside = columns_inside(lead, cols, PIECES)
     x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, -float("inf"))
-    keep = kept_pieces(tl.load(seed_ptr), row, lead, cols, p, BLOCK_ROWS, PIECES)  # while x is on its way
+    keep = kept_pieces(tl.load(seed_ptr), row, lead, cols, p, BLOCK_ROWS, PIECES, FOURS)  # while x is on its way
     top = row_max(x).to(COMPUTE)
     e = ()
     for i in tl.static_range(len(x)):
         e = e + (tl.exp2((x[i].to(COMPUTE) - top) * LOG2_E),)
     total = row_sum(e)
-    # A product, as in PyTorch: NaN stays seen where it is dropped.
-    if_kept, if_dropped = scale / total, 0.0 / total
+    scale = scale / total  # NaN where any of the row is: it stays seen where it is dropped, as in PyTorch
     out = pointers(y_ptr, row * cols, lead, cols, PIECES)
     for i in tl.static_range(len(x)):
-        y = e[i] * tl.where(keep[i], if_kept, if_dropped)
+        y = tl.where(keep[i], e[i], 0.0) * scale
         tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
     if sums_ptr is not None:
         tl.store(sums_ptr + 2 * row, top, mask=here)

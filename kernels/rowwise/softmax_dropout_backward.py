@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.arguments import as_rows
 from kernels.online_softmax import LOG2_E
-from kernels.philox import scale_of_kept
+from kernels.philox import begin_fours, scale_of_kept
 from kernels.register import like
 from kernels.rowwise import softmax_dropout_wide
 from kernels.rowwise.pieces import (
@@ -47,6 +47,7 @@ def softmax_dropout_backward_kernel(
     scale,
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,
+    FOURS: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
@@ -57,7 +58,7 @@ def softmax_dropout_backward_kernel(
     grad_y = load_pieces(pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES), inside, here, 0.0)
     top = tl.load(sums_ptr + 2 * row, mask=here)
     log_total = tl.load(sums_ptr + 2 * row + 1, mask=here)
-    keep = kept_pieces(tl.load(seed_ptr), row, lead, cols, p, BLOCK_ROWS, PIECES)
+    keep = kept_pieces(tl.load(seed_ptr), row, lead, cols, p, BLOCK_ROWS, PIECES, FOURS)
     softmax, passed, both = (), (), ()
     for i in tl.static_range(len(x)):
         softmax = softmax + (tl.exp2((x[i].to(COMPUTE) - top) * LOG2_E - log_total),)
@@ -74,19 +75,15 @@ def softmax_dropout_backward_kernel(
 def launch_of(rows: int, cols: int, pieces: tuple[int, int, int, bool]) -> tuple[int, dict]:
     """How many programs of either direction, their constexprs and num_warps.
 
-    About 32 elements a thread, 16 where rows are wider than 6144: more do not fit beside Philox. Rows of less than 256
-    columns that begin anywhere go by single elements: of three evaluations for eight columns and one for each of a
-    rim's, more than half would be in vain.
+    About 32 elements a thread, 16 where rows are wider than 6144: more do not fit beside Philox.
     """
     head, tail, vector, ragged = pieces
-    if ragged and cols < 256:
-        head, tail, vector, ragged = next_power_of_2(cols), 0, 1, False
     head, tail = max(8, head), tail and max(8, tail)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))
     held = block_rows * (head + tail)
     warps = min(32, largest_power_of_2(held // (1024 if held <= 6144 else 512)))
-    chosen = {"BLOCK_ROWS": block_rows, "PIECES": (head, tail, vector, ragged), "num_warps": warps}
-    return cdiv(rows, block_rows), chosen
+    chosen = {"BLOCK_ROWS": block_rows, "PIECES": (head, tail, vector, ragged), "FOURS": begin_fours(cols, vector)}
+    return cdiv(rows, block_rows), {**chosen, "num_warps": warps}
 
 
 def backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:

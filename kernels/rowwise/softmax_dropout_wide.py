@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.arguments import as_rows
 from kernels.online_softmax import LOG2_E, absorb, combine
-from kernels.philox import kept_at, kept_eights
+from kernels.philox import begin_fours, kept_at, kept_eights
 from kernels.rowwise.packed import load_words, narrow, widen, zero_after
 from kernels.rowwise.pieces import arithmetic
 from kernels.rowwise.softmax_wide import absorb_rim, chunks
@@ -37,6 +37,7 @@ def softmax_dropout_wide_kernel(
     HELD: tl.constexpr,  # chunks that stay in registers, FULL of them full in every row
     FULL: tl.constexpr,
     AGAIN: tl.constexpr,  # whether there are more, which are read again
+    FOURS: tl.constexpr,  # whether vectors begin with four neighbours of one evaluation: kernels/philox.py
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -45,6 +46,7 @@ def softmax_dropout_wide_kernel(
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * x_row_stride, VECTOR, RAGGED)
     whole = at_vector(cols - lead, VECTOR)
+    within = (row * cols % 4).to(tl.int32)
     x_first = x_ptr + at_vector(row * x_row_stride + lead, VECTOR)
     y_first = y_ptr + at_vector(row * cols + lead, VECTOR)
     group = tl.arange(0, LANES)[:, None] * EACH
@@ -71,7 +73,7 @@ def softmax_dropout_wide_kernel(
     # A product, as in PyTorch: NaN stays seen where it is dropped.
     if_kept, if_dropped = scale / total, 0.0 / total
     if RAGGED:
-        kept_rim = kept_at(seed, row, col, p, 1, 2 * VECTOR)
+        kept_rim = kept_at(seed, row, within + col, p, 1, 2 * VECTOR)
         y_rim = tl.exp2((x_rim - top) * LOG2_E) * tl.where(kept_rim, if_kept, if_dropped)
         tl.store(y_ptr + row * cols + col, y_rim.to(y_ptr.dtype.element_ty), mask=in_rim)
     if AGAIN:
@@ -80,14 +82,14 @@ def softmax_dropout_wide_kernel(
             first = end - CHUNK - back
             at = first + place
             x = tl.load(x_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
-            keep = kept_eights(seed, row, lead + first + group, p, RAGGED)
+            keep = kept_eights(seed, row, lead + first + group, within, p, FOURS)
             y = tl.exp2((x - top) * LOG2_E) * tl.where(keep, if_kept, if_dropped)
             tl.store(y_first + at, y.to(y_ptr.dtype.element_ty), mask=at < whole, eviction_policy="evict_first")
     zero = zero_after(top, cols)
     for i in tl.static_range(HELD):
         at = i * CHUNK + place
         x = widen(held[i], zero, DTYPE, COMPUTE)
-        keep = kept_eights(seed, row, lead + i * CHUNK + group, p, RAGGED)
+        keep = kept_eights(seed, row, lead + i * CHUNK + group, within, p, FOURS)
         y = tl.exp2((x - top) * LOG2_E) * tl.where(keep, if_kept, if_dropped)
         y = y.to(y_ptr.dtype.element_ty)
         tl.store(y_first + at, y, mask=None if i < FULL else at < whole, eviction_policy="evict_first")
@@ -112,6 +114,7 @@ def softmax_dropout_backward_wide_kernel(
     HELD: tl.constexpr,
     FULL: tl.constexpr,
     AGAIN: tl.constexpr,
+    FOURS: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
@@ -119,6 +122,7 @@ def softmax_dropout_backward_wide_kernel(
     row = tl.program_id(0).to(tl.int64)
     lead = elements_before(row * cols, VECTOR, RAGGED)
     whole = at_vector(cols - lead, VECTOR)
+    within = (row * cols % 4).to(tl.int32)
     grad_y_first = grad_y_ptr + at_vector(row * grad_y_row_stride + lead, VECTOR)
     x_first = x_ptr + at_vector(row * x_row_stride + lead, VECTOR)
     grad_x_first = grad_x_ptr + at_vector(row * cols + lead, VECTOR)
@@ -131,7 +135,7 @@ def softmax_dropout_backward_wide_kernel(
     sums = tl.zeros((LANES,), COMPUTE)
     passed = ()
     for i in tl.static_range(HELD):
-        keep = kept_eights(seed, row, lead + i * CHUNK + group, p, RAGGED)
+        keep = kept_eights(seed, row, lead + i * CHUNK + group, within, p, FOURS)
         grad_y = widen(loaded[i], 0, DTYPE, COMPUTE) * tl.where(keep, 1.0, 0.0)
         sums += tl.sum(tl.exp2((widen(held_x[i], 0, DTYPE, COMPUTE) - top) * LOG2_E - log_total) * grad_y, axis=1)
         passed = passed + (narrow(grad_y, DTYPE),)
@@ -140,12 +144,12 @@ def softmax_dropout_backward_wide_kernel(
             at = start + place
             grad_y = tl.load(grad_y_first + at, mask=at < whole, other=0.0, eviction_policy="evict_last").to(COMPUTE)
             x = tl.load(x_first + at, mask=at < whole, other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
-            keep = kept_eights(seed, row, lead + start + group, p, RAGGED)
+            keep = kept_eights(seed, row, lead + start + group, within, p, FOURS)
             sums += tl.sum(tl.exp2((x - top) * LOG2_E - log_total) * grad_y * tl.where(keep, 1.0, 0.0), axis=1)
     mean = tl.sum(sums, axis=0) * scale
     if RAGGED:
         col, in_rim = rim(lead, cols, VECTOR), inside_rim(lead, whole, cols, VECTOR)
-        kept_rim = kept_at(seed, row, col, p, 1, 2 * VECTOR)
+        kept_rim = kept_at(seed, row, within + col, p, 1, 2 * VECTOR)
         grad_rim = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=in_rim, other=0.0).to(COMPUTE)
         grad_rim *= tl.where(kept_rim, scale, 0.0)
         x_rim = tl.load(x_ptr + row * x_row_stride + col, mask=in_rim, other=-float("inf")).to(COMPUTE)
@@ -160,7 +164,7 @@ def softmax_dropout_backward_wide_kernel(
             at = first + place
             grad_y = tl.load(grad_y_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
             x = tl.load(x_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
-            keep = kept_eights(seed, row, lead + first + group, p, RAGGED)
+            keep = kept_eights(seed, row, lead + first + group, within, p, FOURS)
             softmax = tl.exp2((x - top) * LOG2_E - log_total)
             grad_x = (softmax * (grad_y * tl.where(keep, scale, 0.0) - mean)).to(grad_x_ptr.dtype.element_ty)
             tl.store(grad_x_first + at, grad_x, mask=at < whole, eviction_policy="evict_first")
@@ -173,13 +177,18 @@ def softmax_dropout_backward_wide_kernel(
         tl.store(grad_x_first + at, grad_x, mask=None if i < FULL else at < whole, eviction_policy="evict_first")
 
 
+def _chosen(cols: int, dtype: torch.dtype, vector: int, ragged: bool, lanes: int, held: int) -> dict:
+    held_chunks = chunks(cols, vector, ragged, lanes, 8, held)
+    return {**held_chunks, "FOURS": begin_fours(cols, vector), "COMPUTE": arithmetic(dtype)}
+
+
 @cache
 def settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
     """Of the forward, by trial on an H200: constexprs and launch options. Few chunks held let an SM have more rows."""
     lanes, held = (256, 8 if cols <= 16384 else 4) if cols <= 32768 else (512, 2)
     if dtype.itemsize != 2 or vector == 1:
         lanes, held = 1024, 0
-    return {**chunks(cols, vector, ragged, lanes, 8, held), "COMPUTE": arithmetic(dtype)}
+    return _chosen(cols, dtype, vector, ragged, lanes, held)
 
 
 @cache
@@ -191,7 +200,7 @@ def backward_settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) 
         lanes, held = (256, 5) if cols <= 10240 else (512, 4 if cols <= 16384 else 3)
     else:
         lanes, held = 1024, 3
-    chosen = {**chunks(cols, vector, ragged, lanes, 8, held), "COMPUTE": arithmetic(dtype)}
+    chosen = _chosen(cols, dtype, vector, ragged, lanes, held)
     return {**chosen, "maxnreg": 64} if lanes == 512 else chosen
 
 
