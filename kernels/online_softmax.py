@@ -26,6 +26,7 @@ def absorb(peak, total, x):
 
 @triton.jit
 def combine(peak, total):
-    """Each row's maximum, and its sum of exp(x - maximum): NaN for a row of nothing but -inf."""
+    """Each row's maximum, and its sum of exp(x - maximum): 0 for a row of nothing but -inf, NaN for one with NaN."""
     top = tl.max(peak, axis=-1)
-    return top, tl.sum(total * tl.exp2((peak - tl.expand_dims(top, -1)) * LOG2_E), axis=-1)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    return top, tl.sum(total * tl.exp2((peak - tl.expand_dims(base, -1)) * LOG2_E), axis=-1)

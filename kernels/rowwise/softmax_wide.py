@@ -27,7 +27,6 @@ from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors
 def absorb_rim(top, total, x):
     """A row's maximum and sum after those outside of its whole vectors, x."""
     higher = tl.maximum(top, tl.max(x))
-    total = tl.where(top == -float("inf"), 0.0, total)  # where the rim alone is finite
     return higher, total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x - higher) * LOG2_E))
 
 

@@ -41,7 +41,10 @@ def test_masked_rows(device, cols):
 def test_one_finite_element_outside_of_whole_vectors(device, cols, where):
     x = torch.full((9, cols), -torch.inf, device=device)
     x[:, where] = 3.0
-    assert torch.equal(softmax(x), softmax_reference(x))
+    x[8, cols // 2] = torch.nan
+    y = softmax(x)
+    assert torch.equal(y[:8], softmax_reference(x[:8]))
+    assert y[8].isnan().all()
 
 
 @pytest.mark.parametrize("cols", [127, 20000])
