@@ -88,6 +88,9 @@ def test_rows_that_begin_anywhere_drop_what_the_seed_says(device, cols):
     y = softmax_dropout(x, seed.to(device), 0.3)
     kept = dropout_mask(seed, 9, cols, 0.3)
     assert torch.equal(y.cpu() != 0, kept)
+    few = x.detach()[:2]
+    for other in (few.double(), torch.cat((few, few), dim=1)[:, 1 : cols + 1]):  # vectors of other sizes
+        assert torch.equal(softmax_dropout(other, seed.to(device), 0.3).cpu() != 0, kept[:2])
     weight = torch.zeros_like(y)
     weight[:, cols // 2] = 1.0  # no gradient anywhere unless this column is kept
     y.backward(weight)
