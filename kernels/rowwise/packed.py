@@ -13,7 +13,10 @@ def load_words(
     ptr, whole, other: tl.constexpr,
     VECTOR: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr, HELD: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The first HELD chunks of a row, packed; FULL of them are full in every row, `other` is past its end."""
+    """The first HELD chunks of a row, packed; FULL of them are full in every row, `other` is past its end.
+
+    Without an eviction policy: on an H200 loads marked evict_first take softmax of 16384 columns 146 us for 136.
+    """
     DTYPE: tl.constexpr = ptr.dtype.element_ty
     PACK: tl.constexpr = 2 if DTYPE.primitive_bitwidth == 16 and VECTOR > 1 else 1
     CHUNK: tl.constexpr = LANES * EACH // PACK
@@ -26,10 +29,10 @@ def load_words(
     for i in tl.static_range(HELD):
         at = ptr + i * CHUNK + place
         if i < FULL:
-            words = words + (tl.load(at, eviction_policy="evict_first"),)
+            words = words + (tl.load(at),)
         else:
             inside = i * CHUNK + place < whole // VECTOR * (VECTOR // PACK)
-            words = words + (tl.load(at, mask=inside, other=nothing, eviction_policy="evict_first"),)
+            words = words + (tl.load(at, mask=inside, other=nothing),)
     return words
 
 

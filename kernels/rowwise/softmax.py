@@ -6,7 +6,7 @@ Written out in PyTorch, every step goes through memory:
                                                                               16 B/element in 16 bits, five launches
     fused     read x once, keep the exponentials in registers, write y         4 B/element, one launch
 
-A row of up to 12288 columns stays in the registers of the program that owns it, and two of up to 64 KB in the backward
+A row of up to 12288 columns stays in the registers of the program that owns it, and two of up to 10240 in the backward
 pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: kernels/rowwise/pieces.py.
 
 The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element.
@@ -38,7 +38,8 @@ from kernels.rowwise.pieces import (
 from kernels.vectors import elements_before, vectors_of_rows
 
 WIDEST_BLOCK = 12288  # elements of a row that one program holds in registers, of one tensor
-WIDEST_BACKWARD_BYTES = 65536  # of each of two rows
+WIDEST_BACKWARD = 10240  # columns of each of two rows, whose vectors have 8 elements
+WIDEST_BACKWARD_BYTES = 65536  # of others
 
 
 @triton.jit
@@ -117,11 +118,11 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     grad_y = as_rows(grad_y)
     rows, cols = grad_y.shape
     with torch.cuda.device_of(y):
-        if cols * y.itemsize > WIDEST_BACKWARD_BYTES:
+        pieces = pieces_of(grad_y, as_rows(y), as_rows(grad_x))
+        if cols > WIDEST_BACKWARD if pieces[2] == 8 else cols * y.itemsize > WIDEST_BACKWARD_BYTES:
             softmax_wide.backward(grad_y, y, grad_x)
         else:
             programs, chosen = row_launch(rows, cols, tensors=2)
-            pieces = pieces_of(grad_y, as_rows(y), as_rows(grad_x))
             options = {"PIECES": pieces, "COMPUTE": arithmetic(y.dtype), **chosen}
             softmax_backward_kernel[(programs,)](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **options)
     return grad_x

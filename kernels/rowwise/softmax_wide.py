@@ -1,11 +1,11 @@
-"""softmax of rows beyond 12288 columns, and gradients of rows beyond 64 KB: what leaves no room for another program.
+"""softmax of rows beyond 12288 columns, and gradients of rows beyond 10240: what leaves no room for another program.
 
 A row is read once for its maximum and sum, which one pass finds together (kernels/online_softmax.py), and is wanted
 again to write y. 16-bit elements wait in registers as they came, two to each, a chunk after another, in rows of up to
 20480 columns; beyond 65536 the last chunk waits. The rest is read again from its end back, and is still in the L1 cache
 mostly: by an H200's counters 16 % of a second read of 65536 columns goes beyond.
 
-On an H200, bf16, us (with nothing held, or in fp32): 9362 x 14336 take 137 (147), 7282 x 18432 135 (151). Wider rows
+On an H200, bf16, us (with nothing held, or in fp32): 9362 x 14336 take 136 (147), 7282 x 18432 136 (151). Wider rows
 held wholly leave an SM one program and nothing to do between its reads and writes: 2048 x 65536 take 175 (142).
 """
 
@@ -186,10 +186,14 @@ def settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
 
 @cache
 def backward_settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
-    """Of the backward: as many warps as an SM can have, and in 16 bits 16384 or 32768 columns of each row held, unless
-    two chunks of 32768 have little idle."""
+    """Of the backward, by trial on an H200: in 16 bits both rows are held up to 32768 columns, which leaves an SM two
+    programs up to 20480; of wider ones 16384 or 32768 columns, unless two chunks of 32768 have little idle."""
     if dtype.itemsize != 2 or vector == 1:
         return chunks(cols, vector, ragged, 1024, 16, 0)
+    if cols <= 20480:
+        return chunks(cols, vector, ragged, 512, 8, 5)
+    if cols <= 32768:
+        return chunks(cols, vector, ragged, 1024, 8, 4)
     if 57344 < cols <= 65536:
         return chunks(cols, vector, ragged, 1024, 32, 0)
     return chunks(cols, vector, ragged, 512 if cols <= 57344 else 1024, 8, 4)
