@@ -62,7 +62,8 @@ TRIED = {
     "softmax backward": (
         "4 to 32 warps, no masks, a row read in pieces; identical kernels differ by 5 %. Of many rows, per cent of "
         "copy bandwidth: 16384 columns held (99; asked for again 103); 32768 by 16 warps with masks (99), by 32 with "
-        "masks (83) or without (102, kept), held (92), in chunks of 16384 (101) or less (73 to 98)"
+        "masks (83) or without (102), held (92), in chunks of 16384 (101) or less (73 to 98); both rows held two "
+        "elements to a register, loaded without an eviction policy (kept: 740 us for 797 at 16384 x 32768)"
     ),
     "bias_dropout_residual backward": "one launch in place of three (kept); the rest of a call is Python",
 }
@@ -138,20 +139,24 @@ SWEPT = {
     ),
     "rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
     "softmax": (
-        "rows held two 16-bit elements to a register: up to 20480 columns (kept: 135 us for 151 at 18432, 137 for 147 "
-        "at 14336); one of 65536 to an SM (175 us for 142), walking over rows with the next one asked for (172), a "
-        "quarter held (146); walks at 12288 to 32768 (up to a fifth slower). Beyond 65536 columns the last 32768 "
-        "are held, in their own dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). "
+        "rows held two 16-bit elements to a register: up to 20480 columns (kept), loaded without an eviction policy "
+        "(kept: 136 us at 14336 to 18432, with evict_first 145 to 147), by 512 or 128 threads (136 to 156); one of "
+        "65536 to an SM (175 us for 142), walking over rows with the next one asked for (172), a quarter held (146); "
+        "walks at 12288 to 32768 (up to a fifth slower). Beyond 65536 columns the last 32768 are held, in their own "
+        "dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). "
         f"{_CLUSTERS}; {_CALLS}"
     ),
     "softmax backward": (
-        "rows held two 16-bit elements to a register: at 50304 columns 16384 of them (kept: 222 us for 249), 32768 "
+        "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns wholly "
+        "(kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, 209, 207) "
+        "or read again (193 to 268 us); at 50304 columns 16384 of them (kept: 222 us for 249), 32768 "
         "(237) or all (236); at 131072 32768 (kept: 249 for 260); at 65536 any (227 for 206); walks over rows (up to a "
         f"third slower). {_CLUSTERS}; {_CALLS}"
     ),
     "softmax_dropout": (
-        "Philox takes as long as the bytes: warps, rows at a time and columns held by trial (the best kept). Columns "
-        f"from one that 4 does not divide on take three evaluations for eight; {_CALLS}"
+        "Philox takes as long as the bytes: warps, rows at a time and columns held by trial (the best kept). Fours of "
+        "memory and not of columns, where 4 does not divide them: two evaluations for eight columns, not three (kept: "
+        f"199 us for 265 at 1025 columns, 204 for 274 at 4099, 320 for 468 at 127); {_CALLS}"
     ),
     "softmax_dropout backward": (
         "the same; fewer registers by order, so that an SM has two rows (kept: 282 us for 368 at 10000 columns held in "

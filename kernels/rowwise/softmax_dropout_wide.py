@@ -1,4 +1,4 @@
-"""softmax_dropout of rows beyond 16384 columns, and their gradients, part of which waits in registers as it came.
+"""softmax_dropout of rows beyond 8192 columns, and their gradients, part of which waits in registers as it came.
 
 A row is held as in softmax_wide.py, with registers left for Philox, and what is left of it read twice; its mask is
 computed with y. The gradient is held with what is dropped set to 0 already: only what is read twice needs its mask

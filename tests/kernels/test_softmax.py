@@ -24,6 +24,13 @@ def test_rows_of_every_width_and_their_gradients(device, cols, poisoned):
     assert_as_accurate(ours, theirs, with_gradients(softmax_reference, [x.double()], weight))
 
 
+@pytest.mark.parametrize("cols", [12288, 20483])
+def test_gradients_of_rows_held_two_elements_to_a_register(device, cols):
+    x, weight = torch.randn(2, 3, cols, device=device).bfloat16()
+    ours, theirs = (with_gradients(function, [x], weight) for function in (softmax, softmax_reference))
+    assert_as_accurate(ours, theirs, with_gradients(softmax_reference, [x.double()], weight.double()))
+
+
 @pytest.mark.parametrize("cols", [65, 20000])
 def test_masked_rows(device, cols):
     x = torch.randn(5, cols, device=device)
