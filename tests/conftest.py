@@ -20,7 +20,7 @@ settings.load_profile("course")
 LONGEST = """
     instruments/test_prediction grading/test_exercises test_lab grading/test_grade_class test_pages grading/test_release
     learning/test_submission grading/test_grade_cluster grading/test_grade_attacks grading/test_grade_strangers
-    learning/test_mistakes test_cli figures/test_occupancy_explorer figures/test_stepper test_accessibility
+    learning/test_mistakes test_cli figures/test_occupancy_explorer figures/test_stepper
 """.split()
 
 
@@ -66,8 +66,15 @@ def chromium():
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def learner(chromium):
+    """One browser's memory: what a page of JupyterLab has loaded, the next takes from there."""
+    with chromium.new_context(viewport={"width": 1400, "height": 1000}) as context:
+        yield context
+
+
 @pytest.fixture
-def lesson_page(chromium, lab):
+def lesson_page(learner, lab):
     """A page on the running JupyterLab: `open_lesson`, `run_all`, then what the test wants of `page`."""
-    with chromium.new_page(viewport={"width": 1400, "height": 1000}) as page:
+    with learner.new_page() as page:
         yield LessonPage(page, lab)

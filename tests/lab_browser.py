@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from axe_playwright_python.sync_playwright import Axe
+
 ROOT = Path(__file__).resolve().parent.parent
 FUSION = Path(sys.executable).parent / "fusion"
 
@@ -139,6 +141,18 @@ class LessonPage:
         kinds = ("error", "stderr")
         selector = ", ".join(f"[data-mime-type='application/vnd.jupyter.{kind}']" for kind in kinds)
         return self.page.locator(selector).all_text_contents()
+
+    def violations(self) -> list[str]:
+        """Serious ones that axe-core finds in the cells' outputs and texts: what is around them is JupyterLab's own."""
+        # JupyterLab leaves out what lies below the window.
+        self.page.add_style_tag(content=".jp-Cell { content-visibility: visible !important; }")
+        context = {"include": [".jp-OutputArea", ".jp-MarkdownOutput"]}
+        found = Axe().run(self.page, context, {"resultTypes": ["violations"]}).response["violations"]
+        return [
+            f"{each['id']}: {each['nodes'][0]['html'][:200]}"
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
 
     def requests_elsewhere(self) -> list[str]:
         """The addresses asked for that are not this server's."""
