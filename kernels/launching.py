@@ -6,6 +6,10 @@ holds the kernel's compiled forms for the device; what is found is launched by T
 Triton: the first launch of a kind, arguments of other kinds, hooks, debugging, globals that changed.
 """
 
+import contextlib
+import threading
+from typing import Any, NamedTuple
+
 from torch import Tensor
 from torch.nn import Parameter
 from triton import knobs
@@ -16,6 +20,44 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 triton_run = JITFunction.run
 _INT64 = range(-(2**63), 2**63)
+
+
+class Known(NamedTuple):
+    """What another launch of the same kind takes besides its arguments."""
+
+    kernel: JITFunction
+    compiled: Any
+    launch: Any  # Triton's launcher of the compiled kernel, called with these two
+    function: Any
+    metadata: Any
+    constants: list  # of the parameters that no argument stands for
+    used: list[tuple[dict, str, Any]]  # globals of the kernel's
+
+
+class Launched(NamedTuple):
+    """A launch as it was made; known is None where Triton alone knows how."""
+
+    known: Known | None
+    device: int
+    grid: tuple[int, ...]
+    arguments: tuple
+
+
+class _Watch(threading.local):
+    launches = None
+
+
+_watch = _Watch()
+
+
+@contextlib.contextmanager
+def watched():
+    """The list of launches that this thread makes inside of it: Launched, or None for one that was left to Triton."""
+    before, _watch.launches = _watch.launches, []
+    try:
+        yield _watch.launches
+    finally:
+        _watch.launches = before
 
 
 def kinds(arguments: tuple) -> list:
@@ -47,7 +89,7 @@ def kinds(arguments: tuple) -> list:
     return found
 
 
-def _watched() -> bool:
+def looked_at() -> bool:
     """Whether someone looks at launches, or compiles them otherwise than by what they are given."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
@@ -60,43 +102,50 @@ def _watched() -> bool:
     )
 
 
-def _remember(known: dict, key: tuple, kernel: JITFunction, compiled, arguments: tuple, options: dict) -> None:
-    """Keep what another launch of this key takes, where nothing but constants is given by name."""
+def unchanged(known: Known) -> bool:
+    """Whether the kernel's globals are what they were, and nothing is to run before it."""
+    for names, name, value in known.used:
+        if names.get(name) is not value:
+            return False
+    return not known.kernel.pre_run_hooks
+
+
+def _remember(kernel: JITFunction, compiled, arguments: tuple, options: dict) -> Known | None:
+    """What another launch of this kind takes, where nothing but constants is given by name."""
     rest = kernel.params[len(arguments) :]
     if any(each.name in options and not each.is_constexpr for each in rest):
-        return
+        return None
     constants = [options.get(each.name, each.default) for each in rest]
     used = [(names, name, names.get(name)) for (name, _), (_, names) in kernel.used_global_vals.items()]
-    known[key] = compiled, compiled.run, compiled.function, compiled.packed_metadata, constants, used
+    return Known(kernel, compiled, compiled.run, compiled.function, compiled.packed_metadata, constants, used)
 
 
 def run(self: JITFunction, *args, grid, warmup, **kwargs):
     """`JITFunction.run` on a GPU."""
-    if warmup or callable(grid) or self.pre_run_hooks or _watched():
-        return triton_run(self, *args, grid=grid, warmup=warmup, **kwargs)
+    key = found = None
     device = driver.active.get_current_device()
-    known = self.device_caches[device][0]
-    try:
-        given = kinds(args)
-        for place in self.constexprs:
-            if place >= len(args):
-                break
-            given[place] = args[place]
-        key = (self.debug, *given, *kwargs, *kwargs.values())
-        found = known.get(key)
-    except TypeError:
-        return triton_run(self, *args, grid=grid, warmup=warmup, **kwargs)
-    if found is not None:
-        compiled, launch, function, metadata, constants, used = found
-        for names, name, value in used:
-            if names.get(name) is not value:
-                break
-        else:
-            x, y, z, *_ = (*grid, 1, 1)
-            stream = driver.active.get_current_stream(device)
-            launch(x, y, z, stream, function, metadata, None, None, None, *args, *constants)
-            return compiled
-    compiled = triton_run(self, *args, grid=grid, warmup=warmup, **kwargs)
-    if compiled is not None:
-        _remember(known, key, self, compiled, args, kwargs)
+    cache = self.device_caches[device][0]
+    if not (warmup or callable(grid) or looked_at()):
+        try:
+            given = kinds(args)
+            for place in self.constexprs:
+                if place >= len(args):
+                    break
+                given[place] = args[place]
+            key = (self.debug, *given, *kwargs, *kwargs.values())
+            found = cache.get(key)
+        except TypeError:
+            key = None
+    if found is not None and unchanged(found):
+        x, y, z, *_ = (*grid, 1, 1)
+        stream = driver.active.get_current_stream(device)
+        found.launch(x, y, z, stream, found.function, found.metadata, None, None, None, *args, *found.constants)
+        compiled = found.compiled
+    else:
+        compiled = triton_run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        found = None if key is None or compiled is None else _remember(self, compiled, args, kwargs)
+        if found is not None:
+            cache[key] = found
+    if _watch.launches is not None:
+        _watch.launches.append(None if key is None else Launched(found, device, grid, args))
     return compiled

@@ -23,6 +23,7 @@ import torch
 from torch.autograd import forward_ad
 
 from kernels.options import check_option
+from kernels.plans import planned, watching
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # other classes mean something that kernels do not see: only operators do
 
@@ -126,7 +127,7 @@ def register(
         (options.check_option). A second derivative through it raises RuntimeError.
     """
     forward_op = training_op = _operator(name, forward, fake)
-    backward_op, options = None, _options(forward)
+    backward_op, options, planned_forward = None, _options(forward), planned(forward)
     apply = apply_in_transforms = forward_op
     if backward is None:
 
@@ -161,7 +162,7 @@ def register(
 
             return differentiate
 
-        run = forward if training is None else training
+        run = planned_forward if training is None else planned(training)
 
         def run_and_keep(ctx, *arguments):
             output = run(*arguments)
@@ -170,7 +171,7 @@ def register(
 
         # Two of them: PyTorch binds the arguments to a signature at every call of one that has its own setup_context,
         # and takes no other under its transforms. Not `run` itself: two stars bind fastest.
-        methods = {"forward": staticmethod(run_and_keep), "backward": staticmethod(by(backward))}
+        methods = {"forward": staticmethod(run_and_keep), "backward": staticmethod(by(planned(backward)))}
         apply = type(name, (torch.autograd.Function,), methods).apply
         methods |= {
             "forward": staticmethod(lambda *arguments: run(*arguments)),
@@ -189,7 +190,7 @@ def register(
                 tracked = tracked or x.requires_grad
         recorded = torch.compiler.is_compiling()
         if not recorded:
-            recorded = torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+            recorded = torch._C._len_torch_dispatch_stack() > watching() or torch._C._get_tracing_state() is not None
             for x in tensors:
                 recorded = recorded or x.is_meta or type(x) not in PLAIN
                 negative = negative or x.is_neg()
@@ -200,7 +201,7 @@ def register(
             if negative:
                 arguments = [_signed(x) for x in arguments]
             if not tracked:
-                return forward(*arguments)
+                return planned_forward(*arguments)
             transformed = torch._C._functorch.get_interpreter_stack()
             result = (apply_in_transforms if transformed else apply)(*arguments)
         if tracked and training is not None:

@@ -26,7 +26,7 @@ from kernels import costs
 from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 
 
 @triton.jit
@@ -148,6 +148,7 @@ add_gelu_op = register(
 )
 
 
+@planned
 def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """gelu(a + b), tanh form, in one launch, differentiable once.
 

@@ -24,7 +24,7 @@ from kernels.arguments import as_rows, check_alike, check_columns, in_widest
 from kernels.elementwise.bias_dropout_residual_backward import gradients, vectors_of
 from kernels.fused_op import FusedOp, Work
 from kernels.philox import check_dropout, dropout_mask, kept, kept_at, new_seed, scale_of_kept
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import at_vector, elements_before, inside_rim, rim
 
@@ -138,6 +138,7 @@ bias_dropout_residual_op = register(
 )
 
 
+@planned
 def bias_dropout_residual(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1
 ) -> torch.Tensor:

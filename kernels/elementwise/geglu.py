@@ -19,7 +19,7 @@ from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 
 # PyTorch's name for the form of GELU -> its name in kernels.activations.
 APPROXIMATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
@@ -138,6 +138,7 @@ geglu_op = register(
 )
 
 
+@planned
 def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """gelu(gate) * up in one launch, differentiable once.
 

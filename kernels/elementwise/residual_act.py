@@ -27,7 +27,7 @@ from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_
 from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 
 
 @triton.jit
@@ -158,6 +158,7 @@ residual_act_op = register(
 )
 
 
+@planned
 def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
     """act(x + residual) in one launch, differentiable once.
 

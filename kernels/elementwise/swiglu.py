@@ -19,7 +19,7 @@ from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 
 
 @triton.jit
@@ -115,6 +115,7 @@ swiglu_op = register(
 )
 
 
+@planned
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up in one launch, differentiable once.
 

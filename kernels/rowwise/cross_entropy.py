@@ -23,7 +23,7 @@ from kernels.arguments import MULTIPROCESSORS, as_rows, check_labels, multiproce
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.options import refuse
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise.cross_entropy_backward import backward
 from kernels.rowwise.pieces import arithmetic
 from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
@@ -164,6 +164,7 @@ cross_entropy_op = register(
 )
 
 
+@planned
 def cross_entropy(
     logits: Tensor,
     labels: Tensor,

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import l2_norm_wide
 from kernels.rowwise.pieces import (
     arithmetic,
@@ -98,6 +98,7 @@ def _forward(x: torch.Tensor, eps: float) -> torch.Tensor:
 l2_norm_op = register("l2_norm", _forward, lambda x, eps: like(x))
 
 
+@planned
 def l2_norm(x: torch.Tensor, eps: float = 1e-12) -> torch.Tensor:
     """Divide each row of `x` by its Euclidean norm, in one launch. Not differentiable.
 

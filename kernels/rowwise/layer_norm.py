@@ -23,7 +23,7 @@ from kernels.activations import activate
 from kernels.affine import ones_unless, over_last, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import norm_wide
 from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise, widened
@@ -164,6 +164,7 @@ layer_norm_op = register(
 )
 
 
+@planned
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Bring each row of `x` to mean 0 and variance 1, scale and shift its columns, in one launch; differentiable once.
 

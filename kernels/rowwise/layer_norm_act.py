@@ -20,9 +20,11 @@ from kernels.affine import ones_unless, over_last, zeros_unless
 from kernels.arguments import check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.options import check_option
+from kernels.plans import planned
 from kernels.rowwise import layer_norm as plain
 
 
+@planned
 def layer_norm_act(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,

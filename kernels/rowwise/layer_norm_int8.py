@@ -23,7 +23,7 @@ from kernels import costs
 from kernels.affine import ones_unless, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import layer_norm_int8_wide
 from kernels.rowwise.layer_norm_int8_wide import LEAST, bits_of_magnitude, to_nearest_int8
 from kernels.rowwise.normalise import normalise, plus, products, widened
@@ -160,6 +160,7 @@ layer_norm_int8_op = register(
 )
 
 
+@planned
 def layer_norm_int8(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:

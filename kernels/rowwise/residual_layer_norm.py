@@ -26,7 +26,7 @@ from kernels import costs
 from kernels.affine import ones_unless, zeros_unless
 from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors, shared_memory
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import layer_norm, norm_wide
 from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise, plus, widened
@@ -152,6 +152,7 @@ residual_layer_norm_op = register(
 )
 
 
+@planned
 def residual_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from kernels.affine import ones_unless
 from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, in_widest, multiprocessors
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import norm_wide
 from kernels.rowwise.pieces import (
     along,
@@ -138,6 +138,7 @@ residual_rms_norm_op = register(
 )
 
 
+@planned
 def residual_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from kernels.affine import ones_unless, over_last
 from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import norm_wide
 from kernels.rowwise.pieces import (
     along,
@@ -147,6 +147,7 @@ rms_norm_op = register(
 )
 
 
+@planned
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """Divide each row of `x` by its root mean square and scale its columns, in one launch; differentiable once.
 

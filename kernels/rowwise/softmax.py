@@ -22,7 +22,7 @@ from kernels import costs
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import softmax_wide
 from kernels.rowwise.pieces import (
     arithmetic,
@@ -138,6 +138,7 @@ softmax_op = register(
 )
 
 
+@planned
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """The softmax over the last dimension in one launch, differentiable once.
 

@@ -18,7 +18,7 @@ from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
 from kernels.philox import check_dropout, dropout_mask, new_seed, scale_of_kept
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import softmax_dropout_wide
 from kernels.rowwise.pieces import (
     arithmetic,
@@ -116,6 +116,7 @@ softmax_dropout_op = register(
 )
 
 
+@planned
 def softmax_dropout(x: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1) -> torch.Tensor:
     """dropout(softmax(x)) over the last dimension in one launch, differentiable once.
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.rowwise import softmax_topk_wide
 from kernels.sizes import next_power_of_2
 from kernels.top_k import largest, sort_key, store_winners
@@ -119,6 +119,7 @@ def _fake(x, k):
 softmax_topk_op = register("softmax_topk", _forward, _fake)
 
 
+@planned
 def softmax_topk(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The softmax over the last dimension, its k largest entries and their indices, in one launch. Not differentiable.
 

@@ -24,7 +24,7 @@ from kernels.attention import check_heads, check_mask, hide, seen_keys, unscaled
 from kernels.descriptors import describable, described, load_rows
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.register import register
+from kernels.register import planned, register
 from kernels.sizes import cdiv, next_power_of_2
 
 
@@ -153,6 +153,7 @@ def _like(q, k, causal, mask, scale, dtype) -> Tensor:
 attention_scores_op = register("attention_scores", _forward, _like)
 
 
+@planned
 def attention_scores(
     q: Tensor,
     k: Tensor,

@@ -30,7 +30,7 @@ from kernels.arguments import as_autocast_says, check_together, check_vectors
 from kernels.batch_norm import fold
 from kernels.fused_op import FusedOp, Work
 from kernels.options import check_option, refuse
-from kernels.register import register
+from kernels.register import planned, register
 from kernels.sizes import cdiv
 from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 
@@ -94,8 +94,7 @@ def settings(dtype: torch.dtype) -> dict:
 
 
 def _paddings(weight: Tensor, padding: int | None) -> tuple[int, int]:
-    taps_h, taps_w = weight.shape[2:]
-    return (taps_h // 2, taps_w // 2) if padding is None else (padding, padding)
+    return tuple(taps // 2 for taps in weight.shape[2:]) if padding is None else (padding, padding)
 
 
 def _out_shape(x: Tensor, weight: Tensor, stride: int, padding: int | None) -> tuple[int, int, int, int]:
@@ -149,6 +148,7 @@ conv_bn_act_op = register(
 )
 
 
+@planned
 def conv_bn_act(
     x: Tensor,
     weight: Tensor,

@@ -29,7 +29,7 @@ from kernels.arguments import as_autocast_says, as_matrix, check_linear, check_t
 from kernels.descriptors import takes_descriptors
 from kernels.elementwise.geglu import geglu_kernel
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.sizes import cdiv
 from kernels.tiled import ffn_backward, linear_act_descriptors
 from kernels.tiled.linear_act import empty_result, linear_act
@@ -144,6 +144,7 @@ def _check(act: str, x, up, down, gate, up_bias, down_bias) -> None:
         raise ValueError(f"ffn takes down_bias of ({len(down)},), got {tuple(down_bias.shape)}: reshape it")
 
 
+@planned
 def ffn(
     x: Tensor,
     up: Tensor,
@@ -214,8 +215,7 @@ def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
     flops = products * costs.product(tokens, width, hidden) + (costs.GELU_TANH + gated) * tokens * hidden
-    read, written = tokens * width + products * width * hidden, tokens * width
-    return Work(flops, read * dtype.itemsize, written * dtype.itemsize)
+    return Work(flops, (tokens + products * hidden) * width * dtype.itemsize, tokens * width * dtype.itemsize)
 
 
 def _inputs(tokens: int, width: int, hidden: int, gated: bool = False, **options) -> tuple[Tensor, ...]:

@@ -26,7 +26,7 @@ from kernels.attention import check_heads, head_settings, hide, is_hopper, longe
 from kernels.descriptors import describable, described, load_rows, of_rows, padded_empty, store_rows, store_values
 from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.sizes import cdiv
 from kernels.tiled import flash_attention_hopper
 from kernels.tiled.flash_attention_backward import backward, backward_work
@@ -154,6 +154,7 @@ flash_attention_op = register(
 )
 
 
+@planned
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, enable_gqa: bool = True, **more
 ) -> Tensor:

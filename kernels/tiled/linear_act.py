@@ -28,7 +28,7 @@ from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import as_autocast_says, as_matrix, autocasts, check_linear, check_together, given
 from kernels.descriptors import takes_descriptors
 from kernels.fused_op import FusedOp, Work
-from kernels.register import like, register
+from kernels.register import like, planned, register
 from kernels.sizes import cdiv
 from kernels.tiled import linear_act_backward, linear_act_descriptors, linear_act_few
 
@@ -94,8 +94,7 @@ def settings(dtype: torch.dtype, tf32: bool = False) -> dict:
 
 
 def _launch(x, weight, bias, residual, y, s, act: str | None, tf32: bool) -> None:
-    (m, k), n = x.shape, weight.shape[0]
-    chosen = settings(x.dtype, tf32)
+    (m, k), n, chosen = x.shape, weight.shape[0], settings(x.dtype, tf32)
     grid = (cdiv(m, chosen["BLOCK_M"]) * cdiv(n, chosen["BLOCK_N"]),)
     strides = x.stride(0), weight.stride(0)
     linear_act_kernel[grid](x, weight, bias, residual, y, s, m, n, k, *strides, ACT=act, **chosen)
@@ -156,6 +155,7 @@ linear_act_op = register(
 )
 
 
+@planned
 def linear_act(
     x: Tensor,
     weight: Tensor,

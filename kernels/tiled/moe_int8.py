@@ -33,7 +33,7 @@ from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import as_rows
 from kernels.fused_op import FusedOp, Work
 from kernels.int8 import FACTOR, UNIT, in_units, takes_descriptors
-from kernels.register import register
+from kernels.register import planned, register
 from kernels.routing import check_experts, combine, routed
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled.moe_int8_few import FEW, few_arguments, launch_few, moe_int8_few_kernel
@@ -155,6 +155,7 @@ def _like(x, logits, weight, *_) -> torch.Tensor:
 moe_int8_op = register("moe_int8", _forward, _like)
 
 
+@planned
 def moe_int8(
     x: torch.Tensor, logits: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, top_k: int = 8, act: str = "silu"
 ) -> torch.Tensor:
