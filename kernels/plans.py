@@ -26,7 +26,7 @@ from kernels import launching
 
 MOST = 4096  # kinds of call kept of a function: pictures and sequences come in many sizes
 DESCRIPTORS = TensorDescriptor, GluonDescriptor
-_OPTIONS = frozenset((type(None), bool, int, float, str))
+_OPTIONS = frozenset((type(None), bool, int, float, str, torch.dtype))
 _ALLOCATIONS = frozenset(
     getattr(torch.ops.aten, name).default if name != "empty" else torch.ops.aten.empty.memory_format
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
