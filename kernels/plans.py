@@ -168,11 +168,13 @@ def _plan(arguments: tuple, made: list[Tensor], launches: list, results) -> Plan
     if 0 in numbers or len(numbers) < sum(isinstance(x, Tensor) for x in tensors):
         return None  # of two tensors at one address, nobody knows which one a kernel was given
     steps = [_step(each, numbers) for each in launches]
-    alone, found = isinstance(results, Tensor), []
+    alone, found = not isinstance(results, tuple), []
     for x in (results,) if alone else results:
         if x is None:
             found.append(None)
             continue
+        if not isinstance(x, Tensor):
+            return None
         number = numbers.get(x.untyped_storage().data_ptr(), 0)
         if number < len(arguments) or x.dtype != tensors[number].dtype or x.requires_grad:
             return None
