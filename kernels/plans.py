@@ -128,13 +128,15 @@ def _autocast() -> tuple:
 
 
 def kind_of(arguments: tuple) -> tuple | None:
-    """All that what a call does may follow from; None for arguments of other types."""
+    """All that what a call does may follow from; None for arguments of other types, or that are not dense."""
     autocast = torch._C._is_any_autocast_enabled() and _autocast()
     found = [driver.active.get_current_device(), torch.are_deterministic_algorithms_enabled(), autocast]
     graded = torch.is_grad_enabled()
     for x in arguments:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
+            if x.layout is not torch.strided or x.is_nested:
+                return None
             found += x.dtype, x.shape, x.stride(), x.data_ptr() % 16, x.device, x.is_neg(), graded and x.requires_grad
         elif kind in _OPTIONS:
             found += kind, x

@@ -337,3 +337,9 @@ def test_errors_are_raised_every_time_and_numbers_that_equal_nothing_are_no_leak
     for _ in range(12):
         call(*tensors(4, 5), math.nan)
         assert len(kept_of(call)) <= 5
+
+
+def test_a_sparse_tensor_is_refused_in_words(gpu):
+    for x in torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr():
+        with pytest.raises(TypeError, match="softmax takes dense tensors, got x in layout sparse"):
+            CATALOGUE["softmax"].fused(x)
