@@ -228,4 +228,6 @@ def planned(function: Callable) -> Callable:
             plans[kind] = False
         return function(*arguments, **named)
 
+    # torch.compile counts how often it compiles a code object, and gives up: each function has its own.
+    call.__code__ = call.__code__.replace(co_name=function.__name__)
     return call
