@@ -10,9 +10,10 @@ torch.compile, which does not look inside them, and the choice between the two.
         backward_fake=lambda grad_y, y: like(y),
     )
 
-The public function checks its arguments and returns softmax_op(x). Where a backward pass needs more than the forward's
-arguments and result, `training` is a second forward that returns (y, *more). The operators are softmax_op.forward_op,
-.training_op (the same without `training`) and .backward_op, for tests and meters.
+The public function checks its arguments and returns softmax_op(x); it is @planned, as kernels/plans.py says. Where a
+backward pass needs more than the forward's arguments and result, `training` is a second forward that returns
+(y, *more). The operators are softmax_op.forward_op, .training_op (the same without `training`) and .backward_op, for
+tests and meters.
 """
 
 import inspect

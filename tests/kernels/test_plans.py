@@ -16,9 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import CATALOGUE, launching, plans, runtime
 
-if runtime.has_gpu():
-    pytest.skip("needs a machine without a GPU, whose launches can be kept", allow_module_level=True)
-
+gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 SCALE = tl.constexpr(2.0)
 DEVICES = itertools.count(1000)
 SHAPES = {"conv_bn_act": (2, 64, 14, 14, 64, 3), "flash_attention": (2, 4, 256, 64, True), "linear_act": (40, 64, 128)}
@@ -76,6 +74,8 @@ class Gpu:
 
 @pytest.fixture
 def gpu(monkeypatch):
+    if runtime.has_gpu():
+        pytest.skip("there is a GPU")
     found, before = Gpu(), driver._active
     driver.set_active(found)
     monkeypatch.setattr(JITFunction, "run", launching.run)
@@ -101,10 +101,10 @@ def renamed(launches: list, inputs: tuple, results=(), numbered: bool = True) ->
     return [name(each) for each in launches], [each if each is None else name(tuple(each)) for each in of_results]
 
 
-def fresh_inputs(name: str, grad: bool) -> list:
+def fresh_inputs(name: str, grad: bool, device: str = "cpu") -> list:
     op = CATALOGUE[name]
     shape = SHAPES.get(name, (100, 1000) if op.group == "rowwise" or "dropout" in name else (100000,))
-    inputs = op.inputs(*shape, dtype=torch.bfloat16, device="cpu")
+    inputs = op.inputs(*shape, dtype=torch.bfloat16, device=device)
     return [x.requires_grad_(grad) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
 
 
@@ -343,3 +343,35 @@ def test_a_sparse_tensor_is_refused_in_words(gpu):
     for x in torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr():
         with pytest.raises(TypeError, match="softmax takes dense tensors, got x in layout sparse"):
             CATALOGUE["softmax"].fused(x)
+
+
+def same(results, others) -> bool:
+    results, others = (x if isinstance(x, tuple) else (x,) for x in (results, others))
+    return all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(results, others, strict=True))
+
+
+@gpu_only
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_on_a_gpu_a_call_made_before_is_right_on_streams_in_graphs_and_on_devices(name):
+    call = CATALOGUE[name].fused
+    with torch.no_grad():
+        for _ in range(3):
+            call(*fresh_inputs(name, grad=False, device="cuda"))
+        inputs, expected = fresh_inputs(name, grad=False, device="cuda"), []
+        _listened_to(lambda: expected.append(call(*inputs)))
+        assert same(call(*inputs), expected[0])
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = call(*inputs)
+        side.synchronize()
+        assert same(found, expected[0])
+        with torch.cuda.graph(graph):
+            found = call(*inputs)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same(found, expected[0])
+        for device in range(torch.cuda.device_count()):
+            there = [x.to(f"cuda:{device}") if isinstance(x, torch.Tensor) else x for x in inputs]
+            for _ in range(4):
+                assert same(call(*there), expected[0])
