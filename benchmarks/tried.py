@@ -70,8 +70,8 @@ TRIED = {
 
 # Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
 _CALLS = (
-    "calls: launches and autograd's functions are Python, where eager's are C++; a call of a kind made before allocates "
-    "and launches at once (kept, in us: softmax 12.9 for 24.6, a 1x1 convolution 29.7 for 100.7)"
+    "calls: launches and autograd's functions are Python, where eager's are C++; a call of a kind made before goes "
+    "straight to its launches (kept, in us: softmax 12.9 for 24.6, a 1x1 convolution 29.7 for 100.7)"
 )
 _CLUSTERS = (
     "QuACK's clusters hold one of the widest rows in the shared memory of several SMs, for which Triton 3.6 has no "
