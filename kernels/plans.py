@@ -33,11 +33,20 @@ _ALLOCATIONS = frozenset(
 )
 
 
+_every = []  # function's plans
+
+
 class _Watching(threading.local):
     modes = 0
 
 
 _watching = _Watching()
+
+
+def forget() -> None:
+    """Begin anew: after a change that no call shows, as of a kernel's settings."""
+    for plans in _every:
+        plans.clear()
 
 
 def watching() -> int:
@@ -205,6 +214,7 @@ def _watched(function: Callable, arguments: tuple, named: dict) -> tuple:
 def planned(function: Callable) -> Callable:
     """The function, of tensors and options to a tensor or a tuple of them and None, for calls made often."""
     plans = {}  # kind -> False where it was seen once, None where there can be no plan, or the plan
+    _every.append(plans)
 
     @functools.wraps(function)
     def call(*arguments, **named):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels import arguments, runtime
+from kernels import arguments, plans, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,14 @@ def memory_for_other_workers():
     yield
     if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def no_plans():
+    """A test that changes a kernel's settings finds no plan made before, and leaves none."""
+    plans.forget()
+    yield
+    plans.forget()
 
 
 @pytest.fixture

@@ -314,6 +314,19 @@ def test_a_changed_global_of_a_kernel_is_seen(gpu, monkeypatch):
     assert gpu.asked == asked + 2
 
 
+def test_plans_are_forgotten_when_asked(gpu):
+    factors = [2.0]
+    call = plans.planned(lambda *arguments: doubled(*arguments, factors[0]))
+    for _ in range(3):
+        call(*tensors(4, 5))
+    factors[0] = 3.0
+    call(*tensors(4, 5))
+    assert gpu.made[-1][-3] == 2.0
+    plans.forget()
+    call(*tensors(4, 5))
+    assert gpu.made[-1][-3] == 3.0
+
+
 def test_a_kernel_that_wants_memory_of_triton_is_left_to_it(gpu):
     gpu.scratch, calls = 128, []
     call = plans.planned(lambda *arguments: calls.append(arguments) or doubled(*arguments))
