@@ -66,13 +66,14 @@ def in_step(programs: int, rows: int, block_rows: int, pieces: tuple[int, int, i
 
 
 @triton.jit
-def rows_alike(BLOCK_ROWS: tl.constexpr, PIECES: tl.constexpr):
+def rows_alike(BLOCK_ROWS: tl.constexpr, PIECES: tl.constexpr, AXIS: tl.constexpr = 0):
     """The first row of a program, and how far apart the rows of its block are: so far that all have one lead.
 
+    AXIS: of the grid, along which programs share rows.
     Then a vector of columns, as a weight, is loaded once for all of them, and sums over rows stay at their columns.
     """
     APART: tl.constexpr = PIECES[2] if PIECES[3] else 1
-    program = tl.program_id(0)
+    program = tl.program_id(AXIS)
     return program // APART * (APART * BLOCK_ROWS) + program % APART, APART
 
 

@@ -21,6 +21,7 @@ from kernels.rowwise.pieces import (
     pieces_of,
     pointers,
     row_sum,
+    rows_alike,
     rows_from,
 )
 from kernels.sizes import cdiv
@@ -80,8 +81,7 @@ def rms_norm_wide_backward_kernel(
 ):
     # One program owns some columns of every row that it walks over, so that their sum fits in registers.
     chunk = tl.program_id(0) * PIECES[0]
-    APART: tl.constexpr = PIECES[2] if PIECES[3] else 1  # rows of one lead: kernels/rowwise/pieces.py, rows_alike
-    start = tl.program_id(1) // APART * (APART * BLOCK_ROWS) + tl.program_id(1) % APART
+    start, APART = rows_alike(BLOCK_ROWS, PIECES, 1)
     lead = elements_before(tl.cast(start, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
     inside = columns_inside(lead, cols, PIECES, chunk)
     weight = load_columns(along(weight_ptr + chunk, lead, cols, PIECES), inside)
