@@ -50,7 +50,7 @@ TRIED = {
         "both before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two (1 %)"
     ),
     "layer_norm_int8": (
-        "rows in two blocks by 12 warps an SM, one block beyond 8192 columns (both kept), one row a program (a quarter "
+        "rows in two blocks by 12 warps an SM (kept), a row a program beyond 8192 columns (kept), below that (a quarter "
         "to three quarters slower)"
     ),
     "layer_norm_act": (
@@ -87,6 +87,10 @@ _NARROW_GRADIENTS = (
     "(5 % faster at 768 columns, with an activation 23), all rows of a program at once (up to 2.4 times the time), no "
     "stages beyond 256 columns (3 to 8 %)"
 )
+_WALKS = (
+    "ragged rows by no more programs than are on the SMs at once (kept: with an activation 174 us for 245 at 4099 "
+    "columns, with a residual 284 for 356), 18432 columns by 16 warps with 64 registers a thread (kept: 141 for 168)"
+)
 _FEW_MICROSECONDS = "sizes of two to five microseconds, most of which are a launch's start and end"
 
 SWEPT = {
@@ -118,20 +122,21 @@ SWEPT = {
         "last is bound by memory: sums in fp32 are set to 0, added to, and rounded. Heads of 64 have seven still"
     ),
     "l2_norm": f"4 to 32 warps, one pass or a walk over rows; identical kernels differ by 5 %; {_CALLS}",
-    "layer_norm": f"{_LOOPS}; of ragged rows weight and bias are read 2 bytes at a time; {_CALLS}",
+    "layer_norm": f"{_WALKS}; {_LOOPS}; of ragged rows weight and bias are read 2 bytes at a time; {_CALLS}",
     "layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
-    "layer_norm_act": f"{_LOOPS}; {_CALLS}",
+    "layer_norm_act": f"{_WALKS}; {_LOOPS}; {_CALLS}",
     "layer_norm_act backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "layer_norm_int8": (
-        "rows in two blocks by 12 warps an SM (kept: 115 us for 151 at 2560 columns), one block beyond 8192 (kept: 174 "
-        f"for 190 at 10000), one row a program (a quarter to three quarters slower); {_LOOPS}; {_CALLS}"
+        "rows in two blocks by 12 warps an SM (kept: 115 us for 151 at 2560 columns), beyond 8192 columns a row a "
+        "program, weight and bias asked for late (kept: 143 us for 173 at 10000, 171 for 272 at 18432), below that (a "
+        f"quarter to three quarters slower); {_LOOPS}; {_CALLS}"
     ),
     "linear_act": (
         "rows of 300 or 4097 numbers begin where neither the copy engine nor a wide load may: copied into padded ones "
         "(kept: 23 us for 55 at 777 x 300 x 5000, 75 for 352 at 1023 x 4097 x 4099), 124 us with PyTorch's own copies; "
         f"{_CALLS}"
     ),
-    "residual_layer_norm": f"{_LOOPS}; {_CALLS}",
+    "residual_layer_norm": f"{_WALKS}; {_LOOPS}; {_CALLS}",
     "residual_layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "residual_rms_norm": f"{_CLUSTERS}; {_CALLS}",
     "residual_rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",

@@ -71,12 +71,15 @@ def l2_norm_kernel(
 def launch_of(rows: int, cols: int, sms: int) -> tuple[int, dict]:
     """How many programs, and their settings, for rows of at most WIDEST_BLOCK elements.
 
-    No more rows than the GPU has SMs: each has a program of its own, with 16 elements a thread.
+    cols: in whole vectors; a rim beside them costs next to nothing.
+    No more rows than the GPU has SMs: each has a program of its own, with 16 elements a thread. More than 8192 elements
+    take 16 warps at least.
     """
-    if rows > sms:
-        return row_launch(rows, cols)
-    warps = min(32, max(4, largest_power_of_2(sum(blocks(cols)) // 512)))
-    return rows, {"BLOCK_ROWS": 1, "num_warps": warps}
+    held = sum(blocks(cols))
+    if rows <= sms:
+        return rows, {"BLOCK_ROWS": 1, "num_warps": min(32, max(4, largest_power_of_2(held // 512)))}
+    programs, chosen = row_launch(rows, cols)
+    return programs, chosen if held <= 8192 else {**chosen, "num_warps": max(16, chosen["num_warps"])}
 
 
 def _forward(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -89,8 +92,9 @@ def _forward(x: torch.Tensor, eps: float) -> torch.Tensor:
         if cols > WIDEST_BLOCK:
             l2_norm_wide.forward(x, y, eps)
         else:
-            programs, chosen = launch_of(rows, cols, multiprocessors(x))
-            options = {"PIECES": pieces_of(x, as_rows(y)), "COMPUTE": arithmetic(x.dtype), **chosen}
+            pieces = pieces_of(x, as_rows(y))
+            programs, chosen = launch_of(rows, cols // pieces[2] * pieces[2], multiprocessors(x))
+            options = {"PIECES": pieces, "COMPUTE": arithmetic(x.dtype), **chosen}
             l2_norm_kernel[(programs,)](x, y, rows, cols, x.stride(0), eps, **options)
     return y
 
@@ -137,8 +141,9 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor]:
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x = torch.empty(shape, dtype=dtype, device="meta")
-    chosen = launch_of(rows, cols, MULTIPROCESSORS)[1]
-    return (x, x, rows, cols, cols, 1e-12), {"PIECES": pieces_of(x), "COMPUTE": arithmetic(dtype), **chosen}
+    pieces = pieces_of(x)
+    chosen = launch_of(rows, cols // pieces[2] * pieces[2], MULTIPROCESSORS)[1]
+    return (x, x, rows, cols, cols, 1e-12), {"PIECES": pieces, "COMPUTE": arithmetic(dtype), **chosen}
 
 
 OP = FusedOp(

@@ -103,13 +103,15 @@ def launch_of(
     """How many programs, and their BLOCK_ROWS, STAGES, VECTORS_FIRST and num_warps, where a row is the sum of so many
     `tensors`' rows.
 
-    A thread has up to 48 elements of a row, 72 of wide ones: an SM then holds two programs or more, and some load while
-    others compute. An activation should not wait for a second row of 4096, and has half as many elements of 16384.
-    Alone on its SM, a program takes twice the warps, and weight and bias before it reduces; held in registers
-    meanwhile, they would cost every second program on an SM.
+    A thread has up to 48 elements of a row: an SM then holds two programs or more, and some load while others compute.
+    An activation should not wait for a second row of 4096, and has half as many elements of 16384. Alone on its SM, a
+    program takes twice the warps, and weight and bias before it reduces; held in registers meanwhile, they would cost
+    every second program on an SM.
 
     Where rows are ragged, weight and bias come in single elements: a program asks for them once and walks over rows, of
-    which the next are on their way, as many as fit into `shared_memory`. Narrow rows share them anyway.
+    which the next are on their way, as many as fit into `shared_memory`. Programs that walk have to be on the SMs all
+    at once: 16 warps with 128 registers a thread, 12 where a second tensor takes more. Narrow rows share them anyway,
+    and beside more than 8192 columns they would leave no registers.
     """
     head, tail, _, ragged = pieces
     held, few_rows = head + tail, rows <= sms
@@ -119,21 +121,25 @@ def launch_of(
     programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
     if few_rows:
         chosen |= {"VECTORS_FIRST": held <= 16384, "num_warps": min(32, next_power_of_2(cdiv(elements, 640)))}
-    elif ragged and held > 12288:
-        chosen["num_warps"] = 16
+    elif ragged and held > 8192:
+        chosen["num_warps"] = 8 if held <= 12288 else 16
     elif ragged:
         warps = min(4, next_power_of_2(cdiv(elements, 1280)))
         chosen["num_warps"] = warps
-        per_sm = 16 // warps
+        per_sm = (16 if tensors == 1 or warps == 1 else 12) // warps
         stages = min(3, 1 + shared_memory // (tensors * per_sm * elements * dtype.itemsize))
         if held > 512 and stages > 1:
             chosen |= {"STAGES": stages, "VECTORS_FIRST": True}
             programs = min(programs, per_sm * sms)
+            if dtype.itemsize == 2 and tensors == 1:
+                chosen["maxnreg"] = 128
     else:
-        two_an_sm = held <= min(18432, 2**16 // dtype.itemsize)  # of 8 warps, which then have 128 registers a thread
+        two_an_sm = held <= min(18432, 2**16 // dtype.itemsize)  # of 8 warps with 128 registers a thread, or 16 with 64
         chosen["num_warps"] = min(8, next_power_of_2(cdiv(elements, 1536))) if two_an_sm else 32
         if act and held == 16384:
             chosen["num_warps"] = 16
+        elif two_an_sm and held > 16384:
+            chosen |= {"num_warps": 16, "maxnreg": 64}
     return in_step(programs, rows, block_rows, pieces), chosen
 
 

@@ -6,8 +6,8 @@
               round: read t, write r | to int8: read r, write q              41 B/element in fp32, eight launches
     fused     read x once, keep the row in registers, write q once            5 B/element, one launch
 
-In 16 bits it is 3 B/element. A few programs walk over all rows and keep weight and bias in registers. Rows beyond 16384
-elements are in layer_norm_int8_wide.py.
+In 16 bits it is 3 B/element. A few programs walk over all rows and keep weight and bias in registers; wide rows in 16
+bits have a program each. Rows beyond 18432 elements, 16384 in 32 bits, are in layer_norm_int8_wide.py.
 
 Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
 torch.nn.functional.layer_norm.
@@ -42,7 +42,7 @@ from kernels.rowwise.pieces import (
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import at_vector, elements_before
 
-WIDEST_BLOCK = 16384  # elements of a row that one program holds in registers
+WIDEST_BLOCK = 18432  # elements of a row that one program holds in registers, two such on an SM
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -78,22 +78,28 @@ def layer_norm_int8_kernel(
     eps,
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # blocks of rows on their way from memory at once, plus one
+    STAGES: tl.constexpr,  # blocks of rows on their way from memory at once, plus one; 1: it may have one block
+    VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for once, before any row
     num_warps: tl.constexpr,
 ):
     start, APART = rows_alike(BLOCK_ROWS, PIECES)
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     lead = elements_before(start.to(tl.int64) * cols, PIECES[2], PIECES[3])
     inside = columns_inside(lead, cols, PIECES)
-    # Converted once for all rows of the program: with a byte to write an element, instructions are what is short.
-    weight = widened(load_columns(along(weight_ptr, lead, cols, PIECES), inside), tl.float32)
-    bias = widened(load_columns(along(bias_ptr, lead, cols, PIECES), inside), tl.float32)
+    weight_at, bias_at = along(weight_ptr, lead, cols, PIECES), along(bias_ptr, lead, cols, PIECES)
+    if VECTORS_FIRST:
+        # Converted once for all rows of the program: with a byte to write an element, instructions are what is short.
+        weight = widened(load_columns(weight_at, inside), tl.float32)
+        bias = widened(load_columns(bias_at, inside), tl.float32)
     BITS: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
     for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
         row = rows_from(first, BLOCK_ROWS, APART)
         here = row < rows
         x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), tl.float32)
         y = normalise(x, inside, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
+        if not VECTORS_FIRST:  # beside a wide row they would cost the other programs on the SM
+            weight = widened(load_columns(weight_at, inside), tl.float32)
+            bias = widened(load_columns(bias_at, inside), tl.float32)
         y = plus(products(y, weight), bias)
         bits = ()
         for i in tl.static_range(len(y)):
@@ -112,11 +118,16 @@ def launch_of(
     """How many programs, and their PIECES, BLOCK_ROWS, STAGES and num_warps.
 
     A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other. A small
-    second block adds 8, and then an SM has 12 warps. Beyond 8192 columns a row is one block, however full: idle lanes
-    cost less there than weight and bias in two layouts. `shared_memory`: bytes that a program may have; rows are
-    fetched ahead into it where they fit.
+    second block adds 8, and then an SM has 12 warps. `shared_memory`: bytes that a program may have; rows are fetched
+    ahead into it where they fit. Beyond 8192 columns, in two blocks of 16 bits, a program takes one row, and asks for
+    weight and bias late: few registers a thread let three programs share an SM, two of the widest. In 32 bits such a
+    row is one block, however full: idle lanes cost less there than weight and bias in two layouts.
     """
     head, tail, vector, ragged = pieces
+    if tail and head >= 8192 and dtype.itemsize == 2:
+        chosen = {"BLOCK_ROWS": 1, "STAGES": 1, "VECTORS_FIRST": False}
+        chosen |= {"num_warps": 8, "maxnreg": 80} if head == 8192 else {"num_warps": 16, "maxnreg": 64}
+        return in_step(rows, rows, 1, pieces), {"PIECES": pieces, **chosen}
     if tail and head >= 8192:
         head, tail = 2 * head, 0
     held = head + tail
@@ -129,7 +140,7 @@ def launch_of(
     stages = 3 if 2 * dtype.itemsize * block_rows * held < shared_memory else 1
     programs = min(cdiv(rows, block_rows), max(1, per_sm * sms))
     pieces = head, tail, vector, ragged
-    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
     return in_step(programs, rows, block_rows, pieces), chosen
 
 
@@ -144,7 +155,7 @@ def _forward(
     rows, cols = x.shape
     given = x, weight, bias, q, scale
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK:
+        if cols <= min(WIDEST_BLOCK, 2**16 // x.itemsize):
             pieces = pieces_of(x, as_rows(q))
             programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
             layer_norm_int8_kernel[(programs,)](*given, rows, cols, x.stride(0), eps, **chosen)

@@ -90,7 +90,7 @@ def launch_of(rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int,
     A thread has at most 128 bytes of the tensors, 32 where rows are no more than SMs; 144 where an SM then holds two
     programs of 8 warps in place of one of 16. Rows of up to 512 columns share a program. Where rows are ragged, the
     weight comes in single elements: beyond 8192 of them a program asks for it once and walks over rows, of which the
-    next are on their way.
+    next are on their way; 16 warps of programs that walk have to be on an SM at once.
     """
     (held, ragged), many = (sum(pieces[:2]), pieces[3]), rows > sms
     block_rows = max(1, 1024 // next_power_of_2(held)) if many else 1
@@ -101,8 +101,9 @@ def launch_of(rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int,
     programs, stages, per_sm = cdiv(rows, block_rows), 1, max(1, 16 // warps)
     if ragged and held > 8192 and warps <= 16 and programs > per_sm * sms:
         stages = max(1, min(3, 1 + 216 * 2**10 // (per_sm * row_bytes)))
-        programs = per_sm * sms if stages > 1 else programs
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    if stages > 1:
+        programs, chosen["maxnreg"] = per_sm * sms, 128
     return in_step(programs, rows, block_rows, pieces), {**chosen, "COMPUTE": arithmetic(dtype)}
 
 

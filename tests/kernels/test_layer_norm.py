@@ -1,6 +1,7 @@
 """LayerNorm and what is built on it: means far from zero, padding, rows of any width, gradients, modules, bytes."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from accuracy import assert_as_accurate
 from helpers.instruments import compile_for, measure
 from kernels import CATALOGUE
 from kernels.rowwise import layer_norm as module
-from kernels.rowwise import layer_norm_backward, layer_norm_pairs, layer_norm_wide
+from kernels.rowwise import layer_norm_backward, layer_norm_pairs, layer_norm_wide, residual_layer_norm
 from kernels.rowwise.layer_norm import LayerNorm, layer_norm, layer_norm_op, layer_norm_reference
 from kernels.rowwise.pieces import arithmetic, pieces_of
 
@@ -212,6 +213,24 @@ def test_bf16_rows_of_pairs_are_read_once(cols, stride, offset, two_multiprocess
 def test_bf16_gradients_of_wide_rows(cols, stride, offset, device, poisoned, two_multiprocessors):
     tensors = bf16_rows(5, cols, stride, offset, device), *torch.randn(2, cols, device=device).bfloat16()
     assert_gradients_as_accurate(tensors, bf16_rows(5, cols, stride, offset, device))
+
+
+@pytest.mark.parametrize(("cols", "act"), [(4099, "gelu_tanh"), pytest.param(2047, None, marks=pytest.mark.long)])
+def test_programs_that_walk_over_ragged_rows_are_on_the_sms_at_once(cols, act):
+    """One that waits for another to end has the GPU to itself later, with nobody to hide its waits behind."""
+    x, room = torch.bfloat16, 227 * 2**10
+    pieces = pieces_of(torch.empty(8, cols, dtype=x, device="meta"))
+    for residual in (False, True):
+        launch_of = residual_layer_norm.launch_of if residual else partial(module.launch_of, act=act)
+        programs, chosen = launch_of(32768, cols, x, 132, pieces, room)
+        constants = {"PIECES": pieces, "COMPUTE": arithmetic(x), **chosen}
+        if residual:
+            arguments = residual_layer_norm.residual_layer_norm_kernel, *[x] * 6, 32768, *[cols] * 3, 1e-5
+        else:
+            arguments = module.layer_norm_kernel, *[x] * 4, 32768, cols, cols, 1e-5
+            constants["ACT"] = act
+        assert chosen["STAGES"] > 1
+        assert programs <= 132 * compile_for(*arguments, **constants).occupancy().blocks
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
