@@ -50,7 +50,7 @@ TRIED = {
         "both before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two (1 %)"
     ),
     "layer_norm_int8": (
-        "rows in two blocks by 12 warps an SM (kept), a row a program beyond 8192 columns (kept), below that (a quarter "
+        "rows in two blocks by 12 warps an SM, a row a program beyond 8192 columns (both kept), below that (a quarter "
         "to three quarters slower)"
     ),
     "layer_norm_act": (
