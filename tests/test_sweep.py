@@ -158,7 +158,7 @@ def test_a_call_is_held_against_bare_launches_too():
     found = RecordedSweep("NVIDIA H200", [RUN], points)
     assert best_peer(points[0], "calls") == "QuACK"
     assert found.behind() == []
-    assert found.over_bare() == ["over 1.5 bare launches: a call of softmax 2048x1000 bf16: 1.55"]
+    assert found.over_bare() == ["over 1.5 bare launches: a call of softmax 2048x1000 bf16: 1.55, the GPU's part 0.10"]
     assert sweep.report(found, []).splitlines()[-1] == found.over_bare()[0]
     first, _ = found.calls().splitlines()[3:]
     assert first.split() == "softmax 2048x1000 bf16 2.0 us 2.5 us 31.0 us 32.0 us QuACK 20.0 us".split()

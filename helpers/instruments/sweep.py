@@ -189,12 +189,16 @@ class RecordedSweep:
         return list(dict.fromkeys(pass_of(point) for point in late))
 
     def over_bare(self, kernels: Iterable[str] = ()) -> list[str]:
-        """A line for each point whose call takes over 1.5 bare launches, the worst first; of all or those named."""
+        """A line for each point whose call takes over 1.5 bare launches, the worst first; of all or those named.
+
+        Calls are timed to the end of their work: the line says how long the GPU takes for it, too."""
         chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
-        found = sorted(
-            (-bare_launches(point), _name(point)) for point in chosen if bare_launches(point) > MOST_LAUNCHES
-        )
-        return [f"over {MOST_LAUNCHES} bare launches: a call of {name}: {-times:.2f}" for times, name in found]
+        late = sorted((p for p in chosen if bare_launches(p) > MOST_LAUNCHES), key=bare_launches, reverse=True)
+        return [
+            f"over {MOST_LAUNCHES} bare launches: a call of {_name(point)}: {bare_launches(point):.2f}, "
+            f"the GPU's part {median(point, 'fused') / median(point, BARE, 'calls'):.2f}"
+            for point in late
+        ]
 
     def fallen(self, kernels: Iterable[str] = ()) -> list[str]:
         """A line for each point whose share is below 0.9 of the neighbouring power of two's, the worst first."""
