@@ -100,7 +100,10 @@ def activate(s, ACT: tl.constexpr, RESULT: tl.constexpr = tl.float32):
         y = s * sigmoid_base_2(s * (2.302208198144325 + 0.1029432395800235 * s * s))  # log2(e) z below
     else:
         tl.static_assert(ACT == "silu", "ACT is relu, gelu, gelu_tanh or silu")
-        y = s * sigmoid_base_2(1.4426950408889634 * s)  # log2(e)
+        if RESULT.is_fp16() or RESULT.is_bf16():
+            y = s * sigmoid_base_2(1.4426950408889634 * s)  # log2(e)
+        else:
+            y = s / (1.0 + tl.exp2(-1.4426950408889634 * s))  # a square of rsqrt is off by 2.5 times as much
     return y
 
 
@@ -125,6 +128,6 @@ def activate_gradient(grad_y, s, ACT: tl.constexpr):
         grad = grad_y * (gate + tl.where(e == 0.0, 0.0, s * slope * (e * larger * larger)))
     else:
         tl.static_assert(ACT == "silu", "ACT is relu, gelu, gelu_tanh or silu")
-        gate = sigmoid_base_2(1.4426950408889634 * s)
+        gate = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * s))  # exact, as 1 - gate loses what gate has lost
         grad = grad_y * gate * (1.0 + s * (1.0 - gate))
     return grad

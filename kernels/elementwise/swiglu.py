@@ -28,7 +28,8 @@ def swiglu_at(first, end, gate_ptr, up_ptr, y_ptr, BLOCK: tl.constexpr, COMPUTE:
     inside = offset < end
     gate = tl.load(gate_ptr + offset, mask=inside).to(COMPUTE)
     up = tl.load(up_ptr + offset, mask=inside).to(COMPUTE)
-    tl.store(y_ptr + offset, (activate(gate, "silu") * up).to(y_ptr.dtype.element_ty), mask=inside)
+    y = activate(gate, "silu", y_ptr.dtype.element_ty) * up
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -58,7 +59,7 @@ def swiglu_backward_at(
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
     gate = tl.load(gate_ptr + offset, mask=inside).to(COMPUTE)
     up = tl.load(up_ptr + offset, mask=inside).to(COMPUTE)
-    grad_up = grad_y * activate(gate, "silu")
+    grad_up = grad_y * activate(gate, "silu", grad_up_ptr.dtype.element_ty)
     grad_gate = activate_gradient(grad_y * up, gate, "silu")
     tl.store(grad_gate_ptr + offset, grad_gate.to(grad_gate_ptr.dtype.element_ty), mask=inside)
     tl.store(grad_up_ptr + offset, grad_up.to(grad_up_ptr.dtype.element_ty), mask=inside)

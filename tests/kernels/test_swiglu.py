@@ -36,6 +36,23 @@ def test_a_shut_gate_has_a_finite_gradient(device):
     assert gradient.tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("most", [1, 5, 20])
+def test_a_gate_in_fp32_is_as_accurate_as_pytorchs(most, device):
+    """Where a gate is nearly open, one from the square of a reciprocal root is 2.3 to 2.7 times as far off."""
+    gate = torch.linspace(-most, most, 4096, device=device).requires_grad_()
+    errors = []
+    for function in (swiglu, swiglu_reference):
+        y = function(gate, torch.ones_like(gate))
+        (gradient,) = torch.autograd.grad(y.sum(), gate)
+        wide = gate.detach().double().requires_grad_()
+        exact = torch.nn.functional.silu(wide)
+        (exact_gradient,) = torch.autograd.grad(exact.sum(), wide)
+        errors.append([(y - exact).abs().max().item(), (gradient - exact_gradient).abs().max().item()])
+    (ours, our_gradient), (theirs, their_gradient) = errors
+    assert ours <= 2 * theirs
+    assert our_gradient <= 2 * their_gradient
+
+
 def test_one_input_may_need_no_gradient(device):
     gate, up = pair(5, device=device)
     up.requires_grad_()
