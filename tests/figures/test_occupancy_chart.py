@@ -1,7 +1,7 @@
 """The sweeps as drawn, against the calculator, and the marks on them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.figures.occupancy import PANELS, finding, occupancy_chart
@@ -33,6 +33,7 @@ def test_a_block_that_fits_nowhere_and_one_that_fills_all():
     assert finding(occupancy((8, 6), threads=768)) == "48 of 48 warps of an SM are active, limited by warps"
 
 
+@settings(max_examples=25)  # each is four panels drawn
 @given(
     st.sampled_from(CAPABILITIES),
     st.integers(1, 1024),

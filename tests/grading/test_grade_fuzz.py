@@ -191,7 +191,7 @@ def test_10_000_answers():
     LONG(given(texts(), texts())(holds_of_an_answer))()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed > 7)) for seed in range(20)])
 def test_answers_of_the_corpus_in_any_combination(seed):
     chosen = random.Random(seed)
     for _ in range(10):

@@ -30,11 +30,14 @@ def test_right_answers_written_apart_are_not_alike(name):
     assert alike(name, *apart) == []
 
 
-def test_an_answer_with_one_place_changed_is_alike():
+@pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_an_answer_with_one_place_changed_is_alike(apart):
+    """In `make test` every third of them."""
     found = [
-        bool(alike(each.exercise, model_of(each.exercise), model_of(each.exercise) | each.cells)) for each in CHANGED
+        bool(alike(each.exercise, model_of(each.exercise), model_of(each.exercise) | each.cells))
+        for each in CHANGED[::apart]
     ]
-    assert len(found) > 100
+    assert len(found) > 100 / apart
     assert sum(found) >= 0.9 * len(found)
 
 

@@ -122,8 +122,9 @@ def ours(case):
     )
 
 
-def test_agrees_with_nvidias_header_in_200_000_random_cases(nvidia):
-    cases = random_cases(200_000, seed=20240)
+@pytest.mark.parametrize("number", [50_000, pytest.param(200_000, marks=pytest.mark.long)])
+def test_agrees_with_nvidias_header_in_random_cases(nvidia, number):
+    cases = random_cases(number, seed=20240)
     refused = launches_nothing = 0
     for case, answer in zip(cases.tolist(), nvidia(cases).tolist(), strict=True):
         status, blocks, bits, *allowed = answer
@@ -143,8 +144,8 @@ def test_agrees_with_nvidias_header_in_200_000_random_cases(nvidia):
         if "barriers" not in limiters:
             assert sum(BITS[name] for name in limiters) == bits, case
         launches_nothing += blocks == 0
-    assert refused > 10_000
-    assert launches_nothing > 1_000
+    assert refused > number / 20
+    assert launches_nothing > number / 200
 
 
 def test_cases_reach_every_limiter_on_every_chip():

@@ -115,7 +115,7 @@ def test_without_a_seed_pytorchs_generator_draws_one(device):
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("multiprocessors", [2, 132])
+@pytest.mark.parametrize("multiprocessors", [pytest.param(2, marks=pytest.mark.long), 132])
 def test_the_gradients_are_the_same_in_every_run(device, monkeypatch, multiprocessors):
     monkeypatch.setattr(backward_module, "multiprocessors", lambda x: multiprocessors)
     inputs = arguments(40, 33, device=device, grad=True)

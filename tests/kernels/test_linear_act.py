@@ -116,12 +116,21 @@ def test_which_kernel_takes_what(shape, dtype, tf32, taken, launched, device, po
         assert_as_accurate(y, linear_act_reference(*inputs), exact)
 
 
+# In `make test` each shape with one activation.
 @pytest.mark.parametrize(
-    ("m", "k", "n", "copied"),
-    [(130, 71, 263, True), (40, 300, 500, True), (40, 64, 75, False), (17, 257, 264, True)],
+    ("act", "m", "k", "n", "copied"),
+    [
+        ("gelu", 130, 71, 263, True),
+        (None, 40, 300, 500, True),
+        ("gelu", 40, 64, 75, False),
+        ("gelu", 17, 257, 264, True),
+        pytest.param(None, 130, 71, 263, True, marks=pytest.mark.long),
+        pytest.param("gelu", 40, 300, 500, True, marks=pytest.mark.long),
+        pytest.param(None, 40, 64, 75, False, marks=pytest.mark.long),
+        pytest.param(None, 17, 257, 264, True, marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("act", [None, "gelu"])
-def test_rows_of_any_length_reach_the_copy_engine(m, k, n, copied, act, device, launched, monkeypatch, poisoned):
+def test_rows_of_any_length_reach_the_copy_engine(act, m, k, n, copied, device, launched, monkeypatch, poisoned):
     """Copied into rows of whole 16 bytes where the product is large enough; with the sum that training keeps."""
     monkeypatch.setattr(linear_act_descriptors, "worth_padding", lambda *_: True)
     inputs = tensors(m, k, n, device, grad=True)
