@@ -123,6 +123,8 @@ def launch_of(
         chosen |= {"VECTORS_FIRST": held <= 16384, "num_warps": min(32, next_power_of_2(cdiv(elements, 640)))}
     elif ragged and held > 8192:
         chosen["num_warps"] = 8 if held <= 12288 else 16
+        if held <= 12288 and dtype.itemsize == 2 and tensors == 1 and act is None:
+            chosen["maxnreg"] = 80
     elif ragged:
         warps = min(4, next_power_of_2(cdiv(elements, 1280)))
         chosen["num_warps"] = warps

@@ -34,7 +34,7 @@ from kernels.rowwise.sums import no_sums, sums_of_programs, with_rows
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import elements_before
 
-WIDEST_BLOCK = 8192  # elements of a row in registers, beside three others
+WIDEST_BLOCK = 8192  # elements of a row in registers, beside three others; see holds for 10240
 
 
 @triton.jit
@@ -109,20 +109,41 @@ def launch_of(
     one lie in threads differently, and each sum would be brought from one to the other; rows of up to 256 lie within
     a warp, and 16 of these wait for memory in turns. Ragged ones of those move an element at a time: beside so few
     columns the rim of each row is a second block.
+
+    Programs that walk have to be on the SMs all at once: `maxnreg`, where a rim or an activation would take more. Beside
+    an activation many narrow rows have a warp each, which waits for no other.
     """
-    pieces = (next_power_of_2(cols), 0, *pieces[2:]) if cols <= 1024 else pieces
+    a_warp_each = bool(act) and 256 < cols < 1024 + pieces[2] and cols != 1024 and rows >= 32 * sms
+    if cols <= 1024 and not a_warp_each:
+        whole = cols if cols <= 256 else cols // pieces[2] * pieces[2]
+        pieces = (next_power_of_2(whole), 0, *pieces[2:])
     (held, ragged), within_warp = (sum(pieces[:2]), pieces[3]), cols <= 256
-    if within_warp:
+    registers = None
+    if a_warp_each:
+        block_rows, warps, stages, per_sm = max(1, 1024 // next_power_of_2(held)) if not ragged else 1, 1, 3, 8
+    elif within_warp:
         pieces = (held, 0, 1, False) if ragged else pieces
         block_rows = min(max(1, (512 if ragged else 2048 if act else 4096) // held), next_power_of_2(rows // sms))
         warps, stages, per_sm = (1, 1, 16) if ragged else (4, 1, 4)
     else:
         block_rows = max(1, (512 if ragged else 2048) // next_power_of_2(held))
-        warps = next_power_of_2(cdiv(block_rows * held, 640 if act else 1280 if tensors == 2 else 1024))
+        warps = next_power_of_2(cdiv(block_rows * held, 640 if act else 1280 if tensors == 2 or held > 8192 else 1024))
         stages = 3 if 2 * tensors * dtype.itemsize * block_rows * held < shared_memory else 1
         per_sm = max(1, (16 if act else 8) // warps)
+        if act and (ragged or not pieces[1]) and held <= 4096 and dtype.itemsize == 2:
+            registers = 128
+    if ragged and 256 < held <= 512 and warps == 1:
+        per_sm, registers = 12, 168
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
+    if registers and dtype.itemsize == 2:
+        chosen["maxnreg"] = registers
     return in_step(min(cdiv(rows, block_rows), sms * per_sm), rows, block_rows, pieces), chosen
+
+
+def holds(cols: int, dtype: torch.dtype, pieces: tuple, act: str | None) -> bool:
+    """Whether a program has registers for rows of `cols` elements: of 16 bits, whole vectors, without an activation more."""
+    wider = act is None and dtype.itemsize == 2 and not pieces[3] and sum(pieces[:2]) <= 10240
+    return cols <= WIDEST_BLOCK or wider
 
 
 def gradients(
@@ -144,8 +165,8 @@ def gradients(
     (rows, cols), sms = x.shape, multiprocessors(x)
     of_rows = [as_rows(each) for each in (grad_y, x, grad_x, grad_sum) if each is not None]
     with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK and rows > sms:
-            pieces = pieces_of(*of_rows)
+        pieces = pieces_of(*of_rows)
+        if rows > sms and holds(cols, x.dtype, pieces, act):
             room = shared_memory(x)
             programs, chosen = launch_of(rows, cols, x.dtype, sms, pieces, room, len(of_rows) - 1, act)
             constants = {"ACT": act, "COMPUTE": arithmetic(x.dtype)}

@@ -7,7 +7,7 @@
     fused     read x once, keep the row in registers, write q once            5 B/element, one launch
 
 In 16 bits it is 3 B/element. A few programs walk over all rows and keep weight and bias in registers; wide rows in 16
-bits have a program each. Rows beyond 18432 elements, 16384 in 32 bits, are in layer_norm_int8_wide.py.
+bits have a program each. Rows beyond 32768 elements, 16384 where ragged or in 32 bits, are in layer_norm_int8_wide.py.
 
 Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
 torch.nn.functional.layer_norm.
@@ -42,7 +42,7 @@ from kernels.rowwise.pieces import (
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import at_vector, elements_before
 
-WIDEST_BLOCK = 18432  # elements of a row that one program holds in registers, two such on an SM
+WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers; half where ragged or in 32 bits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -119,15 +119,16 @@ def launch_of(
 
     A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other. A small
     second block adds 8, and then an SM has 12 warps. `shared_memory`: bytes that a program may have; rows are fetched
-    ahead into it where they fit. Beyond 8192 columns, in two blocks of 16 bits, a program takes one row, and asks for
-    weight and bias late: few registers a thread let three programs share an SM, two of the widest. In 32 bits such a
-    row is one block, however full: idle lanes cost less there than weight and bias in two layouts.
+    ahead into it where they fit. Beyond 8192 columns, a row of 16 bits in two blocks, or beyond 16384, has a program
+    of its own, which asks for weight and bias late: few registers a thread let three programs share an SM, two up to
+    18432 columns. Ragged or in 32 bits such a row is one block, however full: idle lanes cost less there than weight
+    and bias in two layouts.
     """
     head, tail, vector, ragged = pieces
-    if tail and head >= 8192 and dtype.itemsize == 2:
-        chosen = {"BLOCK_ROWS": 1, "STAGES": 1, "VECTORS_FIRST": False}
-        chosen |= {"num_warps": 8, "maxnreg": 80} if head == 8192 else {"num_warps": 16, "maxnreg": 64}
-        return in_step(rows, rows, 1, pieces), {"PIECES": pieces, **chosen}
+    if (tail and head >= 8192 or head > 16384) and not ragged and dtype.itemsize == 2:
+        warps, registers = (8, 80) if head == 8192 else (16, 64 if head + tail <= 18432 else 128)
+        chosen = {"BLOCK_ROWS": 1, "STAGES": 1, "VECTORS_FIRST": False, "num_warps": warps, "maxnreg": registers}
+        return rows, {"PIECES": pieces, **chosen}
     if tail and head >= 8192:
         head, tail = 2 * head, 0
     held = head + tail
@@ -155,8 +156,8 @@ def _forward(
     rows, cols = x.shape
     given = x, weight, bias, q, scale
     with torch.cuda.device_of(x):
-        if cols <= min(WIDEST_BLOCK, 2**16 // x.itemsize):
-            pieces = pieces_of(x, as_rows(q))
+        pieces = pieces_of(x, as_rows(q))
+        if cols <= (WIDEST_BLOCK // 2 if pieces[3] or x.itemsize > 2 else WIDEST_BLOCK):
             programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
             layer_norm_int8_kernel[(programs,)](*given, rows, cols, x.stride(0), eps, **chosen)
         else:

@@ -1,4 +1,4 @@
-"""layer_norm_int8 of rows beyond 16384 columns, in 16 bits 18432; and what both kernels need to quantise.
+"""layer_norm_int8 of rows beyond 32768 columns, 16384 where ragged or in 32 bits; and what both need to quantise.
 
 A row is seen three times: for its mean and variance, for its largest element, and to be quantised, as often from its
 end to its start as the other way, so that the L1 cache has what comes next. Memory gives it once.

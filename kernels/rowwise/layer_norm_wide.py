@@ -121,12 +121,16 @@ def backward_settings(
         terms["num_warps"] = warps
     if not few_rows:
         columns = {"BLOCK_ROWS": 2, "STAGES": 3, "num_warps": 4}
+        if vectors[1] and dtype.itemsize == 2:  # a rim to each row: of one they leave registers for 4 programs an SM
+            columns |= {"BLOCK_ROWS": 1, "maxnreg": 128}
     elif act is None:
         columns = {"BLOCK_ROWS": 128, "STAGES": 1, "num_warps": 8}
     else:
         columns = {"BLOCK_ROWS": 64, "STAGES": 3, "num_warps": 4}
     # One program takes all of few rows, wherever they begin.
-    pieces = (64, 0, *((1, False) if vectors[1] else vectors)) if few_rows else (1024, 0, *vectors)
+    pieces = (
+        (64, 0, *((1, False) if vectors[1] else vectors)) if few_rows else (2048 // columns["BLOCK_ROWS"], 0, *vectors)
+    )
     return {**constants, **terms}, {"PIECES": pieces, "ACT": act, **constants, **columns}
 
 

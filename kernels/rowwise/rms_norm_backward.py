@@ -105,16 +105,24 @@ def backward_launch_of(
     smaller one beside it would lie in threads differently, and each sum be brought from one to the other. The widest
     leave no registers for it; a third tensor has to wait in either case.
     """
-    pieces = (next_power_of_2(cols), 0, *pieces[2:]) if cols <= 1024 else pieces
+    pieces = (next_power_of_2(cols // pieces[2] * pieces[2]), 0, *pieces[2:]) if cols <= 1024 else pieces
     held, ragged = sum(pieces[:2]), pieces[3]
     elements = 1024 if ragged else 4096 if tensors == 2 else 2048
-    block_rows = min(16, elements // held) if cols <= 1024 else 1
+    block_rows = max(1, min(16, elements // held)) if cols <= 1024 else 1
+    if ragged and tensors > 2 and held > 256:
+        block_rows = 1
     warps = largest_power_of_2(block_rows * held // (1024 if ragged else 512))
     warps = min(16, max(1, warps) if ragged else max(4, warps) if block_rows == 1 else 4)
     per_sm = max(1, (8 if ragged else 16) // warps)
     in_flight = per_sm * tensors * dtype.itemsize * block_rows * held  # bytes of one stage
     alone = (block_rows > 1 and ragged) or (tensors == 2 and (block_rows > 1 or held > 12288))
     stages = 1 if alone else max(1, min(3, 1 + shared_memory // in_flight))
+    if ragged and 256 < held <= 512:
+        per_sm = 12
+    elif not ragged and held <= 64 and tensors == 2:
+        per_sm = 8
+    elif not ragged and 64 < held <= 128:
+        per_sm, stages = 6, 1
     programs = in_step(min(cdiv(rows, block_rows), per_sm * sms), rows, block_rows, pieces)
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     return programs, {**chosen, "COMPUTE": arithmetic(dtype)}
