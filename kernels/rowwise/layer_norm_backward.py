@@ -110,10 +110,11 @@ def launch_of(
     a warp, and 16 of these wait for memory in turns. Ragged ones of those move an element at a time: beside so few
     columns the rim of each row is a second block.
 
-    Programs that walk have to be on the SMs all at once: `maxnreg`, where a rim or an activation would take more. Beside
+    Programs that walk have to be on the SMs all at once: `maxnreg` where a rim or an activation would take more. Beside
     an activation many narrow rows have a warp each, which waits for no other.
     """
-    a_warp_each = bool(act) and 256 < cols < 1024 + pieces[2] and cols != 1024 and rows >= 32 * sms
+    short = dtype.itemsize == 2
+    a_warp_each = act and short and 256 < cols < 1024 + pieces[2] and cols != 1024 and rows >= 32 * sms
     if cols <= 1024 and not a_warp_each:
         whole = cols if cols <= 256 else cols // pieces[2] * pieces[2]
         pieces = (next_power_of_2(whole), 0, *pieces[2:])
@@ -130,18 +131,18 @@ def launch_of(
         warps = next_power_of_2(cdiv(block_rows * held, 640 if act else 1280 if tensors == 2 or held > 8192 else 1024))
         stages = 3 if 2 * tensors * dtype.itemsize * block_rows * held < shared_memory else 1
         per_sm = max(1, (16 if act else 8) // warps)
-        if act and (ragged or not pieces[1]) and held <= 4096 and dtype.itemsize == 2:
+        if act and short and (ragged or not pieces[1]) and held <= 4096:
             registers = 128
-    if ragged and 256 < held <= 512 and warps == 1:
+    if short and ragged and 256 < held <= 512 and warps == 1:
         per_sm, registers = 12, 168
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
-    if registers and dtype.itemsize == 2:
+    if registers:
         chosen["maxnreg"] = registers
     return in_step(min(cdiv(rows, block_rows), sms * per_sm), rows, block_rows, pieces), chosen
 
 
 def holds(cols: int, dtype: torch.dtype, pieces: tuple, act: str | None) -> bool:
-    """Whether a program has registers for rows of `cols` elements: of 16 bits, whole vectors, without an activation more."""
+    """Whether a program has registers for rows of `cols` elements: up to 10240 of 16 bits, in whole vectors."""
     wider = act is None and dtype.itemsize == 2 and not pieces[3] and sum(pieces[:2]) <= 10240
     return cols <= WIDEST_BLOCK or wider
 

@@ -125,7 +125,7 @@ def launch_of(
     and bias in two layouts.
     """
     head, tail, vector, ragged = pieces
-    if (tail and head >= 8192 or head > 16384) and not ragged and dtype.itemsize == 2:
+    if ((tail and head >= 8192) or head > 16384) and not ragged and dtype.itemsize == 2:
         warps, registers = (8, 80) if head == 8192 else (16, 64 if head + tail <= 18432 else 128)
         chosen = {"BLOCK_ROWS": 1, "STAGES": 1, "VECTORS_FIRST": False, "num_warps": warps, "maxnreg": registers}
         return rows, {"PIECES": pieces, **chosen}

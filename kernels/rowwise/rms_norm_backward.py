@@ -117,12 +117,13 @@ def backward_launch_of(
     in_flight = per_sm * tensors * dtype.itemsize * block_rows * held  # bytes of one stage
     alone = (block_rows > 1 and ragged) or (tensors == 2 and (block_rows > 1 or held > 12288))
     stages = 1 if alone else max(1, min(3, 1 + shared_memory // in_flight))
-    if ragged and 256 < held <= 512:
-        per_sm = 12
-    elif not ragged and held <= 64 and tensors == 2:
-        per_sm = 8
-    elif not ragged and 64 < held <= 128:
-        per_sm, stages = 6, 1
+    if dtype.itemsize == 2 and held <= 512:  # as many as registers allow
+        if ragged and held > 256:
+            per_sm = 12
+        elif not ragged and held <= 64 and tensors == 2:
+            per_sm = 8
+        elif not ragged and 64 < held <= 128:
+            per_sm, stages = 6, 1
     programs = in_step(min(cdiv(rows, block_rows), per_sm * sms), rows, block_rows, pieces)
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     return programs, {**chosen, "COMPUTE": arithmetic(dtype)}
