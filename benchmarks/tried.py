@@ -83,13 +83,23 @@ _LOOPS = (
 )
 _NARROW_GRADIENTS = (
     "narrow rows: what programs summed is added by one launch of ours for both vectors (kept: with fewer registers a "
-    "sum, LayerNorm's 2048 x 1000 take 12 us for 39), one block a row up to 1024 columns (kept), two and a warp a row "
-    "(5 % faster at 768 columns, with an activation 23), all rows of a program at once (up to 2.4 times the time), no "
-    "stages beyond 256 columns (3 to 8 %)"
+    "sum, LayerNorm's 2048 x 1000 take 12 us for 39), one block a row up to 1024 columns (kept), two and a warp a row"
+    " (5 % faster at 768 columns; kept beside an activation: 266 us for 420), as many programs as are on the SMs at "
+    "once (kept: at 64 columns 210 us for 258, beside a sum at 128 270 for 368), ragged rows of 515 columns in 512 "
+    "lanes, not 1024 (kept: 257 for 322), all rows of a program at once (up to 2.4 times the time), no stages beyond "
+    "256 columns (3 to 8 %)"
+)
+_WIDE_GRADIENTS = (
+    "rows of 8193 to 10240 columns held by 8 warps (kept: 305 us for 345, beside a sum 345 for 449; 16 warps spill "
+    "and take 409), wider ones seen twice or held two to a register; ragged ones a row at a time in 128 registers a "
+    "thread (kept: 425 us for 465 at 12289, with an activation 692 for 866); ragged or uneven rows beside an "
+    "activation have two programs of an SM for four, where 128 registers a thread do not do (2560, 5120 columns: a "
+    "third slower)"
 )
 _WALKS = (
     "ragged rows by no more programs than are on the SMs at once (kept: with an activation 174 us for 245 at 4099 "
-    "columns, with a residual 284 for 356), 18432 columns by 16 warps with 64 registers a thread (kept: 141 for 168)"
+    "columns, with a residual 284 for 356), 18432 columns by 16 warps with 64 registers a thread (kept: 141 for 168),"
+    " ragged rows of 12289 a program each (kept: 206 for 228, with a residual 306 for 420)"
 )
 _FEW_MICROSECONDS = "sizes of two to five microseconds, most of which are a launch's start and end"
 
@@ -121,15 +131,18 @@ SWEPT = {
         "128, seven by the compiler 1705 and 2934, cuDNN 1418 and 2419), 442 causal at 32 x 16 x 512 x 128 (407). The "
         "last is bound by memory: sums in fp32 are set to 0, added to, and rounded. Heads of 64 have seven still"
     ),
-    "l2_norm": f"4 to 32 warps, one pass or a walk over rows; identical kernels differ by 5 %; {_CALLS}",
+    "l2_norm": (
+        "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
+        f"two elements to a register (no gain); identical kernels differ by 5 %; {_CALLS}"
+    ),
     "layer_norm": f"{_WALKS}; {_LOOPS}; of ragged rows weight and bias are read 2 bytes at a time; {_CALLS}",
-    "layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
+    "layer_norm backward": f"{_NARROW_GRADIENTS}; {_WIDE_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "layer_norm_act": f"{_WALKS}; {_LOOPS}; {_CALLS}",
-    "layer_norm_act backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
+    "layer_norm_act backward": f"{_NARROW_GRADIENTS}; {_WIDE_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "layer_norm_int8": (
         "rows in two blocks by 12 warps an SM (kept: 115 us for 151 at 2560 columns), beyond 8192 columns a row a "
-        "program, weight and bias asked for late (kept: 143 us for 173 at 10000, 171 for 272 at 18432), below that (a "
-        f"quarter to three quarters slower); {_LOOPS}; {_CALLS}"
+        "program, weight and bias asked for late (kept: 143 us for 173 at 10000, 171 for 272 at 18432; ragged ones a "
+        f"fifth slower), below that (a quarter to three quarters slower); {_LOOPS}; {_CALLS}"
     ),
     "linear_act": (
         "rows of 300 or 4097 numbers begin where neither the copy engine nor a wide load may: copied into padded ones "
@@ -137,13 +150,14 @@ SWEPT = {
         f"{_CALLS}"
     ),
     "residual_layer_norm": f"{_WALKS}; {_LOOPS}; {_CALLS}",
-    "residual_layer_norm backward": f"{_NARROW_GRADIENTS}; {_LOOPS}; {_CALLS}",
+    "residual_layer_norm backward": f"{_NARROW_GRADIENTS}; {_WIDE_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "residual_rms_norm": f"{_CLUSTERS}; {_CALLS}",
     "residual_rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
     "rms_norm": (
         f"{_CLUSTERS}. 8 warps at 18432 columns (kept: 146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); "
         "the weight asked for after the reduction (no gain), a row read twice, the second time from L1 (3 % at 28672 "
-        f"columns, no gain at 32768); {_CALLS}"
+        "columns, no gain at 32768), a row held two elements to a register (3 to 6 % at 12288, 18432 and 28672, at "
+        f"8192, 10000 and 16384 2 to 3 % slower); {_CALLS}"
     ),
     "rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
     "softmax": (

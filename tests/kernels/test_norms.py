@@ -267,6 +267,17 @@ def test_backward_does_not_spill(cols, gpu):
         assert compile_for(kernel, *arguments, device=gpu, **options).spill_bytes == 0
 
 
+@pytest.mark.parametrize("cols", [128, long(64), long(515)])
+def test_programs_that_sum_over_rows_are_on_the_sms_at_once(cols):
+    """One that waits for another to end has nobody to hide its own waits behind."""
+    arguments, options = of_backward(cols, grad_sum=torch.bfloat16)
+    programs, _ = rms_norm_backward.backward_launch_of(
+        32768, cols, options["PIECES"], torch.bfloat16, 132, 227 * 2**10, tensors=3
+    )
+    kernel = rms_norm_backward.rms_norm_backward_kernel
+    assert programs <= 132 * compile_for(kernel, *arguments, **options).occupancy().blocks
+
+
 @pytest.mark.parametrize("gpu", [long("A100"), "H100"])
 @pytest.mark.parametrize("cols", [1024, 8192, 16384])
 def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
