@@ -1,7 +1,8 @@
 """The backward pass of LayerNorm for rows that are wide, and for few.
 
-    wide        beyond 8192 columns, 10240 of 16 bits, where the sums of weight's and bias's gradients do not fit in registers beside the
-                row: one kernel reduces each row to four numbers, a second one reads it again and sums columns
+    wide        beyond 8192 columns, 10240 in 16 bits, where the sums of weight's and bias's gradients do not fit in
+                registers beside the row: one kernel reduces each row to four numbers, a second one reads it again and
+                sums columns
     few rows    no more rows than the GPU has SMs take the same two kernels, and one program sums some columns over all
                 rows: a program a row would write two rows of partial sums for each that it reads
 
