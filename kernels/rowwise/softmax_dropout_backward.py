@@ -75,13 +75,16 @@ def softmax_dropout_backward_kernel(
 def launch_of(rows: int, cols: int, pieces: tuple[int, int, int, bool]) -> tuple[int, dict]:
     """How many programs of either direction, their constexprs and num_warps.
 
-    About 32 elements a thread, 16 where rows are wider than 6144: more do not fit beside Philox.
+    About 32 elements a thread, 16 where rows are wider than 6144: more do not fit beside Philox. 8 where rows are few
+    and narrow, which a thread would be long with.
     """
     head, tail, vector, ragged = pieces
     head, tail = max(8, head), tail and max(8, tail)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))
+    few = rows < 4096 and head + tail <= 256
+    block_rows = min(block_rows, 4) if few else block_rows
     held = block_rows * (head + tail)
-    warps = min(32, largest_power_of_2(held // (1024 if held <= 6144 else 512)))
+    warps = min(32, largest_power_of_2(held // (256 if few else 1024 if held <= 6144 else 512)))
     chosen = {"BLOCK_ROWS": block_rows, "PIECES": (head, tail, vector, ragged), "FOURS": begin_fours(cols, vector)}
     return cdiv(rows, block_rows), {**chosen, "num_warps": warps}
 

@@ -185,7 +185,7 @@ def _chosen(cols: int, dtype: torch.dtype, vector: int, ragged: bool, lanes: int
 @cache
 def settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
     """Of the forward, by trial on an H200: constexprs and launch options. Few chunks held let an SM have more rows."""
-    lanes, held = (256, 8 if cols <= 16384 else 4) if cols <= 32768 else (512, 2)
+    lanes, held = (256, 10 if cols <= 20480 else 8) if cols <= 32768 else (512, 2)
     if dtype.itemsize != 2 or vector == 1:
         lanes, held = 1024, 0
     return _chosen(cols, dtype, vector, ragged, lanes, held)
@@ -197,7 +197,7 @@ def backward_settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) 
     if dtype.itemsize != 2 or vector == 1:
         lanes, held = 1024, 0
     elif cols <= 57344:
-        lanes, held = (256, 5) if cols <= 10240 else (512, 4 if cols <= 16384 else 3)
+        lanes, held = (256, 5) if cols <= 10240 else (512, 4 if cols <= 16384 else 5 if cols <= 20480 else 3)
     else:
         lanes, held = 1024, 3
     chosen = _chosen(cols, dtype, vector, ragged, lanes, held)

@@ -187,16 +187,14 @@ def settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
 @cache
 def backward_settings(cols: int, dtype: torch.dtype, vector: int, ragged: bool) -> dict:
     """Of the backward, by trial on an H200: in 16 bits both rows are held up to 32768 columns, which leaves an SM two
-    programs up to 20480; of wider ones 16384 or 32768 columns, unless two chunks of 32768 have little idle."""
+    programs up to 20480; of wider ones 49152 columns, or 40960 beside rims."""
     if dtype.itemsize != 2 or vector == 1:
         return chunks(cols, vector, ragged, 1024, 16, 0)
     if cols <= 20480:
         return chunks(cols, vector, ragged, 512, 8, 5)
     if cols <= 32768:
         return chunks(cols, vector, ragged, 1024, 8, 4)
-    if 57344 < cols <= 65536:
-        return chunks(cols, vector, ragged, 1024, 32, 0)
-    return chunks(cols, vector, ragged, 512 if cols <= 57344 else 1024, 8, 4)
+    return {**chunks(cols, vector, ragged, 1024, 8, 5 if ragged else 6), "maxnreg": 64}
 
 
 def forward(x: torch.Tensor, y: torch.Tensor) -> None:
