@@ -112,8 +112,15 @@ SWEPT = {
         "(up to twice as slow), steps of 32 channels for 72 (1.6 times). Rows that begin between cache lines take the "
         f"copy engine twice as long: channels that 64 does not divide; {_CALLS}"
     ),
-    "cross_entropy": f"rows a program, warps and columns at a time by trials (the best kept); {_CALLS}",
-    "cross_entropy backward": f"as many columns at a time and warps as a trial liked best; {_CALLS}",
+    "cross_entropy": (
+        "rows a program, warps and columns at a time by trials (the best kept); the label's logit read after the row "
+        "(6.9 us for 7.1 at 2048 x 2560, 75 for 68 at 134218 x 1000), the next columns on their way (5.8 for 7.3 at "
+        f"2048 x 2560, 73 for 68 at 13422 x 10000), loops unrolled (no gain); {_CALLS}"
+    ),
+    "cross_entropy backward": (
+        "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
+        f"us for 5.1 at 515 columns); {_CALLS}"
+    ),
     "flash_attention": (
         "sequences of 256 to 512 tokens most of all. Tried in all: "
         "roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / causal at 4 x 16 x 4096, by the compiler "
@@ -171,17 +178,22 @@ SWEPT = {
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns wholly "
         "(kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, 209, 207) "
-        "or read again (193 to 268 us); at 50304 columns 16384 of them (kept: 222 us for 249), 32768 "
-        "(237) or all (236); at 131072 32768 (kept: 249 for 260); at 65536 any (227 for 206); walks over rows (up to a "
-        f"third slower). {_CLUSTERS}; {_CALLS}"
+        "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and "
+        "229 with 32768 at 50304; 214 for 228 with none at 65536; 244 for 261 at 131072); walks over rows (up to a "
+        "third slower). Of 2048 narrow rows 4 a program (kept: 2.7 us for 3.4 at 128 columns). "
+        f"{_CLUSTERS}; {_CALLS}"
     ),
     "softmax_dropout": (
         "Philox takes as long as the bytes: warps, rows at a time and columns held by trial (the best kept). Fours of "
         "memory and not of columns, where 4 does not divide them: two evaluations for eight columns, not three (kept: "
-        f"199 us for 265 at 1025 columns, 204 for 274 at 4099, 320 for 468 at 127); {_CALLS}"
+        "199 us for 265 at 1025 columns, 204 for 274 at 4099, 320 for 468 at 127); wide rows held in more chunks "
+        "(kept: 201 for 213 at 18432, 215 for 223 at 32768); 2048 narrow rows by more threads (kept: 2.7 us for 3.7 "
+        f"at 128 columns); {_CALLS}"
     ),
     "softmax_dropout backward": (
         "the same; fewer registers by order, so that an SM has two rows (kept: 282 us for 368 at 10000 columns held in "
-        f"fp32, 254 packed); {_CALLS}"
+        "fp32, 254 packed); more chunks held up to 20480 columns (kept: 287 for 324 at 18432), beyond with few spills "
+        "(314 for 332 at 32768); 2048 narrow rows by more threads (kept: 2.5 us for 4.1 at 128 columns); "
+        f"{_CALLS}"
     ),
 }
