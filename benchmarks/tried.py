@@ -180,7 +180,7 @@ SWEPT = {
         "(kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, 209, 207) "
         "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and "
         "229 with 32768 at 50304; 214 for 228 with none at 65536; 244 for 261 at 131072); walks over rows (up to a "
-        "third slower). Of 2048 narrow rows 4 a program (kept: 2.7 us for 3.4 at 128 columns). "
+        "third slower). Of 2048 narrow rows 4 a program (kept: 2.1 us for 2.6 at 64 columns). "
         f"{_CLUSTERS}; {_CALLS}"
     ),
     "softmax_dropout": (

@@ -51,11 +51,11 @@ def row_launch(rows: int, cols: int, tensors: int = 1) -> tuple[int, dict]:
     """How many programs, and their BLOCK_ROWS and num_warps, for rows that registers hold.
 
     Rows of up to 512 columns share a program. A thread has 24 to 48 elements, of as many `tensors` as are read at a
-    time: an SM holds several programs, and some load while others compute. Of few and narrow rows of two tensors 4
-    share a program.
+    time: an SM holds several programs, and some load while others compute. Of few and narrow rows of two tensors
+    that fill their blocks 4 share a program.
     """
     held = sum(blocks(cols))
-    if tensors > 1 and rows < 4096 and held <= 128:
+    if tensors > 1 and rows < 4096 and cols == held <= 128:
         return cdiv(rows, 4), {"BLOCK_ROWS": 4, "num_warps": 2}
     block_rows = max(1, 1024 // next_power_of_2(held))
     warps = min(32, next_power_of_2(cdiv(block_rows * held * tensors, 1536)))
