@@ -612,7 +612,7 @@ def _refuse_autotune(self: Autotuner, *args, **kwargs):
 def _refuse_large_blocks(module, metadata, options, *rest):
     shapes = set(re.findall(r"tensor<((?:\d+x)+)", str(module)))
     largest = max((math.prod(map(int, shape.split("x")[:-1])) for shape in shapes), default=1)
-    threads = LANES * options.num_warps
+    threads = LANES * options.num_warps * options.num_ctas
     if largest > MOST_HELD * threads:
         raise ValueError(
             f"a block of {largest} elements is {largest // threads} for each of {threads} threads, which has at most "

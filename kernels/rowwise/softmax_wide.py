@@ -3,7 +3,8 @@
 A row is read once for its maximum and sum, which one pass finds together (kernels/online_softmax.py), and is wanted
 again to write y. 16-bit elements wait in registers as they came, two to each, a chunk after another, in rows of up to
 20480 columns; beyond 65536 the last chunk waits. The rest is read again from its end back, and is still in the L1 cache
-mostly: by an H200's counters 16 % of a second read of 65536 columns goes beyond.
+mostly: by an H200's counters 16 % of a second read of 65536 columns goes beyond. A few rows, and gradients of those
+beyond 65536 columns, are shared by clusters of programs where a GPU has them: softmax_clusters.py.
 
 On an H200, bf16, us (with nothing held, or in fp32): 9362 x 14336 take 136 (147), 7282 x 18432 136 (151). Wider rows
 held wholly leave an SM one program and nothing to do between its reads and writes: 2048 x 65536 take 175 (142).
@@ -17,6 +18,7 @@ import triton.language as tl
 
 from kernels.arguments import as_rows
 from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.rowwise import clusters, softmax_clusters
 from kernels.rowwise.packed import load_words, widen, zero_after
 from kernels.rowwise.pieces import arithmetic
 from kernels.sizes import cdiv
@@ -201,16 +203,22 @@ def forward(x: torch.Tensor, y: torch.Tensor) -> None:
     """Write y; x is (rows, cols), columns side by side."""
     rows, cols = x.shape
     vector, ragged = vectors_of_rows(x, as_rows(y))
-    chosen = settings(cols, x.dtype, vector, ragged)
-    softmax_wide_kernel[(rows,)](x, y, cols, x.stride(0), vector, ragged, COMPUTE=arithmetic(x.dtype), **chosen)
+    if clusters.take(x, vector, ragged):
+        softmax_clusters.forward(x, y)
+    else:
+        chosen = settings(cols, x.dtype, vector, ragged)
+        softmax_wide_kernel[(rows,)](x, y, cols, x.stride(0), vector, ragged, COMPUTE=arithmetic(x.dtype), **chosen)
 
 
 def backward(grad_y: torch.Tensor, y: torch.Tensor, grad_x: torch.Tensor) -> None:
     """Write grad_x; grad_y is (rows, cols), columns side by side."""
     rows, cols = grad_y.shape
     vector, ragged = vectors_of_rows(grad_y, as_rows(y), as_rows(grad_x))
-    softmax_backward_wide_kernel[(rows,)](
-        *(grad_y, y, grad_x, cols, grad_y.stride(0), vector, ragged),
-        COMPUTE=arithmetic(y.dtype),
-        **backward_settings(cols, y.dtype, vector, ragged),
-    )
+    if clusters.take(grad_y, vector, ragged, tensors=2):
+        softmax_clusters.backward(grad_y, y, grad_x)
+    else:
+        softmax_backward_wide_kernel[(rows,)](
+            *(grad_y, y, grad_x, cols, grad_y.stride(0), vector, ragged),
+            COMPUTE=arithmetic(y.dtype),
+            **backward_settings(cols, y.dtype, vector, ragged),
+        )
