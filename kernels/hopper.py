@@ -52,13 +52,13 @@ def free(barrier):
 
 
 @gluon.jit
-def scores(q, of_k, at, layout: gl.constexpr):
-    """q k^T, under way as soon as k is there."""
+def scores(q, of_k, at, layout: gl.constexpr, there=True):
+    """q k^T, under way as soon as k is there, or at once where nothing is to be `there`."""
     k_smem, k_full, _ = of_k
     STAGES: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     k = k_smem.index(at % STAGES).reshape([BLOCK_N, k_smem.shape[4]])
-    mbarrier.wait(k_full.index(at % STAGES), (at // STAGES) & 1)
+    mbarrier.wait(k_full.index(at % STAGES), (at // STAGES) & 1, pred=there)
     s = gl.zeros((64, BLOCK_N), gl.float32, layout)
     return hopper.warpgroup_mma(q, k.permute((1, 0)), s, use_acc=False, is_async=True)
 

@@ -33,18 +33,33 @@ from kernels.hopper import free, room, scores, softmax_step, swizzled, synchroni
 from kernels.sizes import cdiv
 
 
+LONG = 2048  # keys from which on a causal tile has a program of its own
+CHUNK = 512
+
+
 @gluon.jit
-def place(tile, heads, tiles, blocks, CAUSAL: gl.constexpr):
-    """Batch, head and block of the tile-th tile: as attention.longest_first."""
-    if CAUSAL:
-        side = gl.maximum(512 // blocks, 1)
-        first = tile // (side * blocks) * side
-        side = gl.minimum(side, tiles // blocks - first)
-        at = tile - first * blocks
-        head, block = first + at % side, blocks - 1 - at // side
-    else:
-        head, block = tile // blocks, tile % blocks
-    return head // heads, head % heads, block
+def tile_of(i, tiles):
+    """The i-th tile of this program. Each second round of programs is dealt from the last to the first, so that all get
+    long and short tiles."""
+    programs = gl.num_programs(0)
+    return i * programs + gl.where(i % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
+
+
+@gluon.jit
+def count_of(tiles):
+    """How many tiles this program takes."""
+    rounds = tiles // gl.num_programs(0)
+    return gl.where(tile_of(rounds, tiles) < tiles, rounds + 1, rounds)
+
+
+@gluon.jit
+def place(tile, heads, tiles, blocks, side):
+    """Batch, head and block of the tile-th tile: of `side` heads the last blocks first, then those before them."""
+    first = tile // (side * blocks) * side
+    side = gl.minimum(side, tiles // blocks - first)
+    at = tile - first * blocks
+    head = first + at % side
+    return head // heads, head % heads, blocks - 1 - at // side
 
 
 @gluon.jit
@@ -65,19 +80,20 @@ def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
     q_smem, q_full, q_empty = of_q
     k_smem, k_full, k_empty = of_k
     v_smem, v_full, v_empty = of_v
-    heads, group, queries, keys, tiles, blocks = sizes
+    heads, group, queries, keys, tiles, blocks, side = sizes
+    SLOTS: gl.constexpr = q_smem.shape[0] // 2
     STAGES: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     at = 0
-    turn = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        b, h, block = place(tile, heads, tiles, blocks, CAUSAL)
+    for i in range(count_of(tiles)):
+        b, h, block = place(tile_of(i, tiles), heads, tiles, blocks, side)
         steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
-        mbarrier.wait(q_empty, turn ^ 1)
-        mbarrier.expect(q_full, 2 * q_desc.block_type.nbytes)
+        slot = i % SLOTS
+        mbarrier.wait(q_empty.index(slot), ((i // SLOTS) & 1) ^ 1)
+        mbarrier.expect(q_full.index(slot), 2 * q_desc.block_type.nbytes)
         for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(q_desc, [b, h, block * 128 + half * 64, 0], q_full, q_smem.index(half))
-        turn ^= 1
+            row, smem = block * 128 + half * 64, q_smem.index(2 * slot + half)
+            tma.async_copy_global_to_shared(q_desc, [b, h, row, 0], q_full.index(slot), smem)
         for step in range(steps):
             n = (steps - 1 - step) * BLOCK_N
             stage = at % STAGES
@@ -115,13 +131,24 @@ def walk(first, until, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCAL
 
 
 @gluon.jit
+def first_scores(of_q, of_k, i, at, count, HALF: gl.constexpr, layout: gl.constexpr):
+    """Of the i-th of `count` tiles, under way as soon as it is there. After the last: of whatever the room holds."""
+    q_smem, q_full, _ = of_q
+    SLOTS: gl.constexpr = q_smem.shape[0] // 2
+    mbarrier.wait(q_full.index(i % SLOTS), (i // SLOTS) & 1, pred=i < count)
+    q = q_smem.index(2 * (i % SLOTS) + HALF).reshape([64, q_smem.shape[4]])
+    return scores(q, of_k, at, layout, i < count)
+
+
+@gluon.jit
 def attend(
     of_q, of_k, of_v, o_smem, out_desc, lse, sizes, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
 ):
     """A group of four warps: the first or the second 64 queries of each tile."""
-    q_smem, q_full, q_empty = of_q
+    q_smem, _, q_empty = of_q
     lse_ptr, lse_row = lse
-    heads, _group, queries, keys, tiles, blocks = sizes
+    heads, _group, queries, keys, tiles, blocks, side = sizes
+    SLOTS: gl.constexpr = q_smem.shape[0] // 2
     STAGES: gl.constexpr = of_k[0].shape[0]
     BLOCK_N: gl.constexpr = of_k[0].shape[3]
     D: gl.constexpr = q_smem.shape[4]
@@ -130,11 +157,13 @@ def attend(
     of_acc: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     of_p: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_acc, k_width=2)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_s)
-    q, out = q_smem.index(HALF).reshape([64, D]), o_smem.index(HALF)
+    out = o_smem.index(HALF)
     at = 0
-    turn = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        b, h, block = place(tile, heads, tiles, blocks, CAUSAL)
+    count = count_of(tiles)
+    s = first_scores(of_q, of_k, 0, 0, count, HALF, of_s)
+    s = hopper.warpgroup_mma_wait(0, deps=[s])
+    for i in range(count):
+        b, h, block = place(tile_of(i, tiles), heads, tiles, blocks, side)
         steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
         row = block * 128 + HALF * 64 + gl.arange(0, 64, layout=of_rows)
         last = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1)
@@ -143,20 +172,20 @@ def attend(
             last = gl.minimum(row + (keys - queries), last)
             by_all = gl.minimum(block * 128 + 1 + keys - queries, keys)
         masked = gl.maximum(steps - gl.maximum(by_all, 0) // BLOCK_N, 1)
-        mbarrier.wait(q_full, turn)
-        s = hopper.warpgroup_mma_wait(0, deps=[scores(q, of_k, at, of_s)])
         free(of_k[2].index(at % STAGES))
         peak = gl.full([64], -float("inf"), gl.float32, layout=of_rows)
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
-        fresh, peak, total, _ = softmax_step(s, peak, total, (steps - 1) * BLOCK_N, last, SCALE, True)
+        fresh, peak, total, _none = softmax_step(s, peak, total, (steps - 1) * BLOCK_N, last, SCALE, True)
         p = gl.convert_layout(fresh.to(q_smem.dtype), of_p)
         acc = gl.zeros((64, D), gl.float32, of_acc)
+        q = q_smem.index(2 * (i % SLOTS) + HALF).reshape([64, D])
         at, acc, p, peak, total = walk(1, masked, steps, at + 1, q, of_k, of_v, acc, p, peak, total, last, SCALE, True)
         at, acc, p, peak, total = walk(masked, steps, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCALE, False)
-        if not OVER_Q:
-            free(q_empty)
-        turn ^= 1
-        acc, p = hopper.warpgroup_mma_wait(0, deps=[values(p, acc, of_v, at - 1), p])
+        acc = values(p, acc, of_v, at - 1)
+        if not OVER_Q:  # the next tile's first product, under the end of this one
+            free(q_empty.index(i % SLOTS))
+            s = first_scores(of_q, of_k, i + 1, at, count, HALF, of_s)
+        acc, p = hopper.warpgroup_mma_wait(0 if OVER_Q else 1, deps=[acc, p])
         free(of_v[2].index((at - 1) % STAGES))
         over = gl.convert_layout(1.0 / gl.where(total == 0, 1.0, total), gl.SliceLayout(1, of_acc))
         tma.store_wait(pendings=0)  # of the last tile's output
@@ -167,10 +196,12 @@ def attend(
         tma.async_copy_shared_to_global(out_desc, [b, h, block * 128 + HALF * 64, 0], out)
         if OVER_Q:
             tma.store_wait(pendings=0)
-            free(q_empty)
+            free(q_empty.index(0))
+            s = first_scores(of_q, of_k, i + 1, at, count, HALF, of_s)
         if lse_ptr is not None:
             value = gl.where(total == 0, float("inf"), peak + gl.log2(total))
             gl.store(lse_ptr + (b * heads + h).to(gl.int64) * lse_row + row, value, mask=row < queries)
+        s = hopper.warpgroup_mma_wait(0, deps=[s])
     tma.store_wait(pendings=0)
 
 
@@ -188,19 +219,20 @@ def flash_attention_hopper_kernel(
     keys,
     tiles,  # of 128 queries, of all heads
     blocks,  # of one head
+    side,  # as place takes it
     SCALE: gl.constexpr,  # of the scores
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     of_k, of_v = room(k_desc, STAGES, STAGES), room(v_desc, STAGES, STAGES)
-    q_smem, q_full, q_empty = room(q_desc, 2, 1)
-    of_q = q_smem, q_full.index(0), q_empty.index(0)
-    o_smem = q_smem
-    if q_smem.shape[4] <= 128:
-        o_smem = gl.allocate_shared_memory(q_desc.dtype, q_smem.shape, q_desc.layout)
+    D: gl.constexpr = q_desc.block_type.shape[3]
+    of_q = room(q_desc, 4 if D <= 128 else 2, 2 if D <= 128 else 1)
+    o_smem = of_q[0]
+    if D <= 128:
+        o_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, 1, 64, D], q_desc.layout)
     hopper.fence_async_shared()
     synchronise()
-    sizes = heads, group, queries, keys, tiles, blocks
+    sizes = heads, group, queries, keys, tiles, blocks, side
     gl.warp_specialize(
         [
             (attend, (of_q, of_k, of_v, o_smem, out_desc, (lse_ptr, lse_row), sizes, 0, SCALE, CAUSAL)),
@@ -226,7 +258,8 @@ def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tupl
     stay, pass_by = [1, 1, 64, wide], [1, 1, passing, wide]
     tensors = swizzled(q, stay), swizzled(k, pass_by), swizzled(v, pass_by), swizzled(out, stay), lse
     row, tiles = 0 if lse is None else lse.stride(1), blocks * batch * heads
-    sizes = row, heads, heads // key_heads, queries, keys, tiles, blocks
+    side = max(CHUNK // blocks, 1) if causal and keys >= LONG else 1
+    sizes = row, heads, heads // key_heads, queries, keys, tiles, blocks, side
     options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
     return (*tensors, *sizes), options
 
@@ -238,6 +271,6 @@ def launch(q, k, v, out, lse, causal: bool, scale: float | None) -> None:
     and the next goes to the multiprocessor that is done first.
     """
     arguments, options = operands(q, k, v, out, lse, causal, scale)
-    tiles = arguments[-2]
-    programs = tiles if causal and k.shape[2] >= 2048 else min(tiles, multiprocessors(q))
+    tiles = arguments[-3]
+    programs = tiles if causal and k.shape[2] >= LONG else min(tiles, multiprocessors(q))
     flash_attention_hopper_kernel[(programs,)](*arguments, **options)
