@@ -37,17 +37,15 @@ from kernels.sizes import cdiv
 from kernels.tiled import flash_attention_hopper
 from kernels.tiled.flash_attention_backward_tiles import count_of, following, kept, load, seen_since, tile_of
 
-DIM = gl.constexpr(128)  # columns of a tile
-OF_SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-OF_SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
-OF_LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=OF_SUMS.value, k_width=2))
-OF_COLS = gl.constexpr(gl.SliceLayout(0, OF_SCORES.value))
+OF_HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 
 
 @gluon.jit
 def across(rows, cols, layout: gl.constexpr):
-    """rows cols^T, of 64 each, under way."""
-    none = gl.zeros((64, 64), gl.float32, layout)
+    """rows cols^T, under way."""
+    ROWS: gl.constexpr = rows.shape[0]
+    COLS: gl.constexpr = cols.shape[0]
+    none = gl.zeros((ROWS, COLS), gl.float32, layout)
     return hopper.warpgroup_mma(rows, cols.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
@@ -56,7 +54,7 @@ def probabilities(s, lse, n, since, by_all, SCALE: gl.constexpr):
     """Of the scores of queries from n on."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if n < by_all:
-        s = gl.where((n + gl.arange(0, 64, layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
+        s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
     return gl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
 
 
@@ -72,12 +70,17 @@ def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
 
 @gluon.jit
 def of_queries(d_smem, side, k_smem, before, HALF: gl.constexpr, WHOLE: gl.constexpr):
-    """before, if WHOLE, and both groups' gradients of scores times half of the keys' columns, under way."""
-    k = k_smem.index(0).reshape([64, k_smem.shape[4]]).slice(HALF * 64, 64, dim=1)
-    left, right = d_smem.index(2 * side).permute((1, 0)), d_smem.index(2 * side + 1).permute((1, 0))
-    half = hopper.warpgroup_mma(left, k, before, use_acc=WHOLE, is_async=True)
-    k = k_smem.index(1).reshape([64, k_smem.shape[4]]).slice(HALF * 64, 64, dim=1)
-    return hopper.warpgroup_mma(right, k, half, is_async=True)
+    """before, if WHOLE, and half of the product of both groups' gradients of scores and the keys, under way: half of
+    the columns where these are 128, half of the queries where they are."""
+    D: gl.constexpr = k_smem.shape[4]
+    for i in gl.static_range(2):
+        d, k = d_smem.index(2 * side + i), k_smem.index(i).reshape([64, D])
+        if D == 128:
+            k = k.slice(HALF * 64, 64, dim=1)
+        else:
+            d = d.slice(HALF * 64, 64, dim=1)
+        before = hopper.warpgroup_mma(d.permute((1, 0)), k, before, use_acc=WHOLE or i > 0, is_async=True)
+    return before
 
 
 @gluon.jit
@@ -92,53 +95,59 @@ def walk(
     lse_smem, delta_smem = rows
     d_smem, d_full = of_d
     WHOLE: gl.constexpr = scratch_ptr is not None
-    _, group, queries, keys, parts, _, _ = sizes
+    _, group, queries, keys, parts, _, _, _ = sizes
     STAGES: gl.constexpr = q_smem.shape[0]
+    QUERIES: gl.constexpr = q_smem.shape[3]
+    D: gl.constexpr = q_smem.shape[4]
+    of_s: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16])
+    of_sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sums, k_width=2)
+    of_cols: gl.constexpr = gl.SliceLayout(0, of_s)
     at = 0
     for i in range(count_of(sizes, WHOLE)):
-        b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE)
-        row = start + HALF * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, OF_SCORES))
+        b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
+        row = start + HALF * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, of_s))
         since, by_all = seen_since(row, start, queries, keys, CAUSAL)
-        k, v = k_smem.index(HALF).reshape([64, DIM]), v_smem.index(HALF).reshape([64, DIM])
-        sum_k, sum_v = gl.zeros((64, DIM), gl.float32, OF_SUMS), gl.zeros((64, DIM), gl.float32, OF_SUMS)
+        k, v = k_smem.index(HALF).reshape([64, D]), v_smem.index(HALF).reshape([64, D])
+        sum_k, sum_v = gl.zeros((64, D), gl.float32, of_sums), gl.zeros((64, D), gl.float32, of_sums)
         mbarrier.wait(kv_full.index(0), i & 1)
         for _ in range(steps):
             stage, phase = at % STAGES, (at // STAGES) & 1
-            q, grad = q_smem.index(stage).reshape([64, DIM]), g_smem.index(stage).reshape([64, DIM])
+            q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
             mbarrier.wait(q_full.index(stage), phase)
-            s = across(k, q, OF_SCORES)
+            s = across(k, q, of_s)
             mbarrier.wait(g_full.index(stage), phase)
-            grad_p = across(v, grad, OF_SCORES)
-            lse = lse_smem.index(stage).reshape([64]).load(OF_COLS)
+            grad_p = across(v, grad, of_s)
+            lse = lse_smem.index(stage).reshape([QUERIES]).load(of_cols)
             s = hopper.warpgroup_mma_wait(1, deps=[s])
             p = probabilities(s, lse, n, since, by_all, SCALE)
             grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
-            delta = delta_smem.index(stage).reshape([64]).load(OF_COLS)
-            sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), OF_LEFT), grad, sum_v, is_async=True)
+            delta = delta_smem.index(stage).reshape([QUERIES]).load(of_cols)
+            sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_left), grad, sum_v, is_async=True)
             grad_s = (p * (grad_p - delta[None, :])).to(q.dtype)
             side = at % 2
             d_smem.index(2 * side + HALF).store(grad_s)
             hopper.fence_async_shared()
-            before = gl.zeros((64, 64), gl.float32, OF_SCORES)
+            before = gl.zeros((64, 64), gl.float32, OF_HALF)
             if WHOLE:
-                tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, 64) + n // 64
-                mine, before = kept(scratch_ptr, tile, start, HALF, OF_SCORES)
+                tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, QUERIES) + n // QUERIES
+                mine, before = kept(scratch_ptr, tile, start, HALF, OF_HALF)
             free(d_full.index(side))
             mbarrier.wait(d_full.index(side), (at // 2) & 1)
             grad_q = of_queries(d_smem, side, k_smem, before, HALF, WHOLE)
-            sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, OF_LEFT), q, sum_k, is_async=True)
+            sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, of_left), q, sum_k, is_async=True)
             grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
             free(g_empty.index(stage))
-            at_q = [b, qh, n, HALF * 64]
+            at_q = [b, qh, n, HALF * 64] if D == 128 else [b, qh, n + HALF * 64, 0]
             if WHOLE:
-                end = gl.minimum(n + 64 + keys - queries, keys) if CAUSAL else keys  # of the keys that the tile sees
+                end = gl.minimum(n + QUERIES + keys - queries, keys) if CAUSAL else keys  # of the keys that the tile sees
                 give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, start + 128 >= end, SCALE)
             else:
                 put(grad_q_desc, grad_q, out.index(HALF), at_q, True)
             sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
             free(q_empty.index(stage))
             at += 1
-            qh, n = following(qh, n, first, queries)
+            qh, n = following(qh, n, first, queries, QUERIES)
         free(kv_empty.index(0))
         put_rows(grad_v_desc, sum_v, out.index(HALF), b, h * parts + part, start + HALF * 64)
         put_rows(grad_k_desc, sum_k * SCALE, out.index(HALF), b, h * parts + part, start + HALF * 64)
@@ -164,16 +173,18 @@ def grads_kernel(
     parts,  # programs that share a block of keys
     tiles,  # blocks of 128 keys, of all heads and parts
     blocks,  # of one head
+    side,  # as place takes it
     SCALE: gl.constexpr,
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     of_k, of_v = room(k_desc, 2, 1), room(v_desc, 2, 1)
     of_q, of_g = room(q_desc, STAGES, STAGES), room(grad_desc, STAGES, STAGES)
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 64], lse_desc.layout)
-    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 64], lse_desc.layout)
-    d_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], q_desc.dtype)
-    d_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 64, 64], d_layout)
+    QUERIES: gl.constexpr = q_desc.block_type.shape[2]
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, QUERIES], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, QUERIES], lse_desc.layout)
+    d_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, QUERIES], q_desc.dtype)
+    d_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 64, QUERIES], d_layout)
     d_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(d_full.index(i), count=2)
@@ -183,7 +194,7 @@ def grads_kernel(
     synchronise()
     room_of, rows, of_d = (of_k[0], of_k[1], of_k[2], of_v[0], of_q, of_g), (lse_smem, delta_smem), (d_smem, d_full)
     descs, grads = (k_desc, v_desc, q_desc, grad_desc, lse_desc, delta_desc), (grad_q_desc, grad_k_desc, grad_v_desc)
-    sizes = kv_heads, group, queries, keys, parts, tiles, blocks
+    sizes = kv_heads, group, queries, keys, parts, tiles, blocks, side
     gl.warp_specialize(
         [
             (walk, (room_of, rows, of_d, out, grads, scratch_ptr, sizes, 0, SCALE, CAUSAL)),
@@ -195,29 +206,39 @@ def grads_kernel(
     )
 
 
+LONG = 1024
+CHUNK = 512
+
+
+def wide_of(dim: int) -> int:
+    return 64 if dim <= 64 else 128
+
+
 def takes(q: Tensor) -> bool:
     """Whether this kernel takes heads like q: of those that the forward takes, and where bits may differ by run."""
-    return flash_attention_hopper.takes(q) and q.shape[3] <= 128 and not torch.are_deterministic_algorithms_enabled()
+    return flash_attention_hopper.on_hopper(q) and 32 < q.shape[3] <= 128 and not torch.are_deterministic_algorithms_enabled()
 
 
 def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal, scale) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of."""
-    (batch, kv_heads, keys), (heads, queries) = k.shape[:3], q.shape[1:3]
-    blocks, parts = cdiv(keys, 128), grad_k.shape[1] // kv_heads
-    tensors = [swizzled(x, [1, 1, 64, 128]) for x in (k, v, q, grad)]
-    tensors += [swizzled(x, [1, 1, 64]) for x in (lse, delta)]
+    (batch, kv_heads, keys), (heads, queries, dim) = k.shape[:3], q.shape[1:]
+    blocks, parts, wide = cdiv(keys, 128), grad_k.shape[1] // kv_heads, wide_of(dim)
+    tensors = [swizzled(x, [1, 1, 64, wide]) for x in (k, v)] + [swizzled(x, [1, 1, 8192 // wide, wide]) for x in (q, grad)]
+    tensors += [swizzled(x, [1, 1, 8192 // wide]) for x in (lse, delta)]
     tensors += [swizzled(grad_q, [1, 1, 64, 64])]
-    tensors += [swizzled(x, [1, 1, 64, 256 // x.element_size()]) for x in (grad_k, grad_v)]
-    sizes = kv_heads, heads // kv_heads, queries, keys, parts, blocks * batch * kv_heads * parts, blocks
+    tensors += [swizzled(x, [1, 1, 64, min(256 // x.element_size(), wide)]) for x in (grad_k, grad_v)]
+    side = max(CHUNK // blocks, 1) if causal and keys >= LONG and scratch is None else 1
+    sizes = kv_heads, heads // kv_heads, queries, keys, parts, blocks * batch * kv_heads * parts, blocks, side
     return (*tensors, scratch, *sizes), {"SCALE": scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
 
 
 def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v. delta: sum(grad out) of each row, fp32, as lse."""
     (batch, kv_heads, keys, dim), (heads, queries) = k.shape, q.shape[1:3]
-    blocks, group = cdiv(keys, 128), heads // kv_heads
+    blocks, group, wide = cdiv(keys, 128), heads // kv_heads, wide_of(dim)
+    steps = cdiv(queries, 8192 // wide)
     at_once, programs = multiprocessors(q), blocks * batch * kv_heads
-    parts = parts_of(programs, group * cdiv(queries, 64), at_once, causal)
+    parts = parts_of(programs, group * steps, at_once, causal)
     grad_q = sums = padded_empty(q.shape, q)
     grad_k, grad_v = (padded_empty((batch, kv_heads * parts, keys, dim), k if parts == 1 else delta) for _ in range(2))
     whole = blocks == 1 or (blocks == 2 and batch * kv_heads >= at_once)
@@ -225,15 +246,15 @@ def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tenso
     scratch = None
     if whole:
         programs = min(batch * kv_heads, at_once)
-        scratch = delta.new_empty((programs, group, cdiv(queries, 64), 64, 128))
+        scratch = delta.new_empty((programs, group, steps, 64, 128))
     else:
         sums = padded_empty(q.shape, delta).zero_()
         # One program a block where lengths differ much: the next goes to the multiprocessor that is done first.
-        programs = programs * parts if causal and keys >= 1024 else min(programs * parts, at_once)
+        programs = programs * parts if causal and keys >= LONG else min(programs * parts, at_once)
     arguments, options = operands(grad, q, k, v, lse, delta, sums, grad_k, grad_v, scratch, causal, scale)
     grads_kernel[(programs,)](*arguments, **options)
     if not whole:
-        tiles = (described(x, [1, 1, 64, 128]) for x in (sums, grad_q))
+        tiles = (described(x, [1, 1, 64, wide]) for x in (sums, grad_q))
         scale_kernel[(cdiv(queries, 64) * batch * heads,)](*tiles, heads, queries, SCALE=scale, BLOCK_M=64)
     if parts > 1:
         grad_k, grad_v = (x.unflatten(1, (kv_heads, parts)).sum(2).to(k.dtype) for x in (grad_k, grad_v))

@@ -4,48 +4,46 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.tiled.flash_attention_hopper import place
+from kernels.tiled.flash_attention_hopper import nth_tile, place, tile_count
 
 
 @gluon.jit
 def count_of(sizes, WHOLE: gl.constexpr):
     """How many blocks of keys this program takes; WHOLE: all of a head, one after another."""
     run = sizes[6] if WHOLE else 1
-    return gl.cdiv(sizes[5] // run - gl.program_id(0), gl.num_programs(0)) * run
+    return tile_count(sizes[5] // run) * run
 
 
 @gluon.jit
-def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr):
+def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, QUERIES: gl.constexpr):
     """Batch, key head and part of this program's i-th block of keys, and its first key; the first query of a tile that
     sees it; with which query head and query the part begins, and how many tiles of queries it has."""
-    kv_heads, group, queries, keys, parts, tiles, blocks = sizes
+    kv_heads, group, queries, keys, parts, tiles, blocks, side = sizes
     run = blocks if WHOLE else 1
-    tile = (gl.program_id(0) + i // run * gl.num_programs(0)) * run + i % run
-    b, head, block = place(tile, kv_heads * parts, tiles, blocks, CAUSAL and not WHOLE)
+    b, head, block = place(nth_tile(i // run) * run + i % run, kv_heads * parts, tiles, blocks, side)
+    block = blocks - 1 - block  # the first keys are seen by the most queries
     h, part = head // parts, head % parts
     first = 0
     if CAUSAL:
-        if not WHOLE:
-            block = blocks - 1 - block  # the first keys are seen by the most queries
-        first = gl.maximum(block * 128 + queries - keys, 0) // 64 * 64
-    steps = gl.maximum(gl.cdiv(queries - first, 64), 0)
+        first = gl.maximum(block * 128 + queries - keys, 0) // QUERIES * QUERIES
+    steps = gl.maximum(gl.cdiv(queries - first, QUERIES), 0)
     begin, end = group * steps * part // parts, group * steps * (part + 1) // parts
     some = gl.maximum(steps, 1)
-    return b, h, part, block * 128, first, h * group + begin // some, first + begin % some * 64, end - begin
+    return b, h, part, block * 128, first, h * group + begin // some, first + begin % some * QUERIES, end - begin
 
 
 @gluon.jit
-def following(qh, n, first, queries):
+def following(qh, n, first, queries, QUERIES: gl.constexpr):
     """The query head and the first query of the next tile."""
-    over = n + 64 >= queries
-    return gl.where(over, qh + 1, qh), gl.where(over, first, n + 64)
+    over = n + QUERIES >= queries
+    return gl.where(over, qh + 1, qh), gl.where(over, first, n + QUERIES)
 
 
 @gluon.jit
 def seen_since(row, start, queries, keys, CAUSAL: gl.constexpr):
     """Of the keys `row` the first query that sees each; of the block from `start` on, the first that sees all."""
     # No query sees a key past the last: its score, 0, may be far too high.
-    since, by_all = gl.where(row < keys, 0, queries + 64), 0
+    since, by_all = gl.where(row < keys, 0, queries + 128), 0
     if CAUSAL:
         since, by_all = gl.maximum(since, row + (queries - keys)), start + 127 + queries - keys
     return since, gl.where(start + 128 > keys, queries, by_all)
@@ -69,11 +67,12 @@ def load(descs, room_of, rows, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr)
     g_smem, g_full, g_empty = of_g
     lse_smem, delta_smem = rows
     STAGES: gl.constexpr = q_smem.shape[0]
+    QUERIES: gl.constexpr = q_smem.shape[3]
     queries = sizes[2]
     at = 0
     turn = 0
     for i in range(count_of(sizes, WHOLE)):
-        b, h, _part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE)
+        b, h, _part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
         mbarrier.wait(kv_empty.index(0), turn ^ 1)
         turn ^= 1
         mbarrier.expect(kv_full.index(0), 4 * k_desc.block_type.nbytes)
@@ -84,12 +83,12 @@ def load(descs, room_of, rows, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr)
             stage = at % STAGES
             phase = ((at // STAGES) & 1) ^ 1
             mbarrier.wait(q_empty.index(stage), phase)
-            mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes + 256)
+            mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes + 4 * QUERIES)
             tma.async_copy_global_to_shared(q_desc, [b, qh, n, 0], q_full.index(stage), q_smem.index(stage))
             tma.async_copy_global_to_shared(lse_desc, [b, qh, n], q_full.index(stage), lse_smem.index(stage))
             mbarrier.wait(g_empty.index(stage), phase)
-            mbarrier.expect(g_full.index(stage), grad_desc.block_type.nbytes + 256)
+            mbarrier.expect(g_full.index(stage), grad_desc.block_type.nbytes + 4 * QUERIES)
             tma.async_copy_global_to_shared(grad_desc, [b, qh, n, 0], g_full.index(stage), g_smem.index(stage))
             tma.async_copy_global_to_shared(delta_desc, [b, qh, n], g_full.index(stage), delta_smem.index(stage))
             at += 1
-            qh, n = following(qh, n, first, queries)
+            qh, n = following(qh, n, first, queries, QUERIES)

@@ -38,7 +38,7 @@ CHUNK = 512
 
 
 @gluon.jit
-def tile_of(i, tiles):
+def nth_tile(i):
     """The i-th tile of this program. Each second round of programs is dealt from the last to the first, so that all get
     long and short tiles."""
     programs = gl.num_programs(0)
@@ -46,10 +46,10 @@ def tile_of(i, tiles):
 
 
 @gluon.jit
-def count_of(tiles):
+def tile_count(tiles):
     """How many tiles this program takes."""
     rounds = tiles // gl.num_programs(0)
-    return gl.where(tile_of(rounds, tiles) < tiles, rounds + 1, rounds)
+    return gl.where(nth_tile(rounds) < tiles, rounds + 1, rounds)
 
 
 @gluon.jit
@@ -85,8 +85,8 @@ def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
     STAGES: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     at = 0
-    for i in range(count_of(tiles)):
-        b, h, block = place(tile_of(i, tiles), heads, tiles, blocks, side)
+    for i in range(tile_count(tiles)):
+        b, h, block = place(nth_tile(i), heads, tiles, blocks, side)
         steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
         slot = i % SLOTS
         mbarrier.wait(q_empty.index(slot), ((i // SLOTS) & 1) ^ 1)
@@ -159,11 +159,11 @@ def attend(
     of_rows: gl.constexpr = gl.SliceLayout(1, of_s)
     out = o_smem.index(HALF)
     at = 0
-    count = count_of(tiles)
+    count = tile_count(tiles)
     s = first_scores(of_q, of_k, 0, 0, count, HALF, of_s)
     s = hopper.warpgroup_mma_wait(0, deps=[s])
     for i in range(count):
-        b, h, block = place(tile_of(i, tiles), heads, tiles, blocks, side)
+        b, h, block = place(nth_tile(i), heads, tiles, blocks, side)
         steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
         row = block * 128 + HALF * 64 + gl.arange(0, 64, layout=of_rows)
         last = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1)
@@ -244,11 +244,16 @@ def flash_attention_hopper_kernel(
     )
 
 
-def takes(q: Tensor) -> bool:
-    """Whether this kernel takes q's heads, on q's GPU; it is compiled or not at all."""
+def on_hopper(q: Tensor) -> bool:
+    """Whether q is in 16 bits and on a GPU that runs what is written for compute capability 9.0, never interpreted."""
     if runtime.interprets() or not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
         return False
-    return q.dtype in (torch.bfloat16, torch.float16) and 64 < q.shape[3] <= 256
+    return q.dtype in (torch.bfloat16, torch.float16)
+
+
+def takes(q: Tensor) -> bool:
+    """Whether this kernel takes q's heads, on q's GPU."""
+    return 64 < q.shape[3] <= 256 and on_hopper(q)
 
 
 def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tuple, dict]:
