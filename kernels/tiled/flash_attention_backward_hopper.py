@@ -41,21 +41,18 @@ OF_HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[
 
 
 @gluon.jit
-def across(rows, cols, layout: gl.constexpr):
-    """rows cols^T, under way."""
-    ROWS: gl.constexpr = rows.shape[0]
-    COLS: gl.constexpr = cols.shape[0]
-    none = gl.zeros((ROWS, COLS), gl.float32, layout)
-    return hopper.warpgroup_mma(rows, cols.permute((1, 0)), none, use_acc=False, is_async=True)
+def across(rows, cols, start):
+    """start + rows cols^T, under way."""
+    return hopper.warpgroup_mma(rows, cols.permute((1, 0)), start, is_async=True)
 
 
 @gluon.jit
-def probabilities(s, lse, n, since, by_all, SCALE: gl.constexpr):
+def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
     """Of the scores of queries from n on."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if n < by_all:
         s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
-    return gl.exp2(s * (SCALE * LOG2_E) - lse[None, :])
+    return gl.exp2(s * (SCALE * LOG2_E))
 
 
 @gluon.jit
@@ -115,16 +112,17 @@ def walk(
             stage, phase = at % STAGES, (at // STAGES) & 1
             q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
             mbarrier.wait(q_full.index(stage), phase)
-            s = across(k, q, of_s)
-            mbarrier.wait(g_full.index(stage), phase)
-            grad_p = across(v, grad, of_s)
+            none = gl.zeros((64, QUERIES), gl.float32, of_s)
             lse = lse_smem.index(stage).reshape([QUERIES]).load(of_cols)
-            s = hopper.warpgroup_mma_wait(1, deps=[s])
-            p = probabilities(s, lse, n, since, by_all, SCALE)
-            grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
+            s = across(k, q, none - (lse * (1 / (SCALE * LOG2_E)))[None, :])
+            mbarrier.wait(g_full.index(stage), phase)
             delta = delta_smem.index(stage).reshape([QUERIES]).load(of_cols)
+            grad_p = across(v, grad, none - delta[None, :])
+            s = hopper.warpgroup_mma_wait(1, deps=[s])
+            p = probabilities(s, n, since, by_all, SCALE)
+            grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
             sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_left), grad, sum_v, is_async=True)
-            grad_s = (p * (grad_p - delta[None, :])).to(q.dtype)
+            grad_s = (p * grad_p).to(q.dtype)
             side = at % 2
             d_smem.index(2 * side + HALF).store(grad_s)
             hopper.fence_async_shared()
