@@ -259,7 +259,8 @@ def takes(q: Tensor) -> bool:
 def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of; lse may be None."""
     (batch, heads, queries, dim), (key_heads, keys) = q.shape, k.shape[1:3]
-    blocks, (wide, passing) = cdiv(queries, 128), (128, 128) if dim <= 128 else (256, 64)
+    blocks, wide = cdiv(queries, 128), 64 if dim <= 64 else 128 if dim <= 128 else 256
+    passing = 64 if wide == 256 else 128
     stay, pass_by = [1, 1, 64, wide], [1, 1, passing, wide]
     tensors = swizzled(q, stay), swizzled(k, pass_by), swizzled(v, pass_by), swizzled(out, stay), lse
     row, tiles = 0 if lse is None else lse.stride(1), blocks * batch * heads
