@@ -1,4 +1,5 @@
-"""What attention in Gluon for compute capability 9.0 is made of: room in shared memory, products, a softmax, stores."""
+"""What attention in Gluon for compute capability 9.0 is made of: the order of tiles, room in shared memory, products, a
+softmax, stores."""
 
 from functools import cache
 
@@ -28,6 +29,42 @@ def _layout(tile: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
 def swizzled(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
     """Gluon's descriptor of x, which is describable (kernels/descriptors.py), in tiles of this shape."""
     return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], tile, _layout(tuple(tile), x.dtype))
+
+
+@cache
+def heads_together(blocks: int, heads: int, programs: int) -> int:
+    """Of how many heads the longest of a causal kernel's tiles come first, as place takes it: one, whose keys are in L2
+    for all its tiles, or all where programs would get uneven shares so."""
+    shares = [0] * programs
+    for tile in range(blocks * heads):
+        turn, at = divmod(tile, programs)
+        shares[programs - 1 - at if turn % 2 else at] += blocks - tile % blocks + 2  # what a tile takes besides steps
+    return 1 if max(shares) * programs < 1.06 * sum(shares) else heads
+
+
+@gluon.jit
+def nth_tile(i):
+    """The i-th tile of this program. Each second round of programs is dealt from the last to the first, so that all get
+    long and short tiles."""
+    programs = gl.num_programs(0)
+    return i * programs + gl.where(i % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
+
+
+@gluon.jit
+def tile_count(tiles):
+    """How many tiles this program takes."""
+    rounds = tiles // gl.num_programs(0)
+    return gl.where(nth_tile(rounds) < tiles, rounds + 1, rounds)
+
+
+@gluon.jit
+def place(tile, heads, tiles, blocks, side):
+    """Batch, head and block of the tile-th tile: of `side` heads the last blocks first, then those before them."""
+    first = tile // (side * blocks) * side
+    side = gl.minimum(side, tiles // blocks - first)
+    at = tile - first * blocks
+    head = first + at % side
+    return head // heads, head % heads, blocks - 1 - at // side
 
 
 @gluon.jit
@@ -74,12 +111,22 @@ def values(p, acc, of_v, at):
 
 
 @gluon.jit
-def softmax_step(s, peak, total, n, last, SCALE: gl.constexpr, MASKED: gl.constexpr):
-    """Of the scores of the keys from n on: probabilities, the new peak and total, what the sums so far shrink by."""
-    if MASKED:
-        of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
-        col = n + gl.arange(0, s.shape[1], layout=of_cols)
-        s = gl.where(col[None, :] <= last[:, None], s, -float("inf"))
+def hide(s, low, high):
+    """s where low <= high, else -inf. Of `where` LLVM makes bits of one integer, with five instructions for these two."""
+    code: gl.constexpr = "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
+    return gl.inline_asm_elementwise(code, "=f,f,r,r", [s, low, high], gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def up_to(s, n, last):
+    """The scores s of the keys from n on, -inf for those after a row's last."""
+    col = n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+    return hide(s, col[None, :], last[:, None])
+
+
+@gluon.jit
+def softmax_step(s, peak, total, SCALE: gl.constexpr):
+    """Of scores: probabilities, the new peak and total, what the sums so far shrink by."""
     higher = gl.maximum(peak, gl.max(s, 1) * (SCALE * LOG2_E))
     # A row that has seen no key yet, or scores of -inf alone, would compute -inf - -inf.
     base = gl.where(higher == -float("inf"), 0.0, higher)

@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from kernels.arguments import multiprocessors
 from kernels.attention import parts_of, scale_kernel
 from kernels.descriptors import described, padded_empty
-from kernels.hopper import LOG2_E, free, put, put_rows, room, swizzled, synchronise
+from kernels.hopper import LOG2_E, free, heads_together, hide, put, put_rows, room, swizzled, synchronise
 from kernels.sizes import cdiv
 from kernels.tiled import flash_attention_hopper
 from kernels.tiled.flash_attention_backward_tiles import count_of, following, kept, load, seen_since, tile_of
@@ -51,7 +51,7 @@ def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
     """Of the scores of queries from n on."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if n < by_all:
-        s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
+        s = hide(s, since[:, None], (n + gl.arange(0, s.shape[1], layout=of_cols))[None, :])
     return gl.exp2(s * (SCALE * LOG2_E))
 
 
@@ -204,8 +204,7 @@ def grads_kernel(
     )
 
 
-LONG = 1024
-CHUNK = 512
+SIDE = None
 
 
 def wide_of(dim: int) -> int:
@@ -217,7 +216,7 @@ def takes(q: Tensor) -> bool:
     return flash_attention_hopper.on_hopper(q) and 32 < q.shape[3] <= 128 and not torch.are_deterministic_algorithms_enabled()
 
 
-def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal, scale) -> tuple[tuple, dict]:
+def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal, scale, side=1) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of."""
     (batch, kv_heads, keys), (heads, queries, dim) = k.shape[:3], q.shape[1:]
     blocks, parts, wide = cdiv(keys, 128), grad_k.shape[1] // kv_heads, wide_of(dim)
@@ -225,7 +224,6 @@ def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal,
     tensors += [swizzled(x, [1, 1, 8192 // wide]) for x in (lse, delta)]
     tensors += [swizzled(grad_q, [1, 1, 64, 64])]
     tensors += [swizzled(x, [1, 1, 64, min(256 // x.element_size(), wide)]) for x in (grad_k, grad_v)]
-    side = max(CHUNK // blocks, 1) if causal and keys >= LONG and scratch is None else 1
     sizes = kv_heads, heads // kv_heads, queries, keys, parts, blocks * batch * kv_heads * parts, blocks, side
     return (*tensors, scratch, *sizes), {"SCALE": scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
 
@@ -241,15 +239,15 @@ def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tenso
     grad_k, grad_v = (padded_empty((batch, kv_heads * parts, keys, dim), k if parts == 1 else delta) for _ in range(2))
     whole = blocks == 1 or (blocks == 2 and batch * kv_heads >= at_once)
     whole = whole and parts == 1 and not (causal and queries > keys)  # each query is seen by the first block
-    scratch = None
+    scratch, side = None, 1
     if whole:
         programs = min(batch * kv_heads, at_once)
         scratch = delta.new_empty((programs, group, steps, 64, 128))
     else:
         sums = padded_empty(q.shape, delta).zero_()
-        # One program a block where lengths differ much: the next goes to the multiprocessor that is done first.
-        programs = programs * parts if causal and keys >= LONG else min(programs * parts, at_once)
-    arguments, options = operands(grad, q, k, v, lse, delta, sums, grad_k, grad_v, scratch, causal, scale)
+        of_heads, programs = batch * kv_heads * parts, min(programs * parts, at_once)
+        side = SIDE or (heads_together(blocks, of_heads, programs) if causal else 1)
+    arguments, options = operands(grad, q, k, v, lse, delta, sums, grad_k, grad_v, scratch, causal, scale, side)
     grads_kernel[(programs,)](*arguments, **options)
     if not whole:
         tiles = (described(x, [1, 1, 64, wide]) for x in (sums, grad_q))

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.tiled.flash_attention_hopper import nth_tile, place, tile_count
+from kernels.hopper import nth_tile, place, tile_count
 
 
 @gluon.jit

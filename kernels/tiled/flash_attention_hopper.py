@@ -29,37 +29,24 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from kernels import runtime
 from kernels.arguments import multiprocessors
-from kernels.hopper import free, room, scores, softmax_step, swizzled, synchronise, values
+from kernels.hopper import (
+    free,
+    heads_together,
+    nth_tile,
+    place,
+    room,
+    scores,
+    softmax_step,
+    swizzled,
+    synchronise,
+    tile_count,
+    up_to,
+    values,
+)
 from kernels.sizes import cdiv
 
 
-LONG = 2048  # keys from which on a causal tile has a program of its own
-CHUNK = 512
-
-
-@gluon.jit
-def nth_tile(i):
-    """The i-th tile of this program. Each second round of programs is dealt from the last to the first, so that all get
-    long and short tiles."""
-    programs = gl.num_programs(0)
-    return i * programs + gl.where(i % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
-
-
-@gluon.jit
-def tile_count(tiles):
-    """How many tiles this program takes."""
-    rounds = tiles // gl.num_programs(0)
-    return gl.where(nth_tile(rounds) < tiles, rounds + 1, rounds)
-
-
-@gluon.jit
-def place(tile, heads, tiles, blocks, side):
-    """Batch, head and block of the tile-th tile: of `side` heads the last blocks first, then those before them."""
-    first = tile // (side * blocks) * side
-    side = gl.minimum(side, tiles // blocks - first)
-    at = tile - first * blocks
-    head = first + at % side
-    return head // heads, head % heads, blocks - 1 - at // side
+SIDE = None
 
 
 @gluon.jit
@@ -120,8 +107,9 @@ def walk(first, until, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCAL
         acc = values(p, acc, of_v, at - 1)
         s = hopper.warpgroup_mma_wait(1, deps=[s])
         free(k_empty.index(at % STAGES))
-        n = (steps - 1 - step) * k_smem.shape[3]
-        fresh, peak, total, shrink = softmax_step(s, peak, total, n, last, SCALE, MASKED)
+        if MASKED:
+            s = up_to(s, (steps - 1 - step) * k_smem.shape[3], last)
+        fresh, peak, total, shrink = softmax_step(s, peak, total, SCALE)
         acc, p = hopper.warpgroup_mma_wait(0, deps=[acc, p])
         free(of_v[2].index((at - 1) % STAGES))
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, of_acc))[:, None]
@@ -175,7 +163,9 @@ def attend(
         free(of_k[2].index(at % STAGES))
         peak = gl.full([64], -float("inf"), gl.float32, layout=of_rows)
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
-        fresh, peak, total, _none = softmax_step(s, peak, total, (steps - 1) * BLOCK_N, last, SCALE, True)
+        if steps * BLOCK_N > by_all:
+            s = up_to(s, (steps - 1) * BLOCK_N, last)
+        fresh, peak, total, _none = softmax_step(s, peak, total, SCALE)
         p = gl.convert_layout(fresh.to(q_smem.dtype), of_p)
         acc = gl.zeros((64, D), gl.float32, of_acc)
         q = q_smem.index(2 * (i % SLOTS) + HALF).reshape([64, D])
@@ -256,7 +246,7 @@ def takes(q: Tensor) -> bool:
     return 64 < q.shape[3] <= 256 and on_hopper(q)
 
 
-def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tuple, dict]:
+def operands(q, k, v, out, lse, causal: bool, scale: float | None, side: int = 1) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of; lse may be None."""
     (batch, heads, queries, dim), (key_heads, keys) = q.shape, k.shape[1:3]
     blocks, wide = cdiv(queries, 128), 64 if dim <= 64 else 128 if dim <= 128 else 256
@@ -264,19 +254,15 @@ def operands(q, k, v, out, lse, causal: bool, scale: float | None) -> tuple[tupl
     stay, pass_by = [1, 1, 64, wide], [1, 1, passing, wide]
     tensors = swizzled(q, stay), swizzled(k, pass_by), swizzled(v, pass_by), swizzled(out, stay), lse
     row, tiles = 0 if lse is None else lse.stride(1), blocks * batch * heads
-    side = max(CHUNK // blocks, 1) if causal and keys >= LONG else 1
     sizes = row, heads, heads // key_heads, queries, keys, tiles, blocks, side
     options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
     return (*tensors, *sizes), options
 
 
 def launch(q, k, v, out, lse, causal: bool, scale: float | None) -> None:
-    """Write out, and lse where it is not None.
-
-    A program a multiprocessor walks over tiles. Not where these are long and of many lengths: then a program takes one,
-    and the next goes to the multiprocessor that is done first.
-    """
-    arguments, options = operands(q, k, v, out, lse, causal, scale)
-    tiles = arguments[-3]
-    programs = tiles if causal and k.shape[2] >= LONG else min(tiles, multiprocessors(q))
+    """Write out, and lse where it is not None. A program a multiprocessor walks over tiles."""
+    blocks, of_heads = cdiv(q.shape[2], 128), q.shape[0] * q.shape[1]
+    programs = min(blocks * of_heads, multiprocessors(q))
+    side = SIDE or (heads_together(blocks, of_heads, programs) if causal else 1)
+    arguments, options = operands(q, k, v, out, lse, causal, scale, side)
     flash_attention_hopper_kernel[(programs,)](*arguments, **options)
