@@ -33,13 +33,18 @@ def swizzled(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
 
 @cache
 def heads_together(blocks: int, heads: int, programs: int) -> int:
-    """Of how many heads the longest of a causal kernel's tiles come first, as place takes it: one, whose keys are in L2
-    for all its tiles, or all where programs would get uneven shares so."""
-    shares = [0] * programs
-    for tile in range(blocks * heads):
-        turn, at = divmod(tile, programs)
-        shares[programs - 1 - at if turn % 2 else at] += blocks - tile % blocks + 2  # what a tile takes besides steps
-    return 1 if max(shares) * programs < 1.06 * sum(shares) else heads
+    """Of how many heads the longest of a causal kernel's tiles come first, as place takes it: of those that programs
+    have at a time, or of one, so that keys are in L2; of all where programs would get uneven shares so."""
+
+    def even(side: int) -> bool:
+        shares = [0] * programs
+        for tile in range(blocks * heads):
+            (turn, at), first = divmod(tile, programs), tile // (side * blocks) * side
+            length = blocks - (tile - first * blocks) // min(side, heads - first)
+            shares[programs - 1 - at if turn % 2 else at] += length + 2  # what a tile takes besides steps
+        return max(shares) * programs < 1.06 * sum(shares)
+
+    return next((side for side in (programs // blocks, 1) if side and even(side)), heads)
 
 
 @gluon.jit
@@ -65,6 +70,12 @@ def place(tile, heads, tiles, blocks, side):
     at = tile - first * blocks
     head = first + at % side
     return head // heads, head % heads, blocks - 1 - at // side
+
+
+@gluon.constexpr_function
+def of_product(columns):
+    """The layout of a product's 64 rows in a group's registers."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
 @gluon.jit
@@ -111,17 +122,13 @@ def values(p, acc, of_v, at):
 
 
 @gluon.jit
-def hide(s, low, high):
-    """s where low <= high, else -inf. Of `where` LLVM makes bits of one integer, with five instructions for these two."""
-    code: gl.constexpr = "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
-    return gl.inline_asm_elementwise(code, "=f,f,r,r", [s, low, high], gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
 def up_to(s, n, last):
     """The scores s of the keys from n on, -inf for those after a row's last."""
     col = n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-    return hide(s, col[None, :], last[:, None])
+    # Of `where`, LLVM makes bits of one integer: five instructions, not two.
+    code: gl.constexpr = "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
+    each = [s, col[None, :], last[:, None]]
+    return gl.inline_asm_elementwise(code, "=f,f,r,r", each, gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit

@@ -9,8 +9,9 @@ Written out in PyTorch, N x N numbers a head go through memory, six times:
 At 4096 tokens and heads of 128 that is 206 MB a head against 4 MB, and linear in N. A program owns BLOCK_M queries and
 walks over the keys, with the softmax as kernels/online_softmax.py has it: a running maximum and sum, and the output so
 far shrunk whenever the maximum grows. Each program reads k and v again; it does so from L2, where its neighbours of the
-same head have them too. Heads of 65 to 256 on compute capability 9.0 go to flash_attention_hopper.py. The backward pass
-is in flash_attention_backward.py; of the forward it needs the log-sum-exp of each row, all that training keeps.
+same head have them too. Heads of 65 to 256 on compute capability 9.0, and those of 33 to 64 that have few keys, go to
+flash_attention_hopper.py. The backward pass is in flash_attention_backward.py; of the forward it needs the log-sum-exp
+of each row, all that training keeps.
 
 Source: Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691; the warps' roles: Shah et al., arXiv:2407.08608.
 """
@@ -124,7 +125,7 @@ def _run(q, k, v, causal: bool, scale: float | None, lse: Tensor | None) -> Tens
     out = padded_empty(q.shape, q)
     given = describable(q), describable(k), describable(v), out, lse, causal, scale
     with torch.cuda.device_of(q):
-        if flash_attention_hopper.takes(q):
+        if flash_attention_hopper.takes(q, k):
             flash_attention_hopper.launch(*given)
         else:
             arguments, options = _launch(*given, settings(dim, q.dtype, is_hopper(q)))
@@ -173,7 +174,7 @@ def flash_attention(
         A contiguous tensor of q's shape and dtype, the autocast dtype under autocast. Products are summed in fp32 (fp64
         for fp64 inputs; fp32 inputs are not rounded to tf32), the probabilities rounded to q's dtype before the second
         one. A query that sees no key gets 0.
-        Gradients by q of 16-bit heads of 65 to 128 may differ in their last bits from run to run on compute capability
+        Gradients by q of 16-bit heads of 33 to 128 may differ in their last bits from run to run on compute capability
         9.0, as PyTorch's own do; not under torch.use_deterministic_algorithms(True).
 
     Raises:

@@ -8,7 +8,7 @@ delta = sum(grad out, a row) and p = exp(s scale - lse):
 One kernel walks over keys for grad_q and one over queries for grad_k and grad_v: seven products instead of the five
 that are least, and in return no atomics, so that gradients are the same bits in every run. Where key heads
 make few programs, since one serves many query heads, several programs share a block of keys: each sums a part of its
-steps, in fp32, and the parts are added after. Heads of 65 to 128 on compute capability 9.0 go to
+steps, in fp32, and the parts are added after. Heads of 33 to 128 on compute capability 9.0 go to
 flash_attention_backward_hopper.py, with its five products, unless PyTorch is asked for deterministic algorithms.
 
 Source: Dao, arXiv:2307.08691, algorithm 2.

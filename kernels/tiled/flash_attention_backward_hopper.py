@@ -32,12 +32,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from kernels.arguments import multiprocessors
 from kernels.attention import parts_of, scale_kernel
 from kernels.descriptors import described, padded_empty
-from kernels.hopper import LOG2_E, free, heads_together, hide, put, put_rows, room, swizzled, synchronise
+from kernels.hopper import LOG2_E, free, heads_together, of_product, put, put_rows, room, swizzled, synchronise
 from kernels.sizes import cdiv
-from kernels.tiled import flash_attention_hopper
-from kernels.tiled.flash_attention_backward_tiles import count_of, following, kept, load, seen_since, tile_of
+from kernels.tiled.flash_attention_backward_tiles import count_of, following, give, kept, load, seen_since, tile_of
+from kernels.tiled.flash_attention_hopper import on_hopper
 
-OF_HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+OF_HALF = gl.constexpr(of_product(64))
 
 
 @gluon.jit
@@ -51,18 +51,8 @@ def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
     """Of the scores of queries from n on."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if n < by_all:
-        s = hide(s, since[:, None], (n + gl.arange(0, s.shape[1], layout=of_cols))[None, :])
+        s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
     return gl.exp2(s * (SCALE * LOG2_E))
-
-
-@gluon.jit
-def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
-    """A tile's grad_q so far: kept, or stored where this is the `last` block of keys that it sees."""
-    if last:
-        half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
-        put(desc, grad_q * SCALE, half, place, False)
-    else:
-        gl.store(mine, grad_q)
 
 
 @gluon.jit
@@ -96,8 +86,8 @@ def walk(
     STAGES: gl.constexpr = q_smem.shape[0]
     QUERIES: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
-    of_s: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16])
-    of_sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    of_s: gl.constexpr = of_product(QUERIES)
+    of_sums: gl.constexpr = of_product(D)
     of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sums, k_width=2)
     of_cols: gl.constexpr = gl.SliceLayout(0, of_s)
     at = 0
@@ -138,7 +128,9 @@ def walk(
             free(g_empty.index(stage))
             at_q = [b, qh, n, HALF * 64] if D == 128 else [b, qh, n + HALF * 64, 0]
             if WHOLE:
-                end = gl.minimum(n + QUERIES + keys - queries, keys) if CAUSAL else keys  # of the keys that the tile sees
+                end = (
+                    gl.minimum(n + QUERIES + keys - queries, keys) if CAUSAL else keys
+                )  # of the keys that the tile sees
                 give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, start + 128 >= end, SCALE)
             else:
                 put(grad_q_desc, grad_q, out.index(HALF), at_q, True)
@@ -204,24 +196,22 @@ def grads_kernel(
     )
 
 
-SIDE = None
-
-
-def wide_of(dim: int) -> int:
-    return 64 if dim <= 64 else 128
+def tile_shape(dim: int) -> tuple[int, int]:
+    """Queries and columns of a tile of queries."""
+    return (128, 64) if dim <= 64 else (64, 128)
 
 
 def takes(q: Tensor) -> bool:
     """Whether this kernel takes heads like q: of those that the forward takes, and where bits may differ by run."""
-    return flash_attention_hopper.on_hopper(q) and 32 < q.shape[3] <= 128 and not torch.are_deterministic_algorithms_enabled()
+    return on_hopper(q) and 32 < q.shape[3] <= 128 and not torch.are_deterministic_algorithms_enabled()
 
 
 def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal, scale, side=1) -> tuple[tuple, dict]:
     """The kernel's arguments and options, for tensors that descriptors can tell of."""
     (batch, kv_heads, keys), (heads, queries, dim) = k.shape[:3], q.shape[1:]
-    blocks, parts, wide = cdiv(keys, 128), grad_k.shape[1] // kv_heads, wide_of(dim)
-    tensors = [swizzled(x, [1, 1, 64, wide]) for x in (k, v)] + [swizzled(x, [1, 1, 8192 // wide, wide]) for x in (q, grad)]
-    tensors += [swizzled(x, [1, 1, 8192 // wide]) for x in (lse, delta)]
+    blocks, parts, (rows, wide) = cdiv(keys, 128), grad_k.shape[1] // kv_heads, tile_shape(dim)
+    tensors = [swizzled(x, [1, 1, 64, wide]) for x in (k, v)]
+    tensors += [swizzled(x, [1, 1, rows, wide]) for x in (q, grad)] + [swizzled(x, [1, 1, rows]) for x in (lse, delta)]
     tensors += [swizzled(grad_q, [1, 1, 64, 64])]
     tensors += [swizzled(x, [1, 1, 64, min(256 // x.element_size(), wide)]) for x in (grad_k, grad_v)]
     sizes = kv_heads, heads // kv_heads, queries, keys, parts, blocks * batch * kv_heads * parts, blocks, side
@@ -231,8 +221,8 @@ def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal,
 def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v. delta: sum(grad out) of each row, fp32, as lse."""
     (batch, kv_heads, keys, dim), (heads, queries) = k.shape, q.shape[1:3]
-    blocks, group, wide = cdiv(keys, 128), heads // kv_heads, wide_of(dim)
-    steps = cdiv(queries, 8192 // wide)
+    blocks, group, (rows, wide) = cdiv(keys, 128), heads // kv_heads, tile_shape(dim)
+    steps = cdiv(queries, rows)
     at_once, programs = multiprocessors(q), blocks * batch * kv_heads
     parts = parts_of(programs, group * steps, at_once, causal)
     grad_q = sums = padded_empty(q.shape, q)
@@ -246,12 +236,12 @@ def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tenso
     else:
         sums = padded_empty(q.shape, delta).zero_()
         of_heads, programs = batch * kv_heads * parts, min(programs * parts, at_once)
-        side = SIDE or (heads_together(blocks, of_heads, programs) if causal else 1)
+        side = heads_together(blocks, of_heads, programs) if causal else 1
     arguments, options = operands(grad, q, k, v, lse, delta, sums, grad_k, grad_v, scratch, causal, scale, side)
     grads_kernel[(programs,)](*arguments, **options)
     if not whole:
-        tiles = (described(x, [1, 1, 64, wide]) for x in (sums, grad_q))
-        scale_kernel[(cdiv(queries, 64) * batch * heads,)](*tiles, heads, queries, SCALE=scale, BLOCK_M=64)
+        tiles = (described(x, [1, 1, rows, wide]) for x in (sums, grad_q))
+        scale_kernel[(steps * batch * heads,)](*tiles, heads, queries, SCALE=scale, BLOCK_M=rows)
     if parts > 1:
         grad_k, grad_v = (x.unflatten(1, (kv_heads, parts)).sum(2).to(k.dtype) for x in (grad_k, grad_v))
     return grad_q, grad_k, grad_v

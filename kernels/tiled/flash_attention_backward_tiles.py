@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.hopper import nth_tile, place, tile_count
+from kernels.hopper import nth_tile, place, put, tile_count
 
 
 @gluon.jit
@@ -56,6 +56,16 @@ def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
     inside = row[:, None] * 64 + col[None, :]
     mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
     return mine, gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
+
+
+@gluon.jit
+def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
+    """A tile's grad_q so far: kept, or stored where this is the `last` block of keys that it sees."""
+    if last:
+        half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
+        put(desc, grad_q * SCALE, half, place, False)
+    else:
+        gl.store(mine, grad_q)
 
 
 @gluon.jit

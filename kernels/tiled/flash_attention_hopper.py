@@ -33,6 +33,7 @@ from kernels.hopper import (
     free,
     heads_together,
     nth_tile,
+    of_product,
     place,
     room,
     scores,
@@ -44,54 +45,7 @@ from kernels.hopper import (
     values,
 )
 from kernels.sizes import cdiv
-
-
-SIDE = None
-
-
-@gluon.jit
-def steps_of(block, queries, keys, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Steps over the keys that some query of the block sees; at least one, which hides them all where none does."""
-    end = keys
-    if CAUSAL:
-        end = gl.minimum(keys, (block + 1) * 128 + keys - queries)
-    return gl.maximum(gl.cdiv(end, BLOCK_N), 1)
-
-
-@gluon.jit
-def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
-    """The loading warp: each tile's queries, then its keys and values from the last on, as far ahead as there is room.
-
-    of_q, of_k, of_v: room in shared memory, and the barriers that say that it is full, and empty.
-    """
-    q_smem, q_full, q_empty = of_q
-    k_smem, k_full, k_empty = of_k
-    v_smem, v_full, v_empty = of_v
-    heads, group, queries, keys, tiles, blocks, side = sizes
-    SLOTS: gl.constexpr = q_smem.shape[0] // 2
-    STAGES: gl.constexpr = k_smem.shape[0]
-    BLOCK_N: gl.constexpr = k_smem.shape[3]
-    at = 0
-    for i in range(tile_count(tiles)):
-        b, h, block = place(nth_tile(i), heads, tiles, blocks, side)
-        steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
-        slot = i % SLOTS
-        mbarrier.wait(q_empty.index(slot), ((i // SLOTS) & 1) ^ 1)
-        mbarrier.expect(q_full.index(slot), 2 * q_desc.block_type.nbytes)
-        for half in gl.static_range(2):
-            row, smem = block * 128 + half * 64, q_smem.index(2 * slot + half)
-            tma.async_copy_global_to_shared(q_desc, [b, h, row, 0], q_full.index(slot), smem)
-        for step in range(steps):
-            n = (steps - 1 - step) * BLOCK_N
-            stage = at % STAGES
-            phase = ((at // STAGES) & 1) ^ 1
-            mbarrier.wait(k_empty.index(stage), phase)
-            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_desc, [b, h // group, n, 0], k_full.index(stage), k_smem.index(stage))
-            mbarrier.wait(v_empty.index(stage), phase)
-            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_desc, [b, h // group, n, 0], v_full.index(stage), v_smem.index(stage))
-            at += 1
+from kernels.tiled.flash_attention_hopper_tiles import load, steps_of
 
 
 @gluon.jit
@@ -141,8 +95,8 @@ def attend(
     BLOCK_N: gl.constexpr = of_k[0].shape[3]
     D: gl.constexpr = q_smem.shape[4]
     OVER_Q: gl.constexpr = D > 128  # the output takes the place of the queries: there is no room for both
-    of_s: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
-    of_acc: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    of_s: gl.constexpr = of_product(BLOCK_N)
+    of_acc: gl.constexpr = of_product(D)
     of_p: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_acc, k_width=2)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_s)
     out = o_smem.index(HALF)
@@ -241,9 +195,13 @@ def on_hopper(q: Tensor) -> bool:
     return q.dtype in (torch.bfloat16, torch.float16)
 
 
-def takes(q: Tensor) -> bool:
-    """Whether this kernel takes q's heads, on q's GPU."""
-    return 64 < q.shape[3] <= 256 and on_hopper(q)
+def takes(q: Tensor, k: Tensor) -> bool:
+    """Whether this kernel takes such heads, on q's GPU: those up to 64 where keys are few and tiles are many."""
+    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
+    if not on_hopper(q):
+        return False
+    many = cdiv(queries, 128) * batch * heads >= 8 * multiprocessors(q)
+    return 64 < dim <= 256 or (32 < dim <= 64 and keys <= 256 and many)
 
 
 def operands(q, k, v, out, lse, causal: bool, scale: float | None, side: int = 1) -> tuple[tuple, dict]:
@@ -263,6 +221,6 @@ def launch(q, k, v, out, lse, causal: bool, scale: float | None) -> None:
     """Write out, and lse where it is not None. A program a multiprocessor walks over tiles."""
     blocks, of_heads = cdiv(q.shape[2], 128), q.shape[0] * q.shape[1]
     programs = min(blocks * of_heads, multiprocessors(q))
-    side = SIDE or (heads_together(blocks, of_heads, programs) if causal else 1)
+    side = heads_together(blocks, of_heads, programs) if causal else 1
     arguments, options = operands(q, k, v, out, lse, causal, scale, side)
     flash_attention_hopper_kernel[(programs,)](*arguments, **options)
