@@ -37,8 +37,9 @@ TRIED = {
         "block of keys at 2 x 32 x 1 x 2048 x 128 (kept: 4 of them 778 us full, 8 502 causal; 1 1988 and 1911, 16 815 "
         "and 524, 32 858 and 567); five products by Triton with atomics (3575 us for 2934 at 4 x 16 x 4096 x 128), in "
         "Gluon (kept: 2383); there, causal / full: persistent programs (kept: 477 for 489 full at 512 tokens, 749 for "
-        "766 at 1024; not causal from 1024 on, 612 for 560), sums by one program a head (kept at 256 tokens: 313 / 347 "
-        "for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / 1218 for 560 / 749)"
+        "766 at 1024; causal with tiles dealt there and back, 513 for 565 at 1024, 383 for 443 at 512), sums by one program a head (kept at 256 tokens: 313 / 347 "
+        "for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / 1218 for 560 / 749), masks in inline assembly (158 "
+        "to 173 us causal at 64 x 16 x 256 x 64)"
     ),
     "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas",
     "l2_norm": (
@@ -127,10 +128,15 @@ SWEPT = {
         f"us for 5.1 at 515 columns); {_CALLS}"
     ),
     "flash_attention": (
-        "sequences of 256 to 512 tokens most of all. Tried in all: "
+        "256 tokens most of all. Tried in all: "
         "roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / causal at 4 x 16 x 4096, by the compiler "
-        "943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), of 64 (674 / 380 for 568 / 322 at "
-        "4 x 16 x 4096, 67 / 69 for 64 / 63 at 64 x 16 x 256), its groups in turns (1 % slower); by the compiler: "
+        "943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), of 64 with keys up to 256 (kept: 57 / 51 "
+        "for 61 / 59 at 64 x 16 x 256, 42 for 55 at 8 x 10 x 4096 x 77; with more, 651 / 356 for 577 / 324 at "
+        "4 x 16 x 4096); there, its groups in turns (1 % slower), the next tile's first scores under the last one's "
+        "end (kept: 82 for 88 full at 64 x 16 x 256 x 128, 136 for 147 at 32 x 16 x 512), a program a multiprocessor "
+        "for long causal tiles too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest "
+        "tiles first of the heads at work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks "
+        "in inline assembly (kept: 154 for 163 causal at 16 x 16 x 1024); by the compiler: "
         "warps that take roles for heads of 128 (kept: 579 / 462 TFLOP/s full / causal, without 488 / 417) and of 64 "
         "(403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight sums a row and "
         "v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / 434), persistent "
@@ -140,8 +146,8 @@ SWEPT = {
     ),
     "flash_attention backward": (
         "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2383 full at 4 x 16 x 4096 x "
-        "128, seven by the compiler 1705 and 2934, cuDNN 1418 and 2419), 442 causal at 32 x 16 x 512 x 128 (407). The "
-        "last is bound by memory: sums in fp32 are set to 0, added to, and rounded. Heads of 64 have seven still"
+        "128, seven by the compiler 1705 and 2934, cuDNN 1418 and 2419) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 x "
+        "4096 x 64, seven 956 and 1665, cuDNN 930 and 1538). Long ones are bound by what adds to grad_q in L2"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "

@@ -38,7 +38,7 @@ def heads_together(blocks: int, heads: int, programs: int) -> int:
 
     def even(side: int) -> bool:
         shares = [0] * programs
-        for tile in range(blocks * heads):
+        for tile in range(min(blocks * heads, 64 * programs)):  # more rounds only even out
             (turn, at), first = divmod(tile, programs), tile // (side * blocks) * side
             length = blocks - (tile - first * blocks) // min(side, heads - first)
             shares[programs - 1 - at if turn % 2 else at] += length + 2  # what a tile takes besides steps

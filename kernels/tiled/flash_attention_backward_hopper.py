@@ -1,15 +1,16 @@
-"""flash_attention's gradients for 16-bit heads of 65 to 128 columns on compute capability 9.0, in five products.
+"""flash_attention's gradients for 16-bit heads of 33 to 128 columns on compute capability 9.0, in five products.
 
 In Gluon, as flash_attention_hopper.py. A program has 128 keys at a time, two groups of four warps 64 of them each, and
-walks over the queries of all heads that its key head serves, 64 at a time. Scores and their gradients are computed
-once, keys down and queries across; the gradients of keys and values stay in registers. Of grad_q, each group multiplies
-the scores' gradients of both, which pass through shared memory, by half of the keys' columns. It is summed over the
-blocks of keys in one of two ways:
+walks over the queries of all heads that its key head serves, 64 at a time, 128 of heads up to 64. Scores and their
+gradients are computed once, keys down and queries across; the gradients of keys and values stay in registers. What is
+taken off either, lse and delta, is what its sum starts from. Of grad_q, each group multiplies the scores' gradients of
+both, which pass through shared memory, by half of the keys' columns, or half of the queries' by all. It is summed over
+the blocks of keys in one of two ways:
 
     added by the copy engine (TMA) to fp32 numbers in memory, in the order in which programs come to them, so that its
         last bits may differ from run to run; a kernel before sets these to 0, and one after it rounds them
     where there are at most two blocks and many heads, a program takes those of a head one after another, and each
-        thread keeps its part of the sum between them in memory that no other reads: 17 MB in all, which L2 has
+        thread keeps its part of the sum between them in memory that no other reads: up to 17 MB, which L2 has
 
 In us on an H200, bf16 (batch x heads x tokens x dim), causal / full; with the seven products of
 flash_attention_backward.py as recorded before, and cuDNN's in the same run:
@@ -155,7 +156,7 @@ def grads_kernel(
     grad_q_desc,  # as q in tiles of (1, 1, 64, 64); fp32 and not yet scaled where blocks of keys add to it
     grad_k_desc,  # as k, or fp32 (batch, kv_heads * parts, keys, dim) in tiles of (1, 1, 64, 64)
     grad_v_desc,  # the same
-    scratch_ptr,  # fp32 (programs, group, tiles of 64 queries, 64, D), or None where blocks add
+    scratch_ptr,  # fp32 (programs, group, tiles of queries, their 8192 numbers), or None where blocks add
     kv_heads,
     group,
     queries,

@@ -1,4 +1,4 @@
-"""flash_attention's forward for 16-bit heads of 65 to 256 columns on compute capability 9.0, its warps' roles by hand.
+"""flash_attention's forward for 16-bit heads of 33 to 256 columns on compute capability 9.0, its warps' roles by hand.
 
 The same tiles, sums and online softmax as in flash_attention.py, in Gluon, Triton's lower level, where layouts, copies
 and barriers are written out. A program has nine warps: one asks the copy engine (TMA) for queries, keys and values, and
@@ -7,7 +7,8 @@ two groups of four own 64 queries each. What the compiler's own roles cannot do:
     a group's product of scores for the next keys runs on the tensor cores together with the product of its last
         probabilities and values, so that exponentials are waited for once, not twice, in a step
     keys from the last on: those that some query must not see come first, and all other steps need no mask
-    a program may take tile after tile, the next one's loads under the last one's store
+    a program takes tile after tile: the next one's loads and, up to heads of 128, its first scores are under way while
+        the last one's output is stored
 
 In us on an H200, bf16 (batch x heads x tokens x dim), cuDNN's of the same run beside it:
 

@@ -13,6 +13,7 @@ from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import attention, flash_attention, runtime
 from kernels.descriptors import described, of_rows
+from kernels.hopper import heads_together
 from kernels.tiled import flash_attention as module
 from kernels.tiled import flash_attention_backward as gradients
 from kernels.tiled import flash_attention_backward_hopper, flash_attention_hopper
@@ -274,7 +275,8 @@ def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
 
 
 @pytest.mark.parametrize(
-    ("dim", "causal"), [pytest.param(128, False, marks=pytest.mark.long), (128, True), (256, True)]
+    ("dim", "causal"),
+    [*(pytest.param(dim, False, marks=pytest.mark.long) for dim in (64, 128)), (128, True), (256, True)],
 )
 def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(dim, causal):
     x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, 4096, dim), (4, 16, 4096)))
@@ -287,16 +289,22 @@ def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(d
 
 
 @pytest.mark.parametrize(
-    ("causal", "parts", "whole"),
-    [(False, 1, False), pytest.param(True, 4, False, marks=pytest.mark.long), (True, 1, True)],
+    ("dim", "causal", "parts", "whole"),
+    [
+        (64, True, 1, False),
+        pytest.param(64, True, 1, True, marks=pytest.mark.long),
+        pytest.param(128, False, 1, False, marks=pytest.mark.long),
+        pytest.param(128, True, 4, False, marks=pytest.mark.long),
+        (128, True, 1, True),
+    ],
 )
-def test_five_products_by_hand_keep_their_sums_in_registers(causal, parts, whole):
+def test_five_products_by_hand_keep_their_sums_in_registers(dim, causal, parts, whole):
     """What spills is numbers and addresses of the walk; each sum by itself would be 1024 bytes, stored and loaded."""
     x, values = (
-        torch.empty((4, 16, 256, 128), dtype=torch.bfloat16, device="meta"),
+        torch.empty((4, 16, 256, dim), dtype=torch.bfloat16, device="meta"),
         torch.empty((4, 16, 256), device="meta"),
     )
-    grad = x if parts == 1 else torch.empty((4, 16 * parts, 256, 128), device="meta")
+    grad = x if parts == 1 else torch.empty((4, 16 * parts, 256, dim), device="meta")
     scratch = torch.empty((64, 1, 4, 64, 128), device="meta") if whole else None
     tensors = *[x] * 4, values, values, x if whole else x.float(), grad, grad, scratch
     arguments, options = flash_attention_backward_hopper.operands(*tensors, causal, 0.1)
@@ -306,6 +314,29 @@ def test_five_products_by_hand_keep_their_sums_in_registers(causal, parts, whole
     assert all(counts[name] > 0 for name in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"))
     assert (counts["UTMAREDG"] > 0) == (not whole)
     assert found.shared_memory <= 232448
+
+
+def shares(blocks: int, heads: int, programs: int) -> list[int]:
+    """Steps of each program: tiles in groups of heads, the longest first, dealt to programs there and back."""
+    side = heads_together(blocks, heads, programs)
+    groups = [min(side, heads - first) for first in range(0, heads, side)]
+    steps = [block for count in groups for block in range(blocks, 0, -1) for _ in range(count)]
+    there_and_back = [*range(programs), *reversed(range(programs))]
+    taken = [0] * programs
+    for place, length in enumerate(steps):
+        taken[there_and_back[place % (2 * programs)]] += length
+    assert sum(taken) == heads * blocks * (blocks + 1) // 2
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("blocks", "heads", "together"),
+    [(2, 1024, 66), (4, 512, 33), (8, 256, 1), (16, 128, 1), (32, 64, 1), (128, 16, 16), (64, 8, 8), (256, 8, 8)],
+)
+def test_programs_get_even_shares_of_causal_tiles(blocks, heads, together):
+    assert heads_together(blocks, heads, 132) == together
+    taken = shares(blocks, heads, 132)
+    assert max(taken) < 1.08 * sum(taken) / 132
 
 
 @pytest.fixture
@@ -358,6 +389,12 @@ def deterministic():
         (20, 16, 8, 190, 200, 80),  # two
         (1, 4, 2, 700, 1025, 200),
         (1, 80, 10, 513, 700, 256),
+        (2, 4, 2, 2047, 2100, 64),
+        (20, 16, 8, 256, 300, 64),
+        (1, 16, 1, 1000, 700, 48),
+        (1, 4, 2, 1025, 300, 40),
+        (80, 16, 8, 256, 200, 64),  # few keys, many tiles
+        (90, 16, 4, 130, 77, 40),
     ],
     ids=str,
 )
@@ -366,8 +403,11 @@ def test_roles_by_hand(shape, causal, by_hand, poisoned):
     check(tensors, causal)
     ours = flash_attention(*tensors, causal)
     assert torch.equal(ours, flash_attention(*tensors, causal))
-    queries, keys, dim = shape[3:]
-    assert (by_hand.count("forward"), by_hand.count("backward")) == (3, 1 if dim <= 128 else 0)
+    batch, _, _, queries, keys, dim = shape
+    assert (by_hand.count("forward"), by_hand.count("backward")) == (
+        3 if dim > 64 or batch >= 80 else 0,
+        1 if dim <= 128 else 0,
+    )
     if causal and queries > keys:
         assert not ours[:, :, : queries - keys].any()
 
@@ -384,7 +424,7 @@ def test_roles_by_hand_of_one_key_give_its_value(causal, by_hand, poisoned):
 def test_roles_by_hand_give_the_other_kernels_log_sum_exp(causal, by_hand, monkeypatch):
     tensors = operands(2, 4, 2, 300, 513, 128, "cuda")
     out, lse = flash_attention_op.training_op(*tensors, causal, None)
-    monkeypatch.setattr(flash_attention_hopper, "takes", lambda q: False)
+    monkeypatch.setattr(flash_attention_hopper, "takes", lambda q, k: False)
     by_compiler = flash_attention_op.training_op(*tensors, causal, None)
     assert by_hand == ["forward"]
     exact = flash_attention_reference(*[x.double() for x in tensors], causal)
