@@ -37,9 +37,9 @@ TRIED = {
         "block of keys at 2 x 32 x 1 x 2048 x 128 (kept: 4 of them 778 us full, 8 502 causal; 1 1988 and 1911, 16 815 "
         "and 524, 32 858 and 567); five products by Triton with atomics (3575 us for 2934 at 4 x 16 x 4096 x 128), in "
         "Gluon (kept: 2383); there, causal / full: persistent programs (kept: 477 for 489 full at 512 tokens, 749 for "
-        "766 at 1024; causal with tiles dealt there and back, 513 for 565 at 1024, 383 for 443 at 512), sums by one program a head (kept at 256 tokens: 313 / 347 "
-        "for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / 1218 for 560 / 749), masks in inline assembly (158 "
-        "to 173 us causal at 64 x 16 x 256 x 64)"
+        "766 at 1024; causal with tiles dealt there and back, 513 for 565 at 1024, 383 for 443 at 512), sums by one "
+        "program a head (kept at 256 tokens: 313 / 347 for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / "
+        "1218 for 560 / 749), masks in inline assembly (173 us for 158 causal at 64 x 16 x 256 x 64)"
     ),
     "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas",
     "l2_norm": (
@@ -146,8 +146,8 @@ SWEPT = {
     ),
     "flash_attention backward": (
         "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2383 full at 4 x 16 x 4096 x "
-        "128, seven by the compiler 1705 and 2934, cuDNN 1418 and 2419) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 x "
-        "4096 x 64, seven 956 and 1665, cuDNN 930 and 1538). Long ones are bound by what adds to grad_q in L2"
+        "128, seven by the compiler 1705 and 2934, cuDNN 1418 and 2419) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 "
+        "x 4096 x 64, seven 956 and 1665, cuDNN 930 and 1538). Long ones are bound by what adds to grad_q in L2"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
