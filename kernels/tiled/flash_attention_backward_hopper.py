@@ -16,9 +16,10 @@ In us on an H200, bf16 (batch x heads x tokens x dim), causal / full; with the s
 flash_attention_backward.py as recorded before, and cuDNN's in the same run:
 
                                 seven             five            cuDNN
-    64 x 16 x 256 x 128       454 / 468        313 / 347        344 / 382
-    16 x 16 x 1024 x 128      703 / 957        560 / 749        544 / 776
-    4 x 16 x 4096 x 128          / 2952       1334 / 2383      1418 / 2419
+    64 x 16 x 256 x 128       454 / 468        310 / 344        348 / 380
+    16 x 16 x 1024 x 128      703 / 957        517 / 729        548 / 767
+    4 x 16 x 4096 x 128          / 2952       1334 / 2442      1410 / 2414
+    4 x 16 x 4096 x 64        956 / 1665       834 / 1580       930 / 1538
 
 Source: Shah et al., arXiv:2407.08608.
 """
