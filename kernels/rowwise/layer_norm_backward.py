@@ -113,8 +113,8 @@ def launch_of(
     Programs that walk have to be on the SMs all at once: `maxnreg` where a rim or an activation would take more. Beside
     an activation many narrow rows have a warp each, which waits for no other.
     """
-    short = dtype.itemsize == 2
-    a_warp_each = act and short and 256 < cols < 1024 + pieces[2] and cols != 1024 and rows >= 32 * sms
+    short, many = dtype.itemsize == 2, rows >= 32 * sms
+    a_warp_each = act and short and many and 256 < cols < 1024 + pieces[2] and cols != 1024
     if cols <= 1024 and not a_warp_each:
         whole = cols if cols <= 256 else cols // pieces[2] * pieces[2]
         pieces = (next_power_of_2(whole), 0, *pieces[2:])
@@ -134,7 +134,7 @@ def launch_of(
         if act and short and (ragged or not pieces[1]) and held <= 4096:
             registers = 128
     if short and ragged and 256 < held <= 512 and warps == 1:
-        per_sm, registers = 12, 168
+        per_sm, registers = 12 if many else 8, 168
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
     if registers:
         chosen["maxnreg"] = registers

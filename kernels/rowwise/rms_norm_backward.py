@@ -119,7 +119,7 @@ def backward_launch_of(
     stages = 1 if alone else max(1, min(3, 1 + shared_memory // in_flight))
     if dtype.itemsize == 2 and held <= 512:  # as many as registers allow
         if ragged and held > 256:
-            per_sm = 12
+            per_sm = 12 if rows >= 32 * sms else 8
         elif not ragged and held <= 64 and tensors == 2:
             per_sm = 8
         elif not ragged and 64 < held <= 128:
