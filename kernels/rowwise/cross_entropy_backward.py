@@ -72,15 +72,19 @@ def cross_entropy_backward_kernel(
 def backward_launch_of(rows: int, classes: int, dtype: torch.dtype, vector: int, ragged: bool) -> tuple[int, dict]:
     """How many programs, their constexprs and launch options; there is nothing to wait for but loads.
 
-    A program takes 2 KB of a row, 4 KB where rows have rims, or fewer columns of several rows, 4 KB in all, where that
-    leaves less than an eighth of it idle; fewer rows where there are but 2048, or one if it has rims.
+    A program takes 2 KB of a row, 4 KB where rows have rims, or fewer columns of several rows, 2 KB in all and by one
+    warp, where that leaves less than an eighth of it idle. Of but 2048 rows it takes four, or one with rims.
     """
     cols, held = classes // vector * vector, 4096 // dtype.itemsize
     widest = held if ragged else held // 2
     sizes = widest, held // 2, held // 4, held // 8, held // 16
     block = next((size for size in sizes if cdiv(cols, size) * size <= 1.125 * cols), held // 32)
-    block_rows = 1 if block == widest else min(held // block, largest_power_of_2(rows // (2048 if ragged else 512)))
-    chosen = {"VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows, "BLOCK": block, "num_warps": 2}
+    block_rows, warps = 1, 2
+    if block != widest and rows < 4096:
+        block_rows = min(held // block, largest_power_of_2(rows // (2048 if ragged else 512)))
+    elif block != widest:
+        block_rows, warps = held // 2 // block, 1
+    chosen = {"VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows, "BLOCK": block, "num_warps": warps}
     return cdiv(rows, block_rows) * cdiv(cols, block), chosen
 
 
