@@ -9,6 +9,9 @@ lab:
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 # Where no notebook is run: loading it takes each worker three seconds.
 NO_NBVAL := -p no:nbval
+# In `make test`, beside every lesson: numbers, elements, rows, registers, tiles, a decision, CUDA and the capstone, which
+# has gradients.
+SOLUTIONS := $(foreach each,01 02 03 05b 07 08 13 14 15,$(wildcard solutions/$(each)_*.ipynb))
 
 # Everything that must hold before a change is shared.
 test:
@@ -19,12 +22,14 @@ test:
 	printf '%s\n' build claims readme | xargs -P 3 -I{} .venv/bin/python source/{}.py --check
 	.venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "not alone and not long"
 	.venv/bin/pytest $(NO_NBVAL) -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
-	.venv/bin/pytest $(SHARED) --nbval notebooks solutions
+	.venv/bin/pytest $(SHARED) --nbval notebooks $(SOLUTIONS)
 
-# That, and what takes hours: every attack, every mutant, graders that are killed, a class of 400, an empty environment.
+# That, and what takes hours: every attack, mutant and solution, graders that are killed, a class of 400, an empty
+# environment.
 test-all: test
 	.venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "long and not alone"
 	.venv/bin/pytest $(NO_NBVAL) -m "long and alone"
+	.venv/bin/pytest $(SHARED) --nbval $(filter-out $(SOLUTIONS),$(wildcard solutions/*.ipynb))
 
 # Build the notebooks whose source has changed, and from them the page of claims, the README's map and table, and the frames
 # of the figures that move on the web pages.

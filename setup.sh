@@ -87,8 +87,9 @@ if ! pip install --no-input --progress-bar off --no-compile --editable ".${proje
     tail -n 15 "$log" >&2
     fail "pip could not install the packages (above: the end of $log); mend this, then run the same command again"
 fi
-# To bytecode on all processors; pip would take one. What is left is compiled when it is imported.
-.venv/bin/python -m compileall -qq -j 0 .venv/lib >>"$log" 2>&1 || true
+# To bytecode on all processors; pip would take one. What is left, such as the packages' own tests, is compiled when it is
+# imported.
+.venv/bin/python -m compileall -qq -j 0 -x '/tests/' .venv/lib >>"$log" 2>&1 || true
 
 printf '%s\ngpu=%s\nextras=%s\n' "$wanted" "$gpu" "$extras" >"$stamp"
 echo "Set up in $SECONDS s"

@@ -16,7 +16,7 @@ def measure():
         yield measure
 
 
-SAMPLE = {"roofline", "stepper"}  # in `make test`: one that the kernel draws, one that the browser does
+SAMPLE = {"roofline"}  # in `make test`
 NAMES = [pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.long]) for name in explorer_latency.EXPLORERS]
 
 

@@ -1,12 +1,14 @@
 """Predicted times against an H200's, and the parts of the model against cases worked by hand."""
 
+import functools
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from benchmarks import held_out
-from benchmarks.predictions import EXPLAINED, FAR, held_out_rows, rows, summary, table, tiled_rows
+from benchmarks.predictions import EXPLAINED, FAR, _row, held_out_rows, rows, summary, table, tiled_rows
 from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments import prediction
 from helpers.instruments.devices import DEVICES
@@ -17,6 +19,7 @@ from helpers.instruments.traffic import measure
 
 H200 = DEVICES["H200"]
 SMALL = 1e11  # FLOPs, of the recorded tiled rows that are rehearsed in seconds
+LONGEST = "layer_norm_int8", "fused", [32768, 4096]  # a program takes 248 rows: a quarter of the time of all
 
 
 @triton.jit
@@ -56,8 +59,20 @@ def without_tiles():
 # Against the recorded times
 
 
-def test_errors_where_it_was_fitted_are_within_the_targets():
-    median, most = summary([row.error for row in rows()])
+@functools.cache
+def rows_but_one():
+    record = recorded_validation()
+    entries = [each for each in record.times if (each["kernel"], each["version"], each["shape"]) != LONGEST]
+    assert len(entries) == len(record.times) - 1
+    return tuple(_row(entry, record.device) for entry in entries if entry["kernel"] in COVERED)
+
+
+WITHOUT_LONGEST_AND_ALL = [rows_but_one, pytest.param(rows, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("predicted", WITHOUT_LONGEST_AND_ALL)
+def test_errors_where_it_was_fitted_are_within_the_targets(predicted):
+    median, most = summary([row.error for row in predicted()])
     assert median <= 0.15
     assert most <= 0.30
 
@@ -94,10 +109,15 @@ def test_every_tiled_row_is_predicted_within_a_fifth_and_those_held_out_are_told
     assert summary([row.error for row in held_out_rows("_tiled") if row.version == "fused"])[0] <= 0.25
 
 
-def test_errors_that_are_far_off_are_explained():
-    errors = {(row.kernel, row.version, row.bytes): abs(row.error) for row in rows()}
+@pytest.mark.parametrize("predicted", WITHOUT_LONGEST_AND_ALL)
+def test_errors_that_are_far_off_are_explained(predicted):
+    errors = {(row.kernel, row.version, row.bytes): abs(row.error) for row in predicted()}
     assert {key for key, error in errors.items() if error > FAR} <= set(EXPLAINED)
     assert all(errors[key] > FAR / 2 for key in EXPLAINED)
+
+
+@pytest.mark.long
+def test_the_table_explains_what_is_far_off():
     assert "not explained" not in table({"fitted": rows()})
 
 
@@ -110,7 +130,7 @@ def test_errors_that_are_far_off_are_explained():
     ],
 )
 def test_a_wrong_model_is_outside_the_targets(wrong):
-    median, most = summary([wrong(row.prediction.terms) / row.measured - 1 for row in rows()])
+    median, most = summary([wrong(row.prediction.terms) / row.measured - 1 for row in rows_but_one()])
     assert median > 0.15 or most > 0.30
 
 
