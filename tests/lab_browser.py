@@ -8,8 +8,6 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from axe_playwright_python.sync_playwright import Axe
-
 ROOT = Path(__file__).resolve().parent.parent
 FUSION = Path(sys.executable).parent / "fusion"
 
@@ -144,6 +142,8 @@ class LessonPage:
 
     def violations(self) -> list[str]:
         """Serious ones that axe-core finds in the cells' outputs and texts: what is around them is JupyterLab's own."""
+        from axe_playwright_python.sync_playwright import Axe
+
         # JupyterLab leaves out what lies below the window.
         self.page.add_style_tag(content=".jp-Cell { content-visibility: visible !important; }")
         context = {"include": [".jp-OutputArea", ".jp-MarkdownOutput"]}

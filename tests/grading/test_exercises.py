@@ -162,16 +162,15 @@ def test_a_solution_shows_passes_and_the_stub_what_was_not_attempted(name):
 
 
 def test_the_command_gives_a_solution_all_points_that_it_can_and_the_stub_none(capsys):
-    name = "03_fused_add_gelu.ipynb"
+    name = "01_roofline.ipynb"
     assert check.check_notebook(ROOT / "solutions" / name) == 0
-    assert "\n  12 of 12 points; 3 more for hidden checks" in capsys.readouterr().out
+    assert "\n  8 of 8 points; 2 more for hidden checks" in capsys.readouterr().out
     assert check.check_notebook(ROOT / "exercises" / name) == 1
     stub = capsys.readouterr().out
     assert set(re.findall(r"^  \S+ +(pass|fail|error|not attempted) ", stub, re.MULTILINE)) == {NOT_ATTEMPTED}
 
 
-# In `make test` one of them, as a class gets it (test_release), and the solutions, which have the same cells beside the
-# answers.
+# In `make test` one of them, as a class gets it (test_release), and solutions, which have the same cells and answers.
 @pytest.mark.long
 def test_nbval_runs_stubs_and_says_how_much_is_compared():
     command = [sys.executable, "-m", "pytest", "--nbval", "exercises", "-q", "-p", "no:cacheprovider"]

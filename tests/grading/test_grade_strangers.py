@@ -12,9 +12,6 @@ from test_grade_attacks import NoJudge, assert_due, chosen_of, grading_of
 from helpers.grading.grade import grade
 from helpers.instruments.machine import bubblewrap
 
-# Every twenty-fourth runs in `make test`.
-RUN = [pytest.param(name, marks=[] if n % 24 == 5 else [pytest.mark.long]) for n, name in enumerate(strangers.RUN)]
-
 
 @pytest.fixture(scope="module")
 def results(request):
@@ -28,9 +25,10 @@ def test_a_text_is_refused_for_what_it_says(name):
     assert_due(attack, grade(attack.content(), f"{attacks.NAME}.ipynb", NoJudge()).as_json())
 
 
+@pytest.mark.long  # in `make test` those of test_grade_attacks, judged alike, and what is refused unrun
 @pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", strangers.RUN)
 def test_an_attack_earns_what_is_due(results, name):
     assert_due(strangers.RUN[name], results[name].result())
 

@@ -9,7 +9,10 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.fusion_models import GRAPHS
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+# In `make test` every second.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (place % 2)) for place, name in enumerate(GRAPHS)]
+)
 def test_small_sizes_run_and_keep_every_operator(name):
     torch.manual_seed(0)
     traced = {}

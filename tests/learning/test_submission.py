@@ -168,7 +168,11 @@ def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscre
 
 
 @pytest.mark.parametrize(
-    "answer", ["while True:\n    print('x' * 100_000)", "print('x' * 200_000_000)"], ids=["in parts", "at once"]
+    "answer",
+    [
+        pytest.param("while True:\n    print('x' * 100_000)", marks=pytest.mark.long, id="in parts"),
+        pytest.param("print('x' * 200_000_000)", id="at once"),
+    ],
 )
 def test_a_flood_is_told_alike_where_memory_is_the_first_limit(saved, capsys, unscreened, monkeypatch, answer):
     monkeypatch.setattr(cells, "MOST_OUTPUT", 10**15)
