@@ -19,8 +19,8 @@ settings.load_profile("course")
 # no worker ends long after the others.
 LONGEST = """
     instruments/test_prediction test_lab grading/test_exercises grading/test_grade_class grading/test_release
-    learning/test_submission grading/test_grade_cluster grading/test_grade_attacks test_site learning/test_mistakes test_cli
-    figures/test_occupancy_explorer figures/test_stepper
+    learning/test_submission grading/test_grade_cluster grading/test_grade_attacks test_site learning/test_mistakes
+    test_cli figures/test_occupancy_explorer figures/test_stepper
 """.split()
 
 
