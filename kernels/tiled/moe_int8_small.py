@@ -73,7 +73,7 @@ def moe_int8_small_kernel(
             acc = tl.dot(x, in_units(weight, x.dtype, FACTOR, UNIT).T, acc, input_precision="ieee")
             x_tile += BLOCK_IN
         scale = tl.load(scale_ptr + expert.to(tl.int64) * out_cols + out, mask=out < out_cols, other=0.0)
-        h = activate(acc * (scale.to(tl.float32) / UNIT)[None, :], ACT)
+        h = activate(acc * (scale.to(tl.float32) / UNIT)[None, :], ACT, h_ptr.dtype.element_ty)
         h_tile = h_ptr + entry.to(tl.int64)[:, None] * out_cols + out[None, :]
         tl.store(h_tile, h.to(h_ptr.dtype.element_ty), mask=(slot < count)[:, None] & (out < out_cols)[None, :])
 

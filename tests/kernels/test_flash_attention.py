@@ -154,17 +154,26 @@ def test_nan_and_infinity_stay_in_their_rows(device, dtype):
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_scores_far_beyond_what_an_exponential_holds(device, sign):
+@pytest.mark.parametrize("seed", [0, 3, 7])  # by 3 and 7 rows see one key alone: all but 0
+def test_scores_far_beyond_what_an_exponential_holds(device, sign, seed):
     """All of them near -800 or 800; a lane past the last key, whose score is 0, must not become inf times 0.
 
-    The backward pass knows a row's sum by a logarithm near 1154, which fp32 holds to that many roundings.
+    A score and a row's logarithm are near 1154 by base 2, so that fp32 knows each probability to that many roundings:
+    each term of a result may be off by so much of itself, also where the terms cancel; and a probability's gradient
+    less its row's mean by a rounding of what both are sums of.
     """
+    torch.manual_seed(seed)
     q, k, v = operands(1, 1, 1, 40, 33, 64, device, torch.float32)
     tensors, weight = (10 + q, sign * (10 + k), v), torch.randn_like(q)
     ours, theirs = (with_gradients(f, tensors, weight) for f in (flash_attention, flash_attention_reference))
     exact = with_gradients(flash_attention_reference, tensors, weight, dtype=torch.float64)
-    for x, native, truth in zip(ours, theirs, exact, strict=True):
-        roundings = 1154 * torch.finfo(torch.float32).eps * truth.abs().amax()
+    q, k, v, grad = (x.double() for x in (*tensors, weight))
+    probability, grad_p = (q @ k.mT / 8).softmax(-1), grad @ v.mT
+    grad_s = (probability * (grad_p - (probability * grad_p).sum(-1, keepdim=True))).abs()
+    grad_s = (grad_s + probability * (grad.abs() @ v.abs().mT) / 1154) / 8
+    terms = probability @ v.abs(), grad_s @ k.abs(), grad_s.mT @ q.abs(), probability.mT @ grad.abs()
+    for x, native, truth, most in zip(ours, theirs, exact, terms, strict=True):
+        roundings = 1154 * torch.finfo(torch.float32).eps * most.amax()
         assert (x - truth).abs().amax() <= 2 * (native - truth).abs().amax() + roundings
 
 
