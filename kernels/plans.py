@@ -44,7 +44,7 @@ _watching = _Watching()
 
 
 def forget() -> None:
-    """Begin anew: after a change that no call shows, as of a kernel's settings."""
+    """Begin anew: after a change that no call shows, as of a kernel's text or settings; plans keep the old ones."""
     for plans in _every:
         plans.clear()
 
@@ -137,7 +137,7 @@ def _autocast() -> tuple:
 
 
 def kind_of(arguments: tuple) -> tuple | None:
-    """All that what a call does may follow from; None for arguments of other types, or that are not dense."""
+    """Whatever a call's launches may depend on; None where an argument is of another type, or not dense."""
     autocast = torch._C._is_any_autocast_enabled() and _autocast()
     found = [driver.active.get_current_device(), torch.are_deterministic_algorithms_enabled(), autocast]
     graded = torch.is_grad_enabled()

@@ -43,7 +43,7 @@ def cross_entropy_kernel(
     smoothing,
     SMOOTHED: tl.constexpr,  # whether smoothing is not 0
     VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
-    RAGGED: tl.constexpr,  # kernels/rowwise/pieces.py
+    RAGGED: tl.constexpr,  # kernels/vectors.py
     BLOCK_ROWS: tl.constexpr,
     LANES: tl.constexpr,  # which have a maximum and a sum of their own, of
     EACH: tl.constexpr,  # neighbouring columns at a time

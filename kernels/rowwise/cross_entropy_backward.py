@@ -91,7 +91,7 @@ def backward_launch_of(rows: int, classes: int, dtype: torch.dtype, vector: int,
 def backward(
     grad_losses: Tensor, logits: Tensor, labels: Tensor, kept: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
-    """The gradient of contiguous (..., classes) logits by losses of (...); `kept` is what the forward stored."""
+    """The gradient of (..., classes) logits by losses of (...); `kept` is what the forward stored."""
     grad_x = like(logits)
     if grad_x.numel() == 0:
         return grad_x

@@ -41,7 +41,7 @@ def layer_norm_columns_backward_kernel(
     x_ptr,  # (rows, cols), any row stride, unit column stride
     weight_ptr,  # (cols,)
     bias_ptr,  # (cols,)
-    terms_ptr,  # (4, rows), as above
+    terms_ptr,  # (4, rows), layer_norm_row_terms.py
     grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (programs along the second axis of the grid, cols)

@@ -1,6 +1,6 @@
 """Norms of rows beyond 32768 columns, too wide for registers: layer_norm, rms_norm, and both of x + residual.
 
-A few rows of rms_norm, and those of x + residual beyond 65536 columns, are shared by clusters of programs where a GPU
+A few rows of RMSNorm, and all of its x + residual beyond 65536 columns, are shared by clusters of programs where a GPU
 has them: rms_norm_clusters.py.
 """
 

@@ -13,7 +13,7 @@ def load_words(
     ptr, whole, other: tl.constexpr,
     VECTOR: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr, HELD: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The first HELD chunks of a row, packed; FULL of them are full in every row, `other` is past its end.
+    """The first HELD chunks of a row, packed; FULL of these are full in every row. Past its end stands `other`.
 
     Without an eviction policy: on an H200 loads marked evict_first take softmax of 16384 columns 146 us for 136.
     """

@@ -5,7 +5,7 @@ of 10000 columns leaves 39 % of a block of 16384 idle, and a row of 1025 in 16 b
 two alone, where threads would move two bytes at a time. So a row is held in up to three blocks:
 
     HEAD   a power of two of its whole vectors of 16 bytes, and
-    TAIL   the rest of them, in a smaller power of two, where that is less than half of HEAD
+    TAIL   the rest of them, in a smaller power of two, where that is at most half of HEAD
     rim    where rows are RAGGED: the elements before the first whole vector and after the last, fewer than two vectors
 
                       |  :       :       :       :       :  |    `:` multiples of 16 bytes

@@ -10,7 +10,8 @@ the blocks of keys in one of two ways:
     added by the copy engine (TMA) to fp32 numbers in memory, in the order in which programs come to them, so that its
         last bits may differ from run to run; a kernel before sets these to 0, and one after it rounds them
     where there are at most two blocks and many heads, a program takes those of a head one after another, and each
-        thread keeps its part of the sum between them in memory that no other reads: up to 17 MB, which L2 has
+        thread keeps its part of the sum between them in memory that no other reads: 17 MB of 256 queries a head, which
+        L2 has, more of longer ones
 
 In us on an H200, bf16 (batch x heads x tokens x dim), causal / full; with the seven products of
 flash_attention_backward.py as recorded before, and cuDNN's in the same run:
@@ -34,9 +35,19 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from kernels.arguments import multiprocessors
 from kernels.attention import parts_of, scale_kernel
 from kernels.descriptors import described, padded_empty
-from kernels.hopper import LOG2_E, free, heads_together, of_product, put, put_rows, room, swizzled, synchronise
+from kernels.hopper import LOG2_E, free, heads_together, of_product, put_rows, room, swizzled, synchronise
 from kernels.sizes import cdiv
-from kernels.tiled.flash_attention_backward_tiles import count_of, following, give, kept, load, seen_since, tile_of
+from kernels.tiled.flash_attention_backward_tiles import (
+    count_of,
+    following,
+    give,
+    kept,
+    keys_seen,
+    load,
+    probabilities,
+    seen_since,
+    tile_of,
+)
 from kernels.tiled.flash_attention_hopper import on_hopper
 
 OF_HALF = gl.constexpr(of_product(64))
@@ -49,12 +60,11 @@ def across(rows, cols, start):
 
 
 @gluon.jit
-def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
-    """Of the scores of queries from n on."""
-    of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
-    if n < by_all:
-        s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
-    return gl.exp2(s * (SCALE * LOG2_E))
+def less(smem, factor, layout: gl.constexpr):
+    """What a sum of 64 keys' products starts from: factor times a number of each query, taken off."""
+    QUERIES: gl.constexpr = smem.shape[2]
+    number = smem.reshape([QUERIES]).load(gl.SliceLayout(0, layout))
+    return gl.zeros((64, QUERIES), gl.float32, layout) - (number * factor)[None, :]
 
 
 @gluon.jit
@@ -91,7 +101,6 @@ def walk(
     of_s: gl.constexpr = of_product(QUERIES)
     of_sums: gl.constexpr = of_product(D)
     of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sums, k_width=2)
-    of_cols: gl.constexpr = gl.SliceLayout(0, of_s)
     at = 0
     for i in range(count_of(sizes, WHOLE)):
         b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
@@ -104,12 +113,9 @@ def walk(
             stage, phase = at % STAGES, (at // STAGES) & 1
             q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
             mbarrier.wait(q_full.index(stage), phase)
-            none = gl.zeros((64, QUERIES), gl.float32, of_s)
-            lse = lse_smem.index(stage).reshape([QUERIES]).load(of_cols)
-            s = across(k, q, none - (lse * (1 / (SCALE * LOG2_E)))[None, :])
+            s = across(k, q, less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), of_s))
             mbarrier.wait(g_full.index(stage), phase)
-            delta = delta_smem.index(stage).reshape([QUERIES]).load(of_cols)
-            grad_p = across(v, grad, none - delta[None, :])
+            grad_p = across(v, grad, less(delta_smem.index(stage), 1.0, of_s))
             s = hopper.warpgroup_mma_wait(1, deps=[s])
             p = probabilities(s, n, since, by_all, SCALE)
             grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
@@ -118,7 +124,7 @@ def walk(
             side = at % 2
             d_smem.index(2 * side + HALF).store(grad_s)
             hopper.fence_async_shared()
-            before = gl.zeros((64, 64), gl.float32, OF_HALF)
+            mine, before = None, gl.zeros((64, 64), gl.float32, OF_HALF)
             if WHOLE:
                 tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, QUERIES) + n // QUERIES
                 mine, before = kept(scratch_ptr, tile, start, HALF, OF_HALF)
@@ -129,13 +135,8 @@ def walk(
             grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
             free(g_empty.index(stage))
             at_q = [b, qh, n, HALF * 64] if D == 128 else [b, qh, n + HALF * 64, 0]
-            if WHOLE:
-                end = (
-                    gl.minimum(n + QUERIES + keys - queries, keys) if CAUSAL else keys
-                )  # of the keys that the tile sees
-                give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, start + 128 >= end, SCALE)
-            else:
-                put(grad_q_desc, grad_q, out.index(HALF), at_q, True)
+            last = start + 128 >= keys_seen(n + QUERIES, queries, keys, CAUSAL)
+            give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, last, SCALE)
             sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
             free(q_empty.index(stage))
             at += 1
@@ -150,9 +151,9 @@ def walk(
 def grads_kernel(
     k_desc,  # (batch, kv_heads, keys, dim) in tiles of (1, 1, 64, D)
     v_desc,  # the same
-    q_desc,  # (batch, kv_heads * group, queries, dim), the same
+    q_desc,  # (batch, kv_heads * group, queries, dim) in tiles of (1, 1, QUERIES, D)
     grad_desc,  # as q
-    lse_desc,  # fp32 (batch, kv_heads * group, queries) in tiles of (1, 1, 64)
+    lse_desc,  # fp32 (batch, kv_heads * group, queries) in tiles of (1, 1, QUERIES)
     delta_desc,  # the same
     grad_q_desc,  # as q in tiles of (1, 1, 64, 64); fp32 and not yet scaled where blocks of keys add to it
     grad_k_desc,  # as k, or fp32 (batch, kv_heads * parts, keys, dim) in tiles of (1, 1, 64, 64)
@@ -204,7 +205,7 @@ def tile_shape(dim: int) -> tuple[int, int]:
 
 
 def takes(q: Tensor) -> bool:
-    """Whether this kernel takes heads like q: of those that the forward takes, and where bits may differ by run."""
+    """Whether this kernel takes heads like q: 16-bit ones of 33 to 128, where bits may differ from run to run."""
     return on_hopper(q) and 32 < q.shape[3] <= 128 and not torch.are_deterministic_algorithms_enabled()
 
 

@@ -1,10 +1,10 @@
-"""Which tiles a program of flash_attention_backward_hopper.py takes and sees, and the warp that loads them."""
+"""Which tiles a program of flash_attention_backward_hopper.py takes, sees and keeps, and the warp that loads them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.hopper import nth_tile, place, put, tile_count
+from kernels.hopper import LOG2_E, nth_tile, place, put, tile_count
 
 
 @gluon.jit
@@ -50,6 +50,21 @@ def seen_since(row, start, queries, keys, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
+def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
+    """Of the scores of queries from n on."""
+    of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    if n < by_all:
+        s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
+    return gl.exp2(s * (SCALE * LOG2_E))
+
+
+@gluon.jit
+def keys_seen(until, queries, keys, CAUSAL: gl.constexpr):
+    """How many of the keys some query before `until` sees."""
+    return gl.minimum(until + keys - queries, keys) if CAUSAL else keys
+
+
+@gluon.jit
 def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
     """Where each thread keeps its part of a tile's grad_q, and what the blocks of keys before `start` gave to it."""
     row, col = gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
@@ -60,8 +75,11 @@ def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
-    """A tile's grad_q so far: kept, or stored where this is the `last` block of keys that it sees."""
-    if last:
+    """A tile's grad_q so far: kept where `mine` says, or stored where this is the `last` block of keys that it sees;
+    added to what stands in memory where it is kept nowhere."""
+    if mine is None:
+        put(desc, grad_q, out, place, True)
+    elif last:
         half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
         put(desc, grad_q * SCALE, half, place, False)
     else:

@@ -46,7 +46,7 @@ from kernels.hopper import (
     values,
 )
 from kernels.sizes import cdiv
-from kernels.tiled.flash_attention_hopper_tiles import load, steps_of
+from kernels.tiled.flash_attention_hopper_tiles import load, seen_until, steps_of
 
 
 @gluon.jit
@@ -84,6 +84,17 @@ def first_scores(of_q, of_k, i, at, count, HALF: gl.constexpr, layout: gl.conste
 
 
 @gluon.jit
+def store(tile, out, out_desc, at):
+    """A tile's output to memory, under way, once the last one's has left the room that both take."""
+    tma.store_wait(pendings=0)
+    synchronise()
+    out.reshape([64, out.shape[3]]).store(tile.to(out.dtype))
+    hopper.fence_async_shared()
+    synchronise()
+    tma.async_copy_shared_to_global(out_desc, at, out)
+
+
+@gluon.jit
 def attend(
     of_q, of_k, of_v, o_smem, out_desc, lse, sizes, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
 ):
@@ -109,11 +120,7 @@ def attend(
         b, h, block = place(nth_tile(i), heads, tiles, blocks, side)
         steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
         row = block * 128 + HALF * 64 + gl.arange(0, 64, layout=of_rows)
-        last = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1)
-        by_all = keys
-        if CAUSAL:
-            last = gl.minimum(row + (keys - queries), last)
-            by_all = gl.minimum(block * 128 + 1 + keys - queries, keys)
+        last, by_all = seen_until(row, block, queries, keys, CAUSAL)
         masked = gl.maximum(steps - gl.maximum(by_all, 0) // BLOCK_N, 1)
         free(of_k[2].index(at % STAGES))
         peak = gl.full([64], -float("inf"), gl.float32, layout=of_rows)
@@ -133,12 +140,7 @@ def attend(
         acc, p = hopper.warpgroup_mma_wait(0 if OVER_Q else 1, deps=[acc, p])
         free(of_v[2].index((at - 1) % STAGES))
         over = gl.convert_layout(1.0 / gl.where(total == 0, 1.0, total), gl.SliceLayout(1, of_acc))
-        tma.store_wait(pendings=0)  # of the last tile's output
-        synchronise()
-        out.reshape([64, D]).store((acc * over[:, None]).to(q_smem.dtype))
-        hopper.fence_async_shared()
-        synchronise()
-        tma.async_copy_shared_to_global(out_desc, [b, h, block * 128 + HALF * 64, 0], out)
+        store(acc * over[:, None], out, out_desc, [b, h, block * 128 + HALF * 64, 0])
         if OVER_Q:
             tma.store_wait(pendings=0)
             free(q_empty.index(0))

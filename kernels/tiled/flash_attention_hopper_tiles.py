@@ -17,6 +17,17 @@ def steps_of(block, queries, keys, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def seen_until(row, block, queries, keys, CAUSAL: gl.constexpr):
+    """The last key that each query of `row`, all of this block, sees; how many keys all of the block's see."""
+    last = gl.full([64], 0, gl.int32, layout=row.type.layout) + (keys - 1)
+    by_all = keys
+    if CAUSAL:
+        last = gl.minimum(row + (keys - queries), last)
+        by_all = gl.minimum(block * 128 + 1 + keys - queries, keys)
+    return last, by_all
+
+
+@gluon.jit
 def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
     """The loading warp: each tile's queries, then its keys and values from the last on, as far ahead as there is room.
 

@@ -94,11 +94,9 @@ def moe_int8_kernel(
             x_tile += BLOCK_IN
         out = first_out + tl.arange(0, BLOCK_OUT)
         scale = tl.load(scale_ptr + expert.to(tl.int64) * out_cols + out, mask=out < out_cols, other=0.0)
-        h = activate(acc * (scale.to(tl.float32) / UNIT)[:, None], ACT, h_ptr.dtype.element_ty).to(
-            h_ptr.dtype.element_ty
-        )
+        h = activate(acc * (scale.to(tl.float32) / UNIT)[:, None], ACT, h_ptr.dtype.element_ty)
         h_tile = h_ptr + entry.to(tl.int64)[:, None] * out_cols + out[None, :]
-        tl.store(h_tile, h.T, mask=inside[:, None] & (out < out_cols)[None, :])
+        tl.store(h_tile, h.to(h_ptr.dtype.element_ty).T, mask=inside[:, None] & (out < out_cols)[None, :])
 
 
 @lru_cache(maxsize=1024)  # batches come in many sizes
