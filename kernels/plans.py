@@ -163,7 +163,7 @@ def _step(launched: launching.Launched | None, numbers: dict[int, int]) -> _Step
     given, tensors, described = [*launched.arguments, *launched.known.constants], [], []
     for place, x in enumerate(given):
         base = x.base if isinstance(x, DESCRIPTORS) else x
-        if isinstance(base, tuple) and any(isinstance(each, Tensor) for each in base):
+        if isinstance(base, tuple) and any(isinstance(each, (Tensor, *DESCRIPTORS)) for each in base):
             return None
         if isinstance(base, Tensor):
             if base.data_ptr() not in numbers:

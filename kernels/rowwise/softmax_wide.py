@@ -2,9 +2,9 @@
 
 A row is read once for its maximum and sum, which one pass finds together (kernels/online_softmax.py), and is wanted
 again to write y. 16-bit elements wait in registers as they came, two to each, a chunk after another, in rows of up to
-20480 columns; beyond 65536 the last waits, not packed. The rest is read again from its end back, and is still in the L1 cache
-mostly: by an H200's counters 16 % of a second read of 65536 columns goes beyond. A few rows, and gradients of those
-beyond 65536 columns, are shared by clusters of programs where a GPU has them: softmax_clusters.py.
+20480 columns; beyond 65536 the last waits, not packed. The rest is read again from its end back, and is mostly still in
+the L1 cache: by an H200's counters 16 % of a second read of 65536 columns goes beyond. A few rows, and gradients of
+those beyond 65536 columns, are shared by clusters of programs where a GPU has them: softmax_clusters.py.
 
 On an H200, bf16, us (with nothing held, or in fp32): 9362 x 14336 take 136 (147), 7282 x 18432 136 (151). Wider rows
 held wholly leave an SM one program and nothing to do between its reads and writes: 2048 x 65536 take 175 (142).
