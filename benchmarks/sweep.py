@@ -9,8 +9,9 @@ each at the same time; then one after another times its own, while nobody builds
 cold L2, the median of RUNS. At a few sizes calls are timed too, by the host's clock, warm caches, without gradients
 where they are forward, and then beside the bare launch of an empty kernel with the same arguments; these points come
 first, as then no process builds on any GPU while one times. Shares are of the ceilings that the same GPU reached at the
-start of the run. max-autotune chooses while others build on the same GPU, so perhaps not what it would choose alone;
-benchmarks/run.py times it alone.
+start of the run. max-autotune, and what torch.compile tries of pointwise kernels, choose while others build on the same
+GPU, so perhaps not what they would choose alone; benchmarks/run.py times them alone. torch.compile is in its default
+mode otherwise, without CUDA graphs. No peer's answer is checked here.
 
 Each point is a line of FILE as soon as it is measured, a failure too; what is in FILE already is not measured again, so
 the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels are interpreted and times say nothing.

@@ -143,11 +143,50 @@ def test_the_tables_hold_every_point():
         "forward 2048 rows 2048 x 1025 bf16 1.0 us 1.3 us, 77% 1.3 us, 77% 2.6 us, 38% 1.00 x QuACK".split(),
     ]
     assert lines[6].split() == "forward 2048 rows 2048 x 2048 bf16 it took too long".split()
-    (row,) = SWEEP.summary().splitlines()[3:]
+    *_, earlier, peers, _, row = SWEEP.summary().splitlines()
+    assert earlier.startswith("fallen: points with less than 0.9 of the share")
+    assert peers == "peers of softmax: eager, QuACK"
     assert row.split() == ["softmax", "forward", "3", "2", "1.00", "1.25", "1"]
     assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]
-    (row,) = SWEEP.calls(["softmax"]).splitlines()[3:]
-    assert row.split() == "softmax 2048x1024 bf16 1.2 us 2.0 us 30.0 us 10.0 us eager".split()
+    (row,) = SWEEP.calls(["softmax"]).splitlines()[4:]
+    assert row.split() == "softmax 2048x1024 bf16 eager 1.2 us 2.0 us 30.0 us 10.0 us".split()
+
+
+def test_where_no_size_is_beside_a_power_of_two_none_can_have_fallen():
+    alone = RecordedSweep("NVIDIA H200", [RUN], [point([1, 64, 64], 2.0, 2.5, kernel="linear_act")])
+    *told, _, row = alone.summary().splitlines()
+    assert row.split() == ["linear_act", "forward", "1", "1", "0.80", "0.80"]
+    assert not any(line.startswith("fallen") for line in told)
+
+
+def test_who_does_another_work_is_not_among_the_peers():
+    times = {"fused": [2.0] * 3, "eager": [4.0] * 3, "Liger": [1.0] * 3}
+    points = [point([2048, 1000], 2.0, 1.0, kernel="cross_entropy", direction="backward", gpu=times)]
+    points += [point([2048, 1000], 2.0, 1.0, kernel=name) for name in ("softmax", "rms_norm")]
+    *_, others, ours = [each for each in RecordedSweep("", [RUN], points).summary().splitlines() if "peers of" in each]
+    assert [others, ours] == ["peers of cross_entropy: eager", "peers of softmax, rms_norm: eager, QuACK"]
+
+
+def test_a_peer_whose_slow_runs_are_slower_than_our_quick_ones_is_within_the_spread():
+    def behind(slowest):
+        times = {"fused": [1.25, 1.2, 1.3], "QuACK": [1.0, 0.9, slowest], "eager": [2.0, 1.0, 3.0]}
+        (line,) = RecordedSweep("NVIDIA H200", [RUN], [point([2048, 1024], 1.25, 1.0, gpu=times)]).behind()
+        return line
+
+    assert behind(1.2) == "behind QuACK: softmax 2048x1024 bf16: 1.25 times its time, within the spread"
+    assert behind(1.19) == "behind QuACK: softmax 2048x1024 bf16: 1.25 times its time"
+
+
+def test_shapes_of_seven_numbers_say_what_they_count():
+    points = [point([1, 8, 2, 64, 32, 16, causal], 2.0, 1.0, kernel="flash_attention") for causal in (True, False)]
+    found = RecordedSweep("NVIDIA H200", [RUN], points)
+    assert [line.split(": ")[1] for line in found.behind()] == [
+        "flash_attention 1x8x2x64x32x16 causal bf16",
+        "flash_attention 1x8x2x64x32x16 every pair bf16",
+    ]
+    _, _, shape, _, causal, _ = found.table("flash_attention").splitlines()
+    assert shape == "shape: batch x heads x key heads x queries x keys x width"
+    assert "1 x 8 x 2 x 64 x 32 x 16 causal" in causal
 
 
 def test_a_call_is_held_against_bare_launches_too():
@@ -160,8 +199,9 @@ def test_a_call_is_held_against_bare_launches_too():
     assert found.behind() == []
     assert found.over_bare() == ["over 1.5 bare launches: a call of softmax 2048x1000 bf16: 1.55, the GPU's part 0.10"]
     assert sweep.report(found, []).splitlines()[-1] == found.over_bare()[0]
-    first, _ = found.calls().splitlines()[3:]
-    assert first.split() == "softmax 2048x1000 bf16 2.0 us 2.5 us 31.0 us 32.0 us QuACK 20.0 us".split()
+    *_, told, _, first, _ = found.calls().splitlines()
+    assert told.endswith("a bare launch was timed forward only")
+    assert first.split() == "softmax 2048x1000 bf16 QuACK 2.0 us 2.5 us 31.0 us 32.0 us 20.0 us".split()
     assert "29.0 us, QuACK 32.0 us, bare launch 20.0 us" in found.table("softmax")
 
 
@@ -198,10 +238,10 @@ def test_the_figure_shows_each_point_and_says_what_it_shows():
     assert dict(zip(*ours.get_data(), strict=True)) == pytest.approx({1000: 50, 1024: 80})
     assert dict(zip(*odd_ours.get_data(), strict=True)) == pytest.approx({1025: 100 / 1.3})
     assert chart.text == (
-        "softmax: ahead of the best peer or level with it at 2 of 3 sizes. Forward, 2048 rows, 1,000 to 1,025 columns:"
-        " ours 50 to 80 % of the ceiling (77 to 77 % of it where rows are not aligned), the best peer 40 to 100 % of"
-        " the ceiling (77 to 77 % of it where rows are not aligned); ours takes at most 1.25 times the best peer's"
-        " time, at 1,024 columns against QuACK."
+        "softmax: ahead of the best peer or level with it at 2 of the 3 sizes drawn. Forward, 2048 rows, 1,000 to"
+        " 1,025 columns: ours 50 to 80 % of the ceiling (77 to 77 % of it where rows are not aligned), the best peer"
+        " 40 to 100 % of the ceiling (77 to 77 % of it where rows are not aligned); ours takes at most 1.25 times the"
+        " best peer's time, at 1,024 columns against QuACK."
     )
 
 
@@ -226,3 +266,19 @@ def test_products_stand_over_what_makes_them_larger():
         "conv_bn_act": {"forward, d128": [27, 576]},
         "flash_attention": {"forward, heads of 128, causal": [512], "forward, heads of 128, every pair": [512]},
     }
+
+
+def test_layers_of_one_depth_stand_side_by_side_each_beside_its_peer():
+    shapes = [[pictures, 64, 8, 8, 64, 3, 1] for pictures in (1, 2)]
+    points = [point(shape, 2.0, 2.5, kernel="conv_bn_act", regime="3x3") for shape in shapes]
+    chart = sweep_chart(RecordedSweep("NVIDIA H200", [RUN], points), "conv_bn_act")
+    (axes,) = chart.figure.axes
+    first, second = axes.lines[3].get_xdata()
+    assert (first, second > 1.05 * first) == (576, True)
+    (joins,) = axes.collections
+    assert [list(map(tuple, path.vertices)) for path in joins.get_paths()] == [
+        [(first, 40), (first, 50)],
+        [(second, 40), (second, 50)],
+    ]
+    assert {mark.get_linestyle() for mark in chart.figure.legends[0].get_lines()[:2]} == {"None"}
+    assert "576 to 576 numbers deep" in chart.text

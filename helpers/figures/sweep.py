@@ -1,6 +1,7 @@
 """What a kernel reaches at every size of the sweep: the share of its ceiling over the size, beside the best peer's."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from helpers.figures.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, UNFUSED, Chart
-from helpers.instruments.sweep import BEHIND, RecordedSweep, aligned, best_peer, ratio, share
+from helpers.instruments.sweep import BEHIND, RecordedSweep, aligned, best_peer, key_of, ratio, share
 
 WIDTH, PANEL_HEIGHT = 576, 130
-LEFT, RIGHT, TOP, BOTTOM, GAP = 58, 12, 66, 40, 36
+LEFT, RIGHT, TOP, BOTTOM, GAP = 58, 12, 80, 40, 36
 COLUMNS = 2
+REGIMES = {"256 MB": "tensors of 256 MiB"}
+SIDE_BY_SIDE = 2**0.15  # from one mark to the next at the same place
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class View:
 
     x: str = "columns"
     at: Callable[[dict], float] = lambda point: point["shape"][-1]
-    panel: Callable[[dict], str | None] = lambda point: point["regime"]
+    panel: Callable[[dict], str | None] = lambda point: REGIMES.get(point["regime"], point["regime"])
     joined: bool = True
 
 
@@ -51,7 +54,7 @@ def _depth(point: dict) -> int:
 
 VIEWS = {
     "linear_act": View("rows", lambda point: point["shape"][0], _square_weights),
-    "conv_bn_act": View("numbers deep", _depth, joined=False),
+    "conv_bn_act": View("numbers deep (taps x input channels)", _depth, joined=False),
     "flash_attention": View("tokens", lambda point: point["shape"][3], _masking),
 }
 ELEMENTS = View("elements", lambda point: math.prod(point["shape"]))
@@ -59,7 +62,8 @@ ELEMENTS = View("elements", lambda point: math.prod(point["shape"]))
 
 def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
     """A panel a direction and regime: ours in blue squares, the best peer at each size in orange circles, the ceiling
-    dashed at 100 %. Where rows do not begin at multiples of 16 bytes, marks are hollow and lines dotted.
+    dashed at 100 %. Where rows do not begin at multiples of 16 bytes, marks are hollow and lines dotted. Where sizes do
+    not follow each other, a thin line joins ours and the peer's of each, and those of one place stand side by side.
 
     Args:
         found: a recorded sweep.
@@ -92,10 +96,12 @@ def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
             axes.set_title(name.removesuffix(", elements"), size=9, loc="left", pad=3)
             if number + columns >= len(panels):
                 axes.set_xlabel(view.x)
+            if column == 0:
+                axes.set_ylabel("% of the ceiling")
         figure.text(12 / WIDTH, 1 - 14 / height, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
-        ceiling = "% of what memory or matrix units allow on the least bytes; GPU times, cold L2"
-        figure.text(12 / WIDTH, 1 - 28 / height, ceiling, va="center_baseline")
-        _key(figure, height, hollow=not all(map(aligned, points)))
+        for down, line in ((28, "bf16; GPU times, cold L2"), (41, _ceiling(points))):
+            figure.text(12 / WIDTH, 1 - down / height, line, va="center_baseline", size=9)
+        _key(figure, height, view.joined, hollow=not all(map(aligned, points)))
     return Chart(figure, f"{title}. {' '.join(_told(name, its, view) for name, its in panels.items())}")
 
 
@@ -106,7 +112,24 @@ def _by_panel(view: View) -> Callable[[dict], tuple]:
 
 def _title(kernel: str, points: list[dict]) -> str:
     level = sum(ratio(point) <= BEHIND for point in points)
-    return f"{kernel}: ahead of the best peer or level with it at {level} of {len(points)} sizes"
+    return f"{kernel}: ahead of the best peer or level with it at {level} of the {len(points)} sizes drawn"
+
+
+def _ceiling(points: list[dict]) -> str:
+    """What 100 % is: what takes longest of reading and writing, and of the products."""
+    bounds = {point["ceiling"] for point in points}
+    speed = "a copy's or a read's speed" if "read" in bounds else "a copy's speed"
+    matrix = "; or the FLOPs at a large matmul's rate, if that is longer" if "matrix" in bounds else ""
+    return f"ceiling: the least bytes at {speed}{matrix}"
+
+
+def _places(points: list[dict], view: View) -> list[float]:
+    """Where each stands on the axis: those that no line joins are moved off one another."""
+    seen, places = Counter(), []
+    for point in points:
+        places.append(view.at(point) * (1 if view.joined else SIDE_BY_SIDE ** seen[view.at(point)]))
+        seen[view.at(point)] += 1
+    return places
 
 
 def _panel(axes: Axes, points: list[dict], view: View, ends: list[float]) -> None:
@@ -118,12 +141,16 @@ def _panel(axes: Axes, points: list[dict], view: View, ends: list[float]) -> Non
     axes.set_xticks(ticks, map(_binary, ticks))
     axes.set(xlim=(min(ends) / 1.4, max(ends) * 1.4))
     axes.axhline(100, color=LIMIT, linewidth=1.2, linestyle="--")
+    places = dict(zip(map(key_of, points), _places(points, view), strict=True))
+    if not view.joined:
+        pairs = ([100 * share(point, name(point)) for point in points] for name in (best_peer, lambda _: "fused"))
+        axes.vlines(list(places.values()), *pairs, color=TEXT, linewidth=0.6, zorder=1)
     of_peer, of_ours = {"marker": "o", "color": UNFUSED}, {"marker": "s", "color": FUSED}
     for look, shown in ((of_peer, lambda point: share(point, best_peer(point))), (of_ours, share)):
         for whole in (True, False):
             these = [point for point in points if aligned(point) is whole]
             axes.plot(
-                [view.at(point) for point in these],
+                [places[key_of(point)] for point in these],
                 [100 * shown(point) for point in these],
                 linestyle=("-" if whole else ":") if view.joined else "none",
                 **look | _marks(look["color"], whole),
@@ -141,8 +168,8 @@ def _binary(power: int) -> str:
     return f"{power // unit}{name}"
 
 
-def _key(figure: Figure, height: float, hollow: bool) -> None:
-    """Names of the marks, one line under the title."""
+def _key(figure: Figure, height: float, joined: bool, hollow: bool) -> None:
+    """Names of the marks, one line under what the ceiling is."""
     looks = {
         "ours": {"marker": "s", "color": FUSED, **_marks(FUSED, True)},
         "the best peer at each size": {"marker": "o", "color": UNFUSED, **_marks(UNFUSED, True)},
@@ -151,11 +178,13 @@ def _key(figure: Figure, height: float, hollow: bool) -> None:
     }
     if not hollow:
         del looks["hollow: rows not aligned to 16 bytes"]
+    if not joined:
+        looks = {name: {"linestyle": "none"} | look if "marker" in look else look for name, look in looks.items()}
     figure.legend(
         [Line2D([], [], **look) for look in looks.values()],
         looks,
         loc="center left",
-        bbox_to_anchor=(4 / WIDTH, 1 - 42 / height),
+        bbox_to_anchor=(4 / WIDTH, 1 - 56 / height),
         ncols=4,
         frameon=False,
         fontsize=9,
@@ -168,10 +197,11 @@ def _key(figure: Figure, height: float, hollow: bool) -> None:
 def _told(name: str, points: list[dict], view: View) -> str:
     worst = max(points, key=ratio)
     places = [f"{round(view.at(point)):,}" for point in (points[0], points[-1], worst)]
+    unit = view.x.partition(" (")[0]
     return (
-        f"{name[0].upper()}{name[1:]}, {places[0]} to {places[1]} {view.x}: ours {_range(points, share)}, the"
+        f"{name[0].upper()}{name[1:]}, {places[0]} to {places[1]} {unit}: ours {_range(points, share)}, the"
         f" best peer {_range(points, lambda point: share(point, best_peer(point)))}; ours takes at most"
-        f" {ratio(worst):.2f} times the best peer's time, at {places[2]} {view.x} against {best_peer(worst)}."
+        f" {ratio(worst):.2f} times the best peer's time, at {places[2]} {unit} against {best_peer(worst)}."
     )
 
 

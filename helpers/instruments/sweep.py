@@ -13,6 +13,7 @@ the times.
 import functools
 import json
 import math
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,12 @@ NOT_THE_SAME = {
 }
 BYTES = {"bf16": 2, "fp32": 4}
 FALLEN = 0.9  # of the share that the neighbouring power of two reaches
+# What the numbers of a shape count, where they are not rows x columns or elements.
+SHAPES = {
+    "linear_act": "rows x numbers to a row of x x columns of y",
+    "conv_bn_act": "pictures x channels x height x width x filters x taps x stride",
+    "flash_attention": "batch x heads x key heads x queries x keys x width",
+}
 
 
 def key_of(point: dict) -> tuple:
@@ -50,7 +57,7 @@ def share(point: dict, provider: str = "fused") -> float:
 
 def best_peer(point: dict, clock: str = "gpu") -> str | None:
     """The fastest provider of the same operation that is not ours."""
-    of = (point["kernel"], point["direction"])
+    of = _operation(point)
     others = [name for name in point.get(clock, {}) if name not in ("fused", BARE) and (*of, name) not in NOT_THE_SAME]
     return min(others, key=lambda name: median(point, name, clock), default=None)
 
@@ -64,6 +71,13 @@ def ratio(point: dict, clock: str = "gpu") -> float:
 def bare_launches(point: dict) -> float:
     """Our call's time in that of the bare launches; NaN where one of them is missing."""
     return median(point, "fused", "calls") / median(point, BARE, "calls")
+
+
+def within_spread(point: dict, clock: str = "gpu") -> bool:
+    """Whether our 10th percentile is no more than the best peer's 90th."""
+    _, low, _ = point[clock]["fused"]
+    _, _, high = point[clock][best_peer(point, clock)]
+    return low <= high
 
 
 def aligned(point: dict) -> bool:
@@ -137,7 +151,7 @@ class RecordedSweep:
         providers = sorted(dict.fromkeys(names), key=lambda name: name != "fused")
         rows = []
         for point in points:
-            what = (point["direction"], point["regime"], " x ".join(map(str, point["shape"])), point["dtype"])
+            what = (point["direction"], point["regime"], _shape(point, " x "), point["dtype"])
             if "failed" in point:
                 rows.append((*what, point["failed"], *[""] * (len(providers) + 2)))
                 continue
@@ -151,7 +165,8 @@ class RecordedSweep:
         columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers, "ours", "call: ours, best")
         waits = "; (waits): the host waits for the GPU, and that is timed, too"
         waits = waits if any(point.get("waits") for point in points) else ""
-        return table(columns, rows, f"{kernel}, {self.label(points)}\n{CLOCKS}{waits}")
+        of_shape = f"\nshape: {SHAPES[kernel]}" if kernel in SHAPES else ""
+        return table(columns, rows, f"{kernel}, {self.label(points)}\n{CLOCKS}{waits}{of_shape}")
 
     def calls(self, kernels: Iterable[str] = ()) -> Table:
         """A row for each point whose calls were timed, of all kernels or those named: the GPU's time and the call's,
@@ -162,23 +177,27 @@ class RecordedSweep:
             peer = best_peer(point, "calls")
             if peer and (not kernels or point["kernel"] in kernels):
                 pairs = [(clock, name) for clock in ("gpu", "calls") for name in ("fused", peer)]
-                row = [_name(point), *(f"{median(point, name, clock):.1f} us" for clock, name in pairs), peer]
+                row = [_name(point), peer, *(f"{median(point, name, clock):.1f} us" for clock, name in pairs)]
                 if bare:
                     row.append(f"{median(point, BARE, 'calls'):.1f} us" if BARE in point["calls"] else "")
                 rows.append(row)
                 shown.append(point)
-        columns = ["", "GPU: ours", "the peer's", "a call: ours", "the peer's", "peer", *([BARE] if bare else [])]
-        return table(columns, rows, f"the sweep, {self.label(shown)}\n{CLOCKS}")
+        columns = ["", "peer", "GPU: ours", "GPU: peer", "call: ours", "call: peer", *([BARE] if bare else [])]
+        told = f"{CLOCKS}\npeer: the one with the shortest call, on both clocks"
+        told += f"; a {BARE} was timed forward only" if bare else ""
+        return table(columns, rows, f"the sweep, {self.label(shown)}\n{told}")
 
     def behind(self, kernels: Iterable[str] = ()) -> list[str]:
         """A line for each point where ours takes over 1.03 times the best peer's time, on the GPU or as a call, the
-        worst first; for all kernels or those named."""
+        worst first; for all kernels or those named. Within the spread: our 10th percentile is no more than that
+        peer's 90th."""
         chosen = set(kernels) or set(self.kernels)
         found = []
         for point in (point for point in self.points if point["kernel"] in chosen):
             for clock, text in (("gpu", "behind"), ("calls", "a call behind")):
                 if ratio(point, clock) > BEHIND:
                     line = f"{text} {best_peer(point, clock)}: {_name(point)}: {ratio(point, clock):.2f} times its time"
+                    line += ", within the spread" if within_spread(point, clock) else ""
                     found.append((clock, -ratio(point, clock), line))
         return [line for *_, line in sorted(found, key=lambda each: (each[0] == "calls", each[1]))]
 
@@ -224,7 +243,7 @@ class RecordedSweep:
     def summary(self, kernels: Iterable[str] = ()) -> Table:
         """A row a kernel and direction, of all kernels or those named: how many points, at how many ours is at most
         3 % behind the best peer or ahead of it, our median and worst time in the best peer's, at how many it falls
-        between powers of two."""
+        between powers of two, "" where none is beside one. Above it, whose peers are which."""
         rows, shown = [], []
         for kernel in kernels or self.kernels:
             for direction in ("forward", "backward"):
@@ -234,22 +253,22 @@ class RecordedSweep:
                 if not ratios:
                     continue
                 level = sum(r <= BEHIND for r in ratios)
-                low = sum(share(p) < FALLEN * share(near) for p in points if (near := self.neighbour(p)))
+                beside = [(share(p), share(near)) for p in points if (near := self.neighbour(p))]
+                low = sum(ours < FALLEN * of_near for ours, of_near in beside) if beside else ""
                 middle = ratios[len(ratios) // 2]
                 rows.append((kernel, direction, len(ratios), level, f"{middle:.2f}", f"{ratios[-1]:.2f}", low))
-        columns = (
-            "kernel",
-            "direction",
-            "points",
-            "level or ahead",
-            "median time",
-            "worst",
-            "fallen",
-        )
-        told = "GPU times with cold L2, in the best peer's; fallen: below 0.9 of the nearest power of 2's share"
-        earlier = self.of_earlier_kernels(shown)
-        told += f"; {earlier} of {len(shown)} points are of earlier kernels" if earlier else ""
-        return table(columns, rows, f"the sweep, {self.label(shown)}\n{told}")
+        columns = ("kernel", "direction", "points", "level or ahead", "median", "worst", "fallen")
+        told = [
+            f"GPU times, cold L2, all shapes and dtypes; level or ahead: at most {BEHIND} of the best peer's time",
+            "median, worst: our time / the best peer's",
+        ]
+        if any(row[-1] != "" for row in rows):
+            told.append(
+                f"fallen: points with less than {FALLEN} of the share that the nearest power of 2 columns reaches"
+            )
+        if earlier := self.of_earlier_kernels(shown):
+            told.append(f"{earlier} of {len(shown)} points were measured with earlier versions of our kernels")
+        return table(columns, rows, "\n".join([f"the sweep, {self.label(shown)}", *told, *_peers(shown)]))
 
 
 def pass_of(point: dict) -> str:
@@ -258,7 +277,32 @@ def pass_of(point: dict) -> str:
 
 
 def _name(point: dict) -> str:
-    return f"{pass_of(point)} {'x'.join(map(str, point['shape']))} {point['dtype']}"
+    return f"{pass_of(point)} {_shape(point, 'x')} {point['dtype']}"
+
+
+def _shape(point: dict, between: str) -> str:
+    """Its sizes; of attention also which pairs it takes."""
+    sizes, pairs = point["shape"], ""
+    if isinstance(sizes[-1], bool):
+        pairs = " causal" if sizes[-1] else " every pair"
+        sizes = sizes[:-1]
+    return between.join(map(str, sizes)) + pairs
+
+
+def _peers(points: Iterable[dict]) -> list[str]:
+    """Lines of who was timed beside which kernels; those who do another work left out."""
+    of_kernel, kernels_of = {}, {}
+    for point in points:
+        names = (n for n in point.get("gpu", {}) if n != "fused" and (*_operation(point), n) not in NOT_THE_SAME)
+        of_kernel.setdefault(point["kernel"], set()).update(names)
+    for kernel, names in of_kernel.items():
+        kernels_of.setdefault(", ".join(sorted(names, key=str.lower)), []).append(kernel)
+    lines = (f"peers of {', '.join(kernels)}: {names}" for names, kernels in kernels_of.items())
+    return [part for line in lines for part in textwrap.wrap(line, 100, subsequent_indent="  ")]
+
+
+def _operation(point: dict) -> tuple[str, str]:
+    return point["kernel"], point["direction"]
 
 
 def _cell(point: dict, provider: str) -> str:
