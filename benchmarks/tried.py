@@ -110,7 +110,6 @@ _WALKS = (
 _FEW_MICROSECONDS = "sizes of two to five microseconds, most of which are a launch's start and end"
 
 SWEPT = {
-    "add_gelu": _FEW_MICROSECONDS,
     "conv_bn_act": (
         "six tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 at "
         "7 x 7 20 for 24), padded copies of 3, 100 or 72 channels (kept: 73 us for 392 at 7 x 7 taps, 21 for 94, 63 "
@@ -163,11 +162,6 @@ SWEPT = {
         "program, weight and bias asked for late (kept: 143 us for 173 at 10000, 171 for 272 at 18432; ragged ones a "
         f"fifth slower), below that (a quarter to three quarters slower); {_LOOPS}; {_CALLS}"
     ),
-    "linear_act": (
-        "rows of 300 or 4097 numbers begin where neither the copy engine nor a wide load may: copied into padded ones "
-        "(kept: 23 us for 55 at 777 x 300 x 5000, 75 for 352 at 1023 x 4097 x 4099), 124 us with PyTorch's own copies; "
-        f"{_CALLS}"
-    ),
     "residual_layer_norm": f"{_WALKS}; {_LOOPS}; {_CALLS}",
     "residual_layer_norm backward": f"{_NARROW_GRADIENTS}; {_WIDE_GRADIENTS}; {_LOOPS}; {_CALLS}",
     "residual_rms_norm": f"{_CLUSTERS}; {_CALLS}",
@@ -195,17 +189,12 @@ SWEPT = {
         "third slower). Of 2048 narrow rows 4 a program (kept: 2.1 us for 2.6 at 64 columns). "
         f"{_CLUSTERS}; {_CALLS}"
     ),
-    "softmax_dropout": (
-        "Philox takes as long as the bytes: warps, rows at a time and columns held by trial (the best kept). Fours of "
-        "memory and not of columns, where 4 does not divide them: two evaluations for eight columns, not three (kept: "
-        "199 us for 265 at 1025 columns, 204 for 274 at 4099, 320 for 468 at 127); wide rows held in more chunks "
-        "(kept: 201 for 213 at 18432, 215 for 223 at 32768); 2048 narrow rows by more threads (kept: 2.7 us for 3.7 "
-        f"at 128 columns); {_CALLS}"
-    ),
     "softmax_dropout backward": (
         "the same; fewer registers by order, so that an SM has two rows (kept: 282 us for 368 at 10000 columns held in "
         "fp32, 254 packed); more chunks held up to 20480 columns (kept: 287 for 324 at 18432), beyond with few spills "
         "(314 for 332 at 32768); 2048 narrow rows by more threads (kept: 2.5 us for 4.1 at 128 columns); "
         f"{_CALLS}"
     ),
+    "swiglu": _FEW_MICROSECONDS,
+    "swiglu backward": _FEW_MICROSECONDS,
 }
