@@ -190,8 +190,9 @@ SWEPT = {
         f"{_CLUSTERS}; {_CALLS}"
     ),
     "softmax_dropout backward": (
-        "the same; fewer registers by order, so that an SM has two rows (kept: 282 us for 368 at 10000 columns held in "
-        "fp32, 254 packed); more chunks held up to 20480 columns (kept: 287 for 324 at 18432), beyond with few spills "
+        "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "
+        "two rows (kept: 282 us for 368 at 10000 columns held in fp32, 254 packed); more chunks held up to 20480 "
+        "columns (kept: 287 for 324 at 18432), beyond with few spills "
         "(314 for 332 at 32768); 2048 narrow rows by more threads (kept: 2.5 us for 4.1 at 128 columns); "
         f"{_CALLS}"
     ),

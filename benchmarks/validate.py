@@ -92,7 +92,8 @@ def compiled() -> list[dict]:
             torch.cuda.empty_cache()
     for name, (kernel, args, options) in EXAMPLES.items():
         loaded = kernel.warmup(*args, grid=(1,), **options)
-        rows.append({"operation": name, "shape": None, "dtype": None, **compared(kernel, args, options, loaded)})
+        launch = Launch(kernel, (1,), args, options, loaded)
+        rows.append({"operation": name, "shape": None, "dtype": None, **compared(launch)})
     return rows
 
 

@@ -31,11 +31,11 @@ reuse distance (bytes moved since) is below a quarter of L2 all hit, and none be
 that were only read, which both halves of the L2 keep); between, linearly.
 
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Four have no kernel of their own
-and were fitted to times of ten kernels of the catalogue, recorded first: CYCLES, EXTRA_CYCLES, ROUND and the 2 above;
+and were fitted to times of the catalogue's kernels at the sizes of that script: CYCLES, EXTRA_CYCLES, ROUND and the 2 above;
 the 0.45 was fitted to flash attention's.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those of shapes that
-nothing was fitted to apart: there half of them are a fifth off or less, and one in ten is off by half or more.
+nothing was fitted to apart: there half of them are a sixth off or less, and one in ten is off by two fifths or more.
 Mostly it is too short a time: PyTorch's norms on rows that are no multiple of 4 elements, kernels of ours on lengths
 that are no multiple of 8, very few rows.
 Tiled kernels of ours at shapes held out are off by a quarter in the median, and PyTorch's convolutions and attention in
@@ -68,8 +68,8 @@ HITS_FROM = 0.25  # of L2's size: reuse distance up to which all bytes hit
 HITS_TO = {"written": 1.25, "read": 0.75}  # and beyond which none does
 
 # Latency of one warp's instructions, in cycles: on average, and what a step of a reduction across lanes or warps adds.
-CYCLES = 4.7
-EXTRA_CYCLES = {"SHFL": 20, "BAR": 60, "LDS": 20}
+CYCLES = 2.6
+EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
 ROUND = 0.45e-6  # s: a load in a loop that is not the first
 
 # Cycles of a warp's instruction on its pipeline, 32 / (results per clock and sub-partition). Source: throughput table

@@ -615,9 +615,10 @@ display(
 # - Rows of RMSNorm that nearly fill the registers, from some 12000 columns on: a peer is a little ahead at most.
 # - Some of the 2048 narrow rows, forward: the time is a few microseconds, most of it a launch's start and end.
 #
-# And the last table has what a **call** from Python takes. There a peer wins even where its kernel is the slower one,
-# mostly eager PyTorch, whose launcher is C++: ours checks and launches in Python. A *bare launch* is launching alone, of
-# an empty kernel with the same arguments. In a CUDA graph (lesson 02) only the GPU's time is left.
+# And the last table has what a **call** from Python takes. There eager PyTorch, whose launcher is C++, mostly wins even
+# where its kernel is the slower one. A *bare launch* is launching alone, of an empty kernel with the same arguments, by
+# Triton's Python: our forward calls take little more, and autograd's Python adds much to the backward ones. In a CUDA
+# graph (lesson 02) only the GPU's time is left.
 # <!-- given 256 MB: as above -->
 #
 # ## What you said, what was found

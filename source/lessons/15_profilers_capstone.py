@@ -731,9 +731,9 @@ print(f"behind at {len(late) - len(calls)} of {len(at_all_sizes.points)} points"
 print(f"behind as a call at {len(calls)} of the {timed} points that were called")
 
 # %% [markdown]
-# So a library is ahead at about one point in eight, and in most calls. Each has its place: QuACK on wide rows, which
-# several SMs share; cuDNN in convolutions and attention of short sequences; eager PyTorch in calls; `torch.compile` at
-# some sizes of some. `fusion bench --recorded --sweep` lists all points, with the reasons and what was
+# So a library is ahead at about one point in ten, and in half of the calls. Each has its place: QuACK on wide rows, which
+# several SMs share; cuDNN in convolutions and attention of short sequences; eager PyTorch in calls, those of backward
+# passes most of all; `torch.compile` at some sizes of some. `fusion bench --recorded --sweep` lists all points, with the reasons and what was
 # tried; a kernel's name behind it gives every time. Before you write a kernel, look for your sizes in such a list; when
 # you have written one, make the list.
 #

@@ -81,7 +81,7 @@ def test_errors_where_it_was_fitted_are_within_the_targets(predicted):
 def test_errors_at_shapes_held_out_are_told_apart_and_no_worse_than_the_module_says():
     median, most = summary([row.error for row in held_out_rows()])
     assert 0.15 < median <= 0.20
-    assert 0.5 < most <= 0.55
+    assert 0.35 < most <= 0.45
     printed = table(without_tiles())
     assert f"held out: {2 * len(held_out.shapes())} times, error: median {median:.1%}" in printed
     assert f"fitted: {len(rows())} times" in printed
