@@ -79,6 +79,7 @@ LONG = 1e-3  # seconds: nobody asks what launching costs of work that takes long
 RUNS = 30
 NOT_COMPILED = {"moe_int8"}  # the sizes in its reference depend on the routing: torch.compile leaves them to eager
 FORWARD_ONLY = {"max-autotune", "cuBLAS alone"}  # whose backward takes minutes to tune, or is another operation's
+NO_GRADIENT = {("layer_norm", "QuACK")}
 
 # What lessons show where there is no GPU: name -> a function that measures it, nested dicts of Timing or counters.
 EXPERIMENTS = {
@@ -183,7 +184,7 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: 
         backward = {
             provider: backward_pass(function, inputs)
             for provider, function in functions.items()
-            if provider not in FORWARD_ONLY
+            if provider not in FORWARD_ONLY and (op.name, provider) not in NO_GRADIENT
         }
         work = op.backward_work(shape, dtype)
         rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, limits, short, graphs=False)

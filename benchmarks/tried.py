@@ -41,6 +41,21 @@ TRIED = {
         "program a head (kept at 256 tokens: 313 / 347 for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / "
         "1218 for 560 / 749), masks in inline assembly (173 us for 158 causal at 64 x 16 x 256 x 64)"
     ),
+    "cross_entropy": (
+        "rows a program, warps and columns at a time by trials (the best kept); the next columns on their way (5.8 us "
+        "for 7.3 at 2048 x 2560, 73 for 68 at 13422 x 10000), loops unrolled (no gain)"
+    ),
+    "residual_layer_norm": "warps, registers and rows a program by trials (the best kept)",
+    "residual_rms_norm": "warps, registers and rows a program by trials (the best kept)",
+    "rms_norm": (
+        "a row held two elements to a register (2 to 3 % slower at 8192 columns), the weight asked for after the "
+        "reduction (no gain)"
+    ),
+    "softmax": (
+        "clusters of programs, which hold one row in several SMs' registers as QuACK does in their shared memory (at "
+        "2048 x 131072 360 us for 305); the last 32768 columns held in their own dtype (kept: 306 for 331)"
+    ),
+    "swiglu backward": "a few microseconds, most of which are a launch's start and end",
     "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas",
     "l2_norm": (
         "4 to 32 warps, no masks, a row read in pieces as torch.compile does; identical kernels differ by 5 %. Of many "
@@ -59,14 +74,12 @@ TRIED = {
         "bandwidth against 93, less than the tenth that a second kernel must gain"
     ),
     "layer_norm backward": _BACKWARD_OF_FEW_ROWS,
-    "layer_norm_act backward": _BACKWARD_OF_FEW_ROWS,
     "softmax backward": (
         "4 to 32 warps, no masks, a row read in pieces; identical kernels differ by 5 %. Of many rows, per cent of "
         "copy bandwidth: 16384 columns held (99; asked for again 103); 32768 by 16 warps with masks (99), by 32 with "
         "masks (83) or without (102), held (92), in chunks of 16384 (101) or less (73 to 98); both rows held two "
         "elements to a register, loaded without an eviction policy (kept: 740 us for 797 at 16384 x 32768)"
     ),
-    "bias_dropout_residual backward": "one launch in place of three (kept); the rest of a call is Python",
 }
 
 # Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.

@@ -31,8 +31,8 @@ reuse distance (bytes moved since) is below a quarter of L2 all hit, and none be
 that were only read, which both halves of the L2 keep); between, linearly.
 
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Four have no kernel of their own
-and were fitted to times of the catalogue's kernels at the sizes of that script: CYCLES, EXTRA_CYCLES, ROUND and the 2 above;
-the 0.45 was fitted to flash attention's.
+and were fitted to times of the catalogue's kernels at the sizes of that script: CYCLES, EXTRA_CYCLES, ROUND and the 2
+above; the 0.45 was fitted to flash attention's.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those of shapes that
 nothing was fitted to apart: there half of them are a sixth off or less, and one in ten is off by two fifths or more.
