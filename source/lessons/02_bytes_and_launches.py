@@ -419,9 +419,9 @@ fused_call = both_clocks[million, "float32", "fused"]["call"]["median"]
 small_call.compare(eager_call / fused_call)
 
 # %% [markdown]
-# Less than one: the call of the fused kernel is *slower*. The GPU needs less time for it, but nobody waits for the
-# GPU here. All of the call is the CPU launching; and beside the launch itself, the fused function checks its inputs
-# and allocates its output in Python, which PyTorch's operators do in C++.
+# No faster at all: the call of the fused kernel takes as long as the two operators. The GPU needs less time for it, but
+# nobody waits for the GPU here. All of the call is the CPU launching: one kernel through Python costs as much as two
+# through PyTorch's operators, which are C++.
 #
 # ## Who waits for whom
 #

@@ -304,7 +304,7 @@ speed_up.compare(times["eager"].median / times["fused"].median)
 # with GELU's tanh form, which you will write in the exercise. Its arithmetic costs nothing either way.)
 #
 # Those are the GPU's times. The columns on the right are what a call costs its caller, Python and launch included. In
-# a row of calls as small as the first, the fused kernel makes its caller wait *longer*: lesson 02 has the reason. The
+# a row of calls as small as the first, the fused kernel makes its caller wait *no less*: lesson 02 has the reason. The
 # gain is the GPU's, and yours where the GPU is what everybody waits for.
 #
 # With a GPU at hand, your kernel, here:

@@ -542,7 +542,7 @@ dropout_times = h200.times("bias_dropout_residual", (16384, 4096), "bfloat16")
 dropout_speed_up.compare(dropout_times["eager"].median / dropout_times["fused"].median)
 
 # %% [markdown]
-# **Verdict: too modest by the GPU's own time, on the large size by far; the caller of the small one waits longer.** It
+# **Verdict: too modest by the GPU's own time, on the large size by far; too much for the caller of the small one.** It
 # is more than the bytes allow, too. The kernels it is compared with do not reach the memory's speed:
 
 # %%
@@ -555,8 +555,9 @@ for name, each in (("eager", 15), ("torch.compile", 6)):
 # `tl.rand`, one evaluation a number: you have just seen what that costs.
 #
 # And the small one, as its caller sees it, who waits for Python and the launches as well (the columns after `call`)?
-# Ours has the shortest time on the GPU, and its caller waits longer than with PyTorch's three kernels: a Triton launch
-# through Python costs more than they do. **There the claim fails**, unless many calls are recorded in a CUDA graph.
+# Ours has the shortest time on the GPU, and its caller gains less over PyTorch's three kernels than the GPU: a Triton
+# launch through Python costs much of what they do. **There the claim fails**, unless many calls are recorded in a
+# CUDA graph.
 #
 # ## Gates
 #

@@ -432,7 +432,7 @@ h200.table("residual_layer_norm", "bfloat16")
 # %% [markdown]
 # More than the bytes allow, because PyTorch's kernel is not at the speed of a copy and ours nearly is. About the
 # claimed figure is reached in the second line, rows of 1024, and well missed on wider rows. On the smallest tensor the
-# GPU's own time says more than the claim; what its caller waits, in the columns after `call`, is longer than with
+# GPU's own time says more than the claim; what its caller waits, in the columns after `call`, is no shorter than with
 # PyTorch's two kernels. **Verdict: fair for one size**, and it says so nowhere. Note `torch.compile`: it makes the same
 # fusion and comes close.
 #

@@ -188,7 +188,7 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "of the speed of a copy"), rows)
 
 # %% [markdown]
-# (Liger is a published collection of fused Triton kernels.) The bytes are the same, the speed at which they move is
+# (Liger and QuACK are published collections of fused kernels, in Triton and in CuTe.) The bytes are the same, the speed at which they move is
 # not. **Fusing decides how many bytes a kernel moves; how it is made decides how fast.** Keep that in mind for every
 # speed-up below.
 #
