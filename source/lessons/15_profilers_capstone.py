@@ -665,7 +665,7 @@ table(("tokens", "part", "libraries", "ours", "of the whole", "the whole faster"
 # - **Worth it**: SwiGLU in the epilogue of two products (the largest gain of all), and at 512 tokens the norms.
 # - **Not worth it**: the residual in a product's epilogue. Where our product is slower than cuBLAS's, as it is at 512
 #   tokens, it loses more than the addition took.
-# - **Not worth writing**: attention, on this GPU. cuDNN's is faster than ours, and writes its result so that no copy
+# - **Not worth writing**: attention, on this GPU. cuDNN's is as fast as ours, and writes its result so that no copy
 #   has to put heads side by side.
 #
 # Best would be a mixture: library attention, our gate, cuBLAS for the rest. A block is not faster for being made of one
