@@ -713,8 +713,8 @@ table(("", "convolution, of a matmul's rate", "the trips, of a copy's speed"), r
 
 # %% [markdown]
 # Where both are slower alike, the formula holds. Where the trips lose more of their speed, as in the first two, a fused
-# kernel as fast as cuDNN's convolution gains more than it says (on the first, ours is not); where the convolution
-# loses more of its own rate, as with 64 channels, it gains less.
+# kernel as fast as cuDNN's convolution gains more than it says (on the first, ours was not when these steps were
+# recorded); where the convolution loses more of its own rate, as with 64 channels, it gains less.
 #
 # And **only a pencil**? Fold the weights, give the convolution its bias, call ReLU: no new kernel at all. Batch norm's
 # two trips are gone. **How many times faster than three kernels, at the same size?**
@@ -774,28 +774,33 @@ library = predict_first(
 library
 
 # %%
+from helpers.instruments import recorded_sweep
+
+at_all_sizes = recorded_sweep()
+swept = {tuple(point["shape"]): point for point in at_all_sizes.of("conv_bn_act")}
+at_large = [swept[(*shape, 1)] for shape in LARGE]  # stride 1
 providers = ("eager", "torch.compile", "max-autotune", "fused", "cuDNN fused")
 rows = []
-for shape in LARGE:
-    times = h200.times("conv_bn_act", shape, "bfloat16")
+for shape, point in zip(LARGE, at_large, strict=True):
     images, channels, height, width, filters, taps = shape
     flops = 2 * images * height * width * filters * channels * taps**2
-    rows.append((named(shape), *(f"{flops / times[name].median / 1e12:.0f}" for name in providers)))
-table(("", *providers), rows, f"{h200.label}\nTFLOP/s, bf16")
+    rates = {name: f"{flops / us / 1e6:.0f}" for name, (us, *_) in point["gpu"].items()}
+    rows.append((named(shape), *(rates.get(name, "") for name in providers)))
+label = at_all_sizes.label(at_large)
+table(("", *providers), rows, f"{label}\nTFLOP/s, bf16; empty: not timed")
 
 # %%
 ahead = {}
-for shape in LARGE:
-    times = h200.times("conv_bn_act", shape, "bfloat16")
-    ahead[shape] = times["fused"].median / times["cuDNN fused"].median
+for shape, point in zip(LARGE, at_large, strict=True):
+    ahead[shape] = point["gpu"]["fused"][0] / point["gpu"]["cuDNN fused"][0]
 rows = ((named(shape), f"{each:.2f} times as fast as ours") for shape, each in ahead.items())
 display(table(("", "cuDNN's kernel"), rows))
+print(f"The library wins {sum(each > 1 for each in ahead.values())} of {len(ahead)}.")
 library.compare(ahead[LARGE[0]])
 
 # %% [markdown]
-# The library wins three of four, the catalogue the one of 64 channels. Both leave eager PyTorch behind on all of them;
-# the deepest is so much arithmetic that `torch.compile` comes within a hair of ours. Is it the depth, then? 32 pictures
-# of 28 x 28, 3 x 3 taps, as many channels out as in:
+# Both leave eager PyTorch behind on all of them. Is it the depth that decides? 32 pictures of 28 x 28, 3 x 3 taps, as
+# many channels out as in, recorded earlier:
 
 # %%
 rows = []
@@ -812,32 +817,30 @@ table(("channels", "cuDNN's"), rows)
 # All that is the GPU's own time. What does a **caller** wait, from Python, with the launch?
 
 # %%
-rows, kinds = [], ("fused", "cuDNN fused")
-for row in h200.rows:
-    if row["kernel"] == "conv_bn_act" and row["call"] and row["provider"] in kinds:
-        both = (f"{1e6 * row[clock]['median']:.0f} us" for clock in ("gpu", "call"))
-        rows.append((named(row["shape"]), row["provider"], *both))
-table(("", "version", "GPU", "a call"), rows)
+at_all_sizes.calls(["conv_bn_act"])
 
 # %% [markdown]
-# For short work, the caller waits for Python. A CUDA graph takes that away (lesson 02), for both. And at 30 sizes, from
-# ResNet's stages to odd ones:
+# (A shape: pictures, channels, height, width, filters, taps, stride. A *bare launch* is an empty kernel with the same
+# arguments, launched from Python by Triton.) Where a call takes longer than the GPU, the rest is Python and the launch. A
+# CUDA graph takes that away (lesson 02), for both. And at 30 sizes, from ResNet's stages to odd ones: each mark is a
+# layer, at its depth; *odd*: sizes that no tile divides; *strided*: stride 2.
 
 # %%
 from helpers.figures import sweep_chart
-from helpers.instruments import recorded_sweep
 
-at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "conv_bn_act"), at_all_sizes.summary(["conv_bn_act"]))
+late = at_all_sizes.behind(["conv_bn_act"])
+print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# Where the two are far apart, it is the shape: one small picture, or pictures of 7 x 7, make few tiles, each with a long
-# sum; 100 channels, or the 3 of a first layer with 7 x 7 taps, are no multiple of 16 bytes, and the copy engine below
-# cannot fetch them as they are. A call from Python takes longer than cuDNN's, and less than PyTorch's three operators.
+# Where the two are far apart, it is the shape. cuDNN is ahead on odd sizes whose channels do fill whole 16 bytes (72, 40
+# or 96 of them), and where tiles are few and sums long (pictures of 7 x 7, one small picture): a library has more
+# kernels to choose from. Where channels are no multiple of 16 bytes (100, 130, or the 3 of a first layer), it is cuDNN
+# that falls, and ours copies first (below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
-# What does the catalogue's kernel do that ours does not? Remember what the explorer showed: a tap sees the same shape,
-# shifted. Let a tile be a **box** of pixels, and each tap reads a box. Hopper's copy engine (TMA) fetches boxes by
+# What does the catalogue's kernel do that the lesson's kernel does not? Remember what the explorer showed: a tap sees
+# the same shape, shifted. Let a tile be a **box** of pixels, and each tap reads a box. Hopper's copy engine (TMA) fetches boxes by
 # itself, and gives zeros where they stick out of the picture: no address, no mask, no thread. In the machine code:
 
 # %%
@@ -857,7 +860,7 @@ given = (
 )
 decoding = compile_for(conv_kernel, *given, device="H200", **options)
 names, rows = ("LDGSTS.128", "UTMALDG", "HGMMA"), []
-for name, kernel in (("ours, above", decoding), ("with boxes", with_boxes)):
+for name, kernel in (("the lesson's, above", decoding), ("with boxes", with_boxes)):
     rows.append((name, *(kernel.instructions[each] for each in names)))
 display(table(("", *names), rows))
 times = bf16[LARGE[1]]

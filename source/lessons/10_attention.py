@@ -1010,7 +1010,7 @@ print(f"a matrix product: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFL
 # it, made for an A100: on Hopper it does not reach half of a product's rate, which is what the third version was for.
 # Flex pays for its generality. And look at torch.compile in the full lines: whose time is it?
 #
-# Over the number of tokens in a sequence, 16384 in all:
+# Over the number of tokens in a sequence, 16384 in all (heads of 128 are drawn; the table has all):
 
 # %%
 from helpers.figures import sweep_chart
@@ -1020,9 +1020,9 @@ at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "flash_attention"), at_all_sizes.summary(["flash_attention"]))
 
 # %% [markdown]
-# cuDNN and ours are close at most lengths. Where sequences are short a program goes through a few tiles of keys, and its
-# first loads and last stores count as much: a program takes many tiles one after another and computes the next one's
-# first scores while the last one's output is stored. Backward, with heads of 33 to 128 on Hopper, ours is one kernel of
+# Where sequences are short, a program meets few tiles of keys, and its first loads and last stores weigh most. So ours
+# takes many tiles of queries one after another, and computes the next one's first scores while the last one's output is
+# stored. Backward, with heads of 33 to 128 on Hopper, ours is one kernel of
 # five products, in Gluon too, whose programs add to the queries' gradient in memory; with others it has two kernels, one
 # for the queries' gradient and one for the keys', which both work out the scores: seven products.
 #
