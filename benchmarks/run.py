@@ -8,7 +8,9 @@ Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: wh
 calls, Python and launch included, for work short enough that it matters. Per cent is of the ceiling measured in the
 same run: the copy bandwidth on the least bytes, the read-only or write-only bandwidth where almost all is read or
 written, and the rate of cuBLAS's bf16 product where arithmetic takes longer than the bytes do. Rows of ours that miss
-their target in benchmarks/targets.py come first, then those behind a peer, each with what was tried.
+their target in benchmarks/targets.py come first, then those that any peer is more than 3 % ahead of, on the GPU and as
+a call, each with what was tried. No peer are cuBLAS without what follows the product, and Liger's backward pass of
+cross entropy, which only scales.
 
 The lessons' experiments (chains, occupancies) run with all of the kernels, or with --experiments alone.
 
@@ -63,10 +65,11 @@ from benchmarks import (
 from benchmarks.peers import peers
 from benchmarks.provenance import ceilings, date_and_versions, results_file
 from benchmarks.targets import TARGETS, Target
-from benchmarks.tried import TRIED
+from benchmarks.tried import TRIED, shared_by, wrapped
 from helpers.instruments.devices import this_device
 from helpers.instruments.recordings import recorded
 from helpers.instruments.resources import compile_for
+from helpers.instruments.sweep import BEHIND, NOT_THE_SAME
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels import CATALOGUE, runtime
 from kernels.fused_op import FusedOp, Work
@@ -238,13 +241,13 @@ def misses_of(row: dict, peers: dict[str, float]) -> list[str]:
     """Which parts of its target a row of ours misses; `peers` are the others' times in seconds, by provider."""
     target, median, missed = target_of(row), row["gpu"]["median"], []
     if share(row) < target.share:
-        missed.append(f"{share(row):.1%}, not {target.share:.0%}")
+        missed.append(f"{share(row):.1%} of the ceiling, not {target.share:.0%}")
     if row["flops"] / median < target.flops_per_second:
         reached, wanted = row["flops"] / median / 1e12, target.flops_per_second / 1e12
         missed.append(f"{reached:.0f} TFLOP/s, not {wanted:.0f}")
     for provider, ratio in target.ahead.items():
         if peers[provider] < ratio * median:
-            missed.append(f"{peers[provider] / median:.2f} x {provider}, not {ratio}")
+            missed.append(f"{peers[provider] / median:.2f} times as fast as {provider}, not {ratio}")
     return missed
 
 
@@ -254,6 +257,13 @@ def peers_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float]
     return {other["provider"]: other[time]["median"] for other in same if other is not row and other[time]}
 
 
+def rivals_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float]:
+    """As `peers_of`, but for those of another operation."""
+    name, _, direction = row["kernel"].partition(" ")
+    of = (name, direction or "forward")
+    return {peer: seconds for peer, seconds in peers_of(row, rows, time).items() if (*of, peer) not in NOT_THE_SAME}
+
+
 def missed_targets(rows: list[dict]) -> set[tuple[str, tuple[int, ...]]]:
     """Kernel and shape of each of our rows that misses its target: what benchmarks/targets.py lists as MISSED."""
     ours = [row for row in rows if row["provider"] == "fused"]
@@ -261,44 +271,44 @@ def missed_targets(rows: list[dict]) -> set[tuple[str, tuple[int, ...]]]:
 
 
 def shortfalls(rows: list[dict]) -> list[str]:
-    """One line for each of our rows that misses its target, or is more than 3 % behind a peer in the same run, or as a
-    call of short work, Python and launch included, behind torch.compile's.
+    """One line for each of our rows that misses its target, or is more than 3 % behind the best peer in the same run,
+    on the GPU or as a call of short work, Python and launch included.
 
-    What misses a target comes first, and after a kernel's rows a line with what was tried.
+    What misses a target comes first, and after a kernel's rows what was tried; last what several of these reasons name.
     """
     found = []
     for row in (row for row in rows if row["provider"] == "fused"):
-        peers, calls = peers_of(row, rows), peers_of(row, rows, "call")
         what = f"{'x'.join(map(str, row['shape']))} {row['dtype']}"
-        median = row["gpu"]["median"]
-        target = target_of(row)
-        missed = misses_of(row, peers)
+        missed = misses_of(row, peers_of(row, rows))
         found += [(0, row["kernel"], f"under its target: {row['kernel']} {what}: {miss}") for miss in missed]
-        rivals = {provider: time for provider, time in peers.items() if provider not in target.ahead}
-        best = min(rivals, key=rivals.get, default=None)
-        if best and median > 1.03 * rivals[best]:
-            ratio = median / rivals[best]
-            found.append((1, row["kernel"], f"behind {best}: {row['kernel']} {what}: {ratio:.2f} times its time"))
-        call, compiled = row["call"], calls.get("torch.compile")
-        if call and compiled and call["median"] > 1.03 * compiled:
-            ratio = call["median"] / compiled
-            line = (
-                f"a call behind torch.compile's: {row['kernel']} {what}: {ratio:.2f} times, Python and launch included"
-            )
-            found.append((2, row["kernel"], line))
+        for order, time, text in ((1, "gpu", "behind"), (2, "call", "a call behind")):
+            rivals = rivals_of(row, rows, time)
+            best = min(rivals, key=rivals.get, default=None)
+            if best and row[time] and row[time]["median"] > BEHIND * rivals[best]:
+                ratio = row[time]["median"] / rivals[best]
+                found.append(
+                    (order, row["kernel"], f"{text} {best}: {row['kernel']} {what}: {ratio:.2f} times its time")
+                )
     lines = []
     kernel_of = itemgetter(0, 1)  # what it is, and the kernel
     for (_, kernel), misses in groupby(sorted(found, key=kernel_of), key=kernel_of):
         lines += [line for *_, line in misses]
         if kernel in TRIED:
-            lines.append(f"    tried: {TRIED[kernel]}")
-    return lines
+            lines += wrapped(f"tried: {TRIED[kernel]}")
+    return [*lines, *shared_by(TRIED[kernel] for kernel in {name for _, name, _ in found} if kernel in TRIED)]
+
+
+LEGEND = (
+    "Times: the median (10th to 90th percentile), the GPU's own with cold L2, a call's by the host's clock. GB/s: the\n"
+    "least bytes in that time. share: of the ceiling named: copy, read or write, by the bytes; matrix, by the FLOPs.\n"
+    "Registers a thread and bytes spilled are those of our kernel."
+)
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as text, one line each."""
+    """The rows as text, one line each, below what the columns are."""
     heading = f"{'kernel':30} {'shape':>18} {'dtype':8} {'provider':24} {'GPU time':>34}  {'GB/s':>5} {'TFLOP/s':>7} "
-    lines = [heading + f"{'share':>6} of      registers, spills; call"]
+    lines = [LEGEND, heading + f"{'share':>6} of      registers, spills; a call"]
     for row in rows:
         gpu = Timing(**row["gpu"])
         what = f"{row['kernel']:30} {'x'.join(map(str, row['shape'])):>18} {row['dtype']:8} {row['provider']:24}"

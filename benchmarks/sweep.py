@@ -37,7 +37,7 @@ import torch
 from benchmarks import sweep_points, sweep_tiled
 from benchmarks.provenance import RESULTS, date_and_versions, file_name, fingerprint_of_kernels
 from benchmarks.sweep_points import Point, interleaved
-from benchmarks.tried import SWEPT
+from benchmarks.tried import SWEPT, shared_by, wrapped
 from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
 from kernels import runtime
 
@@ -236,7 +236,8 @@ def report(found: RecordedSweep, kernels: list[str]) -> str:
     """The tables of the kernels named, or a summary of all; then what is behind and why, falls or failed."""
     tables = [found.table(kernel) for kernel in kernels] or [found.summary()]
     late = [name for name in found.passes_behind(kernels) if name in SWEPT]
-    tried = [f"    {name}: {SWEPT[name]}" for name in late]
+    tried = [line for name in late for line in wrapped(f"{name}: {SWEPT[name]}")]
+    tried += shared_by(SWEPT[name] for name in late)
     lists = (found.behind(kernels), tried, found.over_bare(kernels), found.fallen(kernels), found.failures(kernels))
     return "\n".join([*tables, *(line for lines in lists for line in lines)])
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 class Target:
     """At least this `share` of the ceiling, this many `flops_per_second`, this many times as fast as named providers.
 
-    A provider named in `ahead` is judged by that ratio alone; every other one may be at most 3 % faster.
+    Whether or not it meets them, a row is listed as behind where another provider of the same operation is more than
+    3 % faster (benchmarks/run.py).
     """
 
     share: float = 0.0

@@ -1,27 +1,31 @@
 """What was tried on the kernels that miss a target or stand behind a peer on the H200; `fusion bench` prints it there.
 
-A figure is of the kernel's speed as it stands, in the run that tried it.
+"A for B": A with the change, B without it, in the same run; times in us unless another unit is named; (kept) is what
+runs now. A figure is of the kernel's speed as it stood in the run that tried it. What stands in square brackets is told
+once, in SHARED.
 """
 
-_BACKWARD_OF_FEW_ROWS = "fewer launches; what is left of a call is autograd's and Triton's own Python, with each launch"
+import re
+import textwrap
+from collections.abc import Iterable
 
 # Kernel, or kernel and "backward" -> what was tried.
 TRIED = {
     "attention_scores": (
-        "in GB/s written, 3240 full and 3430 causal: one loop for a block's stores and the next one's peaks (2890), "
-        "64 x 128 and 128 x 64 tiles (up to 9 % slower), two stages (14 %), five programs an SM (2840), TMA stores "
-        "(6 %), a first pass by 128 keys (level), programs that begin at different keys (3140); the stores alone take "
-        "longer than the target allows"
+        "in GB/s written, 3240 full and 3430 causal: one loop for a block's stores and the next one's peaks (2890), 64 "
+        "x 128 and 128 x 64 tiles (up to 9 % slower), two stages (14 %), five programs an SM (2840), TMA stores (6 %), "
+        "a first pass by 128 keys (level), programs that begin at different keys (3140); the stores alone take longer "
+        "than the target allows"
     ),
     "linear_act": (
         "GELU in one special instruction (kept); the hardware's tanh (1 % faster, an error that the tail shows); a "
-        "tile finished in the next one's products (9 to 25 % slower); two programs of 128 x 128 an SM (1 to 22 %); "
-        "the bias as the sum's first value (half the speed) or under the products (1 %); other parts, stages and "
-        "tiles (up to 3 %); warp specialisation (4 to 9 %, NaN with some epilogues in Triton 3.6); warp groups in "
-        "turns by hand, in Gluon (level in step, a third slower two steps apart); halves of columns in turns (10 %); "
-        "stream-K (level at 8192^3, 10 % at 4096^3); the gated kernel's loops made one (578 TFLOP/s for 781)"
+        "tile finished in the next one's products (9 to 25 % slower); two programs of 128 x 128 an SM (1 to 22 %); the "
+        "bias as the sum's first value (half the speed) or under the products (1 %); other parts, stages and tiles (up "
+        "to 3 %); warp specialisation (4 to 9 %, NaN with some epilogues in Triton 3.6); warp groups in turns by hand, "
+        "in Gluon (level in step, a third slower two steps apart); halves of columns in turns (10 %); stream-K (level "
+        "at 8192^3, 10 % at 4096^3); the gated kernel's loops made one (578 TFLOP/s for 781)"
     ),
-    "linear_act backward": _BACKWARD_OF_FEW_ROWS,
+    "linear_act backward": "[calls]",
     "moe_int8": (
         "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token (11 us for 8.9), other tiles "
         "(3 to 18 % slower), weights by way of shared memory (492 to 510 us for 456), more stages (up to 25 %), wider "
@@ -32,14 +36,15 @@ TRIED = {
         "29.7 us a call for 100.7); one program a tile (2 to 13 % slower)"
     ),
     "flash_attention backward": (
-        "programs in order of their length (kept: 399 causal for 384); heads of 128 without roles in grad_q (412 / 330 "
-        "for 477 / 383) or grad_kv (366 / 321); heads of 64 with them (336 / 280 for 375 / 316); several programs a "
-        "block of keys at 2 x 32 x 1 x 2048 x 128 (kept: 4 of them 778 us full, 8 502 causal; 1 1988 and 1911, 16 815 "
-        "and 524, 32 858 and 567); five products by Triton with atomics (3575 us for 2934 at 4 x 16 x 4096 x 128), in "
-        "Gluon (kept: 2383); there, causal / full: persistent programs (kept: 477 for 489 full at 512 tokens, 749 for "
-        "766 at 1024; causal with tiles dealt there and back, 513 for 565 at 1024, 383 for 443 at 512), sums by one "
-        "program a head (kept at 256 tokens: 313 / 347 for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / "
-        "1218 for 560 / 749), masks in inline assembly (173 us for 158 causal at 64 x 16 x 256 x 64)"
+        "in TFLOP/s, full / causal: programs in order of their length (kept: causal 399 for 384), heads of 128 without "
+        "roles in grad_q (412 / 330 for 477 / 383) or grad_kv (366 / 321), heads of 64 with them (336 / 280 for 375 / "
+        "316). In us: several programs a block of keys at 2 x 32 x 1 x 2048 x 128 (kept: 4 of them 778 us full, 8 502 "
+        "causal; 1 1988 and 1911, 16 815 and 524, 32 858 and 567); five products by Triton with atomics (3575 us for "
+        "2934 at 4 x 16 x 4096 x 128), in Gluon (kept: 2442); there, causal / full: persistent programs (kept: 477 for "
+        "489 full at 512 tokens, 749 for 766 at 1024), then sums by one program a head (kept at 256 tokens: 313 / 347 "
+        "for 370 / 358; at 512 464 / 644 for 442 / 477, at 1024 764 / 1218 for 560 / 749), then causal tiles dealt "
+        "there and back (kept: 383 for 443 at 512, 513 for 565 at 1024), masks in inline assembly (173 for 158 causal "
+        "at 64 x 16 x 256 x 64)"
     ),
     "cross_entropy": (
         "rows a program, warps and columns at a time by trials (the best kept); the next columns on their way (5.8 us "
@@ -55,11 +60,12 @@ TRIED = {
         "clusters of programs, which hold one row in several SMs' registers as QuACK does in their shared memory (at "
         "2048 x 131072 360 us for 305); the last 32768 columns held in their own dtype (kept: 306 for 331)"
     ),
-    "swiglu backward": "a few microseconds, most of which are a launch's start and end",
-    "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas",
+    "swiglu backward": "[few microseconds]; [calls]",
+    "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas; [calls]",
     "l2_norm": (
-        "4 to 32 warps, no masks, a row read in pieces as torch.compile does; identical kernels differ by 5 %. Of many "
-        "rows: one of 4096 to a program (2 points of copy bandwidth less), 32 warps for 16384 columns (28 less)"
+        "128 rows: 4 to 32 warps, no masks, a row read in pieces as torch.compile does; of a few us, one kernel timed "
+        "twice differs by 5 %. Of many rows: one of 4096 to a program (2 points of copy bandwidth less), 32 warps for "
+        "16384 columns (28 less)"
     ),
     "layer_norm": (
         "128 rows: weight and bias asked for with the row (kept), 4 to 32 warps, one reduction or two; 32768 rows: "
@@ -73,142 +79,150 @@ TRIED = {
         "a kernel of its own for 16-bit rows of 8193 to 16384 columns, which read them thrice from L1: 96 % of copy "
         "bandwidth against 93, less than the tenth that a second kernel must gain"
     ),
-    "layer_norm backward": _BACKWARD_OF_FEW_ROWS,
     "softmax backward": (
-        "4 to 32 warps, no masks, a row read in pieces; identical kernels differ by 5 %. Of many rows, per cent of "
-        "copy bandwidth: 16384 columns held (99; asked for again 103); 32768 by 16 warps with masks (99), by 32 with "
-        "masks (83) or without (102), held (92), in chunks of 16384 (101) or less (73 to 98); both rows held two "
-        "elements to a register, loaded without an eviction policy (kept: 740 us for 797 at 16384 x 32768)"
+        "128 rows: 4 to 32 warps, no masks, a row read in pieces; of a few us, one kernel timed twice differs by 5 %. "
+        "Of many rows, in per cent of a copy's bandwidth (above 100: it reads two tensors and writes one): 16384 "
+        "columns held in fp32 (99; asked for again 103); 32768 by 16 warps with masks (99), by 32 with masks (83) or "
+        "without (102), held in fp32 (92), in chunks of 16384 (101) or less (73 to 98). Held packed, two elements to a "
+        "register, and loaded without an eviction policy (kept: 740 for 797 at 16384 x 32768); [calls]"
     ),
 }
 
-# Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
-_CALLS = (
-    "calls: launches and autograd's functions are Python, where eager's are C++; a call of a kind made before goes "
-    "straight to its launches (kept, in us: softmax 12.9 for 24.6, a 1x1 convolution 29.7 for 100.7)"
+# These are behind as a call alone, at the table's small sizes.
+_CALLS_ALONE = (
+    "add_gelu",
+    "bias_dropout_residual backward",
+    "cross_entropy backward",
+    "geglu",
+    "geglu backward",
+    "layer_norm backward",
+    "layer_norm_act backward",
+    "residual_act",
+    "residual_act backward",
+    "residual_layer_norm backward",
+    "residual_rms_norm backward",
+    "rms_norm backward",
+    "softmax_dropout backward",
+    "swiglu",
 )
-_CLUSTERS = (
-    "QuACK's clusters hold one of the widest rows in the shared memory of several SMs, and load it there "
-    "asynchronously, which Triton 3.6 does not for a cluster. Ours hold it in registers: kept beyond 65536 columns "
-    "where two tensors are read (softmax's gradient at 2048 x 131072 440 us for 507, at 2048 x 262144 931 for 1167; "
-    "RMSNorm of x + residual 570 for 653, 1188 for 1447) and up to 32 rows (softmax at 16 x 131072 8.7 for 16.2). Of "
-    "many rows of one tensor the barrier costs more than a second read from the SM's L1 cache (softmax at 2048 x "
-    "131072 360 for 305, RMSNorm 322 for 279); 40 to 128 registers a thread, 4 to 16 programs a row, clusters that "
-    "walk over rows with the next in registers (up to twice the time)"
-)
-_LOOPS = (
-    "beyond 32768 columns, where 8 does not divide them (50257, 100003), weight and bias are read 2 bytes at a "
-    "time. Tried: 8 to 64 elements a thread at once, 16 to 64 kept in registers, one program or two an SM"
-)
-_NARROW_GRADIENTS = (
-    "narrow rows: what programs summed is added by one launch of ours for both vectors (kept: with fewer registers a "
-    "sum, LayerNorm's 2048 x 1000 take 12 us for 39), one block a row up to 1024 columns (kept), two and a warp a row"
-    " (5 % faster at 768 columns; kept beside an activation: 266 us for 420), as many programs as are on the SMs at "
-    "once (kept: at 64 columns 210 us for 258, beside a sum at 128 270 for 368), ragged rows of 515 columns in 512 "
-    "lanes, not 1024 (kept: 257 for 322), all rows of a program at once (up to 2.4 times the time), no stages beyond "
-    "256 columns (3 to 8 %)"
-)
-_WIDE_GRADIENTS = (
-    "rows of 8193 to 10240 columns held by 8 warps (kept: 305 us for 345, beside a sum 345 for 449; 16 warps spill "
-    "and take 409), wider ones seen twice or held two to a register; ragged ones a row at a time in 128 registers a "
-    "thread (kept: 425 us for 465 at 12289, with an activation 692 for 866); ragged or uneven rows beside an "
-    "activation have two programs of an SM for four, where 128 registers a thread do not do (2560, 5120 columns: a "
-    "third slower)"
-)
-_WALKS = (
-    "ragged rows by no more programs than are on the SMs at once (kept: with an activation 174 us for 245 at 4099 "
-    "columns, with a residual 284 for 356), 18432 columns by 16 warps with 64 registers a thread (kept: 141 for 168),"
-    " ragged rows of 12289 a program each (kept: 206 for 228, with a residual 306 for 420)"
-)
-_FEW_MICROSECONDS = "sizes of two to five microseconds, most of which are a launch's start and end"
+TRIED |= dict.fromkeys(_CALLS_ALONE, "[calls]")
 
+# What several reasons name in square brackets.
+SHARED = {
+    "calls": (
+        "launches and autograd's functions are Python, where eager's are C++. A call without gradients of a kind made "
+        "before goes straight to its launches (kept: in a trial softmax's took 12.9, in the run recorded before it "
+        "24.6); one that is to have gradients goes through autograd's Python each time"
+    ),
+    "clusters": (
+        "QuACK's clusters hold one of the widest rows in the shared memory of several SMs, and load it there "
+        "asynchronously, which Triton 3.6 does not for a cluster. Ours hold it in registers: kept beyond 65536 columns "
+        "where two tensors are read (softmax's gradient at 2048 x 131072 440 us for 507, at 2048 x 262144 931 for "
+        "1167; RMSNorm of x + residual 570 for 653, 1188 for 1447) and up to 32 rows (softmax at 16 x 131072 8.7 for "
+        "16.2). Of many rows of one tensor the barrier costs more than a second read from the SM's L1 cache (softmax "
+        "at 2048 x 131072 360 for 305, RMSNorm 322 for 279); 40 to 128 registers a thread, 4 to 16 programs a row, "
+        "clusters that walk over rows with the next in registers (up to twice the time)"
+    ),
+    "few microseconds": "a few microseconds, most of them a launch's start and end",
+}
+
+# Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
 SWEPT = {
     "conv_bn_act": (
         "six tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 at "
         "7 x 7 20 for 24), padded copies of 3, 100 or 72 channels (kept: 73 us for 392 at 7 x 7 taps, 21 for 94, 63 "
         "for 82). A sum split over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM "
         "(up to twice as slow), steps of 32 channels for 72 (1.6 times). Rows that begin between cache lines take the "
-        f"copy engine twice as long: channels that 64 does not divide; {_CALLS}"
+        "copy engine twice as long: channels that 64 does not divide; [calls]"
     ),
     "cross_entropy": (
         "rows a program, warps and columns at a time by trials (the best kept); the label's logit read after the row "
         "(6.9 us for 7.1 at 2048 x 2560, 75 for 68 at 134218 x 1000), the next columns on their way (5.8 for 7.3 at "
-        f"2048 x 2560, 73 for 68 at 13422 x 10000), loops unrolled (no gain); {_CALLS}"
+        "2048 x 2560, 73 for 68 at 13422 x 10000), loops unrolled (no gain). Narrow rows: [few microseconds]"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
         "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 for "
-        f"170 at 260617 x 515, 147 for 149 at 174763 x 768); {_CALLS}"
+        "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
     ),
     "flash_attention": (
-        "256 tokens most of all. Tried in all: "
-        "roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / causal at 4 x 16 x 4096, by the compiler "
-        "943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), of 64 with keys up to 256 (kept: 57 / 51 "
-        "for 61 / 59 at 64 x 16 x 256, 42 for 55 at 8 x 10 x 4096 x 77; with more, 651 / 356 for 577 / 324 at "
-        "4 x 16 x 4096); there, its groups in turns (1 % slower), the next tile's first scores under the last one's "
-        "end (kept: 82 for 88 full at 64 x 16 x 256 x 128, 136 for 147 at 32 x 16 x 512), a program a multiprocessor "
-        "for long causal tiles too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest "
-        "tiles first of the heads at work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks "
-        "in inline assembly (kept: 154 for 163 causal at 16 x 16 x 1024); by the compiler: "
-        "warps that take roles for heads of 128 (kept: 579 / 462 TFLOP/s full / causal, without 488 / 417) and of 64 "
-        "(403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight sums a row and "
-        "v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / 434), persistent "
-        "programs (591 / 512 at 4096 tokens, 545 for 564 at 16384), separate loops for whole and masked tiles "
-        "(481 / 429), a tile's scores before the last one's exponentials (376 / 338); "
-        f"{_CALLS}"
+        "256 tokens most of all. Tried in all: roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / "
+        "causal at 4 x 16 x 4096, by the compiler 943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), "
+        "of 64 with keys up to 256 (kept: 57 / 51 for 61 / 59 at 64 x 16 x 256, 42 for 55 at 8 x 10 x 4096 x 77; with "
+        "more, 651 / 356 for 577 / 324 at 4 x 16 x 4096); there, its groups in turns (1 % slower), the next tile's "
+        "first scores under the last one's end (kept: 82 for 88 full at 64 x 16 x 256 x 128, 136 for 147 at 32 x 16 x "
+        "512), a program a multiprocessor for long causal tiles too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 "
+        "at 4 x 16 x 4096), the longest tiles first of the heads at work at a time (kept: 107 at 32 x 16 x 512; of one "
+        "head 112, of all 133), masks in inline assembly (kept: 154 for 163 causal at 16 x 16 x 1024); by the "
+        "compiler: in TFLOP/s, full / causal: warps that take roles for heads of 128 (kept: 579 / 462, without 488 / "
+        "417) and of 64 (403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight "
+        "sums a row and v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / "
+        "434), persistent programs (591 / 512 at 4096 tokens, 545 for 564 at 16384), separate loops for whole and "
+        "masked tiles (481 / 429), a tile's scores before the last one's exponentials (376 / 338); [calls]"
     ),
     "flash_attention backward": (
-        "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2383 full at 4 x 16 x 4096 x "
-        "128, seven by the compiler 1705 and 2934, cuDNN 1418 and 2419) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 "
-        "x 4096 x 64, seven 956 and 1665, cuDNN 930 and 1538). Long ones are bound by what adds to grad_q in L2"
+        "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2442 full at 4 x 16 x 4096 x "
+        "128, seven by the compiler 2952 full, cuDNN 1410 and 2414) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 x "
+        "4096 x 64, seven 956 and 1665, cuDNN 930 and 1538). Long ones are bound by what adds to grad_q in L2"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
-        f"two elements to a register (no gain); identical kernels differ by 5 %; {_CALLS}"
+        "two elements to a register (no gain)"
     ),
-    "layer_norm": f"{_WALKS}; {_LOOPS}; of ragged rows weight and bias are read 2 bytes at a time; {_CALLS}",
-    "layer_norm backward": f"{_NARROW_GRADIENTS}; {_WIDE_GRADIENTS}; {_LOOPS}; {_CALLS}",
-    "layer_norm_act": f"{_WALKS}; {_LOOPS}; {_CALLS}",
-    "layer_norm_act backward": f"{_NARROW_GRADIENTS}; {_WIDE_GRADIENTS}; {_LOOPS}; {_CALLS}",
-    "layer_norm_int8": (
-        "rows in two blocks by 12 warps an SM (kept: 115 us for 151 at 2560 columns), beyond 8192 columns a row a "
-        "program, weight and bias asked for late (kept: 143 us for 173 at 10000, 171 for 272 at 18432; ragged ones a "
-        f"fifth slower), below that (a quarter to three quarters slower); {_LOOPS}; {_CALLS}"
+    "layer_norm": "2048 narrow rows: [few microseconds], and no trial is recorded; [calls]",
+    "layer_norm backward": "[calls]",
+    "layer_norm_act": "2048 narrow rows: [few microseconds], and no trial is recorded",
+    "layer_norm_act backward": "[calls]",
+    "layer_norm_int8": "2048 narrow rows: [few microseconds], and no trial is recorded",
+    "residual_layer_norm": (
+        "2048 narrow rows: [few microseconds], and no trial is recorded; 262144 columns: no trial is recorded; [calls]"
     ),
-    "residual_layer_norm": f"{_WALKS}; {_LOOPS}; {_CALLS}",
-    "residual_layer_norm backward": f"{_NARROW_GRADIENTS}; {_WIDE_GRADIENTS}; {_LOOPS}; {_CALLS}",
-    "residual_rms_norm": f"{_CLUSTERS}; {_CALLS}",
-    "residual_rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
+    "residual_layer_norm backward": "[calls]",
+    "residual_rms_norm": (
+        "[clusters]; narrow rows: [few microseconds], and no trial is recorded; 13824 and 14336 columns: no trial is "
+        "recorded"
+    ),
+    "residual_rms_norm backward": "32768 columns: no trial is recorded; [calls]",
     "rms_norm": (
-        f"{_CLUSTERS}. 8 warps at 18432 columns (kept: 146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); "
-        "the weight asked for after the reduction (no gain), a row read twice, the second time from L1 (3 % at 28672 "
-        "columns, no gain at 32768), a row held two elements to a register (3 to 6 % at 12288, 18432 and 28672, at "
-        f"8192, 10000 and 16384 2 to 3 % slower); {_CALLS}"
+        "[clusters]; 2048 narrow rows: [few microseconds], and no trial is recorded. 8 warps at 18432 columns (kept: "
+        "146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); the weight asked for after the reduction (no "
+        "gain), a row read twice, the second time from L1 (3 % at 28672 columns, no gain at 32768), a row held two "
+        "elements to a register (3 to 6 % at 12288, 18432 and 28672, at 8192, 10000 and 16384 2 to 3 % slower); "
+        "[calls]"
     ),
-    "rms_norm backward": f"{_NARROW_GRADIENTS}; {_CALLS}",
+    "rms_norm backward": "[calls]",
     "softmax": (
         "rows held two 16-bit elements to a register: up to 20480 columns (kept), loaded without an eviction policy "
         "(kept: 136 us at 14336 to 18432, with evict_first 145 to 147), by 512 or 128 threads (136 to 156); one of "
         "65536 to an SM (175 us for 142), walking over rows with the next one asked for (172), a quarter held (146); "
         "walks at 12288 to 32768 (up to a fifth slower). Beyond 65536 columns the last 32768 are held, in their own "
-        "dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). "
-        f"{_CLUSTERS}; {_CALLS}"
+        "dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). Narrow rows: [few "
+        "microseconds]; [clusters]; [calls]"
     ),
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns wholly "
         "(kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, 209, 207) "
-        "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and "
-        "229 with 32768 at 50304; 214 for 228 with none at 65536; 244 for 261 at 131072); walks over rows (up to a "
-        "third slower). Of 2048 narrow rows 4 a program (kept: 2.1 us for 2.6 at 64 columns). "
-        f"{_CLUSTERS}; {_CALLS}"
+        "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and 229 with 32768 at "
+        "50304; 214 for 228 with none at 65536); walks over rows (up to a third slower). Of 2048 narrow rows 4 a "
+        "program (kept: 2.1 us for 2.6 at 64 columns); [few microseconds]; [clusters]; [calls]"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "
         "two rows (kept: 282 us for 368 at 10000 columns held in fp32, 254 packed); more chunks held up to 20480 "
-        "columns (kept: 287 for 324 at 18432), beyond with few spills "
-        "(314 for 332 at 32768); 2048 narrow rows by more threads (kept: 2.5 us for 4.1 at 128 columns); "
-        f"{_CALLS}"
+        "columns (kept: 287 for 324 at 18432), beyond with few spills (314 for 332 at 32768); 2048 narrow rows by more "
+        "threads (kept: 2.5 us for 4.1 at 128 columns); [calls]"
     ),
-    "swiglu": _FEW_MICROSECONDS,
-    "swiglu backward": _FEW_MICROSECONDS,
+    "swiglu": "[few microseconds]; odd sizes: no trial is recorded",
+    "swiglu backward": "[few microseconds]; odd sizes: no trial is recorded",
 }
+
+
+def shared_by(reasons: Iterable[str]) -> list[str]:
+    """A line or more for each of SHARED that these reasons name."""
+    named = set(re.findall(r"\[([^]]*)\]", " ".join(reasons)))
+    return [line for label, text in SHARED.items() if label in named for line in wrapped(f"[{label}]: {text}")]
+
+
+def wrapped(text: str) -> list[str]:
+    """A reason as lines for a terminal."""
+    return textwrap.wrap(text, 120, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)

@@ -28,6 +28,7 @@ MOST_LAUNCHES = 1.5  # bare ones that a call may take
 NOT_THE_SAME = {
     ("linear_act", "forward", "cuBLAS alone"),
     ("linear_act", "backward", "cuBLAS alone"),
+    ("ffn", "forward", "cuBLAS alone"),
     ("cross_entropy", "backward", "Liger"),
 }
 BYTES = {"bf16": 2, "fp32": 4}
