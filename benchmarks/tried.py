@@ -25,15 +25,15 @@ TRIED = {
         "in Gluon (level in step, a third slower two steps apart); halves of columns in turns (10 %); stream-K (level "
         "at 8192^3, 10 % at 4096^3); the gated kernel's loops made one (578 TFLOP/s for 781)"
     ),
-    "linear_act backward": "[calls]",
+    "linear_act backward": "behind as a call alone: [calls]",
     "moe_int8": (
         "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token (11 us for 8.9), other tiles "
         "(3 to 18 % slower), weights by way of shared memory (492 to 510 us for 456), more stages (up to 25 %), wider "
         "reads of weights (474), dequantising all of them first (5 % faster at 8192 tokens, for 201 MB of memory)"
     ),
     "conv_bn_act": (
-        "what follows from the shapes is worked out once (kept), and so is what a call allocates and launches (kept: "
-        "29.7 us a call for 100.7); one program a tile (2 to 13 % slower)"
+        "recorded before the kernel had six tiles to choose from, and before a call of a kind made before went straight to "
+        "its launches: the sweep has these sizes by the kernel as it is, and what was tried; [calls]"
     ),
     "flash_attention backward": (
         "in TFLOP/s, full / causal: programs in order of their length (kept: causal 399 for 384), heads of 128 without "
@@ -105,7 +105,7 @@ _CALLS_ALONE = (
     "softmax_dropout backward",
     "swiglu",
 )
-TRIED |= dict.fromkeys(_CALLS_ALONE, "[calls]")
+TRIED |= dict.fromkeys(_CALLS_ALONE, "behind as a call alone: [calls]")
 
 # What several reasons name in square brackets.
 SHARED = {
@@ -170,14 +170,14 @@ SWEPT = {
         "two elements to a register (no gain)"
     ),
     "layer_norm": "2048 narrow rows: [few microseconds], and no trial is recorded; [calls]",
-    "layer_norm backward": "[calls]",
+    "layer_norm backward": "behind as a call alone: [calls]",
     "layer_norm_act": "2048 narrow rows: [few microseconds], and no trial is recorded",
-    "layer_norm_act backward": "[calls]",
+    "layer_norm_act backward": "behind as a call alone: [calls]",
     "layer_norm_int8": "2048 narrow rows: [few microseconds], and no trial is recorded",
     "residual_layer_norm": (
         "2048 narrow rows: [few microseconds], and no trial is recorded; 262144 columns: no trial is recorded; [calls]"
     ),
-    "residual_layer_norm backward": "[calls]",
+    "residual_layer_norm backward": "behind as a call alone: [calls]",
     "residual_rms_norm": (
         "[clusters]; narrow rows: [few microseconds], and no trial is recorded; 13824 and 14336 columns: no trial is "
         "recorded"
@@ -190,7 +190,7 @@ SWEPT = {
         "elements to a register (3 to 6 % at 12288, 18432 and 28672, at 8192, 10000 and 16384 2 to 3 % slower); "
         "[calls]"
     ),
-    "rms_norm backward": "[calls]",
+    "rms_norm backward": "behind as a call alone: [calls]",
     "softmax": (
         "rows held two 16-bit elements to a register: up to 20480 columns (kept), loaded without an eviction policy "
         "(kept: 136 us at 14336 to 18432, with evict_first 145 to 147), by 512 or 128 threads (136 to 156); one of "

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from helpers.instruments import recorded, recorded_page  # noqa: E402, as build.py this runs as a script
 from helpers.instruments.recordings import Recorded  # noqa: E402
+from helpers.instruments.sweep import BEHIND  # noqa: E402
 from helpers.learning.course_map import still_map  # noqa: E402
 from source.record_film import PAGES, digest, picture  # noqa: E402
 
@@ -40,12 +41,12 @@ def micro(seconds: float | None) -> str:
 
 
 def row(lesson: str, what: str, times: dict[str, float], share: float | None, date: str) -> str:
-    """One line of the table, its fastest time in bold; `times`: provider -> seconds."""
+    """One line of the table, the fastest time and what is level with it in bold; `times`: provider -> seconds."""
     rivals = {name: time for name, time in times.items() if name not in NO_RIVAL}
     rival = min(rivals, key=rivals.get, default=None)
     shown = [times["eager"], times.get("torch.compile"), rivals.get(rival), times["fused"]]
     fastest = min(time for time in shown if time is not None)
-    cells = [f"**{micro(time)}**" if time == fastest else micro(time) for time in shown]
+    cells = [f"**{micro(time)}**" if time and time <= BEHIND * fastest else micro(time) for time in shown]
     if rival:
         cells[2] = f"{cells[2]} ({rival})"
     reached = "" if share is None else f"{share:.0%}"
@@ -69,7 +70,7 @@ def results(run: Recorded, block: dict) -> str:
     used = {tuple(run.runs[each]["versions"].items()) for each in runs} | {tuple(block["versions"].items())}
     [versions] = [dict(each) for each in used]
     said = f"Python {versions['python']}, PyTorch {versions['torch']}, Triton {versions['triton']}"
-    heading = "| lesson | what is fused | PyTorch | torch.compile | best of others | ours | of the limit | taken |"
+    heading = "| lesson | what is fused | written out | torch.compile | best of others | ours | of the limit | taken |"
     return "\n".join([f"{run.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|---|", *lines])
 
 

@@ -810,7 +810,8 @@ for channels, times in h200.experiment("conv_channels").items():
 table(("channels", "cuDNN's"), rows)
 
 # %% [markdown]
-# Not the depth: mostly the two are level. Where they are not, it is the tile. Large ones may be too few to fill the
+# Not the depth: mostly the two are level. (256 channels took another tile then; above they have a better one.) Where
+# they are not, it is the tile. Large ones may be too few to fill the
 # GPU's last round (lesson 07), and small ones load more for each product. The catalogue chooses among the few of `TILES`
 # in `kernels/tiled/conv_bn_act_descriptors.py`, a library among many more kernels.
 #

@@ -722,7 +722,7 @@ table(("", "registers", "occupancy"), made)
 # No kernel is the fastest everywhere. The course's own, at all sizes of the sweep, beside the best peer at each (eager
 # PyTorch, `torch.compile`, by default or by max-autotune, Liger, QuACK, cuDNN, FlashAttention-2, Flex); then those at
 # which a peer is furthest ahead, on the GPU and as a call from Python. (A shape: attention: batch, heads, key heads,
-# queries, keys, width, causal; convolution: pictures, channels, height, width, filters, taps, stride.)
+# queries, keys, width; convolution: pictures, channels, height, width, filters, taps, stride.)
 
 # %%
 from helpers.instruments import recorded_sweep
