@@ -47,8 +47,8 @@ def test_figures_of_several_runs_say_so_and_a_table_of_one_names_that_run():
     both = dataclasses.replace(h200, runs=[*h200.runs, later], rows=rows)
     assert "PyTorch 2.11.0+cu130 and 2.13.0, Triton 3.6.0 and 3.7.1, 2026-11-21 to 2027-01-02" in both.label
     assert "PyTorch 2.13.0, Triton 3.7.1, 2027-01-02" in both.table("softmax", "bfloat16")
-    day = h200.runs[next(row["run"] for row in h200.rows if row["kernel"] == "add_gelu")]["date"]
-    assert f"PyTorch 2.11.0+cu130, Triton 3.6.0, {day} (" in both.table("add_gelu", "float32")
+    day = h200.runs[next(row["run"] for row in h200.rows if row["kernel"] == "rms_norm")]["date"]
+    assert f"PyTorch 2.11.0+cu130, Triton 3.6.0, {day} (" in both.table("rms_norm", "bfloat16")
 
 
 def test_an_experiment_that_is_added_changes_no_ceiling():
