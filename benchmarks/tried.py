@@ -18,7 +18,7 @@ TRIED = {
         "than the target allows"
     ),
     "linear_act": (
-        "GELU in one special instruction (kept); the hardware's tanh (1 % faster, an error that the tail shows); a "
+        "GELU with one exp2 (kept); the hardware's tanh (1 % faster, an error that the tail shows); a "
         "tile finished in the next one's products (9 to 25 % slower); two programs of 128 x 128 an SM (1 to 22 %); the "
         "bias as the sum's first value (half the speed) or under the products (1 %); other parts, stages and tiles (up "
         "to 3 %); warp specialisation (4 to 9 %, NaN with some epilogues in Triton 3.6); warp groups in turns by hand, "
