@@ -419,9 +419,9 @@ fused_call = both_clocks[million, "float32", "fused"]["call"]["median"]
 small_call.compare(eager_call / fused_call)
 
 # %% [markdown]
-# No faster at all: the call of the fused kernel takes as long as the two operators. The GPU needs less time for it, but
-# nobody waits for the GPU here. All of the call is the CPU launching: one kernel through Python costs as much as two
-# through PyTorch's operators, which are C++.
+# Not what the bytes promised. The GPU needs less time for it, but nobody waits for the GPU here. All of the call is the
+# CPU launching; and one kernel through Python, which checks its inputs and allocates its output there, costs about what
+# two of PyTorch's operators do, which are C++.
 #
 # ## Who waits for whom
 #

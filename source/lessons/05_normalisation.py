@@ -432,9 +432,9 @@ h200.table("residual_layer_norm", "bfloat16")
 # %% [markdown]
 # More than the bytes allow, because PyTorch's kernel is not at the speed of a copy and ours nearly is. About the
 # claimed figure is reached in the second line, rows of 1024, and well missed on wider rows. On the smallest tensor the
-# GPU's own time says more than the claim; what its caller waits, in the columns after `call`, is no shorter than with
-# PyTorch's two kernels. **Verdict: fair for one size**, and it says so nowhere. Note `torch.compile`: it makes the same
-# fusion and comes close.
+# GPU's own time says more than the claim; what its caller waits, in the columns after `call`, is another number: look
+# before you quote either. **Verdict: fair for one size**, and it says so nowhere. Note `torch.compile`: it makes the
+# same fusion and comes close.
 #
 # ## Leaner norms: RMSNorm and L2
 #
@@ -468,8 +468,8 @@ l2 = h200.times("l2_norm", (32768, 16384), "bfloat16")
 l2_speed_up.compare(l2["eager"].median / l2["fused"].median)
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size; by a caller's, not on the smallest.** But is it fusion that does
-# it? Bytes explain a part; the rest is that the unfused kernels do not reach the memory's speed:
+# **Verdict: holds by the GPU's own time on every size; what a caller of the smallest gains is in the last column.** But
+# is it fusion that does it? Bytes explain a part; the rest is that the unfused kernels do not reach the memory's speed:
 
 # %%
 one_in_one_out = 2 * 2 * 32768 * 16384  # bytes, in bf16
@@ -589,10 +589,13 @@ print(f"distinct bytes: {wide.unique_total / long.numel():.0f} B/element")
 # ## Between the sizes
 #
 # Tables show sizes that kernels were made for. Between them a kernel may fall: a width that is no power of two leaves
-# lanes idle, an odd one has rows that begin where no wide load may (lesson 06). So the catalogue's
-# kernels were timed at dozens of widths beside their peers, in one run: over 256 MB, where memory is all, and over 2048
-# rows, where a kernel's start and end count. 100 % is the speed of a copy.
-# <!-- given 256 MB, 100 %: benchmarks/sweep_points.py, how the chart is drawn -->
+# lanes idle, an odd one has rows that begin where no wide load may (lesson 06). So the catalogue's kernels were timed
+# at dozens of widths beside their peers, in one run: once with as many rows as make a tensor of 256 MiB, where memory
+# is all, and once with 2048 rows, where on narrow ones a kernel's start and end count. (Peers: eager PyTorch,
+# `torch.compile`, and two published collections of fused kernels, Liger, in Triton, and QuACK, in CuTe DSL. *The best
+# peer* is the fastest of them at that size, so not always the same one.) The charts draw bf16; the first table counts
+# fp32, too.
+# <!-- given 256 MiB: benchmarks/sweep_points.py -->
 
 # %%
 from helpers.figures import sweep_chart
@@ -606,20 +609,21 @@ display(
 )
 
 # %% [markdown]
-# Forward, over 256 MB, both norms come close to a copy up to 16384 columns, whether the width is a power of two or not:
-# two blocks, a large one and one for the rest, leave few lanes idle. Odd rows cost more, most of all LayerNorm's wide
-# ones, though less than any peer's at most widths. Look for the holes:
+# Forward, where tensors are large, both norms come close to a copy up to 16384 columns, whether the width is a power of
+# two or not: two blocks, a large one and one for the rest, leave few lanes idle. Odd rows cost more, most of all
+# LayerNorm's wide ones; ours are ahead of every peer there. Look for the holes:
 #
-# - The widest rows of RMSNorm: one SM's registers do not hold such a row, so a part of it is read again. QuACK, ahead
-#   there, spreads it over several SMs.
-# - Rows of RMSNorm that nearly fill the registers, from some 12000 columns on: a peer is a little ahead at most.
-# - Some of the 2048 narrow rows, forward: the time is a few microseconds, most of it a launch's start and end.
+# - The widest rows of RMSNorm: one SM's registers do not hold such a row, so a part of it is read again. QuACK spreads
+#   such a row over several SMs, as does the catalogue where there are few rows.
+# - Rows of RMSNorm that nearly fill the registers, from some 12000 columns on.
+# - Narrow rows: where a kernel takes a few microseconds, most of it is start and end. A single point that stands out is
+#   worth a look at `fusion bench --recorded --sweep`.
 #
-# And the last table has what a **call** from Python takes. There eager PyTorch, whose launcher is C++, mostly wins even
-# where its kernel is the slower one. A *bare launch* is launching alone, of an empty kernel with the same arguments, by
-# Triton's Python: our forward calls take little more, and autograd's Python adds much to the backward ones. In a CUDA
-# graph (lesson 02) only the GPU's time is left.
-# <!-- given 256 MB: as above -->
+# And the last table has what a **call** from Python takes. Of work this short that is mostly the launch. A *bare
+# launch* is launching alone: an empty kernel, same arguments, as many launches as ours, from Python. What a call takes
+# beyond it are checks, allocation and waiting for the GPU; backward, autograd as well, whose way through Python is
+# longer than the one through C++. Eager PyTorch launches from C++ and may be quicker than any of these, even where its
+# kernel is slower. In a CUDA graph (lesson 02) only the GPU's time is left.
 #
 # ## What you said, what was found
 

@@ -188,9 +188,9 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "of the speed of a copy"), rows)
 
 # %% [markdown]
-# (Liger and QuACK are published collections of fused kernels, in Triton and in CuTe.) The bytes are the same, the speed at which they move is
-# not. **Fusing decides how many bytes a kernel moves; how it is made decides how fast.** Keep that in mind for every
-# speed-up below.
+# (Liger and QuACK are published collections of fused kernels, in Triton and in CuTe DSL.) The bytes are the same, the
+# speed at which they move is not. **Fusing decides how many bytes a kernel moves; how it is made decides how fast.**
+# Keep that in mind for every speed-up below.
 #
 # ## What comes after: dropout
 #
@@ -313,9 +313,11 @@ for kernel in (held_kernel, packed_kernel):
     print(f"{kernel.fn.__name__}: {made.registers} registers, spills: {made.spill_bytes > 0}")
 
 # %% [markdown]
-# Not so: the compiler sees the same conversion three times, makes it once, and holds fp32. Nor does Triton hand out
-# clusters. Kernels in CUDA C++ or CuTe DSL do hold such rows. What Triton offers by itself is to read a row again, **in
-# blocks**. Safe softmax then reads it three times: for the maximum, for the sum, and to write. The last read first:
+# Not so: the compiler sees the same conversion three times, makes it once, and holds fp32. Programs that share a row
+# are no simple way out: Triton can start clusters (`num_ctas`), but gives their programs no way to tell each other what
+# they found. The catalogue adds a barrier by hand (`kernels/rowwise/clusters.py`) and uses it for few rows and for the
+# widest gradients. What Triton offers by itself is to read a row again, **in blocks**. Safe softmax then reads it three
+# times: for the maximum, for the sum, and to write. The last read first:
 
 
 # %%
@@ -623,9 +625,9 @@ print(f"the catalogue's, 128 rows: {both[0]} on the GPU, {both[1]} a call with P
 # start and an end of its own. 128 rows gain, too, though they are nearly as many as there are SMs: one program of four
 # warps does not keep an SM's loads busy. (More warps a program is the other remedy, without a second launch. The
 # catalogue's kernel has them, and its 128 rows in the table above take less time than any of these.) With 4096 rows
-# there is nothing to gain, and with too many parts something to lose. But the last line: whoever calls such a short
-# kernel from Python waits longer for Python than for the GPU, in one part or sixteen. The gain is yours where the GPU
-# has a queue to work off, or in a CUDA graph (lesson 02).
+# there is nothing to gain, and with too many parts something to lose. But the last line: a call of such a short kernel
+# is more than the GPU's part, in one part or sixteen. The gain is yours where the GPU has a queue to work off, or in a
+# CUDA graph (lesson 02).
 #
 # Could the parts not add to one number in memory, with no second launch? `tl.atomic_add` reads, adds and writes in one
 # step, which no other program comes between. (A maximum and a sum that must match each other are two numbers; take a
@@ -689,14 +691,17 @@ display(at_all_sizes.summary(["softmax", "cross_entropy"]))
 odd_rows.compare(of_width[4099]["fused"][0] / of_width[4096]["fused"][0])
 
 # %% [markdown]
-# They cost nothing: threads move whole vectors of 16 bytes from the first address in a row that allows it, and one
-# small piece more takes the few numbers before and after. QuACK refuses such rows; of the others the best falls well
-# behind. Only wider odd rows cost something still.
+# At 4099 columns that is what odd rows cost: threads move whole vectors of 16 bytes from the first address in a row
+# that allows it, and one small piece more takes the few numbers before and after. At other widths see the hollow marks:
+# the fewer columns, the larger the part of a row that its two ends are; and the widest cost something, too. QuACK
+# refuses odd rows; of the others the best falls well behind.
 #
-# Softmax is behind elsewhere. From some 12000 columns on QuACK is ahead: a row fills much of an SM's registers, so that
-# few rows are on their way at once, and it shares the widest among several SMs where ours reads them twice. Cross
-# entropy reads each row once at any width, and the widest are where it leads; rows of few classes are where it does
-# not.
+# Softmax is behind elsewhere. From some 12000 columns on QuACK is mostly ahead: a row fills much of an SM's registers,
+# so that few rows are on their way at once, and it shares the widest among several SMs; ours does so for few rows and
+# for the widest gradients, and otherwise reads most of such a row twice. Cross entropy reads each row once at any
+# width, and the widest are where it leads; at narrower ones, where QuACK keeps the row, too, look at the chart.
+# (Backward, a few points lie a little above the ceiling: there softmax reads two numbers for each that it writes, a
+# copy one.)
 # <!-- given 16 bytes: as above -->
 #
 # ## What is kept for the backward pass
