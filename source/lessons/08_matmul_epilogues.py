@@ -975,11 +975,14 @@ display(at_all_sizes.summary(["linear_act"]), at_all_sizes.calls(["linear_act"])
 (point,) = (
     each for each in at_all_sizes.of("linear_act", "forward") if each["shape"] == [1, 4096, 4096]
 )
+rows = []
 for shape in ([777, 300, 5000], [1023, 4097, 4099]):
     (odd,) = (each for each in at_all_sizes.of("linear_act", "forward") if each["shape"] == shape)
     peer = best_peer(odd)
-    ours, theirs = median(odd, "fused"), median(odd, peer)
-    print(f"{'x'.join(map(str, shape))}: ours {ours:.1f} us, the best peer {theirs:.1f} us ({peer})")
+    times = (f"{median(odd, name):.1f} us" for name in ("fused", peer))
+    rows.append((" x ".join(map(str, shape)), *times, peer))
+columns = ("rows x K x columns", "ours", "best peer", "which")
+display(table(columns, rows, at_all_sizes.label([odd])))
 one_row.compare(100 * share(point))
 
 # %% [markdown]
@@ -990,7 +993,7 @@ one_row.compare(100 * share(point))
 # gain is what this lesson found.
 #
 # Rows of 300 or 4097 numbers begin where neither a wide load nor the copy engine may, and the library falls there. The
-# catalogue copies them into padded rows first, a launch more, and is ahead, as the two lines above show. (The chart
+# catalogue copies them into padded rows first, a launch more, and is ahead, as the last table shows. (The chart
 # draws one shape of weights, the table counts all.)
 #
 # ## What an epilogue cannot do: sums in parts
