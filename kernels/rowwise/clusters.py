@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.rowwise.packed import joined
 from kernels.rowwise.pieces import blocks
 from kernels.runtime import interprets
 from kernels.sizes import cdiv
@@ -109,20 +110,6 @@ def store(ptr, words, i: tl.constexpr, low, high, DTYPE: tl.constexpr, SHAPE: tl
     at = place(i, SHAPE)
     mask = None if i < SHAPE[3] else at < words // 4 * 4
     tl.store(ptr + at, joined(low, high, DTYPE), mask=mask, eviction_policy="evict_first")
-
-
-@triton.jit
-def halves(words, zero, DTYPE: tl.constexpr):
-    """The two elements of each word, in fp32. For `zero` see widen in kernels/rowwise/packed.py."""
-    words = words ^ zero
-    low, high = words.to(tl.int16), (words >> 16).to(tl.int16)
-    return low.to(DTYPE, bitcast=True).to(tl.float32), high.to(DTYPE, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def joined(low, high, DTYPE: tl.constexpr):
-    low, high = low.to(DTYPE).to(tl.int16, bitcast=True), high.to(DTYPE).to(tl.int16, bitcast=True)
-    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
 
 
 def _take(capability: tuple[int, int], itemsize: int, rows: int, cols: int, tensors: int) -> bool:

@@ -37,6 +37,21 @@ def load_words(
 
 
 @triton.jit
+def halves(words, zero, DTYPE: tl.constexpr):
+    """The two elements of each word, in fp32. For `zero` see widen."""
+    words = words ^ zero
+    low, high = words.to(tl.int16), (words >> 16).to(tl.int16)
+    return low.to(DTYPE, bitcast=True).to(tl.float32), high.to(DTYPE, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def joined(low, high, DTYPE: tl.constexpr):
+    """The opposite of halves: rounded to DTYPE."""
+    low, high = low.to(DTYPE).to(tl.int16, bitcast=True), high.to(DTYPE).to(tl.int16, bitcast=True)
+    return (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
+
+
+@triton.jit
 def widen(words, zero, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
     """The elements in words, side by side, for arithmetic.
 
@@ -45,9 +60,8 @@ def widen(words, zero, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
     """
     x = words
     if DTYPE.primitive_bitwidth == 16 and words.dtype == tl.int32:
-        words = words ^ zero
-        low, high = words.to(tl.int16), (words >> 16).to(tl.int16)
-        x = tl.interleave(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
+        low, high = halves(words, zero, DTYPE)
+        x = tl.interleave(low, high)
     return x.to(COMPUTE)
 
 
@@ -59,8 +73,7 @@ def zero_after(number, cols):
 @triton.jit
 def narrow(x, DTYPE: tl.constexpr):
     """The opposite of widen, (A, B): rounded to DTYPE, two of 16 bits to a word."""
-    x = x.to(DTYPE)
-    if DTYPE.primitive_bitwidth == 16:
-        low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), (x.shape[0], x.shape[1] // 2, 2)))
-        x = (high.to(tl.int32) << 16) | (low.to(tl.int32) & 0xFFFF)
-    return x
+    if DTYPE.primitive_bitwidth != 16:
+        return x.to(DTYPE)
+    low, high = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+    return joined(low, high, DTYPE)

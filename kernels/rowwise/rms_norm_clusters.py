@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.rowwise.clusters import halves, launch_of, load, parts_of, store, total_of_all, words_of
-from kernels.rowwise.packed import zero_after
+from kernels.rowwise.clusters import launch_of, load, parts_of, store, total_of_all, words_of
+from kernels.rowwise.packed import halves, zero_after
 
 
 @triton.jit

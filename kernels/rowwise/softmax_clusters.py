@@ -9,20 +9,8 @@ import triton
 import triton.language as tl
 
 from kernels.online_softmax import LOG2_E
-from kernels.rowwise.clusters import (
-    halves,
-    joined,
-    launch_of,
-    load,
-    meet,
-    parts_of,
-    store,
-    tell,
-    told,
-    total_of_all,
-    words_of,
-)
-from kernels.rowwise.packed import zero_after
+from kernels.rowwise.clusters import launch_of, load, meet, parts_of, store, tell, told, total_of_all, words_of
+from kernels.rowwise.packed import halves, joined, zero_after
 
 
 @triton.jit
