@@ -35,7 +35,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import sweep_points, sweep_tiled
-from benchmarks.provenance import RESULTS, date_and_versions, file_name, fingerprint_of_kernels
+from benchmarks.provenance import RESULTS, date_and_versions, file_name, fingerprints_of_kernels
 from benchmarks.sweep_points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
 from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
@@ -146,7 +146,7 @@ class Sweep:
         limits = processes[0].answer(time.monotonic() + TIME_SECONDS)
         for each in processes:
             each.take(limits)
-        run = date_and_versions() | {"kernels": fingerprint_of_kernels(), "ceilings": limits}
+        run = date_and_versions() | {"kernels": fingerprints_of_kernels(), "ceilings": limits}
         self.write(run=run, gpu=names[0].get("ready"))
         return processes
 

@@ -10,6 +10,7 @@ import torch
 
 import kernels
 from benchmarks import bare_launch, sweep
+from benchmarks.provenance import fingerprints_of_kernels
 from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
 from benchmarks.tried import SWEPT
 from helpers.figures.sweep import sweep_chart
@@ -150,6 +151,42 @@ def test_the_tables_hold_every_point():
     assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]
     (row,) = SWEEP.calls(["softmax"]).splitlines()[4:]
     assert row.split() == "softmax 2048x1024 bf16 eager 1.2 us 2.0 us 30.0 us 10.0 us".split()
+
+
+def test_a_point_is_of_an_earlier_kernel_where_that_one_is_another_now():
+    runs = [RUN | {"kernels": {"softmax": of, "l2_norm": "same"}} for of in ("before", "now")]
+    points = [point([8, 8], 2.0, 2.5, kernel=name, run=run) for name in ("softmax", "l2_norm") for run in (0, 1)]
+    found = RecordedSweep("NVIDIA H200", runs, points)
+    assert [found.of_earlier_kernels([each]) for each in points] == [1, 0, 0, 0]
+    assert "1 of 4 points were measured with earlier versions of our kernels" in found.summary().splitlines()
+
+
+def test_a_kernel_is_another_when_its_code_changes_or_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "CATALOGUE", {"one": None, "two": None})
+    files = {
+        "rowwise/one": '"""First."""\nfrom kernels.rowwise import deep',
+        "rowwise/deep": "a = 1",
+        "rowwise/two": "def f():\n    from kernels.plans import g\n    from kernels.sums import total",
+        "plans": "def g(): ...",
+        "sums": "total = 0",
+    }
+
+    def changed(**other) -> set[str]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name, text in (files | other).items():
+            path = folder / "kernels" / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        found = fingerprints_of_kernels(folder)
+        return {name for name in found if found[name] != before.get(name)}
+
+    before = {}
+    assert changed() == {"one", "two"}
+    before = fingerprints_of_kernels(tmp_path / "0")
+    assert changed() == changed(plans="def g(): return 1") == set()
+    assert changed(**{"rowwise/deep": '"""New."""\na = 1  # new'}) == set()
+    assert changed(**{"rowwise/deep": "a = 2"}) == changed(**{"rowwise/one": "b = 1"}) == {"one"}
+    assert changed(sums="total = 1") == {"two"}
 
 
 def test_where_no_size_is_beside_a_power_of_two_none_can_have_fallen():

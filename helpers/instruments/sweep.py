@@ -97,7 +97,7 @@ CLOCKS = "GPU times are with cold L2, calls by the host's clock with warm caches
 class RecordedSweep:
     """What the sweep recorded on one GPU.
 
-    runs: {"date", "versions", "kernels" (a fingerprint of their text), "ceilings"} of each, the newest last.
+    runs: {"date", "versions", "kernels" (each one's fingerprint), "ceilings"} of each, the newest last.
     points: see the module; ordered by kernel, direction, dtype, regime and shape.
     """
 
@@ -128,9 +128,9 @@ class RecordedSweep:
         return Recorded(self.gpu, [self.runs[number] for number in sorted({p["run"] for p in points})], [], {}).label
 
     def of_earlier_kernels(self, points: Iterable[dict]) -> int:
-        """How many of these points were measured before the kernels became those of the newest run."""
-        newest = self.runs[-1].get("kernels")
-        return sum(self.runs[point["run"]].get("kernels") != newest for point in points)
+        """How many of these points were measured before their kernel became that of the newest run."""
+        *_, newest = prints = [run.get("kernels", {}) for run in self.runs]
+        return sum(prints[point["run"]].get(point["kernel"]) != newest.get(point["kernel"]) for point in points)
 
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
