@@ -1,7 +1,10 @@
 """A reader goes back: each cell of a lesson, run again after the whole of it and those below, shows what it showed."""
 
+import dis
+import json
 import re
 from pathlib import Path
+from types import CodeType
 
 import jupytext
 import nbformat
@@ -50,11 +53,75 @@ def differences(notebook: nbformat.NotebookNode, folder: Path) -> list[str]:
     return found
 
 
+def names_in(code: CodeType) -> set[str]:
+    """Names from outside that a function's body reads, or that of a function in it."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return names.union(*(names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
+def reached(names: set[str], bodies: dict[str, set[str]]) -> set[str]:
+    """The names, and what the functions among them read, and the functions among those."""
+    found, more = set(), names
+    while more:
+        found |= more
+        more = set().union(*(bodies.get(name, ()) for name in more)) - found
+    return found
+
+
+def overwritten(cells: list[str]) -> list[str]:
+    """Names that a cell takes from cells above it, itself or in what it calls, and that a cell below binds again."""
+    bodies, taken, found = {}, [], []
+    for number, cell in enumerate(cells, 1):
+        code, loaded, before, bound = compile(cell, "cell", "exec"), set(), set(), set()
+        for each in dis.get_instructions(code):
+            if each.opname == "LOAD_NAME":
+                loaded.add(each.argval)
+                before |= {each.argval} - bound
+            elif each.opname == "STORE_NAME":
+                bound.add(each.argval)
+        for inner in code.co_consts:
+            if isinstance(inner, CodeType):
+                bodies[inner.co_name] = names_in(inner)
+                loaded |= {inner.co_name} - bound  # a lambda or a generator, which has no name
+        found += [f"{name}: cells {reader} and {number}" for reader, names in taken for name in sorted(names & bound)]
+        taken.append((number, before | (reached(loaded, bodies) - bound)))
+    return found
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_cells_show_the_same_when_a_reader_goes_back(path):
     assert not differences(jupytext.read(path), ROOT / "notebooks")
+
+
+def test_no_cell_binds_a_name_again_that_a_cell_above_it_takes():
+    found = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        found[path.stem] = overwritten(["".join(each["source"]) for each in cells if each["cell_type"] == "code"])
+    assert len(found) == len(LESSONS)
+    assert not {name: names for name, names in found.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("taking", "binding"),
+    [
+        ("n // 4", "n = 9"),
+        ("print([k + n for k in range(3)])", "for n in range(3): pass"),
+        ("quarter = lambda: n // 4", "import os as n"),
+        ("def quarter(): return n // 4\nquarter()", "def n(): pass"),
+        ("half()", "k, n = 1, 2"),
+        ("n = n + 1", "n = 1"),
+        ("double(3)", "n = 1"),
+    ],
+)
+def test_a_name_that_is_bound_again_is_found(taking, binding):
+    above = "n = 36\ndef half(): return n // 2\ndef double(x): return x * half()"
+    assert overwritten([above, taking, binding]) == ["n: cells 2 and 3"]
+    assert not overwritten([above, binding, taking])
+    assert not overwritten([above, "n = 4\nn // 4", binding])
+    assert not overwritten([above, taking, f"def own():\n    {binding}"])
 
 
 def test_a_name_that_a_later_cell_overwrites_is_found(tmp_path):

@@ -750,9 +750,9 @@ for name in ("swiglu", "geglu", "residual_act"):
 rows = []
 shapes = {"bias_dropout_residual": (16384, 4096), "swiglu": gate_shape, "geglu": gate_shape}
 for name, shape in shapes.items():
-    times = h200.times(f"{name} backward", shape, "bfloat16")
-    eager, fused_time = (1e6 * times[version].median for version in ("eager", "fused"))
-    rows.append((name, f"{eager:.0f} us", f"{fused_time:.0f} us", f"{eager / fused_time:.2f}"))
+    taken = h200.times(f"{name} backward", shape, "bfloat16")
+    apart, in_one = (1e6 * taken[version].median for version in ("eager", "fused"))
+    rows.append((name, f"{apart:.0f} us", f"{in_one:.0f} us", f"{apart / in_one:.2f}"))
 table(("backward", "eager", "fused", "times faster"), rows)
 
 # %% [markdown]

@@ -979,8 +979,8 @@ rows = []
 for shape in ([777, 300, 5000], [1023, 4097, 4099]):
     (odd,) = (each for each in at_all_sizes.of("linear_act", "forward") if each["shape"] == shape)
     peer = best_peer(odd)
-    times = (f"{median(odd, name):.1f} us" for name in ("fused", peer))
-    rows.append((" x ".join(map(str, shape)), *times, peer))
+    taken = (f"{median(odd, name):.1f} us" for name in ("fused", peer))
+    rows.append((" x ".join(map(str, shape)), *taken, peer))
 columns = ("rows x K x columns", "ours", "best peer", "which")
 display(table(columns, rows, at_all_sizes.label([odd])))
 one_row.compare(100 * share(point))

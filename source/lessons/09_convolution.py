@@ -398,7 +398,7 @@ options = {"WINDOW": window, "TAPS": 3, "STRIDE": 1, "PADDING": 1}
 options |= {"BLOCK_PIXELS": 128, "BLOCK_OUT": 64, "BLOCK_IN": 32, "num_warps": 4}
 made, rows = {}, []
 for order, layout in (("last", last), ("first", torch.contiguous_format)):
-    given = (
+    passed = (
         pictures,
         weights,
         result,
@@ -407,7 +407,7 @@ for order, layout in (("last", last), ("first", torch.contiguous_format)):
         size,
         pictures.to(memory_format=layout).stride(),
     )
-    made[order] = compile_for(conv_kernel, *given, device="A100", **options)
+    made[order] = compile_for(conv_kernel, *passed, device="A100", **options)
     counts = (made[order].instructions[name] for name in ("LDGSTS.128", "LDG.16"))
     rows.append((f"channels {order}", *counts))
 display(table(("", "LDGSTS.128", "LDG.16"), rows))
@@ -439,15 +439,17 @@ for order in ("channels last", "channels first"):
     from_memory = (f"{counters[order][stride]['dram_read'] / 1e6:.0f} MB" for stride in (1, 2))
     print(f"read of memory by ours, {order}, stride 1 and 2:", ", ".join(from_memory))
 times = orders[1]
-first, last_order = (times[f"the lesson's kernel, channels {order}"] for order in ("first", "last"))
-slower.compare(first.median / last_order.median)
+with_first, with_last = (
+    times[f"the lesson's kernel, channels {order}"] for order in ("first", "last")
+)
+slower.compare(with_first.median / with_last.median)
 
 # %%
 from helpers.figures import timing_chart
 
-pair = {"channels last": last_order, "channels first": first}
+pair = {"channels last": with_last, "channels first": with_first}
 chart = timing_chart(pair, f"{h200.label}; the lesson's kernel, stride 1")
-at_best = last_order.median
+at_best = with_last.median
 slower.on(chart, "x", lambda times: times * at_best, row=1, says=lambda t: f"{1e6 * t:.0f} µs")
 
 # %% [markdown]
@@ -850,7 +852,7 @@ from kernels.tiled.conv_bn_act import OP
 shape = (64, 128, 56, 56, 256, 3)
 arguments, chosen = OP.compile_arguments(*shape, dtype=torch.float16)
 with_boxes = compile_for(OP.kernel_for(*shape), *arguments, device="H200", **chosen)
-given = (
+passed = (
     pictures,
     weights,
     result,
@@ -859,7 +861,7 @@ given = (
     size,
     pictures.to(memory_format=last).stride(),
 )
-decoding = compile_for(conv_kernel, *given, device="H200", **options)
+decoding = compile_for(conv_kernel, *passed, device="H200", **options)
 names, rows = ("LDGSTS.128", "UTMALDG", "HGMMA"), []
 for name, kernel in (("the lesson's, above", decoding), ("with boxes", with_boxes)):
     rows.append((name, *(kernel.instructions[each] for each in names)))

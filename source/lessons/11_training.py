@@ -272,13 +272,13 @@ def gradients(norm, x, weight, dy):
 
 by_hand = lambda x, weight: Norm.apply(x, weight, whole)
 for dtype in (torch.float32, torch.bfloat16):
-    x, weight = inputs(24, 1000, dtype)
-    dy = torch.randn(24, 1000).to(x)
+    given = inputs(24, 1000, dtype)
+    dy = torch.randn(24, 1000).to(given[0])
     exact = gradients(
-        written_out, *(each.detach().double().requires_grad_() for each in (x, weight)), dy.double()
+        written_out, *(each.detach().double().requires_grad_() for each in given), dy.double()
     )
     pairs = zip(
-        gradients(by_hand, x, weight, dy), gradients(written_out, x, weight, dy), exact, strict=True
+        gradients(by_hand, *given, dy), gradients(written_out, *given, dy), exact, strict=True
     )
     errors = [((a - c).abs().max() / (b - c).abs().max()).item() for a, b, c in pairs]
     print(f"{dtype}: at most twice the error of PyTorch, written out: {max(errors) <= 2}")
@@ -295,7 +295,6 @@ backward_bytes = predict_first("times fewer bytes, RMSNorm's backward pass fused
 backward_bytes
 
 # %% tags=["nbval-ignore-output"]
-x, weight = inputs(64, 1000)
 dy, results = (
     torch.randn(64, 1000, device=device),
     {"written out": written_out(x, weight), "fused": by_hand(x, weight)},
@@ -555,7 +554,6 @@ def told(graphs, like):
     ]
 
 
-x, weight = inputs(64, 1000)
 up = torch.randn_like(x, requires_grad=True)
 for partition in (default_partition, min_cut_rematerialization_partition):
     large, again = told(cut(norm_and_gate, partition, x, weight, up), x)
@@ -747,11 +745,13 @@ all_at_once = of_loss["eager"]["peak"]
 large_peak.compare(all_at_once / of_loss[1024]["peak"])
 
 # %%
-peaks = {tokens: found["peak"] / 1e9 for tokens, found in of_loss.items() if tokens in range(9000)}
-eager = {"eager": dict.fromkeys(peaks, all_at_once / 1e9)}
+in_chunks = {
+    tokens: found["peak"] / 1e9 for tokens, found in of_loss.items() if tokens in range(9000)
+}
+eager = {"eager": dict.fromkeys(in_chunks, all_at_once / 1e9)}
 axes = {"x": "tokens at a time", "y": "memory at the peak (GB)"}
 title = "From 4096 tokens at a time down, the peak stays where it is"
-chart = curves_chart({"in chunks": peaks}, title, **axes, log=True, limit=eager)
+chart = curves_chart({"in chunks": in_chunks}, title, **axes, log=True, limit=eager)
 large_peak.on(chart, "y", lambda t: all_at_once / t / 1e9, says=lambda gb: f"{gb:.3g} GB")
 
 # %% [markdown]

@@ -540,8 +540,8 @@ for tokens in (1, 8, 64, 512, 8192):
     least = max(seconds(layer.work(tokens, kept), kept, DEVICES["H200"]))
     found = h200.times("moe_int8", (tokens, 2048, 768, 64), "bfloat16")
     ours, theirs = (1e6 * found[name].median for name in ("fused", "grouped_mm"))
-    times = (f"{1e6 * least:.1f} us", f"{ours:.1f} us", f"{theirs:.0f} us")
-    rows.append((tokens, f"{layer.touched(tokens):.0f}", *times))
+    shown = (f"{1e6 * least:.1f} us", f"{ours:.1f} us", f"{theirs:.0f} us")
+    rows.append((tokens, f"{layer.touched(tokens):.0f}", *shown))
 others = "PyTorch's grouped matmul, dequantised before"
 columns = ("tokens", "experts read", "least time", "recorded", others)
 table(columns, rows, f"{h200.label}\nthe GPU's own time, cold L2")
@@ -623,8 +623,8 @@ for tokens, ways in formats.items():
         kept = FORMATS[kept_as.get(name.split(",")[0], name)]
         least = max(seconds(large.work(tokens, kept), kept, DEVICES["H200"]))
         gain = ways["bf16"].median / time.median
-        times = (f"{1e6 * each:.0f} us" for each in (time.median, least))
-        rows.append((counted(tokens), name, *times, f"{gain:.2f} times"))
+        shown = (f"{1e6 * each:.0f} us" for each in (time.median, least))
+        rows.append((counted(tokens), name, *shown, f"{gain:.2f} times"))
 display(table(("", "", "time", "at least", "bf16's speed"), rows))
 format_gain.compare(formats[16]["bf16"].median / formats[16]["int8 weights"].median)
 
