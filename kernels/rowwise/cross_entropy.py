@@ -24,10 +24,20 @@ from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.options import refuse
 from kernels.register import like, planned, register
-from kernels.rowwise.cross_entropy_backward import backward
+from kernels.rowwise.cross_entropy_backward import backward, backward_work
 from kernels.rowwise.pieces import arithmetic
 from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
 from kernels.vectors import VECTOR_BYTES, at_vector, elements_before, vectors_of_rows
+
+
+@triton.jit
+def seen_with(peak, total, plain, x, inside, origin, SMOOTHED: tl.constexpr):
+    """Of each lane the peak, the total and, if SMOOTHED, the plain sum of x - origin, after x beside those before."""
+    x = x.to(peak.dtype)
+    peak, total = absorb(peak, total, x)
+    if SMOOTHED:
+        plain += tl.sum(tl.where(inside, x - origin[:, None, None], 0.0), axis=2)
+    return peak, total, plain
 
 
 @triton.jit
@@ -51,35 +61,33 @@ def cross_entropy_kernel(
 ):
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     label = tl.load(labels_ptr + row, mask=row < rows, other=0)
-    known = (label >= 0) & (label < classes)
-    tl.device_assert(known | (label == ignore_index), "a label is neither a class nor ignore_index")
-    at_label = tl.load(x_ptr + row * x_row_stride + label, mask=known & (row < rows), other=0.0).to(COMPUTE)
-    # All is measured from the label's logit: differences keep digits that large logits themselves would lose.
-    origin = tl.where(tl.abs(at_label) == float("inf"), 0.0, at_label)
     here = (row < rows)[:, None, None]
     start = (row * x_row_stride)[:, None, None]
     lead = elements_before(start, VECTOR, RAGGED)
     whole = at_vector(classes - lead, VECTOR)
     at = x_ptr + at_vector(start + lead, VECTOR)
     place = tl.arange(0, LANES)[None, :, None] * EACH + tl.arange(0, EACH)[None, None, :]
-    peak = tl.full((BLOCK_ROWS, LANES), -float("inf"), COMPUTE)
-    total = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
-    plain = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
-    for first in tl.range(0, at_vector(classes, VECTOR), LANES * EACH):
+    inside = here & (place < whole)
+    x = tl.load(at + place, mask=inside, other=-float("inf"))  # on its way while the label's logit waits for the label
+    known = (label >= 0) & (label < classes)
+    tl.device_assert(known | (label == ignore_index), "a label is neither a class nor ignore_index")
+    at_label = tl.load(x_ptr + row * x_row_stride + label, mask=known & (row < rows), other=0.0).to(COMPUTE)
+    # All is measured from the label's logit: differences keep digits that large logits themselves would lose.
+    origin = tl.where(tl.abs(at_label) == float("inf"), 0.0, at_label)
+    zero = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
+    seen = seen_with(zero - float("inf"), zero, zero, x, inside, origin, SMOOTHED)
+    for first in tl.range(LANES * EACH, at_vector(classes, VECTOR), LANES * EACH):
         inside = here & (first + place < whole)
-        x = tl.load(at + first + place, mask=inside, other=-float("inf")).to(COMPUTE)
-        peak, total = absorb(peak, total, x)
-        if SMOOTHED:
-            plain += tl.sum(tl.where(inside, x - origin[:, None, None], 0.0), axis=2)
+        x = tl.load(at + first + place, mask=inside, other=-float("inf"))
+        seen = seen_with(*seen, x, inside, origin, SMOOTHED)
     if RAGGED:
         RIM: tl.constexpr = (2 * VECTOR + LANES - 1) // LANES
         place = tl.arange(0, LANES)[None, :, None] * RIM + tl.arange(0, RIM)[None, None, :]
         col = tl.where(place < lead, place, classes - 2 * VECTOR + place)
         inside = here & ((place < lead) | (col >= lead + whole)) & (col < classes)
-        x = tl.load(x_ptr + start + col, mask=inside, other=-float("inf")).to(COMPUTE)
-        peak, total = absorb(peak, total, x)
-        if SMOOTHED:
-            plain += tl.sum(tl.where(inside, x - origin[:, None, None], 0.0), axis=2)
+        x = tl.load(x_ptr + start + col, mask=inside, other=-float("inf"))
+        seen = seen_with(*seen, x, inside, origin, SMOOTHED)
+    peak, total, plain = seen
     top, total = combine(peak, total)
     log_total = tl.log2(total)
     loss = top - origin + log_total / LOG2_E - (1.0 - smoothing) * (at_label - origin)
@@ -100,24 +108,24 @@ def launch_of(
     Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB where they have rims besides. A wider row is
     taken in one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB
     (of 8 KB on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 6 KB
-    that leave an eighth of such blocks idle share a warp, too, 1 KB or less of each at a time. `debug` turns on the
-    check of the labels; the checks of integer overflow that come with it are left out.
+    that leave an eighth of such blocks idle share a warp, too, 1 KB or less of each at a time. Of few rows a warp has 2
+    KB, 4 rows at most. `debug` turns on the check of the labels, without the checks of integer overflow beside it.
     """
     each, held, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
-    block, block_rows, warps = max(each, next_power_of_2(whole)), 1, 1
-    if held // 2 < whole <= 3 * held and 8 * block > 9 * whole:
+    few, block, block_rows, warps = rows < 4096, max(each, next_power_of_2(whole)), 1, 1
+    if (held if few else held // 2) < whole <= 3 * held and 8 * block > 9 * whole:
         sizes = held // 2, held // 4
         block = next((size for size in sizes if 8 * cdiv(whole, size) * size <= 9 * whole), sizes[-1])
-        block_rows = held // block
+        block_rows = 1 if few else held // block
     elif block <= held:
-        block_rows = min(16, held // block * (1 if ragged else 2))
-    elif sms < rows < 4096 and 4 * held < whole <= 8 * held:
+        block_rows = min(4, held // block) if few else min(16, held // block * (1 if ragged else 2))
+    elif sms < rows and few and 4 * held < whole <= 8 * held:
         block, warps = 2 * held, 4
     else:
         most = 32 if rows <= sms else 1 if classes <= 8 * held else 4 if classes <= 32 * held else 8
         warps = min(most, 2 * block // held)
         block = max(held, held // 2 * warps)
-    block_rows = min(block_rows, largest_power_of_2(rows // (4 * sms)))
+    block_rows = min(block_rows, largest_power_of_2(rows // ((2 if few else 4) * sms)))
     chosen = {"SMOOTHED": smoothed, "VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows}
     chosen |= {"LANES": block // each, "EACH": each, "COMPUTE": arithmetic(dtype), "num_warps": warps}
     return cdiv(rows, block_rows), {**chosen, "debug": True, "sanitize_overflow": False}
@@ -134,9 +142,8 @@ def _launch(logits, labels, kept, ignore_index: int, label_smoothing: float) -> 
         return losses
     x = as_rows(logits)
     rows, classes = x.shape
-    programs, chosen = launch_of(
-        rows, classes, x.dtype, multiprocessors(x), *vectors_of_rows(x), smoothed=label_smoothing != 0
-    )
+    given = rows, classes, x.dtype, multiprocessors(x), *vectors_of_rows(x)
+    programs, chosen = launch_of(*given, smoothed=label_smoothing != 0)
     sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
     with torch.cuda.device_of(x):
         cross_entropy_kernel[(programs,)](x, labels.contiguous(), losses, kept, *sizes, **chosen)
@@ -216,12 +223,6 @@ def cross_entropy_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     return Work(flops=4 * elements, bytes_read=elements * dtype.itemsize + 8 * rows, bytes_written=4 * rows)
 
 
-def cross_entropy_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """The same of the gradient: 4 operations a logit; logits, labels, three fp32 values a row in, the gradient out."""
-    elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
-    return Work(4 * elements, elements * dtype.itemsize + 20 * rows, elements * dtype.itemsize)
-
-
 def _inputs(*shape: int, device="cpu", **options) -> tuple:
     labels = torch.randint(max(shape[-1], 1), shape[:-1], device=device)
     return torch.randn(shape, device=device, **options), labels, -100, 0.0, "none"
@@ -245,5 +246,5 @@ OP = FusedOp(
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 32768), (32768, 16384), (8192, 65536), (4096, 131072)),
-    backward_work=cross_entropy_backward_work,
+    backward_work=backward_work,
 )

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import as_rows
+from kernels.fused_op import Work
 from kernels.online_softmax import LOG2_E
 from kernels.register import like
 from kernels.sizes import cdiv, largest_power_of_2
@@ -103,3 +104,9 @@ def backward(
     with torch.cuda.device_of(x):
         cross_entropy_backward_kernel[(programs,)](*tensors, *sizes, **chosen)
     return grad_x
+
+
+def backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """FLOPs and least bytes: 4 operations a logit; logits, labels, three fp32 values a row in, the gradient out."""
+    elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
+    return Work(4 * elements, elements * dtype.itemsize + 20 * rows, elements * dtype.itemsize)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from helpers.instruments.traffic import measure
 from kernels import cross_entropy, runtime
 from kernels.rowwise.cross_entropy import cross_entropy_op, cross_entropy_reference
 from kernels.rowwise.cross_entropy_backward import backward_launch_of, cross_entropy_backward_kernel
+from kernels.sizes import cdiv
 
+cross_entropy_module = import_module("kernels.rowwise.cross_entropy")
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 
 
@@ -155,6 +158,32 @@ def test_the_backward_does_not_spill(gpu):
     _, chosen = backward_launch_of(8192, 65536, torch.bfloat16, vector=8, ragged=False)
     arguments = (values, x, labels, values, x, 8192, 65536, 65536, -100, 0.0)
     assert compile_for(cross_entropy_backward_kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
+
+
+@pytest.mark.parametrize("told", [2048, 134218])
+@pytest.mark.parametrize("classes", [64, 515, 1536])
+def test_rows_that_share_a_program(device, told, classes, monkeypatch):
+    """As many as of `told` rows; the last program has fewer, one of them to be ignored."""
+
+    chosen_for = cross_entropy_module.launch_of
+
+    def launch_of(rows, *given, **named):
+        _, chosen = chosen_for(told, *given, **named)
+        return cdiv(rows, chosen["BLOCK_ROWS"]), chosen
+
+    monkeypatch.setattr(cross_entropy_module, "launch_of", launch_of)
+    logits, labels = rows_of(7, classes, device)
+    labels[5] = -100
+    assert_right(logits, labels, torch.randn(7, device=device), label_smoothing=0.1)
+
+
+def test_the_first_logits_are_asked_for_before_the_label_is_there():
+    x, labels = torch.empty(2048, 1024, dtype=torch.bfloat16, device="meta"), torch.empty(2048, device="meta").long()
+    _, chosen = cross_entropy_module.launch_of(2048, 1024, torch.bfloat16, 132, 8, False)
+    arguments = x, labels, torch.empty(2048, device="meta"), None, 2048, 1024, 1024, -100, 0.0
+    ptx = compile_for(cross_entropy_module.cross_entropy_kernel, *arguments, **chosen).ptx
+    first_logits, label_checked = ptx.index("ld.global.v4"), ptx.index("__assertfail,")
+    assert first_logits < label_checked
 
 
 def test_registration(device):
