@@ -31,6 +31,7 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
+    few_and_narrow,
     in_step,
     load_columns,
     load_pieces,
@@ -105,8 +106,8 @@ def launch_of(
 
     A thread has up to 48 elements of a row: an SM then holds two programs or more, and some load while others compute.
     An activation should not wait for a second row of 4096, and has half as many elements of 16384. Alone on its SM, a
-    program takes twice the warps, and weight and bias before it reduces; held in registers meanwhile, they would cost
-    every second program on an SM.
+    program takes twice the warps, and weight and bias before it reduces, as does one of few narrow rows; held in
+    registers meanwhile, they would cost every second program on an SM.
 
     Where rows are ragged, weight and bias come in single elements: a program asks for them once and walks over rows, of
     which the next are on their way, as many as fit into `shared_memory`. Programs that walk have to be on the SMs all
@@ -121,6 +122,8 @@ def launch_of(
     programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
     if few_rows:
         chosen |= {"VECTORS_FIRST": held <= 16384, "num_warps": min(32, next_power_of_2(cdiv(elements, 640)))}
+    elif few_and_narrow(rows, pieces):
+        chosen |= {"VECTORS_FIRST": True, "num_warps": 4}
     elif ragged and held > 8192:
         chosen["num_warps"] = 8 if held <= 12288 else 16
         if held <= 12288 and dtype.itemsize == 2 and tensors == 1 and act is None:
@@ -225,12 +228,8 @@ def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     pieces = pieces_of(x)
     _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10, act=act)
-    return (x, x[0], x[0], x, rows, cols, cols, 1e-5), {
-        "PIECES": pieces,
-        "ACT": act,
-        "COMPUTE": arithmetic(dtype),
-        **chosen,
-    }
+    constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(dtype)}
+    return (x, x[0], x[0], x, rows, cols, cols, 1e-5), {**constants, **chosen}
 
 
 OP = FusedOp(

@@ -30,6 +30,7 @@ from kernels.rowwise.normalise import normalise, plus, products, widened
 from kernels.rowwise.pieces import (
     along,
     columns_inside,
+    few_and_narrow,
     in_step,
     load_columns,
     load_pieces,
@@ -78,7 +79,7 @@ def layer_norm_int8_kernel(
     eps,
     BLOCK_ROWS: tl.constexpr,
     PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # blocks of rows on their way from memory at once, plus one; 1: it may have one block
+    STAGES: tl.constexpr,  # blocks of rows on their way from memory at once, plus one; 1: it has one block
     VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for once, before any row
     num_warps: tl.constexpr,
 ):
@@ -92,8 +93,10 @@ def layer_norm_int8_kernel(
         weight = widened(load_columns(weight_at, inside), tl.float32)
         bias = widened(load_columns(bias_at, inside), tl.float32)
     BITS: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
-    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
-        row = rows_from(first, BLOCK_ROWS, APART)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    turns = 1 if STAGES == 1 else tl.cdiv(rows - start, step)  # as in layer_norm
+    for turn in tl.range(0, turns, num_stages=STAGES):
+        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
         here = row < rows
         x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), tl.float32)
         y = normalise(x, inside, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
@@ -119,10 +122,10 @@ def launch_of(
 
     A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other. A small
     second block adds 8, and then an SM has 12 warps. `shared_memory`: bytes that a program may have; rows are fetched
-    ahead into it where they fit. Beyond 8192 columns, a row of 16 bits in two blocks, or beyond 16384, has a program
-    of its own, which asks for weight and bias late: few registers a thread let three programs share an SM, two up to
-    18432 columns. Ragged or in 32 bits such a row is one block, however full: idle lanes cost less there than weight
-    and bias in two layouts.
+    ahead into it where they fit and are not few and narrow. Beyond 8192 columns, a row of 16 bits in two blocks, or
+    beyond 16384, has a program of its own, which asks for weight and bias late: few registers a thread let three
+    programs share an SM, two up to 18432 columns. Ragged or in 32 bits such a row is one block, however full: idle
+    lanes cost less there than weight and bias in two layouts.
     """
     head, tail, vector, ragged = pieces
     if ((tail and head >= 8192) or head > 16384) and not ragged and dtype.itemsize == 2:
@@ -138,9 +141,11 @@ def launch_of(
     per_sm = (16 if held <= 4096 else 8) // warps
     if 0 < 4 * tail <= head and head >= 2048:
         warps, per_sm = head // 1024, 12 // (head // 1024)
-    stages = 3 if 2 * dtype.itemsize * block_rows * held < shared_memory else 1
-    programs = min(cdiv(rows, block_rows), max(1, per_sm * sms))
-    pieces = head, tail, vector, ragged
+    pieces, programs, stages = (head, tail, vector, ragged), cdiv(rows, block_rows), 1
+    if few_and_narrow(rows, pieces):
+        warps = 4
+    elif 2 * dtype.itemsize * block_rows * held < shared_memory:
+        programs, stages = min(programs, max(1, per_sm * sms)), 3
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
     return in_step(programs, rows, block_rows, pieces), chosen
 

@@ -62,6 +62,14 @@ def row_launch(rows: int, cols: int, tensors: int = 1) -> tuple[int, dict]:
     return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": warps}
 
 
+def few_and_narrow(rows: int, pieces: tuple[int, int, int, bool]) -> bool:
+    """Whether the SMs have all rows at once, which wait for their loads and for nothing else.
+
+    So a program of such rows has 4 warps of 8 elements a thread, and asks for vectors of columns with the rows.
+    """
+    return rows < 4096 and pieces[0] <= 128 and not pieces[3]
+
+
 def in_step(programs: int, rows: int, block_rows: int, pieces: tuple[int, int, int, bool]) -> int:
     """`programs`, such that every row of a program has one lead: RAGGED, a multiple of VECTOR. See rows_alike."""
     apart = pieces[2] if pieces[3] else 1

@@ -34,6 +34,7 @@ from kernels.rowwise.pieces import (
     along,
     arithmetic,
     columns_inside,
+    few_and_narrow,
     load_columns,
     load_pieces,
     pieces_of,
@@ -101,8 +102,8 @@ def launch_of(
     rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int
 ) -> tuple[int, dict]:
     """As layer_norm's, but for rows that fill their block: 32 elements a thread in 64 registers let an SM hold 32
-    warps, so that some load while others compute."""
-    if cols != pieces[0] or pieces[3]:
+    warps, so that some load while others compute; few narrow ones are there all at once."""
+    if cols != pieces[0] or pieces[3] or few_and_narrow(rows, pieces):
         return layer_norm.launch_of(rows, cols, dtype, sms, pieces, shared_memory, tensors=2)
     elements = max(2048 if cols <= 2048 else 16384, cols)
     chosen = {"BLOCK_ROWS": elements // cols, "STAGES": 1, "VECTORS_FIRST": False, "num_warps": elements // 1024}

@@ -48,7 +48,7 @@ def counting_padding(x, weight, bias, eps=1e-5):
 @pytest.fixture
 def two_multiprocessors(monkeypatch):
     """Three rows are then more than a GPU has multiprocessors, and take the kernels of many rows."""
-    for each in (module, layer_norm_backward, layer_norm_wide, layer_norm_pairs):
+    for each in (module, residual_layer_norm, layer_norm_backward, layer_norm_wide, layer_norm_pairs):
         monkeypatch.setattr(each, "multiprocessors", lambda x: 2)
 
 
@@ -99,6 +99,16 @@ def test_results_of_less_precision_are_not_as_accurate(dtype, device):
     rounded = y.half().float() if dtype == torch.float32 else y * (1 + 4 * torch.finfo(dtype).eps)
     with pytest.raises(AssertionError):
         assert_as_accurate(rounded, theirs, exact)
+
+
+@pytest.mark.parametrize("shape", [(21, 64), (5, 128), (3, 300)])
+@CENTRED
+def test_few_narrow_rows(name, shape, device, two_multiprocessors, poisoned):
+    """A program has 16, 8 or fewer, the last one fewer than that."""
+    op = CATALOGUE[name]
+    inputs = op.inputs(*shape, device=device)
+    theirs, exact = op.reference(*inputs), op.reference(*[x.double() for x in inputs])
+    assert_as_accurate(op.fused(*inputs), theirs, exact)
 
 
 @CENTRED
