@@ -12,16 +12,17 @@ NO_NBVAL := -p no:nbval
 # In `make test`, beside every lesson: numbers, elements, rows, registers, CUDA and the capstone, which has gradients.
 SOLUTIONS := $(foreach each,01 03 05b 07 14 15,$(wildcard solutions/$(each)_*.ipynb))
 
-# Everything that must hold before a change is shared.
+# Everything that must hold before a change is shared. A hundred processes import the course: its bytecode is made once,
+# even where the environment lets none be kept. Lessons and tests are run together, so that no processor waits.
 test:
 	@./setup.sh dev,cluster
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/codespell
+	.venv/bin/python -m compileall -qq helpers kernels benchmarks
 	printf '%s\n' build claims readme | xargs -P 3 -I{} .venv/bin/python source/{}.py --check
-	.venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "not alone and not long"
+	.venv/bin/pytest $(SHARED) --nbval -m "not alone and not long" notebooks $(SOLUTIONS) tests
 	.venv/bin/pytest $(NO_NBVAL) -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
-	.venv/bin/pytest $(SHARED) --nbval notebooks $(SOLUTIONS)
 
 # That, and what takes hours: every attack, mutant and solution, graders that are killed, a class of 400, an empty
 # environment.
