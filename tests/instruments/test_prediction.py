@@ -19,7 +19,6 @@ from helpers.instruments.traffic import measure
 
 H200 = DEVICES["H200"]
 SMALL = 1e11  # FLOPs, of the recorded tiled rows that are rehearsed in seconds
-LONGEST = "layer_norm_int8", "fused", [32768, 4096]  # a program takes 248 rows: a quarter of the time of all
 
 
 @triton.jit
@@ -60,17 +59,16 @@ def without_tiles():
 
 
 @functools.cache
-def rows_but_one():
+def sampled_rows():
+    """Of every second operation."""
     record = recorded_validation()
-    entries = [each for each in record.times if (each["kernel"], each["version"], each["shape"]) != LONGEST]
-    assert len(entries) == len(record.times) - 1
-    return tuple(_row(entry, record.device) for entry in entries if entry["kernel"] in COVERED)
+    return tuple(_row(entry, record.device) for entry in record.times if entry["kernel"] in sorted(COVERED)[::2])
 
 
-WITHOUT_LONGEST_AND_ALL = [rows_but_one, pytest.param(rows, marks=pytest.mark.long)]
+SAMPLE_AND_ALL = [sampled_rows, pytest.param(rows, marks=pytest.mark.long)]
 
 
-@pytest.mark.parametrize("predicted", WITHOUT_LONGEST_AND_ALL)
+@pytest.mark.parametrize("predicted", SAMPLE_AND_ALL)
 def test_errors_where_it_was_fitted_are_within_the_targets(predicted):
     median, most = summary([row.error for row in predicted()])
     assert median <= 0.15
@@ -109,11 +107,12 @@ def test_every_tiled_row_is_predicted_within_a_fifth_and_those_held_out_are_told
     assert summary([row.error for row in held_out_rows("_tiled") if row.version == "fused"])[0] <= 0.25
 
 
-@pytest.mark.parametrize("predicted", WITHOUT_LONGEST_AND_ALL)
+@pytest.mark.parametrize("predicted", SAMPLE_AND_ALL)
 def test_errors_that_are_far_off_are_explained(predicted):
     errors = {(row.kernel, row.version, row.bytes): abs(row.error) for row in predicted()}
     assert {key for key, error in errors.items() if error > FAR} <= set(EXPLAINED)
-    assert all(errors[key] > FAR / 2 for key in EXPLAINED)
+    operations = {operation for operation, _, _ in errors}
+    assert all(errors[key] > FAR / 2 for key in EXPLAINED if key[0] in operations)
 
 
 @pytest.mark.long
@@ -130,7 +129,7 @@ def test_the_table_explains_what_is_far_off():
     ],
 )
 def test_a_wrong_model_is_outside_the_targets(wrong):
-    median, most = summary([wrong(row.prediction.terms) / row.measured - 1 for row in rows_but_one()])
+    median, most = summary([wrong(row.prediction.terms) / row.measured - 1 for row in sampled_rows()])
     assert median > 0.15 or most > 0.30
 
 
