@@ -80,6 +80,8 @@ kernel_code: set[types.CodeType] = set()
 _autotuned_run = Autotuner.run
 _make_ttgir = CUDABackend.make_ttgir
 _triton_np_dtype = interpreter._get_np_dtype
+_triton_block_type = tl.block_type.__init__
+_triton_equal = tl.tuple.__eq__
 _one_launch_at_a_time = threading.RLock()  # the interpreter's state is one object for the whole process
 _has_gpu = torch.cuda.is_available()
 _observer = None
@@ -133,11 +135,43 @@ def observed(observer):
             _observer, JITFunction.run = before
 
 
+_np_dtypes: dict[str, np.dtype] = {}
+
+
 def _np_dtype(dtype: tl.dtype) -> np.dtype:
     scalar = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-    if scalar.name.startswith("fp8"):
-        raise NotImplementedError(f"{scalar} needs a GPU: without one, keep the values in float16")
-    return BFLOAT16 if scalar == tl.bfloat16 else _triton_np_dtype(dtype)
+    kept = _np_dtypes.get(scalar.name)
+    if kept is None:
+        if scalar.name.startswith("fp8"):
+            raise NotImplementedError(f"{scalar} needs a GPU: without one, keep the values in float16")
+        kept = _np_dtypes[scalar.name] = BFLOAT16 if scalar == tl.bfloat16 else _triton_np_dtype(dtype)
+    return kept
+
+
+# Triton makes a block's type and its shape anew at each operation, a third of what interpreting costs: here each shape
+# is made once. By its sizes and their types: shape, elements, name; and of a tensor, shape and elements as constants.
+_shapes: dict[tuple, tuple] = {(): ((), 1, "", tl.tuple([]), tl.constexpr(1))}
+
+
+def _made_block_type(self: tl.block_type, element_ty: tl.dtype, shape) -> None:
+    sizes = [size.value if isinstance(size, tl.constexpr) else size for size in shape]
+    key = *sizes, *map(type, sizes)
+    if not sizes or key not in _shapes:
+        _triton_block_type(self, element_ty, shape)
+        constants = tl.tuple([tl.constexpr(size) for size in self.shape])
+        _shapes[key] = self.shape, self.numel, str(self.shape), constants, tl.constexpr(self.numel)
+    self.element_ty = element_ty
+    self.shape, self.numel, shown, *self.as_constants = _shapes[key]
+    self.name = f"<{shown}, {element_ty}>"
+
+
+def _made_tensor(self: tl.tensor, handle, type: tl.dtype) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = type.as_constants if isinstance(type, tl.block_type) else _shapes[()][3:]
+
+
+def _equal_shapes(self: tl.tuple, other) -> tl.constexpr:
+    return tl.constexpr(True) if self is other else _triton_equal(self, other)
 
 
 def _float_to_int(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -412,6 +446,9 @@ def _interpreted_language() -> list:
     interpreter._patch_lang_tensor(tl.tensor, changes)
     for name, member in inspect.getmembers(tl.tensor, lambda member: isinstance(member, JITFunction)):
         changes.set_attr(tl.tensor, name, functools.partialmethod(member))
+    changes.set_attr(tl.block_type, "__init__", _made_block_type)
+    changes.set_attr(tl.tensor, "__init__", _made_tensor)
+    changes.set_attr(tl.tuple, "__eq__", _equal_shapes)
     changes.set_attr(tl.tensor, "__bool__", _one_value)
     changes.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.reshape(())))
     changes.set_attr(JITFunction, "__call__", _called_from_kernel)

@@ -140,13 +140,13 @@ class LessonPage:
         selector = ", ".join(f"[data-mime-type='application/vnd.jupyter.{kind}']" for kind in kinds)
         return self.page.locator(selector).all_text_contents()
 
-    def violations(self) -> list[str]:
+    def violations(self, *places: str) -> list[str]:
         """Serious ones that axe-core finds in the cells' outputs and texts: what is around them is JupyterLab's own."""
         from axe_playwright_python.sync_playwright import Axe
 
         # JupyterLab leaves out what lies below the window.
         self.page.add_style_tag(content=".jp-Cell { content-visibility: visible !important; }")
-        context = {"include": [".jp-OutputArea", ".jp-MarkdownOutput"]}
+        context = {"include": list(places or (".jp-OutputArea", ".jp-MarkdownOutput"))}
         found = Axe().run(self.page, context, {"resultTypes": ["violations"]}).response["violations"]
         return [
             f"{each['id']}: {each['nodes'][0]['html'][:200]}"

@@ -281,6 +281,24 @@ def test_reading_a_notebook_builds_no_grammars():
     assert told == "True False\n"
 
 
+def test_block_types_made_while_interpreting_are_tritons():
+    for shape in ([4, tl.constexpr(8)], [8, 4], [4, 8]):
+        for dtype in (tl.float32, tl.int32):
+            theirs = tl.block_type(dtype, shape)
+            ours_of = tl.tensor(None, theirs)
+            with runtime._language_interpreted():
+                for ours in (tl.block_type(dtype, shape), tl.block_type(dtype, shape)):
+                    assert (ours.name, ours.numel) == (theirs.name, theirs.numel)
+                    assert ours.shape.values == theirs.shape.values
+                made = tl.tensor(None, ours)
+            assert (made.shape.values, made.numel, made.dtype) == (ours_of.shape.values, ours_of.numel, dtype)
+            assert str(made.type.shape) == str(theirs.shape)
+    with runtime._language_interpreted():
+        for shape in ([4.0, 8], [3], [], 4):
+            with pytest.raises((TypeError, ValueError, AssertionError)):
+                tl.block_type(tl.float32, shape)
+
+
 def test_importing_the_course_costs_little():
     """At most 0.3 s of the processor on top of torch and triton, in one of three new processes."""
     program = (
