@@ -619,7 +619,8 @@ def _interpret(
     global _bounds, _warps, _passes
     _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, debug=debug)
+    # Triton looks for overflow with eight operations to each of integers, and without debug=True tells nobody.
+    builder.options = dataclasses.replace(builder.options, debug=debug, sanitize_overflow=debug)
     builder.set_grid_dim(*grid)
     constants = {kernel.arg_names[i] for i in kernel.constexprs}
     with _language_interpreted():

@@ -168,6 +168,21 @@ def test_debug_makes_device_assert_fire():
         guarded[(1,)](-torch.ones(1), debug=True)
 
 
+@triton.jit
+def next_kernel(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) + 1)
+
+
+def test_debug_tells_of_overflow():
+    largest = torch.iinfo(torch.int32).max
+    x = torch.tensor([largest], dtype=torch.int32)
+    with pytest.raises(InterpreterError, match="int32 overflow detected for operation add"):
+        next_kernel[(1,)](x, debug=True)
+    assert x.item() == largest
+    next_kernel[(1,)](x)
+    assert x.item() == -largest - 1
+
+
 def test_launch_arguments_arrive_as_on_a_gpu():
     @triton.jit
     def store_arguments(out_ptr, flag, number, BLOCK: tl.constexpr = 4):
