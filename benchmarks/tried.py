@@ -49,7 +49,7 @@ TRIED = {
     "cross_entropy": (
         "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before the "
         "label's logit (kept: 62.9 us for 66.7 at 134218 x 1000); the next columns on their way (73 for 68 at 13422 x "
-        "10000), loops unrolled (no gain)"
+        "10000; kept for few rows), loops unrolled (no gain)"
     ),
     "residual_layer_norm": (
         "registers by order where programs outnumber what an SM holds (kept: 265 us for 341 at 7282 x 18432); no trial "
@@ -140,12 +140,13 @@ SWEPT = {
         "copy engine twice as long: channels that 64 does not divide; [calls]"
     ),
     "cross_entropy": (
-        "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before the "
-        "label's logit, which waits for the label (kept: 62.9 us for 66.7 at 134218 x 1000, 62.2 for 64.8 at 65536 x "
-        "2048, 81 for 88 at 2097152 x 64), and few rows by warps of 2 KB (kept, both: 1.8 us for 2.6 at 2048 x 64, 3.2 "
-        "for 4.2 at 2048 x 768, 4.0 for 5.1 at 2048 x 1536); the logit read after the row (75 for 68 at 134218 x "
-        "1000), the next columns on their way (73 for 68 at 13422 x 10000), loops unrolled (no gain). Narrow rows: "
-        "[few microseconds]"
+        "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before "
+        "the label's logit, which waits for the label (kept: 62.9 us for 66.7 at 134218 x 1000, 62.2 for 64.8 at "
+        "65536 x 2048, 81 for 88 at 2097152 x 64), and few rows by warps of 2 KB (kept, both: 1.8 us for 2.6 at 2048 "
+        "x 64, 3.2 for 4.2 at 2048 x 768); the logit read after the row (75 for 68 at 134218 x 1000); the next "
+        "columns on their way (kept for few rows: 5.4 for 5.9 at 2048 x 2560, 6.6 for 7.0 at 2048 x 3584; of 8192 and "
+        "10000 columns 7 to 14 % slower, of many rows 73 for 68 at 13422 x 10000), loops unrolled (no gain). Narrow "
+        "rows: [few microseconds]"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "

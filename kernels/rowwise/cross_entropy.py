@@ -57,6 +57,7 @@ def cross_entropy_kernel(
     BLOCK_ROWS: tl.constexpr,
     LANES: tl.constexpr,  # which have a maximum and a sum of their own, of
     EACH: tl.constexpr,  # neighbouring columns at a time
+    STAGES: tl.constexpr,  # times as many columns on their way at once, plus one
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
 ):
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -76,7 +77,7 @@ def cross_entropy_kernel(
     origin = tl.where(tl.abs(at_label) == float("inf"), 0.0, at_label)
     zero = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
     seen = seen_with(zero - float("inf"), zero, zero, x, inside, origin, SMOOTHED)
-    for first in tl.range(LANES * EACH, at_vector(classes, VECTOR), LANES * EACH):
+    for first in tl.range(LANES * EACH, at_vector(classes, VECTOR), LANES * EACH, num_stages=STAGES):
         inside = here & (first + place < whole)
         x = tl.load(at + first + place, mask=inside, other=-float("inf"))
         seen = seen_with(*seen, x, inside, origin, SMOOTHED)
@@ -87,12 +88,11 @@ def cross_entropy_kernel(
         inside = here & ((place < lead) | (col >= lead + whole)) & (col < classes)
         x = tl.load(x_ptr + start + col, mask=inside, other=-float("inf"))
         seen = seen_with(*seen, x, inside, origin, SMOOTHED)
-    peak, total, plain = seen
-    top, total = combine(peak, total)
+    top, total = combine(seen[0], seen[1])
     log_total = tl.log2(total)
     loss = top - origin + log_total / LOG2_E - (1.0 - smoothing) * (at_label - origin)
     if SMOOTHED:
-        loss -= smoothing / classes * tl.sum(plain, axis=1)
+        loss -= smoothing / classes * tl.sum(seen[2], axis=1)
     tl.store(losses_ptr + row, tl.where(label == ignore_index, 0.0, loss), mask=row < rows)
     if kept_ptr is not None:
         tl.store(kept_ptr + 2 * row, top, mask=row < rows)
@@ -107,16 +107,16 @@ def launch_of(
 
     Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB where they have rims besides. A wider row is
     taken in one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB
-    (of 8 KB on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 6 KB
-    that leave an eighth of such blocks idle share a warp, too, 1 KB or less of each at a time. Of few rows a warp has 2
-    KB, 4 rows at most. `debug` turns on the check of the labels, without the checks of integer overflow beside it.
+    (of 8 KB on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 8 KB
+    that leave an eighth of such blocks idle share a warp, too, 1 KB or less of each at a time; if few, each has one,
+    and the next 2 KB on their way. Of few narrow ones a warp has at most 4 rows. `debug` checks labels, not overflow.
     """
     each, held, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
-    few, block, block_rows, warps = rows < 4096, max(each, next_power_of_2(whole)), 1, 1
-    if (held if few else held // 2) < whole <= 3 * held and 8 * block > 9 * whole:
-        sizes = held // 2, held // 4
-        block = next((size for size in sizes if 8 * cdiv(whole, size) * size <= 9 * whole), sizes[-1])
-        block_rows = 1 if few else held // block
+    few, block = rows < 4096, max(each, next_power_of_2(whole))
+    block_rows, warps, stages = 1, 1, 1
+    if (held if few else held // 2) < whole <= 4 * held and 8 * block > 9 * whole:
+        block = held // 2 if 4 * held * cdiv(whole, held // 2) <= 9 * whole else held // 4
+        block_rows, stages = (1, 3) if few else (held // block, 1)
     elif block <= held:
         block_rows = min(4, held // block) if few else min(16, held // block * (1 if ragged else 2))
     elif sms < rows and few and 4 * held < whole <= 8 * held:
@@ -126,7 +126,7 @@ def launch_of(
         warps = min(most, 2 * block // held)
         block = max(held, held // 2 * warps)
     block_rows = min(block_rows, largest_power_of_2(rows // ((2 if few else 4) * sms)))
-    chosen = {"SMOOTHED": smoothed, "VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows}
+    chosen = {"SMOOTHED": smoothed, "VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows, "STAGES": stages}
     chosen |= {"LANES": block // each, "EACH": each, "COMPUTE": arithmetic(dtype), "num_warps": warps}
     return cdiv(rows, block_rows), {**chosen, "debug": True, "sanitize_overflow": False}
 
