@@ -91,6 +91,9 @@ def conv_bn_act_descriptors_kernel(
         w = tile // tiles_out % tiles_w * BOX_W
         h = tile // (tiles_out * tiles_w) % tiles_h * BOX_H
         n = tile // (tiles_out * tiles_w * tiles_h) * BOX_N
+        channel = k + tl.arange(0, BLOCK_OUT)
+        # Asked for before the sums: under them nobody waits for their way from memory.
+        scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
         # The weights are the left operand: only there the compiler wants a block as it was loaded, not reshaped, to
         # leave it in shared memory for the tensor cores.
         acc = tl.zeros((BLOCK_OUT, PIXELS), tl.float32)
@@ -104,8 +107,6 @@ def conv_bn_act_descriptors_kernel(
             # Past a tap's channels x is 0, and these are the next tap's weights.
             weight = weight_desc.load([k, tap * CHANNELS + c])
             acc = tl.dot(weight, x.reshape(PIXELS, BLOCK_IN).T, acc)
-        channel = k + tl.arange(0, BLOCK_OUT)
-        scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
         y = activate(acc * scale[:, None] + shift[:, None], ACT)
         if UNIT == 8:
             y_desc.store([n, h, w, k], y.to(y_desc.dtype).T.reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
@@ -147,7 +148,7 @@ def fastest(
     def time(tile: tuple) -> float:
         pixels, out, _, _, _, at_once, step, around = tile
         tiles = _tiles(box_of_pixels(pixels, images, height, width), images, height, width) * cdiv(out_channels, out)
-        if channels % 64:
+        if channels % 64 and 64 % channels:
             step = max(step, (pixels + out) * at_once * ROW_BETWEEN_LINES)
         steps = taps * cdiv(channels, block_in(tile)) * max(1, block_in(tile) // 64)
         return cdiv(tiles, multiprocessors * at_once) * (steps * step + around)

@@ -1,30 +1,29 @@
 """conv_bn_act's tensor descriptors for channels, sizes and strides that they cannot tell of: x and weight are copied
-once, with zeros around them, and read through windows.
+once, with zeros around them.
 
 Where channels come last, a filter's row sees pixels that stand side by side: taps_w * channels numbers without a gap.
-So a row of taps is one run of them for every output pixel, and the runs of neighbours overlap, `stride` pixels apart.
-A descriptor may say so: its dimension of output pixels has a stride shorter than what is read of each. What it needs is
-that stride in multiples of 16 bytes, so channels padded with zeros, and the padding of the picture written out, for a
-run that crosses the picture's edge would read the next row. Three channels become 4 at a stride of 2 (8 at 1), and a
-7 x 7 filter has 7 runs of 28 numbers to read, not 49 taps of 3.
+The copy has this run for every output column, from a cache line on, and with the picture's padding in it. Then no tap
+looks sideways any more: the pixels of a picture are one row, whatever its width, the filter has one column, and its
+next row sees what is a picture's width further on. A descriptor may say so: its dimensions of pixels and of the
+filter's rows overlap. A 7 x 7 filter of three channels has 7 runs of 21 numbers to read, not 49 taps of 3.
 
-The copies are one launch, and cost reading and writing x once.
+The copies are one launch, and cost reading x and writing it taps_w / stride times.
 
 Source: as conv_bn_act.py; CUDA driver API, cuTensorMapEncodeTiled (strides of tensor maps).
 """
 
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 
 import torch
 
 from kernels.arguments import multiprocessors, shared_memory
 from kernels.descriptors import LARGE_TILES
-from kernels.sizes import cdiv
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled import conv_bn_act_descriptors
-from kernels.tiled.padded import pad
+from kernels.tiled.padded import write_runs
 
-UNIT = 8  # elements of 16 bits in 16 bytes
+LINE = 64  # elements of 16 bits in a cache line
 
 
 def gains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, plain: bool) -> bool:
@@ -45,49 +44,39 @@ def _gains(x_shape, weight_shape, y_shape, stride: int, plain: bool, multiproces
         now = conv_bn_act_descriptors.plan(
             x_shape, weight_shape, y_shape, stride, (taps_h // 2, taps_w // 2), multiprocessors
         )[4]
-    then = plan(*padded_shapes(x_shape, weight_shape, y_shape, stride), y_shape, stride, taps_w, multiprocessors)[4]
-    return now > then + 4 + 4 * prod(x_shape) / 3.4e6
+    runs = x_shape[0] * prod(runs_of(weight_shape, y_shape, stride))
+    return now > plan(weight_shape, y_shape, stride, multiprocessors)[4] + 4 + 2 * (prod(x_shape) + runs) / 3.4e6
 
 
-def _up(size: int, unit: int) -> int:
-    return cdiv(size, unit) * unit
-
-
-def padded_shapes(
-    x_shape: tuple[int, ...], weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of x and weight, channels last, as runs of whole 16 bytes need them: just what the filter sees, and zeros."""
-    channels = _up(x_shape[3], UNIT // gcd(UNIT, stride))
-    whole_row = UNIT // gcd(UNIT, channels)
-    out_channels, taps_h, taps_w, _ = weight_shape
-    rows, cols = ((size - 1) * stride + taps for size, taps in zip(y_shape[1:3], (taps_h, taps_w), strict=True))
-    return (
-        (x_shape[0], _up(rows, stride), _up(cols, whole_row), channels),
-        (out_channels, taps_h, _up(taps_w, whole_row), channels),
-    )
+def runs_of(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int) -> tuple[int, int, int, int]:
+    """Of a picture: phases, rows of a phase, columns, and elements from one run to the next."""
+    run = weight_shape[2] * weight_shape[3]
+    pitch = max(16, next_power_of_2(run)) if run < LINE else cdiv(run, LINE) * LINE
+    return min(stride, weight_shape[1]), y_shape[1] + (weight_shape[1] - 1) // stride, y_shape[2], pitch
 
 
 @lru_cache(maxsize=1024)
-def plan(x_shape, weight_shape, y_shape, stride: int, taps_w: int, multiprocessors: int) -> tuple:
-    """conv_bn_act_descriptors.plan for padded x and weight, of whose columns taps_w are taps."""
-    images, rows, cols, channels = x_shape
-    taps_h, run, row = weight_shape[1], taps_w * channels, cols * channels
-    sizes = y_shape[:3]
-    if (taps_h, taps_w, stride) == (1, 1, 1):  # no neighbours are seen: all pixels are one row
-        images, rows, sizes = 1, 1, (1, 1, images * rows * cols)
+def plan(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int, multiprocessors: int) -> tuple:
+    """conv_bn_act_descriptors.plan for the copies."""
+    images, height, width, out_channels = y_shape
+    phases, rows, _, pitch = runs_of(weight_shape, y_shape, stride)
+    taps, row = weight_shape[1], width * pitch
+    if taps == 1:  # no neighbours are seen: the pixels of all pictures are one row
+        images, height = 1, images * height
+    sizes = images, 1, height * width
     of_x = (
-        [images, rows // stride, stride, sizes[2], run],
-        [rows * row, stride * row, row, stride * channels, 1],
+        [images, cdiv(taps, phases), phases, height * width, pitch],
+        [phases * rows * row, row, rows * row, pitch, 1],
     )
-    pitch = weight_shape[2] * channels
-    found = conv_bn_act_descriptors.fastest(*sizes, pitch, y_shape[3], 1, multiprocessors, taps_h)
+    found = conv_bn_act_descriptors.fastest(*sizes, pitch, out_channels, 1, multiprocessors, taps)
     return conv_bn_act_descriptors.plan_of(
-        of_x, pitch, (taps_h, 1), stride, (0, 0), sizes, y_shape[3], found, multiprocessors
+        of_x, pitch, (taps, 1), phases, (0, 0), sizes, out_channels, found, multiprocessors
     )
 
 
 def launch(x, weight, vectors, y, act: str, stride: int, padding: tuple[int, int], eps: float) -> None:
     """As conv_bn_act_descriptors.launch, for any channels, sizes and stride."""
-    shapes = padded_shapes(x.shape, weight.shape, y.shape, stride)
-    planned = plan(*shapes, y.shape, stride, weight.shape[2], multiprocessors(x))
-    conv_bn_act_descriptors.launch_planned(planned, *pad(x, weight, *shapes, *padding), vectors, y, act, eps)
+    planned = plan(weight.shape, y.shape, stride, multiprocessors(x))
+    _, rows, cols, pitch = runs_of(weight.shape, y.shape, stride)
+    copies = write_runs(x, weight, cols, rows, pitch, stride, padding)
+    conv_bn_act_descriptors.launch_planned(planned, *copies, vectors, y, act, eps)

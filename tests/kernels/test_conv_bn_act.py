@@ -14,7 +14,7 @@ from kernels.tiled import conv_bn_act as module
 from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 from kernels.tiled.conv_bn_act import OP, conv_bn_act_kernel, conv_bn_act_op, conv_bn_act_reference
 from kernels.tiled.conv_bn_act_descriptors import box_of_pixels
-from kernels.tiled.padded import pad
+from kernels.tiled.padded import write_runs
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
@@ -105,14 +105,22 @@ def test_a_copy_is_made_where_it_costs_less_than_it_saves(shape, taps, gains, mo
     assert conv_bn_act_padded.gains(x, weight, y, 1, plain) == gains
 
 
-def test_a_copy_is_what_a_filter_sees_and_zeros(device, poisoned):
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_a_copy_is_what_a_filters_row_sees_and_zeros(device, stride, poisoned):
     arguments = inputs((2, 3, 8, 6, 5), (3, 3), device=device)
     x, weight = (module._channels_last(tensor) for tensor in arguments[:2])
-    shapes = conv_bn_act_padded.padded_shapes(x.shape, weight.shape, (2, 4, 3, 5), 2)
-    assert shapes == ((2, 10, 8, 4), (5, 3, 4, 4))
-    of_x, of_weight = pad(x, weight, *shapes, 1, 1)
-    assert torch.equal(of_x, torch.nn.functional.pad(x, (0, 1, 1, 1, 1, 1)))
-    assert torch.equal(of_weight, torch.nn.functional.pad(weight, (0, 1, 0, 1)))
+    height, width = 7 // stride + 1, 5 // stride + 1
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 2 * stride, 1, 2 * stride))
+    phases, rows, cols, pitch = conv_bn_act_padded.runs_of(weight.shape, (2, height, width, 5), stride)
+    assert (phases, cols, pitch) == (min(stride, 3), width, 16)
+    runs, of_weight = write_runs(x, weight, cols, rows, pitch, stride, (1, 1))
+    for phase in range(phases):
+        for row in range(rows):
+            for col in range(cols):
+                seen = padded[:, row * stride + phase, col * stride : col * stride + 3].flatten(1)
+                assert torch.equal(runs[:, phase, row, col, :9], seen)
+    assert not runs[..., 9:].any()
+    assert torch.equal(of_weight, torch.nn.functional.pad(weight.flatten(2), (0, 7)))
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
