@@ -1,5 +1,5 @@
-"""What a filter's row sees of a picture, copied as one run of numbers for each result, and weights as they meet it: what
-is to be read by tensor descriptors, but does not begin at multiples of 16 bytes. All in one launch.
+"""What a row of a filter sees of a picture, copied as one run of numbers for each result, and weights as they meet it:
+what is to be read by tensor descriptors, but begins between multiples of 16 bytes. All in one launch.
 
 A run begins with a cache line where it is that long, so that the copy engine fetches no line twice. Rows of matrices
 are runs, too. Copying costs reading x and writing a filter's width of it; in a product each number is read many times.
