@@ -47,7 +47,9 @@ TILES = (
     (128, 64, 128, 4, 4, 1, 0.25, 1.0),
     (32, 64, 128, 4, 6, 1, 0.14, 0.5),
 )
-ROW_BETWEEN_LINES = 0.0027  # microseconds that the copy engine takes for a row that begins within 128 bytes, in a step
+# Microseconds that the copy engine takes in a step for a row that is shorter than a cache line, or begins between halves
+# of one.
+ODD_ROW = 0.0027
 
 
 @triton.jit
@@ -91,9 +93,6 @@ def conv_bn_act_descriptors_kernel(
         w = tile // tiles_out % tiles_w * BOX_W
         h = tile // (tiles_out * tiles_w) % tiles_h * BOX_H
         n = tile // (tiles_out * tiles_w * tiles_h) * BOX_N
-        channel = k + tl.arange(0, BLOCK_OUT)
-        # Asked for before the sums: under them nobody waits for their way from memory.
-        scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
         # The weights are the left operand: only there the compiler wants a block as it was loaded, not reshaped, to
         # leave it in shared memory for the tensor cores.
         acc = tl.zeros((BLOCK_OUT, PIXELS), tl.float32)
@@ -107,6 +106,8 @@ def conv_bn_act_descriptors_kernel(
             # Past a tap's channels x is 0, and these are the next tap's weights.
             weight = weight_desc.load([k, tap * CHANNELS + c])
             acc = tl.dot(weight, x.reshape(PIXELS, BLOCK_IN).T, acc)
+        channel = k + tl.arange(0, BLOCK_OUT)
+        scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
         y = activate(acc * scale[:, None] + shift[:, None], ACT)
         if UNIT == 8:
             y_desc.store([n, h, w, k], y.to(y_desc.dtype).T.reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
@@ -148,8 +149,8 @@ def fastest(
     def time(tile: tuple) -> float:
         pixels, out, _, _, _, at_once, step, around = tile
         tiles = _tiles(box_of_pixels(pixels, images, height, width), images, height, width) * cdiv(out_channels, out)
-        if channels % 64 and 64 % channels:
-            step = max(step, (pixels + out) * at_once * ROW_BETWEEN_LINES)
+        if channels % 32 or channels < 64:
+            step = max(step, (pixels + out) * at_once * ODD_ROW)
         steps = taps * cdiv(channels, block_in(tile)) * max(1, block_in(tile) // 64)
         return cdiv(tiles, multiprocessors * at_once) * (steps * step + around)
 

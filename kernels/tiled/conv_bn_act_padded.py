@@ -2,7 +2,7 @@
 once, with zeros around them.
 
 Where channels come last, a filter's row sees pixels that stand side by side: taps_w * channels numbers without a gap.
-The copy has this run for every output column, from a cache line on, and with the picture's padding in it. Then no tap
+The copy has this run for every output column, from half a cache line on, and with the picture's padding in it. Then no tap
 looks sideways any more: the pixels of a picture are one row, whatever its width, the filter has one column, and its
 next row sees what is a picture's width further on. A descriptor may say so: its dimensions of pixels and of the
 filter's rows overlap. A 7 x 7 filter of three channels has 7 runs of 21 numbers to read, not 49 taps of 3.
@@ -23,7 +23,7 @@ from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled import conv_bn_act_descriptors
 from kernels.tiled.padded import write_runs
 
-LINE = 64  # elements of 16 bits in a cache line
+HALF_LINE = 32  # elements of 16 bits in half a cache line
 
 
 def gains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, plain: bool) -> bool:
@@ -51,7 +51,7 @@ def _gains(x_shape, weight_shape, y_shape, stride: int, plain: bool, multiproces
 def runs_of(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int) -> tuple[int, int, int, int]:
     """Of a picture: phases, rows of a phase, columns, and elements from one run to the next."""
     run = weight_shape[2] * weight_shape[3]
-    pitch = max(16, next_power_of_2(run)) if run < LINE else cdiv(run, LINE) * LINE
+    pitch = max(16, next_power_of_2(run)) if run < HALF_LINE else cdiv(run, HALF_LINE) * HALF_LINE
     return min(stride, weight_shape[1]), y_shape[1] + (weight_shape[1] - 1) // stride, y_shape[2], pitch
 
 

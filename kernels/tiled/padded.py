@@ -1,7 +1,7 @@
 """What a row of a filter sees of a picture, copied as one run of numbers for each result, and weights as they meet it:
 what is to be read by tensor descriptors, but begins between multiples of 16 bytes. All in one launch.
 
-A run begins with a cache line where it is that long, so that the copy engine fetches no line twice. Rows of matrices
+A run begins with half a cache line where it is that long: others cost the copy engine twice the time. Rows of matrices
 are runs, too. Copying costs reading x and writing a filter's width of it; in a product each number is read many times.
 """
 
@@ -76,7 +76,7 @@ def write_runs(x, weight, cols: int, rows: int, pitch: int, stride: int = 1, pad
     out_channels, taps_h, taps_w, _ = weight.shape
     phases = min(stride, taps_h)
     runs, padded = x.new_empty(images, phases, rows, cols, pitch), weight.new_empty(out_channels, taps_h, pitch)
-    block = min(512, triton.next_power_of_2(pitch))
+    block = min(256, triton.next_power_of_2(pitch))
     block_cols = min(2048 // block, triton.next_power_of_2(cols))
     blocks = cdiv(cols, block_cols)
     x_programs, weight_rows = images * phases * rows * blocks, out_channels * taps_h
