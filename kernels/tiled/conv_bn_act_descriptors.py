@@ -47,8 +47,7 @@ TILES = (
     (128, 64, 128, 4, 4, 1, 0.25, 1.0),
     (32, 64, 128, 4, 6, 1, 0.14, 0.5),
 )
-# Microseconds that the copy engine takes in a step for a row that is shorter than a cache line, or begins between halves
-# of one.
+# Microseconds that the copy engine takes in a step for a row that is shorter than a cache line or begins within a half.
 ODD_ROW = 0.0027
 
 

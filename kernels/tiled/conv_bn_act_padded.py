@@ -2,10 +2,13 @@
 once, with zeros around them.
 
 Where channels come last, a filter's row sees pixels that stand side by side: taps_w * channels numbers without a gap.
-The copy has this run for every output column, from half a cache line on, and with the picture's padding in it. Then no tap
-looks sideways any more: the pixels of a picture are one row, whatever its width, the filter has one column, and its
-next row sees what is a picture's width further on. A descriptor may say so: its dimensions of pixels and of the
-filter's rows overlap. A 7 x 7 filter of three channels has 7 runs of 21 numbers to read, not 49 taps of 3.
+The copy has this run for every output column, from a cache line or its second half on, and with the picture's padding
+in it. Then no tap looks sideways any more: the pixels of a picture are one row, whatever its width, the filter has one
+column, and its next row sees what is a picture's width further on. A descriptor may say so: its dimensions of pixels
+and of the filter's rows overlap. A 7 x 7 filter of three channels has 7 runs of 21 numbers to read, not 49 taps of 3.
+
+On an H200, bf16, beside windows of a picture padded to 16 bytes and cuDNN's fused kernel, in us: 5x5, 40 to 88 at 65 x
+65 52, 70 and 61; 3x3, 72 to 200 at 113 x 57 57, 63 and 54; 3 to 64 at 64 x 64 18, 27 and 47.
 
 The copies are one launch, and cost reading x and writing it taps_w / stride times.
 
@@ -21,7 +24,7 @@ from kernels.arguments import multiprocessors, shared_memory
 from kernels.descriptors import LARGE_TILES
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled import conv_bn_act_descriptors
-from kernels.tiled.padded import write_runs
+from kernels.tiled.runs import write_runs
 
 HALF_LINE = 32  # elements of 16 bits in half a cache line
 

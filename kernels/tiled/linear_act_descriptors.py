@@ -38,7 +38,7 @@ from kernels.activations import activate
 from kernels.arguments import multiprocessors, shared_memory
 from kernels.descriptors import ALIGNMENT, LARGE_TILES
 from kernels.sizes import cdiv
-from kernels.tiled.padded import write_runs
+from kernels.tiled.padded import pad
 
 # Rows and columns of a tile, warps, microseconds of a round of one tile a multiprocessor at K = 4096 (H200, bf16).
 TILES = (
@@ -193,8 +193,8 @@ def worth_padding(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def padded(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both with zeros after their columns, so that rows begin at multiples of 32 bytes."""
     k = cdiv(x.shape[1], 16) * 16
-    pixels = (each.contiguous()[:, None, None] for each in (x, weight))
-    return tuple(each.view(-1, k) for each in write_runs(*pixels, 1, 1, k))
+    pixels = (each.contiguous()[:, None, :, None] for each in (x, weight))
+    return tuple(each.view(-1, k) for each in pad(*pixels, *((each.shape[0], 1, k, 1) for each in (x, weight))))
 
 
 def launch(x, weight, bias, residual, y, s, act: str | None) -> None:

@@ -1,88 +1,76 @@
-"""What a row of a filter sees of a picture, copied as one run of numbers for each result, and weights as they meet it:
-what is to be read by tensor descriptors, but begins between multiples of 16 bytes. All in one launch.
+"""Two tensors copied with zeros around them, in one launch: what is to be read by tensor descriptors, but whose rows do
+not begin at multiples of 16 bytes.
 
-A run begins with half a cache line where it is that long: others cost the copy engine twice the time. Rows of matrices
-are runs, too. Copying costs reading x and writing a filter's width of it; in a product each number is read many times.
+Reading and writing both once is all that it costs. In a product each number is read many times.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from kernels.sizes import cdiv
-
 
 @triton.jit
-def copy_runs(
-    source_ptr, runs_ptr, first, numbers, col, cols,
-    APART: tl.constexpr, RUN: tl.constexpr, PITCH: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK: tl.constexpr,
+def copy_row(
+    source_ptr, padded_ptr, at, height, width, rows, cols, top, left,
+    CHANNELS: tl.constexpr, PADDED: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Write the runs `col` and after, of `cols` in all: RUN numbers each, from first + col * APART on, and zeros. Zeros
-    also for what is before the source's `numbers` numbers, and after."""
-    col = (col + tl.arange(0, BLOCK_COLS)[:, None]).to(tl.int64)  # offsets pass 2**31 on large tensors
-    for start in tl.static_range(0, PITCH, BLOCK):
-        t = start + tl.arange(0, BLOCK)[None, :]
-        at = first + col * APART + t
-        value = tl.load(source_ptr + at, mask=(at >= 0) & (at < numbers) & (t < RUN), other=0.0)
-        tl.store(runs_ptr + col * PITCH + t, value, mask=(col < cols) & (t < PITCH))
+    """Write the at-th row of (images, rows, cols, PADDED), (images, height, width, CHANNELS) with zeros around it."""
+    # int64 before the multiplications: offsets pass 2**31 on large tensors.
+    image, row = (at // rows).to(tl.int64), at % rows - top
+    source_ptr += (image * height + row) * width * CHANNELS
+    padded_ptr += at.to(tl.int64) * cols * PADDED
+    for first in range(0, cols, BLOCK_COLS):
+        for start in tl.static_range(0, PADDED, BLOCK_CHANNELS):
+            col = first + tl.arange(0, BLOCK_COLS)[:, None]
+            channel = start + tl.arange(0, BLOCK_CHANNELS)[None, :]
+            seen = (row >= 0) & (row < height) & (col >= left) & (col < width + left) & (channel < CHANNELS)
+            value = tl.load(source_ptr + (col - left) * CHANNELS + channel, mask=seen, other=0.0)
+            tl.store(padded_ptr + col * PADDED + channel, value, mask=(col < cols) & (channel < PADDED))
 
 
 @triton.jit
-def runs_kernel(
+def pad_kernel(
     x_ptr,  # (images, height, width, CHANNELS), contiguous
-    weight_ptr,  # (weight_rows, RUN), contiguous
-    runs_ptr,  # (images, PHASES, rows, cols, PITCH), contiguous
-    padded_weight_ptr,  # (weight_rows, PITCH), contiguous
+    weight_ptr,  # (out_channels, taps_h, taps_w, CHANNELS), contiguous
+    padded_x_ptr,  # (images, rows, cols, PADDED), contiguous
+    padded_weight_ptr,  # (out_channels, taps_h, taps_cols, PADDED), contiguous
     height,
     width,
+    taps_h,
+    taps_w,
+    x_rows,  # images * rows
     rows,
     cols,
+    taps_cols,
     top,  # rows of zeros above x
     left,
-    blocks,  # of BLOCK_COLS columns, in a row
-    x_programs,  # images * PHASES * rows * blocks
-    weight_rows,
     CHANNELS: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PHASES: tl.constexpr,
-    RUN: tl.constexpr,
-    PITCH: tl.constexpr,
+    PADDED: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
 ):
     at = tl.program_id(0)
-    if at < x_programs:
-        line = at // blocks
-        image, row = line // (rows * PHASES), line % rows * STRIDE + line // rows % PHASES - top
-        inside = tl.where((row >= 0) & (row < height), width * CHANNELS, 0)
-        x_ptr += (image.to(tl.int64) * height + row) * width * CHANNELS
-        runs_ptr += line.to(tl.int64) * cols * PITCH
-        copy_runs(
-            x_ptr, runs_ptr, -left * CHANNELS, inside, at % blocks * BLOCK_COLS, cols,
-            STRIDE * CHANNELS, RUN, PITCH, BLOCK_COLS, BLOCK,
-        )  # fmt: skip
+    if at < x_rows:
+        copy_row(
+            x_ptr, padded_x_ptr, at, height, width, rows, cols, top, left, CHANNELS, PADDED, BLOCK_COLS, BLOCK_CHANNELS
+        )
     else:
-        copy_runs(
-            weight_ptr, padded_weight_ptr, 0, tl.cast(weight_rows, tl.int64) * RUN, (at - x_programs) * BLOCK_COLS,
-            weight_rows, RUN, RUN, PITCH, BLOCK_COLS, BLOCK,
+        copy_row(
+            weight_ptr, padded_weight_ptr, at - x_rows, taps_h, taps_w, taps_h, taps_cols, 0, 0,
+            CHANNELS, PADDED, BLOCK_COLS, BLOCK_CHANNELS,
         )  # fmt: skip
 
 
-def write_runs(x, weight, cols: int, rows: int, pitch: int, stride: int = 1, padding: tuple[int, int] = (0, 0)):
-    """x, (images, height, width, channels), as (images, phases, rows, cols, pitch): the run at [n, p, r, c] is what a
-    row of the filter sees from row r * stride + p of the padded picture and column c * stride on, and zeros. Phases are
-    those of `stride` that a row of the filter meets. weight, (out_channels, taps_h, taps_w, channels), as
-    (out_channels, taps_h, pitch). Both contiguous."""
-    images, height, width, channels = x.shape
-    out_channels, taps_h, taps_w, _ = weight.shape
-    phases = min(stride, taps_h)
-    runs, padded = x.new_empty(images, phases, rows, cols, pitch), weight.new_empty(out_channels, taps_h, pitch)
-    block = min(256, triton.next_power_of_2(pitch))
-    block_cols = min(2048 // block, triton.next_power_of_2(cols))
-    blocks = cdiv(cols, block_cols)
-    x_programs, weight_rows = images * phases * rows * blocks, out_channels * taps_h
-    runs_kernel[(x_programs + cdiv(weight_rows, block_cols),)](
-        x, weight, runs, padded, height, width, rows, cols, *padding, blocks, x_programs, weight_rows,
-        CHANNELS=channels, STRIDE=stride, PHASES=phases, RUN=taps_w * channels, PITCH=pitch, BLOCK_COLS=block_cols,
-        BLOCK=block, num_warps=4,
+def pad(x, weight, x_shape, weight_shape, top: int = 0, left: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and weight, four dimensions each and contiguous, in these shapes: with zeros after their columns and channels,
+    and around x's rows, `top` and `left` of them before the first."""
+    padded_x, padded_weight = x.new_empty(x_shape), weight.new_empty(weight_shape)
+    x_rows, channels = x_shape[0] * x_shape[1], x_shape[3]
+    block_channels = min(256, triton.next_power_of_2(channels))
+    block_cols = min(2048 // block_channels, triton.next_power_of_2(x_shape[2]))
+    pad_kernel[(x_rows + weight.shape[0] * weight.shape[1],)](
+        x, weight, padded_x, padded_weight, *x.shape[1:3], *weight.shape[1:3], x_rows, *x_shape[1:3], weight_shape[2],
+        top, left, CHANNELS=x.shape[3], PADDED=channels, BLOCK_COLS=block_cols, BLOCK_CHANNELS=block_channels,
+        num_warps=4,
     )  # fmt: skip
-    return runs, padded
+    return padded_x, padded_weight

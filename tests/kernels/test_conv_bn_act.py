@@ -14,7 +14,7 @@ from kernels.tiled import conv_bn_act as module
 from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 from kernels.tiled.conv_bn_act import OP, conv_bn_act_kernel, conv_bn_act_op, conv_bn_act_reference
 from kernels.tiled.conv_bn_act_descriptors import box_of_pixels
-from kernels.tiled.padded import write_runs
+from kernels.tiled.runs import write_runs
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
@@ -90,6 +90,7 @@ def test_filters_strides_and_paddings(device, shape, taps, stride, padding, way,
         ((16, 130, 29, 29, 66), 1, True),
         ((8, 72, 113, 57, 200), 3, True),
         ((13, 40, 65, 65, 88), 5, True),
+        ((22, 248, 31, 31, 456), 3, True),
         ((17, 96, 27, 35, 96), 3, False),
         ((32, 256, 14, 14, 256), 3, False),
         ((2, 3, 9, 7, 5), 3, False),
