@@ -138,8 +138,8 @@ SWEPT = {
         "52 us for 70 at 40 channels, 5x5, 57 for 63 at 72, 94 for 107 at 248, 18 for 27 at 3 channels, 3x3). A sum "
         "split over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM (up to twice as "
         "slow), two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 to 5 % "
-        "slower); 1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024). Rows that "
-        "begin between halves of cache lines take the copy engine twice as long; [calls]"
+        "slower); 1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024). Rows "
+        "that begin between halves of cache lines take the copy engine twice as long; [calls]"
     ),
     "cross_entropy": (
         "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before "
