@@ -180,8 +180,9 @@ SWEPT = {
         "two elements to a register (no gain)"
     ),
     "layer_norm": (
-        "few rows of up to 128 columns by more threads, weight and bias asked for with them (kept: 2.0 us for 2.7 at "
-        "2048 x 64); [few microseconds]; [calls]"
+        "weight and bias asked for with few rows, of up to 128 columns by more threads (kept: 2.0 us for 2.7 at 2048 x "
+        "64), or of others that are no power of two (kept: 3.7 for 4.0 at 2048 x 768, 4.2 for 4.7 at 2048 x 1000, 5.6 "
+        "for 7.1 at 2048 x 1536, 9.5 for 10.7 at 2048 x 2560; 4.8 for 4.5 at 2048 x 1024); [few microseconds]; [calls]"
     ),
     "layer_norm backward": "behind as a call alone: [calls]",
     "layer_norm_act": "as layer_norm, tried there; 2048 narrow rows: [few microseconds]",
@@ -221,7 +222,8 @@ SWEPT = {
         "(kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, 209, 207) "
         "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and 229 with 32768 at "
         "50304; 214 for 228 with none at 65536); walks over rows (up to a third slower). Of 2048 narrow rows 4 a "
-        "program (kept: 2.1 us for 2.6 at 64 columns); [few microseconds]; [clusters]; [calls]"
+        "program, or 2, by more threads (kept: 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512); "
+        "[few microseconds]; [clusters]; [calls]"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "

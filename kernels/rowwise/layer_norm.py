@@ -106,8 +106,8 @@ def launch_of(
 
     A thread has up to 48 elements of a row: an SM then holds two programs or more, and some load while others compute.
     An activation should not wait for a second row of 4096, and has half as many elements of 16384. Alone on its SM, a
-    program takes twice the warps, and weight and bias before it reduces, as does one of few narrow rows; held in
-    registers meanwhile, they would cost every second program on an SM.
+    program takes twice the warps, and weight and bias before it reduces, as does one of few narrow rows, or of few that
+    fill their blocks in part; held in registers meanwhile, they would cost every second program on an SM.
 
     Where rows are ragged, weight and bias come in single elements: a program asks for them once and walks over rows, of
     which the next are on their way, as many as fit into `shared_memory`. Programs that walk have to be on the SMs all
@@ -116,7 +116,8 @@ def launch_of(
     """
     head, tail, _, ragged = pieces
     held, few_rows = head + tail, rows <= sms
-    together = 1024 if ragged or held <= 512 else 8192 if cols == head > 2048 and act is None else 2048
+    in_part = rows < 4096 and cols != head and held <= (4096 if tensors == 1 else 128) and act is None
+    together = 1024 if ragged or held <= 512 or in_part else 8192 if cols == head > 2048 and act is None else 2048
     block_rows = max(1, (2048 if few_rows else together) // next_power_of_2(held))
     elements = block_rows * held
     programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
@@ -145,6 +146,7 @@ def launch_of(
             chosen["num_warps"] = 16
         elif two_an_sm and held > 16384:
             chosen |= {"num_warps": 16, "maxnreg": 64}
+    chosen["VECTORS_FIRST"] |= in_part
     return in_step(programs, rows, block_rows, pieces), chosen
 
 

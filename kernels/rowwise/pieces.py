@@ -52,12 +52,13 @@ def row_launch(rows: int, cols: int, tensors: int = 1) -> tuple[int, dict]:
 
     Rows of up to 512 columns share a program. A thread has 24 to 48 elements, of as many `tensors` as are read at a
     time: an SM holds several programs, and some load while others compute. Of few and narrow rows of two tensors
-    that fill their blocks 4 share a program.
+    that fill their blocks at most 4 share a program, 8 elements of each to a thread.
     """
     held = sum(blocks(cols))
-    if tensors > 1 and rows < 4096 and cols == held <= 128:
-        return cdiv(rows, 4), {"BLOCK_ROWS": 4, "num_warps": 2}
     block_rows = max(1, 1024 // next_power_of_2(held))
+    if tensors > 1 and rows < 4096 and cols == held <= 512:
+        block_rows = min(4, block_rows)
+        return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": max(2, block_rows * held // 256)}
     warps = min(32, next_power_of_2(cdiv(block_rows * held * tensors, 1536)))
     return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": warps}
 

@@ -13,6 +13,8 @@ from kernels.rowwise import softmax_dropout_backward as module
 from kernels.rowwise import softmax_dropout_wide
 from kernels.rowwise.pieces import pieces_of
 from kernels.rowwise.softmax_dropout import (
+    forward_launch_of,
+    softmax_dropout_kernel,
     softmax_dropout_op,
     softmax_dropout_oracle,
     softmax_dropout_reference,
@@ -111,6 +113,13 @@ def test_the_backward_does_not_spill(gpu, cols):
         chosen = {"COMPUTE": tl.float32, **module.launch_of(*x.shape, pieces_of(x))[1]}
     compiled = compile_for(kernel, x, x, sums, seed, x, *sizes, 0.1, 1.1, *last, device=gpu, **chosen)
     assert compiled.spill_bytes == 0
+
+
+def test_three_of_the_widest_rows_held_share_an_sm():
+    x, seed = torch.empty(16384, 8192, dtype=torch.bfloat16, device="meta"), torch.empty((), device="meta").long()
+    _, chosen = forward_launch_of(*x.shape, pieces_of(x))
+    arguments = x, x, None, seed, *x.shape, 8192, 0.1, 1.1
+    assert compile_for(softmax_dropout_kernel, *arguments, COMPUTE=tl.float32, **chosen).occupancy().blocks == 3
 
 
 def test_registration(device):
