@@ -127,6 +127,11 @@ SHARED = {
         "at 2048 x 131072 360 for 305, RMSNorm 322 for 279); 40 to 128 registers a thread, 4 to 16 programs a row, "
         "clusters that walk over rows with the next in registers (up to twice the time)"
     ),
+    "walks": (
+        "programs alone on an SM that walk over rows and read the next one while they write this one again from L1 "
+        "(RMSNorm of 1024 x 131072 174 us for 149, 512 x 262144 193 for 182, 2048 x 65536 160 for 141; of x + residual "
+        "353 for 295, 384 for 310, 298 for 280)"
+    ),
     "few microseconds": "a few microseconds, most of them a launch's start and end",
 }
 
@@ -177,7 +182,8 @@ SWEPT = {
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
-        "two elements to a register (no gain)"
+        "two elements to a register (no gain), rows read again from L1 in chunks of 1024 to 8192 elements (145 us for "
+        "138 at 32768, 128 for 133 at 8192)"
     ),
     "layer_norm": (
         "weight and bias asked for with few rows, of up to 128 columns by more threads (kept: 2.0 us for 2.7 at 2048 x "
@@ -197,16 +203,19 @@ SWEPT = {
     ),
     "residual_layer_norm backward": "behind as a call alone: [calls]",
     "residual_rms_norm": (
-        "[clusters]; narrow rows: [few microseconds], and no trial is recorded; 13824 and 14336 columns: no trial is "
-        "recorded"
+        "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 13824 and 14336 columns: no "
+        "trial is recorded"
     ),
-    "residual_rms_norm backward": "32768 columns: no trial is recorded; [calls]",
+    "residual_rms_norm backward": (
+        "rows of 16385 to 32768 columns read again from L1 in one pass over both (kept: 329 us for 405 at "
+        "4096 x 32768), with the next row read meanwhile (549 to 605), by 8 or 16 warps (402 to 677); [calls]"
+    ),
     "rms_norm": (
         "[clusters]; 2048 narrow rows: [few microseconds], and no trial is recorded. 8 warps at 18432 columns (kept: "
         "146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); the weight asked for after the reduction (no "
         "gain), a row read twice, the second time from L1 (3 % at 28672 columns, no gain at 32768), a row held two "
-        "elements to a register (3 to 6 % at 12288, 18432 and 28672, at 8192, 10000 and 16384 2 to 3 % slower); "
-        "[calls]"
+        "elements to a register (kept from 10241 columns on: 132 us for 142 at 12288, 134 for 145 at 28672, 135 for "
+        "141 at 32768; at 8192 and 10000 2 to 3 % slower); [walks]; [calls]"
     ),
     "rms_norm backward": "behind as a call alone: [calls]",
     "softmax": (

@@ -6,8 +6,9 @@ Written out in PyTorch, the squares and the scaled rows go to memory and come st
                                                             28 B/element in fp32, six launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
-Every program reads the weight anew, from L2: DRAM gives it once. Rows too wide for registers are in norm_wide.py.
-Training keeps 1 / rms of each row, one number, for rms_norm_backward.py.
+Every program reads the weight anew, from L2: DRAM gives it once. Many rows of 10241 to 32768 columns of 16 bits are in
+rms_norm_packed.py, rows too wide for registers in norm_wide.py. Training keeps 1 / rms of each row, one number, for
+rms_norm_backward.py.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
@@ -23,7 +24,7 @@ from kernels.affine import ones_unless, over_last
 from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
 from kernels.fused_op import FusedOp, Work
 from kernels.register import like, planned, register
-from kernels.rowwise import norm_wide
+from kernels.rowwise import norm_wide, rms_norm_packed
 from kernels.rowwise.pieces import (
     along,
     arithmetic,
@@ -116,8 +117,10 @@ def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tenso
     with torch.cuda.device_of(x):
         if cols > WIDEST_BLOCK:
             norm_wide.forward(x, None, weight, None, y, None, rstd, eps, False)
+        elif rms_norm_packed.take(x, weight, pieces := pieces_of(x, as_rows(y)), multiprocessors(x)):
+            rms_norm_packed.forward(x, weight, y, rstd, eps)
         else:
-            programs, chosen = launch_of(rows, cols, pieces_of(x, as_rows(y)), x.dtype, multiprocessors(x))
+            programs, chosen = launch_of(rows, cols, pieces, x.dtype, multiprocessors(x))
             rms_norm_kernel[(programs,)](x, weight, y, rstd, rows, cols, x.stride(0), eps, **chosen)
     return y
 

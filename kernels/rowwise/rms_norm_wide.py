@@ -1,7 +1,8 @@
 """Gradients of rms_norm for rows beyond 16384 columns, where the sum over rows for the weight has no room beside a row.
 
 A first kernel reduces each row to one number more and a second one reads it again, 20 B/element in fp32. Held in
-registers, a bf16 row of 32768 spills 6508 bytes a thread; here nothing does.
+registers, a bf16 row of 32768 spills 6508 bytes a thread; here nothing does. Rows of up to 32768 columns of 16 bits
+that are whole vectors of 16 bytes are in rms_norm_again.py.
 """
 
 from functools import cache
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows, given, multiprocessors
+from kernels.rowwise import rms_norm_again
 from kernels.rowwise.pieces import (
     along,
     arithmetic,
@@ -25,7 +27,7 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.sizes import cdiv
-from kernels.vectors import elements_before
+from kernels.vectors import VECTOR_BYTES, elements_before
 
 
 @triton.jit
@@ -122,6 +124,8 @@ def backward(grad_y, x, weight, rstd, grad_sum: torch.Tensor | None, grad_x) -> 
     """Write grad_x, (rows, cols), and return sums, (programs, cols), whose own sum is the gradient of weight."""
     rows, cols = x.shape
     pieces = pieces_of(x, grad_y, *map(as_rows, given(grad_sum=grad_sum, grad_x=grad_x).values()))
+    if pieces[2:] == (8, False) and cols <= rms_norm_again.WIDEST and weight.data_ptr() % VECTOR_BYTES == 0:
+        return rms_norm_again.backward(grad_y, x, weight, rstd, grad_sum, grad_x)
     columns, programs, chosen = backward_launch_of(rows, cols, multiprocessors(x))
     programs = in_step(programs, rows, chosen["BLOCK_ROWS"], pieces)
     pull, sums = torch.empty_like(rstd), torch.empty(programs, cols, dtype=rstd.dtype, device=x.device)
