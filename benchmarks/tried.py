@@ -223,16 +223,21 @@ SWEPT = {
         "(kept: 136 us at 14336 to 18432, with evict_first 145 to 147), by 512 or 128 threads (136 to 156); one of "
         "65536 to an SM (175 us for 142), walking over rows with the next one asked for (172), a quarter held (146); "
         "walks at 12288 to 32768 (up to a fifth slower). Beyond 65536 columns the last 32768 are held, in their own "
-        "dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). Narrow rows: [few "
+        "dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). In Gluon, a program an SM "
+        "that keeps a ring of chunks in shared memory filled (cp.async) while it computes and stores: of whole rows "
+        "(146 us for 142 at 2048 x 65536, 141 for 138 at 4096 x 32768, 144 for 139 at 4681 x 28672; faster at 2668 x "
+        "50304 alone, 146 for 162), or of parts of one on 2 to 8 SMs that tell each other by way of memory (321 for "
+        "303 at 2048 x 131072, 644 for 673 at 2048 x 262144, 193 for 168 at 883 x 152064). Narrow rows: [few "
         "microseconds]; [clusters]; [calls]"
     ),
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns wholly "
         "(kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, 209, 207) "
         "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and 229 with 32768 at "
-        "50304; 214 for 228 with none at 65536); walks over rows (up to a third slower). Of 2048 narrow rows 4 a "
-        "program, or 2, by more threads (kept: 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512); "
-        "[few microseconds]; [clusters]; [calls]"
+        "50304; 214 for 228 with none at 65536); walks over rows (up to a third slower); a ring of chunks in shared "
+        "memory, as the forward (238 for 210 at 2668 x 50304, 220 for 206 at 2048 x 65536, 195 for 189 at 4096 x "
+        "32768, 447 for 444 at 2048 x 131072). Of 2048 narrow rows 4 a program, or 2, by more threads (kept: 2.1 us "
+        "for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512); [few microseconds]; [clusters]; [calls]"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "
