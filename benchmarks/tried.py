@@ -186,20 +186,24 @@ SWEPT = {
         "138 at 32768, 128 for 133 at 8192)"
     ),
     "layer_norm": (
-        "weight and bias asked for with few rows, of up to 128 columns by more threads (kept: 2.0 us for 2.7 at 2048 x "
-        "64), or of others that are no power of two (kept: 3.7 for 4.0 at 2048 x 768, 4.2 for 4.7 at 2048 x 1000, 5.6 "
-        "for 7.1 at 2048 x 1536, 9.5 for 10.7 at 2048 x 2560; 4.8 for 4.5 at 2048 x 1024); [few microseconds]; [calls]"
+        "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 2.0 us for 2.7 at 2048 "
+        "x 64), or of others that leave part of their block idle (kept: 3.7 for 4.0 at 2048 x 768, 4.2 for 4.7 at "
+        "2048 x 1000, 5.6 for 7.1 at 2048 x 1536, 9.5 for 10.7 at 2048 x 2560; not kept: 12.2 for 11.8 at 2048 x "
+        "3584, 4.8 for 4.5 at 2048 x 1024, 7.9 for 7.6 at 2048 x 2048); [few microseconds]; [calls]"
     ),
     "layer_norm backward": "behind as a call alone: [calls]",
     "layer_norm_act": "as layer_norm, tried there; 2048 narrow rows: [few microseconds]",
     "layer_norm_act backward": "behind as a call alone: [calls]",
     "layer_norm_int8": (
-        "few rows of up to 128 columns in one block a program, which does not walk, by more threads (kept: 2.2 us for "
-        "4.3 at 2048 x 64, 2.4 for 3.2 at 2048 x 128); [few microseconds]"
+        "few rows in one block a program, which does not walk, of up to 256 columns by more threads (kept: 2.2 us for "
+        "4.3 at 2048 x 64, 2.4 for 3.2 at 2048 x 128, 2.7 for 3.1 at 2048 x 256, 3.1 for 3.7 at 2048 x 512); [few "
+        "microseconds]"
     ),
     "residual_layer_norm": (
-        "few rows of up to 128 columns by more threads, weight and bias asked for with them (kept: 1.9 us for 3.4 at "
-        "2048 x 64, 2.4 for 3.7 at 2048 x 128); [few microseconds]; 262144 columns: no trial is recorded; [calls]"
+        "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 1.9 us for 3.4 at 2048 "
+        "x 64, 2.4 for 3.7 at 2048 x 128, 3.3 for 3.9 at 2048 x 256), or of others that leave part of their block "
+        "idle (kept: 9.2 for 10.4 at 2048 x 1536, 17.8 for 18.8 at 2048 x 3584); [few microseconds]; 262144 columns: "
+        "no trial is recorded; [calls]"
     ),
     "residual_layer_norm backward": "behind as a call alone: [calls]",
     "residual_rms_norm": (
@@ -227,8 +231,9 @@ SWEPT = {
         "that keeps a ring of chunks in shared memory filled (cp.async) while it computes and stores: of whole rows "
         "(146 us for 142 at 2048 x 65536, 141 for 138 at 4096 x 32768, 144 for 139 at 4681 x 28672; faster at 2668 x "
         "50304 alone, 146 for 162), or of parts of one on 2 to 8 SMs that tell each other by way of memory (321 for "
-        "303 at 2048 x 131072, 644 for 673 at 2048 x 262144, 193 for 168 at 883 x 152064). Narrow rows: [few "
-        "microseconds]; [clusters]; [calls]"
+        "303 at 2048 x 131072, 644 for 673 at 2048 x 262144, 193 for 168 at 883 x 152064). Few narrow "
+        "rows by more threads (kept: 2.2 us for 2.3 at 2048 x 64, 2.4 for 2.5 at 2048 x 256); [few microseconds]; "
+        "[clusters]; [calls]"
     ),
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns wholly "

@@ -116,7 +116,7 @@ def launch_of(
     """
     head, tail, _, ragged = pieces
     held, few_rows = head + tail, rows <= sms
-    in_part = rows < 4096 and cols != head and held <= (4096 if tensors == 1 else 128) and act is None
+    in_part = rows < 4096 and cols != head and held <= (3072 if tensors == 1 else 4096) and act is None
     together = 1024 if ragged or held <= 512 or in_part else 8192 if cols == head > 2048 and act is None else 2048
     block_rows = max(1, (2048 if few_rows else together) // next_power_of_2(held))
     elements = block_rows * held

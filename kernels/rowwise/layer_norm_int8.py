@@ -122,10 +122,10 @@ def launch_of(
 
     A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other. A small
     second block adds 8, and then an SM has 12 warps. `shared_memory`: bytes that a program may have; rows are fetched
-    ahead into it where they fit and are not few and narrow. Beyond 8192 columns, a row of 16 bits in two blocks, or
-    beyond 16384, has a program of its own, which asks for weight and bias late: few registers a thread let three
-    programs share an SM, two up to 18432 columns. Ragged or in 32 bits such a row is one block, however full: idle
-    lanes cost less there than weight and bias in two layouts.
+    ahead into it where they fit, but for few of up to 768 elements. Beyond 8192 columns, a row of 16 bits in two
+    blocks, or beyond 16384, has a program of its own, which asks for weight and bias late: few registers a thread let
+    three programs share an SM, two up to 18432 columns. Ragged or in 32 bits such a row is one block, however full:
+    idle lanes cost less there than weight and bias in two layouts.
     """
     head, tail, vector, ragged = pieces
     if ((tail and head >= 8192) or head > 16384) and not ragged and dtype.itemsize == 2:
@@ -144,7 +144,7 @@ def launch_of(
     pieces, programs, stages = (head, tail, vector, ragged), cdiv(rows, block_rows), 1
     if few_and_narrow(rows, pieces):
         warps = 4
-    elif 2 * dtype.itemsize * block_rows * held < shared_memory:
+    elif (rows >= 4096 or held > 768 or ragged) and 2 * dtype.itemsize * block_rows * held < shared_memory:
         programs, stages = min(programs, max(1, per_sm * sms)), 3
     chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
     return in_step(programs, rows, block_rows, pieces), chosen

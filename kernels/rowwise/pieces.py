@@ -51,16 +51,16 @@ def row_launch(rows: int, cols: int, tensors: int = 1) -> tuple[int, dict]:
     """How many programs, and their BLOCK_ROWS and num_warps, for rows that registers hold.
 
     Rows of up to 512 columns share a program. A thread has 24 to 48 elements, of as many `tensors` as are read at a
-    time: an SM holds several programs, and some load while others compute. Of few and narrow rows of two tensors
-    that fill their blocks at most 4 share a program, 8 elements of each to a thread.
+    time: an SM holds several programs, and some load while others compute. Of few and narrow rows that fill their
+    blocks it has 8; if they are of two tensors, at most 4 share a program.
     """
     held = sum(blocks(cols))
     block_rows = max(1, 1024 // next_power_of_2(held))
     if tensors > 1 and rows < 4096 and cols == held <= 512:
         block_rows = min(4, block_rows)
         return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": max(2, block_rows * held // 256)}
-    warps = min(32, next_power_of_2(cdiv(block_rows * held * tensors, 1536)))
-    return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": warps}
+    warps = 4 if rows < 4096 and cols == held <= 256 else next_power_of_2(cdiv(block_rows * held * tensors, 1536))
+    return cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "num_warps": min(32, warps)}
 
 
 def few_and_narrow(rows: int, pieces: tuple[int, int, int, bool]) -> bool:
@@ -68,7 +68,7 @@ def few_and_narrow(rows: int, pieces: tuple[int, int, int, bool]) -> bool:
 
     So a program of such rows has 4 warps of 8 elements a thread, and asks for vectors of columns with the rows.
     """
-    return rows < 4096 and pieces[0] <= 128 and not pieces[3]
+    return rows < 4096 and pieces[0] <= 256 and not pieces[3]
 
 
 def in_step(programs: int, rows: int, block_rows: int, pieces: tuple[int, int, int, bool]) -> int:
