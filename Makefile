@@ -9,8 +9,8 @@ lab:
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 # Where no notebook is run: loading it takes each worker three seconds.
 NO_NBVAL := -p no:nbval
-# In `make test`, beside every lesson: numbers, elements, rows, registers, CUDA and the capstone, which has gradients.
-SOLUTIONS := $(foreach each,01 03 05b 07 14 15,$(wildcard solutions/$(each)_*.ipynb))
+# In `make test`, beside every lesson: rows, CUDA and the capstone, which has gradients.
+SOLUTIONS := $(foreach each,05b 14 15,$(wildcard solutions/$(each)_*.ipynb))
 
 # Everything that must hold before a change is shared. A hundred processes import the course: its bytecode is made once,
 # even where the environment lets none be kept. Lessons and tests are run together, so that no processor waits.

@@ -294,7 +294,11 @@ def test_pages_fit_a_phone(chromium, sample):
 
 
 @pytest.mark.parametrize(
-    ("name", "theme"), [("notebooks/00_welcome", "dark"), ("exercises/03_fused_add_gelu", "light")]
+    ("name", "theme"),
+    [
+        pytest.param("notebooks/00_welcome", "dark", marks=pytest.mark.long),
+        ("exercises/03_fused_add_gelu", "light"),
+    ],
 )
 def test_a_page_has_no_serious_violation(chromium, sample, name, theme):
     page = Visit(chromium, f"{sample.out.as_uri()}/", color_scheme=theme).open(name)
