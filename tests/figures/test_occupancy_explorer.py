@@ -12,7 +12,6 @@ from helpers.figures.occupancy import finding
 from helpers.figures.stage import script
 from helpers.instruments.devices import DEVICES
 
-POSITIONS_PER_DEVICE = 150
 BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.items()}
 
 
@@ -29,13 +28,13 @@ def frame_of(chromium):
     return frames
 
 
-def random_positions(explorer, seed):
+def random_positions(explorer, number, seed):
     """Positions of the three sliders, a third of them with few threads or little memory, where steps are short."""
     lengths = [len(slider.options) for slider in (explorer.threads, explorer.registers, explorer.shared_memory)]
     dice = random.Random(seed)
     return [
         [dice.randrange(length if dice.random() < 0.67 else max(2, length // 8)) for length in lengths]
-        for _ in range(POSITIONS_PER_DEVICE)
+        for _ in range(number)
     ]
 
 
@@ -44,10 +43,11 @@ def move(explorer, position):
         slider.index = index
 
 
-def test_the_browser_agrees_with_helpers_occupancy(frame_of):
+@pytest.mark.parametrize("number", [50, pytest.param(150, marks=pytest.mark.long)])
+def test_the_browser_agrees_with_helpers_occupancy(frame_of, number):
     for name in BY_CAPABILITY.values():  # one of each compute capability
         explorer = occupancy_explorer(name, shared_memory=2177)
-        positions = random_positions(explorer, seed=name)
+        positions = random_positions(explorer, number, seed=name)
         drawn = 0
         for position, frame in zip(positions, frame_of(explorer, positions), strict=True):
             move(explorer, position)
@@ -62,7 +62,7 @@ def test_the_browser_agrees_with_helpers_occupancy(frame_of):
             assert re.findall("<td>([a-z0-9 ]+)", frame["table"]) == [
                 "no limit" if count == math.inf else f"{count}" for count in counts
             ]
-        assert drawn > POSITIONS_PER_DEVICE / 4
+        assert drawn > number / 4
 
 
 def test_a_wrong_table_would_be_found(frame_of):
@@ -89,7 +89,7 @@ def drawn_warps(path, panel, values):
 def test_the_sweeps_drawn_are_those_of_the_calculator(frame_of):
     for name in ("V100", "RTX 4090", "H100"):
         explorer = occupancy_explorer(name, shared_memory=2177)
-        positions = [p for p in random_positions(explorer, seed=f"{name} sweeps") if p[2] < 60][:20]
+        positions = [p for p in random_positions(explorer, 150, seed=f"{name} sweeps") if p[2] < 60][:20]
         for position, frame in zip(positions, frame_of(explorer, positions), strict=True):
             move(explorer, position)
             paths = re.findall(r'<path d="([^"]+)"[^>]*data-sweep="([^"]+)"', frame["svg"])

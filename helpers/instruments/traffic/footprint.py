@@ -116,8 +116,10 @@ class Scatter(Footprint):
 
 def from_starts(starts: np.ndarray, itemsize: int) -> Footprint:
     """The bytes of elements of `itemsize` bytes at `starts` (int64, any order, repeated or overlapping)."""
-    starts = np.unique(starts)
     steps = np.diff(starts)
+    if (steps <= 0).any():
+        starts = np.unique(starts)
+        steps = np.diff(starts)
     if steps.size and steps.min() < itemsize:
         starts = np.unique(starts[:, None] + np.arange(itemsize))
         itemsize, steps = 1, np.diff(starts)

@@ -46,8 +46,14 @@ class Pattern:
         requests = self._lanes // WARP
         first = (self._starts + base) // SECTOR
         last = (self._starts + base + self._itemsize - 1) // SECTOR
-        pairs = (np.concatenate([requests, requests]) << 40) + np.concatenate([first, last]) - first.min()
-        return (self._lanes.size, self.footprint.sectors(base), np.unique(requests).size, np.unique(pairs).size)
+        pairs = (requests[:, None] << 40) + np.stack([first, last], axis=1) - first.min()
+        return (self._lanes.size, self.footprint.sectors(base), _distinct(requests), _distinct(pairs.ravel()))
+
+
+def _distinct(values: np.ndarray) -> int:
+    """How many of the values differ; where they ascend, as they mostly do, none is sorted."""
+    steps = np.diff(values)
+    return np.unique(values).size if (steps < 0).any() else 1 + np.count_nonzero(steps)
 
 
 def _lanes_first(offsets: np.ndarray, itemsize: int) -> list[int]:
