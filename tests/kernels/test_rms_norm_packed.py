@@ -7,7 +7,7 @@ from accuracy import assert_as_accurate
 from helpers.instruments.resources import compile_for
 from kernels.rowwise import rms_norm_packed
 from kernels.rowwise.pieces import pieces_of
-from kernels.rowwise.rms_norm import rms_norm, rms_norm_reference
+from kernels.rowwise.rms_norm import _launch, rms_norm_reference
 
 SMS = 132
 
@@ -62,7 +62,8 @@ def test_whose_rows_are_held_so(device, monkeypatch):
     called = []
     monkeypatch.setattr(rms_norm_packed, "take", lambda *given: True)
     monkeypatch.setattr(rms_norm_packed, "forward", lambda *given: called.append(given))
-    rms_norm(torch.zeros(2, 64, device=device), torch.ones(64, device=device))
+    x = torch.zeros(2, 64, device=device)
+    _launch(x, x[0], None, 1e-6)  # not rms_norm, which remembers launches
     assert len(called) == 1
 
 
