@@ -138,8 +138,9 @@ SHARED = {
 # Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
 SWEPT = {
     "conv_bn_act": (
-        "six tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 at "
-        "7 x 7 20 for 24), copies of what cannot be described, with all that a filter's row sees side by side (kept: "
+        "eight tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 "
+        "at 7 x 7 20 for 24; 1x1 of one picture 4.3 for 5.8), large ones that leave in halves (kept: 1x1, 512 to 2048 "
+        "28 us for 30), copies of what cannot be described, with all that a filter's row sees side by side (kept: "
         "52 us for 70 at 40 channels, 5x5, 57 for 63 at 72, 94 for 107 at 248, 18 for 27 at 3 channels, 3x3). A sum "
         "split over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM (up to twice as "
         "slow), two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 to 5 % "

@@ -18,12 +18,12 @@ TFLOP/s on an H200 in bf16 by pixels x output channels of a tile, beside cuDNN's
     1x1, 512 to 2048 at 14 x 14    403          463          451                      491
 
 Few tiles want others, in us of another run, then 128 x 64 and cuDNN: 256 x 64 for 3x3, 256 to 256 at 28 x 28 (45, 53,
-48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18; with a stride 18, 25, 19); 32 x 64 for
-1x1, 1024 to 256 of one picture of 14 x 14 (5.6, 8.3, 4.9).
+48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18; with a stride 18, 25, 19); 16 x 64 by
+steps of 256 for 1x1, 1024 to 256 of one picture of 14 x 14 (4.3, in a later run; 32 x 64 4.9, cuDNN 5.3). Large tiles
+leave in halves, which makes room for a fourth stage: 1x1, 512 to 2048 at 14 x 14 28, in one piece 30, cuDNN 28.
 """
 
 from functools import lru_cache
-from itertools import product
 from math import gcd, prod
 
 import torch
@@ -31,21 +31,23 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.activations import activate
 from kernels.arguments import multiprocessors, shared_memory
 from kernels.batch_norm import fold
 from kernels.descriptors import ALIGNMENT, LARGE_TILES
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.tiled.conv_bn_act_boxes import box_of_pixels, count_tiles, finish
 
 # Pixels, output and input channels of a tile, warps, stages, tiles at once on a multiprocessor, and microseconds of all
-# of these on an H200: of a step of 64 input channels, and to start and end.
+# of these on an H200: of a step of 64 input channels or fewer, and to start and end.
 TILES = (
-    (256, 128, 64, 8, 3, 1, 0.69, 2.0),
-    (128, 256, 64, 8, 3, 1, 0.70, 2.0),
+    (256, 128, 64, 8, 4, 1, 0.69, 2.0),
+    (256, 128, 32, 8, 6, 1, 0.40, 2.0),
+    (128, 256, 64, 8, 4, 1, 0.70, 2.0),
     (128, 64, 64, 4, 4, 2, 0.41, 1.0),
     (256, 64, 64, 4, 4, 1, 0.365, 1.5),
     (128, 64, 128, 4, 4, 1, 0.25, 1.0),
     (32, 64, 128, 4, 6, 1, 0.14, 0.5),
+    (16, 64, 256, 4, 4, 1, 0.09, 0.5),
 )
 # Microseconds that the copy engine takes in a step for a row that is shorter than a cache line or begins within a half.
 ODD_ROW = 0.0027
@@ -79,6 +81,8 @@ def conv_bn_act_descriptors_kernel(
     BOX_W: tl.constexpr,
     BLOCK_OUT: tl.constexpr,  # output channels
     BLOCK_IN: tl.constexpr,  # input channels
+    PARTS: tl.constexpr,  # in which a tile leaves, by way of shared memory: one of 2 leaves room for another stage
+    ALONE: tl.constexpr,  # whether a program has one tile, and a small one
 ):
     PIXELS: tl.constexpr = BOX_N * BOX_H * BOX_W
     STEPS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN  # a tap
@@ -86,12 +90,15 @@ def conv_bn_act_descriptors_kernel(
     tiles_w = tl.cdiv(out_width, BOX_W)
     tiles_h = tl.cdiv(out_height, BOX_H)
     tiles = tiles_out * tiles_w * tiles_h * tl.cdiv(images, BOX_N)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=not ALONE):
         # Tiles of the same pixels come one after another: they run together, and L2 gives them x once.
         k = tile % tiles_out * BLOCK_OUT
         w = tile // tiles_out % tiles_w * BOX_W
         h = tile // (tiles_out * tiles_w) % tiles_h * BOX_H
         n = tile // (tiles_out * tiles_w * tiles_h) * BOX_N
+        channel = k + tl.arange(0, BLOCK_OUT)
+        if ALONE:  # under the sums, nobody waits for their way from memory
+            scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
         # The weights are the left operand: only there the compiler wants a block as it was loaded, not reshaped, to
         # leave it in shared memory for the tensor cores.
         acc = tl.zeros((BLOCK_OUT, PIXELS), tl.float32)
@@ -105,35 +112,12 @@ def conv_bn_act_descriptors_kernel(
             # Past a tap's channels x is 0, and these are the next tap's weights.
             weight = weight_desc.load([k, tap * CHANNELS + c])
             acc = tl.dot(weight, x.reshape(PIXELS, BLOCK_IN).T, acc)
-        channel = k + tl.arange(0, BLOCK_OUT)
-        scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
-        y = activate(acc * scale[:, None] + shift[:, None], ACT)
-        if UNIT == 8:
-            y_desc.store([n, h, w, k], y.to(y_desc.dtype).T.reshape(BOX_N, BOX_H, BOX_W, BLOCK_OUT))
-        else:
-            pixel = tl.arange(0, PIXELS)
-            n, h, w = n + pixel // (BOX_H * BOX_W), h + pixel // BOX_W % BOX_H, w + pixel % BOX_W
-            inside = (n < images) & (h < out_height) & (w < out_width)
-            whole = out_channels // UNIT * UNIT  # tells the compiler that UNIT divides it, as a store needs it
-            # int64 before the multiplications: offsets pass 2**31 on large tensors.
-            offset = ((n.to(tl.int64) * out_height + h) * out_width + w) * whole
-            tl.store(
-                y_desc + offset[:, None] + channel[None, :],
-                y.to(y_desc.dtype.element_ty).T,
-                mask=inside[:, None] & (channel < whole)[None, :],
-            )
-
-
-def _tiles(box: tuple[int, int, int], images: int, height: int, width: int) -> int:
-    return prod(cdiv(size, side) for size, side in zip((images, height, width), box, strict=True))
-
-
-def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[int, int, int]:
-    """The box of `pixels` pixels, a power of two in each dimension, of which the fewest cover images of this size."""
-    powers = [2**i for i in range(pixels.bit_length())]
-    candidates = [box for box in product(powers, repeat=3) if prod(box) == pixels]
-    # Of equals the one with the fewest images and rows: its pixels are side by side.
-    return min(candidates, key=lambda box: (_tiles(box, images, height, width), box))
+        if not ALONE:
+            scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
+        finish(
+            acc, y_desc, scale, shift, n, h, w, k, images, out_height, out_width, out_channels,
+            UNIT, ACT, BOX_N, BOX_H, BOX_W, PARTS,
+        )  # fmt: skip
 
 
 def fastest(
@@ -147,16 +131,19 @@ def fastest(
 
     def time(tile: tuple) -> float:
         pixels, out, _, _, _, at_once, step, around = tile
-        tiles = _tiles(box_of_pixels(pixels, images, height, width), images, height, width) * cdiv(out_channels, out)
+        box = box_of_pixels(pixels, images, height, width)
+        tiles = count_tiles(box, images, height, width) * cdiv(out_channels, out)
         if channels % 32 or channels < 64:
             step = max(step, (pixels + out) * at_once * ODD_ROW)
         steps = taps * cdiv(channels, block_in(tile)) * max(1, block_in(tile) // 64)
         return cdiv(tiles, multiprocessors * at_once) * (steps * step + around)
 
-    pixels, out, _, warps, stages, at_once, _, _ = tile = min(TILES, key=time)
+    deep = [tile for tile in TILES if tile[2] <= max(128, channels)]
+    pixels, out, _, warps, stages, at_once, _, _ = tile = min(deep, key=time)
     box_n, box_h, box_w = box_of_pixels(pixels, images, height, width)
     chosen = {"BOX_N": box_n, "BOX_H": box_h, "BOX_W": box_w, "BLOCK_OUT": out, "BLOCK_IN": block_in(tile)}
-    return chosen | {"num_warps": warps, "num_stages": stages}, at_once, time(tile)
+    chosen |= {"PARTS": max(1, pixels * out // 2**14), "num_warps": warps, "num_stages": stages}
+    return chosen, at_once, time(tile)
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, stride: int) -> bool:
@@ -180,10 +167,14 @@ def plan_of(of_x, channels, taps, stride, padding, sizes, out_channels, found, m
     )
     unit = gcd(out_channels, 8)
     if unit == 8:
-        described += ((*contiguous(*sizes, out_channels), [*box, block_out]),)
+        part, widest = list(box), min(i for i in range(3) if box[i] > 1)
+        part[widest] //= chosen["PARTS"]
+        described += ((*contiguous(*sizes, out_channels), [*part, block_out]),)
     constants = {"CHANNELS": channels, "TAPS_H": taps[0], "TAPS_W": taps[1], "STRIDE": stride, "UNIT": unit}
     constants |= {"PADDING_H": padding[0], "PADDING_W": padding[1]}
-    grid = (min(_tiles(box, *sizes) * cdiv(out_channels, block_out), multiprocessors * at_once),)
+    tiles = count_tiles(box, *sizes) * cdiv(out_channels, block_out)
+    grid = (min(tiles, multiprocessors * at_once),)
+    constants["ALONE"] = grid[0] == tiles and prod(box) <= 32
     return grid, described, (*sizes, out_channels), constants | chosen, time
 
 
