@@ -18,7 +18,7 @@ settings.load_profile("course")
 # `--dist loadfile --no-loadscope-reorder` gives files out as they are collected: first those that take longest, so that
 # no worker ends long after the others.
 LONGEST = """
-    instruments/test_prediction test_lab grading/test_exercises grading/test_grade_class grading/test_release
+    test_lab grading/test_exercises instruments/test_prediction grading/test_grade_class grading/test_release
     learning/test_submission grading/test_grade_cluster grading/test_grade_attacks test_site learning/test_mistakes
     test_cli figures/test_occupancy_explorer figures/test_stepper
 """.split()
