@@ -32,7 +32,8 @@ HALF_LINE = 32  # elements of 16 bits in half a cache line
 def gains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, plain: bool) -> bool:
     """Whether copies of x and weight, all with channels last, cost less time than they save beside conv_bn_act_kernel
     (`plain`) or the descriptors of x as it is."""
-    if x.dtype == torch.float32 or not shared_memory(x) >= LARGE_TILES:
+    whole = not plain and x.shape[3] % HALF_LINE == 0  # nothing begins within half a line
+    if whole or x.dtype == torch.float32 or not shared_memory(x) >= LARGE_TILES:
         return False
     return _gains(x.shape, weight.shape, y.shape, stride, plain, multiprocessors(x))
 
