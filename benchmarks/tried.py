@@ -180,7 +180,8 @@ SWEPT = {
     "flash_attention backward": (
         "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2442 full at 4 x 16 x 4096 x "
         "128, seven by the compiler 2952 full, cuDNN 1410 and 2414) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 x "
-        "4096 x 64, seven 956 and 1665, cuDNN 930 and 1538). Long ones are bound by what adds to grad_q in L2"
+        "4096 x 64, seven 956 and 1665, cuDNN 930 and 1538); exponentials while the product after them runs, by a wait "
+        "that ptxas moves none of them past (kept). Long ones are bound by what adds to grad_q in L2"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "

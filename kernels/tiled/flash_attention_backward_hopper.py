@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from kernels.arguments import multiprocessors
 from kernels.attention import parts_of, scale_kernel
 from kernels.descriptors import described, padded_empty
-from kernels.hopper import LOG2_E, free, heads_together, of_product, put_rows, room, swizzled, synchronise
+from kernels.hopper import free, heads_together, of_product, put_rows, room, swizzled, synchronise
 from kernels.sizes import cdiv
 from kernels.tiled.flash_attention_backward_tiles import (
     count_of,
@@ -46,6 +46,7 @@ from kernels.tiled.flash_attention_backward_tiles import (
     load,
     probabilities,
     seen_since,
+    starts,
     tile_of,
 )
 from kernels.tiled.flash_attention_hopper import on_hopper
@@ -57,14 +58,6 @@ OF_HALF = gl.constexpr(of_product(64))
 def across(rows, cols, start):
     """start + rows cols^T, under way."""
     return hopper.warpgroup_mma(rows, cols.permute((1, 0)), start, is_async=True)
-
-
-@gluon.jit
-def less(smem, factor, layout: gl.constexpr):
-    """What a sum of 64 keys' products starts from: factor times a number of each query, taken off."""
-    QUERIES: gl.constexpr = smem.shape[2]
-    number = smem.reshape([QUERIES]).load(gl.SliceLayout(0, layout))
-    return gl.zeros((64, QUERIES), gl.float32, layout) - (number * factor)[None, :]
 
 
 @gluon.jit
@@ -91,7 +84,6 @@ def walk(
     q_smem, q_full, q_empty = of_q
     g_smem, g_full, g_empty = of_g
     grad_q_desc, grad_k_desc, grad_v_desc = grads
-    lse_smem, delta_smem = rows
     d_smem, d_full = of_d
     WHOLE: gl.constexpr = scratch_ptr is not None
     _, group, queries, keys, parts, _, _, _ = sizes
@@ -113,11 +105,12 @@ def walk(
             stage, phase = at % STAGES, (at // STAGES) & 1
             q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
             mbarrier.wait(q_full.index(stage), phase)
-            s = across(k, q, less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), of_s))
             mbarrier.wait(g_full.index(stage), phase)
-            grad_p = across(v, grad, less(delta_smem.index(stage), 1.0, of_s))
+            s, grad_p = starts(rows, stage, SCALE, of_s)
+            s, grad_p = across(k, q, s), across(v, grad, grad_p)
             s = hopper.warpgroup_mma_wait(1, deps=[s])
             p = probabilities(s, n, since, by_all, SCALE)
+            mbarrier.wait(q_full.index(stage), phase)  # again: ptxas moves exponentials past the next wait, not past it
             grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
             sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_left), grad, sum_v, is_async=True)
             grad_s = (p * grad_p).to(q.dtype)

@@ -50,6 +50,24 @@ def seen_since(row, start, queries, keys, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
+def less(smem, factor, layout: gl.constexpr):
+    """What a sum of 64 keys' products starts from: factor times a number of each query, taken off."""
+    QUERIES: gl.constexpr = smem.shape[2]
+    number = smem.reshape([QUERIES]).load(gl.SliceLayout(0, layout))
+    off = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, layout)) - factor
+    # Not pure: the two rows of a thread would share registers, and copies between products would wait for the first.
+    each = [number[None, :], off[:, None]]
+    return gl.inline_asm_elementwise("mul.f32 $0, $1, $2;", "=f,f,f", each, gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def starts(rows, stage, SCALE: gl.constexpr, layout: gl.constexpr):
+    """What the products of scores and of their probabilities' gradients start from: both before either is under way."""
+    lse_smem, delta_smem = rows
+    return less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), layout), less(delta_smem.index(stage), 1.0, layout)
+
+
+@gluon.jit
 def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
     """Of the scores of queries from n on."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
