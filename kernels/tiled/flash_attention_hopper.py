@@ -50,25 +50,27 @@ from kernels.tiled.flash_attention_hopper_tiles import load, seen_until, steps_o
 
 
 @gluon.jit
-def walk(first, until, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCALE: gl.constexpr, MASKED: gl.constexpr):
-    """Steps `first` to `until`. acc lags behind: it lacks the last step's p v, and is shrunk to that step's peak."""
+def walk(steps, masked, at, there, q, of_k, of_v, acc, p, peak, total, last, SCALE: gl.constexpr):
+    """All steps but the first. acc lags behind: it lacks the last step's p v, and is shrunk to that step's peak."""
     k_smem, _, k_empty = of_k
     STAGES: gl.constexpr = k_smem.shape[0]
     of_s: gl.constexpr = peak.type.layout.parent
     of_acc: gl.constexpr = acc.type.layout
     of_p: gl.constexpr = p.type.layout
-    for step in range(first, until):
+    for step in range(1, steps):
         s = scores(q, of_k, at, of_s)
         acc = values(p, acc, of_v, at - 1)
         s = hopper.warpgroup_mma_wait(1, deps=[s])
         free(k_empty.index(at % STAGES))
-        if MASKED:
+        if step < masked:
             s = up_to(s, (steps - 1 - step) * k_smem.shape[3], last)
         fresh, peak, total, shrink = softmax_step(s, peak, total, SCALE)
-        acc, p = hopper.warpgroup_mma_wait(0, deps=[acc, p])
+        fresh = gl.convert_layout(fresh.to(k_smem.dtype), of_p)
+        # The queries are there already: ptxas moves no exponential past such a wait, all of them past the next one.
+        mbarrier.wait(there[0], there[1])
+        acc, _used, p = hopper.warpgroup_mma_wait(0, deps=[acc, p, fresh])
         free(of_v[2].index((at - 1) % STAGES))
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, of_acc))[:, None]
-        p = gl.convert_layout(fresh.to(k_smem.dtype), of_p)
         at += 1
     return at, acc, p, peak, total
 
@@ -99,7 +101,7 @@ def attend(
     of_q, of_k, of_v, o_smem, out_desc, lse, sizes, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
 ):
     """A group of four warps: the first or the second 64 queries of each tile."""
-    q_smem, _, q_empty = of_q
+    q_smem, q_full, q_empty = of_q
     lse_ptr, lse_row = lse
     heads, _group, queries, keys, tiles, blocks, side = sizes
     SLOTS: gl.constexpr = q_smem.shape[0] // 2
@@ -131,8 +133,8 @@ def attend(
         p = gl.convert_layout(fresh.to(q_smem.dtype), of_p)
         acc = gl.zeros((64, D), gl.float32, of_acc)
         q = q_smem.index(2 * (i % SLOTS) + HALF).reshape([64, D])
-        at, acc, p, peak, total = walk(1, masked, steps, at + 1, q, of_k, of_v, acc, p, peak, total, last, SCALE, True)
-        at, acc, p, peak, total = walk(masked, steps, steps, at, q, of_k, of_v, acc, p, peak, total, last, SCALE, False)
+        there = q_full.index(i % SLOTS), (i // SLOTS) & 1
+        at, acc, p, peak, total = walk(steps, masked, at + 1, there, q, of_k, of_v, acc, p, peak, total, last, SCALE)
         acc = values(p, acc, of_v, at - 1)
         if not OVER_Q:  # the next tile's first product, under the end of this one
             free(q_empty.index(i % SLOTS))
