@@ -26,8 +26,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, CompiledKernel, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime import driver
-from triton.runtime.cache import get_cache_manager
+from triton.runtime import cache, driver
 from triton.runtime.errors import PTXASError
 from triton.runtime.jit import JITFunction, MockTensor, create_function_from_signature
 
@@ -39,6 +38,11 @@ from helpers.instruments.source_lines import with_source
 OLDEST = (7, 5)  # the oldest compute capability that Triton and its assembler target
 TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
 LOG_FILE = "ptxas.log"  # kept in Triton's cache beside the cubin that it tells of
+
+# What Triton's cache knows this Triton by. Triton itself reads its library's 460 MB in every process that compiles.
+_library = os.stat(triton._C.libtriton.__file__)
+_triton_key = f"{triton.__version__}-{_library.st_size}-{_library.st_mtime_ns}"
+cache.triton_key = lambda: _triton_key
 
 _one_compilation_at_a_time = threading.RLock()  # Triton's settings and standard output belong to the whole process
 
@@ -271,7 +275,7 @@ def _compile(source: ASTSource, target: GPUTarget, options) -> tuple[CompiledKer
     with _one_compilation_at_a_time, knobs.nvidia.scope(), knobs.compilation.scope(), _naming(target):
         knobs.nvidia.dump_ptxas_log = True
         compiled, log = _compile_and_listen(source, target, options)
-        kept = get_cache_manager(compiled.hash)
+        kept = cache.get_cache_manager(compiled.hash)
         if not log:
             path = kept.get_file(LOG_FILE)
             if path is not None:
