@@ -169,9 +169,10 @@ SWEPT = {
         "first scores under the last one's end (kept: 82 for 88 full at 64 x 16 x 256 x 128, 136 for 147 at 32 x 16 x "
         "512), all tiles of a head by one program that loads its keys once (81 us for 80 causal at 64 x 16 x 256 x "
         "128), exponentials while the last probabilities' product runs, by a wait that ptxas moves none of them past "
-        "(kept), a program a multiprocessor for long causal tiles too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 "
-        "at 4 x 16 x 4096), the longest tiles first of the heads at work at a time (kept: 107 at 32 x 16 x 512; of one "
-        "head 112, of all 133), masks in inline assembly (kept: 154 for 163 causal at 16 x 16 x 1024); by the "
+        "(kept: 78 for 81 causal there, 49 for 51 with heads of 64), a program a multiprocessor for long causal tiles "
+        "too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest tiles first of the heads at "
+        "work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks in inline assembly (kept: 154 "
+        "for 163 causal at 16 x 16 x 1024); by the "
         "compiler: in TFLOP/s, full / causal: warps that take roles for heads of 128 (kept: 579 / 462, without 488 / "
         "417) and of 64 (403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight "
         "sums a row and v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / "
@@ -182,7 +183,8 @@ SWEPT = {
         "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2442 full at 4 x 16 x 4096 x "
         "128, seven by the compiler 2952 full, cuDNN 1410 and 2414) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 x "
         "4096 x 64, seven 956 and 1665, cuDNN 930 and 1538); exponentials while the product after them runs, by a wait "
-        "that ptxas moves none of them past (kept). Long ones are bound by what adds to grad_q in L2"
+        "that ptxas moves none of them past (kept: 1490 for 1569 full at 4 x 16 x 4096 x 64, 1309 for 1338 causal at "
+        "128). Long ones are bound by what adds to grad_q in L2"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
