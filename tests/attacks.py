@@ -330,7 +330,8 @@ def add_gelu(a, b):
         kernel=KERNEL.replace(
             "    exists =", "    while elements >= 0:\n        elements = elements + 0\n    exists =", 1
         ),
-        told="it ran for over 4 s",
+        # Whichever ends it first: a fast machine makes the 65,536 passes sooner.
+        told="it ran for over 4 s|passes through loops in one program instance",
         timeout=4.0,
     ),
     "a huge grid": Attack(launcher=LAUNCHER.replace("triton.cdiv(y.numel(), 1024)", "2000000000"), timeout=4.0),
