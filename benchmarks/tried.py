@@ -137,6 +137,7 @@ SHARED = {
 
 # Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
 SWEPT = {
+    "add_gelu": "65537 elements, within the spread: no trial is recorded",
     "conv_bn_act": (
         "eight tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 "
         "at 7 x 7 20 for 24; 1x1 of one picture 4.3 for 5.8), large ones that leave in halves (kept: 1x1, 512 to 2048 "
@@ -179,13 +180,6 @@ SWEPT = {
         "434), persistent programs (591 / 512 at 4096 tokens, 545 for 564 at 16384), separate loops for whole and "
         "masked tiles (481 / 429), a tile's scores before the last one's exponentials (376 / 338); [calls]"
     ),
-    "flash_attention backward": (
-        "five products by hand in Gluon for heads of 65 to 128 (kept: 1334 us causal and 2442 full at 4 x 16 x 4096 x "
-        "128, seven by the compiler 2952 full, cuDNN 1410 and 2414) and of 33 to 64 (kept: 834 and 1580 at 4 x 16 x "
-        "4096 x 64, seven 956 and 1665, cuDNN 930 and 1538); exponentials while the product after them runs, by a wait "
-        "that ptxas moves none of them past (kept: 1490 for 1569 full at 4 x 16 x 4096 x 64, 1309 for 1338 causal at "
-        "128). Long ones are bound by what adds to grad_q in L2"
-    ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
         "two elements to a register (no gain), rows read again from L1 in chunks of 1024 to 8192 elements (145 us for "
@@ -198,13 +192,9 @@ SWEPT = {
         "3584, 4.8 for 4.5 at 2048 x 1024, 7.9 for 7.6 at 2048 x 2048); [few microseconds]; [calls]"
     ),
     "layer_norm backward": "behind as a call alone: [calls]",
-    "layer_norm_act": "as layer_norm, tried there; 2048 narrow rows: [few microseconds]",
     "layer_norm_act backward": "behind as a call alone: [calls]",
-    "layer_norm_int8": (
-        "few rows in one block a program, which does not walk, of up to 256 columns by more threads (kept: 2.2 us for "
-        "4.3 at 2048 x 64, 2.4 for 3.2 at 2048 x 128, 2.7 for 3.1 at 2048 x 256, 3.1 for 3.7 at 2048 x 512); [few "
-        "microseconds]"
-    ),
+    "linear_act": "behind as a call alone: [calls]",
+    "residual_act": "4099 elements: no trial is recorded; [few microseconds]",
     "residual_layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 1.9 us for 3.4 at 2048 "
         "x 64, 2.4 for 3.7 at 2048 x 128, 3.3 for 3.9 at 2048 x 256), or of others that leave part of their block "
@@ -256,7 +246,6 @@ SWEPT = {
         "columns (kept: 287 for 324 at 18432), beyond with few spills (314 for 332 at 32768); 2048 narrow rows by more "
         "threads (kept: 2.5 us for 4.1 at 128 columns); [calls]"
     ),
-    "swiglu": "[few microseconds]; odd sizes: no trial is recorded",
     "swiglu backward": "[few microseconds]; odd sizes: no trial is recorded",
 }
 
