@@ -615,7 +615,6 @@ display(
 #
 # - The widest rows of RMSNorm: one SM's registers do not hold such a row, so a part of it is read again. QuACK spreads
 #   such a row over several SMs, as does the catalogue where there are few rows.
-# - Rows of RMSNorm that nearly fill the registers, from some 12000 columns on.
 # - Narrow rows: where a kernel takes a few microseconds, most of it is start and end. A single point that stands out is
 #   worth a look at `fusion bench --recorded --sweep`.
 #

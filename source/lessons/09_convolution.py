@@ -836,10 +836,9 @@ late = at_all_sizes.behind(["conv_bn_act"])
 print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# Where the two are far apart, it is the shape. cuDNN is ahead on odd sizes whose channels do fill whole 16 bytes (72, 40
-# or 96 of them), and where tiles are few and sums long (pictures of 7 x 7, one small picture): a library has more
-# kernels to choose from. Where channels are no multiple of 16 bytes (100, 130, or the 3 of a first layer), it is cuDNN
-# that falls, and ours copies first (below).
+# Where the two are far apart, it is the shape. cuDNN is ahead where tiles are few (pictures of 14 x 14 or 7 x 7): a
+# library has more kernels to choose from. Where channels are no multiple of 16 bytes (100, 130, or the 3 of a first
+# layer), it is cuDNN that falls, and ours copies first (below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # What does the catalogue's kernel do that the lesson's kernel does not? Remember what the explorer showed: a tap sees
