@@ -28,26 +28,30 @@ TRIED = {
     "linear_act backward": "behind as a call alone: [calls]",
     "moe_int8": (
         "one launch up to 8 tokens, two up to 64 (both kept); tensor cores for one token (11 us for 8.9), other tiles "
-        "(3 to 18 % slower), weights by way of shared memory (492 to 510 us for 456), more stages (up to 25 %), wider "
-        "reads of weights (474), dequantising all of them first (5 % faster at 8192 tokens, for 201 MB of memory)"
+        "(3 to 18 % slower), weights by way of shared memory (492 to 510 us for 456; the table has 502), more stages "
+        "(up to 25 %), wider reads of weights (474), dequantising all of them first (5 % faster at 8192 tokens, for "
+        "201 MB of memory)"
     ),
     "conv_bn_act": "one program a tile (2 to 13 % slower); the rest stands with the sweep's points; [calls]",
     "residual_act backward": "100000000 elements: no trial is recorded; [calls]",
     "swiglu": (
         "159 us at 100000000 elements: in the sweep of the same day the same code takes 144 at 100000007 (there "
-        "torch.compile takes 201, here 159); no cause is known; [calls]"
+        "torch.compile takes 201, here 159); eager and torch.compile took a tenth longer than in the run before, too; "
+        "no cause is known; [calls]"
     ),
     "residual_layer_norm": (
         "registers by order where programs outnumber what an SM holds (kept: 265 us for 341 at 7282 x 18432); no trial "
         "is recorded at 4096 columns"
     ),
+    "residual_layer_norm backward": "128 x 8192, within the spread: no trial is recorded; [calls]",
     "rms_norm": (
         "a row held two elements to a register (2 to 3 % slower at 8192 columns), the weight asked for after the "
         "reduction (no gain)"
     ),
     "softmax": (
         "clusters of programs, which hold one row in several SMs' registers as QuACK does in their shared memory (at "
-        "2048 x 131072 360 us for 305); the last 32768 columns held in their own dtype (kept: 306 for 331)"
+        "2048 x 131072 360 us for 305); a ring of chunks in shared memory (146 for 142 at 2048 x 65536); the last "
+        "32768 columns held in their own dtype (kept: 306 for 331)"
     ),
     "swiglu backward": "[few microseconds]; [calls]",
     "add_gelu backward": "blocks of 256 to 8192 elements, no masks, cheaper formulas; [calls]",
@@ -86,7 +90,6 @@ _CALLS_ALONE = (
     "geglu backward",
     "layer_norm backward",
     "layer_norm_act backward",
-    "residual_layer_norm backward",
     "residual_rms_norm",
     "residual_rms_norm backward",
     "rms_norm backward",
@@ -115,7 +118,9 @@ SHARED = {
         "(RMSNorm of 1024 x 131072 174 us for 149, 512 x 262144 193 for 182, 2048 x 65536 160 for 141; of x + residual "
         "353 for 295, 384 for 310, 298 for 280)"
     ),
-    "few microseconds": "a few microseconds, most of them a launch's start and end",
+    "few microseconds": (
+        "a few microseconds, most of them a launch's start and end; two runs of one kernel differ by up to a half there"
+    ),
 }
 
 # Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
@@ -124,21 +129,23 @@ SWEPT = {
     "conv_bn_act": (
         "eight tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 "
         "at 7 x 7 20 for 24; 1x1 of one picture 4.3 for 5.8), large ones that leave in halves (kept: 1x1, 512 to 2048 "
-        "28 us for 30), copies of what cannot be described, with all that a filter's row sees side by side (kept: "
-        "52 us for 70 at 40 channels, 5x5, 57 for 63 at 72, 94 for 107 at 248, 18 for 27 at 3 channels, 3x3). A sum "
-        "split over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM (up to twice as "
-        "slow), two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 to 5 % "
-        "slower); 1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024). Rows "
-        "that begin between halves of cache lines take the copy engine twice as long; [calls]"
+        "28 us for 30), copies of what cannot be described, with all that a filter's row sees side by side (kept: 52 "
+        "us for 70 at 40 channels, 5x5, 57 for 63 at 72, 94 for 107 at 248, 18 for 27 at 3 channels, 3x3). A sum split "
+        "over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM (up to twice as slow), "
+        "two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 to 5 % slower); "
+        "1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024), and its way of "
+        "tiles (a trial: 9.7 to 10 us for 10.7 at 2048 to 512). 512 to 512 with a stride takes 21 us for 19 in the "
+        "record before: no cause is known. Rows that begin between halves of cache lines take the copy engine twice as "
+        "long; [calls]"
     ),
     "cross_entropy": (
-        "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before "
-        "the label's logit, which waits for the label (kept: 62.9 us for 66.7 at 134218 x 1000, 62.2 for 64.8 at "
-        "65536 x 2048, 81 for 88 at 2097152 x 64), and few rows by warps of 2 KB (kept, both: 1.8 us for 2.6 at 2048 "
-        "x 64, 3.2 for 4.2 at 2048 x 768); the logit read after the row (75 for 68 at 134218 x 1000); the next "
-        "columns on their way (kept for few rows: 5.4 for 5.9 at 2048 x 2560, 6.6 for 7.0 at 2048 x 3584; of 8192 and "
-        "10000 columns 7 to 14 % slower, of many rows 73 for 68 at 13422 x 10000), loops unrolled (no gain). Narrow "
-        "rows: [few microseconds]"
+        "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before the "
+        "label's logit, which waits for the label (kept: 62.9 us for 66.7 at 134218 x 1000, 62.2 for 64.8 at 65536 x "
+        "2048, 81 for 88 at 2097152 x 64), and few rows by warps of 2 KB (kept, both: 1.8 us for 2.6 at 2048 x 64, 3.2 "
+        "for 4.2 at 2048 x 768); the logit read after the row (75 for 68 at 134218 x 1000); the next columns on their "
+        "way (kept for few rows: 5.4 for 5.9 at 2048 x 2560, 6.6 for 7.0 at 2048 x 3584; of 8192 and 10000 columns 7 "
+        "to 14 % slower, of 13824 not tried, of many rows 73 for 68 at 13422 x 10000), loops unrolled (no gain). "
+        "Narrow rows: [few microseconds]"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
@@ -156,12 +163,12 @@ SWEPT = {
         "(kept: 78 for 81 causal there, 49 for 51 with heads of 64), a program a multiprocessor for long causal tiles "
         "too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest tiles first of the heads "
         "at work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks in inline assembly (kept: "
-        "154 for 163 causal at 16 x 16 x 1024); by the "
-        "compiler: in TFLOP/s, full / causal: warps that take roles for heads of 128 (kept: 579 / 462, without 488 / "
-        "417) and of 64 (403 / 287 for 474 / 409), programs in order of their length (kept: 483 causal for 463), eight "
-        "sums a row and v early for heads of 64 (kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / "
-        "434), persistent programs (591 / 512 at 4096 tokens, 545 for 564 at 16384), separate loops for whole and "
-        "masked tiles (481 / 429), a tile's scores before the last one's exponentials (376 / 338); [calls]"
+        "154 for 163 causal at 16 x 16 x 1024); by the compiler: in TFLOP/s, full / causal: warps that take roles for "
+        "heads of 128 (kept: 579 / 462, without 488 / 417) and of 64 (403 / 287 for 474 / 409), programs in order of "
+        "their length (kept: 483 causal for 463), eight sums a row and v early for heads of 64 (kept: 492 / 439 for "
+        "484 / 431), exponentials by polynomial (481 / 434), persistent programs (591 / 512 at 4096 tokens, 545 for "
+        "564 at 16384), separate loops for whole and masked tiles (481 / 429), a tile's scores before the last one's "
+        "exponentials (376 / 338); [calls]"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
@@ -186,19 +193,19 @@ SWEPT = {
     ),
     "residual_layer_norm backward": "behind as a call alone: [calls]",
     "residual_rms_norm": (
-        "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 13824 and 14336 columns: no "
-        "trial is recorded"
+        "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 1056833 rows of "
+        "127: no trial is recorded"
     ),
     "residual_rms_norm backward": (
         "rows of 16385 to 32768 columns read again from L1 in one pass over both (kept: 329 us for 405 at "
         "4096 x 32768), with the next row read meanwhile (549 to 605), by 8 or 16 warps (402 to 677); [calls]"
     ),
     "rms_norm": (
-        "[clusters]; 2048 narrow rows: [few microseconds], and no trial is recorded. 8 warps at 18432 columns (kept: "
-        "146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); the weight asked for after the reduction (no "
-        "gain), a row read twice, the second time from L1 (3 % at 28672 columns, no gain at 32768), a row held two "
-        "elements to a register (kept from 10241 columns on: 132 us for 142 at 12288, 134 for 145 at 28672, 135 for "
-        "141 at 32768; at 8192 and 10000 2 to 3 % slower); [walks]; [calls]"
+        "[clusters]; 2048 narrow rows: [few microseconds], and no trial is recorded. Held in fp32, 8 warps at 18432 "
+        "columns (146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); the weight asked for after the "
+        "reduction (no gain), a row read twice, the second time from L1 (3 % at 28672 columns, no gain at 32768), a "
+        "row held two elements to a register (kept from 10241 columns on, but for 16384: 132 us for 142 at 12288, 134 "
+        "for 145 at 28672, 135 for 141 at 32768; at 8192 and 10000 2 to 3 % slower); [walks]; [calls]"
     ),
     "rms_norm backward": "behind as a call alone: [calls]",
     "softmax": (
@@ -220,14 +227,15 @@ SWEPT = {
         "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and 229 with 32768 at "
         "50304; 214 for 228 with none at 65536); walks over rows (up to a third slower); a ring of chunks in shared "
         "memory, as the forward (238 for 210 at 2668 x 50304, 220 for 206 at 2048 x 65536, 195 for 189 at 4096 x "
-        "32768, 447 for 444 at 2048 x 131072). Of 2048 narrow rows 4 a program, or 2, by more threads (kept: 2.1 us "
-        "for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512); [few microseconds]; [clusters]; [calls]"
+        "32768, 447 for 444 at 2048 x 131072). Of 2048 narrow rows 4 a program, or 2, by more threads (kept: in a "
+        "trial 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512; the sweep shows it at 512 alone); "
+        "[few microseconds]; [clusters]; [calls]"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "
-        "two rows (kept: 282 us for 368 at 10000 columns held in fp32, 254 packed); more chunks held up to 20480 "
+        "two rows (282 us for 368 at 10000 columns held in fp32; kept packed: 254); more chunks held up to 20480 "
         "columns (kept: 287 for 324 at 18432), beyond with few spills (314 for 332 at 32768); 2048 narrow rows by more "
-        "threads (kept: 2.5 us for 4.1 at 128 columns); [calls]"
+        "threads (kept: 2.5 us for 4.1 at 128 columns); many rows of 128: no trial is recorded; [calls]"
     ),
     "swiglu backward": "[few microseconds]; odd sizes: no trial is recorded",
 }

@@ -87,7 +87,7 @@ def swiglu_backward_kernel(
 def settings(dtype: torch.dtype) -> dict:
     """Launch settings: a block that gives each of 128 threads one 16-byte load an input in 16 bits.
 
-    On an H200, 10^8 elements in bf16: 98 per cent of copy bandwidth, forward and backward.
+    On an H200, 10^8 elements in bf16: 98 per cent of copy bandwidth, backward too (88 forward in the run recorded).
     """
     return {"BLOCK": 1024, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 

@@ -6,8 +6,8 @@
               round: read t, write r | to int8: read r, write q              41 B/element in fp32, eight launches
     fused     read x once, keep the row in registers, write q once            5 B/element, one launch
 
-In 16 bits it is 3 B/element. A few programs walk over all rows and keep weight and bias in registers; wide rows in 16
-bits have a program each. Rows beyond 32768 elements, 16384 where ragged or in 32 bits, are in layer_norm_int8_wide.py.
+In 16 bits it is 3 B/element. Many rows share a few programs, which keep weight and bias in registers; wide ones in 16
+bits, and few, have one each. Rows beyond 32768 elements, 16384 ragged or in 32 bits, are in layer_norm_int8_wide.py.
 
 Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
 torch.nn.functional.layer_norm.

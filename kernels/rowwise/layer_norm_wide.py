@@ -6,7 +6,7 @@
     few rows    no more rows than the GPU has SMs take the same two kernels, and one program sums some columns over all
                 rows: a program a row would write two rows of partial sums for each that it reads
 
-On an H200, bf16, as recorded: the backward pass of 128 rows of 8192 takes 11.9 us, eager PyTorch's 18.3, Liger's 26.1.
+On an H200, bf16, as recorded: the backward pass of 128 rows of 8192 takes 10.6 us, torch.compile's 10.4, eager's 17.
 Without these kernels the other rows would not fit at all.
 """
 

@@ -88,7 +88,7 @@ def rms_norm_again_backward_kernel(
 
 
 def backward(grad_y, x, weight, rstd, grad_sum: torch.Tensor | None, grad_x) -> torch.Tensor:
-    """As rms_norm_wide.backward, of rows and weight of 16 bits, aligned to 16 bytes, at most WIDEST columns."""
+    """As rms_norm_wide.backward, of rows of 16 bits, aligned to 16 bytes as weight is, at most WIDEST columns."""
     rows, cols = x.shape
     sums = torch.empty(min(rows, multiprocessors(x)), cols, dtype=torch.float32, device=x.device)
     rms_norm_again_backward_kernel[(sums.shape[0],)](

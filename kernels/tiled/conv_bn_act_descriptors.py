@@ -7,9 +7,9 @@ out. A stride of two splits the picture in 2 x 2 phases, the even and odd rows a
 phase. Nothing is decoded or masked element by element, and the next tile's loads run under this tile's epilogue.
 
 On an H200, bf16, in one run 2.3 to 3.3 times as fast as the tiled kernel of conv_bn_act.py at the four sizes below, and
-where channels end within a block, 11.7 times (22 pictures of 31 x 31, 3x3, 248 to 456: 108 us against 1263).
+where channels end within a block, 11.7 times (22 pictures of 31 x 31, 3x3, 248 to 456: 108 us, now 94, to 1263).
 
-TFLOP/s on an H200 in bf16 by pixels x output channels of a tile, beside cuDNN's own fused kernel:
+TFLOP/s on an H200 in bf16 by pixels x output channels of a tile in one piece, beside cuDNN's own fused kernel:
 
                                    256 x 128    128 x 256    128 x 64, two at once    cuDNN
     3x3, 256 to 256 at 28 x 28     550          483          597                      661
@@ -18,7 +18,7 @@ TFLOP/s on an H200 in bf16 by pixels x output channels of a tile, beside cuDNN's
     1x1, 512 to 2048 at 14 x 14    403          463          451                      491
 
 Few tiles want others, in us of another run, then 128 x 64 and cuDNN: 256 x 64 for 3x3, 256 to 256 at 28 x 28 (45, 53,
-48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18; with a stride 18, 25, 19); 16 x 64 by
+48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18; with a stride 21, 25, 19); 16 x 64 by
 steps of 256 for 1x1, 1024 to 256 of one picture of 14 x 14 (4.3, in a later run; 32 x 64 4.9, cuDNN 5.3). Large tiles
 leave in halves, which makes room for a fourth stage: 1x1, 512 to 2048 at 14 x 14 28, in one piece 30, cuDNN 28.
 """

@@ -696,7 +696,7 @@ odd_rows.compare(of_width[4099]["fused"][0] / of_width[4096]["fused"][0])
 # the fewer columns, the larger the part of a row that its two ends are; and the widest cost something, too. QuACK
 # refuses odd rows; of the others the best falls well behind.
 #
-# Softmax is behind elsewhere. From some 12000 columns on QuACK is mostly ahead: a row fills much of an SM's registers,
+# Softmax is behind elsewhere: at few narrow rows, and from some 12000 columns on QuACK is mostly ahead. A row fills much of an SM's registers,
 # so that few rows are on their way at once, and it shares the widest among several SMs; ours does so for few rows and
 # for the widest gradients, and otherwise reads most of such a row twice. Cross entropy reads each row once at any
 # width, and the widest are where it leads; at narrower ones, where QuACK keeps the row, too, look at the chart.

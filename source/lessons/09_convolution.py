@@ -836,8 +836,8 @@ late = at_all_sizes.behind(["conv_bn_act"])
 print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# Where the two are far apart, it is the shape. cuDNN is ahead where tiles are few (pictures of 14 x 14 or 7 x 7): a
-# library has more kernels to choose from. Where channels are no multiple of 16 bytes (100, 130, or the 3 of a first
+# Where the two are far apart, it is the shape. cuDNN is ahead at some pictures of 14 x 14 or 7 x 7, where tiles are few,
+# and a little at some larger ones: a library has more kernels to choose from. Where channels are no multiple of 16 bytes (100, 130, or the 3 of a first
 # layer), it is cuDNN that falls, and ours copies first (below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
