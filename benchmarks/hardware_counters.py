@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.validation import COVERED
-from kernels.fused_op import FusedOp
+from kernels.op import FusedOp
 
 BYTES = 2**30  # of the first argument; twice that is the largest for which PyTorch launches an operator once
 MARKER = "spin_kernel"  # what torch.cuda._sleep launches

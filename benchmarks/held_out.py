@@ -23,7 +23,8 @@ import torch
 from benchmarks.provenance import provenance, results_file
 from benchmarks.validation import COVERED, RESULTS
 from helpers.instruments.timing import benchmark_together
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 
 SEED = 20
 ELEMENTS = 2**14, 2**27  # of the first argument, least and most

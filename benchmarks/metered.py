@@ -15,7 +15,7 @@ from benchmarks.provenance import provenance, results_file
 from benchmarks.run import backward_pass
 from helpers.instruments import measure
 from kernels import CATALOGUE
-from kernels.fused_op import FusedOp
+from kernels.op import FusedOp
 
 RESULTS = Path(__file__).parent / "results"
 FEW_ROWS = (64, 512)  # fewer rows than an H200 has multiprocessors; more than smaller GPUs have

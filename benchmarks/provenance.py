@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 CEILING_BYTES = 4 * 2**30  # far beyond any L2
 MATRIX_SIZE = 8192
 # How a call comes to the GPU, or to the interpreter: nothing of what runs there.
-CALLS = {"kernels.launching", "kernels.plans", "kernels.register", "kernels.runtime"}
+CALLS = {"kernels.launching", "kernels.plans", "kernels.op", "kernels.interpreter.runtime"}
 
 
 def ceilings() -> dict[str, float]:

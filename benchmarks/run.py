@@ -71,8 +71,9 @@ from helpers.instruments.recordings import recorded
 from helpers.instruments.resources import compile_for
 from helpers.instruments.sweep import BEHIND, NOT_THE_SAME
 from helpers.instruments.timing import Timing, benchmark_together
-from kernels import CATALOGUE, runtime
-from kernels.fused_op import FusedOp, Work
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
+from kernels.op import FusedOp, Work
 
 # A backward pass that is timed again and again keeps its graph, so that a compiled one may give no buffer of it away.
 torch._functorch.config.donated_buffer = False

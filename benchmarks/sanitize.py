@@ -45,7 +45,8 @@ from triton.runtime.jit import JITFunction
 import kernels
 from benchmarks.run import backward_pass
 from benchmarks.triton_launches import triton_launches
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 from kernels.transformer_block import transformer_block, transformer_block_inputs
 
 ROOT = Path(__file__).resolve().parents[1]

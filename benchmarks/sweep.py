@@ -39,7 +39,7 @@ from benchmarks.provenance import RESULTS, date_and_versions, file_name, fingerp
 from benchmarks.sweep_points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
 from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
-from kernels import runtime
+from kernels.interpreter import runtime
 
 RUNS = 10
 WORKERS = 20  # processes a GPU

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.peers import offered
 from kernels import CATALOGUE
-from kernels.fused_op import Work
+from kernels.op import Work
 
 
 @dataclass(frozen=True)

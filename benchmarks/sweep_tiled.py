@@ -20,7 +20,7 @@ from benchmarks.peers.attention import BACKENDS
 from benchmarks.peers.linear import linear_alone
 from benchmarks.sweep_points import Point, refuse
 from kernels import costs
-from kernels.fused_op import Work
+from kernels.op import Work
 from kernels.tiled import conv_bn_act, flash_attention, linear_act
 
 SCORES = 2**29  # of all heads together: what eager attention can write several times over, and in reasonable time

@@ -22,7 +22,8 @@ from benchmarks.run import least_time
 from benchmarks.sweep_points import Point
 from helpers.instruments.sweep import BARE
 from helpers.instruments.timing import Timing, benchmark_together
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 
 
 def _reason(error: BaseException) -> str:

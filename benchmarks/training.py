@@ -25,7 +25,8 @@ from benchmarks.linear_loss import linear_loss, written_out
 from benchmarks.provenance import RESULTS, date_and_versions
 from helpers.instruments.devices import this_device
 from helpers.instruments.timing import benchmark
-from kernels import flash_attention, rms_norm, runtime, swiglu
+from kernels import flash_attention, rms_norm, swiglu
+from kernels.interpreter import runtime
 
 BRANCHES = 2
 

@@ -36,8 +36,8 @@ from benchmarks.validation import COVERED
 from helpers.instruments.devices import this_device
 from helpers.instruments.resources import compile_for
 from helpers.instruments.timing import benchmark_together
-from kernels import runtime
-from kernels.fused_op import FusedOp
+from kernels.interpreter import runtime
+from kernels.op import FusedOp
 
 SIZES = tuple(2**power for power in (16, 19, 22, 25, 28))  # bytes of the first argument
 PROFILED = 2**25  # bytes: many waves, and still quick

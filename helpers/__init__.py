@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable
 
-from kernels import runtime as runtime  # a learner's @triton.jit works from the first import on, GPU or not
+from kernels.interpreter import runtime as runtime  # a learner's @triton.jit works from the first import on, GPU or not
 
 # Imported by jsonschema, and so by all that reads notebooks, it builds 38 grammars for 1.5 s: of addresses in letters
 # beyond ASCII, which are in no notebook's format. Where it is missing, jsonschema goes without.

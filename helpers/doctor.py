@@ -74,7 +74,7 @@ def has_driver() -> bool:
 
 
 def kernels() -> Finding:
-    from kernels import runtime
+    from kernels.interpreter import runtime
 
     return Finding("Kernels", "run compiled, on the GPU" if runtime.has_gpu() else "run in Triton's interpreter")
 

@@ -2,7 +2,7 @@
 
 `CATALOGUE` maps each name to its FusedOp: every file in `elementwise/`, `rowwise/` and `tiled/` that defines `OP` is
 in it. The public functions, such as `kernels.add_gelu`, are their `fused`; modules, such as `kernels.LayerNorm`, stand
-in the same files. All load on first use, so that importing one kernel, or `kernels.runtime` alone, imports no other.
+in the same files. All load on first use, so that importing one kernel imports no other.
 """
 
 import functools
@@ -10,7 +10,7 @@ import importlib
 import re
 from pathlib import Path
 
-from kernels import runtime as runtime  # before any kernel is launched: it decides where launches go
+from kernels.interpreter import runtime as runtime  # before any kernel is launched: it decides where launches go
 
 
 @functools.cache

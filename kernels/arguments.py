@@ -1,11 +1,13 @@
-"""What every launcher asks of its tensors before it allocates anything."""
+"""Argument checks shared by all operations, the tensors as kernels take them, and the sizes of blocks and grids."""
 
 import math
+from collections.abc import Callable
 from functools import cache, reduce
 
 import torch
+from torch import Tensor
 
-from kernels import runtime
+from kernels.interpreter import runtime
 
 MULTIPROCESSORS = 132  # of an H200, the GPU that the course refers to
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -231,3 +233,115 @@ def as_autocast_says(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     lowered = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in lowered else x for x in tensors)
+
+
+# Smallest and largest of what has one name in all operations.
+LIMITS = {
+    "eps": (0, math.inf),
+    "p": (0, 1),
+    "label_smoothing": (0, 1),
+    "stride": (1, math.inf),
+    "padding": (0, math.inf),
+}
+
+# What PyTorch, FlashAttention-2 or Liger-Kernel take besides, and what to use for it: this is a course, not a library.
+_FLEX = "torch.nn.attention.flex_attention.flex_attention with a {}"
+_ATTENTION = {
+    "softcap": _FLEX.format("score_mod"),
+    "alibi_slopes": _FLEX.format("score_mod"),
+    "window_size": _FLEX.format("block_mask"),
+    "cu_seqlens_q": _FLEX.format("block_mask"),
+    "cu_seqlens_k": _FLEX.format("block_mask"),
+    "dropout_p": "torch.nn.functional.scaled_dot_product_attention",
+    "is_causal": "causal",
+    "softmax_scale": "scale",
+}
+INSTEAD = {
+    "flash_attention": _ATTENTION | {"attn_mask": "kernels.attention_scores with a mask, times v"},
+    "attention_scores": _ATTENTION | {"attn_mask": "mask"},
+    "cross_entropy": dict.fromkeys(("weight", "ce_weight", "target"), "torch.nn.functional.cross_entropy")
+    | dict.fromkeys(("softcap", "lse_square_scale", "return_z_loss"), "torch.compile of it written out in PyTorch"),
+    "conv_bn_act": dict.fromkeys(("dilation", "groups"), "torch.nn.functional.conv2d and torch.compile")
+    | {"bias": "mean - bias as mean"},
+}
+
+
+def refuse(operation: str, given: dict) -> None:
+    """Raise TypeError for the first of these keyword arguments, which the operation does not have: what to use instead
+    (INSTEAD), or where to look."""
+    for name in given:
+        instead = INSTEAD[operation].get(name)
+        mend = f"use {instead}" if instead else f"see help(kernels.{operation})"
+        raise TypeError(f"{operation} takes no {name}: {mend}")
+
+
+def check_option(operation: str, name: str, value, kind: type, *, optional: bool = False) -> None:
+    """Check an argument that is no tensor.
+
+    Args:
+        operation: the public function's name, for the message.
+        name: of the argument. LIMITS has the range of those that are alike in all operations.
+        value: what the caller gave.
+        kind: bool, int, float or str. A whole number is a float, a bool neither, a scalar of NumPy or PyTorch none.
+        optional: whether None stands for a value that the operation chooses.
+
+    Raises:
+        TypeError: another type.
+        ValueError: NaN, infinity, an integer beyond 64 bits, or what LIMITS leaves out.
+    """
+    if value is None and optional:
+        return
+    if not isinstance(value, (int, float) if kind is float else kind) or (kind is not bool and isinstance(value, bool)):
+        given = f"{value!r:.40} of type {type(value).__name__}"
+        raise TypeError(f"{operation} takes {name} as {kind.__name__}, got {given}: pass {kind.__name__}({name})")
+    if kind in (int, float) and not (
+        -(2**63) <= value < 2**63 if isinstance(value, int) else -math.inf < value < math.inf
+    ):
+        raise ValueError(f"{operation} takes {name} as a finite number of at most 64 bits, got {value}: choose another")
+    least, most = LIMITS.get(name, (-math.inf, math.inf))
+    if kind in (int, float) and not least <= value <= most:
+        above = f"to {most:g}" if most < math.inf else "or above"
+        raise ValueError(f"{operation} takes {name} of {least:g} {above}, got {value}: choose one in that range")
+
+
+def ones_unless(weight: Tensor | None, x: Tensor) -> Tensor:
+    """weight; where it is None a one for each of x's columns, from a small launch of its own."""
+    return x.new_ones(x.shape[-1:]) if weight is None else weight
+
+
+def zeros_unless(bias: Tensor | None, x: Tensor) -> Tensor:
+    """bias; where it is None a zero for each of x's columns, from a small launch of its own."""
+    return x.new_zeros(x.shape[-1:]) if bias is None else bias
+
+
+def over_last(norm: Callable, shape: tuple[int, ...], x: Tensor, *vectors: Tensor | None, **options) -> Tensor:
+    """norm(x, *vectors, **options) over x's last dimensions, which are `shape`, as one; so are those of the vectors.
+
+    Raises:
+        TypeError: x is not a tensor.
+        ValueError: x's last dimensions are not `shape`.
+    """
+    if len(shape) == 1 and vectors[0] is not None:
+        return norm(x, *vectors, **options)  # which holds x against them
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{norm.__name__} takes tensors, got x of type {type(x).__name__}: use torch.tensor")
+    if x.shape[-len(shape) :] != shape:
+        wanted = ", ".join(("...", *map(str, shape)))
+        raise ValueError(f"{norm.__name__} takes x of ({wanted}), got {tuple(x.shape)}: reshape it")
+    rows = x.flatten(-len(shape))
+    return norm(rows, *(each if each is None else each.flatten() for each in vectors), **options).view(x.shape)
+
+
+def cdiv(size: int, block: int) -> int:
+    """How many blocks cover `size`: size / block, rounded up."""
+    return -(-size // block)
+
+
+def next_power_of_2(size: int) -> int:
+    """The least power of two that is at least `size`, itself at least 1."""
+    return 1 << (size - 1).bit_length()
+
+
+def largest_power_of_2(size: int) -> int:
+    """The largest power of two that is at most `size`, or 1."""
+    return 1 << (max(1, size).bit_length() - 1)

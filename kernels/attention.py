@@ -6,10 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import check_together
+from kernels.arguments import cdiv, check_option, check_together, next_power_of_2, refuse
 from kernels.descriptors import load_rows, padded_empty, store_values
-from kernels.options import check_option, refuse
-from kernels.sizes import cdiv, next_power_of_2
 
 LEAST = tl.constexpr(-(2.0**120))  # times a scale of up to 2**7 still finite in fp32, and any score is lost in it
 LEAST_STEPS = 10  # of a part: what starting it, storing it in fp32 and adding it to the others takes, in steps

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.arguments import shared_memory
-from kernels.sizes import cdiv
+from kernels.arguments import cdiv, shared_memory
 
 ALIGNMENT = 16  # bytes: CUDA driver API, cuTensorMapEncodeTiled
 LARGE_TILES = 227 * 2**10  # bytes of shared memory, a program's share at compute capability 9.0 and 10.0

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.options import check_option
+from kernels.arguments import check_option
 
 
 @triton.jit

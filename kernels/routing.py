@@ -14,9 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import FLOATS, check_alike
-from kernels.options import check_option
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.arguments import FLOATS, cdiv, check_alike, check_option, next_power_of_2
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.fused_op import Work
+from kernels.op import Work
 from kernels.rowwise.rms_norm import rms_norm, rms_norm_reference
 from kernels.tiled.ffn import gated_op
 from kernels.tiled.flash_attention import flash_attention, flash_attention_reference

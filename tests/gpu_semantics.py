@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import runtime  # noqa: F401  (launches go where they can)
+from kernels.interpreter import runtime  # noqa: F401  (launches go where they can)
 
 N = 1024
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -9,8 +9,9 @@ from benchmarks.targets import MISSED, TARGETS, Target
 from benchmarks.tried import TRIED
 from helpers.instruments.recordings import recorded
 from helpers.instruments.timing import Timing
-from kernels import CATALOGUE, runtime
-from kernels.fused_op import Work
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
+from kernels.op import Work
 
 
 def row(kernel: str, shape: tuple[int, ...], provider: str, microseconds: float) -> dict:

@@ -13,9 +13,9 @@ ROOMS = FLOORS[1:-1]
 # Of the kernels, the instruments know how a launch is watched, what work is, and what it comes to; the checks also the
 # random numbers.
 GROUND = {
-    "helpers.instruments": {"kernels.runtime", "kernels.fused_op", "kernels.costs"},
+    "helpers.instruments": {"kernels.interpreter.runtime", "kernels.op", "kernels.costs"},
     "helpers.figures": set(),
-    "helpers.learning": {"kernels.runtime", "kernels.philox"},
+    "helpers.learning": {"kernels.interpreter.runtime", "kernels.philox"},
     "helpers.grading": set(),
 }
 
@@ -77,7 +77,7 @@ def test_imports_only_go_down(path):
         ("helpers.grading.sandbox", "from helpers.doctor import report"),
         ("helpers.grading.fork_server", "from kernels import add_gelu"),
         ("helpers.instruments.operations", "from kernels import CATALOGUE"),
-        ("kernels.runtime", "import helpers"),
+        ("kernels.interpreter.runtime", "import helpers"),
     ],
 )
 def test_an_import_that_goes_up_is_found(module, line):

@@ -6,7 +6,7 @@ import torch
 from benchmarks.occupancy_sweep import add_gelu_with
 from benchmarks.over_fusion import COLUMNS, chain_gradient
 from helpers.instruments.traffic import measure
-from kernels import runtime
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 

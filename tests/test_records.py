@@ -60,7 +60,7 @@ def another_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA GeForce RTX 4090")
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    monkeypatch.setattr("kernels.runtime.has_gpu", lambda: True)
+    monkeypatch.setattr("kernels.interpreter.runtime.has_gpu", lambda: True)
     monkeypatch.setattr(provenance, "ceilings", lambda: CEILINGS)
     monkeypatch.setattr(provenance, "RESULTS", tmp_path)
     monkeypatch.setattr(profiles, "RESULTS", tmp_path)

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
-from kernels import runtime
+from kernels.interpreter import runtime
 
 pytestmark = pytest.mark.skipif(runtime.has_gpu(), reason="kernels are compiled here")
 RECORDED = np.load(Path(__file__).parent / "data" / "h200_semantics.npz")

@@ -8,7 +8,8 @@ from triton.runtime.errors import InterpreterError
 
 from benchmarks import sanitize
 from benchmarks.triton_launches import triton_launches
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 
 SAID = """========= COMPUTE-SANITIZER
 done: softmax 3x1 bfloat16 + 0: softmax_kernel

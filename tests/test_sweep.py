@@ -16,7 +16,8 @@ from benchmarks.tried import SWEPT
 from helpers.figures.sweep import sweep_chart
 from helpers.instruments.resources import compile_for
 from helpers.instruments.sweep import BARE, RecordedSweep, best_peer, recorded_sweep
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 from kernels.rowwise.softmax import softmax_kernel
 
 

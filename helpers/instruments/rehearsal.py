@@ -26,8 +26,8 @@ from helpers.instruments.traffic.eager import READS_AT, READS_WITHOUT_RESULT, WR
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet
 from helpers.instruments.traffic.launches import TritonMeter, tensors_in
 from helpers.instruments.traffic.ledger import Ledger
-from kernels import runtime
-from kernels.runtime import kernel_code
+from kernels.interpreter import runtime
+from kernels.interpreter.runtime import kernel_code
 
 MAP_NORESERVE = 0x4000  # mmap(2) on Linux: Python's mmap does not name it in 3.11
 # What the special-function unit does, alone or as a step of it.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from helpers.instruments.devices import Device, PeakFlops
 from helpers.instruments.recordings import RESULTS, recorded
-from kernels.fused_op import Work
+from kernels.op import Work
 
 __all__ = ["SPECIAL", "Roofline", "Work", "levels", "measured_device", "roofs"]
 

@@ -12,7 +12,7 @@ from helpers.instruments.tables import table
 from helpers.instruments.timing import benchmark_together
 from helpers.learning.lines import Unquoted
 from helpers.learning.outcome import PASS, latest
-from kernels import runtime
+from kernels.interpreter import runtime
 
 HEADS = ("", "time", "known from", "launches", "registers", "spilled", "occupancy")
 RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}

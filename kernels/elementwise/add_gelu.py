@@ -25,8 +25,7 @@ import triton.language as tl
 from kernels import costs
 from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.op import FusedOp, Work, like, planned, register
 
 
 @triton.jit

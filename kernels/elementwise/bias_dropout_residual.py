@@ -20,12 +20,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, check_alike, check_columns, in_widest
+from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, next_power_of_2
 from kernels.elementwise.bias_dropout_residual_backward import gradients, vectors_of
-from kernels.fused_op import FusedOp, Work
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.philox import check_dropout, dropout_mask, kept, kept_at, new_seed, scale_of_kept
-from kernels.register import like, planned, register
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import at_vector, elements_before, inside_rim, rim
 
 

@@ -11,11 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, multiprocessors
+from kernels.arguments import as_rows, cdiv, multiprocessors
+from kernels.op import like
 from kernels.philox import begin_fours, kept, kept_at, scale_of_kept
-from kernels.register import like
 from kernels.rowwise.sums import sums_of_programs
-from kernels.sizes import cdiv
 from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
 

@@ -18,8 +18,7 @@ import triton.language as tl
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.op import FusedOp, Work, like, planned, register
 
 # PyTorch's name for the form of GELU -> its name in kernels.activations.
 APPROXIMATIONS = {"none": "gelu", "tanh": "gelu_tanh"}

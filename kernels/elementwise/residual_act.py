@@ -26,8 +26,7 @@ import triton.language as tl
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.op import FusedOp, Work, like, planned, register
 
 
 @triton.jit

@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import multiprocessors
-from kernels.sizes import cdiv
+from kernels.arguments import cdiv, multiprocessors
 
 MULTIPLE = tl.constexpr(16)  # elements: 16 bytes where each has one
 

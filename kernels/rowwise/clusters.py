@@ -24,10 +24,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.arguments import cdiv
+from kernels.interpreter.runtime import interprets
 from kernels.rowwise.packed import joined
 from kernels.rowwise.pieces import blocks
-from kernels.runtime import interprets
-from kernels.sizes import cdiv
 from kernels.vectors import VECTOR_BYTES
 
 FEW = 32  # rows, of which one a program would leave most SMs idle

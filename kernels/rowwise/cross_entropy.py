@@ -19,14 +19,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import MULTIPROCESSORS, as_rows, check_labels, multiprocessors
-from kernels.fused_op import FusedOp, Work
+from kernels.arguments import (
+    MULTIPROCESSORS,
+    as_rows,
+    cdiv,
+    check_labels,
+    largest_power_of_2,
+    multiprocessors,
+    next_power_of_2,
+    refuse,
+)
 from kernels.online_softmax import LOG2_E, absorb, combine
-from kernels.options import refuse
-from kernels.register import like, planned, register
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise.cross_entropy_backward import backward, backward_work
 from kernels.rowwise.pieces import arithmetic
-from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
 from kernels.vectors import VECTOR_BYTES, at_vector, elements_before, vectors_of_rows
 
 

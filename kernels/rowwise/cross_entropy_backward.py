@@ -12,11 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import as_rows
-from kernels.fused_op import Work
+from kernels.arguments import as_rows, cdiv, largest_power_of_2
 from kernels.online_softmax import LOG2_E
-from kernels.register import like
-from kernels.sizes import cdiv, largest_power_of_2
+from kernels.op import Work, like
 from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
 

@@ -17,9 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, largest_power_of_2, multiprocessors
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import l2_norm_wide
 from kernels.rowwise.pieces import (
     arithmetic,
@@ -32,7 +31,6 @@ from kernels.rowwise.pieces import (
     row_sum,
     rows_from,
 )
-from kernels.sizes import largest_power_of_2
 from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers

@@ -20,10 +20,19 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.activations import activate
-from kernels.affine import ones_unless, over_last, zeros_unless
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.arguments import (
+    as_rows,
+    cdiv,
+    check_alike,
+    check_columns,
+    multiprocessors,
+    next_power_of_2,
+    ones_unless,
+    over_last,
+    shared_memory,
+    zeros_unless,
+)
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import norm_wide
 from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise, widened
@@ -40,7 +49,6 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import elements_before
 from kernels.widen import widen
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import as_rows, multiprocessors, shared_memory
-from kernels.register import like
+from kernels.arguments import as_rows, cdiv, multiprocessors, next_power_of_2, shared_memory
+from kernels.op import like
 from kernels.rowwise import layer_norm_pairs, layer_norm_wide
 from kernels.rowwise.normalise import plus, products, through_normalise, widened
 from kernels.rowwise.pieces import (
@@ -31,7 +31,6 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.rowwise.sums import no_sums, sums_of_programs, with_rows
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 8192  # elements of a row in registers, beside three others; see holds for 10240

@@ -20,10 +20,18 @@ import triton
 import triton.language as tl
 
 from kernels import costs
-from kernels.affine import ones_unless, zeros_unless
-from kernels.arguments import as_rows, check_alike, check_columns, multiprocessors, shared_memory
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.arguments import (
+    as_rows,
+    cdiv,
+    check_alike,
+    check_columns,
+    multiprocessors,
+    next_power_of_2,
+    ones_unless,
+    shared_memory,
+    zeros_unless,
+)
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import layer_norm_int8_wide
 from kernels.rowwise.layer_norm_int8_wide import LEAST, bits_of_magnitude, to_nearest_int8
 from kernels.rowwise.normalise import normalise, plus, products, widened
@@ -40,7 +48,6 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import at_vector, elements_before
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers; half where ragged or in 32 bits

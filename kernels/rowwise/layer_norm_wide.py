@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.activations import activate_gradient
-from kernels.arguments import as_rows, given, multiprocessors
+from kernels.arguments import as_rows, cdiv, given, multiprocessors, next_power_of_2
 from kernels.rowwise.layer_norm_row_terms import layer_norm_act_row_terms_kernel, layer_norm_row_terms_kernel
 from kernels.rowwise.normalise import widened
 from kernels.rowwise.pieces import (
@@ -31,7 +31,6 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import VECTOR_BYTES, elements_before, vectors_of_rows
 
 

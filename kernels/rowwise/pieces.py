@@ -21,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.arguments import cdiv, next_power_of_2
 from kernels.philox import kept_at, kept_eights
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import at_vector, inside_rim, rim, vectors_of_rows
 
 

@@ -23,10 +23,18 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import costs
-from kernels.affine import ones_unless, zeros_unless
-from kernels.arguments import as_rows, check_alike, check_columns, in_widest, multiprocessors, shared_memory
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.arguments import (
+    as_rows,
+    cdiv,
+    check_alike,
+    check_columns,
+    in_widest,
+    multiprocessors,
+    ones_unless,
+    shared_memory,
+    zeros_unless,
+)
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import layer_norm, norm_wide
 from kernels.rowwise.layer_norm_backward import gradients
 from kernels.rowwise.normalise import normalise, plus, widened
@@ -42,7 +50,6 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
-from kernels.sizes import cdiv
 from kernels.vectors import elements_before
 from kernels.widen import widen
 

@@ -20,10 +20,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.affine import ones_unless
-from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, in_widest, multiprocessors
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.arguments import (
+    MULTIPROCESSORS,
+    as_rows,
+    check_alike,
+    check_columns,
+    in_widest,
+    multiprocessors,
+    ones_unless,
+)
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import norm_wide
 from kernels.rowwise.pieces import (
     along,

@@ -20,10 +20,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.affine import ones_unless, over_last
-from kernels.arguments import MULTIPROCESSORS, as_rows, check_alike, check_columns, multiprocessors
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
+from kernels.arguments import (
+    MULTIPROCESSORS,
+    as_rows,
+    cdiv,
+    check_alike,
+    check_columns,
+    multiprocessors,
+    next_power_of_2,
+    ones_unless,
+    over_last,
+)
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import norm_wide, rms_norm_packed
 from kernels.rowwise.pieces import (
     along,
@@ -39,7 +47,6 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.rowwise.rms_norm_backward import gradients
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers

@@ -11,8 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import multiprocessors
-from kernels.sizes import cdiv
+from kernels.arguments import cdiv, multiprocessors
 
 WIDEST = 32768  # columns: of a row and its gradient 128 KB stay in an SM's L1 cache, of the weight's sums in registers
 LANES, WARPS = 8192, 32

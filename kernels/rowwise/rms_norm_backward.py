@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import as_rows, given, multiprocessors, shared_memory
-from kernels.register import like
+from kernels.arguments import as_rows, cdiv, given, largest_power_of_2, multiprocessors, next_power_of_2, shared_memory
+from kernels.op import like
 from kernels.rowwise import rms_norm_few_rows, rms_norm_wide
 from kernels.rowwise.pieces import (
     along,
@@ -31,7 +31,6 @@ from kernels.rowwise.pieces import (
     rows_from,
 )
 from kernels.rowwise.sums import folded, no_sums, sums_of_programs
-from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
 from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 16384  # elements of a row, of its gradient and of a sum over rows, in one program's registers

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, given
+from kernels.arguments import as_rows, cdiv, given
 from kernels.rowwise.pieces import (
     along,
     arithmetic,
@@ -23,7 +23,6 @@ from kernels.rowwise.pieces import (
     pointers,
     row_sum,
 )
-from kernels.sizes import cdiv
 from kernels.vectors import elements_before
 
 MOST_ROWS = 128  # of which one program holds 64 columns in registers

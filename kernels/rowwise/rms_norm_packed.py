@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.arguments import cdiv
 from kernels.rowwise.packed import halves, joined, zero_after
-from kernels.sizes import cdiv
 from kernels.vectors import VECTOR_BYTES
 
 NARROWEST, WIDEST = 10240, 32768  # columns: more than the one, at most the other

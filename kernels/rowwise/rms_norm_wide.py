@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, given, multiprocessors
+from kernels.arguments import as_rows, cdiv, given, multiprocessors
 from kernels.rowwise import rms_norm_again
 from kernels.rowwise.pieces import (
     along,
@@ -26,7 +26,6 @@ from kernels.rowwise.pieces import (
     rows_alike,
     rows_from,
 )
-from kernels.sizes import cdiv
 from kernels.vectors import VECTOR_BYTES, elements_before
 
 

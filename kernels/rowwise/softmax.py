@@ -20,9 +20,8 @@ import triton.language as tl
 
 from kernels import costs
 from kernels.arguments import as_rows, check_alike, check_columns
-from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.register import like, planned, register
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import softmax_wide
 from kernels.rowwise.pieces import (
     arithmetic,

@@ -17,10 +17,9 @@ import triton
 import triton.language as tl
 
 from kernels.arguments import as_rows, check_alike, check_columns
-from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.philox import check_dropout, dropout_mask, new_seed, scale_of_kept
-from kernels.register import like, planned, register
 from kernels.rowwise import softmax_dropout_wide
 from kernels.rowwise.pieces import (
     arithmetic,

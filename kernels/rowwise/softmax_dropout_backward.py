@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows
+from kernels.arguments import as_rows, cdiv, largest_power_of_2, next_power_of_2
 from kernels.online_softmax import LOG2_E
+from kernels.op import like
 from kernels.philox import begin_fours, scale_of_kept
-from kernels.register import like
 from kernels.rowwise import softmax_dropout_wide
 from kernels.rowwise.pieces import (
     arithmetic,
@@ -26,7 +26,6 @@ from kernels.rowwise.pieces import (
     row_sum,
     rows_from,
 )
-from kernels.sizes import cdiv, largest_power_of_2, next_power_of_2
 from kernels.vectors import elements_before
 
 WIDEST_BLOCK = 8192  # elements of a row that one program holds in registers

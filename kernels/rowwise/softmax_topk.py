@@ -14,12 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, check_alike, check_columns
-from kernels.fused_op import FusedOp, Work
+from kernels.arguments import as_rows, check_alike, check_columns, next_power_of_2
 from kernels.online_softmax import LOG2_E
-from kernels.register import like, planned, register
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise import softmax_topk_wide
-from kernels.sizes import next_power_of_2
 from kernels.top_k import largest, sort_key, store_winners
 from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 

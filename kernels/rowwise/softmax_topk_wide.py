@@ -7,9 +7,9 @@ Holding such a row leaves too few rows in flight. On an H200, bf16, k = 8, per c
 import triton
 import triton.language as tl
 
+from kernels.arguments import cdiv, next_power_of_2
 from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.rowwise.softmax_wide import absorb_rim
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.top_k import largest, sort_key, store_winners
 from kernels.vectors import at_vector, elements_before, inside_rim, rim
 

@@ -16,12 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows
+from kernels.arguments import as_rows, cdiv
 from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.rowwise import clusters, softmax_clusters
 from kernels.rowwise.packed import load_words, widen, zero_after
 from kernels.rowwise.pieces import arithmetic
-from kernels.sizes import cdiv
 from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.arguments import cdiv, next_power_of_2
 
 
 @triton.jit

@@ -19,13 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import as_autocast_says
+from kernels.arguments import as_autocast_says, cdiv, next_power_of_2
 from kernels.attention import check_heads, check_mask, hide, seen_keys, unscaled
 from kernels.descriptors import describable, described, load_rows
-from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.register import planned, register
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.op import FusedOp, Work, planned, register
 
 
 @triton.jit

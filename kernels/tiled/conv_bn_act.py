@@ -26,12 +26,9 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, check_together, check_vectors
+from kernels.arguments import as_autocast_says, cdiv, check_option, check_together, check_vectors, refuse
 from kernels.batch_norm import fold
-from kernels.fused_op import FusedOp, Work
-from kernels.options import check_option, refuse
-from kernels.register import planned, register
-from kernels.sizes import cdiv
+from kernels.op import FusedOp, Work, planned, register
 from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 
 

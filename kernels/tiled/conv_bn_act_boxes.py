@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.activations import activate
-from kernels.sizes import cdiv
+from kernels.arguments import cdiv
 
 
 def count_tiles(box: tuple[int, int, int], images: int, height: int, width: int) -> int:

@@ -31,10 +31,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.arguments import multiprocessors, shared_memory
+from kernels.arguments import cdiv, multiprocessors, next_power_of_2, shared_memory
 from kernels.batch_norm import fold
 from kernels.descriptors import ALIGNMENT, LARGE_TILES
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled.conv_bn_act_boxes import box_of_pixels, count_tiles, finish
 
 # Pixels, output and input channels of a tile, warps, stages, tiles at once on a multiprocessor, and microseconds of all

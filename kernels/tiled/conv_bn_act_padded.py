@@ -20,9 +20,8 @@ from math import prod
 
 import torch
 
-from kernels.arguments import multiprocessors, shared_memory
+from kernels.arguments import cdiv, multiprocessors, next_power_of_2, shared_memory
 from kernels.descriptors import LARGE_TILES
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled import conv_bn_act_descriptors
 from kernels.tiled.runs import write_runs
 

@@ -25,12 +25,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, check_linear, check_together, given, multiprocessors
+from kernels.arguments import as_autocast_says, as_matrix, cdiv, check_linear, check_together, given, multiprocessors
 from kernels.descriptors import takes_descriptors
 from kernels.elementwise.geglu import geglu_kernel
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
-from kernels.sizes import cdiv
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.tiled import ffn_backward, linear_act_descriptors
 from kernels.tiled.linear_act import empty_result, linear_act
 from kernels.tiled.linear_act_descriptors import grouped_order

@@ -11,8 +11,7 @@ from kernels.arguments import as_matrix
 from kernels.elementwise.geglu import geglu_backward_kernel
 from kernels.elementwise.geglu import settings as geglu_settings
 from kernels.elementwise.vectors import launch
-from kernels.fused_op import Work
-from kernels.register import like
+from kernels.op import Work, like
 
 
 def launch_elementwise(kernel, act: str, *tensors: Tensor) -> None:

@@ -22,13 +22,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import costs, descriptors
-from kernels.arguments import as_autocast_says
+from kernels.arguments import as_autocast_says, cdiv
 from kernels.attention import check_heads, head_settings, hide, is_hopper, longest_first, seen_keys, value_per_row
 from kernels.descriptors import describable, described, load_rows, of_rows, padded_empty, store_rows, store_values
-from kernels.fused_op import FusedOp, Work
 from kernels.online_softmax import LOG2_E
-from kernels.register import like, planned, register
-from kernels.sizes import cdiv
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.tiled import flash_attention_hopper
 from kernels.tiled.flash_attention_backward import backward, backward_work
 

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import multiprocessors
+from kernels.arguments import cdiv, multiprocessors
 from kernels.attention import (
     delta_kernel,
     head_settings,
@@ -40,9 +40,8 @@ from kernels.descriptors import (
     padded_empty,
     store_rows,
 )
-from kernels.fused_op import Work
 from kernels.online_softmax import LOG2_E
-from kernels.sizes import cdiv
+from kernels.op import Work
 from kernels.tiled import flash_attention_backward_hopper
 
 # As in flash_attention.py: rows that stay, rows that pass by, whether warps take roles, warps.

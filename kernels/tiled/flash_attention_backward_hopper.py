@@ -32,11 +32,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.arguments import multiprocessors
+from kernels.arguments import cdiv, multiprocessors
 from kernels.attention import parts_of, scale_kernel
 from kernels.descriptors import described, padded_empty
 from kernels.hopper import free, heads_together, of_product, put_rows, room, swizzled, synchronise
-from kernels.sizes import cdiv
 from kernels.tiled.flash_attention_backward_tiles import (
     count_of,
     following,

@@ -28,8 +28,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels import runtime
-from kernels.arguments import multiprocessors
+from kernels.arguments import cdiv, multiprocessors
 from kernels.hopper import (
     free,
     heads_together,
@@ -45,7 +44,7 @@ from kernels.hopper import (
     up_to,
     values,
 )
-from kernels.sizes import cdiv
+from kernels.interpreter import runtime
 from kernels.tiled.flash_attention_hopper_tiles import load, seen_until, steps_of
 
 

@@ -25,11 +25,9 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, autocasts, check_linear, check_together, given
+from kernels.arguments import as_autocast_says, as_matrix, autocasts, cdiv, check_linear, check_together, given
 from kernels.descriptors import takes_descriptors
-from kernels.fused_op import FusedOp, Work
-from kernels.register import like, planned, register
-from kernels.sizes import cdiv
+from kernels.op import FusedOp, Work, like, planned, register
 from kernels.tiled import linear_act_backward, linear_act_descriptors, linear_act_few
 
 

@@ -12,11 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.activations import activate_gradient
-from kernels.arguments import as_matrix, multiprocessors
-from kernels.fused_op import Work
-from kernels.register import like
+from kernels.arguments import as_matrix, cdiv, multiprocessors
+from kernels.op import Work, like
 from kernels.rowwise.sums import sums_of_programs
-from kernels.sizes import cdiv
 
 
 @triton.jit

@@ -35,9 +35,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import activate
-from kernels.arguments import multiprocessors, shared_memory
+from kernels.arguments import cdiv, multiprocessors, shared_memory
 from kernels.descriptors import ALIGNMENT, LARGE_TILES
-from kernels.sizes import cdiv
 from kernels.tiled.padded import pad
 
 # Rows and columns of a tile, warps, microseconds of a round of one tile a multiprocessor at K = 4096 (H200, bf16).

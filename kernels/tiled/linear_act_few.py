@@ -19,8 +19,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import activate
-from kernels.arguments import multiprocessors
-from kernels.sizes import cdiv
+from kernels.arguments import cdiv, multiprocessors
 
 ROWS = 32  # beyond which linear_act_descriptors.py takes it
 

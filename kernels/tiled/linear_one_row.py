@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sizes import cdiv
+from kernels.arguments import cdiv
 
 
 @triton.jit

@@ -30,12 +30,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_rows
-from kernels.fused_op import FusedOp, Work
+from kernels.arguments import as_rows, cdiv, next_power_of_2
 from kernels.int8 import FACTOR, UNIT, in_units, takes_descriptors
-from kernels.register import planned, register
+from kernels.op import FusedOp, Work, planned, register
 from kernels.routing import check_experts, combine, routed
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.tiled.moe_int8_few import FEW, few_arguments, launch_few, moe_int8_few_kernel
 from kernels.tiled.moe_int8_small import SMALL, launch_small, moe_int8_small_kernel, small_arguments
 

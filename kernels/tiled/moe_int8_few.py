@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from kernels.activations import activate
+from kernels.arguments import cdiv, next_power_of_2
 from kernels.routing import is_ahead, softmax
-from kernels.sizes import cdiv, next_power_of_2
 
 FEW = 8
 

@@ -14,9 +14,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import activate
+from kernels.arguments import cdiv, next_power_of_2
 from kernels.int8 import FACTOR, UNIT, in_units
 from kernels.routing import combine, is_ahead
-from kernels.sizes import cdiv, next_power_of_2
 
 SMALL = 64
 

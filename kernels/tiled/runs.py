@@ -8,7 +8,7 @@ Copying costs reading x and writing a filter's width of it; in a product each nu
 import triton
 import triton.language as tl
 
-from kernels.sizes import cdiv
+from kernels.arguments import cdiv
 
 
 @triton.jit

@@ -51,7 +51,8 @@ from torch.nn.functional import gelu
 
 from helpers.instruments import measure, table
 from helpers.learning import predictions, self_test
-from kernels import add_gelu, runtime
+from kernels import add_gelu
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 n = 1_000_000

@@ -475,7 +475,7 @@ puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
 
 # %% tags=["nbval-ignore-output"]
 from helpers.instruments import benchmark_together
-from kernels import runtime
+from kernels.interpreter import runtime
 
 if runtime.has_gpu():
     numbers = torch.rand(2**26, device="cuda")

@@ -21,7 +21,7 @@ from torch.nn.functional import gelu
 
 from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, puzzle, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 x = torch.rand(1000, 1000, device=device)

@@ -22,7 +22,7 @@ from torch.nn.functional import gelu
 from helpers.figures import watch
 from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, puzzle, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from helpers.instruments import compile_for, measure, table
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 torch.manual_seed(0)

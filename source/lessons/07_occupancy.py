@@ -32,7 +32,7 @@ from helpers.instruments import (
     table,
 )
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 

@@ -26,8 +26,8 @@ import triton.language as tl
 
 from helpers.instruments import DEVICES, compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
 from kernels.activations import ACTIVATIONS, activate
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from helpers.instruments import measure, table
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from helpers.instruments import kept_for_backward, measure, peak_memory, recorded, table
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # tensors as small as these gain nothing by more
@@ -595,11 +595,11 @@ for budget in (1.0, 0.6, 0.3):
 # Without a word from you, `torch.compile` looks *into* a function that launches a kernel. On a GPU it knows Triton's
 # launches and finds its way; into this interpreter it does not; into a CUDA C++ extension nobody can look. With
 # `torch.library` you tell it what it must know: a name, how the result looks without computing it (a **fake**), and
-# what the gradient is. The course's `kernels/register.py` does so for every kernel of the catalogue, from the same
+# what the gradient is. The course's `kernels/op.py` does so for every kernel of the catalogue, from the same
 # pieces that you have just written:
 
 # %%
-from kernels.register import like, register
+from kernels.op import like, register
 
 
 def norm_forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ import triton.language as tl
 import kernels
 from helpers.instruments import compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 torch.manual_seed(0)
 device = "cuda" if runtime.has_gpu() else "cpu"

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from helpers.instruments import table
 from helpers.instruments.fusion import analyse
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # tensors as small as these gain nothing by more

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from helpers.instruments import compile_for, cuda_kernel, measure, recorded, table
 from helpers.learning import predict_first, predictions, self_test
-from kernels import runtime
+from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 

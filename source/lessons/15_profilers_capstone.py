@@ -34,7 +34,8 @@ from helpers.instruments import (
     table,
 )
 from helpers.learning import predict_first, predictions, self_test
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 
 torch.manual_seed(0)
 device = "cuda" if runtime.has_gpu() else "cpu"

@@ -27,7 +27,7 @@ from helpers.instruments import (
     predict,
     this_device,
 )
-from kernels import runtime
+from kernels.interpreter import runtime
 
 
 # %%

@@ -26,7 +26,8 @@ from helpers.instruments.devices import DEVICES, this_device
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.resources import compile_for, inspect_kernel
 from helpers.instruments.sass import Instruction, SassView, disassemble
-from kernels import launching, runtime
+from kernels import launching
+from kernels.interpreter import runtime
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu
 import kernels
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.result import size
-from kernels import runtime
+from kernels.interpreter import runtime
 
 interpreted_here = pytest.mark.skipif(runtime.has_gpu(), reason="launches kernels on the CPU without the meter")
 

@@ -9,7 +9,7 @@ import kernels
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.launches import TritonMeter
 from helpers.instruments.traffic.ledger import Ledger
-from kernels import runtime
+from kernels.interpreter import runtime
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch, rehearse
 from helpers.instruments.resources import compile_for
-from kernels import runtime
+from kernels.interpreter import runtime
 
 RECORD = recorded_validation()
 DRAM, SECTORS = 0.05, 0.02  # of what the meter counts

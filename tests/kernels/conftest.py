@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kernels import arguments, plans, runtime
+from kernels import arguments, plans
+from kernels.interpreter import runtime
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,12 @@ import torch
 from accuracy import assert_as_accurate
 
 from helpers.instruments.traffic import measure
-from kernels import add_gelu, runtime
+from kernels import add_gelu
 from kernels.elementwise.add_gelu import (
     add_gelu_op,
     add_gelu_reference,
 )
+from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 

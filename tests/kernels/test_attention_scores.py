@@ -6,7 +6,8 @@ from accuracy import assert_as_accurate
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import attention_scores, runtime
+from kernels import attention_scores
+from kernels.interpreter import runtime
 from kernels.tiled.attention_scores import OP, attention_scores_op, attention_scores_reference
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")

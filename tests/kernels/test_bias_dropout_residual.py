@@ -6,7 +6,7 @@ from accuracy import assert_as_accurate
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import bias_dropout_residual, runtime
+from kernels import bias_dropout_residual
 from kernels.elementwise import bias_dropout_residual_backward as backward_module
 from kernels.elementwise.bias_dropout_residual import (
     OP,
@@ -14,6 +14,7 @@ from kernels.elementwise.bias_dropout_residual import (
     bias_dropout_residual_oracle,
     bias_dropout_residual_reference,
 )
+from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 

@@ -7,7 +7,8 @@ import torch
 from accuracy import as_tuple, assert_as_accurate, doubled, is_float
 
 import kernels
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 
 OPS = pytest.mark.parametrize("op", CATALOGUE.values(), ids=CATALOGUE)
 

@@ -6,7 +6,8 @@ import triton
 from accuracy import assert_as_accurate
 
 from helpers.instruments.resources import compile_for
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 from kernels.rowwise import clusters, rms_norm_clusters, softmax_clusters
 from kernels.rowwise.residual_rms_norm import residual_rms_norm_reference
 from kernels.rowwise.rms_norm import rms_norm_reference

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import arguments, conv_bn_act, runtime
+from kernels import arguments, conv_bn_act
 from kernels.activations import ACTIVATIONS
+from kernels.interpreter import runtime
 from kernels.tiled import conv_bn_act as module
 from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 from kernels.tiled.conv_bn_act import OP, conv_bn_act_kernel, conv_bn_act_op, conv_bn_act_reference

@@ -11,10 +11,11 @@ from triton.runtime.errors import InterpreterError
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import cross_entropy, runtime
+from kernels import cross_entropy
+from kernels.arguments import cdiv
+from kernels.interpreter import runtime
 from kernels.rowwise.cross_entropy import cross_entropy_op, cross_entropy_reference
 from kernels.rowwise.cross_entropy_backward import backward_launch_of, cross_entropy_backward_kernel
-from kernels.sizes import cdiv
 
 cross_entropy_module = import_module("kernels.rowwise.cross_entropy")
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")

@@ -7,8 +7,9 @@ from accuracy import assert_as_accurate, doubled
 from benchmarks.ffn_one_launch import ffn_one_launch
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import ffn, runtime
+from kernels import ffn
 from kernels.activations import ACTIVATIONS
+from kernels.interpreter import runtime
 from kernels.tiled import ffn as module
 from kernels.tiled.ffn import OP, FeedForward, ffn_reference, gated_kernel, gated_op
 

@@ -11,9 +11,10 @@ from rewritten import rewritten
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import attention, flash_attention, runtime
+from kernels import attention, flash_attention
 from kernels.descriptors import described, of_rows
 from kernels.hopper import heads_together
+from kernels.interpreter import runtime
 from kernels.tiled import flash_attention as module
 from kernels.tiled import flash_attention_backward as gradients
 from kernels.tiled import flash_attention_backward_hopper, flash_attention_hopper

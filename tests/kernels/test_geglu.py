@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from helpers.instruments.traffic import measure
-from kernels import geglu, runtime
+from kernels import geglu
 from kernels.elementwise.geglu import geglu_op, geglu_reference
+from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import runtime
+from kernels.interpreter import runtime
 
 pytestmark = pytest.mark.skipif(runtime.has_gpu(), reason="kernels are compiled here")
 

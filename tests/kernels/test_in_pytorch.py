@@ -4,8 +4,9 @@ import pytest
 import torch
 from accuracy import as_tuple, assert_as_accurate, doubled, is_float
 
-from kernels import CATALOGUE, runtime
-from kernels.fused_op import FusedOp
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
+from kernels.op import FusedOp
 
 OPS = pytest.mark.parametrize("op", CATALOGUE.values(), ids=CATALOGUE)
 DIFFERENTIABLE = pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 from helpers.instruments import compile_for
-from kernels import runtime
+from kernels.interpreter import runtime
 
 interpreted = pytest.mark.skipif(runtime.has_gpu(), reason="kernels are compiled here")
 

@@ -17,7 +17,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, native_specialize_impl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels import launching, runtime
+from kernels import launching
+from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 H100 = GPUTarget("cuda", 90, 32)

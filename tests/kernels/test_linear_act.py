@@ -6,9 +6,10 @@ from accuracy import assert_as_accurate, doubled
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import arguments, linear_act, runtime
+from kernels import arguments, linear_act
 from kernels.activations import ACTIVATIONS
 from kernels.descriptors import takes_descriptors
+from kernels.interpreter import runtime
 from kernels.tiled import linear_act as module
 from kernels.tiled import linear_act_descriptors, linear_act_few
 from kernels.tiled.linear_act import OP, LinearAct, linear_act_kernel, linear_act_op, linear_act_reference

@@ -13,8 +13,9 @@ from rewritten import rewritten
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import moe_int8, routing, runtime
+from kernels import moe_int8, routing
 from kernels.activations import ACTIVATIONS
+from kernels.interpreter import runtime
 from kernels.routing import routed
 from kernels.tiled import moe_int8 as module
 from kernels.tiled.moe_int8 import FEW, OP, SMALL, moe_int8_op, moe_int8_reference

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import kernels
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 from kernels.rowwise import rms_norm_backward, rms_norm_few_rows, wide_rows
 from kernels.rowwise.norm_wide import norm_wide_kernel
 from kernels.rowwise.pieces import pieces_of

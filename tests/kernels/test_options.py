@@ -9,7 +9,7 @@ import torch
 
 import kernels
 from kernels import CATALOGUE
-from kernels.options import INSTEAD
+from kernels.arguments import INSTEAD
 
 NUMBERS = {"nan": float("nan"), "inf": float("inf"), "huge": 10**30}
 OTHERS = {

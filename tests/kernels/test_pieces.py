@@ -7,7 +7,7 @@ import triton.language as tl
 from hypothesis import given, settings, strategies
 
 from helpers.instruments.resources import compile_for
-from kernels import runtime
+from kernels.interpreter import runtime
 from kernels.rowwise.pieces import (
     blocks,
     columns,

@@ -14,7 +14,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels import CATALOGUE, launching, plans, runtime
+from kernels import CATALOGUE, launching, plans
+from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 SCALE = tl.constexpr(2.0)

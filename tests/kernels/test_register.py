@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.register import like, register
+from kernels.op import like, register
 
 
 def _forward(x: torch.Tensor, weight: torch.Tensor, power: int) -> torch.Tensor:

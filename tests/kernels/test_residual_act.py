@@ -5,9 +5,10 @@ import torch
 
 from helpers.instruments.kept import kept_for_backward
 from helpers.instruments.traffic import measure
-from kernels import residual_act, runtime
+from kernels import residual_act
 from kernels.activations import ACTIVATIONS
 from kernels.elementwise.residual_act import residual_act_op, residual_act_reference
+from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 

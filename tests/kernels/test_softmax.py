@@ -7,7 +7,8 @@ from accuracy import assert_as_accurate, with_gradients
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import runtime, softmax
+from kernels import softmax
+from kernels.interpreter import runtime
 from kernels.rowwise import softmax as module
 from kernels.rowwise import softmax_wide
 from kernels.rowwise.pieces import pieces_of, row_launch

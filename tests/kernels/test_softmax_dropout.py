@@ -7,7 +7,8 @@ from accuracy import assert_as_accurate, with_gradients
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import runtime, softmax_dropout
+from kernels import softmax_dropout
+from kernels.interpreter import runtime
 from kernels.philox import dropout_mask
 from kernels.rowwise import softmax_dropout_backward as module
 from kernels.rowwise import softmax_dropout_wide

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.instruments.traffic import measure
-from kernels import runtime, softmax_topk
+from kernels import softmax_topk
+from kernels.interpreter import runtime
 from kernels.rowwise.softmax_topk import softmax_topk_op, softmax_topk_oracle, softmax_topk_reference
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from helpers.instruments.traffic import measure
-from kernels import runtime, swiglu
+from kernels import swiglu
 from kernels.elementwise.swiglu import swiglu_op, swiglu_reference
+from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 

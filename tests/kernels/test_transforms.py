@@ -8,7 +8,8 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kernels import CATALOGUE, runtime
+from kernels import CATALOGUE
+from kernels.interpreter import runtime
 
 OPS = pytest.mark.parametrize("op", CATALOGUE.values(), ids=CATALOGUE)
 

@@ -26,7 +26,7 @@ from helpers.learning.checks import (
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.values import differs, fresh_copy, outputs_start_as_nan
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS, Outcome
-from kernels import runtime
+from kernels.interpreter import runtime
 
 DEVICE = "cuda" if runtime.has_gpu() else "cpu"
 CASES = elementwise_cases(2, seed=0)

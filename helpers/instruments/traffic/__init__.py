@@ -44,7 +44,7 @@ from helpers.instruments.traffic.eager import EagerMeter
 from helpers.instruments.traffic.launches import TritonMeter
 from helpers.instruments.traffic.ledger import Ledger
 from helpers.instruments.traffic.result import Traffic
-from kernels import runtime
+from kernels.interpreter import runtime
 
 __all__ = ["MeteredElsewhere", "Traffic", "measure"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import kernels.runtime
+import kernels.interpreter.runtime
 from helpers.instruments.traffic.footprint import Footprint, from_starts
 from helpers.instruments.traffic.ledger import Ledger, Moved, footprint_of
 
@@ -59,7 +59,7 @@ ACCUMULATES = frozenset(["index_add_", "scatter_add_"])
 _KEYS = torch._C.DispatchKey
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _LIBRARIES = tuple(str(Path(path).parent) + "/" for path in (torch.__file__, sys.modules["triton"].__file__, __file__))
-_RUNTIME = kernels.runtime.__file__
+_RUNTIME = kernels.interpreter.runtime.__file__
 
 
 class EagerMeter(TorchDispatchMode):

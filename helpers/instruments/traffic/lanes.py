@@ -10,7 +10,7 @@ import numpy as np
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.launches import tensors_in
 from helpers.instruments.traffic.result import Traffic
-from kernels import runtime
+from kernels.interpreter import runtime
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet, Footprint, from_starts
 from helpers.instruments.traffic.hazards import Hazard, element
 from helpers.instruments.traffic.ledger import Ledger, Line, Moved, Region, Storage, footprint_of
-from kernels.runtime import kernel_code
+from kernels.interpreter.runtime import kernel_code
 
 WARP = 32  # lanes whose addresses make one request
 PATTERNS_KEPT = 8  # of each load or store: a loop's full blocks, its tail, and some to spare
@@ -134,7 +134,7 @@ class Operand:
 class TritonMeter:
     """Enters every Triton launch in a ledger, and watches for accesses that a GPU would not forgive.
 
-    It is the observer of `kernels.runtime.observed`. `multiprocessors` are those of the GPU it stands for, if any.
+    An observer for `kernels.interpreter.runtime.observed`. `multiprocessors`: of the GPU it stands for, if any.
     """
 
     def __init__(self, ledger: Ledger, multiprocessors: int | None = None):

@@ -31,7 +31,7 @@ from helpers.instruments.traffic.recording import (
 )
 from helpers.instruments.traffic.result import Traffic
 from helpers.instruments.traffic.warp_steps import WarpRecorder
-from kernels import runtime
+from kernels.interpreter import runtime
 
 
 class _Source:

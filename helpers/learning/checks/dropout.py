@@ -11,7 +11,7 @@ from helpers.learning.checks.cases import Case, described
 from helpers.learning.checks.hazards import refuse_hazards
 from helpers.learning.checks.values import outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
-from kernels import runtime
+from kernels.interpreter import runtime
 from kernels.philox import philox
 
 

@@ -17,7 +17,7 @@ from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STR
 from helpers.learning.checks.traffic import lines_of
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
-from kernels import runtime
+from kernels.interpreter import runtime
 
 # Of gradcheck. A step of 1e-6 in float64 tells a derivative near 1 to 1e-9 or so; float32 errs by 1e-7.
 ATOL, RTOL = 5e-9, 1e-8

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from helpers.instruments.traffic import MeteredElsewhere, measure
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
-from kernels import runtime
+from kernels.interpreter import runtime
 
 MOST_ACCESSES = 2000  # of the program instance, where `while` goes over all of a large tensor
 ENDS = 32  # passes of a loop at each of its ends

@@ -7,7 +7,7 @@ import torch
 
 from helpers.learning.checks import cases
 from helpers.learning.checks.cases import Case
-from kernels import runtime
+from kernels.interpreter import runtime
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 PADDING = "the lanes past the row's end: what they hold, and in which sums they count"

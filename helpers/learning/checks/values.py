@@ -16,7 +16,7 @@ from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.hazards import refuse_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
-from kernels import runtime
+from kernels.interpreter import runtime
 
 PATIENCE = 20.0  # seconds for all cases, once one has failed
 

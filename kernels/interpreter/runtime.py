@@ -59,9 +59,9 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
 from kernels import launching
-from kernels.advice import meaning
-from kernels.bounds import Bounds
-from kernels.hints import PROMISES
+from kernels.interpreter.advice import meaning
+from kernels.interpreter.bounds import Bounds
+from kernels.interpreter.hints import PROMISES
 
 if triton.knobs.runtime.interpret:
     raise RuntimeError("TRITON_INTERPRET is set: unset it and restart; without a GPU kernels are interpreted anyway")
