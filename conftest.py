@@ -21,6 +21,14 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 LEAST_COMPARED = 0.6  # of the code cells
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--tier",
+        choices=("plain", "tuned"),
+        help="run tests/kernels with these kernels alone; by default tuned ones on a GPU, plain ones where interpreted",
+    )
+
+
 def pytest_configure(config):
     if config.getoption("nbval", False):
         # Another "python3" among the user's kernels would otherwise come first.

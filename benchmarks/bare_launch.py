@@ -6,7 +6,6 @@ from collections.abc import Callable
 from triton.runtime.jit import JITFunction
 
 from benchmarks.triton_launches import triton_launches
-from kernels.launching import triton_run
 
 
 def emptied(kernel: JITFunction) -> JITFunction:
@@ -27,6 +26,6 @@ def bare_launches(call: Callable) -> Callable:
 
     def bare() -> None:
         for empty, launch in launches:
-            triton_run(empty, *launch.arguments, grid=launch.grid, warmup=False, **launch.options)
+            empty.run(*launch.arguments, grid=launch.grid, warmup=False, **launch.options)
 
     return bare

@@ -1,54 +1,97 @@
 """The fused kernels of the course.
 
-`CATALOGUE` maps each name to its FusedOp: every file in `elementwise/`, `rowwise/` and `tiled/` that defines `OP` is
-in it. The public functions, such as `kernels.add_gelu`, are their `fused`; modules, such as `kernels.LayerNorm`, stand
-in the same files. All load on first use, so that importing one kernel imports no other.
+The public functions, such as `kernels.add_gelu`, and modules, such as `kernels.LayerNorm`, are in the file of their
+operation: the plain kernel, the one its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp.
+kernels/tuned/ has faster kernels for some calls; `variant` chooses between the two.
 """
 
-import functools
-import importlib
-import re
-from pathlib import Path
+import sys
 
-from kernels.interpreter import runtime as runtime  # before any kernel is launched: it decides where launches go
+from kernels.elementwise.add_gelu import add_gelu
+from kernels.elementwise.bias_dropout_residual import bias_dropout_residual
+from kernels.elementwise.geglu import geglu
+from kernels.elementwise.residual_act import residual_act
+from kernels.elementwise.swiglu import swiglu
+from kernels.rowwise.cross_entropy import cross_entropy
+from kernels.rowwise.l2_norm import l2_norm
+from kernels.rowwise.layer_norm import LayerNorm, layer_norm
+from kernels.rowwise.layer_norm_act import LayerNormAct, layer_norm_act
+from kernels.rowwise.layer_norm_int8 import layer_norm_int8
+from kernels.rowwise.residual_layer_norm import residual_layer_norm
+from kernels.rowwise.residual_rms_norm import residual_rms_norm
+from kernels.rowwise.rms_norm import RMSNorm, rms_norm
+from kernels.rowwise.softmax import softmax
+from kernels.rowwise.softmax_dropout import softmax_dropout
+from kernels.rowwise.softmax_topk import softmax_topk
+from kernels.tiled.attention_scores import attention_scores
+from kernels.tiled.conv_bn_act import conv_bn_act
+from kernels.tiled.ffn import FeedForward, ffn
+from kernels.tiled.flash_attention import FlashAttention, flash_attention
+from kernels.tiled.linear_act import LinearAct, linear_act
+from kernels.tiled.moe_int8 import moe_int8
+from kernels.variants import variant
 
+CATALOGUE = {
+    fused.__name__: sys.modules[fused.__module__].OP
+    for fused in (
+        add_gelu,
+        attention_scores,
+        bias_dropout_residual,
+        conv_bn_act,
+        cross_entropy,
+        ffn,
+        flash_attention,
+        geglu,
+        l2_norm,
+        layer_norm,
+        layer_norm_act,
+        layer_norm_int8,
+        linear_act,
+        moe_int8,
+        residual_act,
+        residual_layer_norm,
+        residual_rms_norm,
+        rms_norm,
+        softmax,
+        softmax_dropout,
+        softmax_topk,
+        swiglu,
+    )
+}
 
-@functools.cache
-def _operations() -> dict[str, str]:
-    """Name -> module of each file that defines an operation; what stands beside it for special sizes does not."""
-    files = sorted(Path(__file__).parent.glob("*/*.py"), key=lambda path: path.stem)
-    return {
-        path.stem: f"kernels.{path.parent.name}.{path.stem}"
-        for path in files
-        if "\nOP = FusedOp(" in path.read_text(encoding="utf-8")
-    }
-
-
-@functools.cache
-def _modules() -> dict[str, str]:
-    """Name -> module of each torch.nn.Module in those files."""
-    folder = Path(__file__).parent.parent
-    return {
-        name: module
-        for module in _operations().values()
-        for name in re.findall(
-            r"^class (\w+)\(", (folder / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"), re.M
-        )
-    }
-
-
-def __getattr__(name: str):
-    if name == "CATALOGUE":
-        found = {each: importlib.import_module(module).OP for each, module in _operations().items()}
-    elif name in _operations():
-        found = importlib.import_module(_operations()[name]).OP.fused
-    elif name in _modules():
-        found = getattr(importlib.import_module(_modules()[name]), name)
-    else:
-        raise AttributeError(f"module 'kernels' has no attribute {name!r}; its kernels are {', '.join(_operations())}")
-    globals()[name] = found
-    return found
+__all__ = [
+    "CATALOGUE",
+    "FeedForward",
+    "FlashAttention",
+    "LayerNorm",
+    "LayerNormAct",
+    "LinearAct",
+    "RMSNorm",
+    "add_gelu",
+    "attention_scores",
+    "bias_dropout_residual",
+    "conv_bn_act",
+    "cross_entropy",
+    "ffn",
+    "flash_attention",
+    "geglu",
+    "l2_norm",
+    "layer_norm",
+    "layer_norm_act",
+    "layer_norm_int8",
+    "linear_act",
+    "moe_int8",
+    "residual_act",
+    "residual_layer_norm",
+    "residual_rms_norm",
+    "rms_norm",
+    "softmax",
+    "softmax_dropout",
+    "softmax_topk",
+    "swiglu",
+    "variant",
+]
 
 
 def __dir__():
-    return ["CATALOGUE", *_operations(), *_modules(), "runtime"]
+    return __all__

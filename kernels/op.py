@@ -3,8 +3,8 @@
 `FusedOp` records what tests, benchmarks, lessons and instruments read of a kernel file; `register` turns a forward and
 a backward function into what PyTorch expects of an operation.
 
-Makes of a forward and a backward what PyTorch asks of an operation: an autograd function, registered operators for
-torch.compile, which does not look inside them, and the choice between the two.
+Registering gives an operation an autograd function, operators that torch.compile keeps whole, and the choice between
+the two; and at each call the choice between the plain launcher given here and the tuned ones (kernels/variants.py).
 
     softmax_op = register(
         "softmax",
@@ -15,7 +15,7 @@ torch.compile, which does not look inside them, and the choice between the two.
         backward_fake=lambda grad_y, y: like(y),
     )
 
-The public function checks its arguments and returns softmax_op(x); it is @planned, as kernels/plans.py says. Where a
+The public function checks its arguments and returns softmax_op(x); it is @planned (kernels/launch_cache.py). Where a
 backward pass needs more than the forward's arguments and result, `training` is a second forward that returns
 (y, *more). The operators are softmax_op.forward_op, .training_op (the same without `training`) and .backward_op, for
 tests and meters.
@@ -31,9 +31,10 @@ from torch.autograd import forward_ad
 from triton.runtime.jit import JITFunction
 
 from kernels.arguments import check_option
-from kernels.plans import planned, watching
+from kernels.launch_cache import planned, watching
+from kernels.variants import by_variant
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # other classes mean something that kernels do not see: only operators do
+TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)  # operators see what subclasses add
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,8 +135,10 @@ def register(
         A function of forward's arguments, by position, that returns y. It checks those that are no tensors
         (options.check_option). A second derivative through it raises RuntimeError.
     """
+    options = _options(forward)
+    forward = by_variant(name, "forward", forward)
     forward_op = training_op = _operator(name, forward, fake)
-    backward_op, options, planned_forward = None, _options(forward), planned(forward)
+    backward_op, planned_forward = None, planned(forward)
     apply = apply_in_transforms = forward_op
     if backward is None:
 
@@ -144,8 +147,10 @@ def register(
 
         forward_op.register_autograd(refuse)
     if backward is not None:
+        backward = by_variant(name, "backward", backward)
         backward_op = _operator(f"{name}_backward", backward, backward_fake)
         if training is not None:
+            training = by_variant(name, "training", training)
             training_op = _operator(f"{name}_training", training, training_fake)
         arity = len(forward_op._opoverload._schema.arguments)
 
@@ -200,7 +205,7 @@ def register(
         if not recorded:
             recorded = torch._C._len_torch_dispatch_stack() > watching() or torch._C._get_tracing_state() is not None
             for x in tensors:
-                recorded = recorded or x.is_meta or type(x) not in PLAIN
+                recorded = recorded or x.is_meta or type(x) not in TENSOR_TYPES
                 negative = negative or x.is_neg()
         if recorded:
             result = (training_op if tracked else forward_op)(*arguments)

@@ -167,7 +167,7 @@ def test_a_kernel_is_another_when_its_code_changes_or_what_it_imports(tmp_path, 
     files = {
         "rowwise/one": '"""First."""\nfrom kernels.rowwise import deep',
         "rowwise/deep": "a = 1",
-        "rowwise/two": "def f():\n    from kernels.plans import g\n    from kernels.sums import total",
+        "rowwise/two": "def f():\n    from kernels.launch_cache import g\n    from kernels.sums import total",
         "plans": "def g(): ...",
         "sums": "total = 0",
     }

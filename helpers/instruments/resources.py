@@ -34,15 +34,18 @@ from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP, Occupancy, limits, occupancy
 from helpers.instruments.sass import SassView, count, disassemble
 from helpers.instruments.source_lines import with_source
+from kernels.interpreter import runtime
 
 OLDEST = (7, 5)  # the oldest compute capability that Triton and its assembler target
 TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
 LOG_FILE = "ptxas.log"  # kept in Triton's cache beside the cubin that it tells of
 
-# What Triton's cache knows this Triton by. Triton itself reads its library's 460 MB in every process that compiles.
+# The key of this Triton in Triton's cache, where there is no GPU: Triton itself reads its library's 460 MB in every
+# process that compiles.
 _library = os.stat(triton._C.libtriton.__file__)
 _triton_key = f"{triton.__version__}-{_library.st_size}-{_library.st_mtime_ns}"
-cache.triton_key = lambda: _triton_key
+if not runtime.has_gpu():
+    cache.triton_key = lambda: _triton_key
 
 _one_compilation_at_a_time = threading.RLock()  # Triton's settings and standard output belong to the whole process
 
@@ -289,7 +292,7 @@ def _compile(source: ASTSource, target: GPUTarget, options) -> tuple[CompiledKer
 def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
     said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), _diagnosed():
+        with contextlib.redirect_stdout(said), _diagnosed(), runtime.large_blocks_refused():
             compiled = triton.compile(source, target=target, options=options.__dict__)
     finally:
         # Before the log, or the dump of a failed assembly: what tl.static_print says.

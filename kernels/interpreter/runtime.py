@@ -2,9 +2,9 @@
 
 Importing this module is all it takes. `@triton.jit` keeps giving an ordinary `JITFunction`, so Triton's compiler can
 have any kernel at any time, for any GPU; only its launch differs. Without a GPU, `kernel[grid](...)` runs the kernel's
-own source, program instance after program instance, on NumPy arrays.
-
-Compiled or not, a block too large for its threads' registers is refused before it has compiled for minutes.
+own source, one program after another, on NumPy arrays, and a block too large for its threads' registers is refused
+before it has compiled for minutes. With a GPU, importing this module changes nothing in Triton: kernels launch as
+Triton launches them, and the interpreter takes over only inside `observed`.
 
 Triton's interpreter silently differs from the GPU in a few places. Here each is made right or refused:
 
@@ -58,7 +58,6 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
-from kernels import launching
 from kernels.interpreter.advice import meaning
 from kernels.interpreter.bounds import Bounds
 from kernels.interpreter.hints import PROMISES
@@ -126,13 +125,15 @@ def observed(observer):
     global _observer
     # The lock is not held meanwhile: autograd launches a GPU's backward kernels from a thread of its own.
     with _one_launch_at_a_time:
-        before = _observer, JITFunction.run
-        _observer, JITFunction.run = observer, _interpreted_run
+        before, replaced = _observer, contextlib.ExitStack()
+        replaced.enter_context(_replaced(_replacements()))
+        _observer = observer
     try:
         yield observer
     finally:
         with _one_launch_at_a_time:
-            _observer, JITFunction.run = before
+            _observer = before
+            replaced.close()
 
 
 _np_dtypes: dict[str, np.dtype] = {}
@@ -659,15 +660,49 @@ def _refuse_large_blocks(module, metadata, options, *rest):
     return _make_ttgir(module, metadata, options, *rest)
 
 
+def _replacements() -> dict[tuple[object, str], object]:
+    """(owner, attribute) -> what takes its place while Triton's interpreter runs kernels."""
+    return {
+        (interpreter, "_get_np_dtype"): _np_dtype,
+        (interpreter, "ReduceOps"): Reduce,
+        (interpreter.interpreter_builder, "__class__"): Builder,
+        (interpreter.interpreter_builder, "codegen_fns"): interpreter.interpreter_builder.codegen_fns
+        | {"min_dot_size": min_dot_size(GPUTarget("cuda", 90, 32))},
+        (JITFunction, "run"): _interpreted_run,
+    }
+
+
+@contextlib.contextmanager
+def _replaced(replacements: dict[tuple[object, str], object]):
+    before = [(owner, name, getattr(owner, name)) for owner, name in replacements]
+    for (owner, name), value in replacements.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def large_blocks_refused():
+    """Inside this context, Triton's compiler refuses a block too large for its threads' registers in one line.
+
+    Without it such a block compiles for minutes. Where there is no GPU this holds for the whole process.
+    """
+    with _replaced({(CUDABackend, "make_ttgir"): staticmethod(_refuse_large_blocks)}):
+        yield
+
+
+_for_this_process = contextlib.ExitStack()  # replacements that are never undone
+
+
 def _install() -> None:
-    CUDABackend.make_ttgir = staticmethod(_refuse_large_blocks)
-    interpreter._get_np_dtype = _np_dtype
-    interpreter.ReduceOps = Reduce
-    interpreter.interpreter_builder.__class__ = Builder
-    interpreter.interpreter_builder.codegen_fns["min_dot_size"] = min_dot_size(GPUTarget("cuda", 90, 32))
-    JITFunction.run = launching.run if has_gpu() else _interpreted_run
+    """Where there is no GPU, interpret every launch of this process; where there is one, change nothing."""
     if not has_gpu():
-        Autotuner.run = _refuse_autotune
+        _for_this_process.enter_context(_replaced(_replacements()))
+        _for_this_process.enter_context(large_blocks_refused())
+        _for_this_process.enter_context(_replaced({(Autotuner, "run"): _refuse_autotune}))
 
 
 _install()

@@ -17,8 +17,8 @@ import torch
 from kernels import costs
 from kernels.activations import ACTIVATIONS, check_activation
 from kernels.arguments import check_alike, check_columns, check_option, ones_unless, over_last, zeros_unless
+from kernels.launch_cache import planned
 from kernels.op import FusedOp, Work
-from kernels.plans import planned
 from kernels.rowwise import layer_norm as plain
 
 

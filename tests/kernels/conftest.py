@@ -1,7 +1,9 @@
+import contextlib
+
 import pytest
 import torch
 
-from kernels import arguments, plans
+from kernels import arguments, launch_cache, variant
 from kernels.interpreter import runtime
 
 
@@ -10,6 +12,14 @@ def tritons_own_assembler(monkeypatch):
     """torch.compile gives Triton PyTorch's assembler for the rest of the process, which spills where Triton's does not:
     what a test says of registers must not depend on the tests before it."""
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def tier(request):
+    """The kernels that `pytest --tier` asks for; see pytest_addoption."""
+    name = request.config.getoption("tier")
+    with variant(name) if name else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +40,9 @@ def memory_for_other_workers():
 @pytest.fixture(autouse=True)
 def no_plans():
     """A test that changes a kernel's settings finds no plan made before, and leaves none."""
-    plans.forget()
+    launch_cache.clear_plans()
     yield
-    plans.forget()
+    launch_cache.clear_plans()
 
 
 @pytest.fixture

@@ -1,31 +1,36 @@
-"""A call of a kind made before: its memory and its launches at once, without the Python that found them.
+"""Repeat a call made before as its allocations and launches alone, without the Python that found them.
 
-What an operation checks, allocates and launches follows from its arguments' shapes, strides, dtypes and places within
-16 bytes, and from its options. So the second call of a kind is watched: PyTorch's operators by a dispatch mode,
-launches by launching.run. If it only allocated, made views and launched kernels that launching.run knows, over memory
-of its arguments and its own, then from the third call on a Plan does the same with the tensors of that call. What does
-more (copies, conversions, sums by PyTorch, anything that autograd records) runs as it is written, every time.
+What an operation checks, allocates and launches follows from its arguments' shapes, strides, dtypes and alignment, from
+its options and from the variant. The second call of a kind is watched: PyTorch's operators by a dispatch mode, launches
+of the course's kernels by recorded_run. If it only allocated, made views and launched those kernels over memory of its
+arguments and its own, then from the third call on a Plan does the same with the tensors of that call. Calls that do
+more (copies, conversions, sums by PyTorch, anything that autograd records) run as they are written, every time.
+
+Only functions decorated with @planned, those of the course's operations, are cached; a learner's own kernels launch
+through Triton as it is. `launch_cache.enabled = False` switches the cache off.
 """
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels import launching
+from kernels import variants
+from kernels.interpreter import runtime
 
-MOST = 4096  # kinds of call kept of a function: pictures and sequences come in many sizes
-DESCRIPTORS = TensorDescriptor, GluonDescriptor
+enabled = True
+MAX_KINDS = 4096  # kinds of call kept per function: images and sequences come in many sizes
 _OPTIONS = frozenset((type(None), bool, int, float, str, torch.dtype))
 _ALLOCATIONS = frozenset(
     getattr(torch.ops.aten, name).default if name != "empty" else torch.ops.aten.empty.memory_format
@@ -33,24 +38,95 @@ _ALLOCATIONS = frozenset(
 )
 
 
-_every = []  # function's plans
+class CachedLaunch(NamedTuple):
+    """A compiled kernel and what another launch of the same kind takes besides its arguments."""
+
+    kernel: JITFunction
+    compiled: Any
+    launch: Any  # Triton's launcher of the compiled kernel, called with the next two
+    function: Any
+    metadata: Any
+    constants: list  # of the parameters that no positional argument stands for
+    used: list[tuple[dict, str, Any]]  # globals that the kernel read when it was compiled: where, name, value
+
+    def holds(self) -> bool:
+        """Return whether Triton would launch the same compiled kernel now."""
+        return not self.kernel.pre_run_hooks and all(names.get(name) is value for names, name, value in self.used)
+
+
+class Launched(NamedTuple):
+    """A launch as it was made; `cached` is None where only Triton can repeat it."""
+
+    cached: CachedLaunch | None
+    device: int
+    grid: tuple[int, ...]
+    arguments: tuple
 
 
 class _Watching(threading.local):
     modes = 0
+    launches: list[Launched] | None = None
 
 
 _watching = _Watching()
 
 
-def forget() -> None:
-    """Begin anew: after a change that no call shows, as of a kernel's text or settings; plans keep the old ones."""
+def _recorded_run(kernel: JITFunction, *args, grid, warmup, **kwargs):
+    """`kernel.run` of the course's own kernels: launch as Triton does, and note the launch where a call is watched."""
+    compiled = type(kernel).run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+    if _watching.launches is not None:
+        cached = None
+        rest = kernel.params[len(args) :]
+        repeatable = compiled is not None and not callable(grid) and not warmup
+        if repeatable and not any(each.name in kwargs and not each.is_constexpr for each in rest):
+            constants = [kwargs.get(each.name, each.default) for each in rest]
+            used = [(names, name, names.get(name)) for (name, _), (_, names) in kernel.used_global_vals.items()]
+            handles = compiled.run, compiled.function, compiled.packed_metadata
+            cached = CachedLaunch(kernel, compiled, *handles, constants, used)
+        _watching.launches.append(Launched(cached, driver.active.get_current_device(), grid, args))
+    return compiled
+
+
+def _record_launches_of_catalogue() -> None:
+    """Put _recorded_run on the kernels in modules of this package, one by one: no other kernel is touched."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kernels."):
+            for kernel in vars(module).values():
+                if isinstance(kernel, JITFunction) and "run" not in vars(kernel):
+                    kernel.run = functools.partial(_recorded_run, kernel)
+
+
+def _listened_to() -> bool:
+    """Return whether someone listens to launches, or has them compiled in another way."""
+    settings = knobs.runtime
+    enter, leave = settings.launch_enter_hook, settings.launch_exit_hook
+    return bool(
+        getattr(enter, "calls", enter)
+        or getattr(leave, "calls", leave)
+        or settings.debug
+        or settings.add_stages_inspection_hook
+        or knobs.compilation.instrumentation_mode
+    )
+
+
+@functools.cache
+def _descriptors() -> tuple[type, ...]:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor  # slow to import
+
+    return TensorDescriptor, GluonDescriptor
+
+
+_every = []  # function's plans
+
+
+def clear_plans() -> None:
+    """Drop every plan: after a change that no call shows, such as one of a kernel's text or settings."""
     for plans in _every:
         plans.clear()
 
 
 def watching() -> int:
-    """How many of the dispatch modes of this thread are here for a plan, and change nothing."""
+    """Return how many of this thread's dispatch modes only watch for a plan."""
     return _watching.modes
 
 
@@ -73,7 +149,7 @@ class _Operators(TorchDispatchMode):
 class _Step(NamedTuple):
     """One launch: `given` but for tensors, of which (place in given, number in the call) say where they go."""
 
-    known: launching.Known
+    cached: CachedLaunch
     grid: tuple[int, int, int]
     given: list
     tensors: list[tuple[int, int]]
@@ -91,20 +167,20 @@ class Plan(NamedTuple):
 
     def holds(self) -> bool:
         """Whether Triton would launch the same kernels now."""
-        return all(launching.unchanged(step.known) for step in self.steps)
+        return all(step.cached.holds() for step in self.steps)
 
     def run(self, arguments: tuple):
         tensors = [*arguments]
         for size, strides, dtype, device in self.allocations:
             tensors.append(torch.empty_strided(size, strides, dtype=dtype, device=device))
         stream = driver.active.get_current_stream(self.device)
-        for known, (x, y, z), given, slots, described in self.steps:
+        for cached, (x, y, z), given, slots, described in self.steps:
             given = given.copy()
             for place, number in slots:
                 given[place] = tensors[number].data_ptr()
             for place, number in described:
                 given[place] = _descriptor_of(tensors[number], given[place])
-            known.launch(x, y, z, stream, known.function, known.metadata, None, None, None, *given)
+            cached.launch(x, y, z, stream, cached.function, cached.metadata, None, None, None, *given)
         results = []
         for each in self.results:
             tensor = None if each is None else tensors[each[0]]
@@ -112,7 +188,7 @@ class Plan(NamedTuple):
         return results[0] if self.alone else tuple(results)
 
 
-def _descriptor_of(base: Tensor | None, like: TensorDescriptor | GluonDescriptor):
+def _descriptor_of(base: Tensor | None, like):
     """`like`, of another tensor of its kind: what its constructor checks was checked before."""
     found = object.__new__(type(like))
     found.__dict__ = like.__dict__ | {"base": base}
@@ -123,8 +199,9 @@ def _plainly() -> bool:
     """Whether a call made now is of tensors alone, by someone who only wants its result."""
     return not (
         torch.compiler.is_compiling()  # first: torch.compile then looks no further
-        or JITFunction.run is not launching.run  # interpreted, or listened to
-        or launching.looked_at()
+        or not enabled
+        or runtime.interprets()
+        or _listened_to()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.get_interpreter_stack()
         or torch._C._get_tracing_state()
@@ -140,6 +217,7 @@ def kind_of(arguments: tuple) -> tuple | None:
     """Whatever a call's launches may depend on; None where an argument is of another type, or not dense."""
     autocast = torch._C._is_any_autocast_enabled() and _autocast()
     found = [driver.active.get_current_device(), torch.are_deterministic_algorithms_enabled(), autocast]
+    found.append(variants.chosen_variant())
     graded = torch.is_grad_enabled()
     for x in arguments:
         kind = type(x)
@@ -154,23 +232,23 @@ def kind_of(arguments: tuple) -> tuple | None:
     return tuple(found)
 
 
-def _step(launched: launching.Launched | None, numbers: dict[int, int]) -> _Step | None:
+def _step(launched: Launched, numbers: dict[int, int]) -> _Step | None:
     """The launch as a step; None where it is not one of known kernel, on this device, over numbered tensors."""
-    if launched is None or launched.known is None or launched.known.compiled.metadata.global_scratch_size:
+    if launched.cached is None or launched.cached.compiled.metadata.global_scratch_size:
         return None
     if launched.device != driver.active.get_current_device():
         return None
-    given, tensors, described = [*launched.arguments, *launched.known.constants], [], []
+    given, tensors, described = [*launched.arguments, *launched.cached.constants], [], []
     for place, x in enumerate(given):
-        base = x.base if isinstance(x, DESCRIPTORS) else x
-        if isinstance(base, tuple) and any(isinstance(each, (Tensor, *DESCRIPTORS)) for each in base):
+        base = x.base if isinstance(x, _descriptors()) else x
+        if isinstance(base, tuple) and any(isinstance(each, (Tensor, *_descriptors())) for each in base):
             return None
         if isinstance(base, Tensor):
             if base.data_ptr() not in numbers:
                 return None
             (tensors if base is x else described).append((place, numbers[base.data_ptr()]))
             given[place] = None if base is x else _descriptor_of(None, x)
-    return _Step(launched.known, (*launched.grid, 1, 1)[:3], given, tensors, described)
+    return _Step(launched.cached, (*launched.grid, 1, 1)[:3], given, tensors, described)
 
 
 def _plan(arguments: tuple, made: list[Tensor], launches: list, results) -> Plan | None:
@@ -200,13 +278,16 @@ def _plan(arguments: tuple, made: list[Tensor], launches: list, results) -> Plan
 
 def _watched(function: Callable, arguments: tuple, named: dict) -> tuple:
     """What the function returns, and its Plan, or None where there can be none."""
-    operators = _Operators()
-    with launching.watched() as launches, operators:
-        _watching.modes += 1
-        try:
+    _record_launches_of_catalogue()
+    operators, before = _Operators(), _watching.launches
+    launches = _watching.launches = []
+    _watching.modes += 1
+    try:
+        with operators:
             results = function(*arguments, **named)
-        finally:
-            _watching.modes -= 1
+    finally:
+        _watching.modes -= 1
+        _watching.launches = before
     given = *arguments, *named.values()
     return results, _plan(given, operators.made, launches, results) if operators.only_these else None
 
@@ -233,7 +314,7 @@ def planned(function: Callable) -> Callable:
             results, plans[kind] = _watched(function, arguments, named)
             return results
         if plan is kind:
-            if len(plans) == MOST:
+            if len(plans) == MAX_KINDS:
                 plans.clear()
             plans[kind] = False
         return function(*arguments, **named)

@@ -1,0 +1,115 @@
+"""Choose between the plain kernel of an operation and the tuned kernels in kernels/tuned/.
+
+An operation's own file launches its plain kernel. A file in kernels/tuned/ adds kernels for the calls it serves better:
+
+    @tuned("softmax", "forward", takes=_takes, gain="1.22x at 4096 x 32768, 2.3x at 4096 x 50257 (H200, bf16)")
+    def _forward(x): ...
+
+`takes` and the decorated function have the arguments of the plain function they replace, and the function returns the
+same results. On a GPU a call goes to the first tuned kernel that takes it, otherwise to the plain one. Where kernels
+are interpreted, the plain one runs, so that what is metered is what the learner reads. `variant` overrides both.
+"""
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kernels.interpreter import runtime
+
+VARIANTS = ("plain", "tuned")
+STAGES = ("forward", "training", "backward")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One tuned launcher: the calls it takes and what it gains.
+
+    Args:
+        operation: name in CATALOGUE.
+        stage: "forward", "training" (a forward that keeps what the backward needs) or "backward".
+        takes: takes(*arguments) -> bool, with the arguments of the plain function of that stage.
+        launch: launch(*arguments), returns what the plain function returns.
+        gain: recorded speedup over the plain kernel, with shapes and GPU.
+        compile_arguments: compile_arguments(*shape, dtype=) -> (kernel, arguments, options) as a launch at that shape
+            passes them on an H200, or None where this kernel does not take the shape. For compiling without launching.
+    """
+
+    operation: str
+    stage: str
+    takes: Callable[..., bool]
+    launch: Callable
+    gain: str
+    compile_arguments: Callable | None = None
+
+
+TUNED: dict[tuple[str, str], list[Tuned]] = {}
+_variant: str | None = None  # None: tuned on a GPU, plain where kernels are interpreted
+
+
+def tuned(operation: str, stage: str, *, takes: Callable[..., bool], gain: str, compile_arguments=None) -> Callable:
+    """Register the decorated launcher for a stage of an operation; see Tuned for the arguments.
+
+    Launchers registered first are asked first. A launcher that serves two stages is decorated twice.
+    """
+    if stage not in STAGES:
+        raise ValueError(f"tuned takes one of the stages {', '.join(STAGES)}, got {stage!r}")
+
+    def add(launch: Callable) -> Callable:
+        entry = Tuned(operation, stage, takes, launch, gain, compile_arguments)
+        TUNED.setdefault((operation, stage), []).append(entry)
+        return launch
+
+    return add
+
+
+@contextlib.contextmanager
+def variant(name: str) -> Iterator[None]:
+    """Choose the kernels of every call inside: "plain", or "tuned" wherever a tuned kernel takes the call.
+
+    Without it, calls are tuned on a GPU and plain where kernels are interpreted. The choice holds for the whole
+    process: autograd runs backward passes in threads of its own.
+
+    Raises:
+        ValueError: another name.
+    """
+    global _variant
+    if name not in VARIANTS:
+        raise ValueError(f"kernels.variant takes 'plain' or 'tuned', got {name!r}: choose one")
+    before, _variant = _variant, name
+    try:
+        yield
+    finally:
+        _variant = before
+
+
+def chosen_variant() -> str:
+    """Return the variant of calls made now: "plain" or "tuned"."""
+    return _variant or ("plain" if runtime.interprets() else "tuned")
+
+
+@functools.cache
+def tuned_kernels() -> dict[tuple[str, str], list[Tuned]]:
+    """Load kernels/tuned/ and return its launchers by (operation, stage)."""
+    importlib.import_module("kernels.tuned")
+    return TUNED
+
+
+def tuned_for(operation: str, stage: str, arguments: tuple) -> Tuned | None:
+    """Return the first tuned launcher that takes the call, whatever the variant; None where the plain one serves."""
+    for entry in tuned_kernels().get((operation, stage), ()):
+        if entry.takes(*arguments):
+            return entry
+    return None
+
+
+def by_variant(operation: str, stage: str, plain: Callable) -> Callable:
+    """Return a function with plain's signature that launches what the variant and the arguments ask for."""
+
+    @functools.wraps(plain)
+    def launch(*arguments):
+        found = tuned_for(operation, stage, arguments) if chosen_variant() == "tuned" else None
+        return (plain if found is None else found.launch)(*arguments)
+
+    return launch
