@@ -30,6 +30,7 @@ from kernels import variants
 from kernels.interpreter import runtime
 
 enabled = True
+_triton_run = JITFunction.run  # someone who replaces it listens to launches
 MAX_KINDS = 4096  # kinds of call kept per function: images and sequences come in many sizes
 _OPTIONS = frozenset((type(None), bool, int, float, str, torch.dtype))
 _ALLOCATIONS = frozenset(
@@ -201,6 +202,7 @@ def _plainly() -> bool:
         torch.compiler.is_compiling()  # first: torch.compile then looks no further
         or not enabled
         or runtime.interprets()
+        or JITFunction.run is not _triton_run
         or _listened_to()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.get_interpreter_stack()
@@ -233,7 +235,7 @@ def kind_of(arguments: tuple) -> tuple | None:
 
 
 def _step(launched: Launched, numbers: dict[int, int]) -> _Step | None:
-    """The launch as a step; None where it is not one of known kernel, on this device, over numbered tensors."""
+    """Return the launch as a step; None where only Triton can repeat it, or it reads memory of unknown origin."""
     if launched.cached is None or launched.cached.compiled.metadata.global_scratch_size:
         return None
     if launched.device != driver.active.get_current_device():

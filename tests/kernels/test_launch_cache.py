@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +15,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels import CATALOGUE, launching, plans
+from kernels import CATALOGUE, launch_cache, variant
 from kernels.interpreter import runtime
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 SCALE = tl.constexpr(2.0)
+ASKS_PYTORCH = {"ffn", "flash_attention", "layer_norm", "layer_norm_act", "residual_layer_norm"}  # in the backward pass
 DEVICES = itertools.count(1000)
 SHAPES = {"conv_bn_act": (2, 64, 14, 14, 64, 3), "flash_attention": (2, 4, 256, 64, True), "linear_act": (40, 64, 128)}
 SHAPES |= {"moe_int8": CATALOGUE["moe_int8"].interpreter_shapes[-1], "ffn": (256, 64, 128, True)}
@@ -31,13 +33,18 @@ def some_kernel(x_ptr, y_ptr, n, factor, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor * SCALE, mask=at < n)
 
 
-def plain(x):
+@triton.jit
+def learners_kernel(x_ptr):
+    tl.store(x_ptr, 0.0)
+
+
+def by_value(x):
     """A launch's argument by value: tensors as addresses, descriptors as tuples."""
     if isinstance(x, torch.Tensor):
         return x.data_ptr()
     if isinstance(x, TensorDescriptor):
         return x.base.data_ptr(), tuple(x.shape), tuple(x.strides), tuple(x.block_shape), x.padding
-    return tuple(map(plain, x)) if isinstance(x, tuple) else x
+    return tuple(map(by_value, x)) if isinstance(x, tuple) else x
 
 
 class Gpu:
@@ -59,7 +66,7 @@ class Gpu:
 
     def compiled(self, name):
         def launch(x, y, z, stream, function, metadata, scratch, enter, leave, *arguments):
-            self.made.append((function, (x, y, z), stream, *map(plain, arguments)))
+            self.made.append((function, (x, y, z), stream, *map(by_value, arguments)))
 
         metadata = SimpleNamespace(global_scratch_size=self.scratch)
         return SimpleNamespace(run=launch, function=name, packed_metadata=(), metadata=metadata)
@@ -67,21 +74,25 @@ class Gpu:
     def run(self, kernel, *args, grid, warmup, **options):
         self.asked += 1
         compiled = self.compiled(kernel.fn.__name__)
-        found = launching._remember(kernel, compiled, args, options)
-        given = *args, *(found.constants if found else options.values())
+        given = *args, *(options.get(each.name, each.default) for each in kernel.params[len(args) :])
         compiled.run(*(*grid, 1, 1)[:3], self.device, compiled.function, (), None, None, None, *given)
         return compiled
 
 
-@pytest.fixture
-def gpu(monkeypatch):
+@pytest.fixture(params=["plain", "tuned"])
+def gpu(request, monkeypatch):
+    """A GPU that is not there, for calls of either variant; some_kernel counts as one of the course's."""
     if runtime.has_gpu():
         pytest.skip("there is a GPU")
     found, before = Gpu(), driver._active
     driver.set_active(found)
-    monkeypatch.setattr(JITFunction, "run", launching.run)
-    monkeypatch.setattr(launching, "triton_run", found.run)
-    yield found
+    run = lambda kernel, *args, **options: found.run(kernel, *args, **options)  # noqa: E731
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(launch_cache, "_triton_run", run)
+    monkeypatch.setattr(launch_cache, "runtime", SimpleNamespace(interprets=lambda: False))
+    monkeypatch.setitem(sys.modules, "kernels.of_this_test", SimpleNamespace(some_kernel=some_kernel))
+    with variant(request.param):
+        yield found
     driver.set_active(before)
 
 
@@ -123,8 +134,8 @@ def test_every_operation_is_planned_and_launched_as_it_is_written(gpu, name):
             expected = expected or seen
             assert seen == expected
             assert {stream for _, _, stream, *_ in gpu.made} == {gpu.device}
-        assert gpu.asked == 2 * asked
-    assert any(type(each) is plans.Plan for each in kept_of(CATALOGUE[name].fused).values())
+        assert 2 * gpu.asked == 3 * asked  # the first two calls, and one on the other device
+    assert any(type(each) is launch_cache.Plan for each in kept_of(CATALOGUE[name].fused).values())
 
 
 @pytest.mark.parametrize("name", sorted(name for name, op in CATALOGUE.items() if op.backward_work is not None))
@@ -133,8 +144,9 @@ def test_gradients_are_launched_as_they_are_written(gpu, name):
     for turn in range(5):
         inputs = fresh_inputs(name, grad=True)
         gpu.made.clear()
-        if turn == 4:
-            gpu.device, asked = next(DEVICES), gpu.asked
+        before = gpu.asked
+        if turn == 4:  # nothing of it is kept for another device
+            gpu.device = next(DEVICES)
         results = CATALOGUE[name].fused(*inputs)
         first = results[0] if isinstance(results, tuple) else results
         assert first.requires_grad
@@ -146,7 +158,10 @@ def test_gradients_are_launched_as_they_are_written(gpu, name):
         expected = expected or seen
         assert seen == expected
         assert [x is None or x.shape == y.shape for x, y in zip(gradients, leaves, strict=True)]
-    assert gpu.asked == 2 * asked
+        if turn == 3:  # forward and backward are planned; the public function is not, since autograd records in it
+            assert (gpu.asked > before) == (name in ASKS_PYTORCH)
+        if turn == 4:
+            assert gpu.asked > before
 
 
 def kept_of(function) -> dict:
@@ -168,12 +183,12 @@ def tensors(*shape: int) -> tuple:
 
 
 def test_results_are_views_of_what_was_allocated(gpu):
-    call = plans.planned(doubled)
+    call = launch_cache.planned(doubled)
     for _ in range(3):
         transposed, nothing, y = call(*tensors(3, 5))
         assert nothing is None
         assert (transposed.data_ptr(), transposed.shape, transposed.stride()) == (y.data_ptr(), (5, 3), (1, 5))
-    assert gpu.asked == 2
+    assert gpu.asked == 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -200,7 +215,7 @@ def test_another_kind_has_another_plan(gpu, other):
         seen.append(arguments)
         return doubled(*arguments, **named)
 
-    call = plans.planned(watched)
+    call = launch_cache.planned(watched)
     for kind in (tensors(4, 5), {}), other(*tensors(4, 5)):
         seen.clear()
         for _ in range(4):
@@ -231,7 +246,7 @@ def test_what_does_more_is_done_as_it_is_written(gpu, how):
         calls.append(x)
         return (UNLIKE[how] if how != "one tensor twice" else doubled)(x, weight)
 
-    call = plans.planned(watched)
+    call = launch_cache.planned(watched)
     for _ in range(4):
         x, weight = tensors(4, 5)
         call(x, x if how == "one tensor twice" else weight)
@@ -268,7 +283,8 @@ def _under_autocast(call):
 
 def _listened_to(call):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JITFunction, "run", lambda self, *args, **options: launching.run(self, *args, **options))
+        run = JITFunction.run
+        patch.setattr(JITFunction, "run", lambda self, *args, **options: run(self, *args, **options))
         call()
 
 
@@ -295,7 +311,7 @@ def test_a_plan_holds_where_it_was_made(gpu, inside):
         calls.append(arguments)
         return doubled(*arguments)
 
-    call = plans.planned(watched)
+    call = launch_cache.planned(watched)
     for _ in range(3):
         call(*tensors(4, 5))
     inside(lambda: call(*tensors(4, 5)))
@@ -306,7 +322,7 @@ def test_a_plan_holds_where_it_was_made(gpu, inside):
 
 def test_a_changed_global_of_a_kernel_is_seen(gpu, monkeypatch):
     monkeypatch.setattr(some_kernel, "used_global_vals", {("SCALE", 0): (SCALE, globals())})
-    call = plans.planned(doubled)
+    call = launch_cache.planned(doubled)
     for _ in range(3):
         call(*tensors(4, 5))
     asked = gpu.asked
@@ -315,22 +331,48 @@ def test_a_changed_global_of_a_kernel_is_seen(gpu, monkeypatch):
     assert gpu.asked == asked + 2
 
 
-def test_plans_are_forgotten_when_asked(gpu):
+def test_the_other_variant_has_a_plan_of_its_own(gpu):
+    call = launch_cache.planned(doubled)
+    for name in ("plain", "tuned"):
+        with variant(name):
+            for _ in range(3):
+                call(*tensors(4, 5))
+    assert gpu.asked == 2 * 2 * 2
+    assert len(kept_of(call)) == 2
+
+
+def test_switched_off_every_call_runs_as_written(gpu, monkeypatch):
+    monkeypatch.setattr(launch_cache, "enabled", False)
+    call = launch_cache.planned(doubled)
+    for _ in range(4):
+        call(*tensors(4, 5))
+    assert gpu.asked == 4 * 2
+
+
+def test_only_the_courses_kernels_are_watched(gpu):
+    call = launch_cache.planned(doubled)
+    for _ in range(3):
+        call(*tensors(4, 5))
+    assert "run" in vars(some_kernel)
+    assert "run" not in vars(learners_kernel)
+
+
+def test_plans_are_dropped_when_asked(gpu):
     factors = [2.0]
-    call = plans.planned(lambda *arguments: doubled(*arguments, factors[0]))
+    call = launch_cache.planned(lambda *arguments: doubled(*arguments, factors[0]))
     for _ in range(3):
         call(*tensors(4, 5))
     factors[0] = 3.0
     call(*tensors(4, 5))
     assert gpu.made[-1][-2] == 2.0
-    plans.forget()
+    launch_cache.clear_plans()
     call(*tensors(4, 5))
     assert gpu.made[-1][-2] == 3.0
 
 
 def test_a_kernel_that_wants_memory_of_triton_is_left_to_it(gpu):
     gpu.scratch, calls = 128, []
-    call = plans.planned(lambda *arguments: calls.append(arguments) or doubled(*arguments))
+    call = launch_cache.planned(lambda *arguments: calls.append(arguments) or doubled(*arguments))
     for _ in range(4):
         call(*tensors(4, 5))
     assert len(calls) == 4
@@ -340,14 +382,14 @@ def test_errors_are_raised_every_time_and_numbers_that_equal_nothing_are_no_leak
     def refuses(x, weight, factor):
         raise ValueError("no, always")
 
-    call = plans.planned(refuses)
+    call = launch_cache.planned(refuses)
     for _ in range(4):
         with pytest.raises(ValueError, match="no, always"):
             call(*tensors(4, 5), 1.0)
     assert not torch._C._len_torch_dispatch_stack()
-    assert not plans.watching()
-    monkeypatch.setattr(plans, "MOST", 5)
-    call = plans.planned(doubled)
+    assert not launch_cache.watching()
+    monkeypatch.setattr(launch_cache, "MAX_KINDS", 5)
+    call = launch_cache.planned(doubled)
     for _ in range(12):
         call(*tensors(4, 5), math.nan)
         assert len(kept_of(call)) <= 5
