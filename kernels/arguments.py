@@ -44,11 +44,22 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
                 f"{operation} takes tensors on one device, got {first_name} on {first.device} and {name} on "
                 f"{tensor.device}: move one with .to(device)"
             )
-        if tensor.layout is not torch.strided:
-            kind = str(tensor.layout).removeprefix("torch.")
-            raise TypeError(f"{operation} takes dense tensors, got {name} in layout {kind}: use .to_dense()")
+        check_dense(operation, name, tensor)
     if not (first.is_cuda or first.is_meta or (first.is_cpu and runtime.interprets())):
         raise ValueError(f"{operation} runs on the GPU here, got tensors on {first.device}: move them with .cuda()")
+
+
+def check_dense(operation: str, name: str, tensor: torch.Tensor) -> None:
+    """Check that a tensor's elements are in one strided block of memory.
+
+    Raises:
+        TypeError: it is nested, sparse, or in another layout.
+    """
+    if tensor.is_nested:
+        raise TypeError(f"{operation} takes dense tensors, got {name} nested: use .to_padded_tensor(padding)")
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{operation} takes dense tensors, got {name} in layout {kind}: use .to_dense()")
 
 
 def given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -101,6 +112,7 @@ def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str
         if vector.dtype not in FLOATS:
             taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
             raise TypeError(f"{operation} takes {taken}, got {name} of {vector.dtype}: convert it with .to(dtype)")
+        check_dense(operation, name, vector)
         if vector.shape != (size,):
             raise ValueError(
                 f"{operation} takes {name} of {of}, ({size},), got {tuple(vector.shape)}: give it one value a {unit}"
@@ -275,6 +287,21 @@ def refuse(operation: str, given: dict) -> None:
         raise TypeError(f"{operation} takes no {name}: {mend}")
 
 
+def _shown(value) -> str:
+    """Return a value for a message, in one line."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{value!r:.40} of type {type(value).__name__}"
+
+
+def _mend(operation: str, name: str, kind: type, value) -> str:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return f"pass {name}.item()"
+    if value is None or isinstance(value, torch.Tensor | str | tuple | list):
+        return f"pass one {kind.__name__}, see help(kernels.{operation})"
+    return f"pass {kind.__name__}({name})"
+
+
 def check_option(operation: str, name: str, value, kind: type, *, optional: bool = False) -> None:
     """Check an argument that is no tensor.
 
@@ -292,8 +319,9 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
     if value is None and optional:
         return
     if not isinstance(value, (int, float) if kind is float else kind) or (kind is not bool and isinstance(value, bool)):
-        given = f"{value!r:.40} of type {type(value).__name__}"
-        raise TypeError(f"{operation} takes {name} as {kind.__name__}, got {given}: pass {kind.__name__}({name})")
+        raise TypeError(
+            f"{operation} takes {name} as {kind.__name__}, got {_shown(value)}: {_mend(operation, name, kind, value)}"
+        )
     if kind in (int, float) and not (
         -(2**63) <= value < 2**63 if isinstance(value, int) else -math.inf < value < math.inf
     ):

@@ -23,10 +23,12 @@ tests and meters.
 
 import inspect
 import typing
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from triton.runtime.jit import JITFunction
 
@@ -56,7 +58,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_):
         raise RuntimeError(
-            f"{ctx.name} is differentiable once, got a second derivative: use {ctx.name}_reference where you need one"
+            f"{ctx.name} is differentiable once, got a second derivative: use {_reference(ctx.name)} where you need one"
         )
 
 
@@ -69,19 +71,32 @@ def _options(forward: Callable) -> list[tuple[int, str, type, bool]]:
     return found
 
 
+def _reference(name: str) -> str:
+    return f"kernels.{name}.reference"
+
+
 def _refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
-    """Raise RuntimeError where kernels would see half of the truth: a tangent that PyTorch drops without a word, or one
-    sample of a batch."""
+    """Refuse transforms of which a kernel would see only a part: tangents, which PyTorch would drop, and batches.
+
+    Raises:
+        RuntimeError: forward-mode differentiation, or vmap.
+    """
     transforms = torch._C._functorch.get_interpreter_stack()
-    if not transforms and forward_ad._current_level < 0:
+    legacy_vmap = any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
+    if not transforms and forward_ad._current_level < 0 and not legacy_vmap:
         return
     kinds = {transform.key().name.lower() for transform in transforms or ()}
-    if "jvp" in kinds or (
-        forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
-    ):
-        raise RuntimeError(f"{name} has no forward-mode derivative: use {name}_reference where you need one")
-    if "vmap" in kinds:
-        raise RuntimeError(f"{name} has no rule for vmap: give it the batch as dimensions, or use {name}_reference")
+    if "jvp" in kinds or _has_tangent(tensors):
+        raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
+    if "vmap" in kinds or legacy_vmap:
+        raise RuntimeError(
+            f"{name} has no rule for vmap or batched gradients: pass the batch as dimensions, or use {_reference(name)}"
+        )
+
+
+def _has_tangent(arguments) -> bool:
+    tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _signed(x):
@@ -93,6 +108,29 @@ def _operator(name: str, function: Callable, fake: Callable):
     operator = torch.library.custom_op(f"kernel_fusion::{name}", function, mutates_args=())
     operator.register_fake(fake)
     return operator
+
+
+def _refuse_transforms_of_operator(name: str, operator) -> None:
+    """Make the operator refuse forward mode and vmap where only PyTorch's dispatcher calls it, as in a compiled graph.
+
+    A custom operator has no forward-mode derivative, and PyTorch drops the tangents of its arguments in silence.
+    """
+    plain = make_autograd_impl(operator._opoverload, operator)
+
+    def with_autograd(keyset, *arguments, **named):
+        if _has_tangent(arguments):
+            raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
+        return plain(keyset, *arguments, **named)
+
+    def refuse_batches(*_):
+        raise RuntimeError(f"{name} has no rule for vmap: pass the batch as dimensions, or use {_reference(name)}")
+
+    operator.register_vmap(refuse_batches)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Warning only once for all operators|Overriding a previously registered kernel"
+        )
+        operator._lib.impl(operator._name, with_autograd, "Autograd", with_keyset=True, allow_override=True)
 
 
 def _all_of_backward(backward: Callable, needed: tuple[bool, ...], grad_y: torch.Tensor, *kept) -> tuple:
@@ -143,7 +181,7 @@ def register(
     if backward is None:
 
         def refuse(ctx, *_):
-            raise RuntimeError(f"{name} has no backward pass: use {name}_reference where you need one")
+            raise RuntimeError(f"{name} has no backward pass: use {_reference(name)} where you need one")
 
         forward_op.register_autograd(refuse)
     if backward is not None:
@@ -193,6 +231,9 @@ def register(
         apply_in_transforms = type(name, (torch.autograd.Function,), methods).apply
         training_op.register_autograd(by(backward_op), setup_context=setup_context)
 
+    for operator in {each._qualname: each for each in (forward_op, training_op, backward_op) if each}.values():
+        _refuse_transforms_of_operator(name, operator)
+
     def operation(*arguments):
         tracked = negative = False
         for i, option, kind, optional in options:
@@ -207,15 +248,18 @@ def register(
             for x in tensors:
                 recorded = recorded or x.is_meta or type(x) not in TENSOR_TYPES
                 negative = negative or x.is_neg()
+        if not torch.compiler.is_compiling():  # there the operators refuse
+            _refuse_transforms(name, tensors)
         if recorded:
             result = (training_op if tracked else forward_op)(*arguments)
         else:
-            _refuse_transforms(name, tensors)
             if negative:
                 arguments = [_signed(x) for x in arguments]
             if not tracked:
                 return planned_forward(*arguments)
             transformed = torch._C._functorch.get_interpreter_stack()
+            if transformed and backward is None:
+                raise RuntimeError(f"{name} has no backward pass: use {_reference(name)} where you need one")
             result = (apply_in_transforms if transformed else apply)(*arguments)
         if tracked and training is not None:
             return result[0] if results == 1 else result[:results]
@@ -303,6 +347,7 @@ class FusedOp:
     kernel_for: Callable[..., JITFunction] | None = None
 
     def __post_init__(self):
+        self.fused.reference = self.reference
         if self.oracle is None:
             object.__setattr__(self, "oracle", self.reference)
         if self.kernel_for is None:
