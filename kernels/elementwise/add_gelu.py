@@ -2,12 +2,12 @@
 
     gelu(s) = s/2 (1 + tanh(u)),  u = sqrt(2/pi) (s + 0.044715 s^3)
 
-Written out in PyTorch, the sum goes to memory and comes straight back:
+Unfused, the sum goes to memory and comes straight back:
 
     unfused   add: read a, read b, write s | gelu: read s, write y       20 B/element in fp32, two launches
     fused     read a, read b, keep the sum in a register, write y        12 B/element, one launch
 
-Training keeps the sum for the backward pass, which then needs neither a nor b:
+Training saves the sum for the backward pass, which then needs neither a nor b:
 
     unfused   20 forward, 12 backward (read the gradient and the sum, write the gradient)      32 B/element
     fused     16 forward (the sum is written, never read), 12 backward                         28 B/element
@@ -24,7 +24,7 @@ import triton.language as tl
 
 from kernels import costs
 from kernels.arguments import channels_last, check_alike, in_widest
-from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
+from kernels.elementwise.vectors import MULTIPLE, has_tail, launch
 from kernels.op import FusedOp, Work, like, planned, register
 
 
@@ -34,7 +34,7 @@ def twice_u(s):
 
 
 @triton.jit
-def add_gelu_at(first, end, a_ptr, b_ptr, y_ptr, sum_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
+def add_gelu_block(first, end, a_ptr, b_ptr, y_ptr, sum_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
     offset = first + tl.arange(0, BLOCK)
     inside = offset < end
     a = tl.load(a_ptr + offset, mask=inside).to(COMPUTE)
@@ -52,22 +52,23 @@ def add_gelu_kernel(
     a_ptr,  # (elements,)
     b_ptr,  # (elements,), a's dtype
     y_ptr,  # (elements,), a's dtype
-    sum_ptr,  # (elements,), a's dtype, or None where no backward pass will ask for it
+    sum_ptr,  # (elements,), a's dtype, or None where no backward pass follows
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    RAGGED: tl.constexpr = False,  # whether 16 does not divide elements: vectors.py
+    HAS_TAIL: tl.constexpr = False,  # 16 does not divide elements: the last program takes the rest (vectors.py)
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    whole = end_of_vectors(elements, RAGGED)
-    add_gelu_at(first, whole, a_ptr, b_ptr, y_ptr, sum_ptr, BLOCK, COMPUTE)
-    if RAGGED and takes_rest():
-        add_gelu_at(whole, elements, a_ptr, b_ptr, y_ptr, sum_ptr, MULTIPLE, COMPUTE)
+    # Threads move 16 bytes at a time only if the compiler can see that 16 divides where a mask ends.
+    end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
+    add_gelu_block(first, end, a_ptr, b_ptr, y_ptr, sum_ptr, BLOCK, COMPUTE)
+    if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
+        add_gelu_block(end, elements, a_ptr, b_ptr, y_ptr, sum_ptr, MULTIPLE, COMPUTE)
 
 
 @triton.jit
-def add_gelu_backward_at(first, end, grad_y_ptr, sum_ptr, grad_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
+def add_gelu_backward_block(first, end, grad_y_ptr, sum_ptr, grad_ptr, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
     offset = first + tl.arange(0, BLOCK)
     inside = offset < end
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
@@ -92,20 +93,20 @@ def add_gelu_backward_kernel(
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,
-    RAGGED: tl.constexpr = False,
+    HAS_TAIL: tl.constexpr = False,
 ):
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    whole = end_of_vectors(elements, RAGGED)
-    add_gelu_backward_at(first, whole, grad_y_ptr, sum_ptr, grad_ptr, BLOCK, COMPUTE)
-    if RAGGED and takes_rest():
-        add_gelu_backward_at(whole, elements, grad_y_ptr, sum_ptr, grad_ptr, MULTIPLE, COMPUTE)
+    end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
+    add_gelu_backward_block(first, end, grad_y_ptr, sum_ptr, grad_ptr, BLOCK, COMPUTE)
+    if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
+        add_gelu_backward_block(end, elements, grad_y_ptr, sum_ptr, grad_ptr, MULTIPLE, COMPUTE)
 
 
 def settings(dtype: torch.dtype, backward: bool = False) -> dict:
-    """Launch settings for 128 threads a block.
+    """Return launch settings for 128 threads per block.
 
-    Forward: 1024 elements, which every dtype loads 16 bytes at a time. Backward: two 16-byte loads a thread and input;
-    on an H200, 100M elements in bf16, 96 per cent of copy bandwidth.
+    Forward: 1024 elements, which every dtype loads 16 bytes at a time. Backward: two 16-byte loads per thread and
+    input; on an H200, 100M elements in bf16, 96 % of copy bandwidth.
     """
     return {
         "BLOCK": 4096 // dtype.itemsize if backward else 1024,
@@ -121,7 +122,7 @@ def _forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _forward_keeping_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _training(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     a, b = a.contiguous(), b.contiguous()
     y, s = torch.empty_like(a), torch.empty_like(a)
     launch(add_gelu_kernel, settings(a.dtype), a, b, y, s)
@@ -138,7 +139,7 @@ add_gelu_op = register(
     "add_gelu",
     _forward,
     lambda a, b: like(a),
-    training=_forward_keeping_sum,
+    training=_training,
     training_fake=lambda a, b: (like(a), like(a)),
     keep=lambda arguments, results: results[1:],
     backward=_backward,
@@ -159,6 +160,7 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     Returns:
         A contiguous tensor of a's shape and dtype, channels last where both are. The arithmetic is fp32 (fp64 for fp64
         inputs), rounded once. Under autocast, two dtypes meet in the wider one.
+        The gradient at a sum of inf or -inf is its limit, 1 or 0, where PyTorch's is NaN.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
@@ -195,7 +197,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype)
-    return (block, block, block, None, block.numel()), settings(dtype) | {"RAGGED": is_ragged(block.numel())}
+    return (block, block, block, None, block.numel()), settings(dtype) | {"HAS_TAIL": has_tail(block.numel())}
 
 
 OP = FusedOp(

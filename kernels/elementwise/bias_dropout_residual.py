@@ -1,15 +1,15 @@
 """The end of a transformer's sublayer in one kernel:  y = residual + dropout(x + bias).
 
-Written out in PyTorch, every step goes through memory, and dropout stores its mask for the backward pass:
+Unfused, every step goes through memory, and dropout stores its mask for the backward pass:
 
     unfused   add: read x, write t | dropout: read t, write d and a mask of 1 B | add: read d, residual, write y
                                                                               15 B/element in 16 bits, three launches
     fused     read x, read residual, write y                                   6 B/element, one launch
 
-No mask is stored: kernels/philox.py makes it from the seed, the row and the column, in the forward and again in the
-backward pass. That reads the gradient and writes x's, 4 B/element; residual's gradient is y's own. On the way programs
-that own some rows and columns each sum the bias's gradient in fp32; a small launch adds up what they found, unless one
-program can take all rows of its columns. There are no atomics, so the gradients are the same in every run.
+No mask is stored: kernels/philox.py computes it from the seed, the row and the column, in the forward and again in the
+backward pass. That reads the gradient and writes x's, 4 B/element; residual's gradient is y's own. On the way each
+program sums the bias's gradient over its rows, in fp32; a small launch adds up these sums, unless one program takes all
+rows of its columns. There are no atomics, so the gradients are the same in every run.
 
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762, section 5.4.
 """
@@ -20,21 +20,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, next_power_of_2
-from kernels.elementwise.bias_dropout_residual_backward import gradients, vectors_of
+from kernels.arguments import (
+    as_rows,
+    cdiv,
+    check_alike,
+    check_columns,
+    in_widest,
+    multiprocessors,
+    next_power_of_2,
+)
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.philox import check_dropout, dropout_mask, kept, kept_at, new_seed, scale_of_kept
-from kernels.vectors import at_vector, elements_before, inside_rim, rim
-
-
-@triton.jit
-def bias_dropout_residual_at(x_at, bias_at, residual_at, y_at, inside, keep, scale, COMPUTE: tl.constexpr):
-    x = tl.load(x_at, mask=inside).to(COMPUTE)
-    residual = tl.load(residual_at, mask=inside).to(COMPUTE)
-    bias = tl.load(bias_at, mask=inside).to(COMPUTE)
-    # A product, as in PyTorch: NaN and inf stay seen where they are dropped.
-    y = residual + (x + bias) * tl.where(keep, scale, 0.0)
-    tl.store(y_at, y.to(y_at.dtype.element_ty), mask=inside)
+from kernels.rowwise.sums import sums_of_programs
 
 
 @triton.jit
@@ -52,63 +49,35 @@ def bias_dropout_residual_kernel(
     blocks_in_row,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    VECTOR: tl.constexpr = 1,  # elements of a vector, and whether rows begin or end within one: kernels/vectors.py
-    RAGGED: tl.constexpr = False,
-    FOURS: tl.constexpr = True,  # whether blocks begin with four neighbours of one evaluation: kernels/philox.py
+    FOURS: tl.constexpr,  # 4 divides cols, so four neighbours share one evaluation of Philox
 ):
     # int64 before the multiplication: row * stride passes 2**31 on large tensors.
     program = tl.program_id(0).to(tl.int64)
-    row = program // blocks_in_row + tl.zeros((1, 1), tl.int64)
-    first = program % blocks_in_row * BLOCK
-    lead = elements_before(program // blocks_in_row * cols, VECTOR, RAGGED)
-    whole = at_vector(cols - lead, VECTOR)
+    row, first = program // blocks_in_row, program % blocks_in_row * BLOCK
+    col = tl.arange(0, BLOCK)[None, :]  # from `first` on
+    inside = col < cols - first
+    x = tl.load(x_ptr + row * x_row_stride + first + col, mask=inside).to(COMPUTE)
+    residual = tl.load(residual_ptr + row * residual_row_stride + first + col, mask=inside).to(COMPUTE)
+    bias = tl.load(bias_ptr + first + col, mask=inside).to(COMPUTE)
     seed = tl.load(seed_ptr)
-    x_start, residual_start, y_start = row * x_row_stride, row * residual_row_stride, row * cols
-    first_col = lead + first
-    place = tl.arange(0, BLOCK)[None, :]
-    within_four = y_start % 4  # of the row's first element
     if FOURS:
-        keep = kept(seed, row, first_col, p, 1, BLOCK)
+        keep = kept(seed, row, first, p, 1, BLOCK)
     else:
-        keep = kept_at(seed, row, within_four + first_col + place, p, 1, BLOCK)
-    bias_dropout_residual_at(
-        x_ptr + at_vector(x_start + first_col, VECTOR) + place,
-        bias_ptr + first_col + place,
-        residual_ptr + at_vector(residual_start + first_col, VECTOR) + place,
-        y_ptr + at_vector(y_start + first_col, VECTOR) + place,
-        place < whole - first,
-        keep,
-        scale,
-        COMPUTE,
-    )
-    if RAGGED and first == 0:
-        col = rim(lead, cols, VECTOR)
-        bias_dropout_residual_at(
-            x_ptr + x_start + col,
-            bias_ptr + col,
-            residual_ptr + residual_start + col,
-            y_ptr + y_start + col,
-            inside_rim(lead, whole, cols, VECTOR),
-            kept_at(seed, row, within_four + col, p, 1, 2 * VECTOR),
-            scale,
-            COMPUTE,
-        )
+        keep = kept_at(seed, row, row * cols % 4 + first + col, p, 1, BLOCK)
+    # A product, as in PyTorch: NaN and inf stay visible where they are dropped.
+    y = residual + (x + bias) * tl.where(keep, scale, 0.0)
+    tl.store(y_ptr + row * cols + first + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @cache
-def launch_of(cols: int, dtype: torch.dtype, vector: int, ragged: bool, fours: bool) -> tuple[int, dict]:
-    """How many programs a row of the forward has, and their constexprs and launch options.
-
-    16 elements a thread, whose four Philox evaluations overlap. On an H200 (16384 x 4096, bf16): 95 to 100 % of copy
-    bandwidth. Smaller blocks where they leave less of a row's last one empty.
-    """
-    cols = cols // vector * vector
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Return constexprs and launch options of the forward: 16 elements per thread, in smaller blocks where these leave
+    less of a row's last block empty."""
     block = min(4096, max(16, next_power_of_2(cols)))
     while block > 512 and 8 * cdiv(cols, block) * block > 9 * cols:
         block //= 2
     compute = tl.float64 if dtype == torch.float64 else tl.float32
-    chosen = {"BLOCK": block, "COMPUTE": compute, "VECTOR": vector, "RAGGED": ragged, "FOURS": fours}
-    return cdiv(cols, block), {**chosen, "num_warps": max(1, block // 512)}
+    return {"BLOCK": block, "COMPUTE": compute, "FOURS": cols % 4 == 0, "num_warps": max(1, block // 512)}
 
 
 def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
@@ -117,7 +86,8 @@ def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: 
         return y
     x, residual, bias = as_rows(x), as_rows(residual), bias.contiguous()
     (rows, cols), strides = x.shape, (x.stride(0), residual.stride(0))
-    blocks, chosen = launch_of(cols, x.dtype, *vectors_of(x, residual, as_rows(y)))
+    chosen = settings(cols, x.dtype)
+    blocks = cdiv(cols, chosen["BLOCK"])
     with torch.cuda.device_of(x):
         bias_dropout_residual_kernel[(rows * blocks,)](
             x, bias, residual, y, seed, cols, *strides, float(p), scale_of_kept(p), blocks, **chosen
@@ -125,12 +95,88 @@ def _forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: 
     return y
 
 
+@triton.jit
+def bias_dropout_residual_backward_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    grad_x_ptr,  # (rows, cols), contiguous
+    sums_ptr,  # (programs along the rows, cols): sums of the bias's gradient; (cols,) if there is one
+    seed_ptr,  # (1,) int64
+    rows,
+    cols,
+    grad_y_row_stride,
+    p,
+    scale,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    FOURS: tl.constexpr,
+):
+    first_col = tl.program_id(0) * BLOCK_COLS
+    col = first_col + tl.arange(0, BLOCK_COLS)[None, :]
+    seed = tl.load(seed_ptr)
+    sums = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    for first_row in range(tl.program_id(1) * BLOCK_ROWS, rows, tl.num_programs(1) * BLOCK_ROWS):
+        row = first_row + tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
+        inside = (row < rows) & (col < cols)
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        if FOURS:
+            keep = kept(seed, row, first_col, p, BLOCK_ROWS, BLOCK_COLS)
+        else:
+            keep = kept_at(seed, row, row * cols % 4 + col, p, BLOCK_ROWS, BLOCK_COLS)
+        grad_x = grad_y * tl.where(keep, scale, 0.0)
+        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+        sums += tl.where(inside, grad_x, 0.0)
+    total = tl.sum(sums, axis=0, keep_dims=True).to(sums_ptr.dtype.element_ty)
+    tl.store(sums_ptr + tl.program_id(1).to(tl.int64) * cols + col, total, mask=col < cols)
+
+
+@cache
+def backward_settings(rows: int, cols: int, dtype: torch.dtype, sms: int) -> tuple[tuple[int, int], dict]:
+    """Return the backward's grid, along columns (of which 65,535 blocks may be too few) and rows, and its options.
+
+    With few rows, a program takes all rows of its columns and leaves no sum to a second launch. Otherwise programs fill
+    the GPU once, so that few sums are left. On an H200 in bf16: 16384 x 4096 in 89 us.
+    """
+    few_rows = rows <= (4 * sms if cdiv(cols, 32) <= sms else sms)
+    block_rows, block_cols, warps = 4, 256, 2
+    if few_rows:
+        block_rows, block_cols, warps = (128, 32, 4) if rows <= 128 else (256, 32, 8)
+    blocks = cdiv(cols, block_cols)
+    programs = 1 if few_rows else min(cdiv(rows, block_rows), max(1, 24 // warps * sms // blocks))
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    chosen = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "COMPUTE": compute, "FOURS": cols % 4 == 0}
+    return (blocks, programs), {**chosen, "num_warps": warps}
+
+
+def _backward(
+    grad_y: torch.Tensor, seed: torch.Tensor, p: float, bias_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of x and of the bias."""
+    grad_x = like(grad_y)
+    if grad_y.numel() == 0:
+        return grad_x, torch.zeros(grad_y.shape[-1], dtype=bias_dtype, device=grad_y.device)
+    grad_y = as_rows(grad_y)
+    rows, cols = grad_y.shape
+    grid, chosen = backward_settings(rows, cols, grad_y.dtype, multiprocessors(grad_y))
+    grad_bias = torch.empty(cols, dtype=bias_dtype, device=grad_y.device)
+    sums = grad_bias
+    if grid[1] > 1:
+        sums = torch.empty(grid[1], cols, dtype=torch.promote_types(grad_y.dtype, torch.float32), device=grad_y.device)
+    with torch.cuda.device_of(grad_y):
+        bias_dropout_residual_backward_kernel[grid](
+            grad_y, grad_x, sums, seed, rows, cols, grad_y.stride(0), float(p), scale_of_kept(p), **chosen
+        )
+        if grid[1] > 1:
+            (grad_bias,) = sums_of_programs((sums,), (grad_bias,))
+    return grad_x, grad_bias
+
+
 bias_dropout_residual_op = register(
     "bias_dropout_residual",
     _forward,
     lambda x, bias, residual, seed, p: like(x),
     keep=lambda arguments, y: (arguments[3], arguments[4], arguments[1].dtype),
-    backward=gradients,
+    backward=_backward,
     backward_fake=lambda grad_y, seed, p, dtype: (like(grad_y), grad_y.new_empty(grad_y.shape[-1], dtype=dtype)),
     gradients=lambda backward, needed, grad_y, *kept: (*backward(grad_y, *kept), grad_y),
 )
@@ -185,14 +231,14 @@ def bias_dropout_residual_oracle(
 
 
 def bias_dropout_residual_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: two additions and a product an element, the random numbers' integers not counted; x, bias,
-    residual and the seed in once, y out once."""
+    """FLOPs and least bytes: two additions and a product per element, the random numbers' integers not counted; x,
+    bias, residual and the seed in once, y out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(flops=3 * elements, bytes_read=(2 * elements + shape[-1]) * size + 8, bytes_written=elements * size)
 
 
 def bias_dropout_residual_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradients: a product and an addition an element; y's gradient and the seed in once,
+    """FLOPs and least bytes of the gradients: a product and an addition per element; y's gradient and the seed in once,
     x's and the bias's out once (residual's is y's own)."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(flops=2 * elements, bytes_read=elements * size + 8, bytes_written=(elements + shape[-1]) * size)
@@ -207,8 +253,8 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     cols = shape[-1]
     x = torch.empty(shape, dtype=dtype, device="meta")
     seed = torch.empty((), dtype=torch.int64, device="meta")
-    blocks, chosen = launch_of(cols, dtype, *vectors_of(as_rows(x)))
-    return (x, x, x, x, seed, cols, cols, cols, 0.1, scale_of_kept(0.1), blocks), chosen
+    chosen = settings(cols, dtype)
+    return (x, x, x, x, seed, cols, cols, cols, 0.1, scale_of_kept(0.1), cdiv(cols, chosen["BLOCK"])), chosen
 
 
 OP = FusedOp(
@@ -217,7 +263,7 @@ OP = FusedOp(
     reference=bias_dropout_residual_reference,
     work=bias_dropout_residual_work,
     kernel=bias_dropout_residual_kernel,
-    settings=launch_of,
+    settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 5000), (2, 1025), (2, 3, 65)),

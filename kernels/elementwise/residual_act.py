@@ -1,22 +1,22 @@
 """A residual connection and its activation in one kernel:  y = act(x + residual), act ReLU, GELU or SiLU.
 
-The end of a residual block. Written out in PyTorch, the sum goes to memory and comes straight back:
+The end of a residual block. Unfused, the sum goes to memory and comes straight back:
 
     unfused   add: read x, read residual, write s | act: read s, write y       10 B/element in 16 bits, two launches
     fused     read x, read residual, write y                                    6 B/element, one launch
 
-The backward pass makes the one gradient that x and residual share. Of the sum it asks ReLU's question alone, above 0 or
-not, so with ReLU the forward of a training step writes one bit an element; else it writes the sum:
+The backward pass computes the one gradient that x and residual share. With ReLU it needs to know only whether the sum
+was above 0, so the forward of a training step writes one bit per element; with other activations it writes the sum:
 
-    training  ReLU: and write a bit             6.125 B/element | else: and write the sum           8 B/element
+    training  ReLU: also write a bit             6.125 B/element | others: also write the sum       8 B/element
     backward  ReLU: read the gradient, read the bit, write the gradient    4.125 B/element, one launch
-              else: read the gradient, read the sum, write the gradient        6 B/element, one launch
+              others: read the gradient, read the sum, write the gradient      6 B/element, one launch
 
-PyTorch asks y instead, and torch.compile a mask of one byte an element. The bits are memory of their own, 1/16 of y's
-bytes in 16 bits, where the next layer most often keeps y anyway; in return y may be changed in place at once.
+PyTorch reads y instead, and torch.compile a mask of one byte per element. The bits take extra memory, 1/16 of y's
+bytes in 16 bits, where the next layer usually saves y anyway; in return, y may be modified in place.
 
-Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; the activations and their sources
-stand in kernels/activations.py.
+Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; the activations and
+their sources: kernels/activations.py.
 """
 
 import torch
@@ -25,12 +25,12 @@ import triton.language as tl
 
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import channels_last, check_alike, in_widest
-from kernels.elementwise.vectors import MULTIPLE, end_of_vectors, is_ragged, launch, takes_rest
+from kernels.elementwise.vectors import MULTIPLE, has_tail, launch
 from kernels.op import FusedOp, Work, like, planned, register
 
 
 @triton.jit
-def residual_act_at(
+def residual_act_block(
     first, end, x_ptr, residual_ptr, y_ptr, kept_ptr, BLOCK: tl.constexpr, ACT: tl.constexpr, COMPUTE: tl.constexpr
 ):
     offset = first + tl.arange(0, BLOCK)
@@ -54,30 +54,31 @@ def residual_act_kernel(
     x_ptr,  # (elements,)
     residual_ptr,  # (elements,), x's dtype
     y_ptr,  # (elements,), x's dtype
-    kept_ptr,  # for the backward pass: (elements,), the sum; with ReLU a bit an element; None where nobody will ask
+    kept_ptr,  # the sum, (elements,), or with ReLU one bit per element; None where no backward pass follows
     elements,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,  # a name in ACTIVATIONS
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    RAGGED: tl.constexpr = False,  # whether 16 does not divide elements: vectors.py
+    HAS_TAIL: tl.constexpr = False,  # 16 does not divide elements: the last program takes the rest (vectors.py)
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    whole = end_of_vectors(elements, RAGGED)
-    residual_act_at(first, whole, x_ptr, residual_ptr, y_ptr, kept_ptr, BLOCK, ACT, COMPUTE)
-    if RAGGED and takes_rest():
-        residual_act_at(whole, elements, x_ptr, residual_ptr, y_ptr, kept_ptr, MULTIPLE, ACT, COMPUTE)
+    # Threads move 16 bytes at a time only if the compiler can see that 16 divides where a mask ends.
+    end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
+    residual_act_block(first, end, x_ptr, residual_ptr, y_ptr, kept_ptr, BLOCK, ACT, COMPUTE)
+    if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
+        residual_act_block(end, elements, x_ptr, residual_ptr, y_ptr, kept_ptr, MULTIPLE, ACT, COMPUTE)
 
 
 @triton.jit
-def residual_act_backward_at(
+def residual_act_backward_block(
     first, end, grad_y_ptr, kept_ptr, grad_ptr, BLOCK: tl.constexpr, ACT: tl.constexpr, COMPUTE: tl.constexpr
 ):
     offset = first + tl.arange(0, BLOCK)
     inside = offset < end
     grad_y = tl.load(grad_y_ptr + offset, mask=inside).to(COMPUTE)
     if ACT == "relu":
-        # The eight pointers that are one make one load where a thread holds eight neighbours.
+        # Eight neighbours read one byte: a single load where one thread holds them.
         kept = (tl.load(kept_ptr + offset // 8, mask=inside) >> (tl.arange(0, BLOCK) % 8)) & 1
     else:
         kept = tl.load(kept_ptr + offset, mask=inside).to(COMPUTE)
@@ -94,20 +95,20 @@ def residual_act_backward_kernel(
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
-    RAGGED: tl.constexpr = False,
+    HAS_TAIL: tl.constexpr = False,
 ):
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    whole = end_of_vectors(elements, RAGGED)
-    residual_act_backward_at(first, whole, grad_y_ptr, kept_ptr, grad_ptr, BLOCK, ACT, COMPUTE)
-    if RAGGED and takes_rest():
-        residual_act_backward_at(whole, elements, grad_y_ptr, kept_ptr, grad_ptr, MULTIPLE, ACT, COMPUTE)
+    end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
+    residual_act_backward_block(first, end, grad_y_ptr, kept_ptr, grad_ptr, BLOCK, ACT, COMPUTE)
+    if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
+        residual_act_backward_block(end, elements, grad_y_ptr, kept_ptr, grad_ptr, MULTIPLE, ACT, COMPUTE)
 
 
 def settings(dtype: torch.dtype, act: str = "relu") -> dict:
-    """Launch settings: a block that gives each of 128 threads one 16-byte load an input in 16 bits.
+    """Return launch settings: in 16 bits, each of 128 threads makes one 16-byte load per input.
 
-    A thread's eight neighbours are then one byte of ReLU's bits. On an H200, 10^8 elements in bf16, per cent of copy
-    bandwidth: forward 99; backward from ReLU's bits 97, else 99. Writing the bits takes 2.7 per cent longer.
+    A thread's eight elements are then one byte of ReLU's bits. On an H200, 10^8 elements in bf16, as % of copy
+    bandwidth: forward 99; backward from ReLU's bits 97, otherwise 99. Writing the bits takes 2.7 % longer.
     """
     return {
         "BLOCK": 1024,
@@ -124,7 +125,7 @@ def _forward(x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:
     return y
 
 
-def _forward_for_training(x: torch.Tensor, residual: torch.Tensor, act: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _training(x: torch.Tensor, residual: torch.Tensor, act: str) -> tuple[torch.Tensor, torch.Tensor]:
     x, residual = x.contiguous(), residual.contiguous()
     y, kept = torch.empty_like(x), _empty_kept(x, act)
     launch(residual_act_kernel, settings(x.dtype, act), x, residual, y, kept)
@@ -148,7 +149,7 @@ residual_act_op = register(
     "residual_act",
     _forward,
     lambda x, residual, act: like(x),
-    training=_forward_for_training,
+    training=_training,
     training_fake=lambda x, residual, act: (like(x), _empty_kept(x, act)),
     keep=lambda arguments, results: (results[1], arguments[2]),
     backward=_backward,
@@ -170,6 +171,7 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     Returns:
         A contiguous tensor of x's shape and dtype, channels last where both are. The arithmetic is fp32 (fp64 for fp64
         inputs), rounded once. Under autocast, two dtypes meet in the wider one.
+        gelu_tanh's gradient at a sum of inf or -inf is its limit, 1 or 0, where PyTorch's is NaN.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
@@ -211,7 +213,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype, device="meta")
-    return (block, block, block, None, block.numel()), settings(dtype) | {"RAGGED": is_ragged(block.numel())}
+    return (block, block, block, None, block.numel()), settings(dtype) | {"HAS_TAIL": has_tail(block.numel())}
 
 
 OP = FusedOp(

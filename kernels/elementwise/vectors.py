@@ -1,49 +1,34 @@
-"""A launch over elements as whole vectors of 16 bytes, and the few elements after the last of them.
+"""Launch an elementwise kernel so that threads move 16 bytes per access, whatever the number of elements.
 
-A thread moves 16 bytes at once where one mask serves them all, and of `offset < elements` the compiler knows that only
-where 16 divides `elements`. Where it does not, the launch is RAGGED: blocks end at the last multiple of 16, which whole
-vectors of any dtype divide, and one more program takes the rest, so that no block waits for it.
+A thread moves 16 bytes at once only if one mask covers them all, and the compiler knows that `offset < end` does so
+only if 16 divides `end`. For other sizes a launch sets HAS_TAIL: blocks end at the last multiple of 16 elements, which
+is a whole number of 16-byte vectors in any dtype, and one more program takes the tail, so that no block waits for it.
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.arguments import cdiv, multiprocessors
 
-MULTIPLE = tl.constexpr(16)  # elements: 16 bytes where each has one
+MULTIPLE = tl.constexpr(16)  # elements: 16 bytes if each has one
 
 
-@triton.jit
-def end_of_vectors(elements, RAGGED: tl.constexpr):
-    """Where blocks end."""
-    end = elements
-    if RAGGED:
-        end = elements // MULTIPLE * MULTIPLE  # written so that the compiler sees a multiple
-    return end
-
-
-@triton.jit
-def takes_rest():
-    """Whether the program is the one that takes what is left after the blocks."""
-    return tl.program_id(0) == tl.num_programs(0) - 1
-
-
-def is_ragged(elements: int) -> bool:
-    """Whether a launch over so many elements leaves a rest."""
+def has_tail(elements: int) -> bool:
+    """Return whether blocks that end at a multiple of 16 leave some of `elements` over."""
     return elements % MULTIPLE.value != 0
 
 
-def launch(kernel, chosen: dict, *tensors: torch.Tensor | None) -> None:
-    """Launch a kernel with the settings `chosen` over the elements of contiguous tensors; the first is not None.
+def launch(kernel, settings: dict, *tensors: torch.Tensor | None) -> None:
+    """Launch `kernel` over the elements of contiguous tensors, the first of which is not None.
 
-    Few elements have smaller blocks, down to 512: more SMs have a part of them, and a thread has less to compute.
+    Blocks are halved, down to 512 elements, while they leave SMs idle.
     """
-    elements = tensors[0].numel()
-    if elements:
-        ragged, block = is_ragged(elements), chosen["BLOCK"]
-        while block > 512 and elements < 4 * multiprocessors(tensors[0]) * block:
-            block //= 2
-        programs = cdiv(elements - elements % MULTIPLE.value, block) + ragged
-        with torch.cuda.device_of(tensors[0]):
-            kernel[(programs,)](*tensors, elements, RAGGED=ragged, **chosen | {"BLOCK": block})
+    elements, block = tensors[0].numel(), settings["BLOCK"]
+    if elements == 0:
+        return
+    while block > 512 and elements < 4 * multiprocessors(tensors[0]) * block:
+        block //= 2
+    tail = has_tail(elements)
+    programs = cdiv(elements - elements % MULTIPLE.value, block) + tail
+    with torch.cuda.device_of(tensors[0]):
+        kernel[(programs,)](*tensors, elements, HAS_TAIL=tail, **settings | {"BLOCK": block})

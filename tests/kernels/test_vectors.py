@@ -67,7 +67,7 @@ def test_nothing_is_read_or_written_past_the_end(device, elements):
 def test_blocks_move_16_bytes_at_a_time(kernel, settings, reads, writes, elements):
     x = torch.empty(elements, dtype=torch.bfloat16, device="meta")
     chosen = settings(x.dtype)
-    made = compile_for(kernel, *[x] * (reads + writes), elements, RAGGED=True, device="H200", **chosen).instructions
+    made = compile_for(kernel, *[x] * (reads + writes), elements, HAS_TAIL=True, device="H200", **chosen).instructions
     vectors_a_thread = chosen["BLOCK"] // (8 * 32 * chosen["num_warps"])
     wide = {"LDG.128": reads * vectors_a_thread, "STG.128": writes * vectors_a_thread}
     rest = {"LDG.16": reads, "STG.16": writes}
