@@ -6,8 +6,6 @@ a multiple of 16 bytes. Earlier GPUs have no such engine: there Triton compiles 
 """
 
 import torch
-import triton
-import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.arguments import cdiv, shared_memory
@@ -50,68 +48,3 @@ def takes_descriptors(*matrices: torch.Tensor) -> bool:
 def described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
     """The descriptor of x, which is describable, in tiles of this shape."""
     return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], tile)
-
-
-def lend_scratch() -> None:
-    """Give the kernels launched next from this thread the memory that descriptors of their own making need."""
-    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-
-
-def of_rows(x: torch.Tensor, tile: list[int], made_here: bool):
-    """x, describable, as load_rows takes it: (batch, heads, rows, dim) in tiles of (rows, dim), or without the last."""
-    return (x, *row_strides(x), 1)[: x.dim()] if made_here else described(x, [1, 1, *tile])
-
-
-@triton.jit
-def of_head(x, b, h, rows, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The descriptor, made here, of one head's (rows, D) in tiles of (ROWS, BLOCK_D)."""
-    # int64 before the multiplications: offsets pass 2**31 on large tensors.
-    start = x[0] + b.to(tl.int64) * x[1] + h.to(tl.int64) * x[2]
-    return tl.make_tensor_descriptor(start, [rows, D], [x[3], 1], [ROWS, BLOCK_D])
-
-
-@triton.jit
-def load_rows(
-    x, b, h, start, rows, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, MADE_HERE: tl.constexpr
-):
-    """(ROWS, BLOCK_D) of one head from the row `start` on.
-
-    x: its descriptor or, MADE_HERE, its pointer and strides: where warps take roles, the compiler halves what is loaded
-    and stored, and with it the tiles of a descriptor that the kernel makes. Those of the host's it cannot halve.
-    """
-    if MADE_HERE:
-        tile = of_head(x, b, h, rows, D, ROWS, BLOCK_D).load([start, 0])
-    else:
-        tile = x.load([b, h, start, 0]).reshape(ROWS, BLOCK_D)
-    return tile
-
-
-@triton.jit
-def store_rows(x, value, b, h, start, rows, D: tl.constexpr, MADE_HERE: tl.constexpr):
-    """Store (ROWS, BLOCK_D) of one head from the row `start` on, in x's dtype; x as in load_rows."""
-    if MADE_HERE:
-        tiles = of_head(x, b, h, rows, D, value.shape[0], value.shape[1])
-        tiles.store([start, 0], value.to(tiles.dtype))
-    else:
-        x.store([b, h, start, 0], value.to(x.dtype).reshape(1, 1, value.shape[0], value.shape[1]))
-
-
-@triton.jit
-def load_values(x, b, h, start, rows, ROWS: tl.constexpr, MADE_HERE: tl.constexpr):
-    """The same of one value a row."""
-    if MADE_HERE:
-        first = x[0] + b.to(tl.int64) * x[1] + h.to(tl.int64) * x[2]
-        values = tl.make_tensor_descriptor(first, [rows], [1], [ROWS]).load([start])
-    else:
-        values = x.load([b, h, start]).reshape(ROWS)
-    return values
-
-
-@triton.jit
-def store_values(x, value, b, h, start, rows, MADE_HERE: tl.constexpr):
-    """The same of one value a row."""
-    if MADE_HERE:
-        first = x[0] + b.to(tl.int64) * x[1] + h.to(tl.int64) * x[2]
-        tl.make_tensor_descriptor(first, [rows], [1], [value.shape[0]]).store([start], value)
-    else:
-        x.store([b, h, start], value.reshape(1, 1, value.shape[0]))

@@ -1,15 +1,15 @@
 """The probabilities of attention, softmax(q k^T scale + mask), in one kernel that writes them and nothing else.
 
     unfused   product: write s | scale: read s, write s | mask: read s, write s | softmax: read s, write p
-                                                                    14 N^2 B a head in 16 bits, four launches and more
+                                                                    14 N^2 B per head in 16 bits, at least four launches
     fused     read q and k, write p                                  2 N^2 B, or 4 N^2 B for p in fp32, one launch
 
-A program owns BLOCK_M queries and walks over the keys twice: once for each row's maximum and sum (kernels/
-online_softmax.py), once to write p. The scores are computed again rather than kept: a product of q and k takes d
-operations an element, which tensor cores do faster than memory could write the scores and read them back. k is read
-from L2. A mask that is given is read twice too, the second time from L2 as a rule.
+A program owns BLOCK_M queries and loops over the keys twice: once for each row's maximum and sum, with an online
+softmax, and once to write p. The scores are recomputed rather than saved: a product of q and k takes d operations per
+element, which tensor cores do faster than memory could write the scores and read them back. k is read from L2. A mask
+is read twice too, the second time usually from L2.
 
-What needs p itself needs this kernel; what needs p v only is kernels/tiled/flash_attention.py, which writes no N^2.
+If you need p itself, use this kernel; if you need p v only, kernels/tiled/flash_attention.py writes no N^2.
 
 Source: Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -19,44 +19,77 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import as_autocast_says, cdiv, next_power_of_2
-from kernels.attention import check_heads, check_mask, hide, seen_keys, unscaled
-from kernels.descriptors import describable, described, load_rows
-from kernels.online_softmax import LOG2_E
+from kernels.arguments import as_autocast_says, cdiv
+from kernels.attention import LOG2_E, check_heads, check_mask, tile_settings, visible_keys
+from kernels.descriptors import describable, described
 from kernels.op import FusedOp, Work, planned, register
+
+LOWEST = tl.constexpr(-(2.0**120))  # times a scale of up to 2**7 still finite in fp32, and any score is lost in it
 
 
 @triton.jit
-def scores(q, k_desc, mask, b, h, group, n, row, queries, keys, SCALE: tl.constexpr, COMPUTE: tl.constexpr):
-    """q k^T + mask / scale for BLOCK_N keys from n on."""
+def unscaled(given, SCALE: tl.constexpr, COMPUTE: tl.constexpr):
+    """Return the floating-point mask `given` over SCALE, to be added to scores before they are scaled.
+
+    What is finite and below LOWEST, such as the least number of the dtype, becomes LOWEST: over SCALE it would be -inf,
+    and a row that hides all keys so is the mean of them, not empty.
+    """
+    given = given.to(COMPUTE)
+    over = given * (1 / SCALE)
+    return tl.where((given > -float("inf")) & (over < LOWEST), LOWEST, over)
+
+
+@triton.jit
+def scores(
+    q,  # (BLOCK_M, BLOCK_D), the tile of batch b and head h
+    k_desc,
+    mask_ptr,
+    mask_strides,
+    b,
+    h,
+    group,
+    n,
+    row,  # (BLOCK_M,), int64
+    last,  # (BLOCK_M,), the last key that each row sees
+    by_all,  # so many keys all rows see
+    queries,
+    keys,
+    SCALE: tl.constexpr,
+    MASKED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Return q k^T + mask / SCALE for BLOCK_N keys from n on, -inf where a row must not see a key."""
     BLOCK_N: tl.constexpr = k_desc.block_shape[2]
     k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, q.shape[1])
     s = tl.dot(q, k.T, input_precision="ieee", out_dtype=COMPUTE)
-    col = tl.arange(0, BLOCK_N)[None, :]
-    if mask is not None:
+    key = n + tl.arange(0, BLOCK_N)
+    if mask_ptr is not None:
+        stride_b, stride_h, stride_q, stride_k = mask_strides
         # int64 before the multiplications: offsets pass 2**31 on large tensors.
-        of_head = mask[0] + b.to(tl.int64) * mask[1] + h.to(tl.int64) * mask[2]
-        at = row.to(tl.int64)[:, None] * mask[3] + (n + col).to(tl.int64) * mask[4]
-        given = tl.load(of_head + at, mask=(row < queries)[:, None] & (col < keys - n), other=0)
+        of_head = mask_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+        at = row[:, None] * stride_q + key.to(tl.int64)[None, :] * stride_k
+        given = tl.load(of_head + at, mask=(row < queries)[:, None] & (key < keys)[None, :], other=0)
         s = tl.where(given, s, -float("inf")) if given.dtype == tl.int1 else s + unscaled(given, SCALE, COMPUTE)
+    if MASKED and n + BLOCK_N > by_all:
+        s = tl.where(key[None, :] <= last[:, None], s, -float("inf"))
     return s
 
 
 @triton.jit
 def attention_scores_kernel(
-    q_desc,  # (batch, heads, queries, D) in tiles of (1, 1, BLOCK_M, BLOCK_D)
-    k_desc,  # (batch, heads // group, keys, D) in tiles of (1, 1, BLOCK_N, BLOCK_D)
-    mask,  # (batch, heads, queries, keys), bool or floating-point: its pointer and strides; or None
+    q_desc,  # (batch, heads, queries, dim) in tiles of (1, 1, BLOCK_M, BLOCK_D)
+    k_desc,  # (batch, heads // group, keys, dim) in tiles of (1, 1, BLOCK_N, BLOCK_D)
+    mask_ptr,  # (batch, heads, queries, keys), bool or floating-point, with these strides; or None
+    mask_strides,
     p_ptr,  # (batch, heads, queries, keys), contiguous
     heads,
-    group,  # query heads a key head
+    group,  # query heads per key head
     queries,
     keys,
     SCALE: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,  # whether a tile may hold keys that some row must not see
     COMPUTE: tl.constexpr,
-    D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -66,17 +99,17 @@ def attention_scores_kernel(
     start = tl.program_id(0) % blocks * BLOCK_M
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
-    q = load_rows(q_desc, b, h, start, queries, D, BLOCK_M, BLOCK_D, False)
-    row = start + tl.arange(0, BLOCK_M)
-    end, last, by_all = seen_keys(start, queries, keys, CAUSAL, BLOCK_M)
+    q = q_desc.load([b, h, start, 0]).reshape(BLOCK_M, BLOCK_D)
+    row = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
+    end, last, by_all = visible_keys(start, queries, keys, CAUSAL, BLOCK_M)
     end = tl.maximum(end, 0) if CAUSAL else end
-    # Eight peaks and totals a row, each in one thread: only at the end do threads put a row's together.
+    # Eight peaks and totals per row, each in one thread: only at the end do threads combine a row's.
     peak = tl.full((BLOCK_M, 8), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M, 8), COMPUTE)
     for n in tl.range(0, end, BLOCK_N):
-        s = scores(q, k_desc, mask, b, h, group, n, row, queries, keys, SCALE, COMPUTE)
-        if MASKED:
-            s = hide(s, n, last, by_all, False)
+        s = scores(
+            q, k_desc, mask_ptr, mask_strides, b, h, group, n, row, last, by_all, queries, keys, SCALE, MASKED, COMPUTE
+        )  # fmt: skip
         s = s.reshape(BLOCK_M, BLOCK_N // 8, 8)
         higher = tl.maximum(peak, tl.max(s, axis=1) * FACTOR)
         # What has seen no key yet would compute -inf - -inf.
@@ -89,11 +122,11 @@ def attention_scores_kernel(
     total = tl.sum(total * tl.exp2(peak - base[:, None]), axis=1)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     p_ptr += head.to(tl.int64) * queries * keys
-    at = row.to(tl.int64)[:, None] * keys + tl.arange(0, BLOCK_N)[None, :]
+    at = row[:, None] * keys + tl.arange(0, BLOCK_N)[None, :]
     for n in tl.range(0, end, BLOCK_N):
-        s = scores(q, k_desc, mask, b, h, group, n, row, queries, keys, SCALE, COMPUTE)
-        if MASKED:
-            s = hide(s, n, last, by_all, False)
+        s = scores(
+            q, k_desc, mask_ptr, mask_strides, b, h, group, n, row, last, by_all, queries, keys, SCALE, MASKED, COMPUTE
+        )  # fmt: skip
         p = tl.exp2(s * FACTOR - base[:, None]) * inverse[:, None]
         inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
         # Streaming: p is not read again here, and should not drive k out of L2.
@@ -105,31 +138,25 @@ def attention_scores_kernel(
         tl.store(p_ptr + at + n, unseen, mask=inside, cache_modifier=".cs")
 
 
+TILES = {64: (64, 64, 4), 128: (64, 64, 4), 256: (32, 32, 8)}  # as in flash_attention.py
+
+
 def settings(dim: int, dtype: torch.dtype) -> dict:
-    """Launch settings of attention_scores_kernel: four programs of 64 x 64 share a multiprocessor, so that some store
-    while others compute; wider types and heads take what fits in registers."""
-    block_d = max(16, next_power_of_2(dim))
-    side = 64 if dtype.itemsize == 2 and block_d <= 128 else 32 if dtype.itemsize == 2 or block_d <= 64 else 16
-    return {
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "D": dim,
-        "BLOCK_D": block_d,
-        "BLOCK_M": side,
-        "BLOCK_N": side,
-        "num_warps": 8 if block_d > 128 else 4,
-        "num_stages": 3 if side == 64 else 2,
-    }
+    """Return launch settings: four programs of 64 x 64 share an SM, so that some store while others compute; wider
+    types and heads take what fits in registers."""
+    chosen = tile_settings(TILES, dim, dtype, large=True)
+    return chosen | {"num_stages": 3 if chosen["BLOCK_M"] == 64 else 2}
 
 
-def _launch(q, k, mask, p, causal: bool, scale: float | None) -> tuple[tuple, dict]:
-    """The kernel's arguments and options, for q and k that descriptors can tell of."""
+def _arguments(q, k, mask, p, causal: bool, scale: float | None) -> tuple[tuple, dict]:
+    """Return the kernel's arguments and options, for q and k that descriptors can describe."""
     chosen = settings(q.shape[3], q.dtype)
-    of_q, of_k = (described(x, [1, 1, chosen[side], chosen["BLOCK_D"]]) for x, side in ((q, "BLOCK_M"), (k, "BLOCK_N")))
-    mask = None if mask is None else (mask, *mask.expand(p.shape).stride())
+    tensors = [described(x, [1, 1, chosen[rows], chosen["BLOCK_D"]]) for x, rows in ((q, "BLOCK_M"), (k, "BLOCK_N"))]
+    strides = (0, 0, 0, 0) if mask is None else mask.expand(p.shape).stride()
     sizes = q.shape[1], q.shape[1] // k.shape[1], *p.shape[2:]
     masked = causal or k.shape[2] % chosen["BLOCK_N"] > 0
     options = {"SCALE": q.shape[3] ** -0.5 if scale is None else scale, "CAUSAL": causal, "MASKED": masked, **chosen}
-    return (of_q, of_k, mask, p, *sizes), options
+    return (*tensors, mask, strides, p, *sizes), options
 
 
 def _forward(
@@ -138,7 +165,7 @@ def _forward(
     p = _like(q, k, causal, mask, scale, dtype)
     if p.numel() == 0:
         return p
-    arguments, options = _launch(describable(q), describable(k), mask, p, causal, scale)
+    arguments, options = _arguments(describable(q), describable(k), mask, p, causal, scale)
     with torch.cuda.device_of(q):
         attention_scores_kernel[cdiv(q.shape[2], options["BLOCK_M"]) * q.shape[0] * q.shape[1],](*arguments, **options)
     return p
@@ -182,8 +209,8 @@ def attention_scores(
 
     Raises:
         TypeError: q or k is not a floating-point tensor, the dtypes differ, or mask is neither bool nor floating-point.
-        ValueError: shapes that do not fit, a scale that is not positive, another result dtype, two devices, or tensors
-            on the CPU where kernels run on a GPU.
+        ValueError: shapes that do not fit, a scale that is not positive or not a normal number in fp32,
+            another result dtype, two devices, or tensors on the CPU where kernels run on a GPU.
     """
     q, k = as_autocast_says(q, k)
     check_heads("attention_scores", scale, enable_gqa, more, q=q, k=k)
@@ -224,7 +251,7 @@ def _inputs(batch: int, heads: int, tokens: int, dim: int, causal: bool, **optio
 def _compile_arguments(*shape, dtype: torch.dtype) -> tuple[tuple, dict]:
     batch, heads, tokens, _, causal = shape
     x = torch.empty(shape[:4], dtype=dtype, device="meta")
-    return _launch(x, x, None, torch.empty(batch, heads, tokens, tokens, device="meta"), causal, None)
+    return _arguments(x, x, None, torch.empty(batch, heads, tokens, tokens, device="meta"), causal, None)
 
 
 OP = FusedOp(

@@ -4,4 +4,4 @@ Each module holds the kernels of one idea, states which calls they take and what
 and registers them with kernels.variants.tuned. Plain files do not import this package.
 """
 
-from kernels.tuned import bias_dropout_residual  # noqa: F401
+from kernels.tuned import bias_dropout_residual, hopper_attention, hopper_attention_backward  # noqa: F401

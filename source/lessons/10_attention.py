@@ -848,20 +848,28 @@ for tokens in (1024, 8192):
 # **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is made for Hopper, where
 # loads and products run on their own while warps do something else. Some warps only load (TMA); two groups of others
 # take turns, so that one computes exponentials while the other's products run; and there is a version in fp8. The
-# catalogue's kernel does the first two for heads of 128. On Hopper itself such heads go to a kernel whose roles are
-# written by hand, in Gluon, Triton's lower level (`kernels/tiled/flash_attention_hopper.py`): so are the times by shape
-# and by tokens below; this lesson's other experiments with heads of 128 are of the kernel here, which leaves roles to
-# the compiler. They show in the machine code: warps that load hand registers to those that compute, `USETMAXREG`, and
-# `UTMALDG` loads a tile.
+# catalogue has two kernels: the plain one, in which all warps do the same (`kernels/tiled/flash_attention.py`), and for
+# heads of 65 to 256 on Hopper a tuned one with the first two of these ideas, in Gluon, Triton's lower level, where roles
+# are written by hand (`kernels/tuned/hopper_attention.py`). The times by shape and by tokens below are the tuned
+# kernel's; this lesson's other experiments with heads of 128 are of an earlier one, which left roles to the compiler.
+# Roles show in the machine code: warps that load hand registers to those that compute, `USETMAXREG`. `UTMALDG` loads a
+# tile.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
+from kernels.variants import tuned_kernels
 
-op = CATALOGUE["flash_attention"]
-arguments, options = op.compile_arguments(1, 16, 4096, 128, False, dtype=torch.float16)
-specialised = compile_for(op.kernel, *arguments, device="H200", **options)
-names = ("UTMALDG", "USETMAXREG", "HGMMA", "MUFU")
-print(", ".join(f"{specialised.instructions.get(name, 0)} {name}" for name in names))
+shape = 1, 16, 4096, 128, False
+op, (by_hand,) = CATALOGUE["flash_attention"], tuned_kernels()["flash_attention", "forward"]
+both = {
+    "plain": (op.kernel, *op.compile_arguments(*shape, dtype=torch.float16)),
+    "tuned": by_hand.compile_arguments(*shape, dtype=torch.float16),
+}
+names, rows = ("UTMALDG", "USETMAXREG", "HGMMA", "MUFU"), []
+for variant, (kernel, arguments, options) in both.items():
+    made = compile_for(kernel, *arguments, device="H200", **options)
+    rows.append((variant, *(made.instructions.get(name, 0) for name in names)))
+table(("", *names), rows)
 
 # %% [markdown]
 # **FlashAttention-4** ([Together AI, 2026](https://www.together.ai/blog/flashattention-4)) is for Blackwell, where

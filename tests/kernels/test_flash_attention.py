@@ -1,29 +1,27 @@
 """What is flash attention's own: shapes, masks, layouts, gradients, bytes, registration, errors and resources."""
 
-import re
 
 import pytest
 import torch
-import triton
 from accuracy import assert_as_accurate
 from hypothesis import given, settings, strategies
 from rewritten import rewritten
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import attention, flash_attention
-from kernels.descriptors import described, of_rows
-from kernels.hopper import heads_together
+from kernels import flash_attention, variant
+from kernels.descriptors import described
 from kernels.interpreter import runtime
 from kernels.tiled import flash_attention as module
-from kernels.tiled import flash_attention_backward as gradients
-from kernels.tiled import flash_attention_backward_hopper, flash_attention_hopper
 from kernels.tiled.flash_attention import (
     OP,
     FlashAttention,
     flash_attention_op,
     flash_attention_reference,
 )
+from kernels.tuned import hopper_attention, hopper_attention_backward
+from kernels.tuned.hopper_attention import heads_together
+from kernels.tuned.hopper_attention_backward import num_splits
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
@@ -63,7 +61,7 @@ def check(tensors, *rest):
         (1, 2, 1, 129, 257, 128),
         (1, 1, 1, 65, 40, 256),
         (1, 1, 1, 9, 17, 7),
-        (2, 14, 1, 70, 33, 40),  # programs that share a block of keys
+        (2, 14, 1, 70, 33, 40),  # one key head for many query heads
     ],
     ids=str,
 )
@@ -72,11 +70,11 @@ def test_shapes_and_their_gradients(device, shape, causal, poisoned):
 
 
 def test_programs_share_keys_where_there_are_few():
-    assert attention.parts_of(132, 512, 132, False) == 1
-    assert attention.parts_of(33, 512, 132, False) == 4  # one each
-    assert attention.parts_of(34, 512, 132, False) != 4  # four more than run at a time
-    assert attention.parts_of(33, 512, 132, True) > 4  # of many lengths
-    assert attention.parts_of(1, 15, 132, False) == 1  # shorter than what a part costs
+    assert num_splits(132, 512, 132, False) == 1
+    assert num_splits(33, 512, 132, False) == 4  # one each
+    assert num_splits(34, 512, 132, False) != 4  # four more than run at a time
+    assert num_splits(33, 512, 132, True) > 4  # of many lengths
+    assert num_splits(1, 15, 132, False) == 1  # shorter than what a part costs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -209,7 +207,7 @@ def test_traffic_is_linear_in_the_tokens(device):
         assert (fused.launches, fused.hazards) == (1, ())
         assert (fused.unique_read, fused.unique_written) == (3 * q.nbytes, q.nbytes)
         # k and v are asked for once a tile of queries; memory sees that once, L2 answers the rest.
-        rows = module.settings(32, HALF)["BLOCK_M"]
+        rows = module.settings("forward", 32, HALF)["BLOCK_M"]
         assert fused.bytes_read == q.nbytes + tokens // rows * 2 * k.nbytes
         eager = measure(flash_attention_reference, q, k, v)
         assert (eager.launches, eager.bytes_total) == (4, 12 * tokens**2 + 8 * tokens * 32)
@@ -243,6 +241,8 @@ def test_registration(device):
 def test_the_module_and_autocast(device):
     q, k, v = operands(1, 2, 2, 20, 20, 32, device, torch.float32)
     assert torch.equal(FlashAttention(causal=True)(q, k, v), flash_attention(q, k, v, True))
+    with pytest.raises(TypeError, match="FlashAttention takes causal as bool, got 'no' of type str"):
+        FlashAttention(causal="no")
     with torch.autocast(device, dtype=torch.bfloat16):
         inside = flash_attention(q, k, v)
     assert torch.equal(inside, flash_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()))
@@ -255,33 +255,29 @@ def test_the_module_and_autocast(device):
 def test_the_backward_does_not_spill_and_its_instructions_are_those_of_the_docstring(dim, causal):
     x, values = (torch.empty(shape, device="meta") for shape in ((1, 16, 4096, dim), (1, 16, 4096)))
     x, sizes = x.bfloat16(), (16, 1, 4096, 4096)
-    for launch, kernel in (("grad_q", gradients.grad_q_kernel), ("grad_kv", gradients.grad_kv_kernel)):
-        chosen = gradients.settings(launch, dim, x.dtype)
-        stays = of_rows(x, [chosen["BLOCK_M"], chosen["BLOCK_D"]], chosen["ROLES"])
-        passes = described(x, [1, 1, chosen["BLOCK_N"], chosen["BLOCK_D"]])
+    for launch, kernel in (("grad_q", module.grad_q_kernel), ("grad_kv", module.grad_kv_kernel)):
+        chosen = module.settings(launch, dim, x.dtype)
+        stays, passes = (described(x, [1, 1, chosen[rows], chosen["BLOCK_D"]]) for rows in ("BLOCK_M", "BLOCK_N"))
         if launch == "grad_q":
-            its_values = of_rows(values, [chosen["BLOCK_M"]], chosen["ROLES"])
-            tensors = stays, stays, passes, passes, its_values, its_values, stays
+            its_values = described(values, [1, 1, chosen["BLOCK_M"]])
+            tensors = stays, stays, stays, passes, passes, its_values, its_values, stays
             chosen["MASKED"] = causal
         else:
             its_values = described(values, [1, 1, chosen["BLOCK_N"]])
-            sums = x.float() if causal else stays
-            tensors = stays, stays, passes, passes, its_values, its_values, sums, sums
-            sizes = *sizes, 4 if causal else 1  # programs that share a block of keys
-            chosen["SHARED"] = causal
+            tensors = stays, stays, passes, passes, its_values, its_values, stays, stays
         found = compile_for(kernel, *tensors, *sizes, device="H100", SCALE=0.125, CAUSAL=causal, **chosen)
         counts = found.instructions
         assert (found.spill_bytes, counts["HGMMA"] > 0, counts["UTMALDG"] > 0) == (0, True, True)
-        assert (counts["USETMAXREG"] > 0) == (dim == 128)
 
 
-@pytest.mark.parametrize(("dim", "roles"), [(64, False), (128, True)])
-def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
+@pytest.mark.parametrize(
+    "dim", [64, pytest.param(128, marks=pytest.mark.long), pytest.param(256, marks=pytest.mark.long)]
+)
+def test_the_forward_does_not_spill_and_its_instructions_are_those_of_the_docstring(dim):
     arguments, options = OP.compile_arguments(4, 16, 4096, dim, True, dtype=torch.bfloat16)
-    counts = compile_for(OP.kernel, *arguments, device="H100", **options).instructions
-    assert counts["HGMMA"] > 0
-    assert counts["UTMALDG"] > 0
-    assert (counts["USETMAXREG"] > 0) == roles
+    found = compile_for(OP.kernel, *arguments, device="H100", **options)
+    counts = found.instructions
+    assert (found.spill_bytes, counts["HGMMA"] > 0, counts["UTMALDG"] > 0) == (0, True, True)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +286,8 @@ def test_the_forward_takes_roles_where_the_docstring_says(dim, roles):
 )
 def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(dim, causal):
     x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, 4096, dim), (4, 16, 4096)))
-    arguments, options = flash_attention_hopper.operands(*[x.bfloat16()] * 4, lse, causal, None)
-    found = compile_for(flash_attention_hopper.flash_attention_hopper_kernel, *arguments, device="H200", **options)
+    arguments, options = hopper_attention.operands(*[x.bfloat16()] * 4, lse, causal, None)
+    found = compile_for(hopper_attention.flash_attention_hopper_kernel, *arguments, device="H200", **options)
     counts = found.instructions
     assert found.spill_bytes == 0
     assert all(counts[name] > 0 for name in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"))
@@ -317,8 +313,8 @@ def test_five_products_by_hand_keep_their_sums_in_registers(dim, causal, parts, 
     grad = x if parts == 1 else torch.empty((4, 16 * parts, 256, dim), device="meta")
     scratch = torch.empty((64, 1, 4, 64, 128), device="meta") if whole else None
     tensors = *[x] * 4, values, values, x if whole else x.float(), grad, grad, scratch
-    arguments, options = flash_attention_backward_hopper.operands(*tensors, causal, 0.1)
-    found = compile_for(flash_attention_backward_hopper.grads_kernel, *arguments, device="H200", **options)
+    arguments, options = hopper_attention_backward.operands(*tensors, causal, 0.1)
+    found = compile_for(hopper_attention_backward.grads_kernel, *arguments, device="H200", **options)
     counts = found.instructions
     assert found.spill_bytes < 1024
     assert all(counts[name] > 0 for name in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"))
@@ -366,8 +362,8 @@ def by_hand():
         return module, "launch", noted
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*noting(flash_attention_hopper, "forward"))
-        patch.setattr(*noting(flash_attention_backward_hopper, "backward"))
+        patch.setattr(*noting(hopper_attention, "forward"))
+        patch.setattr(*noting(hopper_attention_backward, "backward"))
         yield launched
 
 
@@ -431,16 +427,16 @@ def test_roles_by_hand_of_one_key_give_its_value(causal, by_hand, poisoned):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_roles_by_hand_give_the_other_kernels_log_sum_exp(causal, by_hand, monkeypatch):
+def test_roles_by_hand_give_the_plain_kernels_log_sum_exp(causal, by_hand):
     tensors = operands(2, 4, 2, 300, 513, 128, "cuda")
     out, lse = flash_attention_op.training_op(*tensors, causal, None)
-    monkeypatch.setattr(flash_attention_hopper, "takes", lambda q, k: False)
-    by_compiler = flash_attention_op.training_op(*tensors, causal, None)
+    with variant("plain"):
+        plain = flash_attention_op.training_op(*tensors, causal, None)
     assert by_hand == ["forward"]
     exact = flash_attention_reference(*[x.double() for x in tensors], causal)
-    for each in (out, by_compiler[0]):
+    for each in (out, plain[0]):
         assert_as_accurate(each, flash_attention_reference(*tensors, causal), exact)
-    torch.testing.assert_close(lse, by_compiler[1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(lse, plain[1], rtol=0, atol=1e-4)
 
 
 def test_roles_by_hand_keep_infinities_in_their_rows(by_hand):
@@ -460,47 +456,14 @@ def test_roles_by_hand_keep_infinities_in_their_rows(by_hand):
     assert_as_accurate(out, flash_attention_reference(*given), flash_attention_reference(*[x.double() for x in given]))
 
 
-def compiled(dim, folder, **functions):
-    """The causal forward for heads of `dim`, with these functions in place of those it calls."""
-    arguments, options = OP.compile_arguments(4, 16, 4096, dim, True, dtype=torch.bfloat16)
-    return compile_for(rewritten(OP.kernel, folder, **functions), *arguments, device="H100", **options)
-
-
-@pytest.mark.long  # what another Triton may do otherwise
-def test_warps_take_no_roles_around_a_branch(tmp_path):
-    """When this fails, Triton can do without the special case of ROLES in `hide`."""
-    branching = rewritten(attention.hide, tmp_path, "if ROLES:", "if False:")
-    assert compiled(128, tmp_path, hide=branching).instructions["USETMAXREG"] == 0
-    assert compiled(128, tmp_path).instructions["USETMAXREG"] > 0
-
-
 @pytest.mark.long  # what another Triton may do otherwise
 def test_the_compiler_keeps_the_columns_numbers_where_it_can(tmp_path):
-    """When this fails, `hide` can be written either way."""
-    kept = "tl.arange(0, s.shape[1])[None, :] <= (last - n)[:, None]"
-    keeping = rewritten(attention.hide, tmp_path, "(n + tl.arange(0, s.shape[1]))[None, :] <= last[:, None]", kept)
-    assert compiled(64, tmp_path, hide=keeping).registers > compiled(64, tmp_path).registers + 16
-
-
-@pytest.mark.long  # what another Triton may do otherwise
-def test_the_compiler_adds_twice_to_what_is_made_of_a_loads_place(tmp_path, monkeypatch):
-    """When this fails, `seen_keys` can add the first row to the others' numbers as it likes."""
-
-    def second_half_is_moved_twice(name, **functions):
-        monkeypatch.setattr(triton.knobs.cache, "dump_dir", str(tmp_path / name))
-        compiled(128, tmp_path, **functions)
-        (found,) = (tmp_path / name).rglob("*.ttgir")
-        half = found.read_text().split("partition1(")[1]  # of rows 64 to 127: their numbers are counted from 64 on
-        assert re.search(r"tt\.make_range .*start = 64 : i32", half)
-        moved = set(re.findall(r"(%\w+) = arith\.addi %\w+, %c64_i32\w* ", half))
-        return any(value in moved for value in re.findall(r"tt\.splat (%\w+) .*tensor<64xi32", half))
-
-    monkeypatch.setattr(triton.knobs.compilation, "dump_ir", True)
-    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
-    late = "start + tl.arange(0, BLOCK_M) + (keys - queries)"
-    adding = rewritten(attention.seen_keys, tmp_path, "(start + keys - queries) + tl.arange(0, BLOCK_M)", late)
-    assert second_half_is_moved_twice("late", seen_keys=adding)
-    assert not second_half_is_moved_twice("ours")
+    """When this fails, the kernel can write the mask either way."""
+    ours = "(n + tl.arange(0, BLOCK_N))[None, :] <= last[:, None]"
+    keeping = rewritten(OP.kernel, tmp_path, ours, "tl.arange(0, BLOCK_N)[None, :] <= (last - n)[:, None]")
+    arguments, options = OP.compile_arguments(4, 16, 4096, 64, True, dtype=torch.bfloat16)
+    registers = [compile_for(each, *arguments, device="H100", **options).registers for each in (keeping, OP.kernel)]
+    assert registers[0] > registers[1] + 16
 
 
 @pytest.mark.parametrize(
@@ -518,6 +481,16 @@ def test_the_compiler_adds_twice_to_what_is_made_of_a_loads_place(tmp_path, monk
         (lambda q, k, v: (q[:, :3], k, v), ValueError, "heads of q in multiples of those of k, got q of"),
         (lambda q, k, v: (*(x.repeat(1, 1, 1, 17) for x in (q, k, v)),), ValueError, "heads of dim 1 to 256, got q of"),
         (lambda q, k, v: (q, k, v, False, -1.0), ValueError, "takes a positive scale, got -1.0: negate q"),
+        (
+            lambda q, k, v: (q, k, v, False, 1e-50),
+            ValueError,
+            r"takes a scale of 2\^-126 to 2\^127, as fp32 has it, got 1e",
+        ),
+        (
+            lambda q, k, v: (q, k, v, False, 1e39),
+            ValueError,
+            r"takes a scale of 2\^-126 to 2\^127, as fp32 has it, got 1e",
+        ),
         (lambda q, k, v: (q, k.to("meta"), v), ValueError, "takes tensors on one device, got q on"),
     ],
 )

@@ -1,0 +1,461 @@
+"""flash_attention's gradients for 16-bit heads of 33 to 128 columns on compute capability 9.0, in five products.
+
+Serves them unless PyTorch is asked for deterministic algorithms. In Gluon, as hopper_attention.py. A program has 128
+keys at a time, two groups of four warps 64 of them each, and loops over the queries of all heads that its key head
+serves, 64 at a time, 128 of heads up to 64. Scores and their gradients are computed once, keys down and queries across;
+the gradients of keys and values stay in registers. What is subtracted from either, lse and delta, is what its sum
+starts from. For grad_q, each group multiplies the scores' gradients of both, which pass through shared memory, by half
+of the keys' columns, or half of the queries' by all. It is summed over the blocks of keys in one of two ways:
+
+    added by the copy engine (TMA) to fp32 numbers in memory, in the order in which programs come to them, so that its
+        last bits may differ from run to run; a kernel before sets these to 0, and one after it rounds them
+    where there are at most two blocks and many heads, a program takes those of a head one after another, and each
+        thread keeps its part of the sum between them in memory that no other reads: 17 MB of 256 queries a head, which
+        L2 has, more of longer ones
+
+In us on an H200, bf16 (batch x heads x tokens x dim), causal / full; with seven products in Triton as recorded before,
+and cuDNN's in the same run:
+
+                                seven             five            cuDNN
+    64 x 16 x 256 x 128       454 / 468        310 / 344        348 / 380
+    16 x 16 x 1024 x 128      703 / 957        517 / 729        548 / 767
+    4 x 16 x 4096 x 128          / 2952       1334 / 2442      1410 / 2414
+    4 x 16 x 4096 x 64        956 / 1665       834 / 1580       930 / 1538
+
+Source: Shah et al., arXiv:2407.08608.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from kernels.arguments import cdiv, multiprocessors
+from kernels.attention import value_per_row
+from kernels.descriptors import describable, described, padded_empty
+from kernels.tuned.hopper_attention import (
+    LOG2_E,
+    free,
+    heads_together,
+    nth_tile,
+    of_product,
+    on_hopper,
+    place,
+    put,
+    put_rows,
+    room,
+    swizzled,
+    synchronise,
+    tile_count,
+)
+from kernels.variants import tuned
+
+MIN_STEPS = 10  # of a split: what starting it, storing it in fp32 and adding it to the others takes, in steps
+
+
+@gluon.jit
+def count_of(sizes, WHOLE: gl.constexpr):
+    """How many blocks of keys this program takes; WHOLE: all of a head, one after another."""
+    run = sizes[6] if WHOLE else 1
+    return tile_count(sizes[5] // run) * run
+
+
+@gluon.jit
+def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, QUERIES: gl.constexpr):
+    """Batch, key head and part of this program's i-th block of keys, and its first key; the first query of a tile that
+    sees it; with which query head and query the part begins, and how many tiles of queries it has."""
+    kv_heads, group, queries, keys, parts, tiles, blocks, side = sizes
+    run = blocks if WHOLE else 1
+    b, head, block = place(nth_tile(i // run) * run + i % run, kv_heads * parts, tiles, blocks, side)
+    block = blocks - 1 - block  # the first keys are seen by the most queries
+    h, part = head // parts, head % parts
+    first = 0
+    if CAUSAL:
+        first = gl.maximum(block * 128 + queries - keys, 0) // QUERIES * QUERIES
+    steps = gl.maximum(gl.cdiv(queries - first, QUERIES), 0)
+    begin, end = group * steps * part // parts, group * steps * (part + 1) // parts
+    some = gl.maximum(steps, 1)
+    return b, h, part, block * 128, first, h * group + begin // some, first + begin % some * QUERIES, end - begin
+
+
+@gluon.jit
+def following(qh, n, first, queries, QUERIES: gl.constexpr):
+    """The query head and the first query of the next tile."""
+    over = n + QUERIES >= queries
+    return gl.where(over, qh + 1, qh), gl.where(over, first, n + QUERIES)
+
+
+@gluon.jit
+def seen_since(row, start, queries, keys, CAUSAL: gl.constexpr):
+    """Of the keys `row` the first query that sees each; of the block from `start` on, the first that sees all."""
+    # No query sees a key past the last: its score, 0, may be far too high.
+    since, by_all = gl.where(row < keys, 0, queries + 128), 0
+    if CAUSAL:
+        since, by_all = gl.maximum(since, row + (queries - keys)), start + 127 + queries - keys
+    return since, gl.where(start + 128 > keys, queries, by_all)
+
+
+@gluon.jit
+def less(smem, factor, layout: gl.constexpr):
+    """What a sum of 64 keys' products starts from: factor times a number of each query, taken off."""
+    QUERIES: gl.constexpr = smem.shape[2]
+    number = smem.reshape([QUERIES]).load(gl.SliceLayout(0, layout))
+    off = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, layout)) - factor
+    # Not pure: the two rows of a thread would share registers, and copies between products would wait for the first.
+    each = [number[None, :], off[:, None]]
+    return gl.inline_asm_elementwise("mul.f32 $0, $1, $2;", "=f,f,f", each, gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def starts(rows, stage, SCALE: gl.constexpr, layout: gl.constexpr):
+    """What the products of scores and of their probabilities' gradients start from: both before either is under way."""
+    lse_smem, delta_smem = rows
+    return less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), layout), less(delta_smem.index(stage), 1.0, layout)
+
+
+@gluon.jit
+def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
+    """Of the scores of queries from n on."""
+    of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    if n < by_all:
+        s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
+    return gl.exp2(s * (SCALE * LOG2_E))
+
+
+@gluon.jit
+def keys_seen(until, queries, keys, CAUSAL: gl.constexpr):
+    """How many of the keys some query before `until` sees."""
+    return gl.minimum(until + keys - queries, keys) if CAUSAL else keys
+
+
+@gluon.jit
+def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
+    """Where each thread keeps its part of a tile's grad_q, and what the blocks of keys before `start` gave to it."""
+    row, col = gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    inside = row[:, None] * 64 + col[None, :]
+    mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
+    return mine, gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
+
+
+@gluon.jit
+def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
+    """A tile's grad_q so far: kept where `mine` says, or stored where this is the `last` block of keys that it sees;
+    added to what stands in memory where it is kept nowhere."""
+    if mine is None:
+        put(desc, grad_q, out, place, True)
+    elif last:
+        half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
+        put(desc, grad_q * SCALE, half, place, False)
+    else:
+        gl.store(mine, grad_q)
+
+
+@gluon.jit
+def load(descs, room_of, rows, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr):
+    """The loading warp: a block's keys and values, then queries and gradients as far ahead as there is room."""
+    k_desc, v_desc, q_desc, grad_desc, lse_desc, delta_desc = descs
+    k_smem, kv_full, kv_empty, v_smem, of_q, of_g = room_of
+    q_smem, q_full, q_empty = of_q
+    g_smem, g_full, g_empty = of_g
+    lse_smem, delta_smem = rows
+    STAGES: gl.constexpr = q_smem.shape[0]
+    QUERIES: gl.constexpr = q_smem.shape[3]
+    queries = sizes[2]
+    at = 0
+    turn = 0
+    for i in range(count_of(sizes, WHOLE)):
+        b, h, _part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
+        mbarrier.wait(kv_empty.index(0), turn ^ 1)
+        turn ^= 1
+        mbarrier.expect(kv_full.index(0), 4 * k_desc.block_type.nbytes)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(k_desc, [b, h, start + half * 64, 0], kv_full.index(0), k_smem.index(half))
+            tma.async_copy_global_to_shared(v_desc, [b, h, start + half * 64, 0], kv_full.index(0), v_smem.index(half))
+        for _ in range(steps):
+            stage = at % STAGES
+            phase = ((at // STAGES) & 1) ^ 1
+            mbarrier.wait(q_empty.index(stage), phase)
+            mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes + 4 * QUERIES)
+            tma.async_copy_global_to_shared(q_desc, [b, qh, n, 0], q_full.index(stage), q_smem.index(stage))
+            tma.async_copy_global_to_shared(lse_desc, [b, qh, n], q_full.index(stage), lse_smem.index(stage))
+            mbarrier.wait(g_empty.index(stage), phase)
+            mbarrier.expect(g_full.index(stage), grad_desc.block_type.nbytes + 4 * QUERIES)
+            tma.async_copy_global_to_shared(grad_desc, [b, qh, n, 0], g_full.index(stage), g_smem.index(stage))
+            tma.async_copy_global_to_shared(delta_desc, [b, qh, n], g_full.index(stage), delta_smem.index(stage))
+            at += 1
+            qh, n = following(qh, n, first, queries, QUERIES)
+
+
+OF_HALF = gl.constexpr(of_product(64))
+
+
+@gluon.jit
+def across(rows, cols, start):
+    """start + rows cols^T, under way."""
+    return hopper.warpgroup_mma(rows, cols.permute((1, 0)), start, is_async=True)
+
+
+@gluon.jit
+def of_queries(d_smem, side, k_smem, before, HALF: gl.constexpr, WHOLE: gl.constexpr):
+    """before, if WHOLE, and half of the product of both groups' gradients of scores and the keys, under way: half of
+    the columns where these are 128, half of the queries where they are."""
+    D: gl.constexpr = k_smem.shape[4]
+    for i in gl.static_range(2):
+        d, k = d_smem.index(2 * side + i), k_smem.index(i).reshape([64, D])
+        if D == 128:
+            k = k.slice(HALF * 64, 64, dim=1)
+        else:
+            d = d.slice(HALF * 64, 64, dim=1)
+        before = hopper.warpgroup_mma(d.permute((1, 0)), k, before, use_acc=WHOLE or i > 0, is_async=True)
+    return before
+
+
+@gluon.jit
+def walk(
+    room_of, rows, of_d, out, grads, scratch_ptr, sizes, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
+):
+    """A group of four warps: the first or the second 64 of the program's keys."""
+    k_smem, kv_full, kv_empty, v_smem, of_q, of_g = room_of
+    q_smem, q_full, q_empty = of_q
+    g_smem, g_full, g_empty = of_g
+    grad_q_desc, grad_k_desc, grad_v_desc = grads
+    d_smem, d_full = of_d
+    WHOLE: gl.constexpr = scratch_ptr is not None
+    _, group, queries, keys, parts, _, _, _ = sizes
+    STAGES: gl.constexpr = q_smem.shape[0]
+    QUERIES: gl.constexpr = q_smem.shape[3]
+    D: gl.constexpr = q_smem.shape[4]
+    of_s: gl.constexpr = of_product(QUERIES)
+    of_sums: gl.constexpr = of_product(D)
+    of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sums, k_width=2)
+    at = 0
+    for i in range(count_of(sizes, WHOLE)):
+        b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
+        row = start + HALF * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, of_s))
+        since, by_all = seen_since(row, start, queries, keys, CAUSAL)
+        k, v = k_smem.index(HALF).reshape([64, D]), v_smem.index(HALF).reshape([64, D])
+        sum_k, sum_v = gl.zeros((64, D), gl.float32, of_sums), gl.zeros((64, D), gl.float32, of_sums)
+        mbarrier.wait(kv_full.index(0), i & 1)
+        for _ in range(steps):
+            stage, phase = at % STAGES, (at // STAGES) & 1
+            q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
+            mbarrier.wait(q_full.index(stage), phase)
+            mbarrier.wait(g_full.index(stage), phase)
+            s, grad_p = starts(rows, stage, SCALE, of_s)
+            s, grad_p = across(k, q, s), across(v, grad, grad_p)
+            s = hopper.warpgroup_mma_wait(1, deps=[s])
+            p = probabilities(s, n, since, by_all, SCALE)
+            mbarrier.wait(q_full.index(stage), phase)  # again: ptxas moves exponentials past the next wait, not past it
+            grad_p, p = hopper.warpgroup_mma_wait(0, deps=[grad_p, p])
+            sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_left), grad, sum_v, is_async=True)
+            grad_s = (p * grad_p).to(q.dtype)
+            side = at % 2
+            d_smem.index(2 * side + HALF).store(grad_s)
+            hopper.fence_async_shared()
+            mine, before = None, gl.zeros((64, 64), gl.float32, OF_HALF)
+            if WHOLE:
+                tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, QUERIES) + n // QUERIES
+                mine, before = kept(scratch_ptr, tile, start, HALF, OF_HALF)
+            free(d_full.index(side))
+            mbarrier.wait(d_full.index(side), (at // 2) & 1)
+            grad_q = of_queries(d_smem, side, k_smem, before, HALF, WHOLE)
+            sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, of_left), q, sum_k, is_async=True)
+            grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
+            free(g_empty.index(stage))
+            at_q = [b, qh, n, HALF * 64] if D == 128 else [b, qh, n + HALF * 64, 0]
+            last = start + 128 >= keys_seen(n + QUERIES, queries, keys, CAUSAL)
+            give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, last, SCALE)
+            sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
+            free(q_empty.index(stage))
+            at += 1
+            qh, n = following(qh, n, first, queries, QUERIES)
+        free(kv_empty.index(0))
+        put_rows(grad_v_desc, sum_v, out.index(HALF), b, h * parts + part, start + HALF * 64)
+        put_rows(grad_k_desc, sum_k * SCALE, out.index(HALF), b, h * parts + part, start + HALF * 64)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def grads_kernel(
+    k_desc,  # (batch, kv_heads, keys, dim) in tiles of (1, 1, 64, D)
+    v_desc,  # the same
+    q_desc,  # (batch, kv_heads * group, queries, dim) in tiles of (1, 1, QUERIES, D)
+    grad_desc,  # as q
+    lse_desc,  # fp32 (batch, kv_heads * group, queries) in tiles of (1, 1, QUERIES)
+    delta_desc,  # the same
+    grad_q_desc,  # as q in tiles of (1, 1, 64, 64); fp32 and not yet scaled where blocks of keys add to it
+    grad_k_desc,  # as k, or fp32 (batch, kv_heads * parts, keys, dim) in tiles of (1, 1, 64, 64)
+    grad_v_desc,  # the same
+    scratch_ptr,  # fp32 (programs, group, tiles of queries, their 8192 numbers), or None where blocks add
+    kv_heads,
+    group,
+    queries,
+    keys,
+    parts,  # programs that share a block of keys
+    tiles,  # blocks of 128 keys, of all heads and parts
+    blocks,  # of one head
+    side,  # as place takes it
+    SCALE: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    of_k, of_v = room(k_desc, 2, 1), room(v_desc, 2, 1)
+    of_q, of_g = room(q_desc, STAGES, STAGES), room(grad_desc, STAGES, STAGES)
+    QUERIES: gl.constexpr = q_desc.block_type.shape[2]
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, QUERIES], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, QUERIES], lse_desc.layout)
+    d_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, QUERIES], q_desc.dtype)
+    d_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 64, QUERIES], d_layout)
+    d_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(d_full.index(i), count=2)
+    out_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, 64], gl.float32)
+    out = gl.allocate_shared_memory(gl.float32, [2, 1, 1, 64, 64], out_layout)
+    hopper.fence_async_shared()
+    synchronise()
+    room_of, rows, of_d = (of_k[0], of_k[1], of_k[2], of_v[0], of_q, of_g), (lse_smem, delta_smem), (d_smem, d_full)
+    descs, grads = (k_desc, v_desc, q_desc, grad_desc, lse_desc, delta_desc), (grad_q_desc, grad_k_desc, grad_v_desc)
+    sizes = kv_heads, group, queries, keys, parts, tiles, blocks, side
+    gl.warp_specialize(
+        [
+            (walk, (room_of, rows, of_d, out, grads, scratch_ptr, sizes, 0, SCALE, CAUSAL)),
+            (walk, (room_of, rows, of_d, out, grads, scratch_ptr, sizes, 1, SCALE, CAUSAL)),
+            (load, (descs, room_of, rows, sizes, CAUSAL, scratch_ptr is not None)),
+        ],
+        [4, 1],  # warps of the second and the third
+        [240, 24],  # registers a thread of theirs
+    )
+
+
+def tile_shape(dim: int) -> tuple[int, int]:
+    """Queries and columns of a tile of queries."""
+    return (128, 64) if dim <= 64 else (64, 128)
+
+
+@triton.jit
+def delta_kernel(
+    out_desc,  # (batch, heads, queries, dim) in tiles of (1, 1, BLOCK_M, BLOCK_D)
+    grad_desc,  # the same
+    delta_desc,  # fp32 (batch, heads, queries) in tiles of (1, 1, BLOCK_M)
+    heads,
+    queries,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """sum(grad out) of each row."""
+    blocks = tl.cdiv(queries, BLOCK_M)
+    start = tl.program_id(0) % blocks * BLOCK_M
+    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    out = out_desc.load([b, h, start, 0]).reshape(BLOCK_M, BLOCK_D).to(tl.float32)
+    grad = grad_desc.load([b, h, start, 0]).reshape(BLOCK_M, BLOCK_D).to(tl.float32)
+    delta_desc.store([b, h, start], tl.sum(out * grad, axis=1).reshape(1, 1, BLOCK_M))
+
+
+@triton.jit
+def scale_kernel(
+    x_desc,  # (batch, heads, rows, D) in tiles of (1, 1, BLOCK_M, BLOCK_D), fp32
+    y_desc,  # the same, of any dtype
+    heads,
+    rows,
+    SCALE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """y = x SCALE"""
+    blocks = tl.cdiv(rows, BLOCK_M)
+    start = tl.program_id(0) % blocks * BLOCK_M
+    b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
+    y_desc.store([b, h, start, 0], (x_desc.load([b, h, start, 0]) * SCALE).to(y_desc.dtype))
+
+
+def takes(grad: Tensor, q: Tensor, k: Tensor, *_) -> bool:
+    """Return whether this kernel serves 16-bit heads of 33 to 128, whose gradients may differ in their last bits."""
+    if not on_hopper(q) or torch.are_deterministic_algorithms_enabled():
+        return False
+    return 32 < q.shape[3] <= 128 and q.numel() * k.shape[2] > 0
+
+
+@cache
+def num_splits(programs: int, steps: int, at_once: int, causal: bool) -> int:
+    """Return how many programs share a block of keys.
+
+    Args:
+        programs: blocks of keys, of all key heads.
+        steps: what one loops over at most, tiles of queries of all its query heads.
+        at_once: programs that run at a time.
+        causal: lengths are then spread evenly from nothing to `steps`, and programs start from the longest.
+    """
+    if programs >= 2 * at_once:
+        return 1
+
+    def time(splits: int) -> float:
+        count, longest = programs * splits, steps / splits
+        if causal:
+            mean = longest / 2 + MIN_STEPS
+            return max(longest, mean * (count / at_once + 0.5))
+        return (longest + MIN_STEPS) * cdiv(count, at_once)
+
+    return min(range(1, max(1, steps // MIN_STEPS) + 1), key=time)
+
+
+def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal, scale, side=1) -> tuple[tuple, dict]:
+    """Return the kernel's arguments and options, for tensors that descriptors can describe."""
+    (batch, kv_heads, keys), (heads, queries, dim) = k.shape[:3], q.shape[1:]
+    blocks, parts, (rows, wide) = cdiv(keys, 128), grad_k.shape[1] // kv_heads, tile_shape(dim)
+    tensors = [swizzled(x, [1, 1, 64, wide]) for x in (k, v)]
+    tensors += [swizzled(x, [1, 1, rows, wide]) for x in (q, grad)] + [swizzled(x, [1, 1, rows]) for x in (lse, delta)]
+    tensors += [swizzled(grad_q, [1, 1, 64, 64])]
+    tensors += [swizzled(x, [1, 1, 64, min(256 // x.element_size(), wide)]) for x in (grad_k, grad_v)]
+    sizes = kv_heads, heads // kv_heads, queries, keys, parts, blocks * batch * kv_heads * parts, blocks, side
+    return (*tensors, scratch, *sizes), {"SCALE": scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
+
+
+def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v. delta: sum(grad out) of each row, fp32, as lse."""
+    (batch, kv_heads, keys, dim), (heads, queries) = k.shape, q.shape[1:3]
+    blocks, group, (rows, wide) = cdiv(keys, 128), heads // kv_heads, tile_shape(dim)
+    steps = cdiv(queries, rows)
+    at_once, programs = multiprocessors(q), blocks * batch * kv_heads
+    parts = num_splits(programs, group * steps, at_once, causal)
+    grad_q = sums = padded_empty(q.shape, q)
+    grad_k, grad_v = (padded_empty((batch, kv_heads * parts, keys, dim), k if parts == 1 else delta) for _ in range(2))
+    whole = blocks == 1 or (blocks == 2 and batch * kv_heads >= at_once)
+    whole = whole and parts == 1 and not (causal and queries > keys)  # each query is seen by the first block
+    scratch, side = None, 1
+    if whole:
+        programs = min(batch * kv_heads, at_once)
+        scratch = delta.new_empty((programs, group, steps, 64, 128))
+    else:
+        sums = padded_empty(q.shape, delta).zero_()
+        of_heads, programs = batch * kv_heads * parts, min(programs * parts, at_once)
+        side = heads_together(blocks, of_heads, programs) if causal else 1
+    arguments, options = operands(grad, q, k, v, lse, delta, sums, grad_k, grad_v, scratch, causal, scale, side)
+    grads_kernel[(programs,)](*arguments, **options)
+    if not whole:
+        tiles = (described(x, [1, 1, rows, wide]) for x in (sums, grad_q))
+        scale_kernel[(steps * batch * heads,)](*tiles, heads, queries, SCALE=scale, BLOCK_M=rows)
+    if parts > 1:
+        grad_k, grad_v = (x.unflatten(1, (kv_heads, parts)).sum(2).to(k.dtype) for x in (grad_k, grad_v))
+    return grad_q, grad_k, grad_v
+
+
+@tuned("flash_attention", "backward", takes=takes, gain="not yet measured")
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, queries, dim = q.shape
+    grad, q, k, v, out, lse = map(describable, (grad, q, k, v, out, lse))
+    delta, wide = value_per_row(q), 64 if dim <= 64 else 128
+    rows = wide  # of a tile
+    tile = [1, 1, rows, wide]
+    with torch.cuda.device_of(q):
+        delta_kernel[(cdiv(queries, rows) * batch * heads,)](
+            described(out, tile), described(grad, tile), described(delta, tile[:3]), heads, queries, wide, rows
+        )
+        grads = launch(grad, q, k, v, lse, delta, causal, dim**-0.5 if scale is None else scale)
+    return tuple(x.contiguous() for x in grads)
