@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from helpers.learning.address_grammars import skip_address_grammars
+
 COURSE = Path(__file__).resolve().parents[1]
 # Commands of authors and instructors -> what they work on, in the course's repository alone: no package and no copy for
 # a class has it.
@@ -98,6 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
 
     arguments, rest = parser.parse_known_args(argv)
+    skip_address_grammars()
     # JupyterLab's own options, and the benchmarks', are theirs to read.
     if rest and arguments.command not in ("lab", "bench"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -27,7 +27,8 @@
 
 # %%
 from helpers.instruments import table
-from helpers.learning.checks import Hints, check_numbers, fresh, roofline
+from helpers.learning import Hints, check_numbers, fresh
+from helpers.learning.checks import roofline
 
 # %% [markdown]
 # ## How to count
