@@ -12,8 +12,8 @@ from .ncu_pages import NcuKernel as NcuKernel
 from .ncu_pages import counters_beside as counters_beside
 from .ncu_pages import read_ncu as read_ncu
 from .occupancy_calculator import MAX_REGISTERS as MAX_REGISTERS
-from .occupancy_calculator import REGISTERS as REGISTERS
 from .occupancy_calculator import REGISTER_UNIT as REGISTER_UNIT
+from .occupancy_calculator import REGISTERS as REGISTERS
 from .occupancy_calculator import SUB_PARTITIONS as SUB_PARTITIONS
 from .occupancy_calculator import WARP as WARP
 from .occupancy_calculator import limits as limits
