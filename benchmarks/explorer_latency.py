@@ -95,13 +95,13 @@ class Explorer:
 
 _REGISTERS = """import torch
 from benchmarks.over_fusion import COLUMNS, STEPS, chain_gradient_kernel
-from helpers.figures.register_growth import registers_explorer
+from helpers.figures.register_growth import RegistersExplorer
 from helpers.instruments.resources import compile_for
 
 row = torch.empty(1, COLUMNS, device="meta")
 def compiled(steps, gpu):
     return compile_for(chain_gradient_kernel, row, row, row, device=gpu, COLUMNS=COLUMNS, STEPS=steps)
-registers_explorer(compiled, STEPS)
+RegistersExplorer(compiled, STEPS)
 """
 _STEPPER = """import torch
 from benchmarks.matmul_steps import run, tiles_kernel
@@ -111,7 +111,7 @@ x, w = torch.randn(2, 32, 32).half()
 watch(run, tiles_kernel, x, w, torch.zeros(32).half(), BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
 """
 _PLAN = """from benchmarks.fusion_proof import compare, homes_of_all, plan_of, record
-from helpers.figures import TwoPartitions, groups_explorer, score_explorer, trace_explorer
+from helpers.figures import TwoPartitions, FusionGroupsExplorer, FusionScoreExplorer, TraceExplorer
 """
 _SIMULATOR = """import torch
 from helpers.figures import fusion_simulator
@@ -122,12 +122,12 @@ _GROUPS = """def beside(name):
     plan, found = plan_of(name), compare(name)
     differing = *found.analyser_alone, *found.inductor_alone
     return TwoPartitions(plan, homes_of_all(plan, record()["graphs"][name]), differing, found.edges)
-groups_explorer({name: beside(name) for name in ("siblings", "hard_swish_chain", "column_statistics")})
+FusionGroupsExplorer({name: beside(name) for name in ("siblings", "hard_swish_chain", "column_statistics")})
 """
-_TIMELINE = """from helpers.figures import kernel_timeline_explorer
+_TIMELINE = """from helpers.figures import KernelTimelineExplorer
 from helpers.instruments import read_trace, recorded_page
 
-kernel_timeline_explorer({"eager": read_trace(recorded_page("block_eager.trace.json"))})
+KernelTimelineExplorer({"eager": read_trace(recorded_page("block_eager.trace.json"))})
 """
 
 
@@ -140,71 +140,77 @@ def _film(name: str, made: Callable[[Recorded], Film]) -> Explorer:
 
 EXPLORERS = {
     "roofline": Explorer(
-        "from helpers.figures import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
+        "from helpers.figures import RooflineExplorer\nRooflineExplorer(rows=1)", ROWS, "shape ({}, ".format
     ),
     "occupancy": Explorer(
-        "from helpers.figures import occupancy_explorer\noccupancy_explorer(threads=32)",
+        "from helpers.figures import OccupancyExplorer\nOccupancyExplorer(threads=32)",
         THREADS,
         " {} threads".format,
     ),
     "launches": Explorer(
-        "from helpers.figures import launch_explorer\nlaunch_explorer(elements=1000)",
+        "from helpers.figures import LaunchExplorer\nLaunchExplorer(elements=1000)",
         ELEMENTS,
         " {:,} numbers:".format,
     ),
     "variance": Explorer(
-        "from helpers.figures.variance import variance_explorer\nvariance_explorer(mean=1.0)",
+        "from helpers.figures.variance import VarianceExplorer\nVarianceExplorer(mean=1.0)",
         MEANS,
         lambda mean: f"mean of {plain(mean)},",
     ),
     "recomputation": Explorer(
-        "from helpers.figures.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
+        "from helpers.figures.recomputation import RecomputationExplorer\nRecomputationExplorer(rows=64)",
         TOKENS,
         ", {:,} x 4,096:".format,
     ),
     "expert weights": Explorer(
-        "from helpers.figures import weights_explorer\nweights_explorer(tokens=1)",
+        "from helpers.figures import ExpertWeightsExplorer\nExpertWeightsExplorer(tokens=1)",
         OF_A_BATCH,
         lambda tokens: f", {counted(tokens)}, ",
     ),
     "checkpointing": Explorer(
-        "from helpers.figures.checkpointing import checkpointing_explorer\ncheckpointing_explorer(tokens=1024)",
+        "from helpers.figures.checkpointing import CheckpointingExplorer\nCheckpointingExplorer(tokens=1024)",
         OF_A_STEP,
         " {:,} tokens x".format,
     ),
     "traffic": Explorer(
-        "from helpers.figures.operation_traffic import traffic_explorer\ntraffic_explorer(rows=1)",
+        "from helpers.figures.operation_traffic import TrafficExplorer\nTrafficExplorer(rows=1)",
         SIZES,
         ", {:,} x 1,000:".format,
     ),
     "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
-    "warp": Explorer("from helpers.figures import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
-    "threads": Explorer("from helpers.figures import threads_explorer\nthreads_explorer()", APART, "Stride {}:".format),
+    "warp": Explorer("from helpers.figures import WarpExplorer\nWarpExplorer()", STRIDES, " stride {},".format),
+    "threads": Explorer("from helpers.figures import ThreadsExplorer\nThreadsExplorer()", APART, "Stride {}:".format),
     "banks": Explorer(
-        "from helpers.figures import banks_explorer\nbanks_explorer(width=8)", WIDTHS, "tile[32][{}],".format
+        "from helpers.figures import BanksExplorer\nBanksExplorer(width=8)", WIDTHS, "tile[32][{}],".format
     ),
     "wide rows": Explorer(
-        "from helpers.figures.wide_rows import wide_rows_explorer\nwide_rows_explorer(columns=1024)",
+        "from helpers.figures.wide_rows import WideRowsExplorer\nWideRowsExplorer(columns=1024)",
         COLUMNS,
         "A row of {:,} ".format,
     ),
     "attention lengths": Explorer(
-        "from helpers.figures import lengths_explorer\nlengths_explorer(tokens=128)", SEQUENCES, " {:,} tokens: ".format
+        "from helpers.figures import AttentionLengthsExplorer\nAttentionLengthsExplorer(tokens=128)",
+        SEQUENCES,
+        " {:,} tokens: ".format,
     ),
     "attention tiles": Explorer(
-        "from helpers.figures import tiles_explorer\ntiles_explorer(tokens=128)", SQUARES, "{:,} tokens: ".format
+        "from helpers.figures import AttentionTilesExplorer\nAttentionTilesExplorer(tokens=128)",
+        SQUARES,
+        "{:,} tokens: ".format,
     ),
     "attention units": Explorer(
-        "from helpers.figures import units_explorer\nunits_explorer(dim=16)", DIMS, "Heads of {}: ".format
+        "from helpers.figures import AttentionUnitsExplorer\nAttentionUnitsExplorer(dim=16)",
+        DIMS,
+        "Heads of {}: ".format,
     ),
     "timeline": Explorer(_TIMELINE, tuple(range(1, 27)), "kernel {} of 26: ".format),
     "windows": Explorer(
-        "from helpers.figures import windows_explorer\nwindows_explorer(tile='all')",
+        "from helpers.figures import WindowsExplorer\nWindowsExplorer(tile='all')",
         TILES,
         lambda tile: f"; {'all tiles' if tile == 'all' else f'tile {tile}'}, all taps",
     ),
     "matmul": Explorer(
-        "from helpers.figures import matmul_explorer\nmatmul_explorer(tile=(16, 16))",
+        "from helpers.figures import TileChoiceExplorer\nTileChoiceExplorer(tile=(16, 16))",
         PRODUCT_TILES,
         lambda tile: f"{tile[0]} x {tile[1]}, 8 warps",
     ),
@@ -216,15 +222,17 @@ EXPLORERS = {
         ("Enter",) * 2,
     ),
     "decision": Explorer(
-        "from helpers.figures import decision_explorer\ndecision_explorer(rows=1)", CHAIN_ROWS, "), {:,} x 4,096".format
+        "from helpers.figures import FusionDecisionExplorer\nFusionDecisionExplorer(rows=1)",
+        CHAIN_ROWS,
+        "), {:,} x 4,096".format,
     ),
     "score": Explorer(
-        f"{_PLAN}score_explorer(plan_of('gpt2_block', epilogues=True))", SCORE_STEPS, " weighing {:.2f}:".format
+        f"{_PLAN}FusionScoreExplorer(plan_of('gpt2_block', epilogues=True))", SCORE_STEPS, " weighing {:.2f}:".format
     ),
     "groups": Explorer(_PLAN + _GROUPS, ("siblings", "hard_swish_chain", "column_statistics"), "{}: ".format),
-    "trace": Explorer(_PLAN + "trace_explorer(record()['timeline'])", tuple(range(1, 18)), "Kernel {}, ".format),
+    "trace": Explorer(_PLAN + "TraceExplorer(record()['timeline'])", tuple(range(1, 18)), "Kernel {}, ".format),
     "order": Explorer(
-        "from helpers.figures import order_explorer\norder_explorer()",
+        "from helpers.figures import TileOrderExplorer\nTileOrderExplorer()",
         GROUPS,
         lambda group: order_name(group).capitalize(),
     ),

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 LIVE = Path("source/site/live")
-CALLS = ("_explorer(", "watch(", "journey(", "_timeline(", "fusion_simulator(")  # that give a live figure
+CALLS = ("Explorer(", "watch(", "journey(", "_timeline(", "fusion_simulator(")  # that give a live figure
 
 
 def cells_of(lesson: Path) -> list[dict]:

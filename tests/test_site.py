@@ -16,7 +16,7 @@ from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 from lab_browser import ROOT
 
-from helpers.figures import journey, traffic_explorer, watch
+from helpers.figures import TrafficExplorer, journey, watch
 from helpers.figures.live import live_of
 from helpers.instruments import recorded
 from kernels.elementwise.swiglu import swiglu_kernel
@@ -42,7 +42,7 @@ def course(tmp_path_factory):
     eight = torch.arange(8.0).view(2, 4)
     figures = {
         "journey(h200)": journey(recorded("h200")),
-        "traffic_explorer()": traffic_explorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000),
+        "TrafficExplorer()": TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000),
         "watch(kernel)": watch(
             swiglu_kernel[(2,)], eight, eight + 1, torch.empty_like(eight), 8, BLOCK=4, COMPUTE=tl.float32
         ),

@@ -152,14 +152,17 @@ def lengths_chart(case: Attention) -> Chart:
     return Chart(figure, case.text)
 
 
-class LengthsExplorer(Explorer):
+class AttentionLengthsExplorer(Explorer):
     """Attention over more and more tokens, with sliders for tokens, heads and their size, and a choice of GPU.
 
     Its controls are widgets: `tokens`, `heads`, `dim`, `device` (a name) and `causal` ("full" or "causal"); what it
     shows is also the string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown GPU, or a value that is not on its slider.
     """
 
-    def __init__(self, device: str, tokens: int, heads: int, dim: int, causal: bool):
+    def __init__(self, device: str = "H100", tokens: int = 8192, heads: int = 32, dim: int = 128, causal: bool = False):
         gpus = [name for name, each in DEVICES.items() if each.special_rate]
         if device not in gpus:
             raise ValueError(f"no rates of {device!r} are known: choose from {', '.join(gpus)}")
@@ -223,14 +226,3 @@ def _moving(case: Attention, lines: str, position: dict) -> str:
             label = f"{name} {si(values[panel][name], PANELS[panel][1])}"
             labels.append(f'<text x="{left - 20}" y="{from_top + 3}">{label}</text>')
     return f"{''.join(parts)}</g>{''.join(labels)}"
-
-
-def lengths_explorer(
-    device: str = "H100", tokens: int = 8192, heads: int = 32, dim: int = 128, causal: bool = False
-) -> LengthsExplorer:
-    """The live chart over the tokens; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an unknown GPU, or a value that is not on its slider.
-    """
-    return LengthsExplorer(device, tokens, heads, dim, causal)

@@ -116,14 +116,17 @@ def tiles_chart(case: Tiles) -> Chart:
     return picture(*tiles_axes(), _scene(case))
 
 
-class TilesExplorer(Explorer):
+class AttentionTilesExplorer(Explorer):
     """The tiles of a causal head, with sliders for tokens, queries a program, keys a tile, and a choice of walk.
 
     Its controls are widgets: `tokens`, `m`, `n` and `walk`, one of WALKS; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on its slider.
     """
 
-    def __init__(self, tokens: int, m: int, n: int, skips: bool):
+    def __init__(self, tokens: int = 512, m: int = 64, n: int = 64, skips: bool = False):
         self.tokens = slider("tokens", TOKENS, tokens, [f"{each:,}" for each in TOKENS])
         self.m = slider("queries each", ROWS, m)
         self.n = slider("keys a tile", ROWS, n)
@@ -150,12 +153,3 @@ class TilesExplorer(Explorer):
         cases = (self._at(tokens, m, n) for tokens in TOKENS for m in ROWS for n in ROWS)
         frames = [{"svg": svg(opening, _scene(case)), "text": case.text, "table": ""} for case in cases]
         return still_svg(figure), {"frames": frames, "columns": len(ROWS), "layers": len(ROWS)}
-
-
-def tiles_explorer(tokens: int = 512, m: int = 64, n: int = 64, skips: bool = False) -> TilesExplorer:
-    """The live tiles; the last expression of a cell shows them.
-
-    Raises:
-        ValueError: a value that is not on its slider.
-    """
-    return TilesExplorer(tokens, m, n, skips)

@@ -86,14 +86,17 @@ def units_chart(case: Units) -> Chart:
     return picture(*units_axes(), _scene(case, max(case.times.values())))
 
 
-class UnitsExplorer(Explorer):
+class AttentionUnitsExplorer(Explorer):
     """Attention's units, with sliders for the heads' size and the tokens, and a choice of GPU and dtype.
 
     Its controls are widgets: `dim`, `tokens`, `device` (a name) and `dtype`; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown GPU or dtype, or a value that is not on its slider.
     """
 
-    def __init__(self, device: str, dtype: str, dim: int, tokens: int):
+    def __init__(self, device: str = "H100", dtype: str = "fp16", dim: int = 64, tokens: int = 8192):
         gpus = [name for name, each in DEVICES.items() if each.special_rate]
         if device not in gpus or dtype not in ("fp16", "fp8"):
             raise ValueError(f"{dtype!r} on {device!r}: choose fp16 or fp8, and from {', '.join(gpus)}")
@@ -134,12 +137,3 @@ class UnitsExplorer(Explorer):
         longest = max(self._at(DIMS[-1], TOKENS[-1]).times.values())  # so that bars grow with the heads
         frames = [{"svg": svg(opening, _scene(case, longest)), "text": case.text, "table": ""} for case in cases]
         return still_svg(figure), {"frames": frames, "columns": len(TOKENS)}
-
-
-def units_explorer(device: str = "H100", dtype: str = "fp16", dim: int = 64, tokens: int = 8192) -> UnitsExplorer:
-    """The live units; the last expression of a cell shows them.
-
-    Raises:
-        ValueError: an unknown GPU or dtype, or a value that is not on its slider.
-    """
-    return UnitsExplorer(device, dtype, dim, tokens)

@@ -70,9 +70,12 @@ class BanksExplorer(Explorer):
 
     Its controls are widgets: the sliders `width` (words a row) and `k`, and the choice `read`; what it shows is also
     the string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on the sliders.
     """
 
-    def __init__(self, width: int, k: int):
+    def __init__(self, width: int = 32, k: int = 0):
         self.read = widgets.Dropdown(options=list(READS), value=next(iter(READS)), description="a warp reads")
         self.width = slider("words a row", WIDTHS, width)
         self.k = slider("k", PLACES, k)
@@ -124,12 +127,3 @@ def _frame(figure: Figure, axes: Axes, read: str, width: int, k: int) -> dict[st
         + f'<g fill="white" font-size="8.5" text-anchor="middle">{numbers}</g></svg>'
     )
     return {"svg": svg, "text": f"{title}. {name}", "table": ""}
-
-
-def banks_explorer(width: int = 32, k: int = 0) -> BanksExplorer:
-    """The live banks; the last expression of a cell shows them.
-
-    Raises:
-        ValueError: a value that is not on the sliders.
-    """
-    return BanksExplorer(width, k)

@@ -123,9 +123,12 @@ class CheckpointingExplorer(Explorer):
 
     Its controls are widgets: `tokens`, `width`, `dtype` and `device` (names); what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown dtype or device, a device without that dtype, or a value that is not on its slider.
     """
 
-    def __init__(self, tokens: int, width: int, dtype: str, device: str):
+    def __init__(self, tokens: int = 8192, width: int = 4096, dtype: str = "bf16", device: str = "H200"):
         devices = [name for name, each in DEVICES.items() if set(DTYPES) <= each.peak_flops.keys()]
         if dtype not in DTYPES or device not in devices:
             raise ValueError(
@@ -160,14 +163,3 @@ class CheckpointingExplorer(Explorer):
 def _still():
     figure, _ = checkpointing_axes()
     return still_svg(figure), svg_opening(figure)
-
-
-def checkpointing_explorer(
-    tokens: int = 8192, width: int = 4096, dtype: str = "bf16", device: str = "H200"
-) -> CheckpointingExplorer:
-    """The live choice of what a layer keeps and what it computes again; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an unknown dtype or device, a device without that dtype, or a value that is not on its slider.
-    """
-    return CheckpointingExplorer(tokens, width, dtype, device)

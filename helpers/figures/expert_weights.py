@@ -143,15 +143,20 @@ TOP_K = (1, 2, 4, 8)
 SIZES = {"2048 x 768": (2048, 768), "4096 x 14336": (4096, 14336), "7168 x 2048": (7168, 2048)}
 
 
-class WeightsExplorer(Explorer):
+class ExpertWeightsExplorer(Explorer):
     """Bars for four formats of a layer of experts, with sliders for tokens and experts, and a choice of the rest.
 
     Its controls are widgets: `tokens`, `experts`, `top_k`, `size` and `device` (names); what it shows is also the
     string `text`. More experts a token than there are count as all. Displayed where no kernel runs, it is a picture and
     that text.
+
+    Raises:
+        ValueError: a value that is not on its slider or among its choices.
     """
 
-    def __init__(self, tokens: int, experts: int, top_k: int, size: str, device: str):
+    def __init__(
+        self, tokens: int = 64, experts: int = 64, top_k: int = 8, size: str = "2048 x 768", device: str = "H200"
+    ):
         devices = [name for name, each in DEVICES.items() if "fp8" in each.peak_flops]
         for what, value, known in (("top_k", top_k, TOP_K), ("size", size, SIZES), ("device", device, devices)):
             if value not in known:
@@ -185,14 +190,3 @@ class WeightsExplorer(Explorer):
 def _still():
     figure, _ = weights_axes()
     return still_svg(figure), svg_opening(figure)
-
-
-def weights_explorer(
-    tokens: int = 64, experts: int = 64, top_k: int = 8, size: str = "2048 x 768", device: str = "H200"
-) -> WeightsExplorer:
-    """The live choice of tokens, experts and formats; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a value that is not on its slider or among its choices.
-    """
-    return WeightsExplorer(tokens, experts, top_k, size, device)

@@ -258,15 +258,26 @@ def _ways(decision: Decision) -> tuple[list, list, tuple]:
     return boxes, ways, end
 
 
-class DecisionExplorer(Explorer):
+class FusionDecisionExplorer(Explorer):
     """The flowchart, its lit way that of what the sliders describe.
 
     Its controls are widgets: the sliders `rows`, `operations` and `share` (of the step's time), and the choices `kind`,
     `launched` and `device` (a name); what it shows is also the string `text`. Displayed where no kernel runs, it is a
     picture and that text.
+
+    Raises:
+        ValueError: a kind, a way to launch or a device that is not to choose, or a value not on its slider.
     """
 
-    def __init__(self, kind: str, rows: int, operations: int, share: float, launched: str, device: str):
+    def __init__(
+        self,
+        kind: str = "elementwise",
+        rows: int = 8192,
+        operations: int = 4,
+        share: float = 0.2,
+        launched: str = LAUNCHED[0],
+        device: str = "H200",
+    ):
         decide(kind, ROWS[0], OPERATIONS[0], SHARES[0], launched, device)  # refuses what cannot be shown
         self.rows = slider("rows of 4096", ROWS, rows, [f"{each:,}" for each in ROWS])
         self.operations = slider("operations", OPERATIONS, operations)
@@ -331,19 +342,3 @@ def _frame(opening: str, decision: Decision) -> str:
     parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{FUSED}"/>')
     parts.append(f'<text x="{x + 8}" y="{y + height / 2 + 3}" fill="white">{decision.outcome}</text>')
     return opening + "".join(parts) + "</svg>"
-
-
-def decision_explorer(
-    kind: str = "elementwise",
-    rows: int = 8192,
-    operations: int = 4,
-    share: float = 0.2,
-    launched: str = LAUNCHED[0],
-    device: str = "H200",
-) -> DecisionExplorer:
-    """The live flowchart; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a kind, a way to launch or a device that is not to choose, or a value not on its slider.
-    """
-    return DecisionExplorer(kind, rows, operations, share, launched, device)

@@ -100,18 +100,21 @@ def _cells(rows: list[GroupRow]):
                 yield left + place * width, TOP + number * PITCH, width, colour, str(kernel)
 
 
-class GroupsExplorer(Explorer):
+class FusionGroupsExplorer(Explorer):
     """Graph by graph, who makes one kernel of what. Its control is the slider `graph`; what it shows is also `text`.
 
     Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a graph that is not among them, or has more operations than a picture holds.
     """
 
-    def __init__(self, graphs: Mapping[str, TwoPartitions], graph: str):
+    def __init__(self, graphs: Mapping[str, TwoPartitions], graph: str | None = None):
         for name, each in graphs.items():
             if len(each.operations) > MOST:
                 raise ValueError(f"{name} has {len(each.operations)} operations: the picture holds {MOST}")
         self._graphs = graphs
-        self.graph = slider("graph", tuple(graphs), graph)
+        self.graph = slider("graph", tuple(graphs), graph or next(iter(graphs)))
         super().__init__(FramePlayer(), [self.graph], [])
 
     @property
@@ -165,12 +168,3 @@ def _frame(opening: str, title: str, rows: list[GroupRow]) -> str:
             f'fill-opacity=".16" stroke="{colour}"/><text x="{x + 6:.1f}" y="{y + PITCH / 2 + 3:.1f}">{label}</text>'
         )
     return opening + "".join(parts) + "</svg>"
-
-
-def groups_explorer(graphs: Mapping[str, TwoPartitions], graph: str | None = None) -> GroupsExplorer:
-    """The live comparison; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a graph that is not among them, or has more operations than a picture holds.
-    """
-    return GroupsExplorer(graphs, graph or next(iter(graphs)))

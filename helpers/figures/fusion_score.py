@@ -45,14 +45,17 @@ def scene(groups: list[FusionGroup], part: str, weight: float) -> Scene:
     return Scene(title, tuple(boxes), tuple(labels), f"{title}; {now}. {'; '.join(told)}.")
 
 
-class ScoreExplorer(Explorer):
+class FusionScoreExplorer(Explorer):
     """The score of each kernel of a plan that fuses, with a slider for the weight of the part that is chosen.
 
     Its controls are widgets: `weight` and `part`; what it shows is also the string `text`. Displayed where no kernel
     runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a part that the score has not, or a plan that fuses nothing or too much for one picture.
     """
 
-    def __init__(self, plan: FusionPlan, part: str):
+    def __init__(self, plan: FusionPlan, part: str = "registers"):
         if part not in WEIGHTS:
             raise ValueError(f"the score has no part {part!r}: choose from {', '.join(WEIGHTS)}")
         self._groups = _changed(plan)
@@ -91,12 +94,3 @@ class ScoreExplorer(Explorer):
             "frames": [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes],
             "columns": 1,
         }
-
-
-def score_explorer(plan: FusionPlan, part: str = "registers") -> ScoreExplorer:
-    """The live score of a plan's kernels; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a part that the score has not, or a plan that fuses nothing or too much for one picture.
-    """
-    return ScoreExplorer(plan, part)

@@ -88,14 +88,22 @@ def kernel_timeline_chart(way: str, timeline: KernelTimeline, place: int = 0, se
     return picture(*timeline_axes(), timeline_scene(way, timeline, place, search, timeline.wall))
 
 
-class TimelineExplorer(Explorer):
+class KernelTimelineExplorer(Explorer):
     """Timelines of several ways to run one thing, a slider over the kernels, a choice of way, a search by name.
 
     Its controls are widgets: `kernel` (a number from 1), `way` and `search`; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
+
+    Args:
+        timelines: a name for each way -> what `read_trace` read.
+        way: the one shown first; the first of all by default.
+
+    Raises:
+        ValueError: no timeline of that name.
     """
 
-    def __init__(self, timelines: dict[str, KernelTimeline], way: str, search: str):
+    def __init__(self, timelines: dict[str, KernelTimeline], way: str | None = None, search: str = ""):
+        way = way or next(iter(timelines), "")
         if way not in timelines:
             raise ValueError(f"no timeline is called {way!r}: choose from {', '.join(timelines)}")
         self._timelines = timelines
@@ -129,18 +137,3 @@ class TimelineExplorer(Explorer):
         scenes = (self._scene(number) for number in range(1, self._most + 1))
         frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
         return still_svg(figure), {"frames": frames, "columns": 1}
-
-
-def kernel_timeline_explorer(
-    timelines: dict[str, KernelTimeline], way: str | None = None, search: str = ""
-) -> TimelineExplorer:
-    """The live timelines; the last expression of a cell shows them.
-
-    Args:
-        timelines: a name for each way -> what `read_trace` read.
-        way: the one shown first; the first of all by default.
-
-    Raises:
-        ValueError: no timeline of that name.
-    """
-    return TimelineExplorer(timelines, way or next(iter(timelines), ""), search)

@@ -273,9 +273,19 @@ class LaunchExplorer(Explorer):
 
     Its controls are widgets: `elements`, `operations`, `device` (a name), `dtype` and `launched`; what it shows is also
     the string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown device, dtype or way to launch, or a value not on the sliders.
     """
 
-    def __init__(self, device: str, dtype: str, launched: str, elements: int, operations: int):
+    def __init__(
+        self,
+        device: str = "H200",
+        dtype: str = "fp32",
+        launched: str = LAUNCHED[0],
+        elements: int = 1000000,
+        operations: int = 4,
+    ):
         launch_scene(DEVICES[device], dtype, launched, 1, 1)  # refuses what cannot be shown
         self.elements = slider("numbers", ELEMENTS, elements, [si(each) for each in ELEMENTS])
         self.operations = slider("operations", OPERATIONS, operations)
@@ -300,18 +310,3 @@ class LaunchExplorer(Explorer):
         scenes = (self._scene(elements, operations) for elements in ELEMENTS for operations in OPERATIONS)
         frames = [{"svg": _moving(scene), "text": scene.text, "table": _table(scene)} for scene in scenes]
         return _still()[0], {"frames": frames, "columns": len(OPERATIONS)}
-
-
-def launch_explorer(
-    device: str = "H200",
-    dtype: str = "fp32",
-    launched: str = LAUNCHED[0],
-    elements: int = 1_000_000,
-    operations: int = 4,
-) -> LaunchExplorer:
-    """The live launch-overhead curve; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an unknown device, dtype or way to launch, or a value not on the sliders.
-    """
-    return LaunchExplorer(device, dtype, launched, elements, operations)

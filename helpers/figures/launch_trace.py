@@ -130,12 +130,15 @@ class TraceExplorer(Explorer):
 
     Its controls are widgets: `way` and `kernel`; what it shows is also the string `text`. Displayed where no kernel
     runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a way or a kernel that is not there.
     """
 
-    def __init__(self, traces: Mapping[str, Trace], way: str, kernel: int):
-        self._traces = traces
-        most = max(len(trace.kernels) for trace in traces.values())
-        self.way = slider("way", tuple(traces), way)
+    def __init__(self, traces: Mapping[str, Rows], way: str | None = None, kernel: int = 1):
+        self._traces = {name: Trace.of(rows) for name, rows in traces.items()}
+        most = max(len(trace.kernels) for trace in self._traces.values())
+        self.way = slider("way", tuple(traces), way or next(iter(traces)))
         self.kernel = slider("kernel", tuple(range(1, most + 1)), kernel)
         super().__init__(FramePlayer(), [self.kernel, self.way], [])
 
@@ -170,12 +173,3 @@ class TraceExplorer(Explorer):
                 svg = f'{opening}{title}{box} stroke="{WRONG}" stroke-width="1.5"/></svg>'
                 frames.append({"svg": svg, "text": _text(self._traces, way, number), "table": ""})
         return still_svg(figure), {"frames": frames, "columns": len(self._traces)}
-
-
-def trace_explorer(traces: Mapping[str, Rows], way: str | None = None, kernel: int = 1) -> TraceExplorer:
-    """The live traces, name -> rows; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a way or a kernel that is not there.
-    """
-    return TraceExplorer({name: Trace.of(rows) for name, rows in traces.items()}, way or next(iter(traces)), kernel)

@@ -167,9 +167,18 @@ class OccupancyExplorer(Explorer):
 
     Its controls are widgets: `threads` (a block), `registers` (a thread), `shared_memory` (bytes a block) and `device`
     (a name); what it shows is also the string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Args:
+        device: a name in DEVICES; the explorer can change it.
+        threads: a block, a multiple of 32 up to 1024.
+        registers: a thread, 1 to 255.
+        shared_memory: bytes a block, static and dynamic, without what the driver reserves.
+
+    Raises:
+        ValueError: an unknown device, a value outside these ranges, or more shared memory than a block can have.
     """
 
-    def __init__(self, device: str, threads: int, registers: int, shared_memory: int):
+    def __init__(self, device: str = "H100", threads: int = 256, registers: int = 64, shared_memory: int = 0):
         occupancy(
             DEVICES[device].compute_capability,
             threads=threads,
@@ -209,20 +218,3 @@ class OccupancyExplorer(Explorer):
     def _still_and_data(self) -> tuple[str, dict]:
         still, tables = _tables(DEVICES[self.device.value].compute_capability)
         return still, {"name": self.device.value, "values": self._values, **tables}
-
-
-def occupancy_explorer(
-    device: str = "H100", threads: int = 256, registers: int = 64, shared_memory: int = 0
-) -> OccupancyExplorer:
-    """The live occupancy; the last expression of a cell shows it.
-
-    Args:
-        device: a name in DEVICES; the explorer can change it.
-        threads: a block, a multiple of 32 up to 1024.
-        registers: a thread, 1 to 255.
-        shared_memory: bytes a block, static and dynamic, without what the driver reserves.
-
-    Raises:
-        ValueError: an unknown device, a value outside these ranges, or more shared memory than a block can have.
-    """
-    return OccupancyExplorer(device, threads, registers, shared_memory)

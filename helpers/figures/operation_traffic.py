@@ -114,9 +114,19 @@ class TrafficExplorer(Explorer):
 
     Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); what it shows is also the
     string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an operation, dtype or device that is not offered, or a value that is not on its slider.
     """
 
-    def __init__(self, operation: str, dtype: str, device: str, rows: int, columns: int):
+    def __init__(
+        self,
+        operation: str = "add+GELU",
+        dtype: str = "fp32",
+        device: str = "H200",
+        rows: int = 1024,
+        columns: int = 1000,
+    ):
         if operation not in SHOWN or dtype not in DTYPES:
             raise ValueError(
                 f"{operation!r} in {dtype!r}: one of {', '.join(SHOWN)} in one of {', '.join(DTYPES)} expected"
@@ -155,14 +165,3 @@ class TrafficExplorer(Explorer):
 def _still():
     figure, _ = operation_axes()
     return still_svg(figure), svg_opening(figure)
-
-
-def traffic_explorer(
-    operation: str = "add+GELU", dtype: str = "fp32", device: str = "H200", rows: int = 1024, columns: int = 1000
-) -> TrafficExplorer:
-    """The live traffic of an operation; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an operation, dtype or device that is not offered, or a value that is not on its slider.
-    """
-    return TrafficExplorer(operation, dtype, device, rows, columns)

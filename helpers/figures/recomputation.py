@@ -157,9 +157,19 @@ class RecomputationExplorer(Explorer):
 
     Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); what it shows is also the
     string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown operation, dtype or device, or a value that is not on its slider.
     """
 
-    def __init__(self, operation: str, dtype: str, device: str, rows: int, columns: int):
+    def __init__(
+        self,
+        operation: str = "bias+dropout+residual",
+        dtype: str = "bf16",
+        device: str = "H200",
+        rows: int = 16384,
+        columns: int = 4096,
+    ):
         if operation not in TRAINING_STEPS or dtype not in DTYPES:
             raise ValueError(
                 f"{operation!r} in {dtype!r}: one of {', '.join(TRAINING_STEPS)} in one of {', '.join(DTYPES)} expected"
@@ -195,18 +205,3 @@ class RecomputationExplorer(Explorer):
 def _still():
     figure, _ = recomputation_axes()
     return still_svg(figure), svg_opening(figure)
-
-
-def recomputation_explorer(
-    operation: str = "bias+dropout+residual",
-    dtype: str = "bf16",
-    device: str = "H200",
-    rows: int = 16384,
-    columns: int = 4096,
-) -> RecomputationExplorer:
-    """The live choice between storing and recomputing; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an unknown operation, dtype or device, or a value that is not on its slider.
-    """
-    return RecomputationExplorer(operation, dtype, device, rows, columns)

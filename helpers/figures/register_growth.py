@@ -107,14 +107,29 @@ class RegistersExplorer(Explorer):
 
     Its controls are widgets: `operations` and `device` (a name); what it shows is also the string `text`. Displayed
     where no kernel runs, it is a picture and that text.
+
+    Args:
+        compiled: (operations, name of a GPU) -> what `compile_for` gives.
+        sizes: the numbers of operations on the slider, rising.
+        device: a name in DEVICES that Triton compiles for.
+        operations: where the slider stands; the first of `sizes` if None.
+
+    Raises:
+        ValueError: another device, or a number of operations that is not on the slider.
     """
 
-    def __init__(self, compiled: Callable[[int, str], Resources], sizes: tuple[int, ...], device: str, operations: int):
+    def __init__(
+        self,
+        compiled: Callable[[int, str], Resources],
+        sizes: Iterable[int],
+        device: str = "H100",
+        operations: int | None = None,
+    ):
         gpus = [name for name, each in DEVICES.items() if (each.compute_capability or OLDEST) >= OLDEST]
         if device not in gpus:
             raise ValueError(f"{device!r} is none of the GPUs to compile for: choose from {', '.join(gpus)}")
-        self._compiled, self._sizes, self._growth_on = compiled, sizes, functools.cache(self._compile)
-        self.operations = slider("operations", sizes, operations)
+        self._compiled, self._sizes, self._growth_on = compiled, tuple(sizes), functools.cache(self._compile)
+        self.operations = slider("operations", self._sizes, self._sizes[0] if operations is None else operations)
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
         super().__init__(FramePlayer(), [self.operations], [[self.device]])
 
@@ -163,21 +178,3 @@ def _moving(growth: Growth, size: int, figure: Figure, panels: dict[str, Axes]) 
             f'<text x="{left:.1f}" y="{top - LABEL_ABOVE:.1f}">{value} {panel}</text>'
         )
     return f"{svg_opening(figure)}{''.join(parts)}</svg>"
-
-
-def registers_explorer(
-    compiled: Callable[[int, str], Resources], sizes: Iterable[int], device: str = "H100", operations: int | None = None
-) -> RegistersExplorer:
-    """What a kernel needs as it fuses more; the last expression of a cell shows it.
-
-    Args:
-        compiled: (operations, name of a GPU) -> what `compile_for` gives.
-        sizes: the numbers of operations on the slider, rising.
-        device: a name in DEVICES that Triton compiles for.
-        operations: where the slider stands; the first of `sizes` if None.
-
-    Raises:
-        ValueError: another device, or a number of operations that is not on the slider.
-    """
-    sizes = tuple(sizes)
-    return RegistersExplorer(compiled, sizes, device, sizes[0] if operations is None else operations)

@@ -378,9 +378,19 @@ class RooflineExplorer(Explorer):
 
     Its controls are widgets: `rows`, `columns`, `dtype`, `device` (a name) and `operations` (a checkbox by name); what
     it shows is also the string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown device or operation, a dtype the device has no peak for, a size not on the sliders.
     """
 
-    def __init__(self, device: str, dtype: str, rows: int, columns: int, operations: Iterable[str]):
+    def __init__(
+        self,
+        device: str = "A100",
+        dtype: str = "fp16",
+        rows: int = 4096,
+        columns: int = 4096,
+        operations: Iterable[str] = SHOWN,
+    ):
         operations = tuple(operations)
         roofline_scene(DEVICES[device], dtype, 1, 1, operations)  # refuses what cannot be shown
         self.rows = slider("rows", ROWS, rows)
@@ -421,18 +431,3 @@ class RooflineExplorer(Explorer):
             svg = still.svg
             frames = [{"svg": _moving(scene, still), "text": scene.text, "table": _table(scene)} for scene in scenes]
         return svg, {"frames": frames, "columns": len(COLUMNS)}
-
-
-def roofline_explorer(
-    device: str = "A100",
-    dtype: str = "fp16",
-    rows: int = 4096,
-    columns: int = 4096,
-    operations: Iterable[str] = SHOWN,
-) -> RooflineExplorer:
-    """The live roofline; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an unknown device or operation, a dtype the device has no peak for, a size not on the sliders.
-    """
-    return RooflineExplorer(device, dtype, rows, columns, operations)

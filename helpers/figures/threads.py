@@ -89,9 +89,12 @@ class ThreadsExplorer(Explorer):
 
     Its controls are widgets: `stride` and `thread`; what it shows is also the string `text`. Displayed where no kernel
     runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on the sliders.
     """
 
-    def __init__(self, stride: int, thread: int):
+    def __init__(self, stride: int = 1, thread: int = 0):
         self.stride = slider("stride", STRIDES, stride)
         self.thread = slider("thread i", THREADS, thread)
         super().__init__(FramePlayer(), [self.stride, self.thread], [])
@@ -138,12 +141,3 @@ def _frame(figure: Figure, axes: Axes, thread: int, stride: int) -> dict[str, st
     opening = svg_opening(figure) + svg_title(title, 0.02 * figure.bbox.width, 15)
     svg = f'{opening}<text x="{0.02 * figure.bbox.width:.1f}" y="30">{name}</text>{"".join(paths)}</svg>'
     return {"svg": svg, "text": f"{title}. {name}", "table": ""}
-
-
-def threads_explorer(stride: int = 1, thread: int = 0) -> ThreadsExplorer:
-    """The live grid; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a value that is not on the sliders.
-    """
-    return ThreadsExplorer(stride, thread)

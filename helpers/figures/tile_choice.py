@@ -150,14 +150,17 @@ STAGES = (1, 2, 3, 4, 5, 6)
 STEPS = (32, 64, 128)
 
 
-class MatmulExplorer(Explorer):
+class TileChoiceExplorer(Explorer):
     """What a matmul's tile costs and brings, with sliders for the tile, warps and stages, and a choice of the step.
 
     Its controls are widgets: `tile` (rows, columns), `warps`, `stages` and `step` (along K); what it shows is also the
     string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on its slider.
     """
 
-    def __init__(self, tile: tuple[int, int], warps: int, stages: int, step: int):
+    def __init__(self, tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64):
         if step not in STEPS:
             raise ValueError(f"no step of {step} along K: choose from {', '.join(map(str, STEPS))}")
         self.tile = slider("tile", TILES, tile, [f"{rows} x {columns}" for rows, columns in TILES])
@@ -192,14 +195,3 @@ def _axes():
         for x, name in ((PANEL.left, "0"), (PANEL.right, "the limit")):
             axes.text(x, bottom + 12, name, ha="center", va="center_baseline")
     return figure, axes
-
-
-def matmul_explorer(
-    tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64
-) -> MatmulExplorer:
-    """The live choice of a matmul's tile on an H200; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a value that is not on its slider.
-    """
-    return MatmulExplorer(tile, warps, stages, step)

@@ -126,14 +126,17 @@ def scene(group: int, wave: int) -> Scene:
     return Scene(title, tuple(boxes), labels, text)
 
 
-class OrderExplorer(Explorer):
+class TileOrderExplorer(Explorer):
     """A wave of tiles and the stripes that it reads, with sliders for the order and the wave.
 
     Its controls are widgets: the sliders `group` (rows of tiles) and `wave`; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on its slider.
     """
 
-    def __init__(self, group: int, wave: int):
+    def __init__(self, group: int = 1, wave: int = 3):
         self.group = slider("rows a group", GROUPS, group)
         self.wave = slider("wave", tuple(range(1, WAVES + 1)), wave)
         super().__init__(FramePlayer(), [self.group, self.wave], [])
@@ -181,12 +184,3 @@ def _axes() -> tuple[Figure, Axes]:
         axes.text(middle, Y_TOP - STRIPE - 15, "W, transposed", **centred)
         axes.text(middle, Y_TOP + SIDE * CELL + 10, f"y, {SIDE} x {SIDE} tiles", **centred)
     return figure, axes
-
-
-def order_explorer(group: int = 1, wave: int = 3) -> OrderExplorer:
-    """The live order of tiles; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a value that is not on its slider.
-    """
-    return OrderExplorer(group, wave)

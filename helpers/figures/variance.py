@@ -177,9 +177,12 @@ class VarianceExplorer(Explorer):
 
     Its controls are widgets: `mean`, `columns` and `arithmetic`; what it shows is also the string `text`. Displayed
     where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on its slider, or an unknown arithmetic ("fp16", "fp32", "fp64").
     """
 
-    def __init__(self, mean: float, columns: int, arithmetic: str):
+    def __init__(self, mean: float = 10000.0, columns: int = 1024, arithmetic: str = "fp32"):
         self.mean = slider("mean", MEANS, mean, [plain(each) for each in MEANS])
         self.columns = slider("columns", COLUMNS, columns)
         if arithmetic not in ARITHMETIC:
@@ -225,12 +228,3 @@ def _moving(curves: ErrorCurves, mean: float, figure: Figure, axes: Axes) -> str
             f'<path d="{SHAPES[marker]}" transform="translate({x:.1f} {y:.1f})" fill="{colour}" stroke="{TEXT}"/>'
         )
     return f"{svg_opening(figure)}{''.join(parts)}</svg>"
-
-
-def variance_explorer(mean: float = 10_000.0, columns: int = 1024, arithmetic: str = "fp32") -> VarianceExplorer:
-    """The live error of three ways to the variance; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a value that is not on its slider, or an unknown arithmetic ("fp16", "fp32", "fp64").
-    """
-    return VarianceExplorer(mean, columns, arithmetic)

@@ -134,9 +134,12 @@ class WarpExplorer(Explorer):
 
     Its controls are widgets: `stride`, `offset`, `dtype` and `elements`; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown dtype, a number of elements a lane that is not offered, or a value not on the sliders.
     """
 
-    def __init__(self, dtype: str, stride: int, offset: int, elements: int):
+    def __init__(self, dtype: str = "fp32", stride: int = 1, offset: int = 0, elements: int = 1):
         warp_load(dtype, 1, 0, 1)  # refuses what cannot be shown
         if elements not in WIDTHS:
             raise ValueError(f"{elements} elements a lane: choose from {', '.join(map(str, WIDTHS))}")
@@ -189,12 +192,3 @@ def _frame(figure: Figure, axes: Axes, *place) -> dict[str, str]:
         + "</svg>"
     )
     return {"svg": svg, "text": f"{title}. {name}: {load}", "table": ""}
-
-
-def warp_explorer(dtype: str = "fp32", stride: int = 1, offset: int = 0, elements: int = 1) -> WarpExplorer:
-    """The live warp; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an unknown dtype, a number of elements a lane that is not offered, or a value not on the sliders.
-    """
-    return WarpExplorer(dtype, stride, offset, elements)

@@ -156,9 +156,14 @@ class WideRowsExplorer(Explorer):
 
     Its controls are widgets: `columns`, `rows`, `warps`, `dtype` and `device` (a name); what it shows is also the
     string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: an unknown GPU or dtype, or a value that is not on its slider.
     """
 
-    def __init__(self, device: str, dtype: str, rows: int, columns: int, warps: int):
+    def __init__(
+        self, device: str = "H100", dtype: str = "bf16", rows: int = 8192, columns: int = 50257, warps: int = 8
+    ):
         gpus = [name for name, each in DEVICES.items() if each.compute_capability]
         if device not in gpus or dtype not in DTYPES:
             raise ValueError(f"{dtype!r} on {device!r}: choose from {', '.join(DTYPES)} and from {', '.join(gpus)}")
@@ -205,14 +210,3 @@ def _moving(case: WideRows, figure: Figure, axes: Axes) -> str:
             )
         parts.append(f'<text x="{end + 6:.1f}" y="{middle + 3:.1f}">{label(case, way)}</text>')
     return f"{svg_opening(figure)}{''.join(parts)}</svg>"
-
-
-def wide_rows_explorer(
-    device: str = "H100", dtype: str = "bf16", rows: int = 8192, columns: int = 50257, warps: int = 8
-) -> WideRowsExplorer:
-    """The live wide row; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: an unknown GPU or dtype, or a value that is not on its slider.
-    """
-    return WideRowsExplorer(device, dtype, rows, columns, warps)

@@ -172,9 +172,12 @@ class WindowsExplorer(Explorer):
     Its controls are widgets: the sliders `tile`, `stride` and `padding`, and the choices `taps` (of the filter, down
     and across) and `shown` (which of them); what it shows is also the string `text`. Displayed where no kernel runs, it
     is a picture and that text.
+
+    Raises:
+        ValueError: a filter that is not to choose, or a value that is not on its slider.
     """
 
-    def __init__(self, taps: int, stride: int, padding: int, tile: int | str):
+    def __init__(self, taps: int = 3, stride: int = 1, padding: int = 1, tile: int | str = 0):
         if taps not in FILTERS:
             raise ValueError(
                 f"there is no filter of {taps!r} x {taps!r}: choose taps from {', '.join(map(str, FILTERS))}"
@@ -241,12 +244,3 @@ def _frame(figure: Figure, scene: WindowsScene) -> dict[str, str]:
         f'<g font-size="8.5" text-anchor="middle">{"".join(numbers)}</g></svg>'
     )
     return {"svg": svg, "text": f"{title}. {line}", "table": ""}
-
-
-def windows_explorer(taps: int = 3, stride: int = 1, padding: int = 1, tile: int | str = 0) -> WindowsExplorer:
-    """The live windows; the last expression of a cell shows it.
-
-    Raises:
-        ValueError: a filter that is not to choose, or a value that is not on its slider.
-    """
-    return WindowsExplorer(taps, stride, padding, tile)

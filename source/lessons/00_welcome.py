@@ -235,9 +235,9 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 # 3. From an H200 to a T4: which figures change, and which do not?
 
 # %%
-from helpers.figures import traffic_explorer
+from helpers.figures import TrafficExplorer
 
-explorer = traffic_explorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000)
+explorer = TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000)
 explorer
 
 # %% [markdown]

@@ -701,9 +701,9 @@ for act in ("gelu", "relu"):
 # 4. From an H200 to a T4: which of the bars' lengths change, and which numbers?
 
 # %%
-from helpers.figures import recomputation_explorer
+from helpers.figures import RecomputationExplorer
 
-explorer = recomputation_explorer("bias+dropout+residual", "bf16", "H200", 16384, 4096)
+explorer = RecomputationExplorer("bias+dropout+residual", "bf16", "H200", 16384, 4096)
 explorer
 
 # %% [markdown]

@@ -422,9 +422,9 @@ gpu_picture("H100", lit="shared memory")
 # **down a column** of such a tile all ask one bank. Try it, and find a width that does not collide:
 
 # %%
-from helpers.figures import banks_explorer
+from helpers.figures import BanksExplorer
 
-banks = banks_explorer(width=32)
+banks = BanksExplorer(width=32)
 banks
 
 # %% [markdown]
@@ -555,9 +555,9 @@ step("three stages", tiles_kernel, (256, 128, 256))
 # 4. Which tiles leave room for two blocks on an SM, and what is good about that?
 
 # %%
-from helpers.figures import Tiling, matmul_explorer
+from helpers.figures import TileChoiceExplorer, Tiling
 
-tiles = matmul_explorer(tile=(128, 128), warps=8, stages=3)
+tiles = TileChoiceExplorer(tile=(128, 128), warps=8, stages=3)
 tiles
 
 # %% [markdown]
@@ -632,9 +632,9 @@ print(inspect.getsource(grouped_order.fn))
 # 4. Compare FLOP a byte of memory with the ridge. Does memory limit any of these orders?
 
 # %%
-from helpers.figures import order_explorer
+from helpers.figures import TileOrderExplorer
 
-order = order_explorer(group=1, wave=3)
+order = TileOrderExplorer(group=1, wave=3)
 order
 
 # %% [markdown]

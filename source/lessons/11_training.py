@@ -450,9 +450,9 @@ table(("first column", "run 1", "run 2", "run 3"), rows)
 # 3. From bf16 to fp32: why does recomputing the norms get even cheaper, next to the rest?
 
 # %%
-from helpers.figures import checkpointing_explorer
+from helpers.figures import CheckpointingExplorer
 
-explorer = checkpointing_explorer(tokens=8192, width=4096, dtype="bf16", device="H200")
+explorer = CheckpointingExplorer(tokens=8192, width=4096, dtype="bf16", device="H200")
 explorer
 
 # %% [markdown]

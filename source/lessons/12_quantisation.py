@@ -500,9 +500,9 @@ moe_gain.on(curves_chart(gains, title, **axes, log=True, limit=even), "y")
 # 4. At 8192 tokens and 256 experts, what does FP8 gain that int8 weights do not?
 
 # %%
-from helpers.figures import ExpertLayer, weights_explorer
+from helpers.figures import ExpertLayer, ExpertWeightsExplorer
 
-explorer = weights_explorer(tokens=16, experts=64, top_k=8, size="2048 x 768", device="H200")
+explorer = ExpertWeightsExplorer(tokens=16, experts=64, top_k=8, size="2048 x 768", device="H200")
 explorer
 
 # %% [markdown]

@@ -392,9 +392,9 @@ busy.compare(100 * timelines["eager"].busy)
 # `.trace.json` files open in [Perfetto](https://ui.perfetto.dev) as well: drag one into its window.
 
 # %%
-from helpers.figures import kernel_timeline_explorer
+from helpers.figures import KernelTimelineExplorer
 
-kernel_timeline_explorer(timelines, "eager", search="elementwise")
+KernelTimelineExplorer(timelines, "eager", search="elementwise")
 
 # %% [markdown]
 # Look at two things. *Fused* has the fewest kernels, and in this record, launched from Python, it took as long as *eager*:

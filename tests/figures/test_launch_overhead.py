@@ -15,11 +15,11 @@ from helpers.figures.launch_overhead import (
     ELEMENTS,
     LAUNCHED,
     OPERATIONS,
+    LaunchExplorer,
     chain_time,
     launch_axes,
     launch_chart,
     launch_costs,
-    launch_explorer,
     launch_scene,
     timeline,
 )
@@ -105,7 +105,7 @@ def contrast(colour, page):
 
 @pytest.fixture(scope="module")
 def explorer():
-    return launch_explorer()
+    return LaunchExplorer()
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ HIGH, DEEP = 9, 3  # points of a label over and under its baseline
 def test_no_line_and_no_axis_strikes_a_label(launched):
     figure, axes = launch_axes()
     bottom = figure.bbox.height - axes.bbox.y0
-    for each in launch_explorer("T4", "fp32", launched)._stage.data["frames"]:
+    for each in LaunchExplorer("T4", "fp32", launched)._stage.data["frames"]:
         labels = re.findall(r'<text x="[0-9.]+" y="([0-9.]+)" paint-order="stroke"', each["svg"])
         one, other = map(float, labels)
         assert max(one, other) + DEEP < bottom, "a label lies on the axis"
@@ -203,7 +203,7 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        launch_explorer(**arguments)
+        LaunchExplorer(**arguments)
     assert "\n" not in str(error.value)
 
 

@@ -3,18 +3,25 @@
 import pytest
 from matplotlib.text import Text
 
-from helpers.figures import attention_units, banks, fusion_decision, matmul_explorer, order_explorer, wide_rows_explorer
+from helpers.figures import (
+    TileChoiceExplorer,
+    TileOrderExplorer,
+    WideRowsExplorer,
+    attention_units,
+    banks,
+    fusion_decision,
+)
 from helpers.figures.stage import Stage
 
 PAGE = 836  # pixels beside the prompt, at 1024
 LEAST = 11
 EXPLORERS = {
-    "banks": banks.banks_explorer,
-    "decision": fusion_decision.decision_explorer,
-    "matmul": matmul_explorer,
-    "order": order_explorer,
-    "units": attention_units.units_explorer,
-    "wide rows": wide_rows_explorer,
+    "banks": banks.BanksExplorer,
+    "decision": fusion_decision.FusionDecisionExplorer,
+    "matmul": TileChoiceExplorer,
+    "order": TileOrderExplorer,
+    "units": attention_units.AttentionUnitsExplorer,
+    "wide rows": WideRowsExplorer,
 }
 SMALLEST = """() => Math.min(...[...document.querySelectorAll('.fusion-chart text')].map(
   text => parseFloat(getComputedStyle(text).fontSize) * Math.hypot(text.getScreenCTM().b, text.getScreenCTM().d)))"""

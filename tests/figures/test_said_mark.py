@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.figures.curves import curves_chart
-from helpers.figures.launch_overhead import launch_explorer
+from helpers.figures.launch_overhead import LaunchExplorer
 from helpers.figures.occupancy import occupancy_chart
 from helpers.figures.said_mark import MarkedChart, Said, said_svg
 from helpers.figures.style import Chart, bar_axes
@@ -34,7 +34,7 @@ def test_on_a_linear_axis():
 
 
 def test_on_a_logarithmic_axis_of_an_explorer_also_after_another_choice():
-    explorer = launch_explorer()
+    explorer = LaunchExplorer()
     explorer.mark(Said("you said 1,000,000 numbers", "x", 1e6))
     figure = explorer.chart().figure
     for _ in range(2):
