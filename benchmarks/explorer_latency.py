@@ -27,31 +27,31 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.over_fusion import STEPS
-from helpers.figures.attention_lengths import TOKENS as SEQUENCES
-from helpers.figures.attention_tiles import TOKENS as SQUARES
-from helpers.figures.attention_units import DIMS
-from helpers.figures.banks import WIDTHS
-from helpers.figures.bytes_journey import journey
-from helpers.figures.checkpointing import TOKENS as OF_A_STEP
-from helpers.figures.expert_weights import TOKENS as OF_A_BATCH
-from helpers.figures.expert_weights import counted
-from helpers.figures.film import Film
-from helpers.figures.fusion_decision import ROWS as CHAIN_ROWS
-from helpers.figures.fusion_score import STEPS as SCORE_STEPS
-from helpers.figures.launch_lanes import launch_timeline
-from helpers.figures.launch_overhead import ELEMENTS
-from helpers.figures.occupancy import THREADS
-from helpers.figures.operation_traffic import ROWS as SIZES
-from helpers.figures.recomputation import ROWS as TOKENS
-from helpers.figures.roofline import ROWS
-from helpers.figures.style import plain
-from helpers.figures.threads import STRIDES as APART
-from helpers.figures.tile_choice import TILES as PRODUCT_TILES
-from helpers.figures.tile_order import GROUPS, order_name
-from helpers.figures.variance import MEANS
-from helpers.figures.warp import STRIDES
-from helpers.figures.wide_rows import COLUMNS
-from helpers.figures.windows import TILES
+from helpers.figures.attention.busy_units import DIMS
+from helpers.figures.attention.score_tiles import TOKENS as SQUARES
+from helpers.figures.attention.sequence_lengths import TOKENS as SEQUENCES
+from helpers.figures.frame.animation import Film
+from helpers.figures.frame.style import plain
+from helpers.figures.fusion.fusion_decision import ROWS as CHAIN_ROWS
+from helpers.figures.fusion.score_explorer import STEPS as SCORE_STEPS
+from helpers.figures.launches.launch_animation import launch_timeline
+from helpers.figures.launches.launch_overhead import ELEMENTS
+from helpers.figures.matmul.convolution_windows import TILES
+from helpers.figures.matmul.expert_weights import TOKENS as OF_A_BATCH
+from helpers.figures.matmul.expert_weights import counted
+from helpers.figures.matmul.tile_choice import TILES as PRODUCT_TILES
+from helpers.figures.matmul.tile_order import GROUPS, order_name
+from helpers.figures.memory.moving_bytes import journey
+from helpers.figures.memory.operation_traffic import ROWS as SIZES
+from helpers.figures.memory.shared_memory_banks import WIDTHS
+from helpers.figures.memory.thread_addresses import STRIDES as APART
+from helpers.figures.memory.warp_load import STRIDES
+from helpers.figures.occupancy.occupancy_curves import THREADS
+from helpers.figures.performance.roofline_chart import ROWS
+from helpers.figures.rowwise.variance_error import MEANS
+from helpers.figures.rowwise.wide_rows import COLUMNS
+from helpers.figures.training.checkpointing import TOKENS as OF_A_STEP
+from helpers.figures.training.recomputation import ROWS as TOKENS
 from helpers.instruments import recorded
 from helpers.instruments.recordings import Recorded
 
@@ -95,7 +95,7 @@ class Explorer:
 
 _REGISTERS = """import torch
 from benchmarks.over_fusion import COLUMNS, STEPS, chain_gradient_kernel
-from helpers.figures.register_growth import RegistersExplorer
+from helpers.figures.occupancy.register_growth import RegistersExplorer
 from helpers.instruments.resources import compile_for
 
 row = torch.empty(1, COLUMNS, device="meta")
@@ -153,12 +153,12 @@ EXPLORERS = {
         " {:,} numbers:".format,
     ),
     "variance": Explorer(
-        "from helpers.figures.variance import VarianceExplorer\nVarianceExplorer(mean=1.0)",
+        "from helpers.figures.rowwise.variance_error import VarianceExplorer\nVarianceExplorer(mean=1.0)",
         MEANS,
         lambda mean: f"mean of {plain(mean)},",
     ),
     "recomputation": Explorer(
-        "from helpers.figures.recomputation import RecomputationExplorer\nRecomputationExplorer(rows=64)",
+        "from helpers.figures.training.recomputation import RecomputationExplorer\nRecomputationExplorer(rows=64)",
         TOKENS,
         ", {:,} x 4,096:".format,
     ),
@@ -168,12 +168,12 @@ EXPLORERS = {
         lambda tokens: f", {counted(tokens)}, ",
     ),
     "checkpointing": Explorer(
-        "from helpers.figures.checkpointing import CheckpointingExplorer\nCheckpointingExplorer(tokens=1024)",
+        "from helpers.figures.training.checkpointing import CheckpointingExplorer\nCheckpointingExplorer(tokens=1024)",
         OF_A_STEP,
         " {:,} tokens x".format,
     ),
     "traffic": Explorer(
-        "from helpers.figures.operation_traffic import TrafficExplorer\nTrafficExplorer(rows=1)",
+        "from helpers.figures.memory.operation_traffic import TrafficExplorer\nTrafficExplorer(rows=1)",
         SIZES,
         ", {:,} x 1,000:".format,
     ),
@@ -184,7 +184,7 @@ EXPLORERS = {
         "from helpers.figures import BanksExplorer\nBanksExplorer(width=8)", WIDTHS, "tile[32][{}],".format
     ),
     "wide rows": Explorer(
-        "from helpers.figures.wide_rows import WideRowsExplorer\nWideRowsExplorer(columns=1024)",
+        "from helpers.figures.rowwise.wide_rows import WideRowsExplorer\nWideRowsExplorer(columns=1024)",
         COLUMNS,
         "A row of {:,} ".format,
     ),

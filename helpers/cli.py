@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             open_lab(port=arguments.port, browser=not arguments.no_browser, options=rest)
             return 0
         case "check":
-            from helpers.learning.check import check_notebook
+            from helpers.learning.check_command import check_notebook
 
             return check_notebook(arguments.notebook)
         case "progress":
@@ -178,7 +178,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             print(inspect_kernel(arguments.kernel, arguments.arguments, arguments.device))
             return 0
         case "analyse":
-            from helpers.instruments.fusion.command import analyse_named
+            from helpers.instruments.fusion.analyse_command import analyse_named
 
             epilogues = not arguments.no_epilogues
             print(analyse_named(arguments.model, arguments.device, arguments.backward, epilogues, arguments.page))

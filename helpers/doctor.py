@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from helpers.instruments.machine import Finding, bubblewrap
+from helpers.instruments.diagnosis import Finding, bubblewrap
 
 COURSE = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -1,6 +1,8 @@
 """Record the live figures of the built lessons, for the pages of `make site`, where no kernel answers.
 
-    source/lessons/NN_name.py  ->  source/site/live/NN_name.json    cell's id -> what helpers.figures.live gives
+    source/lessons/NN_name.py  ->  source/site/live/NN_name.json
+
+The JSON maps a cell's id to what `helpers.figures.frame.interactive_export` gives for it.
 
 A lesson is run up to its last live figure, for a built notebook keeps a figure's picture alone. A figure that has
 changed since it was recorded is shown as its picture.
@@ -42,7 +44,7 @@ def record(lesson: Path) -> dict[str, dict]:
     """
     from IPython.core.interactiveshell import InteractiveShell
 
-    from helpers.figures.live import live_of
+    from helpers.figures.frame.interactive_export import live_of
 
     cells = cells_of(lesson)
     last = max(number for number, cell in enumerate(cells) if is_live(cell))

@@ -18,8 +18,8 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from helpers.figures.bytes_journey import journey  # noqa: E402, this runs as a script
-from helpers.figures.film import FilmStage  # noqa: E402
+from helpers.figures.frame.animation import FilmStage  # noqa: E402
+from helpers.figures.memory.moving_bytes import journey  # noqa: E402, this runs as a script
 from helpers.instruments import recorded  # noqa: E402
 
 PAGES = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#f0f6fc")}  # paper and ink, as GitHub has them

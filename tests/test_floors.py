@@ -71,9 +71,9 @@ def test_imports_only_go_down(path):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("helpers.instruments.timing", "from helpers.figures.style import Chart"),
-        ("helpers.figures.style", "import helpers.learning.outcome"),
-        ("helpers.learning.check", "from helpers.grading import judge"),
+        ("helpers.instruments.timing", "from helpers.figures.frame.style import Chart"),
+        ("helpers.figures.frame.style", "import helpers.learning.outcome"),
+        ("helpers.learning.check_command", "from helpers.grading import judge"),
         ("helpers.grading.sandbox", "from helpers.doctor import report"),
         ("helpers.grading.fork_server", "from kernels import add_gelu"),
         ("helpers.instruments.operations", "from kernels import CATALOGUE"),

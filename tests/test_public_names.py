@@ -17,7 +17,7 @@ PROJECT = jedi.Project(ROOT, sys_path=[str(ROOT), *sys.path])
     [
         ("helpers.instruments", "measure", "helpers/instruments/traffic/__init__.py"),
         ("helpers.learning", "check_values", "helpers/learning/checks/values.py"),
-        ("helpers.figures", "watch", "helpers/figures/stepper.py"),
+        ("helpers.figures", "watch", "helpers/figures/frame/stepper.py"),
         ("kernels", "rms_norm", "kernels/rowwise/rms_norm.py"),
     ],
 )

@@ -17,7 +17,7 @@ from bs4 import BeautifulSoup
 from lab_browser import ROOT
 
 from helpers.figures import TrafficExplorer, journey, watch
-from helpers.figures.live import live_of
+from helpers.figures.frame.interactive_export import live_of
 from helpers.instruments import recorded
 from kernels.elementwise.swiglu import swiglu_kernel
 from source import build_site

@@ -108,7 +108,7 @@ def import_all() -> None:
     import triton
     import triton.language as tl
 
-    import helpers.grading.replay.record
+    import helpers.grading.replay.call_record
     import helpers.grading.replay.replayer
     import helpers.grading.replay.server  # noqa: F401
     from helpers.instruments.resources import compile_for

@@ -12,10 +12,10 @@ from nbformat import NotebookNode
 from helpers.grading.exercise import Exercise
 from helpers.grading.judge import Judge
 from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
-from helpers.learning.cells import CellRun, run_cells
+from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
-from helpers.learning.screening import Screened, run_instead, screened
 from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
+from helpers.learning.submission_policy.screening import Screened, run_instead, screened
 
 INVALID, REFUSED = "invalid", "refused"
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR, INVALID, REFUSED)
@@ -150,7 +150,7 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
     cells = []
     for cell in exercise.cells:
         if "points" in cell:
-            source = f"from helpers.grading.replay.record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
+            source = f"from helpers.grading.replay.call_record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
             new = nbformat.v4.new_code_cell(source, id=cell["id"])
             # nbval compares nothing where no output is stored. What is compared with is the judge's.
             new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]

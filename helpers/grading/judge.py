@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers.grading.exercise import Exercise
-from helpers.grading.replay.talk import MOST_BYTES, Talk, TalkError
+from helpers.grading.replay.channel import MOST_BYTES, Talk, TalkError
 from helpers.grading.sandbox import forked
 from helpers.learning.outcome import ERROR, FAIL, PASS
 

@@ -28,7 +28,7 @@ from traitlets import Unicode
 
 import helpers
 from helpers.grading.confinement import DENIED, NOBODY
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 COURSE = Path(helpers.__file__).resolve().parents[1]
 KERNEL_NAME = "fusion-sandbox"
@@ -137,7 +137,7 @@ class ForkServer:
             said = self._connection.recv(1 << 12).decode().strip()
         except OSError as error:
             raise RuntimeError(
-                f"the fork server ended: {error}: does `python -m helpers.grading.replay.record` run?"
+                f"the fork server ended: {error}: does `python -m helpers.grading.replay.call_record` run?"
             ) from None
         if said:
             raise RuntimeError(said)

@@ -1,3 +1,4 @@
+from .bench_report import bench as bench
 from .cuda.kernel import CudaKernel as CudaKernel
 from .cuda.kernel import cuda_kernel as cuda_kernel
 from .devices import DEVICES as DEVICES
@@ -5,7 +6,6 @@ from .devices import Device as Device
 from .devices import this_device as this_device
 from .fusion import FusionPlan as FusionPlan
 from .fusion import analyse as analyse
-from .kept import kept_for_backward as kept_for_backward
 from .ncu_pages import CounterPair as CounterPair
 from .ncu_pages import NcuCounter as NcuCounter
 from .ncu_pages import NcuKernel as NcuKernel
@@ -25,7 +25,6 @@ from .peak import peak_memory as peak_memory
 from .prediction import predict as predict
 from .recordings import recorded as recorded
 from .recordings import recorded_page as recorded_page
-from .report import bench as bench
 from .resources import Resources as Resources
 from .resources import compile_for as compile_for
 from .resources import inspect_kernel as inspect_kernel
@@ -35,8 +34,9 @@ from .roofline import levels as levels
 from .roofline import measured_device as measured_device
 from .roofline import roofs as roofs
 from .sass import disassemble as disassemble
-from .sweep import RecordedSweep as RecordedSweep
-from .sweep import recorded_sweep as recorded_sweep
+from .saved_tensors import kept_for_backward as kept_for_backward
+from .sweep_records import RecordedSweep as RecordedSweep
+from .sweep_records import recorded_sweep as recorded_sweep
 from .tables import table as table
 from .timing import Timing as Timing
 from .timing import benchmark as benchmark

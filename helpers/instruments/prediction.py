@@ -2,7 +2,7 @@
 
     predict(add_gelu, a, b, device="H200")
 
-`fn` is rehearsed (rehearsal.py): its launches are known, with the bytes of each, at any size, without data. Every
+`fn` is rehearsed (dry_run.py): its launches are known, with the bytes of each, at any size, without data. Every
 launch then takes
 
     launch       from the end of the launch before to the first instruction
@@ -52,8 +52,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, rehearse
 from helpers.instruments.occupancy_calculator import WARP
-from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch, rehearse
 from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.sass import TENSOR_CORE, Instruction, disassemble
 

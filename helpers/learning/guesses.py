@@ -7,14 +7,14 @@ from pathlib import Path
 import anywidget
 from traitlets import Bool, Int, Unicode
 
-from helpers.figures.said_and_found import guesses_table, said_and_found
-from helpers.figures.said_mark import MarkedChart, Said
-from helpers.figures.stage import Explorer
-from helpers.figures.style import Chart
+from helpers.figures.frame.explorer import Explorer
+from helpers.figures.frame.guess_mark import MarkedChart, Said
+from helpers.figures.frame.predicted_vs_measured import guesses_table, said_and_found
+from helpers.figures.frame.style import Chart
 from helpers.instruments.tables import Table
-from helpers.learning.kept_guesses import KeptGuess, keep, kept_in, notebook_here
-from helpers.learning.lines import Unquoted, number
-from helpers.learning.typed import number_in
+from helpers.learning.display_text import Unquoted, number
+from helpers.learning.parse_guess import number_in
+from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
 
 _HERE = Path(__file__).parent
 _predictions: dict[str, "Guess"] = {}

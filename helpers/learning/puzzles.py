@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from triton.runtime.errors import InterpreterError
 
-from helpers.figures.blocks import KernelLine, Lanes, blocks_chart
-from helpers.figures.style import Chart
+from helpers.figures.frame.style import Chart
+from helpers.figures.memory.kernel_lanes import KernelLine, Lanes, blocks_chart
 from helpers.instruments.traffic.lanes import Access, trace
 from helpers.instruments.traffic.result import Traffic
-from helpers.learning.lines import Unquoted
+from helpers.learning.display_text import Unquoted
 
 MOST_PROGRAMS = 16  # what a picture holds
 HAZARDS = {

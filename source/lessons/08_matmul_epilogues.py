@@ -671,7 +671,7 @@ def grouped_kernel(
 
 
 # %%
-from helpers.figures.tile_order import stripes, wave_tiles
+from helpers.figures.matmul.tile_order import stripes, wave_tiles
 
 x_128, w_128, bias_128 = layer(128, 16, 128)
 y_128 = torch.empty(128, 128, dtype=x.dtype, device=device)
@@ -692,7 +692,7 @@ table(("rows a group", "by the model", "metered"), rows)
 # with all stripes of every wave, and the time:
 
 # %%
-from helpers.figures.tile_order import all_stripes
+from helpers.figures.matmul.tile_order import all_stripes
 
 by_group = h200.experiment("matmul_groups")
 dram = h200.experiment("matmul_group_counters")
@@ -967,7 +967,7 @@ one_row
 # %%
 from helpers.figures import sweep_chart
 from helpers.instruments import recorded_sweep
-from helpers.instruments.sweep import best_peer, median, share
+from helpers.instruments.sweep_records import best_peer, median, share
 
 at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "linear_act"))

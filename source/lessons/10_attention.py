@@ -541,8 +541,8 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
 # And its times and its memory: what did a real GPU take? 16 heads of 128 on an H200, in bf16; `-` did not fit.
 
 # %%
-from helpers.figures.attention_lengths import Attention
-from helpers.figures.style import si
+from helpers.figures.attention.sequence_lengths import Attention
+from helpers.figures.frame.style import si
 
 rows = []
 for tokens, found in h200.experiment("attention_lengths").items():

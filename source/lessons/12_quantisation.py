@@ -530,7 +530,7 @@ table(("tokens", "of 64 experts, mean of 200 draws", "by the formula"), rows)
 # data sheet's, so it is a *lower bound*. On an H200, `kernels.moe_int8`, which takes int8 weights and bf16 tokens:
 
 # %%
-from helpers.figures.expert_weights import FORMATS, counted, seconds
+from helpers.figures.matmul.expert_weights import FORMATS, counted, seconds
 from helpers.instruments import DEVICES
 
 layer = ExpertLayer(64, 8, 2048, 768)

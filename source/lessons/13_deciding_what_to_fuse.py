@@ -261,7 +261,7 @@ legal_ways.compare(len(ways))
 
 
 # %%
-from helpers.figures.simulator import Simulation
+from helpers.figures.fusion.simulator import Simulation
 from helpers.instruments.fusion.analyser import costs_of
 
 
@@ -449,7 +449,7 @@ from helpers.figures import FusionDecisionExplorer
 FusionDecisionExplorer()
 
 # %%
-from helpers.figures.fusion_decision import decide
+from helpers.figures.fusion.fusion_decision import decide
 
 for kind, rows, share in (
     ("elementwise", 8192, 0.2),
@@ -487,7 +487,7 @@ from helpers.figures import FusionScoreExplorer
 FusionScoreExplorer(plan_of("gpt2_block", epilogues=True))
 
 # %%
-from helpers.instruments.fusion.report import flips
+from helpers.instruments.fusion.plan_report import flips
 
 rows = []
 for group in plan_of("gpt2_block", epilogues=True).groups:

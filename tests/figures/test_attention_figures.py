@@ -9,9 +9,9 @@ import torch
 from benchmarks.attention_claims import written_out
 from benchmarks.attention_steps import causal
 from helpers.figures import AttentionLengthsExplorer, AttentionTilesExplorer, AttentionUnitsExplorer
-from helpers.figures import attention_lengths as lengths
-from helpers.figures import attention_tiles as tiles
-from helpers.figures import attention_units as units
+from helpers.figures.attention import busy_units as units
+from helpers.figures.attention import score_tiles as tiles
+from helpers.figures.attention import sequence_lengths as lengths
 from helpers.instruments import measure
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import attention_of_heads

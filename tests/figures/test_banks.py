@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from helpers.figures.banks import PLACES, READS, WIDTHS, BanksExplorer, wavefronts_of
+from helpers.figures.memory.shared_memory_banks import PLACES, READS, WIDTHS, BanksExplorer, wavefronts_of
 from helpers.instruments import cuda_kernel, measure
 
 READ = """

@@ -15,14 +15,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from helpers.figures import style as charts
-from helpers.figures.dropout_mask import Draw, mask_chart
-from helpers.figures.occupancy import occupancy_chart
-from helpers.figures.roofline import LABEL_HEIGHT, Point, place_labels, roofline_axes, roofline_chart
-from helpers.figures.style import plain, si
-from helpers.figures.tensor_traffic import traffic_chart
-from helpers.figures.timing import timing_chart
-from helpers.figures.waves import waves_chart
+from helpers.figures.frame import style as charts
+from helpers.figures.frame.style import plain, si
+from helpers.figures.memory.tensor_traffic import traffic_chart
+from helpers.figures.occupancy.occupancy_curves import occupancy_chart
+from helpers.figures.occupancy.waves import waves_chart
+from helpers.figures.performance.roofline_chart import LABEL_HEIGHT, Point, place_labels, roofline_axes, roofline_chart
+from helpers.figures.performance.timing_chart import timing_chart
+from helpers.figures.training.dropout_mask import Draw, mask_chart
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.roofline import Roofline, levels

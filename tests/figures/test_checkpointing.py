@@ -9,7 +9,7 @@ from drawn import assert_texts_lie_apart
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.training import FUSED, SMALL, UNFUSED, Block, norm_written_out
-from helpers.figures.checkpointing import (
+from helpers.figures.training.checkpointing import (
     BARS,
     SEQUENCE,
     TOKENS,

@@ -3,8 +3,8 @@
 import pytest
 from drawn import TAKES_ARROWS
 
-from helpers.figures.stage import FramePlayer
-from helpers.figures.tile_choice import TileChoiceExplorer
+from helpers.figures.frame.explorer import FramePlayer
+from helpers.figures.matmul.tile_choice import TileChoiceExplorer
 
 FRAMES = {"frames": [{"svg": "<svg></svg>", "text": "as it was", "table": ""}], "columns": 1}
 MODEL = """([script, frames]) => {

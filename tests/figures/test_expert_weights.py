@@ -6,7 +6,7 @@ import pytest
 import torch
 from drawn import assert_texts_lie_apart
 
-from helpers.figures.expert_weights import (
+from helpers.figures.matmul.expert_weights import (
     BARS,
     EXPERTS,
     FORMATS,

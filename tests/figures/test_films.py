@@ -8,9 +8,9 @@ import torch
 from drawn import TAKES_ARROWS, bare_page
 from torch.nn.functional import gelu
 
-from helpers.figures.bytes_journey import TILES, journey, trips
-from helpers.figures.film import Bar, Counter, Film, FilmScene, FilmStage, Mover, Note
-from helpers.figures.launch_lanes import SIZES, launch_timeline, ways
+from helpers.figures.frame.animation import Bar, Counter, Film, FilmScene, FilmStage, Mover, Note
+from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
+from helpers.figures.memory.moving_bytes import TILES, journey, trips
 from helpers.instruments import measure, recorded
 from kernels import add_gelu
 

@@ -7,11 +7,20 @@ import torch
 from torch.nn import functional
 
 from benchmarks.fusion_proof import compare, homes_of_all, plan_of, record
-from helpers.figures.fusion_decision import KINDS, NO, OPERATIONS, ROWS, SHARES, YES, FusionDecisionExplorer, decide
-from helpers.figures.fusion_groups import FusionGroupsExplorer, TwoPartitions, rows_of
-from helpers.figures.fusion_score import STEPS, FusionScoreExplorer
-from helpers.figures.launch_trace import Trace, TraceExplorer, short
-from helpers.figures.simulator import fusion_simulator
+from helpers.figures.fusion.fusion_decision import (
+    KINDS,
+    NO,
+    OPERATIONS,
+    ROWS,
+    SHARES,
+    YES,
+    FusionDecisionExplorer,
+    decide,
+)
+from helpers.figures.fusion.fusion_groups import FusionGroupsExplorer, TwoPartitions, rows_of
+from helpers.figures.fusion.score_explorer import STEPS, FusionScoreExplorer
+from helpers.figures.fusion.simulator import fusion_simulator
+from helpers.figures.launches.launch_trace import Trace, TraceExplorer, short
 from helpers.instruments import DEVICES
 from helpers.instruments.fusion import analyse
 from helpers.instruments.fusion.analyser import costs_of

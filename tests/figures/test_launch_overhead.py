@@ -10,8 +10,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from helpers.figures import style as charts
-from helpers.figures.launch_overhead import (
+from helpers.figures.frame import style as charts
+from helpers.figures.launches.launch_overhead import (
     ELEMENTS,
     LAUNCHED,
     OPERATIONS,

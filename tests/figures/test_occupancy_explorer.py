@@ -4,12 +4,14 @@ import json
 import math
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from helpers.figures import OccupancyExplorer
-from helpers.figures.occupancy import finding
-from helpers.figures.stage import script
+from helpers.figures.frame.explorer import script
+from helpers.figures.occupancy import occupancy_curves
+from helpers.figures.occupancy.occupancy_curves import finding
 from helpers.instruments.devices import DEVICES
 
 BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.items()}
@@ -19,7 +21,7 @@ BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.ite
 def frame_of(chromium):
     """`frameOf` of the explorer's script, in a real browser: positions -> frames."""
     page = chromium.new_page()
-    code = script("occupancy.js").replace("export default", "window.stage =")
+    code = script(Path(occupancy_curves.__file__).with_name("occupancy.js")).replace("export default", "window.stage =")
     page.evaluate(f"() => {{ {code}; window.frameOf = frameOf; }}")
 
     def frames(explorer, positions):

@@ -4,23 +4,23 @@ import pytest
 from matplotlib.text import Text
 
 from helpers.figures import (
+    AttentionUnitsExplorer,
+    BanksExplorer,
+    FusionDecisionExplorer,
     TileChoiceExplorer,
     TileOrderExplorer,
     WideRowsExplorer,
-    attention_units,
-    banks,
-    fusion_decision,
 )
-from helpers.figures.stage import Stage
+from helpers.figures.frame.explorer import Stage
 
 PAGE = 836  # pixels beside the prompt, at 1024
 LEAST = 11
 EXPLORERS = {
-    "banks": banks.BanksExplorer,
-    "decision": fusion_decision.FusionDecisionExplorer,
+    "banks": BanksExplorer,
+    "decision": FusionDecisionExplorer,
     "matmul": TileChoiceExplorer,
     "order": TileOrderExplorer,
-    "units": attention_units.AttentionUnitsExplorer,
+    "units": AttentionUnitsExplorer,
     "wide rows": WideRowsExplorer,
 }
 SMALLEST = """() => Math.min(...[...document.querySelectorAll('.fusion-chart text')].map(

@@ -7,8 +7,8 @@ import torch
 from drawn import assert_texts_lie_apart
 from torch.nn import functional
 
-from helpers.figures.recomputation import BARS as PLACES
-from helpers.figures.recomputation import (
+from helpers.figures.training.recomputation import BARS as PLACES
+from helpers.figures.training.recomputation import (
     COLUMNS,
     ROWS,
     TRAINING_STEPS,
@@ -17,7 +17,7 @@ from helpers.figures.recomputation import (
     scene,
 )
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.kept import kept_for_backward
+from helpers.instruments.saved_tensors import kept_for_backward
 from helpers.instruments.traffic import measure
 from kernels import bias_dropout_residual, geglu, residual_act, swiglu
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.over_fusion import COLUMNS, chain_gradient_kernel
-from helpers.figures.register_file import register_file_chart
-from helpers.figures.register_growth import RegistersExplorer, registers_axes
+from helpers.figures.occupancy.register_file import register_file_chart
+from helpers.figures.occupancy.register_growth import RegistersExplorer, registers_axes
 from helpers.instruments.resources import compile_for
 
 SIZES = (1, 4, 16)

@@ -7,8 +7,15 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from helpers.figures import style as charts
-from helpers.figures.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_axes, roofline_scene
+from helpers.figures.frame import style as charts
+from helpers.figures.performance.roofline_chart import (
+    COLUMNS,
+    ROWS,
+    SHOWN,
+    RooflineExplorer,
+    roofline_axes,
+    roofline_scene,
+)
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS
 from helpers.instruments.recordings import recorded

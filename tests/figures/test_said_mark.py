@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from helpers.figures.curves import curves_chart
-from helpers.figures.launch_overhead import LaunchExplorer
-from helpers.figures.occupancy import occupancy_chart
-from helpers.figures.said_mark import MarkedChart, Said, said_svg
-from helpers.figures.style import Chart, bar_axes
+from helpers.figures.frame.guess_mark import MarkedChart, Said, said_svg
+from helpers.figures.frame.style import Chart, bar_axes
+from helpers.figures.launches.launch_overhead import LaunchExplorer
+from helpers.figures.occupancy.occupancy_curves import occupancy_chart
+from helpers.figures.performance.curves_chart import curves_chart
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.learning.guesses import Guess
 

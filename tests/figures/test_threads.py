@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from helpers.figures.threads import BLOCK, BLOCKS, STRIDES, THREADS, ThreadsExplorer, load_of
+from helpers.figures.memory.thread_addresses import BLOCK, BLOCKS, STRIDES, THREADS, ThreadsExplorer, load_of
 from helpers.instruments import cuda_kernel, measure
 
 WHO = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.matmul_steps import grouped_kernel, run
-from helpers.figures.tile_choice import OTHERS, STAGES, TILES, WARPS, TileChoiceExplorer, Tiling, asked, ridge
+from helpers.figures.matmul.tile_choice import OTHERS, STAGES, TILES, WARPS, TileChoiceExplorer, Tiling, asked, ridge
 from helpers.instruments import compile_for, measure, occupancy
 
 SETTINGS = "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.matmul_steps import grouped_kernel
-from helpers.figures.tile_order import (
+from helpers.figures.matmul.tile_order import (
     GROUPS,
     PROGRAMS,
     SIDE,

@@ -8,7 +8,7 @@ import torch
 from drawn import assert_texts_lie_apart
 from torch.nn import functional
 
-from helpers.figures.operation_traffic import COLUMNS, ROWS, SHOWN, TrafficExplorer, operation_scene
+from helpers.figures.memory.operation_traffic import COLUMNS, ROWS, SHOWN, TrafficExplorer, operation_scene
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import OPERATIONS
 from helpers.instruments.traffic import measure

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from helpers.figures.variance import (
+from helpers.figures.rowwise.variance_error import (
     COLUMNS,
     MEANS,
     TOP,

@@ -9,7 +9,7 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.figures.warp import OFFSETS, STRIDES, WarpExplorer, WarpLoad, warp_chart, warp_load
+from helpers.figures.memory.warp_load import OFFSETS, STRIDES, WarpExplorer, WarpLoad, warp_chart, warp_load
 from helpers.instruments.traffic import measure
 
 

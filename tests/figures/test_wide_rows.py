@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.figures.wide_rows import (
+from helpers.figures.rowwise.wide_rows import (
     COLUMNS,
     LOOP_REGISTERS,
     READS,

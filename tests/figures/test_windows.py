@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from benchmarks.convolutions import TILE as KERNEL_TILE
 from benchmarks.convolutions import conv_bn_relu
-from helpers.figures.windows import (
+from helpers.figures.matmul.convolution_windows import (
     CELL,
     FILTERS,
     LEFT,

@@ -8,12 +8,12 @@ from pathlib import Path
 import attacks
 import pytest
 
-from helpers.grading import archives, class_folder, report
+from helpers.grading import archives, class_folder, class_report
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import INVALID, grade
 from helpers.grading.gradebook import Rules, gradebook
-from helpers.learning.screening import screened
 from helpers.learning.submission import parsed_notebook
+from helpers.learning.submission_policy.screening import screened
 
 NAME = attacks.NAME
 NOTEBOOK = f"{NAME}.ipynb"
@@ -126,7 +126,7 @@ def test_what_is_not_graded_has_a_row(tmp_path, how):
         f"out/hw.zip/../../{NOTEBOOK}": "a path that leads out of the zip",
         f"lzma/hw.zip/{NOTEBOOK}": "packed by a method that is not read: make the zip anew",
     }
-    table = report.table(tmp_path, students, {}, gradebook(students, {}, exercises_in(), Rules()))
+    table = class_report.table(tmp_path, students, {}, gradebook(students, {}, exercises_in(), Rules()))
     assert all(f"not graded: {path}: {reason}" in table for path, reason in why.items())
 
 

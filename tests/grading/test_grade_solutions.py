@@ -13,9 +13,9 @@ from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import grade
 from helpers.grading.judge import Judge, JudgeError, all_same
 from helpers.grading.replay import server
-from helpers.grading.replay.record import record_call
+from helpers.grading.replay.call_record import record_call
 from helpers.grading.replay.tensors import inputs_as_json, inputs_from_json
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 from helpers.learning.checks import cases
 from helpers.learning.outcome import PASS
 

@@ -10,9 +10,9 @@ from replaying import asked_here
 from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same, same
 from helpers.grading.replay import server
-from helpers.grading.replay.elsewhere import Elsewhere, Replay
-from helpers.grading.replay.record import record_call
-from helpers.grading.replay.talk import TalkError
+from helpers.grading.replay.call_record import record_call
+from helpers.grading.replay.channel import TalkError
+from helpers.grading.replay.remote_answer import Elsewhere, Replay
 from helpers.grading.replay.tensors import MOST_RESULTS, inputs_from_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.checks.gradients import last_program_first

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from helpers.grading.replay.talk import HEAD, Talk, TalkError
+from helpers.grading.replay.channel import HEAD, Talk, TalkError
 
 
 def conversation(other, most_json=1000, seconds=60.0):

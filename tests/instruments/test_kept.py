@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from helpers.instruments.kept import kept_for_backward
+from helpers.instruments.saved_tensors import kept_for_backward
 from kernels import residual_act, swiglu
 
 N = 6 * 127  # elements

@@ -12,9 +12,9 @@ from benchmarks.predictions import EXPLAINED, FAR, _row, held_out_rows, rows, su
 from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments import prediction
 from helpers.instruments.devices import DEVICES
+from helpers.instruments.dry_run import EagerLaunch, rehearse
 from helpers.instruments.prediction import predict
 from helpers.instruments.recordings import recorded
-from helpers.instruments.rehearsal import EagerLaunch, rehearse
 from helpers.instruments.traffic import measure
 
 H200 = DEVICES["H200"]

@@ -14,8 +14,8 @@ from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import METRICS, parse
 from benchmarks.run import backward_pass
 from benchmarks.validation import COVERED, recorded_validation
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, rehearse
 from helpers.instruments.occupancy_calculator import occupancy
-from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch, rehearse
 from helpers.instruments.resources import compile_for
 from kernels.interpreter import runtime
 

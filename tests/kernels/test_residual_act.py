@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.instruments.kept import kept_for_backward
+from helpers.instruments.saved_tensors import kept_for_backward
 from helpers.instruments.traffic import measure
 from kernels import residual_act
 from kernels.activations import ACTIVATIONS

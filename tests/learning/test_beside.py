@@ -8,7 +8,7 @@ from lab_browser import ROOT
 
 from helpers.instruments import recorded
 from helpers.learning import Outcome, beside_catalogue
-from helpers.learning.check import assembled
+from helpers.learning.check_command import assembled
 from helpers.learning.outcome import FAIL, PASS, latest
 from helpers.learning.submission import read_submission
 from kernels import CATALOGUE

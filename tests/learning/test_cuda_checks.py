@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.learning.checks import check_cuda_code, check_cuda_rows, check_cuda_sound, check_cuda_traffic
+from helpers.learning import check_cuda_code, check_cuda_rows, check_cuda_sound, check_cuda_traffic
 from helpers.learning.outcome import FAIL
 
 HEAD = "__global__ void softmax(const float* x, float* y, int columns)"

@@ -6,10 +6,10 @@ import re
 import pytest
 from bs4 import BeautifulSoup
 
-from helpers.figures.said_and_found import said_and_found
+from helpers.figures.frame.predicted_vs_measured import said_and_found
 from helpers.learning import guesses
 from helpers.learning.guesses import Guess, predict_first, predictions
-from helpers.learning.kept_guesses import KeptGuess, kept_in, place_of
+from helpers.learning.saved_guesses import KeptGuess, kept_in, place_of
 
 
 @pytest.fixture(autouse=True)

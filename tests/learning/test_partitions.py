@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.instruments.fusion import analyser
-from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
-from helpers.learning.checks import cases, partitions, transformer_layer
+from helpers.instruments.fusion.small_graph import RULES, in_order, kernel_cost, why_not
+from helpers.learning import transformer_layer
+from helpers.learning.checks import cases, partitions
 from helpers.learning.checks.partition_search import best_partition, joined, time_of
 from helpers.learning.checks.small_graphs import APART, CYCLE, GREEDY, IN_PLACE, LATE, PAIR, at_the_limit, drawn_graphs
 from helpers.learning.outcome import FAIL, PASS

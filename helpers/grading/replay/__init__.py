@@ -9,5 +9,5 @@
 The record is a claim: "these launches, of these kernels of mine, compute the result". It holds no values, so replaying
 it on other inputs proves it or not, whoever wrote it. The meter, the compiler and the reference then look at the
 replay alone, in a process where no submitted Python ever runs: only kernels in the closed language of
-`helpers.learning.policy`.
+`helpers.learning.submission_policy.kernel_language`.
 """

@@ -26,17 +26,17 @@ import sys
 
 import torch
 
-from helpers.grading.replay.again import Again
-from helpers.grading.replay.kernels import kernels_of, show_lines
-from helpers.grading.replay.talk import MOST_BYTES, Talk
+from helpers.grading.replay.channel import MOST_BYTES, Talk
+from helpers.grading.replay.replayed_call import Again
+from helpers.grading.replay.submitted_kernels import kernels_of, show_lines
 from helpers.grading.replay.tensors import inputs_unpacked, tensors_packed
-from helpers.grading.replay.told import raised_as_json, resources_as_json, traffic_as_json
+from helpers.grading.replay.wire import raised_as_json, resources_as_json, traffic_as_json
 from helpers.instruments.cuda.kernel import cuda_kernel
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks.compiled_code import launches
 from helpers.learning.checks.gradients import last_program_first
 from helpers.learning.checks.offsets import launches_on, stray_offset
-from helpers.learning.checks.resources import launches
 from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
 
 

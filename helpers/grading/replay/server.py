@@ -31,13 +31,13 @@ from pathlib import Path
 
 import torch
 
-from helpers.grading.replay.elsewhere import Elsewhere, Replay
+from helpers.grading.replay.channel import MOST_BYTES, Talk
 from helpers.grading.replay.expected import expected_as_json
-from helpers.grading.replay.talk import MOST_BYTES, Talk
+from helpers.grading.replay.remote_answer import Elsewhere, Replay
 from helpers.grading.replay.tensors import PLAIN, inputs_as_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
-from helpers.learning.policy import is_kernel, parsed
+from helpers.learning.submission_policy.kernel_language import is_kernel, parsed
 
 TIME = 30.0  # seconds that one call of a check may take to be replayed
 MOST_DRAWS = 4  # before a model answer is taken for wrong

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from helpers.instruments import prediction
 from helpers.instruments.devices import Device
+from helpers.instruments.fusion.graph_nodes import PRODUCTS, FusionNode
 from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, NotLegalError, bits, is_split
-from helpers.instruments.fusion.nodes import PRODUCTS, FusionNode
 from helpers.instruments.operations import Launch
 from helpers.instruments.roofline import SPECIAL, Work
 

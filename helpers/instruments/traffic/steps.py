@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import triton.language as tl
 
-from helpers.instruments.cuda import watching
+from helpers.instruments.cuda import observers
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.lanes import LaneRecorder
-from helpers.instruments.traffic.recording import (
+from helpers.instruments.traffic.result import Traffic
+from helpers.instruments.traffic.warp_steps import WarpRecorder
+from helpers.instruments.traffic.watched_launch import (
     MOST_LANES,
     MOST_NUMBERS,
     MOST_STEPS,
@@ -29,8 +31,6 @@ from helpers.instruments.traffic.recording import (
     memory_of,
     numbers,
 )
-from helpers.instruments.traffic.result import Traffic
-from helpers.instruments.traffic.warp_steps import WarpRecorder
 from kernels.interpreter import runtime
 
 
@@ -308,7 +308,7 @@ def record(fn: Callable, *args, **more) -> tuple[Traffic, Recording]:
         with (
             _trace_kept(),
             runtime.observed(StepRecorder(runtime.observer())) as of_triton,
-            watching.observed(WarpRecorder(watching.observer())) as of_cuda,
+            observers.observed(WarpRecorder(observers.observer())) as of_cuda,
         ):
             recorders.extend((of_triton, of_cuda))
             return fn(*args, **more)

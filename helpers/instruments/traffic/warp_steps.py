@@ -9,8 +9,8 @@ import re
 import numpy as np
 
 from helpers.instruments.cuda.warp import WARP, everyone
-from helpers.instruments.traffic.cuda import requested
-from helpers.instruments.traffic.recording import (
+from helpers.instruments.traffic.cuda_meter import requested
+from helpers.instruments.traffic.watched_launch import (
     MOST_NUMBERS,
     MOST_STEPS,
     KernelStep,

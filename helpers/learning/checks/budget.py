@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP
 from helpers.instruments.resources import Resources
-from helpers.learning.checks.resources import check_widths
+from helpers.learning.checks.compiled_code import check_widths
 from helpers.learning.outcome import AnswerError, as_check
 
 

@@ -8,7 +8,7 @@ import torch
 from helpers.instruments.traffic import measure
 from helpers.learning.checks import cases
 from helpers.learning.checks.cases import Case, described
-from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.memory_errors import refuse_hazards
 from helpers.learning.checks.values import outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime

@@ -7,7 +7,7 @@ import torch
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.result import size
 from helpers.learning.checks.cases import described
-from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.memory_errors import refuse_hazards
 from helpers.learning.checks.passes import refuse_launches
 from helpers.learning.outcome import AnswerError, as_check
 

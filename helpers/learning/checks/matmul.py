@@ -9,10 +9,10 @@ from helpers.instruments.resources import Resources
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.result import size
 from helpers.learning.checks.cases import Case, described
-from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.compiled_code import compiled_launches
+from helpers.learning.checks.memory_errors import refuse_hazards
 from helpers.learning.checks.passes import refuse_launches
-from helpers.learning.checks.resources import compiled_launches
-from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.traffic_checks import lines_of
 from helpers.learning.checks.values import described_difference, fresh_copy, in_float64, of_tensors, try_each
 from helpers.learning.outcome import AnswerError, as_check
 

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from helpers.instruments.fusion.plain import clash, in_order, kernel_cost, tensors_of, why_not
+from helpers.instruments.fusion.small_graph import clash, in_order, kernel_cost, tensors_of, why_not
 
 
 def time_of(graph: dict, groups: list[list[str]]) -> float:
@@ -14,7 +14,7 @@ def best_partition(graph: dict, ignoring: str = "", ordered: bool = True, grown:
     """The partition of least time, a list of kernels, each a list of names.
 
     Args:
-        graph: as helpers.instruments.fusion.plain has it.
+        graph: as helpers.instruments.fusion.small_graph has it.
         ignoring: one of that module's RULES, which kernels need not keep.
         ordered: whether the kernels must be able to run one after another.
         grown: whether each kernel must be legal all the while that its operations join it, in the program's order.

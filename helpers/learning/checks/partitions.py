@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
+from helpers.instruments.fusion.small_graph import RULES, in_order, kernel_cost, why_not
 from helpers.learning.checks import cases
 from helpers.learning.checks.partition_search import best_partition, legal_groups, named, overwrites, time_of, touching
 from helpers.learning.checks.small_graphs import at_the_limit

@@ -7,8 +7,8 @@ import torch
 
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
-from helpers.learning.checks.hazards import refuse_hazards
-from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.memory_errors import refuse_hazards
+from helpers.learning.checks.traffic_checks import lines_of
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
 

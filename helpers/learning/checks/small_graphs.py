@@ -4,7 +4,7 @@ import functools
 import json
 import random
 
-from helpers.instruments.fusion.plain import RULES, why_not
+from helpers.instruments.fusion.small_graph import RULES, why_not
 from helpers.learning.checks import cases
 from helpers.learning.checks.partition_search import best_partition, joined, joinings, overwrites, time_of, touching
 

@@ -14,7 +14,7 @@ import torch
 
 from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import Case
-from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.memory_errors import refuse_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
 from kernels.interpreter import runtime
 

@@ -1,0 +1,1 @@
+"""Decide from the text of a submission's answers what may be graded."""
