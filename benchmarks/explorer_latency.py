@@ -41,7 +41,7 @@ from helpers.figures.matmul.expert_weights import TOKENS as OF_A_BATCH
 from helpers.figures.matmul.expert_weights import counted
 from helpers.figures.matmul.tile_choice import TILES as PRODUCT_TILES
 from helpers.figures.matmul.tile_order import GROUPS, order_name
-from helpers.figures.memory.moving_bytes import journey
+from helpers.figures.memory.moving_bytes import traffic_animation
 from helpers.figures.memory.operation_traffic import ROWS as SIZES
 from helpers.figures.memory.shared_memory_banks import WIDTHS
 from helpers.figures.memory.thread_addresses import STRIDES as APART
@@ -236,7 +236,7 @@ EXPLORERS = {
         GROUPS,
         lambda group: order_name(group).capitalize(),
     ),
-    "journey": _film("journey", journey),
+    "traffic animation": _film("traffic_animation", traffic_animation),
     "launch lanes": _film("launch_timeline", launch_timeline),
     "stepper": Explorer(_STEPPER, tuple(range(1, 21)), "Step {} of ".format, ".fusion-stepper input"),
 }

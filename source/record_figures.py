@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 LIVE = Path("source/site/live")
-CALLS = ("Explorer(", "watch(", "journey(", "_timeline(", "fusion_simulator(")  # that give a live figure
+CALLS = ("Explorer(", "watch(", "traffic_animation(", "_timeline(", "fusion_simulator(")  # that give a live figure
 
 
 def cells_of(lesson: Path) -> list[dict]:
@@ -44,7 +44,7 @@ def record(lesson: Path) -> dict[str, dict]:
     """
     from IPython.core.interactiveshell import InteractiveShell
 
-    from helpers.figures.frame.interactive_export import live_of
+    from helpers.figures.frame.interactive_export import export_interactive
 
     cells = cells_of(lesson)
     last = max(number for number, cell in enumerate(cells) if is_live(cell))
@@ -54,7 +54,7 @@ def record(lesson: Path) -> dict[str, dict]:
         with contextlib.redirect_stdout(io.StringIO()):
             ran = shell.run_cell(cell["source"])
         ran.raise_error()
-        if is_live(cell) and (live := live_of(ran.result)):
+        if is_live(cell) and (live := export_interactive(ran.result)):
             found[cell["id"]] = live
     return found
 

@@ -25,7 +25,7 @@ from .matmul.tile_choice import Tiling as Tiling
 from .matmul.tile_order import TileOrderExplorer as TileOrderExplorer
 from .memory.gpu_parts import gpu_picture as gpu_picture
 from .memory.kernel_lanes import blocks_chart as blocks_chart
-from .memory.moving_bytes import journey as journey
+from .memory.moving_bytes import traffic_animation as traffic_animation
 from .memory.operation_traffic import TrafficExplorer as TrafficExplorer
 from .memory.shared_memory_banks import BanksExplorer as BanksExplorer
 from .memory.tensor_traffic import traffic_chart as traffic_chart

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers.grading.grade import clean
 
-MOST_TABLE = 20_000_000  # bytes
+MAX_TABLE = 20_000_000  # bytes
 Cells = dict[str, str]
 
 
@@ -29,7 +29,7 @@ def table_in(path: Path, known: dict[str, tuple[str, ...]]) -> tuple[list[tuple[
         content = path.read_bytes()
     except OSError as error:
         raise OSError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > MOST_TABLE:
+    if len(content) > MAX_TABLE:
         raise ValueError(f"{path} has {len(content):,} bytes: is it the table?")
     text = decoded(content)
     if "\0" in text:

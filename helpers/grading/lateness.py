@@ -23,7 +23,7 @@ TIME = re.compile(
 )
 # Moodle's grading worksheet in English: "Wednesday, 10 June 2026, 2:14 PM", "Wednesday, June 10, 2026, 2:14 PM".
 OF_MOODLE = ("%A, %d %B %Y, %I:%M %p", "%A, %B %d, %Y, %I:%M %p")
-MOST_LATE = timedelta(days=36500)
+MAX_LATE = timedelta(days=36500)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def span_in(text: str) -> timedelta:
         at = match.end()
     if at < len(text) or not text:
         raise ValueError(f"{text!r} is no span of time such as 90 min, 36 h or 2 days")
-    if total > MOST_LATE:
+    if total > MAX_LATE:
         raise ValueError(f"{text!r} is more than a hundred years")
     return total
 

@@ -14,7 +14,7 @@ from helpers.grading.csv_tables import shown
 from helpers.grading.exercise import Exercise
 from helpers.grading.grade import STATES, Result, clean
 from helpers.grading.gradebook import Entry, Gradebook, StudentGrades, remarks
-from helpers.grading.similarity import MOST_READ, PYTHON_LEXER, THRESHOLD, AlikePair
+from helpers.grading.similarity import MAX_READ, PYTHON_LEXER, THRESHOLD, AlikePair
 from helpers.learning.outcome import EDGE, PASS
 
 STYLE = """
@@ -33,7 +33,7 @@ tr + tr td { border-top: 1px solid #8888 } pre { white-space: pre-wrap; margin: 
 @media (max-width: 60em) { .beside { grid-template-columns: minmax(0, 1fr) } }
 """
 LIGHT, DARK = HtmlFormatter(style="default", linenos="inline"), HtmlFormatter(style="github-dark")
-MOST_PAIRS = 100  # of an exercise
+MAX_PAIRS = 100  # of an exercise
 Kept = list[tuple[str, Result]]
 
 
@@ -60,8 +60,8 @@ def rows(header: list[str], lines: list[list[str]]) -> str:
 
 def code(source: str) -> str:
     """Source as HTML, its lines numbered as messages number them."""
-    visible = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in source[:MOST_READ])
-    cut = f"<p>Cut after {MOST_READ:,} of {len(source):,} characters.</p>\n" * (len(source) > MOST_READ)
+    visible = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in source[:MAX_READ])
+    cut = f"<p>Cut after {MAX_READ:,} of {len(source):,} characters.</p>\n" * (len(source) > MAX_READ)
     return highlight(visible, PYTHON_LEXER, LIGHT) + cut
 
 
@@ -233,9 +233,9 @@ def alike_table(exercise: str, pairs: list[AlikePair], linked) -> str:
             f"{pair.likeness:.0%}",
             " and ".join(f"{each:.0%}" for each in pair.to_model),
         ]
-        for pair in pairs[:MOST_PAIRS]
+        for pair in pairs[:MAX_PAIRS]
     ]
-    more = f"<p>And {len(pairs) - MOST_PAIRS} pairs more.</p>\n" if len(pairs) > MOST_PAIRS else ""
+    more = f"<p>And {len(pairs) - MAX_PAIRS} pairs more.</p>\n" if len(pairs) > MAX_PAIRS else ""
     return (
         f"<h2>Alike in {escape(exercise)}</h2>\n"
         f"<p>At least {THRESHOLD:.0%} of what two have beyond the given text is the same, whatever names were chosen. "

@@ -9,7 +9,7 @@ from .fusion import analyse as analyse
 from .ncu_pages import CounterPair as CounterPair
 from .ncu_pages import NcuCounter as NcuCounter
 from .ncu_pages import NcuKernel as NcuKernel
-from .ncu_pages import counters_beside as counters_beside
+from .ncu_pages import compare_counters as compare_counters
 from .ncu_pages import read_ncu as read_ncu
 from .occupancy_calculator import MAX_REGISTERS as MAX_REGISTERS
 from .occupancy_calculator import REGISTER_UNIT as REGISTER_UNIT
@@ -34,7 +34,7 @@ from .roofline import levels as levels
 from .roofline import measured_device as measured_device
 from .roofline import roofs as roofs
 from .sass import disassemble as disassemble
-from .saved_tensors import kept_for_backward as kept_for_backward
+from .saved_tensors import saved_for_backward as saved_for_backward
 from .sweep_records import RecordedSweep as RecordedSweep
 from .sweep_records import recorded_sweep as recorded_sweep
 from .tables import table as table

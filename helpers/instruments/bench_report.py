@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.dry_run import EagerLaunch, TritonLaunch
 from helpers.instruments.occupancy_calculator import Waves
-from helpers.instruments.prediction import Prediction, prediction_of, rehearse_for
+from helpers.instruments.prediction import Prediction, dry_run_for, prediction_of
 from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.roofline import Roofline, Work
 from helpers.instruments.timing import Timing, benchmark_together
@@ -109,7 +109,7 @@ def bench(
     reports = {"yours": fn} | ({"reference": reference} if reference is not None else {})
     launches, traffic, predictions = {}, {}, {}
     for name, each in reports.items():
-        launches[name] = rehearse_for(device, each, *inputs)
+        launches[name] = dry_run_for(device, each, *inputs)
         predictions[name] = prediction_of(launches[name], device)
         own = tree_map_only(torch.Tensor, torch.clone, inputs)  # a function in place must not change the other's
         traffic[name] = measure(each, *own, device=device)

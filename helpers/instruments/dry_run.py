@@ -1,6 +1,6 @@
 """A run without data: what a call launches, at sizes that no interpreter could go through.
 
-`rehearse` gives a function tensors of the right shapes that hold zeros and take no memory. Operators of PyTorch are
+`dry_run` gives a function tensors of the right shapes that hold zeros and take no memory. Operators of PyTorch are
 not computed: their results have the right shape and hold zeros again. Of each Triton launch a few program instances
 are interpreted, the first, the last and some between, each metered on its own, and the rest are taken to be like them.
 The rules are those of the traffic meter, on a GPU: an operator that PyTorch has as one GPU kernel is one launch.
@@ -104,7 +104,7 @@ class TritonLaunch:
         return SECTOR * (self.sectors_read + self.sectors_written)
 
 
-def rehearse(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | TritonLaunch]:
+def dry_run(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | TritonLaunch]:
     """The launches of `fn(*args)`, in order, on a GPU with so many multiprocessors.
 
     Args:
@@ -118,13 +118,13 @@ def rehearse(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | Tr
     """
     if not callable(fn):
         raise TypeError(f"a function and its arguments are expected, got {type(fn).__name__}: wrap it in a lambda")
-    with rehearsal(multiprocessors) as stage:
+    with dry_run_scope(multiprocessors) as stage:
         fn(*tree_map_only(torch.Tensor, stage.without_data, args))
     return stage.launches
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRun:
     """What a rehearsal is in the middle of: `launches` so far, and the account of their bytes."""
 
     ledger: Ledger
@@ -148,12 +148,12 @@ class Rehearsal:
 
 
 @contextlib.contextmanager
-def rehearsal(multiprocessors: int) -> Iterator[Rehearsal]:
+def dry_run_scope(multiprocessors: int) -> Iterator[DryRun]:
     """Inside, what tensors of `without_data` go through is not computed, but noted in `launches`."""
     ledger, launches = Ledger(), []
     sampler = _Sampler(ledger, launches, multiprocessors)
     with runtime.observed(sampler), _Shapes(ledger, launches) as shapes, _AsOnAGpu(shapes):
-        yield Rehearsal(ledger, launches, shapes)
+        yield DryRun(ledger, launches, shapes)
     sampler.finish()
 
 

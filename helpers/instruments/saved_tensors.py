@@ -14,7 +14,7 @@ from helpers.instruments.traffic.result import size
 
 
 @dataclass(frozen=True, repr=False)
-class Kept:
+class SavedTensors:
     """What one call keeps: name -> bytes, of its arguments and of what it made; and what it returned."""
 
     arguments: dict[str, int]
@@ -32,7 +32,7 @@ class Kept:
         return f"kept for the backward pass: {size(self.total) if tensors else 'nothing'}" + (names and f" ({names})")
 
 
-def kept_for_backward(fn: Callable, *args) -> Kept:
+def saved_for_backward(fn: Callable, *args) -> SavedTensors:
     """Run `fn(*args)` and note what autograd saves in it, each storage once and whole.
 
     Args:
@@ -59,7 +59,7 @@ def kept_for_backward(fn: Callable, *args) -> Kept:
             arguments[names[address]] = nbytes
         else:
             made[_description(tensor, made)] = nbytes
-    return Kept(arguments, made, result)
+    return SavedTensors(arguments, made, result)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -23,7 +23,7 @@ from helpers.instruments.tables import Table, table
 
 BEHIND = 1.03  # of a peer's time
 BARE = "bare launch"
-MOST_LAUNCHES = 1.5  # bare ones that a call may take
+MAX_LAUNCHES = 1.5  # bare ones that a call may take
 # Shown, and nobody's peer: the product without what follows it; a scaling of the gradient that the forward pass made.
 NOT_THE_SAME = {
     ("linear_act", "forward", "cuBLAS alone"),
@@ -213,9 +213,9 @@ class RecordedSweep:
 
         Calls are timed to the end of their work: the line says how long the GPU takes for it, too."""
         chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
-        late = sorted((p for p in chosen if bare_launches(p) > MOST_LAUNCHES), key=bare_launches, reverse=True)
+        late = sorted((p for p in chosen if bare_launches(p) > MAX_LAUNCHES), key=bare_launches, reverse=True)
         return [
-            f"over {MOST_LAUNCHES} bare launches: a call of {_name(point)}: {bare_launches(point):.2f}, "
+            f"over {MAX_LAUNCHES} bare launches: a call of {_name(point)}: {bare_launches(point):.2f}, "
             f"the GPU's part {median(point, 'fused') / median(point, BARE, 'calls'):.2f}"
             for point in late
         ]

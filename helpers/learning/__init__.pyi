@@ -6,8 +6,8 @@ from .checks.compiled_code import check_vectorised as check_vectorised
 from .checks.conv_cases import batch_norm_cases as batch_norm_cases
 from .checks.conv_cases import conv_cases as conv_cases
 from .checks.cuda_checks import check_cuda_code as check_cuda_code
+from .checks.cuda_checks import check_cuda_memory_safety as check_cuda_memory_safety
 from .checks.cuda_checks import check_cuda_rows as check_cuda_rows
-from .checks.cuda_checks import check_cuda_sound as check_cuda_sound
 from .checks.cuda_checks import check_cuda_traffic as check_cuda_traffic
 from .checks.dropout import check_drop_rate as check_drop_rate
 from .checks.dropout import check_same_mask as check_same_mask
@@ -24,7 +24,7 @@ from .checks.matmul import check_tensor_cores as check_tensor_cores
 from .checks.matmul import check_tile_traffic as check_tile_traffic
 from .checks.numbers import check_counts as check_counts
 from .checks.numbers import check_numbers as check_numbers
-from .checks.numbers import fresh as fresh
+from .checks.numbers import draw_questions as draw_questions
 from .checks.offsets import check_offsets as check_offsets
 from .checks.partitions import check_edges as check_edges
 from .checks.partitions import check_legal as check_legal
@@ -47,7 +47,7 @@ from .checks.values import check_values as check_values
 from .guesses import predict_first as predict_first
 from .guesses import predictions as predictions
 from .hints import Hints as Hints
-from .kernel_comparison import beside_catalogue as beside_catalogue
+from .kernel_comparison import compare_with_ours as compare_with_ours
 from .outcome import Outcome as Outcome
 from .puzzles import puzzle as puzzle
 from .self_tests import self_test as self_test

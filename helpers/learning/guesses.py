@@ -8,8 +8,8 @@ import anywidget
 from traitlets import Bool, Int, Unicode
 
 from helpers.figures.frame.explorer import Explorer
-from helpers.figures.frame.guess_mark import MarkedChart, Said
-from helpers.figures.frame.predicted_vs_measured import guesses_table, said_and_found
+from helpers.figures.frame.guess_mark import GuessMark, MarkedChart
+from helpers.figures.frame.predicted_vs_measured import guesses_table, predicted_vs_measured
 from helpers.figures.frame.style import Chart
 from helpers.instruments.tables import Table
 from helpers.learning.display_text import Unquoted, number
@@ -97,7 +97,7 @@ class Guess:
             with contextlib.suppress(ZeroDivisionError):  # "0 times as fast" lies on no axis of times
                 if guess is not None:
                     text = _you_said(guess, self.unit) + (f": {says(at(guess))}" if says else "")
-                    said = Said(text, axis, at(guess), panel, row)
+                    said = GuessMark(text, axis, at(guess), panel, row)
             marked.mark(said)
 
         # Run again, the cell that shows a chart replaces its mark.
@@ -123,7 +123,7 @@ class Guess:
             field.readable, field.found = not asked, self.measured is not None
             if self.measured is not None:
                 field.said = self._line()
-                field.picture = "" if guess is None else said_and_found(guess, float(self.measured), self.unit)
+                field.picture = "" if guess is None else predicted_vs_measured(guess, float(self.measured), self.unit)
             elif asked or guess is None:
                 field.said, field.picture = asked, ""
             else:

@@ -7,7 +7,7 @@ import torch
 from helpers.instruments import recorded
 from helpers.instruments.bench_report import compiled
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.prediction import prediction_of, rehearse_for
+from helpers.instruments.prediction import dry_run_for, prediction_of
 from helpers.instruments.tables import table
 from helpers.instruments.timing import benchmark_together
 from helpers.learning.display_text import Unquoted
@@ -18,7 +18,7 @@ HEADS = ("", "time", "known from", "launches", "registers", "spilled", "occupanc
 RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}
 
 
-def beside_catalogue(
+def compare_with_ours(
     mine, op, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, passed: str = "values"
 ) -> str:
     """Your function and one of the catalogue on an H200: predicted, and what was recorded of the catalogue's.
@@ -47,7 +47,7 @@ def beside_catalogue(
     measured = benchmark_together(calls) if runtime.has_gpu() else {}
     lines, device = [], DEVICES["H200"]
     for who, function in functions.items():
-        rehearsed = rehearse_for(device, function, *inputs)
+        rehearsed = dry_run_for(device, function, *inputs)
         if who in measured:
             time, known = measured[who].median, "measured here"
         else:

@@ -25,8 +25,8 @@ from nbformat import NotebookNode
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
-MOST_OUTPUT = 10_000_000  # characters a cell may print, with what Jupyter puts around them
-MOST_HELD = 256 << 20  # bytes that this process may grow by: what a kernel sends is kept, though nobody asks for it
+MAX_OUTPUT = 10_000_000  # characters a cell may print, with what Jupyter puts around them
+MAX_HELD = 256 << 20  # bytes that this process may grow by: what a kernel sends is kept, though nobody asks for it
 LOOK_AFTER = 0.05  # seconds
 
 
@@ -64,7 +64,7 @@ class WatchedKernel(RunningKernel):
         """End a kernel that sends faster than is read, on whatever channel, also while another process judges."""
         began = resident()
         while not self._stopped.wait(LOOK_AFTER):
-            if resident() - began > MOST_HELD:
+            if resident() - began > MAX_HELD:
                 self.flooded = True
                 self.km.provisioner.process.kill()
                 return
@@ -109,8 +109,8 @@ class WatchedKernel(RunningKernel):
 
     def _refuse_flood(self):
         """Of one print in a loop, either limit may be the first to be passed: it is told alike."""
-        if self.flooded or self.size > MOST_OUTPUT:
-            raise KernelProblemError(f"printed over {MOST_OUTPUT:,} characters: look for a print in a loop") from None
+        if self.flooded or self.size > MAX_OUTPUT:
+            raise KernelProblemError(f"printed over {MAX_OUTPUT:,} characters: look for a print in a loop") from None
 
 
 def resident() -> int:

@@ -27,7 +27,7 @@
 
 # %%
 from helpers.instruments import table
-from helpers.learning import Hints, check_numbers, fresh
+from helpers.learning import Hints, check_numbers, draw_questions
 from helpers.learning.checks import roofline_questions
 
 # %% [markdown]
@@ -225,7 +225,7 @@ hint
 check_numbers(
     vector_add,
     roofline_questions.work_of("vector add"),
-    [(1, 1, 4), (2, 3, 2), *fresh(1, 3, range(1, 5000), range(1, 5000), (1, 2, 4))],
+    [(1, 1, 4), (2, 3, 2), *draw_questions(1, 3, range(1, 5000), range(1, 5000), (1, 2, 4))],
     parts=("FLOP", "bytes"),
     name="vector-add",
 )
@@ -240,7 +240,7 @@ check_numbers(
     [
         (1, 4, 4, True),
         (1, 4, 4, False),
-        *fresh(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False)),
+        *draw_questions(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False)),
     ],
     parts=("FLOP", "bytes"),
     name="softmax",
@@ -256,7 +256,7 @@ check_numbers(
     [
         (1, 1, 1, 4),
         (2, 3, 5, 2),
-        *fresh(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4)),
+        *draw_questions(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4)),
     ],
     parts=("FLOP", "bytes"),
     name="product",
@@ -272,7 +272,7 @@ check_numbers(
     [
         (2e12, 1e12),
         *roofline_questions.fp16_gpus().values(),
-        *fresh(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
+        *draw_questions(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
     ],
     name="ridge",
 )
@@ -322,7 +322,7 @@ check_numbers(
 check_numbers(
     softmax,
     roofline_questions.work_of("softmax"),
-    fresh(1729, 12, range(1, 9000), range(1, 9), (1, 2, 4, 8), (True, False)),
+    draw_questions(1729, 12, range(1, 9000), range(1, 9), (1, 2, 4, 8), (True, False)),
     parts=("FLOP", "bytes"),
     name="other-work",
 )

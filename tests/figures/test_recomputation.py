@@ -17,7 +17,7 @@ from helpers.figures.training.recomputation import (
     scene,
 )
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.saved_tensors import kept_for_backward
+from helpers.instruments.saved_tensors import saved_for_backward
 from helpers.instruments.traffic import measure
 from kernels import bias_dropout_residual, geglu, residual_act, swiglu
 
@@ -31,7 +31,7 @@ def tensors(count):
 
 
 def measured(fn, *inputs):
-    kept = kept_for_backward(fn, *inputs)
+    kept = saved_for_backward(fn, *inputs)
     forward = measure(fn, *inputs)
     grad = torch.ones_like(forward.result)
     backward = measure(lambda: torch.autograd.grad(forward.result, inputs, grad))
@@ -79,7 +79,7 @@ def test_fused_it_moves_and_keeps_what_the_catalogue_does(operation, fused, vers
 def test_the_mask_recomputed_costs_no_byte():
     x, residual = tensors(2)
     bias, seed = torch.randn(SHAPE[1], requires_grad=True), torch.tensor(7)
-    kept = kept_for_backward(bias_dropout_residual, x, bias, residual, seed)
+    kept = saved_for_backward(bias_dropout_residual, x, bias, residual, seed)
     assert kept.total == seed.nbytes
     forward = measure(bias_dropout_residual, x, bias, residual, seed)
     step = TRAINING_STEPS["bias+dropout+residual"](N, 4).recomputed

@@ -21,7 +21,7 @@ import pytest
 from helpers.cli import main
 from helpers.grading import atomic_files, class_folder, class_report, grade, run, sandbox, workers
 from helpers.grading.exercise import exercises_in
-from helpers.instruments.diagnosis import Finding, bubblewrap
+from helpers.instruments.diagnosis import Diagnosis, bubblewrap
 
 NAME = attacks.NAME
 NOTEBOOK = f"{NAME}.ipynb"
@@ -136,7 +136,7 @@ def test_a_zip_bomb_is_read_no_further_than_is_graded(tmp_path):
     with zipfile.ZipFile(tmp_path / "class.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(f"smith/{NOTEBOOK}", b" " * 200_000_000)
     students = class_folder.class_in(tmp_path / "class.zip", exercises_in())
-    assert len(students.read(students.found[0].path)) == grade.MOST_BYTES + 1
+    assert len(students.read(students.found[0].path)) == grade.MAX_BYTES + 1
 
 
 @pytest.mark.parametrize("name", ["none", "text.zip"])
@@ -306,7 +306,7 @@ def test_a_notebook_that_cannot_be_read_is_told_and_left(tmp_path):
 
 
 def test_without_a_sandbox_nothing_is_graded(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sandbox, "bubblewrap", lambda: Finding("bubblewrap", "missing", "apt-get install bubblewrap"))
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda: Diagnosis("bubblewrap", "missing", "apt-get install bubblewrap"))
     sandbox.require_sandbox.cache_clear()
     put(tmp_path, f"submissions/smith/{NOTEBOOK}")
     assert main(["grade", str(tmp_path / "submissions"), "--out", str(tmp_path / "out")]) == 2

@@ -66,10 +66,10 @@ def test_a_check_that_draws_its_sizes_is_told_before_anything_is_judged(draw_sta
     ]
     here = server.Server(tmp_path)
 
-    def talked_to(kind):
+    def process_with_channel(kind):
         return None, SimpleNamespace(ask=lambda question, **_: here.reply(question | {"cells": cells}, b"", []))
 
-    monkeypatch.setattr("helpers.grading.judge.talked_to", talked_to)
+    monkeypatch.setattr("helpers.grading.judge.process_with_channel", process_with_channel)
     told = (
         r"03_fused_add_gelu cannot be graded: the check 'values' .* in call 3 add_gelu\(float32 \[1\d+\] .*draw values"
     )

@@ -22,7 +22,7 @@ from helpers.learning import (
     check_drop_rate,
     check_numbers,
     check_same_mask,
-    fresh,
+    draw_questions,
 )
 from helpers.learning.checks import cases
 from helpers.learning.checks import roofline_questions as asked
@@ -106,10 +106,10 @@ def test_a_wrong_count_is_shown_what_the_meter_saw():
 
 
 def test_fresh_questions_are_those_of_the_draw(monkeypatch):
-    first = fresh(1, 5, range(1, 10**12), ("a", "b"))
-    assert first == fresh(1, 5, range(1, 10**12), ("a", "b"))
+    first = draw_questions(1, 5, range(1, 10**12), ("a", "b"))
+    assert first == draw_questions(1, 5, range(1, 10**12), ("a", "b"))
     monkeypatch.setattr(cases, "draw", 12345)
-    assert first != fresh(1, 5, range(1, 10**12), ("a", "b"))
+    assert first != draw_questions(1, 5, range(1, 10**12), ("a", "b"))
 
 
 @given(st.tuples(*[st.integers(1, 40)] * 3))

@@ -179,8 +179,8 @@ def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscre
     ],
 )
 def test_a_flood_is_told_alike_where_memory_is_the_first_limit(saved, capsys, unscreened, monkeypatch, answer):
-    monkeypatch.setattr(notebook_runner, "MOST_OUTPUT", 10**15)
-    monkeypatch.setattr(notebook_runner, "MOST_HELD", 64 << 20)
+    monkeypatch.setattr(notebook_runner, "MAX_OUTPUT", 10**15)
+    monkeypatch.setattr(notebook_runner, "MAX_HELD", 64 << 20)
     report = graded(saved(notebook(answer)), capsys)[1]
     assert "the cell 'answer' printed over 1,000,000,000,000,000 characters: look for a print in a loop" in report
 

@@ -20,7 +20,7 @@ _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Mover:
+class MovingBox:
     """A box that travels from one corner to another between two times, and is seen only on its way."""
 
     x0: float
@@ -78,7 +78,7 @@ class Counter:
 
 
 @dataclass(frozen=True)
-class FilmScene:
+class Animation:
     """One film. `boxes`: outlines that stay, (x, y, width, height); `told`: what happens, (from when on, in words).
 
     size: width and height; seconds: how long the film's own clock runs; plays: seconds that it takes to play.
@@ -91,7 +91,7 @@ class FilmScene:
     unit: str
     scale: float
     title: str
-    movers: tuple[Mover, ...] = ()
+    movers: tuple[MovingBox, ...] = ()
     bars: tuple[Bar, ...] = ()
     notes: tuple[Note, ...] = ()
     counters: tuple[Counter, ...] = ()
@@ -105,7 +105,7 @@ class FilmScene:
         return f"{plain(time * self.scale)} {self.unit}: {now[-1]} {numbers}."
 
 
-def picture(scene: FilmScene, time: float) -> Chart:
+def picture(scene: Animation, time: float) -> Chart:
     """The film at a time of its clock."""
     width, height = scene.size
     with rc_context(STYLE):
@@ -157,7 +157,7 @@ class Film:
         frame: the time of the still frame, as a part of the film.
     """
 
-    def __init__(self, scenes: dict[str, FilmScene], choice: str = "", frame: float = 1.0):
+    def __init__(self, scenes: dict[str, Animation], choice: str = "", frame: float = 1.0):
         self.scenes, self._choice, self._frame = scenes, choice, frame
 
     @property
@@ -181,7 +181,7 @@ class Film:
         return view | shown, metadata
 
 
-def _sent(scene: FilmScene) -> dict:
+def _sent(scene: Animation) -> dict:
     def rounded(each) -> list:
         return [float(f"{value:.7g}") if isinstance(value, float) else value for value in vars(each).values()]
 

@@ -18,7 +18,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from traitlets import Dict, Int, Unicode
 
-from helpers.figures.frame.guess_mark import Said, said_svg, sentence
+from helpers.figures.frame.guess_mark import GuessMark, guess_mark_svg, sentence
 from helpers.figures.frame.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, Chart
 
 _HERE = Path(__file__).parent
@@ -58,7 +58,7 @@ class Explorer(ABC):
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
         self._stage, self._sliders, self._choices = stage, list(sliders), [each for row in choices for each in row]
-        self._said: Said | None = None
+        self._said: GuessMark | None = None
         for slider, position in zip(self._sliders, POSITIONS, strict=False):
             setattr(stage, position, slider.index)
             widgets.jslink((slider, "index"), (stage, position))
@@ -95,14 +95,14 @@ class Explorer(ABC):
         finally:  # the browser waits for it, also where the data are as they were
             self._stage.doing = ""
 
-    def mark(self, said: Said | None) -> None:
+    def mark(self, said: GuessMark | None) -> None:
         """Show what the reader said on the chart; None: nothing."""
         self._said = said
         self._show_said()
 
     def _show_said(self) -> None:
         if self._said:
-            svg = said_svg(self.chart().figure, self._said)
+            svg = guess_mark_svg(self.chart().figure, self._said)
             self._stage.said = {"svg": svg, "text": sentence(self._said)}
         else:
             self._stage.said = {"svg": "", "text": ""}

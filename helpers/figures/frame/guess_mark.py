@@ -19,7 +19,7 @@ HALO = 'paint-order="stroke" stroke="var(--jp-layout-color0, Canvas)" stroke-wid
 
 
 @dataclass(frozen=True)
-class Said:
+class GuessMark:
     """A guess: `text`, such as "you said 12 MB", at `value` on the axis "x" or "y" of a chart's panel, from 0.
 
     row: of a chart of horizontal bars the one that the guess is about, from 0; None: it is about all.
@@ -38,7 +38,7 @@ class Said:
             raise ValueError(f"a bar's guess lies on its axis 'x', not {self.axis!r}")
 
 
-def said_svg(figure: Figure, said: Said) -> str:
+def guess_mark_svg(figure: Figure, said: GuessMark) -> str:
     """A dashed line across the panel at what was said, a diamond on the axis, and the words."""
     axes, height = figure.axes[said.panel], figure.bbox.height
     left, right = axes.bbox.x0, axes.bbox.x1
@@ -72,7 +72,7 @@ def said_svg(figure: Figure, said: Said) -> str:
     )
 
 
-def sentence(said: Said) -> str:
+def sentence(said: GuessMark) -> str:
     """The mark in words, to stand behind a chart's own."""
     return f"{said.text[0].upper()}{said.text[1:]}."
 
@@ -82,11 +82,11 @@ class MarkedChart:
 
     def __init__(self, chart: Chart):
         self.chart = chart
-        self._said: Said | None = None
+        self._said: GuessMark | None = None
         self._update: Callable[..., None] | None = None
         self._drawn = chart._repr_mimebundle_()
 
-    def mark(self, said: Said | None) -> None:
+    def mark(self, said: GuessMark | None) -> None:
         """Show what was said; None: nothing."""
         if said != self._said:
             self._said = said
@@ -98,7 +98,7 @@ class MarkedChart:
         data, metadata = self._drawn
         if self._said is None:
             return data, metadata
-        over = f'<div style="position:absolute;inset:0">{said_svg(self.chart.figure, self._said)}</div>'
+        over = f'<div style="position:absolute;inset:0">{guess_mark_svg(self.chart.figure, self._said)}</div>'
         page = data["text/html"].replace("<img", '<div style="position:relative;width:fit-content"><img', 1)
         told = f"{over}</div><figcaption>{html.escape(sentence(self._said))}</figcaption></figure>"
         return data | {"text/html": page.replace("</figure>", told, 1)}, metadata

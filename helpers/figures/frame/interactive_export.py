@@ -15,10 +15,10 @@ from helpers.figures.frame.animation import Film, FilmStage
 from helpers.figures.frame.explorer import POSITIONS, Explorer
 from helpers.figures.frame.stepper import Stepper, Watch
 
-MOST = 450_000  # bytes of one figure's frames, packed
+MAX = 450_000  # bytes of one figure's frames, packed
 
 
-def live_of(figure) -> dict | None:
+def export_interactive(figure) -> dict | None:
     """What shows a figure in a browser alone; None for one that is not live.
 
     Returns:
@@ -38,7 +38,7 @@ def live_of(figure) -> dict | None:
     for choice in figure._choices:
         options = _options(choice)
         found = None
-        if len(states[0]) * len(states) * len(options) < 2 * MOST:
+        if len(states[0]) * len(states) * len(options) < 2 * MAX:
             found = _states(figure, [*changed, choice])
         if found is not None:
             states, changed = found, [*changed, choice]
@@ -85,7 +85,7 @@ def _states(figure: Explorer, choices: list) -> list[str] | None:
     for values in itertools.product(*([value for _, value in _options(choice)] for choice in choices)):
         _set(choices, values)
         found.append(_state(figure))
-        if sum(map(len, found)) > MOST:
+        if sum(map(len, found)) > MAX:
             found = None
             break
     _set(choices, before)

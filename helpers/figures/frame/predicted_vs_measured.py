@@ -17,7 +17,7 @@ STRIP = 120  # pixels of the strip in the table
 STRIP_ENDS = 10  # times too few, times too many
 
 
-def said_and_found(said: float, found: float, unit: str) -> str:
+def predicted_vs_measured(said: float, found: float, unit: str) -> str:
     """A scale as SVG: a bar up to what was found, a diamond at what was said. Empty where neither scale holds both.
 
     Args:

@@ -23,8 +23,9 @@ from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TITLE_SIZE, Chart, 
 from helpers.figures.launches.launch_overhead import launch_costs
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.fusion.analyser import costs_of
-from helpers.instruments.fusion.cost import MOST_REGISTERS, GroupCost
+from helpers.instruments.fusion.cost import GroupCost
 from helpers.instruments.fusion.legality import NotLegalError
+from helpers.instruments.occupancy_calculator import MAX_REGISTERS
 from helpers.instruments.recordings import recorded
 
 COLUMNS = 4096
@@ -186,7 +187,7 @@ def decide(kind: str, rows: int, operations: int, share: float, launched: str, d
 
 
 def _registers(cost: GroupCost) -> str:
-    return f"about {cost.registers} of {MOST_REGISTERS}" if cost.registers else "PyTorch's own kernel"
+    return f"about {cost.registers} of {MAX_REGISTERS}" if cost.registers else "PyTorch's own kernel"
 
 
 def _percent(share: float) -> str:

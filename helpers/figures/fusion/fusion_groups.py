@@ -17,7 +17,7 @@ from helpers.figures.frame.style import STYLE, TITLE_SIZE, WRONG, Chart
 from helpers.instruments.fusion.drawing import COLOURS
 from helpers.instruments.fusion.plan import FusionPlan
 
-MOST = 20  # operations of one picture
+MAX = 20  # operations of one picture
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class FusionGroupsExplorer(Explorer):
 
     def __init__(self, graphs: Mapping[str, TwoPartitions], graph: str | None = None):
         for name, each in graphs.items():
-            if len(each.operations) > MOST:
-                raise ValueError(f"{name} has {len(each.operations)} operations: the picture holds {MOST}")
+            if len(each.operations) > MAX:
+                raise ValueError(f"{name} has {len(each.operations)} operations: the picture holds {MAX}")
         self._graphs = graphs
         self.graph = slider("graph", tuple(graphs), graph or next(iter(graphs)))
         super().__init__(FramePlayer(), [self.graph], [])

@@ -14,7 +14,7 @@ from helpers.instruments.fusion.plan import WEIGHTS, FusionGroup, FusionPlan
 from helpers.instruments.fusion.plan_report import FUSE
 
 STEPS = tuple(round(0.05 * number, 2) for number in range(21))
-MOST = 8  # kernels of one picture
+MAX = 8  # kernels of one picture
 PANEL = Panel(222, 490, "score: the chosen part orange, the others blue")
 TOP, PITCH, BAR = 66, 30, 19
 
@@ -59,8 +59,8 @@ class FusionScoreExplorer(Explorer):
         if part not in WEIGHTS:
             raise ValueError(f"the score has no part {part!r}: choose from {', '.join(WEIGHTS)}")
         self._groups = _changed(plan)
-        if not 1 <= len(self._groups) <= MOST:
-            raise ValueError(f"{len(self._groups)} kernels of several operations: a plan with 1 to {MOST} is expected")
+        if not 1 <= len(self._groups) <= MAX:
+            raise ValueError(f"{len(self._groups)} kernels of several operations: a plan with 1 to {MAX} is expected")
         self.weight = slider("weight", STEPS, WEIGHTS[part], [f"{each:.2f}" for each in STEPS])
         self.part = widgets.Dropdown(options=list(WEIGHTS), value=part, description="of")
         super().__init__(FramePlayer(), [self.weight], [[self.part]])

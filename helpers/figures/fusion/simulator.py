@@ -25,7 +25,7 @@ from helpers.instruments.fusion.drawing import COLOURS, layers
 from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.search import partition
 
-MOST_NODES, MOST_PARTITIONS = 12, 3000
+MAX_NODES, MAX_PARTITIONS = 12, 3000
 BIG = 16  # tensors that two operations read count from this part of the largest on: no biases
 Partition = tuple[int, ...]  # the kernels, each as the bits of its operations, ascending
 
@@ -53,8 +53,8 @@ class Simulation:
 
     def __init__(self, costs: Costs):
         self.costs, self.nodes = costs, costs.nodes
-        if len(self.nodes) > MOST_NODES:
-            raise ValueError(f"{len(self.nodes)} operations: the simulator shows {MOST_NODES}, analyse() takes any")
+        if len(self.nodes) > MAX_NODES:
+            raise ValueError(f"{len(self.nodes)} operations: the simulator shows {MAX_NODES}, analyse() takes any")
         self.names = [node.step.name for node in self.nodes]
         self.handles = _handles(self.nodes)
         self.apart: Partition = tuple(1 << node.index for node in self.nodes)
@@ -124,8 +124,8 @@ class Simulation:
             groups = waiting.pop()
             if groups in found:
                 continue
-            if len(found) == MOST_PARTITIONS:
-                raise ValueError(f"more than {MOST_PARTITIONS} partitions: show a smaller graph")
+            if len(found) == MAX_PARTITIONS:
+                raise ValueError(f"more than {MAX_PARTITIONS} partitions: show a smaller graph")
             found[groups] = []
             for handle in self.handles:
                 try:

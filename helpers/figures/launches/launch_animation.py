@@ -1,6 +1,6 @@
 """Who works when: four operations launched one by one, as one fused kernel, and as a CUDA graph, on one axis."""
 
-from helpers.figures.frame.animation import Bar, Counter, Film, FilmScene, Note
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, Note
 from helpers.figures.frame.style import FUSED, LIMIT, UNFUSED, plain, si
 from helpers.figures.launches.launch_overhead import CHAIN, ChainTime, launch_costs, timeline
 from helpers.instruments.recordings import Recorded
@@ -31,7 +31,7 @@ def ways(run: Recorded, numbers: int) -> dict[str, ChainTime]:
     }
 
 
-def _scene(run: Recorded, numbers: int) -> FilmScene:
+def _scene(run: Recorded, numbers: int) -> Animation:
     chains = ways(run, numbers)
     spans = {name: timeline(chain) for name, chain in chains.items()}
     ends = {name: ran[-1][1] for name, (_, ran) in spans.items()}
@@ -70,7 +70,7 @@ def _scene(run: Recorded, numbers: int) -> FilmScene:
         (0.0, "The CPU launches; the GPU runs what it was given."),
         *sorted((end, f"{name} is done.") for name, end in ends.items()),
     )
-    return FilmScene(
+    return Animation(
         (RIGHT + 4, bottom + 8), seconds, 8.0, "µs", 1e6, title, (), tuple(bars), tuple(notes), tuple(counters),
         tuple(boxes), told,
     )  # fmt: skip

@@ -73,13 +73,13 @@ BAR = 22
 BYTES = Panel(98, 168, "bytes; grey: weights")
 INTENSITY = Panel(256, 336, "FLOP/byte; | is the ridge", "")
 TIME = Panel(396, 466, "time at least", "s")
-MOST_INTENSE = 4  # decades of its axis, from 1
+MAX_INTENSE = 4  # decades of its axis, from 1
 
 
 def along(intensity: float) -> float:
     """Where an intensity lies on its panel, in points."""
-    decades = min(MOST_INTENSE, max(0.0, math.log10(intensity)))
-    return INTENSITY.left + (INTENSITY.right - INTENSITY.left) * decades / MOST_INTENSE
+    decades = min(MAX_INTENSE, max(0.0, math.log10(intensity)))
+    return INTENSITY.left + (INTENSITY.right - INTENSITY.left) * decades / MAX_INTENSE
 
 
 def scene(layer: ExpertLayer, tokens: int, device: Device) -> Scene:

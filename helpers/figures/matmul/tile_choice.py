@@ -96,7 +96,7 @@ SIZE = (576, 208)  # points
 PANEL = Panel(150, 398, "share of the limit, on an H200")
 ROWS = {"FLOP a byte of L2": 66, "registers a thread": 97, "shared memory": 128, "warps": 159}
 BAR = 20
-MOST = 1.15  # a bar ends here, of its limit
+MAX = 1.15  # a bar ends here, of its limit
 LARGE = 4096  # rows, columns and K of the example in the text
 
 
@@ -116,10 +116,10 @@ def scene(tiling: Tiling) -> Scene:
     boxes, labels = [], []
     for name, (part, label) in amounts.items():
         bad = part > 1 and name in ("registers a thread", "shared memory")
-        width = min(part, MOST) * (PANEL.right - PANEL.left)
+        width = min(part, MAX) * (PANEL.right - PANEL.left)
         if width:
             boxes.append(Box(PANEL.left, ROWS[name], width, BAR, WRONG if bad else FUSED))
-        labels.append(Label(label, PANEL.left + MOST * (PANEL.right - PANEL.left) + 8, ROWS[name], "left"))
+        labels.append(Label(label, PANEL.left + MAX * (PANEL.right - PANEL.left) + 8, ROWS[name], "left"))
     what = f"{tiling.rows} x {tiling.columns}, {tiling.warps} warps, {tiling.stages} stages of {tiling.step}"
     told = "; ".join(f"{name} {label}" for name, (_, label) in amounts.items())
     bytes_asked = si(asked(tiling, LARGE, LARGE, LARGE), "B")

@@ -1,10 +1,10 @@
-"""The journey of the bytes: gelu(a + b) as two kernels and as one, side by side, on one scale and one clock.
+"""Animate the bytes that move: gelu(a + b) as two kernels and as one, side by side, on one scale and one clock.
 
 Tiles of the tensors cross between memory and chip in the order in which the kernels ask for them. How long each way
 takes in all is a recorded time; within it, every byte is taken to cross at the same pace.
 """
 
-from helpers.figures.frame.animation import Bar, Counter, Film, FilmScene, Mover, Note
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note
 from helpers.figures.frame.style import FUSED, UNFUSED, plain
 from helpers.instruments.recordings import Recorded
 
@@ -24,7 +24,7 @@ def trips(fused: bool) -> list[tuple[str, int, bool]]:
     return added + [step for tile in range(TILES) for step in (("a + b", tile, True), ("y", tile, False))]
 
 
-def journey(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Film:
+def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Film:
     """The film, with the times of a recorded machine for add+GELU on as many fp32 numbers.
 
     Args:
@@ -34,7 +34,7 @@ def journey(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Fil
         ValueError: those were not recorded; something else is to be counted.
     """
     if count not in ("GB", "tiles"):
-        raise ValueError(f"the journey counts 'GB' or 'tiles', not {count!r}")
+        raise ValueError(f"the animation counts 'GB' or 'tiles', not {count!r}")
     times = run.times("add_gelu", (numbers,), "float32")
     ways = {"unfused": times["eager"].median, "fused": times["fused"].median}
     longest, movers, bars, notes, counters, boxes = max(ways.values()), [], [], [], [], []
@@ -60,7 +60,7 @@ def journey(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Fil
             inside = left + 40 + tile * CELL[0], CHIP + 8 + 14 * (name in ("b", "y"))
             ends = ((x, y), inside) if inwards else (inside, (x, y))
             start, end = number * each, min(seconds, (number + 2.5) * each)
-            movers.append(Mover(*ends[0], *ends[1], CELL[0] - 1.5, 11, start, end, paint))
+            movers.append(MovingBox(*ends[0], *ends[1], CELL[0] - 1.5, 11, start, end, paint))
             if not inwards:
                 bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, end, end, paint))
             elif name != "a + b":
@@ -78,7 +78,7 @@ def journey(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Fil
         (ways["unfused"], "Both have the same result."),
     )
     ratio = ways["unfused"] / ways["fused"]
-    scene = FilmScene(
+    scene = Animation(
         (WIDTH, CHIP + 84), longest, 14.0, "µs", 1e6,
         f"The same result, {plain(ratio)} times sooner: the sum never leaves the chip",
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,

@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 
 HEAD = struct.Struct("!16sQQ")  # nonce, bytes of JSON, bytes of the rest
-MOST_JSON = 8 << 20  # bytes; what JSON becomes in Python is up to twenty times as large
-MOST_BYTES = 256 << 20
+MAX_JSON = 8 << 20  # bytes; what JSON becomes in Python is up to twenty times as large
+MAX_BYTES = 256 << 20
 PART = 1 << 20  # bytes of one read or write
 
 
-class TalkError(Exception):
+class ChannelError(Exception):
     """The other process did not keep to the conversation: it is to be ended. One line."""
 
 
-class Talk:
+class Channel:
     """One end of a conversation.
 
     Args:
@@ -30,7 +30,7 @@ class Talk:
         most_json: bytes of JSON that are read of one message.
     """
 
-    def __init__(self, connection: socket.socket, most_json: int = MOST_JSON):
+    def __init__(self, connection: socket.socket, most_json: int = MAX_JSON):
         self._connection = connection
         self._most_json = most_json
 
@@ -43,23 +43,23 @@ class Talk:
         """Send a question and wait for its answer.
 
         Raises:
-            TalkError: there is none within `seconds`, or something else was said.
+            ChannelError: there is none within `seconds`, or something else was said.
         """
         deadline = time.monotonic() + seconds
         if self._waiting():
-            raise TalkError("said what it was not asked")
+            raise ChannelError("said what it was not asked")
         nonce = secrets.token_bytes(16)
         try:
             self._send(nonce, question, payload, deadline, descriptors)
             answered, answer, rest, _ = self._receive(deadline)
         except TimeoutError:
-            raise TalkError(f"took over {seconds:g} s") from None
+            raise ChannelError(f"took over {seconds:g} s") from None
         except OSError:
-            raise TalkError("ended without a result") from None
+            raise ChannelError("ended without a result") from None
         if answered != nonce:
-            raise TalkError("answered what it was not asked")
+            raise ChannelError("answered what it was not asked")
         if self._waiting():
-            raise TalkError("said more than its answer")
+            raise ChannelError("said more than its answer")
         return answer, rest
 
     def serve(self, reply: Callable[[dict, bytes, list[int]], tuple[dict, bytes]]) -> None:
@@ -98,15 +98,15 @@ class Talk:
         if not first:
             raise ConnectionError("the other end is closed")
         nonce, text_size, payload_size = HEAD.unpack(first + self._read(HEAD.size - 1, deadline))
-        if text_size > self._most_json or payload_size > MOST_BYTES:
-            raise TalkError("said too much")
+        if text_size > self._most_json or payload_size > MAX_BYTES:
+            raise ChannelError("said too much")
         text, payload = self._read(text_size, deadline), self._read(payload_size, deadline)
         try:
             said = json.loads(text)
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise TalkError("said what is no message")
+            raise ChannelError("said what is no message")
         return nonce, said, payload, descriptors
 
     def _read(self, size: int, deadline: float | None) -> bytes:

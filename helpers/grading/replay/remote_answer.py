@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from helpers.grading.replay.channel import TalkError
+from helpers.grading.replay.channel import ChannelError
 from helpers.grading.replay.replayed_call import signature_of
 from helpers.grading.replay.submitted_kernels import show_lines
 from helpers.grading.replay.tensors import inputs_packed, tensors_unpacked
@@ -17,7 +17,7 @@ from helpers.instruments.traffic import Traffic
 from helpers.instruments.traffic.ledger import Ledger
 from helpers.learning.checks.cases import described
 from helpers.learning.checks.gradients import runs_backwards
-from helpers.learning.checks.memory_errors import refuse_hazards
+from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import PASS, AnswerError
 
 
@@ -31,7 +31,7 @@ class Replay:
     Args:
         answers: grade_id -> source.
         calls: the records, in the order of the calls.
-        ask: (question, payload) -> (reply, payload) of the replay's process; TalkError where there is none.
+        ask: (question, payload) -> (reply, payload) of the replay's process; ChannelError where there is none.
 
     Attributes:
         results: what each call gave, in that order.
@@ -69,26 +69,26 @@ class Replay:
             else:
                 error = None
                 tensors = tensors_unpacked(reply.get("tensors", []), payload)
-        except TalkError as broken:
+        except ChannelError as broken:
             self.ended = str(broken)
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
             self.ended = "said what is no result"
-            raise TalkError(self.ended) from None
+            raise ChannelError(self.ended) from None
         if error is not None:
             raise error
         return reply, tensors
 
     def read(self, make: Callable):
-        """`make()`, of what the replay's process said; TalkError where it makes no sense."""
+        """`make()`, of what the replay's process said; ChannelError where it makes no sense."""
         try:
             return make()
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             self.ended = "said what is no result"
-            raise TalkError(self.ended) from None
+            raise ChannelError(self.ended) from None
 
 
-class Elsewhere:
+class RemoteAnswer:
     """The answer: a function that replays one recorded call after another, in the replay's process.
 
     Args:
@@ -135,7 +135,7 @@ class Elsewhere:
         return compiled
 
     def strays(self, smaller: tuple, larger: tuple, share: float) -> tuple[bool, tuple[str, str] | None]:
-        """Whether two calls launch, and what `checks.offsets.stray_offset` finds in what they grow to."""
+        """Whether two calls launch, and what `checks.offsets.find_overflow` finds in what they grow to."""
         calls = []
         for inputs in (smaller, larger):
             call = self._question(self._replay.next_call())
@@ -164,7 +164,7 @@ class Elsewhere:
     def _keep_sound(self, reply: dict, tensors: list[torch.Tensor], inputs: tuple) -> None:
         """Keep a call's result for a check that asks for no traffic: a stray store fails that one, too."""
         result = self._result(reply, tensors)
-        refuse_hazards(self._traffic(reply, result), described(inputs))
+        require_no_hazards(self._traffic(reply, result), described(inputs))
         self._replay.results.append(result)
 
     def _result(self, reply: dict, tensors: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:

@@ -7,10 +7,10 @@ import torch
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from helpers.grading.replay.tensors import DTYPES, MOST_BYTES, MOST_RESULTS, Storages
+from helpers.grading.replay.tensors import DTYPES, MAX_BYTES, MAX_RESULTS, Storages
 from helpers.learning.outcome import AnswerError
 
-MOST_STEPS = 64  # operators and launches of one call
+MAX_STEPS = 64  # operators and launches of one call
 
 # What PyTorch may do beside the kernels: make room, copy, add. The rest of a computation is the kernels'.
 ALLOCATE = (
@@ -25,7 +25,7 @@ ALLOWED = frozenset(f"{ALLOCATE} {COPY} {ADD}".split())
 LAUNCH_OPTIONS = frozenset("num_warps num_stages num_ctas maxnreg".split())
 
 
-class Again:
+class ReplayedCall:
     """The answer, as a function that replays one recorded call.
 
     Args:
@@ -42,8 +42,8 @@ class Again:
         self._kernels = kernels
 
     def __call__(self, *inputs):
-        if len(self._call["steps"]) > MOST_STEPS:
-            raise AnswerError(f"over {MOST_STEPS} operations in one call", "your launcher: it should launch, no more")
+        if len(self._call["steps"]) > MAX_STEPS:
+            raise AnswerError(f"over {MAX_STEPS} operations in one call", "your launcher: it should launch, no more")
         storages = Storages()
         for x in inputs:
             if isinstance(x, torch.Tensor):
@@ -72,7 +72,7 @@ class Again:
         operator = getattr(packet, overload)
         args, kwargs = self._read(step["args"], storages), self._read(step["kwargs"], storages)
         for made in step["made"]:
-            if made["dtype"] not in DTYPES or math.prod(made["shape"]) * DTYPES[made["dtype"]].itemsize > MOST_BYTES:
+            if made["dtype"] not in DTYPES or math.prod(made["shape"]) * DTYPES[made["dtype"]].itemsize > MAX_BYTES:
                 raise AnswerError("too large a tensor", "your launcher: what it allocates")
         result = operator(*args, **kwargs)
         for view, tensor in zip(step["made"], [result] if isinstance(result, torch.Tensor) else result, strict=True):
@@ -119,8 +119,8 @@ def result_of(view: dict | list[dict], storages: Storages) -> torch.Tensor | tup
     """What a call returned: a tensor, or a tuple of some."""
     if isinstance(view, dict):
         return storages.tensor_of(view)
-    if len(view) > MOST_RESULTS:
-        raise ValueError(f"over {MOST_RESULTS} tensors are returned")
+    if len(view) > MAX_RESULTS:
+        raise ValueError(f"over {MAX_RESULTS} tensors are returned")
     return tuple(storages.tensor_of(each) for each in view)
 
 

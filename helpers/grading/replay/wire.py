@@ -10,15 +10,15 @@ from helpers.instruments.devices import DEVICES
 from helpers.instruments.resources import Resources
 from helpers.instruments.traffic import Traffic
 from helpers.instruments.traffic.hazards import Hazard
-from helpers.instruments.traffic.ledger import Line, Moved
+from helpers.instruments.traffic.ledger import ByteCount, Line
 from helpers.learning.outcome import AnswerError, causes
 
 COUNTS = [each.name for each in fields(Traffic) if each.type is int]
 OF_HAZARDS = ("kind", "kernel", "file", "line", "where")
 OF_LINES = [each.name for each in fields(Line)]
 OF_RESOURCES = [each.name for each in fields(Resources) if each.type is int]
-MOST_TEXT = 4000  # characters of a message
-MOST_PTX = 4 << 20  # characters
+MAX_TEXT = 4000  # characters of a message
+MAX_PTX = 4 << 20  # characters
 
 
 def number(value: object) -> int:
@@ -27,7 +27,7 @@ def number(value: object) -> int:
     return value
 
 
-def text(value: object, most: int = MOST_TEXT) -> str:
+def text(value: object, most: int = MAX_TEXT) -> str:
     if not isinstance(value, str) or len(value) > most:
         raise ValueError("no text")
     return value
@@ -66,9 +66,9 @@ def traffic_from_json(said: dict, result: object) -> Traffic:
     return Traffic(
         **{name: number(said["counts"][name]) for name in COUNTS},
         elements=None if said["elements"] is None else number(said["elements"]),
-        by_tensor={text(name): Moved(number(read), number(written)) for name, read, written in said["by_tensor"]},
+        by_tensor={text(name): ByteCount(number(read), number(written)) for name, read, written in said["by_tensor"]},
         by_launch=tuple(
-            (text(name), Moved(number(read), number(written))) for name, read, written in said["by_launch"]
+            (text(name), ByteCount(number(read), number(written))) for name, read, written in said["by_launch"]
         ),
         by_line={
             (text(file), number(line)): Line(**dict(zip(OF_LINES, map(number, counts), strict=True)))
@@ -107,7 +107,7 @@ def resources_from_json(said: dict) -> Resources:
         kernel=text(said["kernel"]),
         device=DEVICES[text(said["device"])],
         **{name: number(said["counts"][name]) for name in OF_RESOURCES},
-        ptx=text(said["ptx"], MOST_PTX),
+        ptx=text(said["ptx"], MAX_PTX),
         cubin=b"",
     )
     # Counted where it was compiled: the disassembler reads no machine code here.
@@ -124,11 +124,11 @@ def raised_as_json(error: Exception) -> dict:
     origins = list(causes(error))
     failure = next((each for each in origins if isinstance(each, AnswerError)), None)
     if failure is not None:
-        return {"kind": "AnswerError", "message": str(failure)[:MOST_TEXT], "look_at": failure.look_at[:MOST_TEXT]}
+        return {"kind": "AnswerError", "message": str(failure)[:MAX_TEXT], "look_at": failure.look_at[:MAX_TEXT]}
     if any(isinstance(each, NotImplementedError) and not each.args for each in origins):
         return {"kind": "NotImplementedError", "message": "", "look_at": ""}
     place = next((each.place for each in origins if getattr(each, "place", None)), None)
-    said = {"kind": type(error).__name__, "message": str(error)[:MOST_TEXT], "look_at": ""}
+    said = {"kind": type(error).__name__, "message": str(error)[:MAX_TEXT], "look_at": ""}
     return said | ({"place": list(place)} if place else {})
 
 

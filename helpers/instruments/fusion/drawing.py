@@ -15,7 +15,7 @@ from helpers.instruments.traffic.result import size
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 GREY, TEXT = "#7a7a7a", "#797979"
 WIDTH, HEIGHT, GAP_X, GAP_Y = 132, 28, 24, 32  # of a box and between boxes, in pixels
-MOST = 150  # operations of a picture; a larger graph is drawn kernel by kernel
+MAX = 150  # operations of a picture; a larger graph is drawn kernel by kernel
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +35,7 @@ class FusionDrawing:
 def drawing(plan: FusionPlan) -> FusionDrawing:
     """The picture of a plan."""
     of = {name: number for number, group in enumerate(plan.groups) for name in group.operations}
-    whole = len(of) > MOST
+    whole = len(of) > MAX
     boxes: dict[str, int] = {}  # label -> the number of its kernel
     label = {}
     for name, number in of.items():

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
 
-from helpers.instruments.dry_run import EagerLaunch, Rehearsal, TritonLaunch, rehearsal
+from helpers.instruments.dry_run import DryRun, EagerLaunch, TritonLaunch, dry_run_scope
 from helpers.instruments.traffic.eager_meter import arguments_of, read_and_changed, tensors_of
 from helpers.instruments.traffic.footprint import Footprint
 from helpers.instruments.traffic.ledger import footprint_of
@@ -72,7 +72,7 @@ def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: in
     Raises:
         ValueError: an operator whose result's shape depends on data.
     """
-    with rehearsal(multiprocessors) as stage, torch.no_grad():
+    with dry_run_scope(multiprocessors) as stage, torch.no_grad():
         walk = _Walk(graph, stage, progress)
         walk.run(*[stage.without_data(tensor).requires_grad_(False) for tensor in tensors])
     _wait(walk)
@@ -80,7 +80,7 @@ def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: in
 
 
 class _Walk(Interpreter):
-    def __init__(self, graph: GraphModule, stage: Rehearsal, progress):
+    def __init__(self, graph: GraphModule, stage: DryRun, progress):
         super().__init__(graph)
         self._stage, self._progress = stage, progress or (lambda done, of: None)
         self._nodes = len(graph.graph.nodes)

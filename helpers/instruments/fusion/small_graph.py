@@ -14,13 +14,13 @@ from itertools import combinations
 from helpers.instruments import prediction
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.fusion.cost import (
-    MOST_REGISTERS,
     memory_time,
     pointwise_registers,
     row_registers,
     start_time,
     tile_registers,
 )
+from helpers.instruments.occupancy_calculator import MAX_REGISTERS
 
 DEVICE = DEVICES["H200"]
 OF_PAIRS = (
@@ -52,7 +52,7 @@ def kernel_cost(graph: dict, group: list[str]) -> dict:
     if isinstance(group, str) or not group or not known.issuperset(group):
         raise ValueError(f"a list of names of operations is expected, got {group!r}"[:200])
     inside = [place for place, each in enumerate(operations) if each["name"] in group]
-    made_by = makers(graph)
+    made_by = producers(graph)
     reads = {
         (tensor, maker): graph["tensors"][tensor]
         for place in inside
@@ -79,7 +79,7 @@ def kernel_cost(graph: dict, group: list[str]) -> dict:
     return {"bytes": nbytes, "live": live, "registers": registers, "time": time}
 
 
-def makers(graph: dict) -> list[dict[str, int | None]]:
+def producers(graph: dict) -> list[dict[str, int | None]]:
     """Of each operation: tensor that it reads -> place of the operation that wrote it last; None: it was given."""
     last: dict[str, int] = {}
     found = []
@@ -117,7 +117,7 @@ def _live(graph: dict, inside: list[int], made_by: list[dict]) -> int:
     return most
 
 
-def waits(graph: dict) -> list[set[int]]:
+def dependencies(graph: dict) -> list[set[int]]:
     """Of each operation, the places of those that it must come after: it reads or overwrites what they write, or
     overwrites what they read."""
     found = []
@@ -136,7 +136,7 @@ def waits(graph: dict) -> list[set[int]]:
 def in_order(graph: dict, groups: list[list[str]]) -> list[list[str]]:
     """The groups as far as they can run one after another, each a kernel: all of them, or some wait for each other."""
     place = {each["name"]: number for number, each in enumerate(graph["operations"])}
-    before, done = waits(graph), set()
+    before, done = dependencies(graph), set()
     left, found = list(groups), []
 
     def can_run(group: list[str]) -> bool:
@@ -150,7 +150,7 @@ def in_order(graph: dict, groups: list[list[str]]) -> list[list[str]]:
     return found
 
 
-def why_not(graph: dict, group: list[str], ignoring: str = "") -> str:
+def illegal_reason(graph: dict, group: list[str], ignoring: str = "") -> str:
     """Why one kernel cannot do these operations; empty where it can. `ignoring`: one of RULES that is not asked."""
     if len(group) == 1:
         return ""
@@ -181,11 +181,11 @@ def _broken(rule: str, graph: dict, members: list[dict]) -> str:
             return f"{_first_between(graph, names)} has to run between them"
         case "registers":
             registers = kernel_cost(graph, [each["name"] for each in members])["registers"]
-            return f"it takes {registers} registers a thread, {MOST_REGISTERS} are there" * (registers > MOST_REGISTERS)
+            return f"it takes {registers} registers a thread, {MAX_REGISTERS} are there" * (registers > MAX_REGISTERS)
     raise ValueError(f"no such rule: {rule}")
 
 
-def clash(one: dict, other: dict, ignoring: str = "") -> str:
+def conflict(one: dict, other: dict, ignoring: str = "") -> str:
     """Why two operations, `one` before `other` in the program, can be in no kernel together; empty where they can."""
     return next((why for rule in OF_PAIRS if rule != ignoring and (why := _clash(rule, one, other))), "")
 
@@ -221,7 +221,7 @@ def tensors_of(operation: dict) -> set[str]:
 def _first_between(graph: dict, names: list[str]) -> str:
     """The first operation that waits for one of `names`, and that another of them waits for."""
     place = {each["name"]: number for number, each in enumerate(graph["operations"])}
-    before = waits(graph)
+    before = dependencies(graph)
     up = [set() for _ in before]  # all that it waits for, directly or not
     for number, direct in enumerate(before):
         up[number] = direct.union(*(up[each] for each in direct))

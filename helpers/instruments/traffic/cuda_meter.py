@@ -5,7 +5,7 @@ import numpy as np
 from helpers.instruments.cuda.sanitizer import SharedWatch, rows_of, wavefronts
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard, element
-from helpers.instruments.traffic.ledger import Ledger, Moved, footprint_of
+from helpers.instruments.traffic.ledger import ByteCount, Ledger, footprint_of
 from helpers.instruments.traffic.triton_meter import tensors_in
 
 
@@ -22,7 +22,7 @@ class CudaMeter:
 
     def launch(self, launch, arguments, originals, memory) -> None:
         self._kernel, self._file = launch.kernel.name, launch.kernel.file
-        self._moved = Moved()
+        self._moved = ByteCount()
         self._ledger.launches.append((self._kernel, self._moved))
         self._operands = {}  # segment -> the ledger's storage, [(first byte, one past the last, region)]
         names = [parameter.name for parameter in launch.kernel.parameters]

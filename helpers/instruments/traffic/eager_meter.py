@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels.interpreter.runtime
 from helpers.instruments.traffic.footprint import Footprint, from_starts
-from helpers.instruments.traffic.ledger import Ledger, Moved, footprint_of
+from helpers.instruments.traffic.ledger import ByteCount, Ledger, footprint_of
 
 # In place, and blind to what was there. bernoulli_ reads its probabilities, but not its destination.
 OVERWRITES = frozenset(
@@ -140,7 +140,7 @@ class EagerMeter(TorchDispatchMode):
             return  # a view, or a question about shapes
 
         written = [*changed, *((tensor, self._name or name, footprint_of(tensor)) for tensor in made)]
-        moved = Moved(self._move(read, "read"), self._move(written, "written"))
+        moved = ByteCount(self._move(read, "read"), self._move(written, "written"))
         if moved.total:
             ledger.add(moved, place)
             if name not in NOT_A_LAUNCH:

@@ -10,7 +10,7 @@ from helpers.instruments.source_lines import source_line
 from helpers.instruments.tables import Table, table
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard
-from helpers.instruments.traffic.ledger import Ledger, Line, Moved
+from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,9 +46,9 @@ class Traffic:
     shared_requests: int
     shared_wavefronts: int
     bank_conflicts: int
-    by_tensor: dict[str, Moved]
+    by_tensor: dict[str, ByteCount]
     by_line: dict[tuple[str, int], Line]
-    by_launch: tuple[tuple[str, Moved], ...]
+    by_launch: tuple[tuple[str, ByteCount], ...]
     hazards: tuple[Hazard, ...]
     elements: int | None
     result: Any

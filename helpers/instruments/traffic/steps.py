@@ -20,9 +20,9 @@ from helpers.instruments.traffic.lanes import LaneRecorder
 from helpers.instruments.traffic.result import Traffic
 from helpers.instruments.traffic.warp_steps import WarpRecorder
 from helpers.instruments.traffic.watched_launch import (
-    MOST_LANES,
-    MOST_NUMBERS,
-    MOST_STEPS,
+    MAX_LANES,
+    MAX_NUMBERS,
+    MAX_STEPS,
     KernelStep,
     Move,
     Recording,
@@ -188,12 +188,12 @@ class StepRecorder(LaneRecorder):
         self.recording.steps.append(step)
         self._numbers += sum(value.size for value in named.values()) + sum(3 * move.values.size for move in made)
         largest = max([0, *(value.size for value in named.values()), *(move.values.size for move in made)])
-        if largest > MOST_LANES:
+        if largest > MAX_LANES:
             self._give_up(f"a block has {largest:,} lanes")
-        elif len(self.recording.steps) > MOST_STEPS:
-            self._give_up(f"it takes more than {MOST_STEPS:,} steps")
-        elif self._numbers > MOST_NUMBERS:
-            self._give_up(f"its blocks hold more than {MOST_NUMBERS:,} numbers")
+        elif len(self.recording.steps) > MAX_STEPS:
+            self._give_up(f"it takes more than {MAX_STEPS:,} steps")
+        elif self._numbers > MAX_NUMBERS:
+            self._give_up(f"its blocks hold more than {MAX_NUMBERS:,} numbers")
 
     def _prefix(self, frame) -> str:
         """What stands before the names of a function that the kernel calls."""

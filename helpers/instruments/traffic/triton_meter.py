@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet, Footprint, from_starts
 from helpers.instruments.traffic.hazards import Hazard, element
-from helpers.instruments.traffic.ledger import Ledger, Line, Moved, Region, Storage, footprint_of
+from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line, Region, Storage, footprint_of
 from kernels.interpreter.runtime import kernel_code
 
 WARP = 32  # lanes whose addresses make one request
@@ -158,7 +158,7 @@ class TritonMeter:
         self._earlier = {}  # storage -> locks -> bytes stored under these by earlier program instances of this launch
         self._stores = []
         self._pending = []
-        self.moved = Moved()  # by this launch, so far
+        self.moved = ByteCount()  # by this launch, so far
         self._operands = []
         originals = arguments if originals is None else originals
         tensors = [

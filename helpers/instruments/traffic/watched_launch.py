@@ -9,10 +9,10 @@ import torch
 from helpers.instruments.cuda.memory import bytes_of
 from helpers.instruments.traffic.footprint import SECTOR
 
-MOST_LANES = 1024  # of a block
-MOST_ELEMENTS = 4096  # of a tensor, with what lies between its rows
-MOST_STEPS = 1500
-MOST_NUMBERS = 120_000  # of all blocks of all steps
+MAX_LANES = 1024  # of a block
+MAX_ELEMENTS = 4096  # of a tensor, with what lies between its rows
+MAX_STEPS = 1500
+MAX_NUMBERS = 120_000  # of all blocks of all steps
 
 
 class TooLargeError(Exception):
@@ -98,10 +98,10 @@ def memory_of(name: str, tensor: torch.Tensor) -> Memory:
     """A tensor on the host.
 
     Raises:
-        TooLargeError: it spans more than MOST_ELEMENTS.
+        TooLargeError: it spans more than MAX_ELEMENTS.
     """
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if span > MOST_ELEMENTS:
+    if span > MAX_ELEMENTS:
         raise TooLargeError(f"{name} has {tensor.numel():,} elements")
     own = np.zeros(span, bool)
     places = np.zeros((), np.int64)

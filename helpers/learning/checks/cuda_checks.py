@@ -14,9 +14,9 @@ from helpers.learning.checks.values import described_difference, differs
 from helpers.learning.outcome import AnswerError, as_check
 
 ROWS = 3
-MOST_THREADS = 1024
-MOST_SOURCE = 20_000  # characters
-MOST_LINES_SHOWN = 12  # of the compiler's messages
+MAX_THREADS = 1024
+MAX_SOURCE = 20_000  # characters
+MAX_LINES_SHOWN = 12  # of the compiler's messages
 NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
 KEYS = {"source", "kernel", "threads"}
 softmax_of_rows = functools.partial(torch.softmax, dim=-1)
@@ -37,13 +37,13 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
     widths = list(columns)
     for width, scale in itertools.product(widths, scales):
         traffic, x, y = run(answer, width, scale)
-        refuse_hazards(traffic, width, ("out-of-bounds", "misaligned"))
-        refuse_wrong(x, y, reference, f"{width} columns, x of deviation {scale:g}")
+        require_no_cuda_hazards(traffic, width, ("out-of-bounds", "misaligned"))
+        require_right_values(x, y, reference, f"{width} columns, x of deviation {scale:g}")
     return f"right on rows of {', '.join(map(str, widths))}."
 
 
 @as_check
-def check_cuda_sound(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
+def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
     """Run the kernel under the sanitizer: no race, no wrong mask, nothing out of bounds or misaligned.
 
     Args:
@@ -53,8 +53,8 @@ def check_cuda_sound(answer: Callable, columns: Iterable[int], reference: Callab
     widths = list(columns)
     for width in widths:
         traffic, x, y = run(answer, width)
-        refuse_hazards(traffic, width)
-        refuse_wrong(x, y, reference, f"{width} columns")
+        require_no_cuda_hazards(traffic, width)
+        require_right_values(x, y, reference, f"{width} columns")
     return f"nothing found by the sanitizer on rows of {', '.join(map(str, widths))}."
 
 
@@ -63,7 +63,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
     """Meter the kernel: one launch that reads x once and writes y once, and no bank conflict.
 
     Args:
-        answer, columns, reference: as of check_cuda_sound.
+        answer, columns, reference: as of check_cuda_memory_safety.
         name: the check's name.
     """
     for width in columns:
@@ -79,7 +79,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
                 f"{width} columns: {traffic.bank_conflicts} bank conflicts in {traffic.shared_requests} requests",
                 "which words of shared memory the lanes of a warp ask for together",
             )
-        refuse_wrong(x, y, reference, f"{width} columns")
+        require_right_values(x, y, reference, f"{width} columns")
     return "x is read once, y is written once, no bank conflicts."
 
 
@@ -90,7 +90,7 @@ def check_cuda_code(
     """Compile the kernel: everything in registers, and 16 bytes a load and store where rows allow it.
 
     Args:
-        answer, columns, reference: as of check_cuda_sound.
+        answer, columns, reference: as of check_cuda_memory_safety.
         device: a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
@@ -109,7 +109,7 @@ def check_cuda_code(
                 "float4, or a struct of four floats with alignas(16)",
             )
         _, x, y = launched(chosen, kernel, width)
-        refuse_wrong(x, y, reference, f"{width} columns")
+        require_right_values(x, y, reference, f"{width} columns")
     return "no spills, no stack, wide loads where rows are aligned."
 
 
@@ -123,17 +123,17 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
             "what your function returns",
         )
     source, name, threads = chosen["source"], chosen["kernel"], chosen["threads"]
-    if not isinstance(source, str) or len(source) > MOST_SOURCE:
-        raise AnswerError(f"the source is a string of at most {MOST_SOURCE:,} characters", "source")
+    if not isinstance(source, str) or len(source) > MAX_SOURCE:
+        raise AnswerError(f"the source is a string of at most {MAX_SOURCE:,} characters", "source")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise AnswerError(f"{str(name)[:60]!r} is no kernel's name: expected one as softmax or softmax<4>", "kernel")
-    if type(threads) is not int or threads % 32 or not 32 <= threads <= MOST_THREADS:
-        raise AnswerError(f"threads is {threads!r}: expected whole warps, 32 to {MOST_THREADS}", "threads")
+    if type(threads) is not int or threads % 32 or not 32 <= threads <= MAX_THREADS:
+        raise AnswerError(f"threads is {threads!r}: expected whole warps, 32 to {MAX_THREADS}", "threads")
     try:
         # In the grading a submission's text is compiled and launched in a process that holds nothing else.
         return chosen, getattr(answer, "cuda_kernel", cuda_kernel)(source, name, device=device)
     except ValueError as error:
-        told = "\n".join(str(error).splitlines()[:MOST_LINES_SHOWN])
+        told = "\n".join(str(error).splitlines()[:MAX_LINES_SHOWN])
         raise AnswerError(told, "the line that the compiler names") from None
 
 
@@ -158,7 +158,7 @@ def launched(
     return traffic, x, y
 
 
-def refuse_wrong(x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str) -> None:
+def require_right_values(x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str) -> None:
     """Raise AnswerError where y lies further from the reference than twice PyTorch's own error."""
     expected = reference(x)
     wrong = differs(y, reference(x.double()), expected)
@@ -169,7 +169,7 @@ def refuse_wrong(x: torch.Tensor, y: torch.Tensor, reference: Callable, where: s
         )
 
 
-def refuse_hazards(traffic: Traffic, width: int, kinds: tuple[str, ...] = ("",)) -> None:
+def require_no_cuda_hazards(traffic: Traffic, width: int, kinds: tuple[str, ...] = ("",)) -> None:
     """Raise AnswerError at the first hazard whose kind begins with one of `kinds`."""
     for hazard in traffic.hazards:
         if hazard.kind.startswith(kinds):

@@ -12,7 +12,7 @@ LOOK_AT = {
 }
 
 
-def refuse_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> None:
+def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> None:
     """Raise AnswerError at the first hazard that the meter saw in a call.
 
     Args:

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from helpers.instruments.fusion.small_graph import clash, in_order, kernel_cost, tensors_of, why_not
+from helpers.instruments.fusion.small_graph import conflict, illegal_reason, in_order, kernel_cost, tensors_of
 
 
 def time_of(graph: dict, groups: list[list[str]]) -> float:
@@ -52,14 +52,14 @@ def legal_groups(graph: dict, ignoring: str = "") -> list[tuple[int, list[str]]]
     operations = graph["operations"]
     names = [each["name"] for each in operations]
     apart = [
-        sum(1 << place for place, one in enumerate(operations[:later]) if clash(one, two, ignoring))
+        sum(1 << place for place, one in enumerate(operations[:later]) if conflict(one, two, ignoring))
         for later, two in enumerate(operations)
     ]
     masks = [0]
     for place in range(len(names)):
         masks += [mask | 1 << place for mask in masks if not mask & apart[place]]
     found = ((mask, named(names, mask)) for mask in masks[1:])
-    return [(mask, group) for mask, group in found if not why_not(graph, group, ignoring)]
+    return [(mask, group) for mask, group in found if not illegal_reason(graph, group, ignoring)]
 
 
 def overwrites(graph: dict, group: list[str]) -> bool:
@@ -92,7 +92,7 @@ def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str
     found = []
     for one, other in combinations(groups, 2):
         both, rest = [*one, *other], [group for group in groups if group not in (one, other)]
-        if not why_not(graph, both) and len(in_order(graph, [both, *rest])) == len(rest) + 1:
+        if not illegal_reason(graph, both) and len(in_order(graph, [both, *rest])) == len(rest) + 1:
             found.append((time_of(graph, [one, other]) - time_of(graph, [both]), one, other))
     return found
 

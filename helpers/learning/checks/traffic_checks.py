@@ -7,7 +7,7 @@ import torch
 
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import Case, described
-from helpers.learning.checks.memory_errors import refuse_hazards
+from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.values import compare, fresh_copy, of_tensors, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 
@@ -27,7 +27,7 @@ def check_traffic(
         name: the check's name.
     """
     traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, described(inputs))
+    require_no_hazards(traffic, described(inputs))
     elements = traffic.result.numel() if isinstance(traffic.result, torch.Tensor) else 0
     if not elements:
         raise AnswerError("the result has no elements", "what your function returns")
@@ -71,7 +71,7 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
     with outputs_start_as_nan():
         mine = measure(answer, *given)
     theirs = measure(unfused, *inputs)
-    refuse_hazards(mine, described(inputs))
+    require_no_hazards(mine, described(inputs))
     cut = 1 - mine.bytes_total / theirs.bytes_total
     told = f"{mine.bytes_total:,} of {theirs.bytes_total:,} B, {100 * cut:.1f}% less, {100 * least:g}% needed"
     if mine.launches > launches:

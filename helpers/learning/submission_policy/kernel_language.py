@@ -13,7 +13,7 @@ from helpers.learning.submission_policy.unambiguous_source import (
     is_rewritten_by_ipython,
 )
 
-MOST_TEXT = 50_000  # characters of an answer cell
+MAX_TEXT = 50_000  # characters of an answer cell
 
 # The language of kernels
 KERNEL_BUILTINS = frozenset("range min max abs float int bool len".split())
@@ -85,8 +85,8 @@ class Names:
 
 def parsed(source: str) -> ast.Module:
     """An answer's syntax tree; RefusedError where it has none, or where others would read another from the text."""
-    if len(source) > MOST_TEXT:
-        raise RefusedError(ast.Module(), f"it has {len(source):,} characters: at most {MOST_TEXT:,} are graded")
+    if len(source) > MAX_TEXT:
+        raise RefusedError(ast.Module(), f"it has {len(source):,} characters: at most {MAX_TEXT:,} are graded")
     if found := characters_of_two_readings(source):
         raise RefusedError(ast.Pass(lineno=found[0]), found[1])
     try:
