@@ -31,7 +31,7 @@ from helpers.figures.attention.busy_units import DIMS
 from helpers.figures.attention.score_tiles import TOKENS as SQUARES
 from helpers.figures.attention.sequence_lengths import TOKENS as SEQUENCES
 from helpers.figures.frame.animation import Film
-from helpers.figures.frame.style import plain
+from helpers.figures.frame.chart import plain
 from helpers.figures.fusion.fusion_decision import ROWS as CHAIN_ROWS
 from helpers.figures.fusion.score_explorer import STEPS as SCORE_STEPS
 from helpers.figures.launches.launch_animation import launch_timeline

@@ -8,11 +8,12 @@ import pytest
 import helpers
 
 ROOT = Path(helpers.__file__).parents[1]
-FLOORS = ("kernels", "helpers.instruments", "helpers.figures", "helpers.learning", "helpers.grading", "helpers")
-ROOMS = FLOORS[1:-1]
+ROOMS = ("helpers.instruments", "helpers.figures", "helpers.learning", "helpers.grading")
+FLOORS = ("kernels", "helpers.style", *ROOMS, "helpers")
 # Of the kernels, the instruments know how a launch is watched, what work is, and what it comes to; the checks also the
 # random numbers.
 GROUND = {
+    "helpers.style": set(),
     "helpers.instruments": {"kernels.interpreter.runtime", "kernels.op", "kernels.costs"},
     "helpers.figures": set(),
     "helpers.learning": {"kernels.interpreter.runtime", "kernels.philox"},
@@ -71,8 +72,9 @@ def test_imports_only_go_down(path):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("helpers.instruments.timing", "from helpers.figures.frame.style import Chart"),
-        ("helpers.figures.frame.style", "import helpers.learning.outcome"),
+        ("helpers.instruments.timing", "from helpers.figures.frame.chart import Chart"),
+        ("helpers.figures.frame.chart", "import helpers.learning.outcome"),
+        ("helpers.style", "from helpers.instruments import table"),
         ("helpers.learning.check_command", "from helpers.grading import judge"),
         ("helpers.grading.sandbox", "from helpers.doctor import report"),
         ("helpers.grading.fork_server", "from kernels import add_gelu"),

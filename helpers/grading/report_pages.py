@@ -16,22 +16,26 @@ from helpers.grading.grade import STATES, Result, clean
 from helpers.grading.gradebook import Entry, Gradebook, StudentGrades, remarks
 from helpers.grading.similarity import MAX_READ, PYTHON_LEXER, THRESHOLD, AlikePair
 from helpers.learning.outcome import EDGE, PASS
+from helpers.style import LIMIT, PURPLE, REPORT_FONT
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+STYLE = (
+    f"body {{ font: {REPORT_FONT} }}"
+    + """
+body { max-width: 60em; margin: 2em auto; padding: 0 1em }
 body.wide { max-width: 110em }
 :root { color-scheme: light dark }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: 0.3em 0.8em; vertical-align: top }
-tr + tr td { border-top: 1px solid #8888 } pre { white-space: pre-wrap; margin: 0; font-size: 0.85em }
+tr + tr td { border-top: 1px solid GREY } pre { white-space: pre-wrap; margin: 0; font-size: 0.85em }
 .totals { overflow-x: auto } .totals td:not(:first-child) { white-space: nowrap }
-.state { border-left: 4px solid #888888; padding-left: 0.5em }
+.state { border-left: 4px solid GREY; padding-left: 0.5em }
 .beside { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 1em 2em }
 .beside h3 { font-size: 1em; margin: 0 0 0.3em } .beside > div > * + h3 { margin-top: 1em }
-.verdict { border-left: 4px solid #888888; padding-left: 0.6em; margin-bottom: 1em; overflow-wrap: anywhere }
+.verdict { border-left: 4px solid GREY; padding-left: 0.6em; margin-bottom: 1em; overflow-wrap: anywhere }
 .highlight { padding: 0.6em; overflow-x: auto } .highlight pre { white-space: pre; line-height: 1.4 }
 .highlight .linenos { user-select: none; color: inherit !important; opacity: 0.6; padding-right: 1em !important }
 @media (max-width: 60em) { .beside { grid-template-columns: minmax(0, 1fr) } }
-"""
+""".replace("GREY", LIMIT)
+)
 LIGHT, DARK = HtmlFormatter(style="default", linenos="inline"), HtmlFormatter(style="github-dark")
 MAX_PAIRS = 100  # of an exercise
 Kept = list[tuple[str, Result]]
@@ -69,7 +73,7 @@ def beside(result: Result) -> str:
     """The answers of a submission, and beside them what each check said."""
     answers = [f"<h3>{escape(name)}</h3>\n{code(source)}" for name, source in result.answers.items()]
     verdicts = [
-        f'<div class="verdict" style="border-color: {EDGE.get(check.state, "#CC79A7")}"><b>{escape(check.check)}</b>: '
+        f'<div class="verdict" style="border-color: {EDGE.get(check.state, PURPLE)}"><b>{escape(check.check)}</b>: '
         f"{escape(check.state)}, {check.earned:g} of {check.points:g}{' (hidden)' * check.hidden}"
         f"<pre>{escape(check.message)}</pre></div>\n"
         for check in result.checks

@@ -7,14 +7,15 @@ from pathlib import Path
 import anywidget
 from traitlets import Bool, Int, Unicode
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer
 from helpers.figures.frame.guess_mark import GuessMark, MarkedChart
 from helpers.figures.frame.predicted_vs_measured import guesses_table, predicted_vs_measured
-from helpers.figures.frame.style import Chart
 from helpers.instruments.tables import Table
 from helpers.learning.display_text import Unquoted, number
 from helpers.learning.parse_guess import number_in
 from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
+from helpers.style import css
 
 _HERE = Path(__file__).parent
 _predictions: dict[str, "Guess"] = {}
@@ -24,7 +25,7 @@ class GuessField(anywidget.AnyWidget):
     """The field in the browser, and what is said under it. Each `turn` of the browser's is answered in `heard`."""
 
     _esm = _HERE / "guess.js"
-    _css = _HERE / "guess.css"
+    _css = css(_HERE / "guess.css")
     question = Unicode().tag(sync=True)
     unit = Unicode().tag(sync=True)
     typed = Unicode().tag(sync=True)

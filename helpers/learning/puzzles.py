@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from triton.runtime.errors import InterpreterError
 
-from helpers.figures.frame.style import Chart
+from helpers.figures.frame.chart import Chart
 from helpers.figures.memory.kernel_lanes import KernelLine, Lanes, blocks_chart
 from helpers.instruments.traffic.lanes import Access, trace
 from helpers.instruments.traffic.result import Traffic

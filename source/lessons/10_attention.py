@@ -542,7 +542,7 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
 
 # %%
 from helpers.figures.attention.sequence_lengths import Attention
-from helpers.figures.frame.style import si
+from helpers.figures.frame.chart import si
 
 rows = []
 for tokens, found in h200.experiment("attention_lengths").items():

@@ -3,9 +3,9 @@
 import pytest
 
 from helpers.figures import KernelTimelineExplorer, kernel_timeline_chart
-from helpers.figures.frame.style import FUSED, LIMIT, UNFUSED
 from helpers.figures.launches.kernel_timeline import GPU, HIGH, HOST, LEFT, RIGHT, timeline_scene
 from helpers.instruments import read_trace
+from helpers.style import FUSED, LIMIT, UNFUSED
 
 PRODUCT, BYTES = "nvjet_sm90_tst_64x64_64x13_4x2_h_bz_bias_TNT", "void at::native::vectorized_elementwise_kernel<4>"
 

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from helpers.figures.frame import style as charts
+from helpers import style
 from helpers.figures.launches.launch_overhead import (
     ELEMENTS,
     LAUNCHED,
@@ -165,7 +165,7 @@ def test_marks_stand_where_the_axes_put_them(explorer):
     found = re.search(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', frame(explorer)["svg"])
     assert (float(found[1]), figure.bbox.height - float(found[2])) == pytest.approx((x, y), abs=0.06)
     line = launch_chart(scene.curves, 1_000_000, "title", "text").figure.axes[0].lines[1]
-    assert line.get_color() == charts.UNFUSED
+    assert line.get_color() == style.UNFUSED
     assert line.get_ydata()[0] == scene.curves[0].seconds[0]
 
 

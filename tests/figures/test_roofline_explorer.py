@@ -7,7 +7,7 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from helpers.figures.frame import style as charts
+from helpers import style
 from helpers.figures.performance.roofline_chart import (
     COLUMNS,
     ROWS,
@@ -93,8 +93,8 @@ def test_what_was_measured_is_drawn_and_said(explorer):
 def test_titles_fit_the_chart():
     names = sorted(OPERATIONS, key=len)[-2:]
     longest = f"At best, fusing makes {names[1]} 10.15 times faster, {names[0]} 1.15 times"
-    figure = Figure(figsize=charts.STYLE["figure.figsize"], dpi=72)
-    width = figure.text(0, 0, longest, size=charts.TITLE_SIZE, weight="bold").get_window_extent().width
+    figure = Figure(figsize=style.STYLE["figure.figsize"], dpi=72)
+    width = figure.text(0, 0, longest, size=style.TITLE_SIZE, weight="bold").get_window_extent().width
     assert width < 0.915 * figure.bbox.width
 
 
@@ -149,7 +149,7 @@ def test_choices_redraw_and_a_missing_peak_is_said(explorer):
 def test_the_still_part_takes_the_pages_colours_and_touches_nothing_else(explorer):
     still = explorer._stage.still
     assert "currentColor" in still
-    assert charts.TEXT not in still
+    assert style.TEXT not in still
     assert "<style" not in still
     assert "http" not in still.replace("http://www.w3.org", "")
     assert RooflineExplorer()._stage.still == still  # the same drawing, the same bytes

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from helpers.figures.frame.chart import Chart, bar_axes
 from helpers.figures.frame.guess_mark import GuessMark, MarkedChart, guess_mark_svg
-from helpers.figures.frame.style import Chart, bar_axes
 from helpers.figures.launches.launch_overhead import LaunchExplorer
 from helpers.figures.occupancy.occupancy_curves import occupancy_chart
 from helpers.figures.performance.curves_chart import curves_chart

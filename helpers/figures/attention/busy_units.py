@@ -7,12 +7,13 @@ import ipywidgets as widgets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, Chart, plain, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, attention_of_heads
 from helpers.instruments.roofline import SPECIAL
+from helpers.style import FUSED, LIMIT
 
 DIMS = (16, 32, 64, 80, 96, 128, 192, 256)
 TOKENS = tuple(2**power for power in range(9, 18))

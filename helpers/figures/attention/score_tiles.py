@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import ipywidgets as widgets
 from matplotlib import rc_context
 
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Scene, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, Chart, plain, si
+from helpers.style import FUSED, LIMIT, STYLE
 
 TOKENS = (128, 256, 512, 1024, 2048)
 ROWS = (16, 32, 64, 128)  # queries a program, keys a tile

@@ -13,21 +13,11 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart, page_position, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_mark, svg_opening, svg_title
-from helpers.figures.frame.style import (
-    LIMIT,
-    MARKER_SIZE,
-    MARKERS,
-    STYLE,
-    TEXT,
-    TITLE_SIZE,
-    Chart,
-    page_position,
-    plain,
-    si,
-)
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import Cost, attention_of_heads, cost
+from helpers.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE
 
 TOKENS = tuple(2**power for power in range(7, 18))
 HEADS = (1, 8, 16, 32, 64, 128)

@@ -14,7 +14,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from traitlets import Dict
 
-from helpers.figures.frame.style import STYLE, TEXT, TITLE_SIZE, Chart, plain
+from helpers.figures.frame.chart import Chart, plain
+from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
 
@@ -143,8 +144,8 @@ def _corners(x: float, y: float, width: float, height: float):
 class FilmStage(anywidget.AnyWidget):
     """The film in the browser, with its controls."""
 
-    _esm = _HERE / "animation.js"
-    _css = _HERE / "animation.css"
+    _esm = javascript(_HERE / "animation.js")
+    _css = css(_HERE / "animation.css")
     data = Dict().tag(sync=True)
 
 

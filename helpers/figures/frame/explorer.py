@@ -18,8 +18,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from traitlets import Dict, Int, Unicode
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.guess_mark import GuessMark, guess_mark_svg, sentence
-from helpers.figures.frame.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, Chart
+from helpers.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TEXT_SIZE, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
 POSITIONS = ("first", "second", "third")  # of the sliders, as the browser's scripts know them
@@ -27,7 +28,7 @@ POSITIONS = ("first", "second", "third")  # of the sliders, as the browser's scr
 
 def script(file: Path) -> str:
     """The browser's side of an explorer: its own `frameOf`, and what shows the frames."""
-    return "\n".join(each.read_text(encoding="utf-8") for each in (file, _HERE / "explorer.js"))
+    return javascript(file, _HERE / "explorer.js")
 
 
 class Stage(anywidget.AnyWidget):
@@ -37,7 +38,7 @@ class Stage(anywidget.AnyWidget):
     the text while new data are made; `first`, `second` and `third` are the sliders' positions.
     """
 
-    _css = _HERE / "explorer.css"
+    _css = css(_HERE / "explorer.css")
     still = Unicode().tag(sync=True)
     data = Dict().tag(sync=True)
     said = Dict({"svg": "", "text": ""}).tag(sync=True)
@@ -150,7 +151,8 @@ def still_svg(figure: Figure) -> str:
 def svg_opening(figure: Figure) -> str:
     """The opening tag of an SVG that lies over a figure's still part: coordinates in points, y downwards."""
     width, height = figure.bbox.size
-    return f'<svg viewBox="0 0 {width:g} {height:g}" width="100%" aria-hidden="true" fill="currentColor" font-size="9">'
+    view = f'viewBox="0 0 {width:g} {height:g}" width="100%" aria-hidden="true"'
+    return f'<svg {view} fill="currentColor" font-size="{TEXT_SIZE}">'
 
 
 def svg_title(title: str, x: float, y: float) -> str:

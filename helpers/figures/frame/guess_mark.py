@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from helpers.figures.frame.style import WRONG, Chart, label_width
+from helpers.figures.frame.chart import Chart, label_width
+from helpers.style import TEXT_SIZE, WRONG
 
 HALF = 5  # points: half a diamond's width
 APART = 7  # points between a line and its label
@@ -65,7 +66,7 @@ def guess_mark_svg(figure: Figure, said: GuessMark) -> str:
     before, after = beyond[1] * (said.value < low), beyond[2] * (said.value > high)
     return (
         f'<svg viewBox="0 0 {figure.bbox.width:g} {height:g}" width="100%" aria-hidden="true" fill="currentColor" '
-        f'font-size="9"><path d="{line}" stroke="{WRONG}" stroke-width="1.5" stroke-dasharray="5 3"/>'
+        f'font-size="{TEXT_SIZE}"><path d="{line}" stroke="{WRONG}" stroke-width="1.5" stroke-dasharray="5 3"/>'
         f'<path d="M{x:.1f} {y - HALF:.1f}l{HALF} {HALF}-{HALF} {HALF}-{HALF}-{HALF}z" fill="{WRONG}" '
         f'stroke="currentColor"/><text x="{label[0]:.1f}" y="{label[1]:.1f}" text-anchor="{anchor}" {HALO}>'
         f"{before}{html.escape(said.text)}{after}</text></svg>"

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from helpers.figures.frame.chart import Chart, si
 from helpers.figures.frame.explorer import svg_title
-from helpers.figures.frame.style import LIMIT, STYLE, TEXT, TITLE_SIZE, Chart, si
+from helpers.style import LIMIT, STYLE, TEXT, TITLE_SIZE
 
 LEFT = 12  # of the title
 TITLE_FROM_TOP = 16

@@ -4,8 +4,9 @@ import html
 import math
 from collections.abc import Sequence
 
-from helpers.figures.frame.style import FUSED, WRONG, plain
+from helpers.figures.frame.chart import plain
 from helpers.instruments.tables import Markup, Table, html_table, table
+from helpers.style import FUSED, PAGE_SMALL, WRONG
 
 WIDTH, HEIGHT = 560, 58
 LEFT, RIGHT = 12, 12  # free at the ends of the scale
@@ -42,7 +43,7 @@ def predicted_vs_measured(said: float, found: float, unit: str) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" style="max-width:100%" role="img" '
         f'aria-label="{html.escape(f"you said {plain(said)}, found {plain(found)} {unit}".rstrip())}" '
-        f'font-size="12" fill="currentColor">{grid}'
+        f'font-size="{PAGE_SMALL}" fill="currentColor">{grid}'
         f'<rect x="{start}" y="{AXIS - 5}" width="{max(end - start, 1):.1f}" height="10" fill="{FUSED}" '
         'stroke="currentColor" stroke-opacity=".5"/>'
         f'<path d="M{mark:.1f} {AXIS - 9}l8 9-8 9-8-9z" fill="{WRONG}" stroke="currentColor"/>{labels}</svg>'

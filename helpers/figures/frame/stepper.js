@@ -2,7 +2,6 @@
 // moves flies from memory to its lane or back.
 const FLIGHT = 420; // ms
 const PAUSE = 900; // ms between steps while playing
-const READING = "#009E73", WRITING = "#CC79A7"; // as in stepper.css
 const CODES = { " ": "empty", v: "value", m: "masked", o: "outside", r: "read", w: "written", g: "gap" };
 const WAYS = ["reading", "writing", "stray"];
 
@@ -156,7 +155,7 @@ function render({ model, el }) {
       told.forEach((number, place) => (tally[place].textContent = number.toLocaleString("en")));
       context.clearRect(0, 0, canvas.width, canvas.height);
       if (part === 1) return;
-      context.fillStyle = reading ? READING : WRITING;
+      context.fillStyle = reading ? STYLE.read : STYLE.written;
       for (const [origin, target] of frame.flights) {
         const [x0, y0, w0, h0] = places[origin], [x1, y1, w1, h1] = places[target];
         const w = (w0 + (w1 - w0) * eased) * 0.7, h = (h0 + (h1 - h0) * eased) * 0.7;

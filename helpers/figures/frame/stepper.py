@@ -16,10 +16,24 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from traitlets import Dict
 
-from helpers.figures.frame.style import STYLE, TEXT, TITLE_SIZE, WRONG, Chart
+from helpers.figures.frame.chart import Chart
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.steps import record
 from helpers.instruments.traffic.watched_launch import KernelStep, Memory, Move, Recording
+from helpers.style import (
+    MONOSPACE,
+    NEGATIVE,
+    POSITIVE,
+    READ,
+    SMALL_SIZE,
+    STYLE,
+    TEXT,
+    TITLE_SIZE,
+    WRITTEN,
+    WRONG,
+    css,
+    javascript,
+)
 
 _HERE = Path(__file__).parent
 WIDTH = 640  # of the picture; all in pixels
@@ -32,8 +46,6 @@ BEYOND = 16  # places outside a tensor that are drawn
 AROUND = 7  # lines of source above and below the lit one in the still picture
 
 # Okabe and Ito's other colours: orange and blue are taken, by unfused and fused.
-READ, WRITTEN = "#009E73", "#CC79A7"
-ABOVE, BELOW = "#56B4E9", "#F0E442"  # zero, in shaded cells
 CODES = {"empty": " ", "value": "v", "masked": "m", "outside": "o", "read": "r", "written": "w", "gap": "g"}
 
 
@@ -443,14 +455,14 @@ def still(scene: StepScene, until: int) -> Chart:
         for at, line in enumerate(lines):
             _, text = source[line]
             lit = {"weight": "bold"} if line == frame.line else {}
-            axes.text(0, 40 + 14 * at, f"{'▶' if lit else ' '} {text}", size=8.8, family="monospace", **lit)
+            axes.text(0, 40 + 14 * at, f"{'▶' if lit else ' '} {text}", size=SMALL_SIZE, family=MONOSPACE, **lit)
         axes.plot((0, WIDTH), (top + scene.chip - 4,) * 2, color=TEXT, lw=0.8, ls="--")
         axes.text(WIDTH, top + 10, "memory", ha="right", style="italic")
         axes.text(WIDTH, top + scene.chip + 8, "on the chip", ha="right", style="italic")
         boxes, fills, edges = [], [], []
         for place, grid in enumerate(scene.grids):
             bold = {"weight": "bold"} if place in frame.lit else {}
-            axes.text(grid.x, top + grid.y + LABEL - 4, grid.name, size=8.8, **bold)
+            axes.text(grid.x, top + grid.y + LABEL - 4, grid.name, size=SMALL_SIZE, **bold)
             for cell in range(grid.count):
                 code, text = codes[grid.first + cell], texts[grid.first + cell]
                 x, y = grid.corner(cell)
@@ -463,7 +475,9 @@ def still(scene: StepScene, until: int) -> Chart:
                 edges.append((TEXT, 0.25 if code in " g" and not grid.memory else 0.7))
                 if grid.words and text:
                     ink = TEXT if fill == "none" else "black"
-                    axes.text(x + w / 2, top + y + h / 2, text, size=8.8, ha="center", va="center_baseline", color=ink)
+                    axes.text(
+                        x + w / 2, top + y + h / 2, text, size=SMALL_SIZE, ha="center", va="center_baseline", color=ink
+                    )
         axes.add_collection(PolyCollection(boxes, facecolors=fills, edgecolors=edges, linewidths=0.6))
         for x, y, w, h, line in frame.boxes:
             corners = ((x, x + w, x + w, x, x), (top + y, top + y, top + y + h, top + y + h, top + y))
@@ -477,7 +491,7 @@ def _fill(code: str, text: str, words: bool, now: str | None):
     if now is not None:
         return _paint({"read": READ, "written": WRITTEN, "outside": WRONG}[now], 0.8, words)
     if not words and code == "v" and text not in ("", "0"):
-        return (ABOVE if int(text) > 0 else BELOW), abs(int(text)) / 9
+        return (POSITIVE if int(text) > 0 else NEGATIVE), abs(int(text)) / 9
     colour, opacity = PAINT.get(code, ("none", 0))
     return "none" if colour == "none" else _paint(colour, opacity, words)
 
@@ -492,8 +506,8 @@ def _paint(colour: str, opacity: float, words: bool):
 class Stepper(anywidget.AnyWidget):
     """The picture in the browser, with its controls."""
 
-    _esm = _HERE / "stepper.js"
-    _css = _HERE / "stepper.css"
+    _esm = javascript(_HERE / "stepper.js")
+    _css = css(_HERE / "stepper.css")
     data = Dict().tag(sync=True)
 
 

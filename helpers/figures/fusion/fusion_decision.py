@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch.nn import functional
 
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TITLE_SIZE, Chart, plain, si
 from helpers.figures.launches.launch_overhead import launch_costs
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.fusion.analyser import costs_of
@@ -27,6 +27,7 @@ from helpers.instruments.fusion.cost import GroupCost
 from helpers.instruments.fusion.legality import NotLegalError
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS
 from helpers.instruments.recordings import recorded
+from helpers.style import FUSED, LIMIT, SMALL_SIZE, STYLE, TITLE_SIZE
 
 COLUMNS = 4096
 ROWS = (1, 16, 128, 1024, 8192, 65536)
@@ -309,7 +310,7 @@ class FusionDecisionExplorer(Explorer):
             axes.text(12, 18, decision.outcome, size=TITLE_SIZE, weight="bold")
             for (x, y, width, height), (_, why) in zip(boxes, decision.answers, strict=True):
                 axes.add_patch(Rectangle((x, y), width, height, fc="none", ec=FUSED, lw=2.5))
-                axes.text(x + 8, y + 25, _fitting(why), va="center_baseline", size=8.5)
+                axes.text(x + 8, y + 25, _fitting(why), va="center_baseline", size=SMALL_SIZE)
             for x1, y1, x2, y2 in ways:
                 axes.plot((x1, x2), (y1, y2), color=FUSED, lw=3)
             x, y, width, height = end
@@ -335,7 +336,7 @@ def _frame(opening: str, decision: Decision) -> str:
     for (x, y, width, height), (_, why) in zip(boxes, decision.answers, strict=True):
         parts.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="none" stroke="{FUSED}" stroke-width="2.5"/>'
-            f'<text x="{x + 8}" y="{y + 28}" font-size="8.5">{_fitting(why)}</text>'
+            f'<text x="{x + 8}" y="{y + 28}" font-size="{SMALL_SIZE}">{_fitting(why)}</text>'
         )
     for x1, y1, x2, y2 in ways:
         parts.append(f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{FUSED}" stroke-width="3"/>')

@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import STYLE, TITLE_SIZE, WRONG, Chart
-from helpers.instruments.fusion.drawing import COLOURS
 from helpers.instruments.fusion.plan import FusionPlan
+from helpers.style import PALETTE, STYLE, TITLE_SIZE, WRONG
 
 MAX = 20  # operations of one picture
 
@@ -96,7 +96,7 @@ def _cells(rows: list[GroupRow]):
         for left, kernels in ((OURS, row.ours), (THEIRS, row.theirs)):
             for place, kernel in enumerate(kernels):
                 width = BOX / len(kernels)
-                colour = COLOURS[(kernel - 1) % len(COLOURS)]
+                colour = PALETTE[(kernel - 1) % len(PALETTE)]
                 yield left + place * width, TOP + number * PITCH, width, colour, str(kernel)
 
 

@@ -7,11 +7,12 @@ share the rest as they do now.
 import ipywidgets as widgets
 from matplotlib import rc_context
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import BELOW, Box, Label, Panel, Scene, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, UNFUSED, Chart
 from helpers.instruments.fusion.plan import WEIGHTS, FusionGroup, FusionPlan
 from helpers.instruments.fusion.plan_report import FUSE
+from helpers.style import FUSED, LIMIT, STYLE, UNFUSED
 
 STEPS = tuple(round(0.05 * number, 2) for number in range(21))
 MAX = 8  # kernels of one picture

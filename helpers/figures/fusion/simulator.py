@@ -16,14 +16,15 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from helpers.figures.frame.chart import Chart, si
 from helpers.figures.frame.explorer import Explorer, Stage, svg_opening
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, UNFUSED, Chart, si
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.analyser import costs_of
 from helpers.instruments.fusion.cost import Costs
-from helpers.instruments.fusion.drawing import COLOURS, layers
+from helpers.instruments.fusion.drawing import layers
 from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.search import partition
+from helpers.style import FUSED, LIMIT, PALETTE, SMALL_SIZE, STYLE, TEXT, TITLE_SIZE, UNFUSED
 
 MAX_NODES, MAX_PARTITIONS = 12, 3000
 BIG = 16  # tensors that two operations read count from this part of the largest on: no biases
@@ -281,7 +282,7 @@ def _colours(simulation: Simulation, groups: Partition) -> list[str]:
     joined = [mask for mask in groups if mask.bit_count() > 1]
     for number, mask in enumerate(joined):
         for place in bits(mask):
-            found[place] = COLOURS[number % len(COLOURS)]
+            found[place] = PALETTE[number % len(PALETTE)]
     return found
 
 
@@ -343,14 +344,14 @@ def _graph_svg(simulation: Simulation, places: Places) -> str:
             f'<path d="{path}" fill="none" stroke="{LIMIT}" stroke-width="1.5"{dashes}/>'
             f'<rect x="{x - PILL_WIDTH / 2:.1f}" y="{y - PILL_HEIGHT / 2:.1f}" width="{PILL_WIDTH}" '
             f'height="{PILL_HEIGHT}" rx="7" stroke="{LIMIT}"/>'
-            f'<text x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle" font-size="8.5"></text></g>'
+            f'<text x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle" font-size="{SMALL_SIZE}"></text></g>'
         )
     for x, y in places.boxes:
         parts.append(
             f'<g class="fusion-box"><rect x="{x:.1f}" y="{y:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="4" '
             f'fill-opacity=".16" stroke-width="1.5"/><text x="{x + 6:.1f}" y="{y + 14.5:.1f}"></text></g>'
         )
-    parts.append(f'<text x="{BARS_LEFT}" y="{_legend_y() + 3}" font-size="8.25">{LEGEND}</text>')
+    parts.append(f'<text x="{BARS_LEFT}" y="{_legend_y() + 3}" font-size="{SMALL_SIZE}">{LEGEND}</text>')
     return "".join(parts)
 
 
@@ -461,7 +462,7 @@ class FusionSimulator(Explorer):
                     points = [point if far else (math.nan,) * 2 for point, far in zip(points, free, strict=True)]
                 axes.plot(*zip(*points, strict=True), **style)
                 if not fused:
-                    axes.text(x, y, _said(simulation, handle, fused), ha="center", size=8.5, **baseline)
+                    axes.text(x, y, _said(simulation, handle, fused), ha="center", size=SMALL_SIZE, **baseline)
             boxes = zip(places.boxes, _colours(simulation, groups), _labels(simulation, groups), strict=True)
             for (x, y), colour, label in boxes:
                 for style in ({"fc": colour, "alpha": 0.16, "ec": "none"}, {"fc": "none", "ec": colour, "lw": 1.5}):
@@ -472,7 +473,7 @@ class FusionSimulator(Explorer):
                 axes.add_patch(Rectangle((BARS_LEFT, y), width, BAR, fc=FUSED, ec=TEXT))
                 for x, colour in ((eager, UNFUSED), (best, LIMIT)):
                     axes.plot((BARS_LEFT + x,) * 2, (y - 3, y + BAR + 3), color=colour, lw=2)
-            axes.text(BARS_LEFT, _legend_y(), LEGEND, size=8.25, **baseline)
+            axes.text(BARS_LEFT, _legend_y(), LEGEND, size=SMALL_SIZE, **baseline)
         return Chart(figure, self.text)
 
 

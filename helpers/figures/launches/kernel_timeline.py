@@ -6,10 +6,11 @@ import ipywidgets as widgets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, UNFUSED, Chart, plain, si
 from helpers.instruments.traces import KernelTimeline
+from helpers.style import FAINT, FUSED, LIMIT, UNFUSED
 
 SIZE = (576, 200)  # points
 LEFT, RIGHT = 66, 560
@@ -59,7 +60,7 @@ def timeline_scene(way: str, timeline: KernelTimeline, place: int, search: str, 
     before = timeline.kernels[0].end
     for kernel, gap in zip(timeline.kernels[1:], timeline.gaps, strict=True):
         if gap * scale > THIN:
-            boxes.append(box(before, gap, GPU, "#7a7a7a55"))
+            boxes.append(box(before, gap, GPU, FAINT))
         before = max(before, kernel.end)
     colours = [
         UNFUSED if number in found else FUSED if kernel.product else LIMIT

@@ -1,9 +1,10 @@
 """Who works when: four operations launched one by one, as one fused kernel, and as a CUDA graph, on one axis."""
 
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, Note
-from helpers.figures.frame.style import FUSED, LIMIT, UNFUSED, plain, si
+from helpers.figures.frame.chart import plain, si
 from helpers.figures.launches.launch_overhead import CHAIN, ChainTime, launch_costs, timeline
 from helpers.instruments.recordings import Recorded
+from helpers.style import FUSED, LIMIT, UNFUSED
 
 LEFT, RIGHT, TOP = 150, 620, 44  # pixels
 LANE, WAY = 22, 78  # heights

@@ -10,21 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from helpers.figures.frame.chart import Chart, page_position, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_mark, svg_opening, svg_title
-from helpers.figures.frame.style import (
-    LIMIT,
-    MARKER_SIZE,
-    MARKERS,
-    STYLE,
-    TEXT,
-    TITLE_SIZE,
-    Chart,
-    page_position,
-    si,
-)
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE
 from helpers.instruments.recordings import Recorded, recorded
+from helpers.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE
 
 CHAIN = 4  # operations of the recorded chains of many sizes
 

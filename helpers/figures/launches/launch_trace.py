@@ -10,8 +10,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart, plain
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TITLE_SIZE, UNFUSED, WRONG, Chart, plain
+from helpers.style import FUSED, LIMIT, STYLE, TITLE_SIZE, UNFUSED, WRONG
 
 Rows = Sequence[tuple[str, str, float, float]]
 

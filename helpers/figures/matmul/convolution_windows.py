@@ -11,8 +11,9 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from helpers.figures.frame.chart import Chart, plain
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, Chart, plain
+from helpers.style import FUSED, LIMIT, SMALL_SIZE, STYLE, TEXT, TITLE_SIZE
 
 SIZE = 12  # pixels in a row and in a column of the picture
 TILE = 16  # output pixels that a program makes
@@ -241,6 +242,6 @@ def _frame(figure: Figure, scene: WindowsScene) -> dict[str, str]:
     svg = (
         f'{svg_opening(figure)}{svg_title(title, LEFT, 18)}<text x="{LEFT}" y="34">{line}</text>'
         f'<g stroke="{LIMIT}" stroke-width="0.6">{drawn}</g>'
-        f'<g font-size="8.5" text-anchor="middle">{"".join(numbers)}</g></svg>'
+        f'<g font-size="{SMALL_SIZE}" text-anchor="middle">{"".join(numbers)}</g></svg>'
     )
     return {"svg": svg, "text": f"{title}. {line}", "table": ""}

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import ipywidgets as widgets
 
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, TEXT, Chart, plain, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.roofline import Work
+from helpers.style import FUSED, LIMIT, TEXT
 
 OUT_BYTES = 2  # of an element of the result, in every format
 

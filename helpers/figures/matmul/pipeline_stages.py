@@ -4,7 +4,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, Chart, plain
+from helpers.figures.frame.chart import Chart, plain
+from helpers.style import FUSED, LIMIT, SMALL_SIZE, STYLE, TEXT, TITLE_SIZE
 
 LANE = 0.8  # height of a bar
 APART = 0.9  # between two numbers of stages
@@ -62,11 +63,11 @@ def stages_chart(
                     ha="center",
                     va="center",
                     color=TEXT,
-                    size=8.5,
+                    size=SMALL_SIZE,
                 )
                 axes.broken_barh([(multiplies, multiply)], (top + stages, LANE), facecolor=FUSED, edgecolor=TEXT)
                 at = multiplies + multiply / 2, top + stages + LANE / 2
-                axes.text(*at, f"{step + 1}", ha="center", va="center", color="white", size=8.5)
+                axes.text(*at, f"{step + 1}", ha="center", va="center", color="white", size=SMALL_SIZE)
             top += stages + 1 + APART
     told = "; ".join(f"{stages} stage{'s' * (stages != 1)}: {plain(end)}" for stages, end in ends.items())
     return Chart(figure, f"{title}. {steps} steps, a load takes {plain(load)}, a product {plain(multiply)}: {told}.")

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import ipywidgets as widgets
 from matplotlib import rc_context
 
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import BELOW, Box, Label, Panel, Scene, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, WRONG, Chart, plain, si
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP, Occupancy, limits, occupancy
 from helpers.instruments.prediction import L2_BYTES
+from helpers.style import FUSED, LIMIT, STYLE, WRONG
 
 ITEMSIZE = 2  # bytes of an operand's element
 OTHERS = 48  # registers a thread: the median of what tests/figures/test_tile_choice.py compiles, less the sums

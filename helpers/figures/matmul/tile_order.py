@@ -12,11 +12,12 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart, plain
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Scene, picture, svg
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, UNFUSED, Chart, plain
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.roofline import Roofline
+from helpers.style import FUSED, LIMIT, STYLE, UNFUSED
 
 
 def place(tile: int, tiles_m: int, tiles_n: int, group: int) -> tuple[int, int]:

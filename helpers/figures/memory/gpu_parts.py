@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, Chart, plain, si
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import REGISTERS, limits
+from helpers.style import FUSED, LIMIT, SMALL_SIZE, STYLE, TEXT, TITLE_SIZE
 
 MEGABYTE = 1_000_000
 NUMBERS = MEGABYTE // 2  # of 16 bits
@@ -132,7 +133,7 @@ def gpu_picture(device: str | Device = "H200", lit: str | None = None) -> Chart:
         for left, right in ((324, 348), (424, 464)):
             middle = TOP + SM_HEIGHT / 2
             axes.annotate("", (right, middle), (left, middle), arrowprops={"arrowstyle": "<->", "color": TEXT, "lw": 1})
-        axes.text(444, TOP + SM_HEIGHT / 2 - 16, si(device.memory_bandwidth, "B/s"), ha="center", size=8)
+        axes.text(444, TOP + SM_HEIGHT / 2 - 16, si(device.memory_bandwidth, "B/s"), ha="center", size=SMALL_SIZE)
         axes.text(12, bars - 14, f"{device.name}: a megabyte, {NUMBERS:,} numbers of 16 bits, to scale in time")
         longest = max(took.values())
         for row, (part, seconds) in enumerate(took.items()):
@@ -153,7 +154,7 @@ def _draw_box(axes: Axes, box: Part, lit: bool) -> None:
     for number, line in enumerate(box.lines):
         y = middle + 12 * (number - (len(box.lines) - 1) / 2)
         weight = "bold" if number == 0 else "normal"
-        axes.text(x, y, line, ha="center", va="center_baseline", color=colour, weight=weight, size=8.5)
+        axes.text(x, y, line, ha="center", va="center_baseline", color=colour, weight=weight, size=SMALL_SIZE)
 
 
 def _draw_bar(axes: Axes, y: float, part: str, seconds: float, longest: float, lit: bool) -> None:

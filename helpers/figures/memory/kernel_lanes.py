@@ -8,7 +8,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, WRONG, Chart
+from helpers.figures.frame.chart import Chart
+from helpers.style import FUSED, LIMIT, MONOSPACE, STYLE, TEXT, TITLE_SIZE, WRONG
 
 BEYOND = 6  # elements drawn on either side of a tensor, at most
 ROW, TOP = 20, 22  # points
@@ -79,7 +80,7 @@ def blocks_chart(panels: list[KernelLine], title: str, told: str) -> Chart:
 
 def _draw(axes, panel: KernelLine, first: int, last: int) -> None:
     side = 0.02 * (last - first + 1)
-    axes.text(first, TOP - 8, panel.source, family="monospace", va="baseline")
+    axes.text(first, TOP - 8, panel.source, family=MONOSPACE, va="baseline")
     axes.text(first - side, TOP + ROW / 2, "tensor", ha="right", va="center", color=TEXT)
     for element in panel.own:
         missing = element in panel.missing

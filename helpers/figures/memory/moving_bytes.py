@@ -5,14 +5,15 @@ takes in all is a recorded time; within it, every byte is taken to cross at the 
 """
 
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note
-from helpers.figures.frame.style import FUSED, UNFUSED, plain
+from helpers.figures.frame.chart import plain
 from helpers.instruments.recordings import Recorded
+from helpers.style import FUSED, PURPLE, UNFUSED
 
 TILES = 16  # of each tensor, in the picture
 WIDTH, BESIDE = 620, 20  # pixels
 CELL, ROW = (15.5, 15), 28
 MEMORY, CHIP = 58, 228  # tops
-SUM = "#CC79A7"  # what makes the useless trip
+SUM = PURPLE  # what makes the useless trip
 ITEM = 4  # bytes of a number
 
 

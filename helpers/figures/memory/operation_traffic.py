@@ -6,13 +6,14 @@ import math
 import ipywidgets as widgets
 from matplotlib import rc_context
 
+from helpers.figures.frame.chart import Chart, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, UNFUSED, Chart, si
 from helpers.figures.launches.launch_overhead import launch_costs
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Launch, Versions
 from helpers.instruments.recordings import recorded
+from helpers.style import FUSED, LIMIT, STYLE, UNFUSED
 
 SIZE = (576, 160)  # points
 COLOURS = {"unfused": UNFUSED, "fused": FUSED}

@@ -5,9 +5,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import FUSED, STYLE, TITLE_SIZE, WRONG, Chart
 from helpers.figures.memory.warp_load import LANES
+from helpers.style import FUSED, SMALL_SIZE, STYLE, TITLE_SIZE, WRONG
 
 BANKS = 32  # of 4 bytes: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later
 WIDTHS = (8, 16, 24, *range(28, 41), 48, 64)  # words a row of the tile
@@ -98,7 +99,7 @@ class BanksExplorer(Explorer):
             for bank, level, lanes in _boxes(*self._at()):
                 colour = WRONG if level else FUSED
                 axes.broken_barh([(bank + 0.06, 0.88)], (level + 0.08, 0.84), facecolor=colour)
-                axes.text(bank + 0.5, level + 0.5, lanes, ha="center", va="center", color="white", size=8.5)
+                axes.text(bank + 0.5, level + 0.5, lanes, ha="center", va="center", color="white", size=SMALL_SIZE)
         return Chart(figure, f"{title}. {name}")
 
     def _still_and_data(self) -> tuple[str, dict]:
@@ -124,6 +125,6 @@ def _frame(figure: Figure, axes: Axes, read: str, width: int, k: int) -> dict[st
         + svg_title(title, edge, 15)
         + f'<text x="{edge:.1f}" y="30">{name}</text>'
         + "".join(f'<path d="{path}" fill="{colour}"/>' for colour, path in drawn.items())
-        + f'<g fill="white" font-size="8.5" text-anchor="middle">{numbers}</g></svg>'
+        + f'<g fill="white" font-size="{SMALL_SIZE}" text-anchor="middle">{numbers}</g></svg>'
     )
     return {"svg": svg, "text": f"{title}. {name}", "table": ""}

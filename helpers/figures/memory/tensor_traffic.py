@@ -2,9 +2,10 @@
 
 from matplotlib import rc_context
 
-from helpers.figures.frame.style import INK, MARKERS, STYLE, TEXT, Chart, bar_axes, label_width
+from helpers.figures.frame.chart import Chart, bar_axes, label_width
 from helpers.instruments.traffic import Traffic
 from helpers.instruments.traffic.result import size
+from helpers.style import INK, MARKERS, STYLE, TEXT
 
 READ, WRITE = 0.62, 0.38  # heights of bars, of the distance between two
 

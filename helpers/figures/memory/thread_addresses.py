@@ -4,9 +4,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, WRONG, Chart
 from helpers.figures.memory.warp_load import LANES, SECTOR, WarpLoad
+from helpers.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, WRONG
 
 BLOCKS, BLOCK = 4, 64  # blocks of the grid, threads a block
 WARPS = BLOCK // LANES  # a block

@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import LIMIT, STYLE, TEXT, TITLE_SIZE, Chart
 from helpers.instruments.operations import ITEMSIZE
+from helpers.style import LIMIT, STYLE, TEXT, TITLE_SIZE
 
 LANES = 32
 SECTOR = 32  # bytes

@@ -108,7 +108,7 @@ const frameOf = (sm, [first, second, third]) => {
   return {
     svg:
       sm.opening +
-      `<text x="${sm.panels.threads.left}" y="${sm.title_y}" font-size="10" font-weight="bold">${title}</text>` +
+      `<text x="${sm.panels.threads.left}" y="${sm.title_y}" font-size="${STYLE.titleSize}" font-weight="bold">${title}</text>` +
       RESOURCES.map((resource) => panelSvg(sm, resource, block, limiting, more)).join("") +
       "</svg>",
     text:

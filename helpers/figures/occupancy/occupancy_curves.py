@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, Stage, script, slider, still_svg, svg_opening
-from helpers.figures.frame.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE, Chart
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import (
     LIMITS,
@@ -27,6 +27,7 @@ from helpers.instruments.occupancy_calculator import (
     limits,
     occupancy,
 )
+from helpers.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE
 
 # Resource -> its axis' label, its largest value and the step between two ticks. Shared memory is in bytes.
 PANELS = {

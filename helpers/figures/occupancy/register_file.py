@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, Chart
+from helpers.figures.frame.chart import Chart
 from helpers.instruments.occupancy_calculator import REGISTER_UNIT, REGISTERS, WARP, occupancy
+from helpers.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE
 
 ROW = 0.5  # inches
 

@@ -13,11 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import FUSED, LIMIT, MARKER_SIZE, STYLE, TEXT, TITLE_SIZE, Chart
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, limits
 from helpers.instruments.resources import OLDEST, Resources
+from helpers.style import FUSED, LIMIT, MARKER_SIZE, STYLE, TEXT, TITLE_SIZE
 
 TITLE_FROM_TOP = 14  # points
 LABEL_ABOVE = 5  # points above a panel

@@ -4,8 +4,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from helpers.figures.frame.style import LIMIT, STYLE, TEXT, TITLE_SIZE, Chart, plain
+from helpers.figures.frame.chart import Chart, plain
 from helpers.instruments.occupancy_calculator import Waves
+from helpers.style import LIMIT, STYLE, TEXT, TITLE_SIZE
 
 DRAWN = 40  # waves with a line of their own; more would run together
 

@@ -8,22 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from helpers.figures.frame.style import (
-    FUSED,
-    LIMIT,
-    MARKER_SIZE,
-    STYLE,
-    TEXT,
-    TITLE_SIZE,
-    UNFUSED,
-    Chart,
-    label_width,
-    plain,
-)
+from helpers.figures.frame.chart import Chart, label_width, plain
+from helpers.style import FUSED, GREEN, LIMIT, MARKER_SIZE, PURPLE, SKY_BLUE, STYLE, TEXT, TITLE_SIZE, UNFUSED
 
 # The names that have a colour of their own, then Okabe and Ito's colours that mean neither of them.
 NAMED = {"unfused": (UNFUSED, "o"), "eager": (UNFUSED, "o"), "fused": (FUSED, "s")}
-OTHERS = (("#009E73", "v"), ("#CC79A7", "D"), ("#56B4E9", "^"), (FUSED, "s"), (UNFUSED, "o"))
+OTHERS = ((GREEN, "v"), (PURPLE, "D"), (SKY_BLUE, "^"), (FUSED, "s"), (UNFUSED, "o"))
 LABEL_HEIGHT = 11  # points
 WIDTH, HEIGHT = 576, 252
 

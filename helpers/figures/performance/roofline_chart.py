@@ -14,23 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from helpers.figures.frame.chart import Chart, label_width, page_position, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_mark, svg_opening, svg_title
-from helpers.figures.frame.style import (
-    LIMIT,
-    MARKER_SIZE,
-    MARKERS,
-    STYLE,
-    TEXT,
-    TITLE_SIZE,
-    Chart,
-    label_width,
-    page_position,
-    plain,
-    si,
-)
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Cost, cost
 from helpers.instruments.roofline import LEVELS, SPECIAL, Roofline, levels, measured_device, roofs
+from helpers.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE
 
 # Sizes in points.
 LABEL_HEIGHT = 11

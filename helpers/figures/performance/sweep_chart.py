@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, UNFUSED, Chart
+from helpers.figures.frame.chart import Chart
 from helpers.instruments.sweep_records import BEHIND, RecordedSweep, aligned, best_peer, key_of, ratio, share
+from helpers.style import FUSED, LIMIT, STYLE, TEXT, TEXT_SIZE, TITLE_SIZE, UNFUSED
 
 WIDTH, PANEL_HEIGHT = 576, 130
 LEFT, RIGHT, TOP, BOTTOM, GAP = 58, 12, 80, 40, 36
@@ -93,14 +94,14 @@ def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
             place = (left / WIDTH, 1 - (top + PANEL_HEIGHT) / height, wide / WIDTH, PANEL_HEIGHT / height)
             axes = figure.add_axes(place)
             _panel(axes, its, view, ends)
-            axes.set_title(name.removesuffix(", elements"), size=9, loc="left", pad=3)
+            axes.set_title(name.removesuffix(", elements"), size=TEXT_SIZE, loc="left", pad=3)
             if number + columns >= len(panels):
                 axes.set_xlabel(view.x)
             if column == 0:
                 axes.set_ylabel("% of the ceiling")
         figure.text(12 / WIDTH, 1 - 14 / height, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         for down, line in ((28, "bf16; GPU times, cold L2"), (41, _ceiling(points))):
-            figure.text(12 / WIDTH, 1 - down / height, line, va="center_baseline", size=9)
+            figure.text(12 / WIDTH, 1 - down / height, line, va="center_baseline", size=TEXT_SIZE)
         _key(figure, height, view.joined, hollow=not all(map(aligned, points)))
     return Chart(figure, f"{title}. {' '.join(_told(name, its, view) for name, its in panels.items())}")
 
@@ -187,7 +188,7 @@ def _key(figure: Figure, height: float, joined: bool, hollow: bool) -> None:
         bbox_to_anchor=(4 / WIDTH, 1 - 56 / height),
         ncols=4,
         frameon=False,
-        fontsize=9,
+        fontsize=TEXT_SIZE,
         handlelength=1.6,
         columnspacing=1.2,
         labelcolor=TEXT,

@@ -4,8 +4,9 @@ import textwrap
 
 from matplotlib import rc_context
 
-from helpers.figures.frame.style import LIMIT, MARKERS, STYLE, TEXT, Chart, bar_axes, si
+from helpers.figures.frame.chart import Chart, bar_axes, si
 from helpers.instruments.timing import Timing
+from helpers.style import LIMIT, MARKERS, STYLE, TEXT
 
 LETTERS = 104  # of a line below the chart
 KINDS = {"unfused": "unfused", "eager": "unfused", "fused": "fused"}  # the names that have a colour of their own

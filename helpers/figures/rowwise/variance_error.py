@@ -10,8 +10,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart, page_position, plain
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import LIMIT, MARKER_SIZE, STYLE, TEXT, TITLE_SIZE, Chart, page_position, plain
+from helpers.style import GREEN, LIMIT, MARKER_SIZE, PURPLE, STYLE, TEXT, TITLE_SIZE, VERMILION
 
 WAYS = ("one pass", "two passes", "Welford")
 ARITHMETIC = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}
@@ -88,7 +89,7 @@ FLOOR = {"fp16": 1e-4, "fp32": 1e-8, "fp64": 1e-17}
 TOP = 1e4  # above every error that is a number: where those that are not are drawn
 TITLE_FROM_TOP = 14  # points
 # Okabe and Ito's colours that mean neither fused nor unfused; dash and marker tell the ways apart without them.
-LOOKS = {"one pass": ("#D55E00", "^", "-"), "two passes": ("#009E73", "v", "--"), "Welford": ("#CC79A7", "D", ":")}
+LOOKS = {"one pass": (VERMILION, "^", "-"), "two passes": (GREEN, "v", "--"), "Welford": (PURPLE, "D", ":")}
 
 
 @dataclass(frozen=True)

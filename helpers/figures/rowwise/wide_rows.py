@@ -7,12 +7,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from helpers.figures.frame.chart import Chart, bar_axes, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TEXT, Chart, bar_axes, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, REGISTERS, WARP, occupancy
 from helpers.instruments.operations import ITEMSIZE
 from helpers.instruments.prediction import BANDWIDTH_SHARE, HITS_FROM, HITS_TO, still_in_l2
+from helpers.style import FUSED, LIMIT, STYLE, TEXT
 
 READS = {"held": 1, "read twice": 2, "read three times": 3}
 LOOP_REGISTERS = 32  # a thread of a loop over blocks of 8 numbers a thread

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import ipywidgets as widgets
 
+from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.frame.style import FUSED, LIMIT, UNFUSED, Chart, plain, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE
+from helpers.style import FUSED, LIMIT, UNFUSED
 
 LAYERS = 32
 SEQUENCE = 4096  # tokens that see each other

@@ -7,7 +7,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from helpers.figures.frame.style import LIMIT, STYLE, TEXT, TITLE_SIZE, WRONG, Chart
+from helpers.figures.frame.chart import Chart
+from helpers.style import LIMIT, STYLE, TEXT, TITLE_SIZE, WRONG
 
 CELL = 30  # points: the height of an element's box
 HEAD, FOOT = 50, 26

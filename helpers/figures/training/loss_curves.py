@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from helpers.figures.frame.style import FUSED, LIMIT, STYLE, TITLE_SIZE, UNFUSED, Chart
+from helpers.figures.frame.chart import Chart
+from helpers.style import FUSED, LIMIT, STYLE, TITLE_SIZE, UNFUSED
 
 
 def loss_chart(unfused: Mapping[int, float], fused: Mapping[int, float], floor: float, where: str) -> Chart:

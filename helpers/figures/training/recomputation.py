@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import ipywidgets as widgets
 
+from helpers.figures.frame.chart import Chart, label_width, plain, si
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
 from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
-from helpers.figures.frame.style import FUSED, INK, UNFUSED, Chart, label_width, plain, si
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE
+from helpers.style import FUSED, INK, UNFUSED
 
 
 @dataclass(frozen=True)

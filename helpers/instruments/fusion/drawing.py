@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 from helpers.instruments.fusion.plan import FusionPlan
 from helpers.instruments.traffic.result import size
+from helpers.style import FONT, LIMIT, PAGE_LABEL, PAGE_TITLE, PALETTE, TEXT
 
-# Okabe and Ito, "Color universal design" (2008).
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-GREY, TEXT = "#7a7a7a", "#797979"
 WIDTH, HEIGHT, GAP_X, GAP_Y = 132, 28, 24, 32  # of a box and between boxes, in pixels
 MAX = 150  # operations of a picture; a larger graph is drawn kernel by kernel
 
@@ -58,8 +56,9 @@ def drawing(plan: FusionPlan) -> FusionDrawing:
     width, height = max(extent[0], 8 * len(finding)) + 24, extent[1] + 40
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11"><title>{html.escape(finding)}</title>'
-        f'<text x="12" y="18" font-size="13" font-weight="bold" fill="{TEXT}">{html.escape(finding)}</text>'
+        f'viewBox="0 0 {width} {height}" font-family="{FONT}" font-size="{PAGE_LABEL}">'
+        f"<title>{html.escape(finding)}</title>"
+        f'<text x="12" y="18" font-size="{PAGE_TITLE}" font-weight="bold" fill="{TEXT}">{html.escape(finding)}</text>'
         + "".join(parts)
         + "</svg>"
     )
@@ -113,19 +112,19 @@ def layers(boxes: Iterable[str], edges: Iterable[tuple[str, str]]) -> dict[str, 
 
 def _edge(start, end, nbytes: int, fused: bool) -> str:
     x1, y1, x2, y2 = start[0] + WIDTH / 2, start[1] + HEIGHT, end[0] + WIDTH / 2, end[1]
-    style = f'stroke="{GREY}" stroke-width="3"' if fused else f'stroke="{GREY}" stroke-dasharray="4 3"'
+    style = f'stroke="{LIMIT}" stroke-width="3"' if fused else f'stroke="{LIMIT}" stroke-dasharray="4 3"'
     middle = (y1 + y2) / 2
     curve = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
     path = f'<path d="{curve}" fill="none" {style}/>'
     said = "" if fused else size(nbytes)
     where = f'x="{(x1 + x2) / 2 + 4:.0f}" y="{middle + 3:.0f}"'
-    return path + (f'<text {where} fill="{TEXT}" font-size="10">{said}</text>' if said else "")
+    return path + (f'<text {where} fill="{TEXT}" font-size="{PAGE_LABEL}">{said}</text>' if said else "")
 
 
 def _box(place, name: str, number: int, plan: FusionPlan) -> str:
     x, y = place
     group = plan.groups[number]
-    colour = COLOURS[number % len(COLOURS)] if group.kind != "eager" else GREY
+    colour = PALETTE[number % len(PALETTE)] if group.kind != "eager" else LIMIT
     said = html.escape(name if len(name) <= 18 else name[:17] + "…")
     more = html.escape(f"{name}: kernel {number + 1}, {group.kind}, {group.launches} launch")
     return (

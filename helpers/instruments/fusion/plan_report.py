@@ -10,15 +10,16 @@ from helpers.instruments.fusion.existing_kernels import COMPILE, call_for, kerne
 from helpers.instruments.fusion.plan import WEIGHTS, FusionGroup, FusionPlan
 from helpers.instruments.prediction import LAUNCH
 from helpers.instruments.traffic.result import size
+from helpers.style import FAINT, REPORT_FONT
 
 HEAD = ("operations", "kernel of", "bytes", "launches", "predicted", "registers", "score", "who does it", "flips")
 REACH = 0.3  # by which a weight may change to count as what flips a decision
 FUSE = 0.5  # a score from which on fusing is advised
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>What to fuse on {device}</title><style>
-:root {{ color-scheme: light dark }} body {{ font: 15px/1.5 sans-serif; margin: 2rem auto; max-width: 70rem }}
+:root {{ color-scheme: light dark }} body {{ font: {font}; margin: 2rem auto; max-width: 70rem }}
 table {{ border-collapse: collapse; width: 100% }} td, th {{ padding: .3rem .6rem; text-align: left;
-border-bottom: 1px solid #7a7a7a55; vertical-align: top }}
+border-bottom: 1px solid {faint}; vertical-align: top }}
 td:nth-child(n+3):nth-child(-n+7) {{ white-space: nowrap }}
 .picture {{ overflow: auto }} svg text {{ fill: CanvasText }}
 </style></head><body>
@@ -94,6 +95,8 @@ class FusionReport:
         kept = [edge for edge in self.plan.edges if not edge.legal]
         edges = [(edge.producer, edge.consumer, size(edge.nbytes), edge.reason) for edge in kept]
         return PAGE.format(
+            font=REPORT_FONT,
+            faint=FAINT,
             device=html.escape(self.plan.device.name),
             summary=html.escape(self.summary()),
             table=_table(HEAD, self.rows()),

@@ -1,9 +1,4 @@
-"""The look of every chart in the course: colours, marks, sizes, numbers as text.
-
-Unfused is an orange circle, fused a blue square, limits are grey. A picture is drawn on a transparent background in
-colours that read on a white and on a dark page alike: text in the one grey that is as far from white as from
-JupyterLab's dark #111111 (4.3:1 each; no colour reaches 4.5:1 on both), and a grey edge round each orange or blue mark.
-"""
+"""A chart as a notebook shows it, numbers as text, and axes that several figures share."""
 
 import base64
 import html
@@ -17,40 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-# Okabe and Ito, "Color universal design" (2008).
-UNFUSED = "#E69F00"
-FUSED = "#0072B2"
-WRONG = "#D55E00"
-TEXT = "#797979"
-LIMIT = "#7a7a7a"
-MARKERS = {"unfused": ("o", UNFUSED), "fused": ("s", FUSED), "single": ("D", LIMIT)}
-INK = {UNFUSED: "black", FUSED: "white", LIMIT: "white"}  # text on a bar of that colour
-
-# Sizes in points.
-MARKER_SIZE = 7
-TITLE_SIZE = 10
-
-STYLE = {
-    "figure.figsize": (8, 5),
-    "figure.dpi": 72,  # one pixel a point, as in an SVG
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,  # the grid under the bars
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "kernel-fusion-course",  # the same drawing, the same bytes
-    "grid.color": LIMIT,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT),
-}
+from helpers.style import STYLE, TITLE_SIZE
 
 
 @dataclass(frozen=True)
