@@ -8,7 +8,6 @@ from .fusion.fusion_groups import TwoPartitions as TwoPartitions
 from .fusion.score_explorer import FusionScoreExplorer as FusionScoreExplorer
 from .fusion.simulator import fusion_simulator as fusion_simulator
 from .launches.kernel_timeline import KernelTimelineExplorer as KernelTimelineExplorer
-from .launches.kernel_timeline import kernel_timeline_chart as kernel_timeline_chart
 from .launches.launch_animation import launch_timeline as launch_timeline
 from .launches.launch_overhead import LaunchExplorer as LaunchExplorer
 from .launches.launch_overhead import chain_time as chain_time
@@ -47,7 +46,6 @@ from .performance.timing_chart import timing_chart as timing_chart
 from .rowwise.variance_error import VarianceExplorer as VarianceExplorer
 from .rowwise.wide_rows import WideRowsExplorer as WideRowsExplorer
 from .training.checkpointing import CheckpointingExplorer as CheckpointingExplorer
-from .training.checkpointing import layer_ways as layer_ways
 from .training.dropout_mask import Draw as Draw
 from .training.dropout_mask import mask_chart as mask_chart
 from .training.loss_curves import loss_chart as loss_chart

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.figures import KernelTimelineExplorer, kernel_timeline_chart
+from helpers.figures import KernelTimelineExplorer
 from helpers.figures.launches.kernel_timeline import GPU, HIGH, HOST, LEFT, RIGHT, timeline_scene
 from helpers.instruments import read_trace
 from helpers.style import FUSED, LIMIT, UNFUSED
@@ -66,6 +66,6 @@ def test_ways_of_about_one_length_share_an_axis():
 
 
 def test_a_picture_says_what_it_shows():
-    assert "busy 75%" in repr(kernel_timeline_chart("eager", THREE))
+    assert "busy 75%" in repr(KernelTimelineExplorer({"eager": THREE}).chart())
     with pytest.raises(ValueError, match="no timeline is called 'x'"):
         KernelTimelineExplorer({"eager": THREE}, "x")

@@ -84,11 +84,6 @@ def timeline_scene(way: str, timeline: KernelTimeline, place: int, search: str, 
     return Scene(finding, tuple(boxes), tuple(labels), f"{finding}. {says}; {searched}.")
 
 
-def kernel_timeline_chart(way: str, timeline: KernelTimeline, place: int = 0, search: str = "") -> Chart:
-    """The timeline as a picture; products blue, other kernels grey, what the search found orange, gaps shaded."""
-    return picture(*timeline_axes(), timeline_scene(way, timeline, place, search, timeline.wall))
-
-
 class KernelTimelineExplorer(Explorer):
     """Timelines of several ways to run one thing, a slider over the kernels, a choice of way, a search by name.
 

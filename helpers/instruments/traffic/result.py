@@ -8,7 +8,6 @@ import torch
 
 from helpers.instruments.source_lines import source_line
 from helpers.instruments.tables import Table, table
-from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard
 from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line
 
@@ -88,11 +87,6 @@ class Traffic:
     def unique_total(self) -> int:
         """The least that DRAM must move: every distinct byte once."""
         return self.unique_read + self.unique_written
-
-    @property
-    def uncached_bytes(self) -> int:
-        """What DRAM would move if no cache kept anything: whole sectors, for every load and store anew."""
-        return SECTOR * (self.sectors_read + self.sectors_written)
 
     @property
     def sectors_per_request(self) -> float | None:
