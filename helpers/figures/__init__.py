@@ -1,4 +1,8 @@
-"""The pictures and live charts of the lessons, one file a figure: its model, its chart, its explorer."""
+"""The figures of the lessons, a folder per topic; a figure's file holds its model, its chart and its explorer.
+
+`frame` holds what they share. Public names are listed in `__init__.pyi`, which editors follow; each is imported on first
+use.
+"""
 
 import lazy_loader
 
