@@ -103,3 +103,11 @@ def test_no_two_classes_of_the_helpers_have_one_name():
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, set()).add(module_of(path))
     assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_no_two_modules_of_the_helpers_have_one_name():
+    homes: dict[str, list[str]] = {}
+    for path in (ROOT / "helpers").rglob("*.py"):
+        if path.stem != "__init__":
+            homes.setdefault(path.stem, []).append(module_of(path))
+    assert not {name: found for name, found in homes.items() if len(found) > 1}

@@ -1,6 +1,6 @@
 """The figures of the lessons, a folder per topic; a figure's file holds its model, its chart and its explorer.
 
-`frame` holds what they share. Public names are listed in `__init__.pyi`, which editors follow; each is imported on first
+`frame` holds what they share. Public names are listed in `__init__.pyi`, which editors follow, and are imported on first
 use.
 """
 
