@@ -2,7 +2,7 @@
 
     python -m benchmarks.block_traces FILE     the block of benchmarks/block.py, by each way, with and without a graph
 
-The traces open in Perfetto (ui.perfetto.dev) and are what helpers.instruments.timeline reads.
+The traces open in Perfetto (ui.perfetto.dev) and are what helpers.instruments.traces reads.
 """
 
 import json

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/cuda")]
 from programs import ADD_GELU, LAYER_NORM, MATMUL, SOFTMAX  # noqa: E402
 
 from helpers.instruments import cuda_kernel, measure  # noqa: E402
-from helpers.instruments.cuda import watching  # noqa: E402
+from helpers.instruments.cuda import observers  # noqa: E402
 
 HEADERS = "#include <cuda_bf16.h>\n"
 ATTEMPTS = 3
@@ -56,9 +56,9 @@ def main() -> None:
     head = ("kernel", "instructions", "s", "M/s", "metered s", "M/s", "elements in 2 s, metered")
     print("{:<30}{:>14}{:>8}{:>8}{:>11}{:>8}{:>26}".format(*head))
     for name, elements, launch, arguments in cases():
-        before = watching.total_executed()
+        before = observers.total_executed()
         launch(*arguments)
-        executed = watching.total_executed() - before
+        executed = observers.total_executed() - before
         plain = best(lambda launch=launch, arguments=arguments: launch(*arguments))
         metered = best(lambda launch=launch, arguments=arguments: measure(launch, *arguments))
         print(

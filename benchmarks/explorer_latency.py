@@ -27,31 +27,31 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.over_fusion import STEPS
-from helpers.figures.attention_lengths import TOKENS as SEQUENCES
-from helpers.figures.attention_tiles import TOKENS as SQUARES
-from helpers.figures.attention_units import DIMS
-from helpers.figures.banks import WIDTHS
-from helpers.figures.bytes_journey import journey
-from helpers.figures.checkpointing import TOKENS as OF_A_STEP
-from helpers.figures.expert_weights import TOKENS as OF_A_BATCH
-from helpers.figures.expert_weights import counted
-from helpers.figures.film import Film
-from helpers.figures.fusion_decision import ROWS as CHAIN_ROWS
-from helpers.figures.fusion_score import STEPS as SCORE_STEPS
-from helpers.figures.launch_lanes import launch_timeline
-from helpers.figures.launch_overhead import ELEMENTS
-from helpers.figures.occupancy import THREADS
-from helpers.figures.operation_traffic import ROWS as SIZES
-from helpers.figures.recomputation import ROWS as TOKENS
-from helpers.figures.roofline import ROWS
-from helpers.figures.style import plain
-from helpers.figures.threads import STRIDES as APART
-from helpers.figures.tile_choice import TILES as PRODUCT_TILES
-from helpers.figures.tile_order import GROUPS, order_name
-from helpers.figures.variance import MEANS
-from helpers.figures.warp import STRIDES
-from helpers.figures.wide_rows import COLUMNS
-from helpers.figures.windows import TILES
+from helpers.figures.attention.busy_units import DIMS
+from helpers.figures.attention.score_tiles import TOKENS as SQUARES
+from helpers.figures.attention.sequence_lengths import TOKENS as SEQUENCES
+from helpers.figures.frame.animation import Film
+from helpers.figures.frame.chart import plain
+from helpers.figures.fusion.fusion_decision import ROWS as CHAIN_ROWS
+from helpers.figures.fusion.score_explorer import STEPS as SCORE_STEPS
+from helpers.figures.launches.launch_animation import launch_timeline
+from helpers.figures.launches.launch_overhead import ELEMENTS
+from helpers.figures.matmul.convolution_windows import TILES
+from helpers.figures.matmul.expert_weights import TOKENS as OF_A_BATCH
+from helpers.figures.matmul.expert_weights import counted
+from helpers.figures.matmul.tile_choice import TILES as PRODUCT_TILES
+from helpers.figures.matmul.tile_order import GROUPS, order_name
+from helpers.figures.memory.moving_bytes import traffic_animation
+from helpers.figures.memory.operation_traffic import ROWS as SIZES
+from helpers.figures.memory.shared_memory_banks import WIDTHS
+from helpers.figures.memory.thread_addresses import STRIDES as APART
+from helpers.figures.memory.warp_load import STRIDES
+from helpers.figures.occupancy.occupancy_curves import THREADS
+from helpers.figures.performance.roofline_chart import ROWS
+from helpers.figures.rowwise.variance_error import MEANS
+from helpers.figures.rowwise.wide_rows import COLUMNS
+from helpers.figures.training.checkpointing import TOKENS as OF_A_STEP
+from helpers.figures.training.recomputation import ROWS as TOKENS
 from helpers.instruments import recorded
 from helpers.instruments.recordings import Recorded
 
@@ -95,13 +95,13 @@ class Explorer:
 
 _REGISTERS = """import torch
 from benchmarks.over_fusion import COLUMNS, STEPS, chain_gradient_kernel
-from helpers.figures.register_growth import registers_explorer
+from helpers.figures.occupancy.register_growth import RegistersExplorer
 from helpers.instruments.resources import compile_for
 
 row = torch.empty(1, COLUMNS, device="meta")
 def compiled(steps, gpu):
     return compile_for(chain_gradient_kernel, row, row, row, device=gpu, COLUMNS=COLUMNS, STEPS=steps)
-registers_explorer(compiled, STEPS)
+RegistersExplorer(compiled, STEPS)
 """
 _STEPPER = """import torch
 from benchmarks.matmul_steps import run, tiles_kernel
@@ -111,7 +111,7 @@ x, w = torch.randn(2, 32, 32).half()
 watch(run, tiles_kernel, x, w, torch.zeros(32).half(), BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
 """
 _PLAN = """from benchmarks.fusion_proof import compare, homes_of_all, plan_of, record
-from helpers.figures import TwoPartitions, groups_explorer, score_explorer, trace_explorer
+from helpers.figures import TwoPartitions, FusionGroupsExplorer, FusionScoreExplorer, TraceExplorer
 """
 _SIMULATOR = """import torch
 from helpers.figures import fusion_simulator
@@ -122,12 +122,12 @@ _GROUPS = """def beside(name):
     plan, found = plan_of(name), compare(name)
     differing = *found.analyser_alone, *found.inductor_alone
     return TwoPartitions(plan, homes_of_all(plan, record()["graphs"][name]), differing, found.edges)
-groups_explorer({name: beside(name) for name in ("siblings", "hard_swish_chain", "column_statistics")})
+FusionGroupsExplorer({name: beside(name) for name in ("siblings", "hard_swish_chain", "column_statistics")})
 """
-_TIMELINE = """from helpers.figures import kernel_timeline_explorer
+_TIMELINE = """from helpers.figures import KernelTimelineExplorer
 from helpers.instruments import read_trace, recorded_page
 
-kernel_timeline_explorer({"eager": read_trace(recorded_page("block_eager.trace.json"))})
+KernelTimelineExplorer({"eager": read_trace(recorded_page("block_eager.trace.json"))})
 """
 
 
@@ -140,71 +140,77 @@ def _film(name: str, made: Callable[[Recorded], Film]) -> Explorer:
 
 EXPLORERS = {
     "roofline": Explorer(
-        "from helpers.figures import roofline_explorer\nroofline_explorer(rows=1)", ROWS, "shape ({}, ".format
+        "from helpers.figures import RooflineExplorer\nRooflineExplorer(rows=1)", ROWS, "shape ({}, ".format
     ),
     "occupancy": Explorer(
-        "from helpers.figures import occupancy_explorer\noccupancy_explorer(threads=32)",
+        "from helpers.figures import OccupancyExplorer\nOccupancyExplorer(threads=32)",
         THREADS,
         " {} threads".format,
     ),
     "launches": Explorer(
-        "from helpers.figures import launch_explorer\nlaunch_explorer(elements=1000)",
+        "from helpers.figures import LaunchExplorer\nLaunchExplorer(elements=1000)",
         ELEMENTS,
         " {:,} numbers:".format,
     ),
     "variance": Explorer(
-        "from helpers.figures.variance import variance_explorer\nvariance_explorer(mean=1.0)",
+        "from helpers.figures.rowwise.variance_error import VarianceExplorer\nVarianceExplorer(mean=1.0)",
         MEANS,
         lambda mean: f"mean of {plain(mean)},",
     ),
     "recomputation": Explorer(
-        "from helpers.figures.recomputation import recomputation_explorer\nrecomputation_explorer(rows=64)",
+        "from helpers.figures.training.recomputation import RecomputationExplorer\nRecomputationExplorer(rows=64)",
         TOKENS,
         ", {:,} x 4,096:".format,
     ),
     "expert weights": Explorer(
-        "from helpers.figures import weights_explorer\nweights_explorer(tokens=1)",
+        "from helpers.figures import ExpertWeightsExplorer\nExpertWeightsExplorer(tokens=1)",
         OF_A_BATCH,
         lambda tokens: f", {counted(tokens)}, ",
     ),
     "checkpointing": Explorer(
-        "from helpers.figures.checkpointing import checkpointing_explorer\ncheckpointing_explorer(tokens=1024)",
+        "from helpers.figures.training.checkpointing import CheckpointingExplorer\nCheckpointingExplorer(tokens=1024)",
         OF_A_STEP,
         " {:,} tokens x".format,
     ),
     "traffic": Explorer(
-        "from helpers.figures.operation_traffic import traffic_explorer\ntraffic_explorer(rows=1)",
+        "from helpers.figures.memory.operation_traffic import TrafficExplorer\nTrafficExplorer(rows=1)",
         SIZES,
         ", {:,} x 1,000:".format,
     ),
     "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
-    "warp": Explorer("from helpers.figures import warp_explorer\nwarp_explorer()", STRIDES, " stride {},".format),
-    "threads": Explorer("from helpers.figures import threads_explorer\nthreads_explorer()", APART, "Stride {}:".format),
+    "warp": Explorer("from helpers.figures import WarpExplorer\nWarpExplorer()", STRIDES, " stride {},".format),
+    "threads": Explorer("from helpers.figures import ThreadsExplorer\nThreadsExplorer()", APART, "Stride {}:".format),
     "banks": Explorer(
-        "from helpers.figures import banks_explorer\nbanks_explorer(width=8)", WIDTHS, "tile[32][{}],".format
+        "from helpers.figures import BanksExplorer\nBanksExplorer(width=8)", WIDTHS, "tile[32][{}],".format
     ),
     "wide rows": Explorer(
-        "from helpers.figures.wide_rows import wide_rows_explorer\nwide_rows_explorer(columns=1024)",
+        "from helpers.figures.rowwise.wide_rows import WideRowsExplorer\nWideRowsExplorer(columns=1024)",
         COLUMNS,
         "A row of {:,} ".format,
     ),
     "attention lengths": Explorer(
-        "from helpers.figures import lengths_explorer\nlengths_explorer(tokens=128)", SEQUENCES, " {:,} tokens: ".format
+        "from helpers.figures import AttentionLengthsExplorer\nAttentionLengthsExplorer(tokens=128)",
+        SEQUENCES,
+        " {:,} tokens: ".format,
     ),
     "attention tiles": Explorer(
-        "from helpers.figures import tiles_explorer\ntiles_explorer(tokens=128)", SQUARES, "{:,} tokens: ".format
+        "from helpers.figures import AttentionTilesExplorer\nAttentionTilesExplorer(tokens=128)",
+        SQUARES,
+        "{:,} tokens: ".format,
     ),
     "attention units": Explorer(
-        "from helpers.figures import units_explorer\nunits_explorer(dim=16)", DIMS, "Heads of {}: ".format
+        "from helpers.figures import AttentionUnitsExplorer\nAttentionUnitsExplorer(dim=16)",
+        DIMS,
+        "Heads of {}: ".format,
     ),
     "timeline": Explorer(_TIMELINE, tuple(range(1, 27)), "kernel {} of 26: ".format),
     "windows": Explorer(
-        "from helpers.figures import windows_explorer\nwindows_explorer(tile='all')",
+        "from helpers.figures import WindowsExplorer\nWindowsExplorer(tile='all')",
         TILES,
         lambda tile: f"; {'all tiles' if tile == 'all' else f'tile {tile}'}, all taps",
     ),
     "matmul": Explorer(
-        "from helpers.figures import matmul_explorer\nmatmul_explorer(tile=(16, 16))",
+        "from helpers.figures import TileChoiceExplorer\nTileChoiceExplorer(tile=(16, 16))",
         PRODUCT_TILES,
         lambda tile: f"{tile[0]} x {tile[1]}, 8 warps",
     ),
@@ -216,19 +222,21 @@ EXPLORERS = {
         ("Enter",) * 2,
     ),
     "decision": Explorer(
-        "from helpers.figures import decision_explorer\ndecision_explorer(rows=1)", CHAIN_ROWS, "), {:,} x 4,096".format
+        "from helpers.figures import FusionDecisionExplorer\nFusionDecisionExplorer(rows=1)",
+        CHAIN_ROWS,
+        "), {:,} x 4,096".format,
     ),
     "score": Explorer(
-        f"{_PLAN}score_explorer(plan_of('gpt2_block', epilogues=True))", SCORE_STEPS, " weighing {:.2f}:".format
+        f"{_PLAN}FusionScoreExplorer(plan_of('gpt2_block', epilogues=True))", SCORE_STEPS, " weighing {:.2f}:".format
     ),
     "groups": Explorer(_PLAN + _GROUPS, ("siblings", "hard_swish_chain", "column_statistics"), "{}: ".format),
-    "trace": Explorer(_PLAN + "trace_explorer(record()['timeline'])", tuple(range(1, 18)), "Kernel {}, ".format),
+    "trace": Explorer(_PLAN + "TraceExplorer(record()['timeline'])", tuple(range(1, 18)), "Kernel {}, ".format),
     "order": Explorer(
-        "from helpers.figures import order_explorer\norder_explorer()",
+        "from helpers.figures import TileOrderExplorer\nTileOrderExplorer()",
         GROUPS,
         lambda group: order_name(group).capitalize(),
     ),
-    "journey": _film("journey", journey),
+    "traffic animation": _film("traffic_animation", traffic_animation),
     "launch lanes": _film("launch_timeline", launch_timeline),
     "stepper": Explorer(_STEPPER, tuple(range(1, 21)), "Step {} of ".format, ".fusion-stepper input"),
 }

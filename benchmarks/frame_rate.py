@@ -1,7 +1,7 @@
 """Frames a second of what plays, in the real JupyterLab in a real headless Chromium.
 
     python benchmarks/frame_rate.py              # all of ANIMATIONS
-    python benchmarks/frame_rate.py journey
+    python benchmarks/frame_rate.py traffic
 
 Each is played and the browser's own frame times are kept (requestAnimationFrame): their intervals at the median and the
 95th percentile, and the frames that were due at 60 a second and did not come. Needs Playwright for Python and Chromium.
@@ -19,11 +19,11 @@ DUE = 1000 / 60  # ms
 LOST_LIMIT = 0.05  # of the frames that were due
 SECONDS = 8
 
-_FILMS = """from helpers.figures import journey, launch_timeline
+_FILMS = """from helpers.figures import traffic_animation, launch_timeline
 from helpers.instruments import recorded
 """
 ANIMATIONS = {
-    "journey": f"{_FILMS}journey(recorded('h200'))",
+    "traffic": f"{_FILMS}traffic_animation(recorded('h200'))",
     "timeline": f"{_FILMS}launch_timeline(recorded('h200'))",
     "stepper": EXPLORERS["stepper"].cell,
 }

@@ -69,7 +69,7 @@ from benchmarks.tried import TRIED, shared_by, wrapped
 from helpers.instruments.devices import this_device
 from helpers.instruments.recordings import recorded
 from helpers.instruments.resources import compile_for
-from helpers.instruments.sweep import BEHIND, NOT_THE_SAME
+from helpers.instruments.sweep_records import BEHIND, NOT_THE_SAME
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels import CATALOGUE
 from kernels.interpreter import runtime

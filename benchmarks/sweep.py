@@ -38,7 +38,7 @@ from benchmarks import sweep_points, sweep_tiled
 from benchmarks.provenance import RESULTS, date_and_versions, file_name, fingerprints_of_kernels
 from benchmarks.sweep_points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
-from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
+from helpers.instruments.sweep_records import RecordedSweep, key_of, recorded_sweep
 from kernels.interpreter import runtime
 
 RUNS = 10

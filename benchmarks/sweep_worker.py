@@ -20,7 +20,7 @@ from benchmarks.bare_launch import bare_launches
 from benchmarks.provenance import ceilings
 from benchmarks.run import least_time
 from benchmarks.sweep_points import Point
-from helpers.instruments.sweep import BARE
+from helpers.instruments.sweep_records import BARE
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels import CATALOGUE
 from kernels.interpreter import runtime

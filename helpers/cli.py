@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from helpers.learning.address_grammars import skip_address_grammars
+
 COURSE = Path(__file__).resolve().parents[1]
 # Commands of authors and instructors -> what they work on, in the course's repository alone: no package and no copy for
 # a class has it.
@@ -98,6 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
 
     arguments, rest = parser.parse_known_args(argv)
+    skip_address_grammars()
     # JupyterLab's own options, and the benchmarks', are theirs to read.
     if rest and arguments.command not in ("lab", "bench"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -127,7 +130,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             open_lab(port=arguments.port, browser=not arguments.no_browser, options=rest)
             return 0
         case "check":
-            from helpers.learning.check import check_notebook
+            from helpers.learning.check_command import check_notebook
 
             return check_notebook(arguments.notebook)
         case "progress":
@@ -175,7 +178,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             print(inspect_kernel(arguments.kernel, arguments.arguments, arguments.device))
             return 0
         case "analyse":
-            from helpers.instruments.fusion.command import analyse_named
+            from helpers.instruments.fusion.analyse_command import analyse_named
 
             epilogues = not arguments.no_epilogues
             print(analyse_named(arguments.model, arguments.device, arguments.backward, epilogues, arguments.page))

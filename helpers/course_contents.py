@@ -15,8 +15,8 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from zmq import ZMQError
 
 from helpers.learning.course_map import course_map
-from helpers.learning.kept_guesses import KeptGuess, kept_in
 from helpers.learning.questions import answers_of, code_cells, text
+from helpers.learning.saved_guesses import KeptGuess, kept_in
 
 MAP = "COURSE_MAP.md"  # in the course's folder; git ignores it
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from helpers.instruments.machine import Finding, bubblewrap
+from helpers.instruments.diagnosis import Diagnosis, bubblewrap
 
 COURSE = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -21,66 +21,66 @@ def report() -> str:
     return "\n".join(str(finding) for finding in findings)
 
 
-def course() -> Finding:
+def course() -> Diagnosis:
     if (COURSE / "notebooks").is_dir():
-        return Finding("Course", str(COURSE))
-    return Finding("Course", f"no lessons in {COURSE}", "install it from its own folder: pip install -e .")
+        return Diagnosis("Course", str(COURSE))
+    return Diagnosis("Course", f"no lessons in {COURSE}", "install it from its own folder: pip install -e .")
 
 
-def python() -> Finding:
-    return Finding("Python", f"{platform.python_version()} ({sys.executable})")
+def python() -> Diagnosis:
+    return Diagnosis("Python", f"{platform.python_version()} ({sys.executable})")
 
 
-def pytorch() -> Finding:
+def pytorch() -> Diagnosis:
     import torch
 
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for the CPU"
-    return Finding("PyTorch", f"{torch.__version__}, the build {build}")
+    return Diagnosis("PyTorch", f"{torch.__version__}, the build {build}")
 
 
-def triton() -> Finding:
+def triton() -> Diagnosis:
     try:
-        return Finding("Triton", version("triton"))
+        return Diagnosis("Triton", version("triton"))
     except PackageNotFoundError:
-        return Finding("Triton", "missing", "it has Linux wheels only: use the dev container, or on Windows WSL2")
+        return Diagnosis("Triton", "missing", "it has Linux wheels only: use the dev container, or on Windows WSL2")
 
 
-def gpu() -> Finding:
+def gpu() -> Diagnosis:
     import torch
 
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         capability = f"{properties.major}.{properties.minor}"
         memory = properties.total_memory / 2**30
-        return Finding("GPU", f"{properties.name}, compute capability {capability}, {memory:.0f} GiB")
+        return Diagnosis("GPU", f"{properties.name}, compute capability {capability}, {memory:.0f} GiB")
     if not has_driver():
-        return Finding("GPU", "none: there is no NVIDIA driver; the course works without")
+        return Diagnosis("GPU", "none: there is no NVIDIA driver; the course works without")
     if torch.version.cuda is None:
-        return Finding(
+        return Diagnosis(
             "GPU", "there is a driver, but PyTorch is the build for the CPU", "make lab installs the build for CUDA"
         )
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return Finding("GPU", "hidden: CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES")
+        return Diagnosis("GPU", "hidden: CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES")
     try:
         torch.cuda.init()
         reason = "the driver reports no device"
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-    return Finding("GPU", f"not usable: {reason}", "see what nvidia-smi says; PyTorch's CUDA may need a newer driver")
+    return Diagnosis("GPU", f"not usable: {reason}", "see what nvidia-smi says; PyTorch's CUDA may need a newer driver")
 
 
 def has_driver() -> bool:
     return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
 
 
-def kernels() -> Finding:
+def kernels() -> Diagnosis:
     from kernels.interpreter import runtime
 
-    return Finding("Kernels", "run compiled, on the GPU" if runtime.has_gpu() else "run in Triton's interpreter")
+    return Diagnosis("Kernels", "run compiled, on the GPU" if runtime.has_gpu() else "run in Triton's interpreter")
 
 
-def chromium() -> Finding:
+def chromium() -> Diagnosis:
     for name in CHROMIUM:
         if path := shutil.which(name):
-            return Finding("Chromium", path)
-    return Finding("Chromium", "missing: the tests of JupyterLab are skipped", "apt-get install chromium")
+            return Diagnosis("Chromium", path)
+    return Diagnosis("Chromium", "missing: the tests of JupyterLab are skipped", "apt-get install chromium")

@@ -127,9 +127,7 @@ def _refuse_transforms_of_operator(name: str, operator) -> None:
 
     operator.register_vmap(refuse_batches)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Warning only once|Overriding a previously registered kernel"
-        )
+        warnings.filterwarnings("ignore", "Warning only once|Overriding a previously registered kernel")
         operator._lib.impl(operator._name, with_autograd, "Autograd", with_keyset=True, allow_override=True)
 
 

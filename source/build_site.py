@@ -277,8 +277,8 @@ class Site:
 
     def assets(self) -> None:
         """Style, scripts, and the figures' own, which are those that JupyterLab loads."""
-        for module in pkgutil.iter_modules(helpers.figures.__path__):
-            importlib.import_module(f"helpers.figures.{module.name}")
+        for module in pkgutil.walk_packages(helpers.figures.__path__, "helpers.figures."):
+            importlib.import_module(module.name)
         # A widget that lives is of a class of its own, of the same name: the one that was written stands before it.
         stages = {each.__name__: each for each in reversed(_widgets(AnyWidget))}
         scripts = [_registered(name, str(stages[name]._esm)) for name in sorted(self.drawn)]

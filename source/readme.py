@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from helpers.instruments import recorded, recorded_page  # noqa: E402, as build.py this runs as a script
 from helpers.instruments.recordings import Recorded  # noqa: E402
-from helpers.instruments.sweep import BEHIND  # noqa: E402
+from helpers.instruments.sweep_records import BEHIND  # noqa: E402
 from helpers.learning.course_map import still_map  # noqa: E402
 from source.record_film import PAGES, digest, picture  # noqa: E402
 

@@ -1,6 +1,8 @@
 """Record the live figures of the built lessons, for the pages of `make site`, where no kernel answers.
 
-    source/lessons/NN_name.py  ->  source/site/live/NN_name.json    cell's id -> what helpers.figures.live gives
+    source/lessons/NN_name.py  ->  source/site/live/NN_name.json
+
+The JSON maps a cell's id to what `helpers.figures.frame.interactive_export` gives for it.
 
 A lesson is run up to its last live figure, for a built notebook keeps a figure's picture alone. A figure that has
 changed since it was recorded is shown as its picture.
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 LIVE = Path("source/site/live")
-CALLS = ("_explorer(", "watch(", "journey(", "_timeline(", "fusion_simulator(")  # that give a live figure
+CALLS = ("Explorer(", "watch(", "traffic_animation(", "_timeline(", "fusion_simulator(")  # that give a live figure
 
 
 def cells_of(lesson: Path) -> list[dict]:
@@ -42,7 +44,7 @@ def record(lesson: Path) -> dict[str, dict]:
     """
     from IPython.core.interactiveshell import InteractiveShell
 
-    from helpers.figures.live import live_of
+    from helpers.figures.frame.interactive_export import export_interactive
 
     cells = cells_of(lesson)
     last = max(number for number, cell in enumerate(cells) if is_live(cell))
@@ -52,7 +54,7 @@ def record(lesson: Path) -> dict[str, dict]:
         with contextlib.redirect_stdout(io.StringIO()):
             ran = shell.run_cell(cell["source"])
         ran.raise_error()
-        if is_live(cell) and (live := live_of(ran.result)):
+        if is_live(cell) and (live := export_interactive(ran.result)):
             found[cell["id"]] = live
     return found
 

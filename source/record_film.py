@@ -18,8 +18,8 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from helpers.figures.bytes_journey import journey  # noqa: E402, this runs as a script
-from helpers.figures.film import FilmStage  # noqa: E402
+from helpers.figures.frame.animation import FilmStage  # noqa: E402
+from helpers.figures.memory.moving_bytes import traffic_animation  # noqa: E402, this runs as a script
 from helpers.instruments import recorded  # noqa: E402
 
 PAGES = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#f0f6fc")}  # paper and ink, as GitHub has them
@@ -35,7 +35,7 @@ def picture(theme: str) -> Path:
 
 def digest() -> str:
     """Of what the film says: its title, its counters, its lines."""
-    scene = journey(recorded("h200")).data()["scenes"][0][1]
+    scene = traffic_animation(recorded("h200")).data()["scenes"][0][1]
     said = json.dumps([scene[part] for part in ("title", "counters", "told")])
     return hashlib.sha256(said.encode()).hexdigest()
 
@@ -48,7 +48,7 @@ def frames(page, paper: str, ink: str) -> list[Image.Image]:
     script = str(FilmStage._esm).replace("export default", "window.stage =")
     page.evaluate(
         f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}",
-        journey(recorded("h200")).data(),
+        traffic_animation(recorded("h200")).data(),
     )
     shown = page.locator(".fusion-film").bounding_box()
     page.set_viewport_size({"width": WIDTH, "height": round(shown["y"] + shown["height"])})

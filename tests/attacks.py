@@ -416,7 +416,7 @@ for call in [libc.fork, lambda: libc.unshare(0x10000000), lambda: libc.memfd_cre
 
 # The whole of the sandbox's own side replaced: whatever it says of itself, the judge believes none of it.
 _FORGE = """\
-import json, torch, helpers.grading.replay.record as record
+import json, torch, helpers.grading.replay.call_record as record
 from IPython.display import display
 from pathlib import Path
 from helpers.grading.replay.tensors import Storages, inputs_from_json, values_as_json
@@ -557,7 +557,7 @@ UNSCREENED = {
     ),
     "records without end": forged("entry = 'x' * 6_000_000", told="printed over|showed something else"),
     "nothing shown": Attack(
-        launcher=f"import helpers.grading.replay.record as record\nrecord.emit = lambda *_: None\n{STUB}",
+        launcher=f"import helpers.grading.replay.call_record as record\nrecord.emit = lambda *_: None\n{STUB}",
         screened=False,
         told="its cell showed something else",
     ),
@@ -627,7 +627,7 @@ def graded(name: str, seed: int) -> dict:
     from helpers.grading.class_folder import Found
     from helpers.grading.exercise import exercises_in
     from helpers.grading.workers import Task, work
-    from helpers.learning import screening
+    from helpers.learning.submission_policy import screening
 
     attack = ALL_RUN[name]
     screen = screening.screen if attack.screened else (lambda *_: [])

@@ -63,7 +63,7 @@ LINEAR_LOADS = {
     ),
     LINEAR_BIAS: "columns that do not exist are not stored",
 }
-LEAST = "largest = tl.where(largest < 1e-12, 1e-12, largest)"
+MIN = "largest = tl.where(largest < 1e-12, 1e-12, largest)"
 ABOVE, BELOW = "code = tl.where(code > 127.0, 127.0, code)", "code = tl.where(code < -127.0, -127.0, code)"
 CONV_BIAS = "bias = tl.load(bias_ptr + k, mask=exists, other=0.0).to(tl.float32)"
 CONV_RELU = "y = tl.where(y < 0, 0.0, y)"
@@ -225,9 +225,9 @@ EQUIVALENT = {
     **{f"15_capstone: {load} -> {load.replace('other=0.0', 'other=1.0')}": why for load, why in CAPSTONE_LOADS.items()},
     **{
         f"12_layer_norm_int8: {before} -> {before.replace(*change)}": "the bound takes its own place"
-        for before, *change in ((LEAST, "<", "<="), (ABOVE, ">", ">="), (BELOW, "<", "<="))
+        for before, *change in ((MIN, "<", "<="), (ABOVE, ">", ">="), (BELOW, "<", "<="))
     },
-    f"12_layer_norm_int8: {LEAST} -> {LEAST.replace('< 1e-12', '< 1.01e-12')}": (
+    f"12_layer_norm_int8: {MIN} -> {MIN.replace('< 1e-12', '< 1.01e-12')}": (
         "differs for a largest magnitude between the two alone, and by a hundredth"
     ),
     f"12_layer_norm_int8: {NORM_WARPS} -> {NORM_WARPS.replace('min(32', 'min(33')}": (

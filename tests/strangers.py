@@ -260,7 +260,7 @@ PROCESSES = {
     "no calls": forged("break", state="fail", told="did not make this call"),
     "deep nesting": forged("entry = eval('[' * 90 + ']' * 90)", told="showed something else"),
     "deeper nesting": Attack(
-        launcher="import helpers.grading.replay.record as record\nfrom IPython.display import display\n"
+        launcher="import helpers.grading.replay.call_record as record\nfrom IPython.display import display\n"
         "record.emit = lambda *_: display({'text/plain': '', record.MIME: '[' * 100000}, raw=True)\n" + STUB,
         screened=False,
         told="showed something else",

@@ -8,11 +8,12 @@ import pytest
 import helpers
 
 ROOT = Path(helpers.__file__).parents[1]
-FLOORS = ("kernels", "helpers.instruments", "helpers.figures", "helpers.learning", "helpers.grading", "helpers")
-ROOMS = FLOORS[1:-1]
+ROOMS = ("helpers.instruments", "helpers.figures", "helpers.learning", "helpers.grading")
+FLOORS = ("kernels", "helpers.style", *ROOMS, "helpers")
 # Of the kernels, the instruments know how a launch is watched, what work is, and what it comes to; the checks also the
 # random numbers.
 GROUND = {
+    "helpers.style": set(),
     "helpers.instruments": {"kernels.interpreter.runtime", "kernels.op", "kernels.costs"},
     "helpers.figures": set(),
     "helpers.learning": {"kernels.interpreter.runtime", "kernels.philox"},
@@ -71,9 +72,10 @@ def test_imports_only_go_down(path):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("helpers.instruments.timing", "from helpers.figures.style import Chart"),
-        ("helpers.figures.style", "import helpers.learning.outcome"),
-        ("helpers.learning.check", "from helpers.grading import judge"),
+        ("helpers.instruments.timing", "from helpers.figures.frame.chart import Chart"),
+        ("helpers.figures.frame.chart", "import helpers.learning.outcome"),
+        ("helpers.style", "from helpers.instruments import table"),
+        ("helpers.learning.check_command", "from helpers.grading import judge"),
         ("helpers.grading.sandbox", "from helpers.doctor import report"),
         ("helpers.grading.fork_server", "from kernels import add_gelu"),
         ("helpers.instruments.operations", "from kernels import CATALOGUE"),
@@ -100,4 +102,12 @@ def test_no_two_classes_of_the_helpers_have_one_name():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, set()).add(module_of(path))
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_no_two_modules_of_the_helpers_have_one_name():
+    homes: dict[str, list[str]] = {}
+    for path in (ROOT / "helpers").rglob("*.py"):
+        if path.stem != "__init__":
+            homes.setdefault(path.stem, []).append(module_of(path))
     assert not {name: found for name, found in homes.items() if len(found) > 1}

@@ -82,7 +82,7 @@ def lesson_of_two_questions(path: Path) -> None:
     cells = [
         code(
             "from helpers.learning import predict_first, predictions\n"
-            "from helpers.figures import curves_chart, roofline_explorer"
+            "from helpers.figures import curves_chart, RooflineExplorer"
         ),
         code(f'moved = predict_first("{QUESTION}", unit="MB")\nmoved', **said(f"{QUESTION}: [your guess] MB")),
         v4.new_markdown_cell("The meter tells."),
@@ -95,7 +95,7 @@ def lesson_of_two_questions(path: Path) -> None:
         v4.new_markdown_cell("## Behind the questions."),
         code("predictions()", **said("20 MB and 1.667 times")),
         code("1 + 1", **said("of neither")),
-        code('times.on(roofline_explorer(), "x")'),
+        code('times.on(RooflineExplorer(), "x")'),
     ]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)

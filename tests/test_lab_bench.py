@@ -7,7 +7,7 @@ from lab_browser import ROOT
 
 LINES_OF_A_SCREEN = 60  # of 17 pixels, on 1080
 INSTRUMENTS = "bench measure resources sass_view occupancy predict this_device times".split()
-PICTURES = "traffic_chart timing_chart waves_chart occupancy_chart roofline_chart occupancy_explorer roofline_explorer"
+PICTURES = "traffic_chart timing_chart waves_chart occupancy_chart roofline_chart OccupancyExplorer RooflineExplorer"
 
 
 def cells():

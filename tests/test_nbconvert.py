@@ -7,7 +7,7 @@ import pytest
 from bs4 import BeautifulSoup
 from nbconvert import HTMLExporter
 
-from helpers.figures import warp_explorer
+from helpers.figures import WarpExplorer
 
 SAMPLE = {"00_welcome"}  # in `make test`
 PATHS = sorted((Path(__file__).parents[1] / "notebooks").glob("[01]*.ipynb"))
@@ -44,7 +44,7 @@ def test_each_picture_of_a_lesson_has_its_text(path):
 
 def test_a_notebook_that_a_learner_ran_and_saved_shows_the_same():
     """Its outputs name widgets of a kernel that is gone."""
-    explorer = warp_explorer(dtype="fp16", stride=2)
+    explorer = WarpExplorer(dtype="fp16", stride=2)
     data, metadata = explorer._repr_mimebundle_()
     output = nbformat.v4.new_output("execute_result", data, metadata=metadata, execution_count=1)
     cell = nbformat.v4.new_code_cell("explorer", outputs=[output], execution_count=1)
@@ -54,7 +54,7 @@ def test_a_notebook_that_a_learner_ran_and_saved_shows_the_same():
 
 
 def test_a_line_with_marks_of_html_stays_what_it_is(monkeypatch):
-    explorer = warp_explorer()
+    explorer = WarpExplorer()
     told = 'stride < 2 & "fp32"'
     chart = explorer.chart()
     monkeypatch.setattr(type(explorer), "chart", lambda self: type(chart)(chart.figure, told))

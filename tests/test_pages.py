@@ -8,8 +8,8 @@ import pytest
 from lab_browser import ROOT
 
 from helpers.course_contents import WIDGET_VIEW, as_stored, opened
-from helpers.learning.kept_guesses import KeptGuess
 from helpers.learning.questions import answers_of
+from helpers.learning.saved_guesses import KeptGuess
 from source.build_site import found_in
 
 LESSONS = sorted((ROOT / "notebooks").glob("[01]*.ipynb"))

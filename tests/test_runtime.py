@@ -290,10 +290,23 @@ def test_an_observer_chooses_the_program_instances():
     assert y.view(4, 256).isfinite().all(dim=1).tolist() == [False, True, False, True]
 
 
-def test_reading_a_notebook_builds_no_grammars():
-    program = "import sys, helpers.grading.workers; print('jsonschema' in sys.modules, 'lark' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told == "True False\n"
+def test_a_command_that_reads_a_notebook_builds_no_grammars(tmp_path):
+    program = (
+        "import sys; from helpers.cli import main; print(main(sys.argv[1:]), 'jsonschema' in sys.modules, "
+        "'lark' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, "check", str(tmp_path / "missing.ipynb")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == "2 True False\n"
+
+
+def test_importing_helpers_blocks_no_other_package():
+    program = (
+        "import sys, helpers.grading.workers, helpers.instruments, helpers.figures, helpers.learning; "
+        "print([name for name, module in sys.modules.items() if module is None])"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
 
 
 def test_block_types_made_while_interpreting_are_tritons():

@@ -16,8 +16,8 @@ from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 from lab_browser import ROOT
 
-from helpers.figures import journey, traffic_explorer, watch
-from helpers.figures.live import live_of
+from helpers.figures import TrafficExplorer, traffic_animation, watch
+from helpers.figures.frame.interactive_export import export_interactive
 from helpers.instruments import recorded
 from kernels.elementwise.swiglu import swiglu_kernel
 from source import build_site
@@ -41,8 +41,8 @@ def course(tmp_path_factory):
     root = tmp_path_factory.mktemp("course")
     eight = torch.arange(8.0).view(2, 4)
     figures = {
-        "journey(h200)": journey(recorded("h200")),
-        "traffic_explorer()": traffic_explorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000),
+        "traffic_animation(h200)": traffic_animation(recorded("h200")),
+        "TrafficExplorer()": TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000),
         "watch(kernel)": watch(
             swiglu_kernel[(2,)], eight, eight + 1, torch.empty_like(eight), 8, BLOCK=4, COMPUTE=tl.float32
         ),
@@ -67,7 +67,7 @@ def course(tmp_path_factory):
     for source, told in (*said, ("predictions()", "all of it")):
         shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
         cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
-    live = {f"figure{number}": live_of(figure) for number, figure in enumerate(figures.values())}
+    live = {f"figure{number}": export_interactive(figure) for number, figure in enumerate(figures.values())}
     for name, text in {
         "README.md": "# A course\n\nOf one lesson.\n\n## Start\n\nHere.\n",
         "notebooks/00_small.ipynb": nbformat.writes(nbformat.v4.new_notebook(cells=cells)),

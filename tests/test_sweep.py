@@ -13,9 +13,9 @@ from benchmarks import bare_launch, sweep
 from benchmarks.provenance import fingerprints_of_kernels
 from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
 from benchmarks.tried import SWEPT
-from helpers.figures.sweep import sweep_chart
+from helpers.figures.performance.sweep_chart import sweep_chart
 from helpers.instruments.resources import compile_for
-from helpers.instruments.sweep import BARE, RecordedSweep, best_peer, recorded_sweep
+from helpers.instruments.sweep_records import BARE, RecordedSweep, best_peer, recorded_sweep
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 from kernels.rowwise.softmax import softmax_kernel

@@ -1,48 +1,9 @@
-"""The pictures and live charts of the lessons, one file a figure: its model, its chart, its explorer."""
+"""The figures of the lessons, a folder per topic; a figure's file holds its model, its chart and its explorer.
 
-from helpers import room
+`frame` holds what they share. Public names are listed in `__init__.pyi`, which editors follow; each is imported when it
+is first used.
+"""
 
-__getattr__, __dir__ = room(
-    __name__,
-    {
-        "banks": "banks_explorer",
-        "attention_lengths": "lengths_explorer",
-        "attention_tiles": "tiles_explorer",
-        "attention_units": "units_explorer",
-        "blocks": "blocks_chart",
-        "checkpointing": "checkpointing_explorer layer_ways",
-        "fusion_decision": "decision_explorer",
-        "fusion_groups": "TwoPartitions groups_explorer",
-        "fusion_score": "score_explorer",
-        "gpu_parts": "gpu_picture",
-        "launch_trace": "Trace trace_explorer",
-        "simulator": "fusion_simulator",
-        "curves": "curves_chart",
-        "dropout_mask": "Draw mask_chart",
-        "expert_weights": "ExpertLayer weights_explorer",
-        "kernel_timeline": "kernel_timeline_chart kernel_timeline_explorer",
-        "bytes_journey": "journey",
-        "launch_overhead": "chain_time launch_costs launch_explorer",
-        "occupancy": "occupancy_chart occupancy_explorer",
-        "launch_lanes": "launch_timeline",
-        "losses": "loss_chart",
-        "operation_traffic": "traffic_explorer",
-        "recomputation": "TRAINING_STEPS recomputation_explorer",
-        "register_file": "register_file_chart",
-        "register_growth": "registers_explorer",
-        "roofline": "Point roofline_chart roofline_explorer",
-        "stages": "stages_chart",
-        "stepper": "watch",
-        "sweep": "sweep_chart",
-        "tensor_traffic": "traffic_chart",
-        "threads": "threads_explorer",
-        "tile_choice": "Tiling matmul_explorer",
-        "tile_order": "order_explorer",
-        "timing": "timing_chart",
-        "variance": "variance_explorer",
-        "warp": "WarpLoad warp_chart warp_explorer",
-        "waves": "waves_chart",
-        "wide_rows": "wide_rows_explorer",
-        "windows": "Windows windows_explorer",
-    },
-)
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.grading.grade import MOST_BYTES
+from helpers.grading.grade import MAX_BYTES
 
 # Of a student's zip, with the zips in it.
-MOST_ARCHIVE = 50_000_000  # bytes
-MOST_IN_ARCHIVE = 300  # files
-MOST_NESTED = 3  # zips in one another
+MAX_ARCHIVE = 50_000_000  # bytes
+MAX_IN_ARCHIVE = 300  # files
+MAX_NESTED = 3  # zips in one another
 # LZMA takes as much memory as the zip asks for.
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 METADATA = "submission_metadata.yml"
@@ -32,8 +32,8 @@ Left = list[tuple[str, str]]  # path, reason
 class Room:
     """What may still be looked at of a student's zip: files, and bytes of the zips in it."""
 
-    files: int = MOST_IN_ARCHIVE
-    size: int = MOST_ARCHIVE
+    files: int = MAX_IN_ARCHIVE
+    size: int = MAX_ARCHIVE
 
 
 def contents_of(root: Path) -> tuple[dict[str, Trail], Left]:
@@ -66,16 +66,16 @@ def sort_out(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, roo
 def look_into(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, room: Room) -> None:
     shown = "/".join(trail)
     try:
-        if len(trail) > MOST_NESTED:
-            raise ValueError(f"more than {MOST_NESTED} zips in one another: unpack it")
+        if len(trail) > MAX_NESTED:
+            raise ValueError(f"more than {MAX_NESTED} zips in one another: unpack it")
         content = read(root, trail, room.size)
         room.size -= len(content)
         if room.size < 0:
-            raise ValueError(f"more than {MOST_ARCHIVE:,} bytes: unpack it")
+            raise ValueError(f"more than {MAX_ARCHIVE:,} bytes: unpack it")
         paths, unread = in_zip(io.BytesIO(content))
         room.files -= len(paths) + len(unread)
         if room.files < 0:
-            raise ValueError(f"more than {MOST_IN_ARCHIVE} files: unpack it")
+            raise ValueError(f"more than {MAX_IN_ARCHIVE} files: unpack it")
     except (OSError, ValueError) as error:
         left.append((shown, str(error)))
         return
@@ -86,12 +86,12 @@ def look_into(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, ro
         sort_out(root, (*trail, path), trails, left, room)
 
 
-def read(root: Path, trail: Trail, most: int = MOST_BYTES) -> bytes:
+def read(root: Path, trail: Trail, most: int = MAX_BYTES) -> bytes:
     """The bytes of a file, one more than `most` at most; OSError where it cannot be read."""
     *archives, last = trail
     source = root
     for archive in archives:
-        source = io.BytesIO(read_one(source, archive, MOST_ARCHIVE))
+        source = io.BytesIO(read_one(source, archive, MAX_ARCHIVE))
     return read_one(source, last, most)
 
 

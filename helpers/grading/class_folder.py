@@ -21,10 +21,10 @@ from pathlib import Path
 
 import yaml
 
-from helpers.grading.archives import METADATA, MOST_ARCHIVE, Trail, contents_of, read
+from helpers.grading.archives import MAX_ARCHIVE, METADATA, Trail, contents_of, read
 from helpers.grading.exercise import Exercise, number_of
 
-MOST_FILES = 100_000
+MAX_FILES = 100_000
 # From the path's start: what comes after it, in a student's own folder or archive, is the student's to name.
 MOODLE = re.compile(r"(?P<student>[^/]+?)_(?P<id>\d+)_assignsubmission_")
 CANVAS = re.compile(
@@ -103,8 +103,8 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
         raise ValueError(f"{root} is no zip: give the folder, or the zip, with the submissions") from None
     if not trails and not left:
         raise ValueError(f"{root} holds no notebook: give the folder, or the zip, with the submissions")
-    if len(trails) + len(left) > MOST_FILES:
-        raise ValueError(f"{root} holds more than {MOST_FILES:,} files: grade a part of them at once")
+    if len(trails) + len(left) > MAX_FILES:
+        raise ValueError(f"{root} holds more than {MAX_FILES:,} files: grade a part of them at once")
     metadata = metadata_of_gradescope(root, METADATA)
     common = "" if metadata else common_folder(list(trails), [path for path, _ in left])
     metadata = metadata or metadata_of_gradescope(root, common + METADATA)
@@ -234,7 +234,7 @@ def metadata_of_gradescope(root: Path, metadata: str) -> dict[str, tuple[tuple[S
     """Folder -> who handed it in and when, from Gradescope's own file; empty where there is none."""
     try:
         # No tag of the file makes an object: all is text.
-        entries = yaml.load(read(root, (metadata,), MOST_ARCHIVE), Loader=yaml.CBaseLoader)
+        entries = yaml.load(read(root, (metadata,), MAX_ARCHIVE), Loader=yaml.CBaseLoader)
         found = {folder: (submitters_in(entry), entry.get(":created_at") or "") for folder, entry in entries.items()}
     except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError, RecursionError):
         return {}

@@ -9,8 +9,8 @@ A grade that nobody gave is an empty cell.
 
 from datetime import timedelta
 
+from helpers.grading.csv_tables import as_text, shown, written
 from helpers.grading.gradebook import Entry, Gradebook, StudentGrades, remarks
-from helpers.grading.tables import as_text, shown, written
 
 
 def grades(book: Gradebook) -> str:

@@ -41,7 +41,7 @@ from helpers.grading.confinement import (
     no_new_files_filter,
 )
 
-MOST_ASKED = 1 << 16  # bytes of one request
+MAX_ASKED = 1 << 16  # bytes of one request
 # Linux lets who enters a mount namespace in at its first root, and bubblewrap makes a sandbox at the chroot's.
 CHROOT = b"from a chroot there is no way into a sandbox, only past it to this machine's files: grade outside it\n"
 
@@ -108,7 +108,7 @@ def import_all() -> None:
     import triton
     import triton.language as tl
 
-    import helpers.grading.replay.record
+    import helpers.grading.replay.call_record
     import helpers.grading.replay.replayer
     import helpers.grading.replay.server  # noqa: F401
     from helpers.instruments.resources import compile_for
@@ -137,7 +137,7 @@ def main() -> None:
     gc.freeze()
     connection = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(connection, MOST_ASKED, 4)
+        asked, descriptors, _, _ = socket.recv_fds(connection, MAX_ASKED, 4)
         if not asked:  # the worker has ended
             return
         fork(connection, json.loads(asked), *descriptors)

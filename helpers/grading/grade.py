@@ -12,16 +12,16 @@ from nbformat import NotebookNode
 from helpers.grading.exercise import Exercise
 from helpers.grading.judge import Judge
 from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
-from helpers.learning.cells import CellRun, run_cells
+from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
-from helpers.learning.screening import Screened, run_instead, screened
 from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
+from helpers.learning.submission_policy.screening import Screened, run_instead, screened
 
 INVALID, REFUSED = "invalid", "refused"
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR, INVALID, REFUSED)
 CELL_TIMEOUT = 30.0  # seconds
-MOST_BYTES = 5_000_000  # of a notebook
-MOST_SAID = 2000  # characters of a message
+MAX_BYTES = 5_000_000  # of a notebook
+MAX_SAID = 2000  # characters of a message
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
 
 def opened(content: bytes, name: str, exercise: Exercise) -> tuple[dict, dict[str, str]]:
     """A notebook's JSON and its answers, grade_id -> source; ValueError, one line, where it is not the exercise's."""
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"{name} has {len(content):,} bytes, at most {MOST_BYTES:,} are graded: clear its outputs")
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{name} has {len(content):,} bytes, at most {MAX_BYTES:,} are graded: clear its outputs")
     notebook = parsed_notebook(content, name)
     course = notebook["metadata"].get("kernel_fusion")
     held = course.get("exercise") if isinstance(course, dict) else None
@@ -150,7 +150,7 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
     cells = []
     for cell in exercise.cells:
         if "points" in cell:
-            source = f"from helpers.grading.replay.record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
+            source = f"from helpers.grading.replay.call_record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
             new = nbformat.v4.new_code_cell(source, id=cell["id"])
             # nbval compares nothing where no output is stored. What is compared with is the judge's.
             new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]
@@ -198,7 +198,7 @@ def all_alike(exercise: Exercise, state: str, message: str) -> list[Check]:
 def clean(text: str) -> str:
     """A message without control characters, which a terminal would obey, and no longer than people read."""
     kept = "".join(c for c in text if c == "\n" or c.isprintable())
-    return kept if len(kept) <= MOST_SAID else kept[:MOST_SAID] + " ..."
+    return kept if len(kept) <= MAX_SAID else kept[:MAX_SAID] + " ..."
 
 
 def for_student(result: Result) -> Result:

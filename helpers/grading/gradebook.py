@@ -9,12 +9,12 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from helpers.grading.class_folder import Class, Found, composed
+from helpers.grading.csv_tables import number, shown
 from helpers.grading.exercise import Exercise
 from helpers.grading.grade import Result, clean
-from helpers.grading.late import DueDates, LateRule, shown_span, time_in
+from helpers.grading.lateness import DueDates, LateRule, shown_span, time_in
 from helpers.grading.marks import Mark, placed
 from helpers.grading.roster import Person, Roster, matched, plain
-from helpers.grading.tables import number, shown
 
 HUNDREDTH = Decimal("0.01")
 # Letters of Cyrillic and Greek that most fonts draw as Latin ones: https://www.unicode.org/reports/tr39/

@@ -27,17 +27,17 @@ from functools import partial
 from pathlib import Path
 
 from helpers.grading.archives import Left, Trail, contents_of, read
+from helpers.grading.atomic_files import write_whole
 from helpers.grading.class_folder import Found, exercise_of, natural
+from helpers.grading.class_report import gradescope
 from helpers.grading.confinement import NOBODY
 from helpers.grading.exercise import Exercise, exercises_in
-from helpers.grading.files import write_whole
 from helpers.grading.grade import Check, Result, all_alike, clean, for_student, opened, result_from_json
 from helpers.grading.release import MADE_HERE
-from helpers.grading.report import gradescope
 from helpers.grading.sandbox import require_sandbox
 from helpers.grading.variants import drawn
 from helpers.grading.workers import Task, close_judge, work
-from helpers.learning.check import HIDDEN, results_of
+from helpers.learning.check_command import HIDDEN, results_of
 from helpers.learning.outcome import NOT_ATTEMPTED
 from helpers.learning.submission import Submission
 
@@ -63,7 +63,7 @@ else
 fi
 cd /autograder/source/course
 ./setup.sh
-.venv/bin/python -c 'from helpers.instruments.machine import bubblewrap; print(bubblewrap())'
+.venv/bin/python -c 'from helpers.instruments.diagnosis import bubblewrap; print(bubblewrap())'
 """
 RUN = """\
 #!/usr/bin/env bash

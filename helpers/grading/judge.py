@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers.grading.exercise import Exercise
-from helpers.grading.replay.talk import MOST_BYTES, Talk, TalkError
+from helpers.grading.replay.channel import MAX_BYTES, Channel, ChannelError
 from helpers.grading.sandbox import forked
 from helpers.learning.outcome import ERROR, FAIL, PASS
 
@@ -52,7 +52,7 @@ class Judge:
             self._start()
 
     def _start(self) -> None:
-        self._server, self._talk = talked_to("judge")
+        self._server, self._talk = process_with_channel("judge")
         calls, _ = self._asked({"cells": self.exercise.cells, "seed": self.seed}, START_TIME)
         if "unfit" in calls:
             raise JudgeError(f"{self.exercise.name} cannot be graded: {calls['unfit']}")
@@ -124,7 +124,7 @@ class Judge:
     def _asked(self, question: dict, seconds: float, descriptors: Sequence[int] = ()) -> tuple[dict, bytes]:
         try:
             return self._talk.ask(question, seconds=seconds, descriptors=descriptors)
-        except TalkError as error:
+        except ChannelError as error:
             raise JudgeError(
                 f"the judging process of {self.exercise.name} {error}: does `fusion check` pass on it?"
             ) from None
@@ -162,9 +162,9 @@ def end(sandbox: subprocess.Popen) -> None:
     sandbox.wait()
 
 
-def talked_to(kind: str) -> tuple[subprocess.Popen, Talk]:
+def process_with_channel(kind: str) -> tuple[subprocess.Popen, Channel]:
     process, connection = forked_with_socket(kind)
-    return process, Talk(connection, most_json=MOST_BYTES)
+    return process, Channel(connection, most_json=MAX_BYTES)
 
 
 def all_same(values: list[dict | None], expected: list[dict]) -> bool:

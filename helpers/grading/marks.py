@@ -18,8 +18,8 @@ from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 
-from helpers.grading.files import write_whole
-from helpers.grading.tables import escaped, number, shown, table_in, unescaped, written
+from helpers.grading.atomic_files import write_whole
+from helpers.grading.csv_tables import escaped, number, shown, table_in, unescaped, written
 
 FIELDS = ("student", "exercise", "points", "comment", "handed in", "by", "when")
 KNOWN = {field: (field,) for field in FIELDS}

@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from helpers.grading.class_folder import Class, Found, Submitter, composed
-from helpers.grading.late import span_in
-from helpers.grading.tables import Cells, table_in
+from helpers.grading.csv_tables import Cells, table_in
+from helpers.grading.lateness import span_in
 
 KNOWN = {
     "name": ("name", "student", "full name", "student name"),

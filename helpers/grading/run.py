@@ -13,13 +13,13 @@ from unittest import mock
 
 from tqdm import tqdm
 
-from helpers.grading import report
+from helpers.grading import class_report
+from helpers.grading.atomic_files import write_whole
 from helpers.grading.class_folder import Class, Found, class_in
 from helpers.grading.exercise import Exercise, exercises_in
-from helpers.grading.files import write_whole
 from helpers.grading.grade import clean, result_from_json
 from helpers.grading.gradebook import Rules, gradebook
-from helpers.grading.late import due_dates, rule_in
+from helpers.grading.lateness import due_dates, rule_in
 from helpers.grading.marks import add_mark, mark_of, marks_in, start_table
 from helpers.grading.roster import roster_in
 from helpers.grading.sandbox import require_sandbox
@@ -95,14 +95,14 @@ def grade_class(
             bar.update()
     # What people wrote while the class was graded counts, too.
     rules = replace(rules, marks=tuple(marks_in(rules.marks_path, by)))
-    results = {(student, result.exercise): result for student, result in report.results_in(out, students)}
+    results = {(student, result.exercise): result for student, result in class_report.results_in(out, students)}
     book = gradebook(students, results, exercises, rules)
     start_table(
         rules.marks_path,
         [(clean(row.student), each.exercise) for row in book.rows for each in row.entries if each.folder],
     )
-    report.write(out, students, exercises, ungraded, book)
-    print(report.table(out, students, ungraded, book))
+    class_report.write(out, students, exercises, ungraded, book)
+    print(class_report.table(out, students, ungraded, book))
     return 1 if ungraded else 0
 
 
@@ -149,7 +149,7 @@ def rules_of(kept: dict, marks: Path, by: str) -> Rules:
 
 
 def place_of(out: Path, each: Found) -> Path:
-    return report.folder_of(out, each.student) / f"{each.exercise}.json"
+    return class_report.folder_of(out, each.student) / f"{each.exercise}.json"
 
 
 def stamp(content: bytes, exercise: Exercise, seed: int) -> str:

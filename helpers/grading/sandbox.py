@@ -28,15 +28,15 @@ from traitlets import Unicode
 
 import helpers
 from helpers.grading.confinement import DENIED, NOBODY
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 COURSE = Path(helpers.__file__).resolve().parents[1]
 KERNEL_NAME = "fusion-sandbox"
 START_TIME = 120.0  # seconds to import all, on a slow disk
 SCRATCH = 256 << 20  # bytes of /tmp
 STARTUP = "/tmp/.ipython/profile_default/startup"
-MOST_MESSAGE = 16 << 20  # bytes of one part of a message from a kernel; a longer one is dropped, unread
-MOST_WAITING = 16  # messages from a kernel that are held, on each channel, until they are asked for
+MAX_MESSAGE = 16 << 20  # bytes of one part of a message from a kernel; a longer one is dropped, unread
+MAX_WAITING = 16  # messages from a kernel that are held, on each channel, until they are asked for
 
 
 @functools.cache
@@ -137,7 +137,7 @@ class ForkServer:
             said = self._connection.recv(1 << 12).decode().strip()
         except OSError as error:
             raise RuntimeError(
-                f"the fork server ended: {error}: does `python -m helpers.grading.replay.record` run?"
+                f"the fork server ended: {error}: does `python -m helpers.grading.replay.call_record` run?"
             ) from None
         if said:
             raise RuntimeError(said)
@@ -204,8 +204,8 @@ class SandboxProvisioner(LocalProvisioner):
         self._sockets.mkdir()
         manager.transport, manager.ip = "ipc", str(self._sockets / "s")
         manager.connection_file = str(self._sockets / "connection.json")
-        manager.context.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
-        manager.context.setsockopt(zmq.RCVHWM, MOST_WAITING)
+        manager.context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        manager.context.setsockopt(zmq.RCVHWM, MAX_WAITING)
         return await super().pre_launch(**kwargs)
 
     async def launch_kernel(self, cmd, **_):

@@ -22,7 +22,7 @@ GRAM = 8  # tokens: shorter ones, such as a masked load's end, stand in every ke
 # changed, of which 19 in 20 are 0.57 alike or more: tests/grading/test_grade_similarity.py.
 THRESHOLD = 0.55
 FEWEST = 30  # k-grams of an answer: fewer are a formula, which all write alike
-MOST_READ = 50_000  # characters of an answer
+MAX_READ = 50_000  # characters of an answer
 CUDA = 100  # characters from which on a string is no name or setting but CUDA C++
 
 # Its lines are counted as messages count them.
@@ -62,7 +62,7 @@ def of_answers(answers: dict[str, str]) -> Grams:
 
 
 def grams(source: str) -> Grams:
-    seen = list(tokens(source[:MOST_READ], PYTHON_LEXER))
+    seen = list(tokens(source[:MAX_READ], PYTHON_LEXER))
     return frozenset(tuple(seen[start : start + GRAM]) for start in range(len(seen) - GRAM + 1))
 
 

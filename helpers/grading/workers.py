@@ -3,9 +3,7 @@
 Both are an executor of `concurrent.futures`, and every submission is graded by the same function, `work`.
 """
 
-import ctypes
 import os
-import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from helpers.grading.exercise import Exercise
 from helpers.grading.grade import grade
 from helpers.grading.judge import Judge
 from helpers.grading.sandbox import require_sandbox
+from helpers.grading.worker_process import start_worker
 
 CONNECT_TIME = 15.0  # seconds
 
@@ -136,14 +135,7 @@ def graded_here(tasks: Iterator[Task], jobs: int) -> Iterator[tuple[Task, Done]]
 
 def pool(jobs: int) -> ProcessPoolExecutor:
     # Spawned: a fork of this process would share its progress bar's threads and locks.
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with, initargs=(os.getpid(),))
-
-
-def end_with(parent: int) -> None:
-    """Let Linux end this worker when the grader ends, killed or not; the worker's sandboxes end with it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it ended before it could be watched
-        os._exit(1)
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=start_worker, initargs=(os.getpid(),))
 
 
 # On a cluster

@@ -1,7 +1,7 @@
 """The GPUs of the course, the GPU or CPU at hand, and GPUs of your own.
 
 DEVICES["A100"].peak_flops["bf16"]      # FLOP/s
-DEVICES.load("my_gpus.toml")            # the form of helpers/devices.toml
+DEVICES.load("my_gpus.toml")            # the form of helpers/instruments/devices.toml
 this_device().memory_bandwidth          # bytes/s
 """
 
@@ -119,7 +119,7 @@ class Devices(dict):
         )
 
     def load(self, path: str | Path) -> None:
-        """Add the GPUs of a TOML file (the form of helpers/devices.toml); one of the same name is replaced.
+        """Add the GPUs of a TOML file (the form of helpers/instruments/devices.toml); one of the same name is replaced.
 
         Raises:
             FileNotFoundError: no such file.
@@ -127,7 +127,7 @@ class Devices(dict):
         """
         path = Path(path)
         if not path.is_file():
-            raise FileNotFoundError(f"no device file at {path}: copy an entry of helpers/devices.toml to start one")
+            raise FileNotFoundError(f"no device file at {path}: copy an entry of helpers/instruments/devices.toml")
         try:
             table = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -149,9 +149,9 @@ def _device_from(name: str, entry, file: str) -> Device:
         raise ValueError(f"{file}: {name} is not a table: write [{name}] and its keys below it")
     needed = {*_NUMBERS, *_STRINGS, "peak_tflops"}
     if missing := sorted(needed - entry.keys()):
-        raise ValueError(f"{file}: {name} lacks {', '.join(missing)}: see helpers/devices.toml for the form")
+        raise ValueError(f"{file}: {name} lacks {', '.join(missing)}: see helpers/instruments/devices.toml")
     if unknown := sorted(entry.keys() - needed - {"tensor_clock_mhz", *_L2}):
-        raise ValueError(f"{file}: {name} has unknown keys {', '.join(unknown)}: see helpers/devices.toml for the form")
+        raise ValueError(f"{file}: {name} has unknown keys {', '.join(unknown)}: see helpers/instruments/devices.toml")
     if len(missing := set(_L2) - entry.keys()) == 1:
         raise ValueError(f"{file}: {name} lacks {missing.pop()}: an L2 bandwidth and its source go together")
     numbers = {key: entry[key] for key in (*_NUMBERS, "tensor_clock_mhz", _L2[0]) if key in entry}

@@ -151,7 +151,7 @@ def _counter(value: str, unit: str) -> NcuCounter:
     return NcuCounter(number * SCALES[prefix], {"second": "s", "hz": "Hz"}.get(base, base) + (per or ""))
 
 
-def counters_beside(
+def compare_counters(
     kernel: NcuKernel,
     resources: Resources | None = None,
     traffic: Traffic | None = None,

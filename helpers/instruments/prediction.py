@@ -2,7 +2,7 @@
 
     predict(add_gelu, a, b, device="H200")
 
-`fn` is rehearsed (rehearsal.py): its launches are known, with the bytes of each, at any size, without data. Every
+`fn` is rehearsed (dry_run.py): its launches are known, with the bytes of each, at any size, without data. Every
 launch then takes
 
     launch       from the end of the launch before to the first instruction
@@ -52,8 +52,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
 from helpers.instruments.occupancy_calculator import WARP
-from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch, rehearse
 from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.sass import TENSOR_CORE, Instruction, disassemble
 
@@ -91,7 +91,7 @@ SUB_PARTITIONS = 4  # of an SM, each issuing one instruction a clock
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """What PyTorch's kernels of one kind reach.
 
     latency: s, beyond the first access, of a launch with little to do.
@@ -105,20 +105,20 @@ class Pace:
     results: float = math.inf
 
 
-PACES = {
-    "elementwise": Pace(),
-    "fill": Pace(),
+THROUGHPUTS = {
+    "elementwise": Throughput(),
+    "fill": Throughput(),
     # Several dtypes or shapes: an element at a time, with its offsets computed.
-    "converting or broadcasting": Pace(results=1.42),
-    "transposing": Pace(results=0.55),
-    "gelu": Pace(results=2.9),
-    "random": Pace(latency=2.3e-6, results=2.28),
-    "reduction": Pace(bandwidth=0.8, results=5.1),  # latency: _reduction_rounds
-    "layer norm": Pace(latency=0.8e-6, by_column=1.8e-9, bandwidth=0.52),
-    "RMS norm": Pace(latency=0.4e-6, by_column=1.4e-9, bandwidth=0.62),
-    "softmax": Pace(latency=1.9e-6, by_column=0.17e-9, bandwidth=0.45),
-    "top-k": Pace(latency=40e-6, bandwidth=0.045),
-    "matrix product": Pace(),
+    "converting or broadcasting": Throughput(results=1.42),
+    "transposing": Throughput(results=0.55),
+    "gelu": Throughput(results=2.9),
+    "random": Throughput(latency=2.3e-6, results=2.28),
+    "reduction": Throughput(bandwidth=0.8, results=5.1),  # latency: _reduction_rounds
+    "layer norm": Throughput(latency=0.8e-6, by_column=1.8e-9, bandwidth=0.52),
+    "RMS norm": Throughput(latency=0.4e-6, by_column=1.4e-9, bandwidth=0.62),
+    "softmax": Throughput(latency=1.9e-6, by_column=0.17e-9, bandwidth=0.45),
+    "top-k": Throughput(latency=40e-6, bandwidth=0.045),
+    "matrix product": Throughput(),
 }
 KINDS = {
     "fill": "fill_ zero_ full full_like zeros ones",
@@ -189,14 +189,14 @@ def predict(fn: Callable, *args, device: str | Device = "H200") -> Prediction:
             shape depends on data.
     """
     device = device if isinstance(device, Device) else DEVICES[device]
-    return prediction_of(rehearse_for(device, fn, *args), device)
+    return prediction_of(dry_run_for(device, fn, *args), device)
 
 
-def rehearse_for(device: Device, fn: Callable, *args) -> list[EagerLaunch | TritonLaunch]:
+def dry_run_for(device: Device, fn: Callable, *args) -> list[EagerLaunch | TritonLaunch]:
     """The launches of `fn(*args)` on `device`, for prediction_of and report.compiled; errors as of `predict`."""
     if device.sms is None:
         raise ValueError(f"{device.name} is a CPU: name a GPU to predict for, such as device='H200'")
-    return rehearse(fn, *args, multiprocessors=device.sms)
+    return dry_run(fn, *args, multiprocessors=device.sms)
 
 
 def prediction_of(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -> Prediction:
@@ -383,7 +383,7 @@ def _eager(launch: EagerLaunch, missing: float, device: Device) -> LaunchPredict
     elements = max((tensor.numel() for tensor in tensors), default=1)
     results = max((tensor.numel() for tensor in launch.results), default=1)
     kind = "matrix product" if launch.operator.overloadpacket in flop_registry else _kind(launch, tensors)
-    pace = PACES[kind]
+    pace = THROUGHPUTS[kind]
     columns = launch.inputs[0].shape[-1] if launch.inputs and launch.inputs[0].dim() else 1
     first = _first_access(missing, launch)
     per_clock = device.sms * device.sm_clock

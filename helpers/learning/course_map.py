@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from helpers.learning.kept_guesses import kept_in
 from helpers.learning.progress import Progress, progress_of, read
 from helpers.learning.questions import answers_of, text
+from helpers.learning.saved_guesses import kept_in
 
 BOXES = 5  # of the bar that says how much of a lesson is done
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import anywidget
 from traitlets import Bool, Int, Unicode
 
-from helpers.figures.said_and_found import guesses_table, said_and_found
-from helpers.figures.said_mark import MarkedChart, Said
-from helpers.figures.stage import Explorer
-from helpers.figures.style import Chart
+from helpers.figures.frame.chart import Chart
+from helpers.figures.frame.explorer import Explorer
+from helpers.figures.frame.guess_mark import GuessMark, MarkedChart
+from helpers.figures.frame.predicted_vs_measured import guesses_table, predicted_vs_measured
 from helpers.instruments.tables import Table
-from helpers.learning.kept_guesses import KeptGuess, keep, kept_in, notebook_here
-from helpers.learning.lines import Unquoted, number
-from helpers.learning.typed import number_in
+from helpers.learning.display_text import Unquoted, number
+from helpers.learning.parse_guess import number_in
+from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
+from helpers.style import css
 
 _HERE = Path(__file__).parent
 _predictions: dict[str, "Guess"] = {}
@@ -24,7 +25,7 @@ class GuessField(anywidget.AnyWidget):
     """The field in the browser, and what is said under it. Each `turn` of the browser's is answered in `heard`."""
 
     _esm = _HERE / "guess.js"
-    _css = _HERE / "guess.css"
+    _css = css(_HERE / "guess.css")
     question = Unicode().tag(sync=True)
     unit = Unicode().tag(sync=True)
     typed = Unicode().tag(sync=True)
@@ -97,7 +98,7 @@ class Guess:
             with contextlib.suppress(ZeroDivisionError):  # "0 times as fast" lies on no axis of times
                 if guess is not None:
                     text = _you_said(guess, self.unit) + (f": {says(at(guess))}" if says else "")
-                    said = Said(text, axis, at(guess), panel, row)
+                    said = GuessMark(text, axis, at(guess), panel, row)
             marked.mark(said)
 
         # Run again, the cell that shows a chart replaces its mark.
@@ -123,7 +124,7 @@ class Guess:
             field.readable, field.found = not asked, self.measured is not None
             if self.measured is not None:
                 field.said = self._line()
-                field.picture = "" if guess is None else said_and_found(guess, float(self.measured), self.unit)
+                field.picture = "" if guess is None else predicted_vs_measured(guess, float(self.measured), self.unit)
             elif asked or guess is None:
                 field.said, field.picture = asked, ""
             else:

@@ -4,6 +4,7 @@ import html
 from dataclasses import dataclass
 
 from helpers.learning.outcome import PASS, latest
+from helpers.style import PURPLE
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Hint:
         return self.text
 
     def _repr_html_(self) -> str:
-        return f'<div style="border-left: 4px solid #CC79A7; padding: 0.2em 0.8em">{html.escape(self.text)}</div>'
+        return f'<div style="border-left: 4px solid {PURPLE}; padding: 0.2em 0.8em">{html.escape(self.text)}</div>'
 
 
 class Hints:

@@ -16,11 +16,13 @@ from types import TracebackType
 
 from IPython import get_ipython
 
+from helpers.style import GREEN, LIMIT, SKY_BLUE, VERMILION
+
 MIME = "application/vnd.kernel-fusion.check+json"
 PASS, FAIL, NOT_ATTEMPTED, ERROR = "pass", "fail", "not attempted", "error"
 
-# Okabe-Ito's green, vermilion and sky blue, and grey: distinct for colour-blind eyes, on light and dark pages alike.
-EDGE = {PASS: "#009E73", FAIL: "#D55E00", NOT_ATTEMPTED: "#888888", ERROR: "#56B4E9"}
+# Distinct for colour-blind eyes, on light and dark pages alike.
+EDGE = {PASS: GREEN, FAIL: VERMILION, NOT_ATTEMPTED: LIMIT, ERROR: SKY_BLUE}
 
 # The latest outcome of each check in this session, which `Hints` reads.
 latest: dict[str, "Outcome"] = {}

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from triton.runtime.errors import InterpreterError
 
-from helpers.figures.blocks import KernelLine, Lanes, blocks_chart
-from helpers.figures.style import Chart
+from helpers.figures.frame.chart import Chart
+from helpers.figures.memory.kernel_lanes import KernelLine, Lanes, blocks_chart
 from helpers.instruments.traffic.lanes import Access, trace
 from helpers.instruments.traffic.result import Traffic
-from helpers.learning.lines import Unquoted
+from helpers.learning.display_text import Unquoted
 
-MOST_PROGRAMS = 16  # what a picture holds
+MAX_PROGRAMS = 16  # what a picture holds
 HAZARDS = {
     "race": "two programs store to one element, and on a GPU either may be the last",
     "out-of-bounds read": "lanes load what lies outside their tensor",
@@ -41,8 +41,8 @@ def puzzle(kernel, programs: int, *inputs: torch.Tensor, wanted: torch.Tensor, *
     Raises:
         ValueError: more programs than a picture holds, or none.
     """
-    if not 1 <= programs <= MOST_PROGRAMS:
-        raise ValueError(f"{programs} programs: a puzzle has 1 to {MOST_PROGRAMS}")
+    if not 1 <= programs <= MAX_PROGRAMS:
+        raise ValueError(f"{programs} programs: a puzzle has 1 to {MAX_PROGRAMS}")
     out = torch.full_like(wanted, torch.nan, memory_format=torch.contiguous_format)
     try:
         traffic, accesses = trace(_named(kernel, programs, more, len(inputs) + 1), *inputs, out)

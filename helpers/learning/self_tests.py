@@ -5,7 +5,7 @@ import base64
 import json
 import math
 
-from helpers.learning.lines import Unquoted, number
+from helpers.learning.display_text import Unquoted, number
 
 LINE = 64  # letters of a seal on a line of a cell
 

@@ -27,7 +27,8 @@
 
 # %%
 from helpers.instruments import table
-from helpers.learning.checks import Hints, check_numbers, fresh, roofline
+from helpers.learning import Hints, check_numbers, draw_questions
+from helpers.learning.checks import roofline_questions
 
 # %% [markdown]
 # ## How to count
@@ -157,7 +158,7 @@ def bound(flops, nbytes, peak, bandwidth):
 
 # %%
 rows = []
-for name, (peak, bandwidth) in roofline.fp16_gpus().items():
+for name, (peak, bandwidth) in roofline_questions.fp16_gpus().items():
     rows.append((name, f"{peak / 1e12:.0f}", f"{bandwidth / 1e9:.0f}"))
 table(("GPU", "TFLOP/s", "GB/s"), rows)
 
@@ -223,8 +224,8 @@ hint
 # %% grade_id="vector-add" points=1
 check_numbers(
     vector_add,
-    roofline.work_of("vector add"),
-    [(1, 1, 4), (2, 3, 2), *fresh(1, 3, range(1, 5000), range(1, 5000), (1, 2, 4))],
+    roofline_questions.work_of("vector add"),
+    [(1, 1, 4), (2, 3, 2), *draw_questions(1, 3, range(1, 5000), range(1, 5000), (1, 2, 4))],
     parts=("FLOP", "bytes"),
     name="vector-add",
 )
@@ -235,11 +236,11 @@ check_numbers(
 # %% grade_id="softmax" points=2
 check_numbers(
     softmax,
-    roofline.work_of("softmax"),
+    roofline_questions.work_of("softmax"),
     [
         (1, 4, 4, True),
         (1, 4, 4, False),
-        *fresh(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False)),
+        *draw_questions(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False)),
     ],
     parts=("FLOP", "bytes"),
     name="softmax",
@@ -251,11 +252,11 @@ check_numbers(
 # %% grade_id="product" points=1
 check_numbers(
     product,
-    roofline.product_work,
+    roofline_questions.product_work,
     [
         (1, 1, 1, 4),
         (2, 3, 5, 2),
-        *fresh(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4)),
+        *draw_questions(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4)),
     ],
     parts=("FLOP", "bytes"),
     name="product",
@@ -267,11 +268,11 @@ check_numbers(
 # %% grade_id="ridge" points=1
 check_numbers(
     ridge,
-    roofline.ridge,
+    roofline_questions.ridge,
     [
         (2e12, 1e12),
-        *roofline.fp16_gpus().values(),
-        *fresh(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
+        *roofline_questions.fp16_gpus().values(),
+        *draw_questions(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
     ],
     name="ridge",
 )
@@ -282,19 +283,19 @@ check_numbers(
 # %% grade_id="bound" points=1
 check_numbers(
     bound,
-    roofline.bound,
+    roofline_questions.bound,
     [(8, 4, 2, 1)]  # on the ridge
     + [
         (flops, nbytes, *gpu)
         for flops, nbytes in (
-            roofline.work_of("vector add")(4096, 4096, 2),
-            *(roofline.product_work(n, n, n, 2) for n in (64, 512, 4096)),
+            roofline_questions.work_of("vector add")(4096, 4096, 2),
+            *(roofline_questions.product_work(n, n, n, 2) for n in (64, 512, 4096)),
         )
-        for gpu in roofline.fp16_gpus().values()
+        for gpu in roofline_questions.fp16_gpus().values()
     ]
     + [
         (flops, nbytes, *gpu)
-        for flops, nbytes, gpus in roofline.products_and_gpus(5, 5)
+        for flops, nbytes, gpus in roofline_questions.products_and_gpus(5, 5)
         for gpu in gpus.values()
     ],
     name="bound",
@@ -306,9 +307,12 @@ check_numbers(
 # %% grade_id="gpus" points=2
 check_numbers(
     compute_bound_on,
-    roofline.compute_bound_on,
-    [(*roofline.product_work(n, n, n, 2), roofline.fp16_gpus()) for n in (64, 512, 4096)]
-    + roofline.products_and_gpus(4, 5),
+    roofline_questions.compute_bound_on,
+    [
+        (*roofline_questions.product_work(n, n, n, 2), roofline_questions.fp16_gpus())
+        for n in (64, 512, 4096)
+    ]
+    + roofline_questions.products_and_gpus(4, 5),
     name="gpus",
 )
 
@@ -317,8 +321,8 @@ check_numbers(
 # BEGIN HIDDEN TESTS
 check_numbers(
     softmax,
-    roofline.work_of("softmax"),
-    fresh(1729, 12, range(1, 9000), range(1, 9), (1, 2, 4, 8), (True, False)),
+    roofline_questions.work_of("softmax"),
+    draw_questions(1729, 12, range(1, 9000), range(1, 9), (1, 2, 4, 8), (True, False)),
     parts=("FLOP", "bytes"),
     name="other-work",
 )
@@ -329,8 +333,8 @@ check_numbers(
 # BEGIN HIDDEN TESTS
 check_numbers(
     compute_bound_on,
-    roofline.compute_bound_on,
-    roofline.products_and_gpus(1729, 20),
+    roofline_questions.compute_bound_on,
+    roofline_questions.products_and_gpus(1729, 20),
     name="other-gpus",
 )
 # END HIDDEN TESTS

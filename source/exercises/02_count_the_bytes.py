@@ -25,7 +25,7 @@ import torch
 from torch.nn.functional import gelu, linear
 
 from helpers.instruments import measure
-from helpers.learning import Hints, check_counts, check_numbers, fresh
+from helpers.learning import Hints, check_counts, check_numbers, draw_questions
 
 # %% [markdown]
 # ## The rules
@@ -264,7 +264,7 @@ def fp32(rows, columns):
     return torch.rand(rows, columns)
 
 
-shapes = [(1, 1), (2, 3), *fresh(2, 3, range(1, 300), range(1, 300))]
+shapes = [(1, 1), (2, 3), *draw_questions(2, 3, range(1, 300), range(1, 300))]
 parts = ("launches", "bytes")
 
 # %% [markdown]
@@ -297,7 +297,10 @@ check_counts(
 # **Turned around.**
 
 # %% grade_id="turned" points=1
-tall = [(2, 3), *fresh(3, 3, range(2, 300), range(2, 300))]  # a single row lies as its column does
+tall = [
+    (2, 3),
+    *draw_questions(3, 3, range(2, 300), range(2, 300)),
+]  # a single row lies as its column does
 check_counts(
     count_turned, turned, lambda rows, columns: (fp32(rows, columns),), tall, parts, name="turned"
 )
@@ -353,7 +356,7 @@ def metered(rows, features):
 check_numbers(
     linear_gelu,
     metered,
-    [(1, 1), (2, 3), *fresh(4, 3, range(1, 100), range(1, 100))],
+    [(1, 1), (2, 3), *draw_questions(4, 3, range(1, 100), range(1, 100))],
     parts=("bytes unfused", "bytes fused"),
     within=0.0,
     name="worked-example",
@@ -366,7 +369,7 @@ check_counts(
     count_centred,
     centred,
     lambda rows, columns: (fp32(rows, columns),),
-    fresh(1729, 12, range(1, 2000), range(1, 50)),
+    draw_questions(1729, 12, range(1, 2000), range(1, 50)),
     parts,
     name="other-shapes",
 )
@@ -378,7 +381,7 @@ check_counts(
 check_numbers(
     linear_gelu,
     metered,
-    fresh(1729, 12, range(1, 300), range(1, 60)),
+    draw_questions(1729, 12, range(1, 300), range(1, 60)),
     parts=("bytes unfused", "bytes fused"),
     within=0.0,
     name="other-layers",

@@ -28,11 +28,11 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_offsets,
     check_traffic,
     check_values,
     check_vectorised,
+    compare_with_ours,
     elementwise_cases,
 )
 
@@ -202,7 +202,7 @@ check_values(
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(add_gelu, CATALOGUE["add_gelu"], (100_000_000,))
+compare_with_ours(add_gelu, CATALOGUE["add_gelu"], (100_000_000,))
 
 # %% [markdown]
 # On the command line, `fusion check exercises/03_fused_add_gelu.ipynb` grades the saved notebook.

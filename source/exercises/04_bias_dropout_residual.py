@@ -33,12 +33,12 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_drop_rate,
     check_offsets,
     check_same_mask,
     check_traffic,
     check_values,
+    compare_with_ours,
     dropout_cases,
     kept_elements,
 )
@@ -339,7 +339,7 @@ check_values(
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(
+compare_with_ours(
     lambda x, bias, residual, *_: forward(x, bias, residual, 0.1, 1),
     CATALOGUE["bias_dropout_residual"],
     (16384, 4096),

@@ -29,10 +29,10 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_offsets,
     check_passes,
     check_values,
+    compare_with_ours,
     large_mean_cases,
     norm_cases,
 )
@@ -211,7 +211,7 @@ check_values(
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(
+compare_with_ours(
     lambda x, weight, bias: layer_norm(x, weight, bias, 1e-5),
     CATALOGUE["layer_norm"],
     (32768, 4096),

@@ -27,10 +27,10 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_offsets,
     check_passes,
     check_values,
+    compare_with_ours,
     norm_cases,
 )
 
@@ -185,7 +185,7 @@ check_values(
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(
+compare_with_ours(
     lambda x, residual, weight: residual_rms_norm(x, residual, weight, 1e-6),
     CATALOGUE["residual_rms_norm"],
     (32768, 4096),

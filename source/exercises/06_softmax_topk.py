@@ -32,10 +32,10 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_offsets,
     check_passes,
     check_values,
+    compare_with_ours,
     topk_cases,
 )
 
@@ -206,7 +206,7 @@ check_values(
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(lambda x: softmax_topk(x, 8), CATALOGUE["softmax_topk"], (32768, 4096))
+compare_with_ours(lambda x: softmax_topk(x, 8), CATALOGUE["softmax_topk"], (32768, 4096))
 
 # %% [markdown]
 # On the command line, `fusion check exercises/06_softmax_topk.ipynb` grades the saved notebook.

@@ -33,12 +33,12 @@ import triton.language as tl
 from helpers.instruments import DEVICES, compile_for, measure, table
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_offsets,
     check_one_rounding,
     check_tensor_cores,
     check_tile_traffic,
     check_values,
+    compare_with_ours,
     linear_cases,
     rounding_cases,
 )
@@ -332,7 +332,7 @@ check_values(
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(
+compare_with_ours(
     lambda x, weight, bias: linear_act(x, weight, bias, "gelu"),
     CATALOGUE["linear_act"],
     (1024, 4096, 4096),

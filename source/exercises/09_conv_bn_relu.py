@@ -36,10 +36,10 @@ from helpers.instruments import measure
 from helpers.learning import (
     Hints,
     batch_norm_cases,
-    beside_catalogue,
     check_offsets,
     check_passes,
     check_values,
+    compare_with_ours,
     conv_cases,
 )
 
@@ -277,7 +277,7 @@ def without_bias(x, weight, gamma, beta, mean, var):
     return conv_bn_relu(x, weight, torch.zeros_like(gamma), gamma, beta, mean, var, 1, 1, 1e-5)
 
 
-beside_catalogue(
+compare_with_ours(
     without_bias,
     CATALOGUE["conv_bn_act"],
     (32, 256, 28, 28, 256, 3),

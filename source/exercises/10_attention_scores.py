@@ -36,10 +36,10 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_offsets,
     check_passes,
     check_values,
+    compare_with_ours,
     masked_cases,
     scores_cases,
 )
@@ -272,7 +272,9 @@ def on_all_keys(q, k, *_):
     return attention_scores(q, k, valid)
 
 
-beside_catalogue(on_all_keys, CATALOGUE["attention_scores"], (4, 16, 2048, 64, True), torch.float16)
+compare_with_ours(
+    on_all_keys, CATALOGUE["attention_scores"], (4, 16, 2048, 64, True), torch.float16
+)
 
 # %% [markdown]
 # On the command line, `fusion check exercises/10_attention_scores.ipynb` grades the saved notebook.

@@ -34,11 +34,11 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_linear_traffic,
     check_offsets,
     check_tensor_cores,
     check_values,
+    compare_with_ours,
     flash_cases,
 )
 
@@ -256,7 +256,7 @@ check_values(flash_attention, reference, others, name="other-values")
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
 
-beside_catalogue(
+compare_with_ours(
     flash_attention, CATALOGUE["flash_attention"], (4, 16, 4096, 128, True), torch.float16
 )
 

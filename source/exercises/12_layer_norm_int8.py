@@ -33,11 +33,11 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
-    beside_catalogue,
     check_offsets,
     check_passes,
     check_values,
     code_cases,
+    compare_with_ours,
     quantised_cases,
 )
 
@@ -236,7 +236,7 @@ def mine(x, weight, bias):
     return layer_norm_int8(x, weight, bias, 1e-5, 1.0)
 
 
-beside_catalogue(mine, CATALOGUE["layer_norm_int8"], (32768, 4096))
+compare_with_ours(mine, CATALOGUE["layer_norm_int8"], (32768, 4096))
 
 # %% [markdown]
 # On the command line, `fusion check exercises/12_layer_norm_int8.ipynb` grades the saved notebook.

@@ -42,7 +42,7 @@ from helpers.learning import (
     groups_asked,
     transformer_layer,
 )
-from helpers.learning.lent import kernel_cost
+from helpers.learning.allowed_calls import kernel_cost
 
 # %% [markdown]
 # ## A graph of plain values

@@ -26,8 +26,8 @@ from helpers.instruments import cuda_kernel, measure
 from helpers.learning import (
     Hints,
     check_cuda_code,
+    check_cuda_memory_safety,
     check_cuda_rows,
-    check_cuda_sound,
     check_cuda_traffic,
 )
 
@@ -160,7 +160,7 @@ check_cuda_rows(softmax_cuda, reference, [100, 1024, 1001], scales=(1, 60), name
 # **Sound**: the sanitizer finds nothing.
 
 # %% grade_id="sound" points=5
-check_cuda_sound(softmax_cuda, [100, 1024, 1001], name="sound")
+check_cuda_memory_safety(softmax_cuda, [100, 1024, 1001], name="sound")
 
 # %% [markdown]
 # **Traffic**: each row is read once and written once, and shared memory's banks are not in one another's way.

@@ -47,7 +47,7 @@ from helpers.learning import (
     check_offsets,
     check_repeats,
     check_values,
-    fresh,
+    draw_questions,
     gradient_cases,
     norm_cases,
 )
@@ -378,7 +378,7 @@ parts = ("launches", "bytes unfused", "bytes at least", "per cent less", "speed-
 shares = (0.1, 0.25, 0.5, 0.9)
 
 # %% grade_id="report-numbers" points=2
-questions = [(1, 8, 0.5), *fresh(15, 4, range(2, 100), range(2, 300), shares)]
+questions = [(1, 8, 0.5), *draw_questions(15, 4, range(2, 100), range(2, 300), shares)]
 check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report-numbers")
 
 # %% grade_id="other-values" points=1
@@ -409,7 +409,7 @@ check_cut(forward, block, (*other_tensors, 1e-5), least=0.6, launches=1, name="o
 # %% grade_id="other-report" points=1
 # Other sizes are worked out here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-asked = fresh(1729, 10, range(1, 300), range(1, 300), shares)
+asked = draw_questions(1729, 10, range(1, 300), range(1, 300), shares)
 check_numbers(report, metered, asked, parts=parts, within=1e-6, name="other-report")
 # END HIDDEN TESTS
 

@@ -31,11 +31,11 @@ speed_up
 # slider. (The times were recorded on an H200; within them, tiles are taken to cross at an even pace.)
 
 # %%
-from helpers.figures import journey
+from helpers.figures import traffic_animation
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-journey(h200, count="tiles")
+traffic_animation(h200, count="tiles")
 
 # %%
 times = h200.times("add_gelu", (100_000_000,), "float32")
@@ -101,7 +101,7 @@ unfused.launch_table()
 # And the film once more, of a hundred times as many numbers, with its bytes:
 
 # %%
-journey(h200)
+traffic_animation(h200)
 
 # %% [markdown]
 # ## One function is not one kernel
@@ -235,9 +235,9 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 # 3. From an H200 to a T4: which figures change, and which do not?
 
 # %%
-from helpers.figures import traffic_explorer
+from helpers.figures import TrafficExplorer
 
-explorer = traffic_explorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000)
+explorer = TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns=1000)
 explorer
 
 # %% [markdown]

@@ -163,9 +163,9 @@ for name, unit, rate in (
 # 3. Attention over few rows: on which side is it? Over many, unfused and fused?
 
 # %%
-from helpers.figures import roofline_explorer
+from helpers.figures import RooflineExplorer
 
-explorer = roofline_explorer(device="A100", dtype="fp16", rows=4096, columns=4096)
+explorer = RooflineExplorer(device="A100", dtype="fp16", rows=4096, columns=4096)
 share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]

@@ -484,9 +484,9 @@ table(("numbers", "a chain of 4", "model", "measured, a call on an H200"), rows)
 # 4. Go from an H200 to a T4. Do launches matter more or less?
 
 # %%
-from helpers.figures import launch_explorer
+from helpers.figures import LaunchExplorer
 
-explorer = launch_explorer(device="H200", elements=1_000_000, operations=4)
+explorer = LaunchExplorer(device="H200", elements=1_000_000, operations=4)
 explorer
 
 # %% [markdown]

@@ -251,9 +251,9 @@ sectors.compare(measure(take_every, numbers, 8).sectors_read)
 #    how much is used of what is fetched, and why does it differ?
 
 # %%
-from helpers.figures import warp_explorer
+from helpers.figures import WarpExplorer
 
-explorer = warp_explorer(dtype="fp32", stride=2, offset=1)
+explorer = WarpExplorer(dtype="fp32", stride=2, offset=1)
 explorer
 
 # %% [markdown]

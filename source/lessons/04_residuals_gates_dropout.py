@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import kept_for_backward, measure, table
+from helpers.instruments import measure, saved_for_backward, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels.interpreter import runtime
 
@@ -87,7 +87,7 @@ backward.launch_table()
 # all the layers lie in memory until their turn comes. PyTorch tells what it keeps:
 
 # %%
-kept_for_backward(written_out, x, bias, residual)
+saved_for_backward(written_out, x, bias, residual)
 
 # %% [markdown]
 # ## Dice that anyone can throw again
@@ -367,7 +367,9 @@ fused_bytes
 # %%
 fused = measure(Fused.apply, x, bias, residual, 3, 0.1, by_element)
 print(
-    kept_for_backward(lambda *tensors: Fused.apply(*tensors, 3, 0.1, by_element), x, bias, residual)
+    saved_for_backward(
+        lambda *tensors: Fused.apply(*tensors, 3, 0.1, by_element), x, bias, residual
+    )
 )
 fused_bytes.compare(fused.unique_total / x.numel())
 
@@ -643,8 +645,8 @@ memory_saved
 
 # %%
 g, u = (half.contiguous().requires_grad_() for half in (gate, up))
-apart = kept_for_backward(lambda gate, up: F.silu(gate) * up, g, u)
-together = kept_for_backward(swiglu, g, u)
+apart = saved_for_backward(lambda gate, up: F.silu(gate) * up, g, u)
+together = saved_for_backward(swiglu, g, u)
 print(apart)
 print(together)
 memory_saved.compare(100 * (1 - together.total / apart.total))
@@ -674,8 +676,8 @@ traffic_chart(steps, title)
 # %%
 from kernels import residual_act
 
-with_gelu = kept_for_backward(residual_act, g, u, "gelu")
-with_relu = kept_for_backward(residual_act, g, u, "relu")
+with_gelu = saved_for_backward(residual_act, g, u, "gelu")
+with_relu = saved_for_backward(residual_act, g, u, "relu")
 print("GELU,", with_gelu)
 print("ReLU,", with_relu)
 for act in ("gelu", "relu"):
@@ -701,9 +703,9 @@ for act in ("gelu", "relu"):
 # 4. From an H200 to a T4: which of the bars' lengths change, and which numbers?
 
 # %%
-from helpers.figures import recomputation_explorer
+from helpers.figures import RecomputationExplorer
 
-explorer = recomputation_explorer("bias+dropout+residual", "bf16", "H200", 16384, 4096)
+explorer = RecomputationExplorer("bias+dropout+residual", "bf16", "H200", 16384, 4096)
 explorer
 
 # %% [markdown]

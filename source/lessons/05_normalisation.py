@@ -250,9 +250,9 @@ print("Welford, mean 10,000, right to 0.1:", error(welford_kernel, x[:4] + 10_00
 # 4. Choose fp64. At a mean of ten thousand, is one pass good enough?
 
 # %%
-from helpers.figures import variance_explorer
+from helpers.figures import VarianceExplorer
 
-explorer = variance_explorer(mean=100.0, columns=1024, arithmetic="fp32")
+explorer = VarianceExplorer(mean=100.0, columns=1024, arithmetic="fp32")
 explorer
 
 # %% [markdown]

@@ -487,9 +487,9 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # 4. At 32 warps and 8,192 rows, choose an RTX 4090, then a T4. On which of them may you read three times unpunished?
 
 # %%
-from helpers.figures import wide_rows_explorer
+from helpers.figures import WideRowsExplorer
 
-explorer = wide_rows_explorer("H100", dtype="bf16", rows=8192, columns=16384, warps=8)
+explorer = WideRowsExplorer("H100", dtype="bf16", rows=8192, columns=16384, warps=8)
 explorer
 
 # %% [markdown]

@@ -166,9 +166,9 @@ table(("words apart", "on paper", "counted", "time"), rows, h200.label)
 # <!-- given 48 KB: where the slider is set -->
 
 # %%
-from helpers.figures import occupancy_explorer
+from helpers.figures import OccupancyExplorer
 
-explorer = occupancy_explorer("H100", threads=512, registers=41)
+explorer = OccupancyExplorer("H100", threads=512, registers=41)
 blocks.on(explorer, "y", at=lambda count: count * 512 // 32, panel=1)
 
 # %% [markdown]
@@ -379,10 +379,10 @@ first_spill
 # 3. Compare a T4, an A100 and an RTX 4090. Does the first spill move? Does the occupancy?
 
 # %%
-from helpers.figures import registers_explorer
+from helpers.figures import RegistersExplorer
 
 sizes = (1, 2, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24)
-lab = registers_explorer(compiled, sizes, device="H100", operations=16)
+lab = RegistersExplorer(compiled, sizes, device="H100", operations=16)
 first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]

@@ -422,9 +422,9 @@ gpu_picture("H100", lit="shared memory")
 # **down a column** of such a tile all ask one bank. Try it, and find a width that does not collide:
 
 # %%
-from helpers.figures import banks_explorer
+from helpers.figures import BanksExplorer
 
-banks = banks_explorer(width=32)
+banks = BanksExplorer(width=32)
 banks
 
 # %% [markdown]
@@ -555,9 +555,9 @@ step("three stages", tiles_kernel, (256, 128, 256))
 # 4. Which tiles leave room for two blocks on an SM, and what is good about that?
 
 # %%
-from helpers.figures import Tiling, matmul_explorer
+from helpers.figures import TileChoiceExplorer, Tiling
 
-tiles = matmul_explorer(tile=(128, 128), warps=8, stages=3)
+tiles = TileChoiceExplorer(tile=(128, 128), warps=8, stages=3)
 tiles
 
 # %% [markdown]
@@ -632,9 +632,9 @@ print(inspect.getsource(grouped_order.fn))
 # 4. Compare FLOP a byte of memory with the ridge. Does memory limit any of these orders?
 
 # %%
-from helpers.figures import order_explorer
+from helpers.figures import TileOrderExplorer
 
-order = order_explorer(group=1, wave=3)
+order = TileOrderExplorer(group=1, wave=3)
 order
 
 # %% [markdown]
@@ -671,7 +671,7 @@ def grouped_kernel(
 
 
 # %%
-from helpers.figures.tile_order import stripes, wave_tiles
+from helpers.figures.matmul.tile_order import stripes, wave_tiles
 
 x_128, w_128, bias_128 = layer(128, 16, 128)
 y_128 = torch.empty(128, 128, dtype=x.dtype, device=device)
@@ -692,7 +692,7 @@ table(("rows a group", "by the model", "metered"), rows)
 # with all stripes of every wave, and the time:
 
 # %%
-from helpers.figures.tile_order import all_stripes
+from helpers.figures.matmul.tile_order import all_stripes
 
 by_group = h200.experiment("matmul_groups")
 dram = h200.experiment("matmul_group_counters")
@@ -967,7 +967,7 @@ one_row
 # %%
 from helpers.figures import sweep_chart
 from helpers.instruments import recorded_sweep
-from helpers.instruments.sweep import best_peer, median, share
+from helpers.instruments.sweep_records import best_peer, median, share
 
 at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "linear_act"))

@@ -293,9 +293,9 @@ for stride, padding in ((1, 1), (1, 0), (2, 1), (3, 2)):
 # 5. A filter of 1 x 1, stride 1, padding 2: what does tile 0 compute?
 
 # %%
-from helpers.figures import Windows, windows_explorer
+from helpers.figures import Windows, WindowsExplorer
 
-explorer = windows_explorer(taps=3, stride=1, padding=1, tile=3)
+explorer = WindowsExplorer(taps=3, stride=1, padding=1, tile=3)
 explorer
 
 # %% [markdown]

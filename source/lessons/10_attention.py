@@ -510,9 +510,9 @@ table(("queries a program", "asked for, 256 tokens"), rows)
 # 4. Make it causal. Which of the two gains, and what does the other one do?
 
 # %%
-from helpers.figures import lengths_explorer
+from helpers.figures import AttentionLengthsExplorer
 
-explorer = lengths_explorer("H100", tokens=8192, heads=32, dim=128)
+explorer = AttentionLengthsExplorer("H100", tokens=8192, heads=32, dim=128)
 explorer
 
 # %% [markdown]
@@ -541,8 +541,8 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
 # And its times and its memory: what did a real GPU take? 16 heads of 128 on an H200, in bf16; `-` did not fit.
 
 # %%
-from helpers.figures.attention_lengths import Attention
-from helpers.figures.style import si
+from helpers.figures.attention.sequence_lengths import Attention
+from helpers.figures.frame.chart import si
 
 rows = []
 for tokens, found in h200.experiment("attention_lengths").items():
@@ -677,9 +677,9 @@ skip_gain.compare(every / stopping)
 # 4. How long is the last program's row of tiles, beside the first one's? In which order would you start them?
 
 # %%
-from helpers.figures import tiles_explorer
+from helpers.figures import AttentionTilesExplorer
 
-tiles = tiles_explorer(tokens=512, m=64, n=64)
+tiles = AttentionTilesExplorer(tokens=512, m=64, n=64)
 tiles
 
 # %% [markdown]
@@ -731,9 +731,9 @@ gpu_picture("H200", lit="special function units")
 # 4. How short must the sequence be for memory to be the limit?
 
 # %%
-from helpers.figures import units_explorer
+from helpers.figures import AttentionUnitsExplorer
 
-units = units_explorer("H100", dtype="fp16", dim=64, tokens=8192)
+units = AttentionUnitsExplorer("H100", dtype="fp16", dim=64, tokens=8192)
 units
 
 # %% [markdown]

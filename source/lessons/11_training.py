@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import kept_for_backward, measure, peak_memory, recorded, table
+from helpers.instruments import measure, peak_memory, recorded, saved_for_backward, table
 from helpers.learning import predict_first, predictions, self_test
 from kernels.interpreter import runtime
 
@@ -318,8 +318,8 @@ backward_bytes.on(chart, "x", lambda times: apart / times, row=1, says=in_mb)
 # has, thirty thousand and more, neither shows.) And between the passes:
 
 # %%
-print("written out:", kept_for_backward(written_out, x, weight))
-print("fused:", kept_for_backward(by_hand, x, weight))
+print("written out:", saved_for_backward(written_out, x, weight))
+print("fused:", saved_for_backward(by_hand, x, weight))
 
 # %% [markdown]
 # Ours keeps its inputs and computes `rstd` again: the row is in registers anyway. (The catalogue's `rms_norm` keeps
@@ -450,9 +450,9 @@ table(("first column", "run 1", "run 2", "run 3"), rows)
 # 3. From bf16 to fp32: why does recomputing the norms get even cheaper, next to the rest?
 
 # %%
-from helpers.figures import checkpointing_explorer
+from helpers.figures import CheckpointingExplorer
 
-explorer = checkpointing_explorer(tokens=8192, width=4096, dtype="bf16", device="H200")
+explorer = CheckpointingExplorer(tokens=8192, width=4096, dtype="bf16", device="H200")
 explorer
 
 # %% [markdown]

@@ -500,9 +500,9 @@ moe_gain.on(curves_chart(gains, title, **axes, log=True, limit=even), "y")
 # 4. At 8192 tokens and 256 experts, what does FP8 gain that int8 weights do not?
 
 # %%
-from helpers.figures import ExpertLayer, weights_explorer
+from helpers.figures import ExpertLayer, ExpertWeightsExplorer
 
-explorer = weights_explorer(tokens=16, experts=64, top_k=8, size="2048 x 768", device="H200")
+explorer = ExpertWeightsExplorer(tokens=16, experts=64, top_k=8, size="2048 x 768", device="H200")
 explorer
 
 # %% [markdown]
@@ -530,7 +530,7 @@ table(("tokens", "of 64 experts, mean of 200 draws", "by the formula"), rows)
 # data sheet's, so it is a *lower bound*. On an H200, `kernels.moe_int8`, which takes int8 weights and bf16 tokens:
 
 # %%
-from helpers.figures.expert_weights import FORMATS, counted, seconds
+from helpers.figures.matmul.expert_weights import FORMATS, counted, seconds
 from helpers.instruments import DEVICES
 
 layer = ExpertLayer(64, 8, 2048, 768)

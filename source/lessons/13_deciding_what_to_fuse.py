@@ -261,7 +261,7 @@ legal_ways.compare(len(ways))
 
 
 # %%
-from helpers.figures.simulator import Simulation
+from helpers.figures.fusion.simulator import Simulation
 from helpers.instruments.fusion.analyser import costs_of
 
 
@@ -394,9 +394,9 @@ by_compile.compare(totals["eager"] / totals["compiled"])
 # Move through the kernels and look at the gaps:
 
 # %% tags=["nbval-ignore-output"]
-from helpers.figures import trace_explorer
+from helpers.figures import TraceExplorer
 
-trace_explorer(record()["timeline"])
+TraceExplorer(record()["timeline"])
 
 # %% [markdown]
 # The kernels of the eager block need 45 us. The rest is the CPU, which runs PyTorch's Python and C++ for each operator,
@@ -444,12 +444,12 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 # have seen all six ends.
 
 # %% tags=["nbval-ignore-output"]
-from helpers.figures import decision_explorer
+from helpers.figures import FusionDecisionExplorer
 
-decision_explorer()
+FusionDecisionExplorer()
 
 # %%
-from helpers.figures.fusion_decision import decide
+from helpers.figures.fusion.fusion_decision import decide
 
 for kind, rows, share in (
     ("elementwise", 8192, 0.2),
@@ -482,12 +482,12 @@ for kind, rows, share in (
 
 # %% tags=["nbval-ignore-output"]
 from benchmarks.fusion_proof import plan_of
-from helpers.figures import score_explorer
+from helpers.figures import FusionScoreExplorer
 
-score_explorer(plan_of("gpt2_block", epilogues=True))
+FusionScoreExplorer(plan_of("gpt2_block", epilogues=True))
 
 # %%
-from helpers.instruments.fusion.report import flips
+from helpers.instruments.fusion.plan_report import flips
 
 rows = []
 for group in plan_of("gpt2_block", epilogues=True).groups:
@@ -512,7 +512,7 @@ table(("group", "saves", "score", "says", "flips"), rows)
 
 # %%
 from benchmarks.fusion_proof import compare, homes_of_all
-from helpers.figures import TwoPartitions, groups_explorer
+from helpers.figures import FusionGroupsExplorer, TwoPartitions
 
 
 def beside(name):
@@ -531,7 +531,7 @@ rows = ((name, each.edges - len(each.differing), each.edges) for name, each in s
 table(("graph", "edges alike", "of"), rows)
 
 # %% tags=["nbval-ignore-output"]
-groups_explorer(shown)
+FusionGroupsExplorer(shown)
 
 # %% [markdown]
 # In `column_statistics`, the analyser takes the difference of maximum and minimum, `sub_1`, into the kernel that finds

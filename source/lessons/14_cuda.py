@@ -81,9 +81,9 @@ except ValueError as error:
 # 3. All together, what do the threads of one warp read at stride 1?
 
 # %%
-from helpers.figures import threads_explorer
+from helpers.figures import ThreadsExplorer
 
-explorer = threads_explorer(stride=1, thread=35)
+explorer = ThreadsExplorer(stride=1, thread=35)
 explorer
 
 # %% [markdown]
@@ -604,9 +604,9 @@ print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, a
 # 3. What if all lanes ask for the same word?
 
 # %%
-from helpers.figures import banks_explorer
+from helpers.figures import BanksExplorer
 
-banks = banks_explorer(width=32)
+banks = BanksExplorer(width=32)
 banks
 
 # %% [markdown]

@@ -24,8 +24,8 @@ from functools import partial
 import torch
 
 from helpers.instruments import (
+    compare_counters,
     compile_for,
-    counters_beside,
     measure,
     read_ncu,
     read_trace,
@@ -124,7 +124,7 @@ def beside(name, shape, dtype, small=None, times=1):
     kernel = op.kernel_for(*shape)
     resources = compile_for(kernel, *arguments, device="H200", **options)
     traffic = small and measure(op.fused, *op.inputs(*small, dtype=dtype))
-    return counters_beside(
+    return compare_counters(
         pages[kernel.fn.__name__], resources, traffic, times, op.work(shape, dtype)
     )
 
@@ -392,9 +392,9 @@ busy.compare(100 * timelines["eager"].busy)
 # `.trace.json` files open in [Perfetto](https://ui.perfetto.dev) as well: drag one into its window.
 
 # %%
-from helpers.figures import kernel_timeline_explorer
+from helpers.figures import KernelTimelineExplorer
 
-kernel_timeline_explorer(timelines, "eager", search="elementwise")
+KernelTimelineExplorer(timelines, "eager", search="elementwise")
 
 # %% [markdown]
 # Look at two things. *Fused* has the fewest kernels, and in this record, launched from Python, it took as long as *eager*:
@@ -495,7 +495,7 @@ fewer.compare(unfused.launches / fused.launches)
 # and what is kept for it:
 
 # %%
-from helpers.instruments import kept_for_backward
+from helpers.instruments import saved_for_backward
 
 
 def leaves():
@@ -513,7 +513,7 @@ print(f"{len(pairs)} gradients, each within a hundred-thousandth of its largest:
 
 # %% tags=["nbval-ignore-output"]
 for name, block in (("unfused", unfused_block), ("fused", fused_block)):
-    kept = kept_for_backward(block, *leaves())
+    kept = saved_for_backward(block, *leaves())
     print(f"{name} keeps {sum(kept.made.values()) / 1e3:.0f} kB beside its arguments")
 
 # %% [markdown]

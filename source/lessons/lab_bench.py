@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from helpers.figures import (
+    OccupancyExplorer,
     Point,
+    RooflineExplorer,
     occupancy_chart,
-    occupancy_explorer,
     roofline_chart,
-    roofline_explorer,
     timing_chart,
     traffic_chart,
     watch,
@@ -93,10 +93,10 @@ bound = f"{limit}-bound at best, and far below that roof: small work waits for i
 roofline_chart(report.roof, [point], bound, f"yours does {intensity:.2f} FLOP/byte")
 
 # %%
-occupancy_explorer("H100", threads=256, registers=70)
+OccupancyExplorer("H100", threads=256, registers=70)
 
 # %%
-roofline_explorer("H100", "fp32")
+RooflineExplorer("H100", "fp32")
 
 # %% [markdown]
 # And line by line, on a few numbers in small blocks, CUDA C++ too:

@@ -159,7 +159,7 @@ def test_a_failing_assertion_stops_the_kernel():
 
 
 def test_an_endless_loop_ends_with_a_message(monkeypatch):
-    monkeypatch.setattr("helpers.instruments.cuda.machine.BUDGET", 10_000)
+    monkeypatch.setattr("helpers.instruments.cuda.executor.BUDGET", 10_000)
     source = "__global__ void k(volatile int* x) {\n  while (*x == 0) {}\n}"
     with pytest.raises(
         RuntimeError, match=r"still running after 10,000 steps, now at line 2, `while \(\*x == 0\) {}`:"

@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.attention_claims import written_out
 from benchmarks.attention_steps import causal
-from helpers.figures import attention_lengths as lengths
-from helpers.figures import attention_tiles as tiles
-from helpers.figures import attention_units as units
-from helpers.figures import lengths_explorer, tiles_explorer, units_explorer
+from helpers.figures import AttentionLengthsExplorer, AttentionTilesExplorer, AttentionUnitsExplorer
+from helpers.figures.attention import busy_units as units
+from helpers.figures.attention import score_tiles as tiles
+from helpers.figures.attention import sequence_lengths as lengths
 from helpers.instruments import measure
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import attention_of_heads
@@ -155,9 +155,9 @@ def test_what_lesson_10_says_of_units():
 @pytest.mark.parametrize(
     ("explorer", "sliders"),
     [
-        (lengths_explorer(causal=True), ("tokens", "heads", "dim")),
-        (tiles_explorer(skips=True), ("tokens", "m", "n")),
-        (units_explorer("B200"), ("dim", "tokens")),
+        (AttentionLengthsExplorer(causal=True), ("tokens", "heads", "dim")),
+        (AttentionTilesExplorer(skips=True), ("tokens", "m", "n")),
+        (AttentionUnitsExplorer("B200"), ("dim", "tokens")),
     ],
 )
 def test_each_frame_shows_its_position(explorer, sliders):
@@ -176,7 +176,7 @@ def test_each_frame_shows_its_position(explorer, sliders):
 
 
 def test_marks_stand_where_the_values_are():
-    explorer = lengths_explorer(tokens=8192, heads=32, dim=128)
+    explorer = AttentionLengthsExplorer(tokens=8192, heads=32, dim=128)
     figure, axes = lengths.lengths_axes(H100)
     at = (explorer.tokens.index * len(lengths.HEADS) + explorer.heads.index) * len(lengths.DIMS) + explorer.dim.index
     svg = explorer._stage.data["frames"][at]["svg"]
@@ -188,7 +188,7 @@ def test_marks_stand_where_the_values_are():
 
 
 def test_tiles_drawn_fill_their_rows():
-    explorer = tiles_explorer(tokens=512, m=64, n=32, skips=True)
+    explorer = AttentionTilesExplorer(tokens=512, m=64, n=32, skips=True)
     scene = tiles._scene(explorer._case)
     assert sum(box.width for box in scene.boxes) == pytest.approx(8 * tiles.SIDE)
     blue = sum(box.width for box in scene.boxes if box.colour == tiles.FUSED) / tiles.SIDE * 16
@@ -196,7 +196,7 @@ def test_tiles_drawn_fill_their_rows():
 
 
 def test_fp8_where_there_is_none_is_said():
-    explorer = units_explorer("A100")
+    explorer = AttentionUnitsExplorer("A100")
     explorer.dtype.value = "fp8"
     assert explorer.text == "A100 has no tensor cores for fp8: choose fp16, or a newer GPU."
     assert "choose fp16" in explorer._stage.data["frames"][0]["text"]
@@ -206,10 +206,10 @@ def test_fp8_where_there_is_none_is_said():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lengths_explorer, {"device": "V200"}, "no rates of 'V200'"),
-        (lengths_explorer, {"tokens": 100}, "has no 100"),
-        (tiles_explorer, {"m": 8}, "has no 8"),
-        (units_explorer, {"dtype": "fp32"}, "choose fp16 or fp8"),
+        (AttentionLengthsExplorer, {"device": "V200"}, "no rates of 'V200'"),
+        (AttentionLengthsExplorer, {"tokens": 100}, "has no 100"),
+        (AttentionTilesExplorer, {"m": 8}, "has no 8"),
+        (AttentionUnitsExplorer, {"dtype": "fp32"}, "choose fp16 or fp8"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(make, options, message):

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from helpers.figures.banks import PLACES, READS, WIDTHS, banks_explorer, wavefronts_of
+from helpers.figures.memory.shared_memory_banks import PLACES, READS, WIDTHS, BanksExplorer, wavefronts_of
 from helpers.instruments import cuda_kernel, measure
 
 READ = """
@@ -35,7 +35,7 @@ def test_wavefronts_are_those_that_the_meter_counts(read, width, k):
 
 
 def test_every_frame_is_that_of_its_sliders():
-    explorer = banks_explorer()
+    explorer = BanksExplorer()
     assert explorer.text.startswith("32 wavefronts: 32 lanes ask 1 bank. tile[32][32], a column")
     for read, width, k in zip(READS, (33, 8, 64), (0, 7, 3), strict=True):
         explorer.read.value, explorer.width.value, explorer.k.value = read, width, k
@@ -48,7 +48,7 @@ def test_every_frame_is_that_of_its_sliders():
 
 
 def test_boxes_stand_where_the_axes_put_them_and_within_the_picture():
-    explorer = banks_explorer(width=33)
+    explorer = BanksExplorer(width=33)
     figure = explorer.chart().figure
     frame = explorer._stage.data["frames"][WIDTHS.index(33) * len(PLACES)]
     first = re.search(r'<path d="M([0-9.]+) ([0-9.]+)', frame["svg"])
@@ -62,5 +62,5 @@ def test_boxes_stand_where_the_axes_put_them_and_within_the_picture():
 @pytest.mark.parametrize(("arguments", "name"), [({"width": 27}, "words a row"), ({"k": 8}, "k")])
 def test_bad_input_is_refused_in_one_line(arguments, name):
     with pytest.raises(ValueError, match=f"the {name} slider has no") as error:
-        banks_explorer(**arguments)
+        BanksExplorer(**arguments)
     assert "\n" not in str(error.value)

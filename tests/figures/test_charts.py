@@ -15,14 +15,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from helpers.figures import style as charts
-from helpers.figures.dropout_mask import Draw, mask_chart
-from helpers.figures.occupancy import occupancy_chart
-from helpers.figures.roofline import LABEL_HEIGHT, Point, place_labels, roofline_axes, roofline_chart
-from helpers.figures.style import plain, si
-from helpers.figures.tensor_traffic import traffic_chart
-from helpers.figures.timing import timing_chart
-from helpers.figures.waves import waves_chart
+from helpers import style
+from helpers.figures.frame.chart import label_width, page_position, plain, si
+from helpers.figures.memory.tensor_traffic import traffic_chart
+from helpers.figures.occupancy.occupancy_curves import occupancy_chart
+from helpers.figures.occupancy.waves import waves_chart
+from helpers.figures.performance.roofline_chart import LABEL_HEIGHT, Point, place_labels, roofline_axes, roofline_chart
+from helpers.figures.performance.timing_chart import timing_chart
+from helpers.figures.training.dropout_mask import Draw, mask_chart
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.roofline import Roofline, levels
@@ -137,25 +137,25 @@ def test_every_chart_has_a_finding_and_a_line_of_text(every_chart):
 def test_the_labs_own_style_brings_a_pictures_text_to_the_aa_contrast(theme, light):
     rule = rf'data-jp-theme-light="{light}"] .jp-OutputArea-output figure img {{ filter: brightness\((.+?)\)'
     (factor,) = re.findall(rule, (COURSE / "helpers/jupyterlab/custom.css").read_text())
-    text = [min(1, float(factor) * part) for part in to_rgb(charts.TEXT)]
-    assert contrast(charts.TEXT, PAGES[theme]) < 4.5 < contrast(text, PAGES[theme])
+    text = [min(1, float(factor) * part) for part in to_rgb(style.TEXT)]
+    assert contrast(style.TEXT, PAGES[theme]) < 4.5 < contrast(text, PAGES[theme])
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_so_does_the_sites(theme):
     """A dark page by the reader's system or by the page's button."""
-    style = (COURSE / "source/site/site.css").read_text()
-    paper = re.search(r"--page: light-dark\((?P<light>#\w+), (?P<dark>#\w+)\)", style)
-    rules = re.findall(r"^(.*)figure img { filter: brightness\((.+?)\); }", style, re.MULTILINE)
+    sheet = (COURSE / "source/site/site.css").read_text()
+    paper = re.search(r"--page: light-dark\((?P<light>#\w+), (?P<dark>#\w+)\)", sheet)
+    rules = re.findall(r"^(.*)figure img { filter: brightness\((.+?)\); }", sheet, re.MULTILINE)
     factors = [float(factor) for rule, factor in rules if ("dark" in rule) == (theme == "dark")]
     assert len(factors) == {"light": 1, "dark": 2}[theme]
-    text = [min(1, min(factors) * part) for part in to_rgb(charts.TEXT)]
+    text = [min(1, min(factors) * part) for part in to_rgb(style.TEXT)]
     assert contrast(text, paper[theme]) > 4.5
 
 
 def test_the_contrast_check_finds_colours_that_do_not_read():
     assert contrast("black", PAGES["dark"]) < 1.2
-    assert contrast(charts.UNFUSED, PAGES["light"]) < 3  # why its marks have an edge
+    assert contrast(style.UNFUSED, PAGES["light"]) < 3  # why its marks have an edge
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     best = max(min(contrast(str(grey / 255), page) for page in PAGES.values()) for grey in range(256))
     assert 4.3 < best < 4.5
@@ -164,7 +164,7 @@ def test_the_contrast_check_finds_colours_that_do_not_read():
 def colours_of_the_key(picture: Image.Image) -> set[str]:
     """Which colours of unfused and fused stand in it, up to one step of 255: a picture's palette rounds them."""
     there = {colour[:3] for _, colour in picture.getcolors(1 << 24)}
-    key = {name: [round(255 * v) for v in to_rgb(name)] for name in (charts.UNFUSED, charts.FUSED)}
+    key = {name: [round(255 * v) for v in to_rgb(name)] for name in (style.UNFUSED, style.FUSED)}
     return {
         name for name, c in key.items() if any(max(abs(a - b) for a, b in zip(c, o, strict=True)) <= 1 for o in there)
     }
@@ -176,11 +176,11 @@ def test_the_picture_is_transparent_and_shows_both_colours(page):
     assert picture.getpixel((2, 2))[3] == 0
     shown = Image.new("RGBA", picture.size, page)
     shown.alpha_composite(picture)
-    assert colours_of_the_key(shown) == {charts.UNFUSED, charts.FUSED}
+    assert colours_of_the_key(shown) == {style.UNFUSED, style.FUSED}
 
 
 def test_the_key_stands_in_the_corner_of_the_picture():
-    for points, shown in ((POINTS, {charts.UNFUSED, charts.FUSED}), ([Point("measured", 1.0, 1e12)], set())):
+    for points, shown in ((POINTS, {style.UNFUSED, style.FUSED}), ([Point("measured", 1.0, 1e12)], set())):
         picture = Image.open(io.BytesIO(roofline_chart(roof(), points, "title", "text").png())).convert("RGBA")
         corner = picture.crop((0, 0, picture.width // 4, picture.height // 5))
         assert colours_of_the_key(corner) == shown
@@ -198,7 +198,7 @@ def test_a_chart_is_a_picture_and_a_line():
 @pytest.mark.parametrize("name", DEVICES)
 def test_page_position_is_matplotlibs_own_transform(name):
     figure, axes, _ = roofline_axes([roof(name)] if name == "A100" else [roof(name, "fp32")])
-    position = charts.page_position(axes)
+    position = page_position(axes)
     for x, y in [(0.02, 1e11), (153, 3.12e14), (1e5, 7e12)]:
         expected = axes.transData.transform((x, y))
         assert position(x, y) == pytest.approx((expected[0], figure.bbox.height - expected[1]))
@@ -229,7 +229,7 @@ def test_a_hierarchical_roofline_has_a_slope_for_each_level():
 
 
 def overlaps(labels):
-    boxes = [(label.left, label.y, charts.label_width(label.text)) for label in labels]
+    boxes = [(label.left, label.y, label_width(label.text)) for label in labels]
     return [
         (a, b)
         for a, b in itertools.combinations(boxes, 2)
@@ -244,7 +244,7 @@ intensities = st.floats(0.05, 1e5)
 def test_labels_never_overlap(points):
     _, axes, obstacles = roofline_axes([roof()])
     marks = [Point("conv+BN+ReLU", x, roof().attainable(x), kind) for x, kind in points]
-    placed = place_labels(marks, charts.page_position(axes), (axes.bbox.x0, axes.bbox.x1), obstacles)
+    placed = place_labels(marks, page_position(axes), (axes.bbox.x0, axes.bbox.x1), obstacles)
     assert len(placed) == len(points)
     assert overlaps(placed + obstacles) == overlaps(obstacles)
 
@@ -254,7 +254,7 @@ def test_label_widths_are_not_underestimated():
     figure.draw_without_rendering()
     for text in figure.findobj(Annotation):
         if text.get_text():
-            assert text.get_window_extent().width <= charts.label_width(text.get_text()) * 1.05 + 2
+            assert text.get_window_extent().width <= label_width(text.get_text()) * 1.05 + 2
 
 
 def test_points_off_a_logarithmic_axis_are_refused():

@@ -9,13 +9,13 @@ from drawn import assert_texts_lie_apart
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.training import FUSED, SMALL, UNFUSED, Block, norm_written_out
-from helpers.figures.checkpointing import (
+from helpers.figures.training.checkpointing import (
     BARS,
     SEQUENCE,
     TOKENS,
     WIDTHS,
+    CheckpointingExplorer,
     checkpointing_chart,
-    checkpointing_explorer,
     layer_ways,
 )
 from helpers.instruments import measure
@@ -83,7 +83,7 @@ def test_products_are_counted_as_pytorch_counts_them():
 
 def test_the_text_by_hand():
     # 2^25 elements in bf16: a unit of 67.1 MB; 24, 18.5, 13 and 1 of them are kept, and of 32 layers their shares.
-    text = checkpointing_explorer().text
+    text = CheckpointingExplorer().text
     for kept in ("1.61 GB kept (34 %)", "1.24 GB kept (26 %)", "872 MB kept (18 %)", "67.1 MB kept (1.4 %)"):
         assert kept in text
     # (14 + 46 + 49 + 12) units and (4 + 6 + 28 + 12).
@@ -93,12 +93,12 @@ def test_the_text_by_hand():
 
 def test_every_text_lies_on_the_picture_and_none_on_another():
     for arguments in ((1024, 1024, "bf16", "H200"), (131_072, 8192, "fp32", "L4"), (8192, 4096, "fp16", "A10")):
-        figure = checkpointing_explorer(*arguments).chart().figure
+        figure = CheckpointingExplorer(*arguments).chart().figure
         assert_texts_lie_apart(figure)
 
 
 def test_every_frame_is_that_of_its_sliders():
-    explorer = checkpointing_explorer()
+    explorer = CheckpointingExplorer()
     explorer.dtype.value, explorer.device.value = "fp32", "A100"
     explorer.tokens.value, explorer.width.value = TOKENS[0], WIDTHS[-1]
     frames = explorer._stage.data["frames"]
@@ -113,7 +113,7 @@ def test_every_frame_is_that_of_its_sliders():
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text():
-    explorer = checkpointing_explorer()
+    explorer = CheckpointingExplorer()
     data, metadata = explorer._repr_mimebundle_()
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
@@ -131,5 +131,5 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        checkpointing_explorer(**arguments)
+        CheckpointingExplorer(**arguments)
     assert "\n" not in str(error.value)

@@ -3,8 +3,8 @@
 import pytest
 from drawn import TAKES_ARROWS
 
-from helpers.figures.stage import FramePlayer
-from helpers.figures.tile_choice import matmul_explorer
+from helpers.figures.frame.explorer import FramePlayer
+from helpers.figures.matmul.tile_choice import TileChoiceExplorer
 
 FRAMES = {"frames": [{"svg": "<svg></svg>", "text": "as it was", "table": ""}], "columns": 1}
 MODEL = """([script, frames]) => {
@@ -99,14 +99,14 @@ def watched(explorer) -> list[str]:
 
 
 def test_the_kernel_says_when_it_is_done():
-    explorer = matmul_explorer()
+    explorer = TileChoiceExplorer()
     told = watched(explorer)
     explorer.step.value = 32
     assert told == ["computing ...", ""]
 
 
 def test_it_is_done_also_where_it_fails(monkeypatch):
-    explorer = matmul_explorer()
+    explorer = TileChoiceExplorer()
     told = watched(explorer)
     monkeypatch.setattr(type(explorer), "_still_and_data", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):

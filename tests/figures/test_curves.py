@@ -3,7 +3,7 @@
 import pytest
 from drawn import assert_texts_lie_apart
 
-from helpers.figures.curves import curves_chart
+from helpers.figures.performance.curves_chart import curves_chart
 
 
 def test_curves_hold_what_was_found():

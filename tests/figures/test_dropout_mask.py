@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from helpers.figures.dropout_mask import Draw, mask_chart
-from helpers.figures.style import WRONG
+from helpers.figures.training.dropout_mask import Draw, mask_chart
+from helpers.style import WRONG
 
 COUNTERS = np.arange(12).reshape(2, 6)
 KEPT = COUNTERS % 3 != 0

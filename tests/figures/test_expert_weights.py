@@ -6,16 +6,16 @@ import pytest
 import torch
 from drawn import assert_texts_lie_apart
 
-from helpers.figures.expert_weights import (
+from helpers.figures.matmul.expert_weights import (
     BARS,
     EXPERTS,
     FORMATS,
     TOKENS,
     ExpertLayer,
+    ExpertWeightsExplorer,
     scene,
     seconds,
     weights_chart,
-    weights_explorer,
 )
 from helpers.instruments.devices import DEVICES
 from kernels import CATALOGUE
@@ -77,12 +77,12 @@ def test_every_text_lies_on_the_picture_and_none_on_another():
         (8192, 8, 8, "4096 x 14336", "L4"),
         (4096, 128, 4, "4096 x 14336", "RTX 4090"),
     ):
-        figure = weights_explorer(*arguments).chart().figure
+        figure = ExpertWeightsExplorer(*arguments).chart().figure
         assert_texts_lie_apart(figure)
 
 
 def test_every_frame_is_that_of_its_sliders():
-    explorer = weights_explorer()
+    explorer = ExpertWeightsExplorer()
     explorer.device.value, explorer.top_k.value, explorer.size.value = "B200", 2, "7168 x 2048"
     explorer.tokens.value, explorer.experts.value = TOKENS[3], EXPERTS[-1]
     frames = explorer._stage.data["frames"]
@@ -97,11 +97,11 @@ def test_every_frame_is_that_of_its_sliders():
 
 
 def test_more_experts_a_token_than_there_are_count_as_all():
-    assert "1 token, 1 experts of 2048 x 768, 1 a token" in weights_explorer(1, 1, 8).text
+    assert "1 token, 1 experts of 2048 x 768, 1 a token" in ExpertWeightsExplorer(1, 1, 8).text
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text():
-    explorer = weights_explorer()
+    explorer = ExpertWeightsExplorer()
     data, metadata = explorer._repr_mimebundle_()
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
@@ -120,5 +120,5 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        weights_explorer(**arguments)
+        ExpertWeightsExplorer(**arguments)
     assert "\n" not in str(error.value)

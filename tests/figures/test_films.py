@@ -1,4 +1,4 @@
-"""The journey of the bytes and the launch timeline: their numbers against the meter and the record; the film's page."""
+"""The traffic animation and the launch timeline: their numbers against the meter and the record; the film's page."""
 
 import json
 from itertools import pairwise
@@ -8,19 +8,19 @@ import torch
 from drawn import TAKES_ARROWS, bare_page
 from torch.nn.functional import gelu
 
-from helpers.figures.bytes_journey import TILES, journey, trips
-from helpers.figures.film import Bar, Counter, Film, FilmScene, FilmStage, Mover, Note
-from helpers.figures.launch_lanes import SIZES, launch_timeline, ways
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmStage, MovingBox, Note
+from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
+from helpers.figures.memory.moving_bytes import TILES, traffic_animation, trips
 from helpers.instruments import measure, recorded
 from kernels import add_gelu
 
 H200 = recorded("h200")
 
 
-def test_the_journeys_bytes_are_the_meters_and_its_times_the_record():
+def test_the_animations_bytes_are_the_meters_and_its_times_the_record():
     a, b = torch.randn(2, 1000)
     unfused, fused = measure(lambda: gelu(a + b, approximate="tanh")), measure(add_gelu, a, b)
-    scene = journey(H200).scenes["add + GELU"]
+    scene = traffic_animation(H200).scenes["add + GELU"]
     for way, found in (("unfused", unfused), ("fused", fused)):
         crossed, clock = (counter for counter in scene.counters if counter.name == way)
         assert crossed.value * 1e9 / 100_000_000 == found.bytes_total / a.numel()
@@ -32,14 +32,14 @@ def test_the_journeys_bytes_are_the_meters_and_its_times_the_record():
     )
 
 
-def test_where_the_bytes_are_still_to_be_found_the_journey_counts_tiles():
-    film = journey(H200, count="tiles")
+def test_where_the_bytes_are_still_to_be_found_the_animation_counts_tiles():
+    film = traffic_animation(H200, count="tiles")
     assert [counter.at(1.0) for counter in film.scenes["add + GELU"].counters if "µs" not in counter.text] == [
         f"{len(trips(fused))} tiles have crossed" for fused in (False, True)
     ]
     assert "GB" not in str(film.data()) + film.text
-    with pytest.raises(ValueError, match="the journey counts 'GB' or 'tiles', not 'bytes'"):
-        journey(H200, count="bytes")
+    with pytest.raises(ValueError, match="the animation counts 'GB' or 'tiles', not 'bytes'"):
+        traffic_animation(H200, count="bytes")
 
 
 def test_the_sum_makes_its_round_trip_in_order():
@@ -73,7 +73,7 @@ def test_a_size_that_was_not_recorded_is_refused():
         ways(H200, 999)
 
 
-@pytest.mark.parametrize("film", [journey(H200), launch_timeline(H200)])
+@pytest.mark.parametrize("film", [traffic_animation(H200), launch_timeline(H200)])
 def test_the_still_frame_is_small_and_says_what_it_shows(film):
     bundle, metadata = film._repr_mimebundle_()
     assert metadata["image/png"]["alt"] == bundle["text/plain"] == film.text
@@ -85,8 +85,8 @@ def test_the_still_frame_is_small_and_says_what_it_shows(film):
     assert 0 <= box.y0 < box.y1 <= height
 
 
-def test_what_counts_in_the_journey_lies_apart():
-    figure = journey(H200).chart().figure
+def test_what_counts_in_the_animation_lies_apart():
+    figure = traffic_animation(H200).chart().figure
     figure.draw_without_rendering()
     counters = [text for text in figure.axes[0].texts if "crossed" in text.get_text() or "clock" in text.get_text()]
     boxes = sorted((text.get_window_extent() for text in counters), key=lambda box: box.x0)
@@ -94,15 +94,15 @@ def test_what_counts_in_the_journey_lies_apart():
     assert all(after.x0 - before.x0 > 1.5 * before.width for before, after in pairwise(boxes))  # a wider font
 
 
-LONG = FilmScene(
+LONG = Animation(
     (100, 50), 4.0, 2.0, "µs", 10.0, "A title",
-    movers=(Mover(0, 0, 80, 40, 10, 10, 1.0, 3.0, "#ff0000"),),
+    movers=(MovingBox(0, 0, 80, 40, 10, 10, 1.0, 3.0, "#ff0000"),),
     bars=(Bar(0, 20, 50, 10, 0.0, 4.0, "#0000ff"),),
     notes=(Note("a note", 0, 40),),
     counters=(Counter("it", "{} B", 0, 45, 8, 0.0, 4.0, 0),),
     told=((0.0, "It begins."), (3.0, "It ends.")),
 )  # fmt: skip
-FILM = Film({"long": LONG, "short": FilmScene((100, 50), 1.0, 1.0, "µs", 10.0, "Another title")}, "length")
+FILM = Film({"long": LONG, "short": Animation((100, 50), 1.0, 1.0, "µs", 10.0, "Another title")}, "length")
 
 
 @pytest.fixture

@@ -7,11 +7,20 @@ import torch
 from torch.nn import functional
 
 from benchmarks.fusion_proof import compare, homes_of_all, plan_of, record
-from helpers.figures.fusion_decision import KINDS, NO, OPERATIONS, ROWS, SHARES, YES, decide, decision_explorer
-from helpers.figures.fusion_groups import TwoPartitions, groups_explorer, rows_of
-from helpers.figures.fusion_score import STEPS, score_explorer
-from helpers.figures.launch_trace import Trace, short, trace_explorer
-from helpers.figures.simulator import fusion_simulator
+from helpers.figures.fusion.fusion_decision import (
+    KINDS,
+    NO,
+    OPERATIONS,
+    ROWS,
+    SHARES,
+    YES,
+    FusionDecisionExplorer,
+    decide,
+)
+from helpers.figures.fusion.fusion_groups import FusionGroupsExplorer, TwoPartitions, rows_of
+from helpers.figures.fusion.score_explorer import STEPS, FusionScoreExplorer
+from helpers.figures.fusion.simulator import fusion_simulator
+from helpers.figures.launches.launch_trace import Trace, TraceExplorer, short
 from helpers.instruments import DEVICES
 from helpers.instruments.fusion import analyse
 from helpers.instruments.fusion.analyser import costs_of
@@ -231,7 +240,7 @@ def test_every_end_of_the_flowchart_is_reached(position, outcome):
 
 
 def test_every_frame_of_the_flowchart_is_that_of_its_sliders():
-    explorer = decision_explorer(kind="a product, then a norm", rows=1, device="A100")
+    explorer = FusionDecisionExplorer(kind="a product, then a norm", rows=1, device="A100")
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(ROWS) * len(OPERATIONS) * len(SHARES)
     for rows, operations, share in ((1, 2, 0.01), (1024, 8, 0.5), (65536, 32, 0.9)):
@@ -257,7 +266,7 @@ def test_the_score_weighs_as_it_says(block):
 
 
 def test_every_frame_of_the_score_is_that_of_its_slider(block):
-    explorer = score_explorer(block, "bandwidth")
+    explorer = FusionScoreExplorer(block, "bandwidth")
     for weight in (0.0, 0.4, 1.0):
         explorer.weight.value = weight
         frame = explorer._stage.data["frames"][STEPS.index(weight)]
@@ -290,7 +299,7 @@ def test_groups_stand_beside_each_other_as_recorded():
     assert not any(row.differs for row in rows.values())
     differing = {row.name for row in rows_of(beside("column_statistics")) if row.differs}
     assert {"amax", "amin", "sub_1", "add"} <= differing
-    explorer = groups_explorer({name: beside(name) for name in ("siblings", "squeeze_excite")})
+    explorer = FusionGroupsExplorer({name: beside(name) for name in ("siblings", "squeeze_excite")})
     explorer.graph.value = "squeeze_excite"
     assert explorer._stage.data["frames"][1]["text"] == explorer.text == repr(explorer.chart())
 
@@ -301,7 +310,7 @@ def test_a_trace_is_read_as_it_was_recorded():
     assert (trace.span, trace.busy, trace.total) == (12.0, 8.0, 20.0)
     assert [kernel.gap for kernel in trace.kernels] == [0.0, 4.0]
     assert short("void a::b<int>(x)") == "b"
-    explorer = trace_explorer({"eager": rows, "eager, CUDA graph": rows[:2]})
+    explorer = TraceExplorer({"eager": rows, "eager, CUDA graph": rows[:2]})
     explorer.kernel.value = 2
     assert "Kernel 2, c: starts at 14 µs, 4 µs after the one before, and runs 6 µs" in explorer.text
     frames = explorer._stage.data["frames"]
@@ -313,10 +322,10 @@ def test_a_trace_is_read_as_it_was_recorded():
 def test_nothing_leaves_the_pictures(block):
     explorers = [
         fusion_simulator(GATED[0], *GATED[1]),
-        score_explorer(block),
-        groups_explorer({"a": beside("siblings")}),
+        FusionScoreExplorer(block),
+        FusionGroupsExplorer({"a": beside("siblings")}),
     ]
-    explorers += [decision_explorer(kind="a product, then a norm"), trace_explorer(record()["timeline"])]
+    explorers += [FusionDecisionExplorer(kind="a product, then a norm"), TraceExplorer(record()["timeline"])]
     for explorer in explorers:
         figure = explorer.chart().figure
         box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
@@ -327,11 +336,11 @@ def test_nothing_leaves_the_pictures(block):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: decision_explorer(kind="sort"), "'sort' launched"),
-        (lambda: decision_explorer(rows=5), "rows of 4096 slider has no 5"),
-        (lambda: score_explorer(plan_of("gpt2_block"), "beauty"), "no part 'beauty'"),
-        (lambda: groups_explorer({"many": beside("mixtral_experts")}), "the picture holds"),
-        (lambda: trace_explorer(record()["timeline"], kernel=99), "kernel slider has no 99"),
+        (lambda: FusionDecisionExplorer(kind="sort"), "'sort' launched"),
+        (lambda: FusionDecisionExplorer(rows=5), "rows of 4096 slider has no 5"),
+        (lambda: FusionScoreExplorer(plan_of("gpt2_block"), "beauty"), "no part 'beauty'"),
+        (lambda: FusionGroupsExplorer({"many": beside("mixtral_experts")}), "the picture holds"),
+        (lambda: TraceExplorer(record()["timeline"], kernel=99), "kernel slider has no 99"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(make, said):
@@ -344,4 +353,4 @@ def test_kinds_are_what_their_names_say():
     for kind in KINDS:
         found = decide(kind, 1024, 4, 0.5, "by a CUDA graph", "H200")
         assert f"({kind})" in found.text
-    assert all(device.sms for device in map(DEVICES.__getitem__, decision_explorer(kind=kind).device.options))
+    assert all(device.sms for device in map(DEVICES.__getitem__, FusionDecisionExplorer(kind=kind).device.options))

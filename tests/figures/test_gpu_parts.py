@@ -4,7 +4,7 @@ import pytest
 from drawn import assert_texts_lie_apart
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from helpers.figures.gpu_parts import PARTS, gpu_picture, seconds_of
+from helpers.figures.memory.gpu_parts import PARTS, gpu_picture, seconds_of
 from helpers.instruments.devices import DEVICES
 
 

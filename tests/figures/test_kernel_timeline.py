@@ -2,10 +2,10 @@
 
 import pytest
 
-from helpers.figures import kernel_timeline_chart, kernel_timeline_explorer
-from helpers.figures.kernel_timeline import GPU, HIGH, HOST, LEFT, RIGHT, timeline_scene
-from helpers.figures.style import FUSED, LIMIT, UNFUSED
+from helpers.figures import KernelTimelineExplorer
+from helpers.figures.launches.kernel_timeline import GPU, HIGH, HOST, LEFT, RIGHT, timeline_scene
 from helpers.instruments import read_trace
+from helpers.style import FUSED, LIMIT, UNFUSED
 
 PRODUCT, BYTES = "nvjet_sm90_tst_64x64_64x13_4x2_h_bz_bias_TNT", "void at::native::vectorized_elementwise_kernel<4>"
 
@@ -39,7 +39,7 @@ def test_bars_lie_where_the_trace_has_them():
 
 
 def test_every_frame_is_that_of_its_slider():
-    explorer = kernel_timeline_explorer({"eager": THREE, "one": read_trace(trace((BYTES, 10, 5)))})
+    explorer = KernelTimelineExplorer({"eager": THREE, "one": read_trace(trace((BYTES, 10, 5)))})
     frames = explorer._stage.data["frames"]
     assert len(frames) == 3
     for number, frame in enumerate(frames, 1):
@@ -55,7 +55,7 @@ def test_every_frame_is_that_of_its_slider():
 def test_ways_of_about_one_length_share_an_axis():
     quicker = read_trace(trace((BYTES, 10, 20), (PRODUCT, 30, 30)))
     long = read_trace(trace((BYTES, 10, 9000)))
-    explorer = kernel_timeline_explorer({"eager": THREE, "quicker": quicker, "long": long})
+    explorer = KernelTimelineExplorer({"eager": THREE, "quicker": quicker, "long": long})
     first = {}  # way -> points a microsecond
     for way, microseconds in (("eager", 20), ("quicker", 20)):
         explorer.way.value = way
@@ -66,6 +66,6 @@ def test_ways_of_about_one_length_share_an_axis():
 
 
 def test_a_picture_says_what_it_shows():
-    assert "busy 75%" in repr(kernel_timeline_chart("eager", THREE))
+    assert "busy 75%" in repr(KernelTimelineExplorer({"eager": THREE}).chart())
     with pytest.raises(ValueError, match="no timeline is called 'x'"):
-        kernel_timeline_explorer({"eager": THREE}, "x")
+        KernelTimelineExplorer({"eager": THREE}, "x")

@@ -10,16 +10,16 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from helpers.figures import style as charts
-from helpers.figures.launch_overhead import (
+from helpers import style
+from helpers.figures.launches.launch_overhead import (
     ELEMENTS,
     LAUNCHED,
     OPERATIONS,
+    LaunchExplorer,
     chain_time,
     launch_axes,
     launch_chart,
     launch_costs,
-    launch_explorer,
     launch_scene,
     timeline,
 )
@@ -105,7 +105,7 @@ def contrast(colour, page):
 
 @pytest.fixture(scope="module")
 def explorer():
-    return launch_explorer()
+    return LaunchExplorer()
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_marks_stand_where_the_axes_put_them(explorer):
     found = re.search(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', frame(explorer)["svg"])
     assert (float(found[1]), figure.bbox.height - float(found[2])) == pytest.approx((x, y), abs=0.06)
     line = launch_chart(scene.curves, 1_000_000, "title", "text").figure.axes[0].lines[1]
-    assert line.get_color() == charts.UNFUSED
+    assert line.get_color() == style.UNFUSED
     assert line.get_ydata()[0] == scene.curves[0].seconds[0]
 
 
@@ -176,7 +176,7 @@ HIGH, DEEP = 9, 3  # points of a label over and under its baseline
 def test_no_line_and_no_axis_strikes_a_label(launched):
     figure, axes = launch_axes()
     bottom = figure.bbox.height - axes.bbox.y0
-    for each in launch_explorer("T4", "fp32", launched)._stage.data["frames"]:
+    for each in LaunchExplorer("T4", "fp32", launched)._stage.data["frames"]:
         labels = re.findall(r'<text x="[0-9.]+" y="([0-9.]+)" paint-order="stroke"', each["svg"])
         one, other = map(float, labels)
         assert max(one, other) + DEEP < bottom, "a label lies on the axis"
@@ -203,7 +203,7 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        launch_explorer(**arguments)
+        LaunchExplorer(**arguments)
     assert "\n" not in str(error.value)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.figures.occupancy import PANELS, finding, occupancy_chart
+from helpers.figures.occupancy.occupancy_curves import PANELS, finding, occupancy_chart
 from helpers.instruments.occupancy_calculator import LIMITS, occupancy
 
 CAPABILITIES = sorted(LIMITS)

@@ -4,12 +4,14 @@ import json
 import math
 import random
 import re
+from pathlib import Path
 
 import pytest
 
-from helpers.figures import occupancy_explorer
-from helpers.figures.occupancy import finding
-from helpers.figures.stage import script
+from helpers.figures import OccupancyExplorer
+from helpers.figures.frame.explorer import script
+from helpers.figures.occupancy import occupancy_curves
+from helpers.figures.occupancy.occupancy_curves import finding
 from helpers.instruments.devices import DEVICES
 
 BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.items()}
@@ -19,7 +21,7 @@ BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.ite
 def frame_of(chromium):
     """`frameOf` of the explorer's script, in a real browser: positions -> frames."""
     page = chromium.new_page()
-    code = script("occupancy.js").replace("export default", "window.stage =")
+    code = script(Path(occupancy_curves.__file__).with_name("occupancy.js")).replace("export default", "window.stage =")
     page.evaluate(f"() => {{ {code}; window.frameOf = frameOf; }}")
 
     def frames(explorer, positions):
@@ -46,7 +48,7 @@ def move(explorer, position):
 @pytest.mark.parametrize("number", [50, pytest.param(150, marks=pytest.mark.long)])
 def test_the_browser_agrees_with_helpers_occupancy(frame_of, number):
     for name in BY_CAPABILITY.values():  # one of each compute capability
-        explorer = occupancy_explorer(name, shared_memory=2177)
+        explorer = OccupancyExplorer(name, shared_memory=2177)
         positions = random_positions(explorer, number, seed=name)
         drawn = 0
         for position, frame in zip(positions, frame_of(explorer, positions), strict=True):
@@ -66,7 +68,7 @@ def test_the_browser_agrees_with_helpers_occupancy(frame_of, number):
 
 
 def test_a_wrong_table_would_be_found(frame_of):
-    explorer = occupancy_explorer("H100")
+    explorer = OccupancyExplorer("H100")
     explorer._stage.data["by_registers"][7][70] += 1
     explorer.registers.value = 70
     frame = frame_of(explorer, [[7, 69, 0]])[0]
@@ -88,7 +90,7 @@ def drawn_warps(path, panel, values):
 
 def test_the_sweeps_drawn_are_those_of_the_calculator(frame_of):
     for name in ("V100", "RTX 4090", "H100"):
-        explorer = occupancy_explorer(name, shared_memory=2177)
+        explorer = OccupancyExplorer(name, shared_memory=2177)
         positions = [p for p in random_positions(explorer, 150, seed=f"{name} sweeps") if p[2] < 60][:20]
         for position, frame in zip(positions, frame_of(explorer, positions), strict=True):
             move(explorer, position)
@@ -101,7 +103,7 @@ def test_the_sweeps_drawn_are_those_of_the_calculator(frame_of):
 
 
 def test_the_open_mark_stands_where_one_more_block_fits(frame_of):
-    explorer = occupancy_explorer("H100", threads=256, registers=70)
+    explorer = OccupancyExplorer("H100", threads=256, registers=70)
     (frame,) = frame_of(explorer, [[7, 69, 0]])
     assert explorer._occupancy().one_more_block == {"registers": 6}
     assert ">64: one more block<" in frame["svg"]
@@ -114,21 +116,21 @@ def test_the_open_mark_stands_where_one_more_block_fits(frame_of):
 
 def test_the_text_by_hand():
     # 70 registers are 2304 a warp; a quarter of the SM's 65536 holds 7 such warps, so 28 warps fit: 3 blocks of 8.
-    assert occupancy_explorer("H100", threads=256, registers=70, shared_memory=1024).text == (
+    assert OccupancyExplorer("H100", threads=256, registers=70, shared_memory=1024).text == (
         "H100, 256 threads, 70 registers, 1 KB of shared memory: 3 blocks, 24 of 64 warps (38%), limited by registers: "
         "one more block needs 6 fewer registers."
     )
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text():
-    explorer = occupancy_explorer()
+    explorer = OccupancyExplorer()
     data, metadata = explorer._repr_mimebundle_()
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
 
 
 def test_memory_that_a_gpu_does_not_have_is_said():
-    explorer = occupancy_explorer("H100", shared_memory=100 * 1024)
+    explorer = OccupancyExplorer("H100", shared_memory=100 * 1024)
     explorer.device.value = "T4"
     assert explorer.text == (
         "102400 B of shared memory is 36864 B more than a block can have on compute capability 7.5: at most 65536 B"
@@ -139,7 +141,7 @@ def test_memory_that_a_gpu_does_not_have_is_said():
 
 
 def test_what_is_sent_stays_small():
-    explorer = occupancy_explorer()
+    explorer = OccupancyExplorer()
     assert len(json.dumps(explorer._stage.data)) + len(explorer._stage.still) < 100_000
 
 
@@ -157,5 +159,5 @@ def test_what_is_sent_stays_small():
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        occupancy_explorer(**arguments)
+        OccupancyExplorer(**arguments)
     assert "\n" not in str(error.value)

@@ -3,18 +3,25 @@
 import pytest
 from matplotlib.text import Text
 
-from helpers.figures import attention_units, banks, fusion_decision, matmul_explorer, order_explorer, wide_rows_explorer
-from helpers.figures.stage import Stage
+from helpers.figures import (
+    AttentionUnitsExplorer,
+    BanksExplorer,
+    FusionDecisionExplorer,
+    TileChoiceExplorer,
+    TileOrderExplorer,
+    WideRowsExplorer,
+)
+from helpers.figures.frame.explorer import Stage
 
 PAGE = 836  # pixels beside the prompt, at 1024
-LEAST = 11
+MIN = 11
 EXPLORERS = {
-    "banks": banks.banks_explorer,
-    "decision": fusion_decision.decision_explorer,
-    "matmul": matmul_explorer,
-    "order": order_explorer,
-    "units": attention_units.units_explorer,
-    "wide rows": wide_rows_explorer,
+    "banks": BanksExplorer,
+    "decision": FusionDecisionExplorer,
+    "matmul": TileChoiceExplorer,
+    "order": TileOrderExplorer,
+    "units": AttentionUnitsExplorer,
+    "wide rows": WideRowsExplorer,
 }
 SMALLEST = """() => Math.min(...[...document.querySelectorAll('.fusion-chart text')].map(
   text => parseFloat(getComputedStyle(text).fontSize) * Math.hypot(text.getScreenCTM().b, text.getScreenCTM().d)))"""
@@ -30,7 +37,7 @@ def test_in_a_still_picture(explorers):
         figure = explorer.chart().figure
         scale = 96 / 72 * min(1, PAGE / (96 * figure.get_size_inches()[0]))
         sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
-        assert scale * min(sizes) >= LEAST, name
+        assert scale * min(sizes) >= MIN, name
 
 
 def test_in_a_live_one(explorers, chromium):
@@ -45,7 +52,7 @@ def test_in_a_live_one(explorers, chromium):
             stage.render({{ model, el: document.body.lastChild }}); }}""",
             {"still": still, "data": data},
         )
-        assert page.evaluate(SMALLEST) >= LEAST - 0.01, name
+        assert page.evaluate(SMALLEST) >= MIN - 0.01, name
         page.evaluate("document.querySelector('.fusion-chart').style.removeProperty('--readable')")
         if name == "banks":
-            assert page.evaluate(SMALLEST) < LEAST, "half the window alone is too low for it"
+            assert page.evaluate(SMALLEST) < MIN, "half the window alone is too low for it"

@@ -7,17 +7,17 @@ import torch
 from drawn import assert_texts_lie_apart
 from torch.nn import functional
 
-from helpers.figures.recomputation import BARS as PLACES
-from helpers.figures.recomputation import (
+from helpers.figures.training.recomputation import BARS as PLACES
+from helpers.figures.training.recomputation import (
     COLUMNS,
     ROWS,
     TRAINING_STEPS,
+    RecomputationExplorer,
     recomputation_chart,
-    recomputation_explorer,
     scene,
 )
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.kept import kept_for_backward
+from helpers.instruments.saved_tensors import saved_for_backward
 from helpers.instruments.traffic import measure
 from kernels import bias_dropout_residual, geglu, residual_act, swiglu
 
@@ -31,7 +31,7 @@ def tensors(count):
 
 
 def measured(fn, *inputs):
-    kept = kept_for_backward(fn, *inputs)
+    kept = saved_for_backward(fn, *inputs)
     forward = measure(fn, *inputs)
     grad = torch.ones_like(forward.result)
     backward = measure(lambda: torch.autograd.grad(forward.result, inputs, grad))
@@ -79,7 +79,7 @@ def test_fused_it_moves_and_keeps_what_the_catalogue_does(operation, fused, vers
 def test_the_mask_recomputed_costs_no_byte():
     x, residual = tensors(2)
     bias, seed = torch.randn(SHAPE[1], requires_grad=True), torch.tensor(7)
-    kept = kept_for_backward(bias_dropout_residual, x, bias, residual, seed)
+    kept = saved_for_backward(bias_dropout_residual, x, bias, residual, seed)
     assert kept.total == seed.nbytes
     forward = measure(bias_dropout_residual, x, bias, residual, seed)
     step = TRAINING_STEPS["bias+dropout+residual"](N, 4).recomputed
@@ -127,13 +127,13 @@ def test_bars_are_as_long_as_the_bytes(operation):
 def test_every_text_lies_on_the_picture_and_none_on_another():
     for operation, rows, columns in (("bias+dropout+residual", 64, 256), ("residual+GELU", 131_072, 16384)):
         for device in ("T4", "H200"):
-            explorer = recomputation_explorer(operation, "fp32", device, rows, columns)
+            explorer = RecomputationExplorer(operation, "fp32", device, rows, columns)
             figure = explorer.chart().figure
             assert_texts_lie_apart(figure)
 
 
 def test_every_frame_is_that_of_its_sliders():
-    explorer = recomputation_explorer()
+    explorer = RecomputationExplorer()
     for operation, dtype, device, rows, columns in (
         ("SwiGLU", "bf16", "A100", ROWS[0], COLUMNS[-1]),
         ("residual+GELU", "fp32", "T4", ROWS[-1], COLUMNS[0]),
@@ -155,7 +155,7 @@ def test_every_frame_is_that_of_its_sliders():
 
 def test_the_text_by_hand():
     # 2^26 elements in bf16: 22, 12 and 10 B an element; a mask of 2^26 B, 32 of them 1.4 % of 141 GiB.
-    text = recomputation_explorer().text
+    text = RecomputationExplorer().text
     assert "unfused moves 1.48 GB" in text
     assert "fused, stored moves 805 MB" in text
     assert "fused, recomputed moves 671 MB" in text
@@ -164,7 +164,7 @@ def test_the_text_by_hand():
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text():
-    explorer = recomputation_explorer()
+    explorer = RecomputationExplorer()
     data, metadata = explorer._repr_mimebundle_()
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert data["text/plain"] == explorer.text == metadata["image/png"]["alt"]
@@ -183,5 +183,5 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        recomputation_explorer(**arguments)
+        RecomputationExplorer(**arguments)
     assert "\n" not in str(error.value)

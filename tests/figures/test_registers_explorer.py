@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.over_fusion import COLUMNS, chain_gradient_kernel
-from helpers.figures.register_file import register_file_chart
-from helpers.figures.register_growth import registers_axes, registers_explorer
+from helpers.figures.occupancy.register_file import register_file_chart
+from helpers.figures.occupancy.register_growth import RegistersExplorer, registers_axes
 from helpers.instruments.resources import compile_for
 
 SIZES = (1, 4, 16)
@@ -20,7 +20,7 @@ def compiled(steps, gpu):
 
 @pytest.fixture(scope="module")
 def explorer():
-    return registers_explorer(compiled, SIZES)
+    return RegistersExplorer(compiled, SIZES)
 
 
 def test_each_frame_says_what_the_compiler_said(explorer):
@@ -50,7 +50,7 @@ def test_marks_lie_on_the_curves(explorer):
 
 def test_another_gpu_is_compiled_for(explorer):
     asked = []
-    other = registers_explorer(lambda steps, gpu: asked.append(gpu) or compiled(steps, gpu), (1,), "A100")
+    other = RegistersExplorer(lambda steps, gpu: asked.append(gpu) or compiled(steps, gpu), (1,), "A100")
     other.device.value = "T4"
     assert asked == ["A100", "T4"]
     assert other.text.startswith("T4: 1 fused operation fits in ")
@@ -59,7 +59,7 @@ def test_another_gpu_is_compiled_for(explorer):
 
 def test_each_kernel_is_announced_before_it_is_compiled(explorer):
     one, asked, told = explorer._growth.compiled[0], [], []
-    other = registers_explorer(lambda steps, gpu: asked.append(steps) or one, SIZES, "A100")
+    other = RegistersExplorer(lambda steps, gpu: asked.append(steps) or one, SIZES, "A100")
     asked.clear()
     other._stage.observe(lambda change: told.append((change["new"], len(asked))), "doing")
     other.device.value = "T4"
@@ -83,7 +83,7 @@ def test_shown_without_a_kernel_it_is_a_picture_and_a_line(explorer):
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(device, operations, message):
     with pytest.raises(ValueError, match=message) as refused:
-        registers_explorer(compiled, SIZES, device, operations)
+        RegistersExplorer(compiled, SIZES, device, operations)
     assert "\n" not in str(refused.value)
 
 

@@ -7,9 +7,15 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from helpers.figures import roofline_explorer
-from helpers.figures import style as charts
-from helpers.figures.roofline import COLUMNS, ROWS, SHOWN, RooflineExplorer, roofline_axes, roofline_scene
+from helpers import style
+from helpers.figures.performance.roofline_chart import (
+    COLUMNS,
+    ROWS,
+    SHOWN,
+    RooflineExplorer,
+    roofline_axes,
+    roofline_scene,
+)
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS
 from helpers.instruments.recordings import recorded
@@ -20,7 +26,7 @@ EVERY = [(name, dtype) for name, device in DEVICES.items() for dtype in device.p
 
 @pytest.fixture(scope="module")
 def explorer():
-    return roofline_explorer()
+    return RooflineExplorer()
 
 
 def frame(explorer):
@@ -58,7 +64,7 @@ def test_titles_and_points_are_true_of_every_device(name, dtype):
 
 def test_a_known_l2_bandwidth_adds_its_slope(monkeypatch, explorer):
     monkeypatch.setitem(DEVICES, "A100", dataclasses.replace(DEVICES["A100"], l2_bandwidth=4078e9))
-    assert ">L2, 4.08 TB/s<" in roofline_explorer()._stage.still
+    assert ">L2, 4.08 TB/s<" in RooflineExplorer()._stage.still
     assert ">L2, " not in explorer._stage.still
 
 
@@ -66,29 +72,29 @@ def test_special_functions_and_shared_memory_have_roofs_and_triton_no_tensor_cor
     assert ">special functions, 2.44 TFLOP/s<" in explorer._stage.still  # 108 SMs x 16 x 1.41 GHz
     assert ">shared memory, 19.5 TB/s<" in explorer._stage.still  # 108 SMs x 128 B x 1.41 GHz
     assert "not from Triton" not in explorer._stage.still
-    t4 = roofline_explorer(device="T4")
+    t4 = RooflineExplorer(device="T4")
     assert ">fp16 on tensor cores, not from Triton, 65 TFLOP/s<" in t4._stage.still
     assert t4.text.endswith(
         "Triton has no tensor cores before compute capability 8.0: its products run on CUDA cores here."
     )
-    assert "no tensor cores" not in roofline_explorer(device="T4", dtype="fp32").text
+    assert "no tensor cores" not in RooflineExplorer(device="T4", dtype="fp32").text
 
 
 def test_what_was_measured_is_drawn_and_said(explorer):
     run = recorded("h200")
     bandwidth, rate = f"{run.copy_bandwidth / 1e12:.2f} TB/s", f"{run.matrix_rate / 1e12:.0f} TFLOP/s"
-    h200 = roofline_explorer(device="H200", dtype="bf16")
+    h200 = RooflineExplorer(device="H200", dtype="bf16")
     assert f">measured, {rate}<" in h200._stage.still
     assert h200.text.endswith(f"Measured: {bandwidth}, {rate}.")
-    assert "measured" not in roofline_explorer(device="H200", dtype="fp8")._stage.still
+    assert "measured" not in RooflineExplorer(device="H200", dtype="fp8")._stage.still
     assert "measured" not in explorer._stage.still, "of an A100"
 
 
 def test_titles_fit_the_chart():
     names = sorted(OPERATIONS, key=len)[-2:]
     longest = f"At best, fusing makes {names[1]} 10.15 times faster, {names[0]} 1.15 times"
-    figure = Figure(figsize=charts.STYLE["figure.figsize"], dpi=72)
-    width = figure.text(0, 0, longest, size=charts.TITLE_SIZE, weight="bold").get_window_extent().width
+    figure = Figure(figsize=style.STYLE["figure.figsize"], dpi=72)
+    width = figure.text(0, 0, longest, size=style.TITLE_SIZE, weight="bold").get_window_extent().width
     assert width < 0.915 * figure.bbox.width
 
 
@@ -120,7 +126,7 @@ def test_marks_stand_where_the_axes_put_them(explorer):
 
 def test_the_key_stands_where_there_is_something_to_tell_apart():
     for operations, key in ((["ReLU", "softmax"], True), (["ReLU", "vector add"], False), ([], False)):
-        still = roofline_explorer(operations=operations)._stage.still
+        still = RooflineExplorer(operations=operations)._stage.still
         assert [f">{kind}<" in still for kind in ("unfused", "fused")] == [key, key]
 
 
@@ -143,10 +149,10 @@ def test_choices_redraw_and_a_missing_peak_is_said(explorer):
 def test_the_still_part_takes_the_pages_colours_and_touches_nothing_else(explorer):
     still = explorer._stage.still
     assert "currentColor" in still
-    assert charts.TEXT not in still
+    assert style.TEXT not in still
     assert "<style" not in still
     assert "http" not in still.replace("http://www.w3.org", "")
-    assert roofline_explorer()._stage.still == still  # the same drawing, the same bytes
+    assert RooflineExplorer()._stage.still == still  # the same drawing, the same bytes
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text(explorer):
@@ -172,7 +178,7 @@ def test_frames_stay_small_enough_to_send(explorer):
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        roofline_explorer(**arguments)
+        RooflineExplorer(**arguments)
     assert "\n" not in str(error.value)
 
 
@@ -183,4 +189,4 @@ def test_a_scene_of_no_rows_is_refused():
 
 def test_itemsizes_cover_the_catalogue():
     assert {dtype for _, dtype in EVERY} == set(ITEMSIZE)
-    assert isinstance(roofline_explorer(rows=1), RooflineExplorer)
+    assert isinstance(RooflineExplorer(rows=1), RooflineExplorer)

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from helpers.figures.curves import curves_chart
-from helpers.figures.launch_overhead import launch_explorer
-from helpers.figures.occupancy import occupancy_chart
-from helpers.figures.said_mark import MarkedChart, Said, said_svg
-from helpers.figures.style import Chart, bar_axes
+from helpers.figures.frame.chart import Chart, bar_axes
+from helpers.figures.frame.guess_mark import GuessMark, MarkedChart, guess_mark_svg
+from helpers.figures.launches.launch_overhead import LaunchExplorer
+from helpers.figures.occupancy.occupancy_curves import occupancy_chart
+from helpers.figures.performance.curves_chart import curves_chart
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.learning.guesses import Guess
 
@@ -29,13 +29,13 @@ def diamond(svg: str) -> tuple[float, float]:
 
 def test_on_a_linear_axis():
     figure = curves_chart({"moved": {0: 0, 20: 2, 40: 4}}, "title", "MB", "y").figure
-    x, _ = diamond(said_svg(figure, Said("you said 20 MB", "x", 20)))
+    x, _ = diamond(guess_mark_svg(figure, GuessMark("you said 20 MB", "x", 20)))
     assert x == pytest.approx(tick(figure.axes[0].xaxis, 20)[0], abs=0.1)
 
 
 def test_on_a_logarithmic_axis_of_an_explorer_also_after_another_choice():
-    explorer = launch_explorer()
-    explorer.mark(Said("you said 1,000,000 numbers", "x", 1e6))
+    explorer = LaunchExplorer()
+    explorer.mark(GuessMark("you said 1,000,000 numbers", "x", 1e6))
     figure = explorer.chart().figure
     for _ in range(2):
         x, _ = diamond(explorer._stage.said["svg"])
@@ -49,14 +49,14 @@ def test_on_a_logarithmic_axis_of_an_explorer_also_after_another_choice():
 def test_a_guess_about_one_bar_stays_on_it():
     figure, axes = bar_axes(["unfused", "fused"], 20, "title", "MB")
     for row in range(2):
-        svg = said_svg(figure, Said("you said 12 MB", "x", 12, row=row))
+        svg = guess_mark_svg(figure, GuessMark("you said 12 MB", "x", 12, row=row))
         bottom, top = map(float, re.search(r'<path d="M[\d.]+ ([\d.]+)V([\d.]+)"', svg).groups())
         places = [axes.transData.inverted().transform((0, figure.bbox.height - y))[1] for y in (top, bottom)]
         assert row - 0.6 < places[0] < row < places[1] < row + 0.5
         _, words = map(float, re.search(r'<text x="([\d.]+)" y="([\d.]+)"', svg).groups())
         assert top - 5 < words < bottom
     with pytest.raises(ValueError, match="a bar's guess lies on its axis 'x'"):
-        Said("you said 12 MB", "y", 12, row=0)
+        GuessMark("you said 12 MB", "y", 12, row=0)
 
 
 def test_a_mark_speaks_the_axis_unit(monkeypatch):
@@ -77,14 +77,14 @@ def test_a_guess_of_zero_times_as_fast_lies_nowhere(monkeypatch):
 
 def test_on_the_second_panel_upwards():
     figure = occupancy_chart(occupancy((9, 0), threads=512, registers=41)).figure
-    _, y = diamond(said_svg(figure, Said("you said 3 blocks", "y", 48, panel=1)))
+    _, y = diamond(guess_mark_svg(figure, GuessMark("you said 3 blocks", "y", 48, panel=1)))
     assert figure.bbox.height - y == pytest.approx(tick(figure.axes[1].yaxis, 48)[1], abs=0.1)
 
 
 @pytest.mark.parametrize(("value", "words"), [(500, "you said it ▸"), (-1, "◂ you said it")])
 def test_beyond_an_axis_it_stands_at_its_end(value, words):
     figure = curves_chart({"moved": {0: 0, 40: 4}}, "title", "MB", "y").figure
-    svg = said_svg(figure, Said("you said it", "x", value))
+    svg = guess_mark_svg(figure, GuessMark("you said it", "x", value))
     axes = figure.axes[0]
     assert diamond(svg)[0] == pytest.approx(axes.bbox.x1 if value > 0 else axes.bbox.x0, abs=0.1)
     assert f">{words}</text>" in svg
@@ -94,7 +94,7 @@ def test_a_chart_is_itself_until_something_is_said_and_after_it_is_taken_back():
     chart = curves_chart({"moved": {0: 0, 40: 4}}, "title", "MB", "y")
     marked = MarkedChart(chart)
     assert marked._bundle() == chart._repr_mimebundle_()
-    marked.mark(Said("you said 1 < 2", "x", 1))
+    marked.mark(GuessMark("you said 1 < 2", "x", 1))
     page = marked._bundle()[0]["text/html"]
     assert page.count("you said 1 &lt; 2</text>") == 1
     assert page.endswith("<figcaption>You said 1 &lt; 2.</figcaption></figure>")
@@ -105,4 +105,4 @@ def test_a_chart_is_itself_until_something_is_said_and_after_it_is_taken_back():
 
 def test_another_axis_is_refused():
     with pytest.raises(ValueError, match="on the axis 'z': 'x' or 'y' expected"):
-        Said("you said 1", "z", 1)
+        GuessMark("you said 1", "z", 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.figures.stages import pipeline, stages_chart
+from helpers.figures.matmul.pipeline_stages import pipeline, stages_chart
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])

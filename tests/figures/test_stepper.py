@@ -12,7 +12,7 @@ import triton.language as tl
 from drawn import TAKES_ARROWS, bare_page
 
 from helpers.figures import watch
-from helpers.figures.stepper import PAINT, Stepper, _fill, word
+from helpers.figures.frame.stepper import PAINT, Stepper, _fill, word
 from helpers.instruments import cuda_kernel, measure
 
 

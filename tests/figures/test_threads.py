@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from helpers.figures.threads import BLOCK, BLOCKS, STRIDES, THREADS, load_of, threads_explorer
+from helpers.figures.memory.thread_addresses import BLOCK, BLOCKS, STRIDES, THREADS, ThreadsExplorer, load_of
 from helpers.instruments import cuda_kernel, measure
 
 WHO = """
@@ -23,7 +23,7 @@ def test_what_is_told_of_a_thread_is_what_a_kernel_finds(stride):
     block, warp, lane = torch.empty(3, threads, dtype=torch.int32)
     read = torch.empty(threads)
     found = measure(cuda_kernel(WHO, "who")[BLOCKS, BLOCK], x, block, warp, lane, read, stride)
-    explorer = threads_explorer(stride=stride)
+    explorer = ThreadsExplorer(stride=stride)
     sectors = found.sectors_read // (threads // 32)
     for thread in THREADS:
         explorer.thread.value = thread
@@ -33,7 +33,7 @@ def test_what_is_told_of_a_thread_is_what_a_kernel_finds(stride):
 
 
 def test_every_frame_is_that_of_its_sliders_and_draws_what_is_fetched():
-    explorer = threads_explorer()
+    explorer = ThreadsExplorer()
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(STRIDES) * len(THREADS)
     for stride, thread in ((1, 0), (3, 35), (32, 255)):
@@ -45,7 +45,7 @@ def test_every_frame_is_that_of_its_sliders_and_draws_what_is_fetched():
 
 
 def test_boxes_stand_where_the_axes_put_them_and_within_the_picture():
-    explorer = threads_explorer(stride=8, thread=35)
+    explorer = ThreadsExplorer(stride=8, thread=35)
     figure = explorer.chart().figure
     frame = explorer._stage.data["frames"][STRIDES.index(8) * len(THREADS) + THREADS.index(35)]
     own = re.findall(r'<path d="M([0-9.]+) ([0-9.]+)', frame["svg"])[-1]
@@ -59,5 +59,5 @@ def test_boxes_stand_where_the_axes_put_them_and_within_the_picture():
 @pytest.mark.parametrize(("arguments", "name"), [({"stride": 5}, "stride"), ({"thread": 999}, "thread i")])
 def test_bad_input_is_refused_in_one_line(arguments, name):
     with pytest.raises(ValueError, match=f"the {name} slider has no") as error:
-        threads_explorer(**arguments)
+        ThreadsExplorer(**arguments)
     assert "\n" not in str(error.value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.matmul_steps import grouped_kernel, run
-from helpers.figures.tile_choice import OTHERS, STAGES, TILES, WARPS, Tiling, asked, matmul_explorer, ridge
+from helpers.figures.matmul.tile_choice import OTHERS, STAGES, TILES, WARPS, TileChoiceExplorer, Tiling, asked, ridge
 from helpers.instruments import compile_for, measure, occupancy
 
 SETTINGS = "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages"
@@ -55,7 +55,7 @@ def test_a_block_fills_the_sm_as_the_calculator_says():
 
 
 def test_every_frame_is_that_of_its_sliders():
-    explorer = matmul_explorer()
+    explorer = TileChoiceExplorer()
     for tile, warps, stages, step in (((16, 16), 1, 1, 32), ((128, 256), 4, 4, 64), ((256, 256), 16, 6, 128)):
         explorer.step.value, explorer.tile.value = step, tile
         explorer.warps.value, explorer.stages.value = warps, stages
@@ -68,17 +68,17 @@ def test_every_frame_is_that_of_its_sliders():
 @pytest.mark.parametrize("tile", TILES)
 def test_nothing_leaves_the_picture(tile):
     for warps in WARPS:
-        figure = matmul_explorer(tile, warps, 6).chart().figure
+        figure = TileChoiceExplorer(tile, warps, 6).chart().figure
         box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
         assert 0 <= box.x0 < box.x1 <= width
         assert 0 <= box.y0 < box.y1 <= height
 
 
 def test_the_finding_says_what_is_wrong():
-    assert "Does not fit" in matmul_explorer((256, 256), 8, 6).text
-    assert "Spills" in matmul_explorer((256, 256), 8, 1).text
-    assert "Does not run" in matmul_explorer((256, 256), 16, 1).text
-    assert re.search(r"at 66% of their peak", matmul_explorer().text)
+    assert "Does not fit" in TileChoiceExplorer((256, 256), 8, 6).text
+    assert "Spills" in TileChoiceExplorer((256, 256), 8, 1).text
+    assert "Does not run" in TileChoiceExplorer((256, 256), 16, 1).text
+    assert re.search(r"at 66% of their peak", TileChoiceExplorer().text)
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_the_finding_says_what_is_wrong():
 )
 def test_bad_input_is_refused_in_one_line(arguments, said):
     with pytest.raises(ValueError, match=said) as error:
-        matmul_explorer(**arguments)
+        TileChoiceExplorer(**arguments)
     assert "\n" not in str(error.value)

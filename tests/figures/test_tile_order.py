@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from benchmarks.matmul_steps import grouped_kernel
-from helpers.figures.tile_order import (
+from helpers.figures.matmul.tile_order import (
     GROUPS,
     PROGRAMS,
     SIDE,
     WAVES,
+    TileOrderExplorer,
     all_stripes,
-    order_explorer,
     place,
     rectangles,
     stripes,
@@ -62,7 +62,7 @@ def test_rectangles_are_the_tiles(group, wave):
 
 
 def test_every_frame_is_that_of_its_sliders():
-    explorer = order_explorer()
+    explorer = TileOrderExplorer()
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(GROUPS) * WAVES
     for group, wave in ((1, 1), (16, 5), (64, 16)):
@@ -78,5 +78,5 @@ def test_every_frame_is_that_of_its_sliders():
 @pytest.mark.parametrize(("arguments", "name"), [({"group": 3}, "rows a group"), ({"wave": 17}, "wave")])
 def test_bad_input_is_refused_in_one_line(arguments, name):
     with pytest.raises(ValueError, match=f"the {name} slider has no") as error:
-        order_explorer(**arguments)
+        TileOrderExplorer(**arguments)
     assert "\n" not in str(error.value)

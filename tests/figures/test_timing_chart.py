@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from helpers.figures.style import FUSED, LIMIT, UNFUSED
-from helpers.figures.timing import timing_chart
+from helpers.figures.performance.timing_chart import timing_chart
 from helpers.instruments.timing import Timing
+from helpers.style import FUSED, LIMIT, UNFUSED
 
 SLOW, QUICK = Timing(8e-6, 7e-6, 9e-6, 30), Timing(4e-6, 3e-6, 5e-6, 30)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.figures.tensor_traffic import READ, WRITE, traffic_chart
+from helpers.figures.memory.tensor_traffic import READ, WRITE, traffic_chart
 from helpers.instruments.traffic import measure
 
 

@@ -8,7 +8,7 @@ import torch
 from drawn import assert_texts_lie_apart
 from torch.nn import functional
 
-from helpers.figures.operation_traffic import COLUMNS, ROWS, SHOWN, operation_scene, traffic_explorer
+from helpers.figures.memory.operation_traffic import COLUMNS, ROWS, SHOWN, TrafficExplorer, operation_scene
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.operations import OPERATIONS
 from helpers.instruments.traffic import measure
@@ -17,7 +17,7 @@ from helpers.instruments.traffic import measure
 def test_add_gelu_is_what_the_meter_says():
     a, b = torch.randn(2, 64, 1000)
     metered = measure(lambda: functional.gelu(a + b, approximate="tanh"))
-    explorer = traffic_explorer(rows=64)
+    explorer = TrafficExplorer(rows=64)
     shown = explorer._scene(64, 1000)
     unfused = [box for box in shown.boxes if box.y == shown.boxes[0].y]
     moved = [(each.read, each.written) for _, each in metered.by_launch]
@@ -28,18 +28,18 @@ def test_add_gelu_is_what_the_meter_says():
 
 def test_the_text_by_hand():
     # 2^24 numbers of 2 bytes; softmax: eight trips and the rows' maxima and sums, against one in, one out.
-    assert traffic_explorer("softmax", "bf16", "H100", 4096, 4096).text == (
+    assert TrafficExplorer("softmax", "bf16", "H100", 4096, 4096).text == (
         "H100 (3.35 TB/s), softmax in bf16, 4,096 x 4,096: unfused 5 launches, 268 MB, 80.1 µs; "
         "fused 1 launch, 67.1 MB, 20 µs. Fusing moves 4.00 times fewer bytes."
     )
-    assert traffic_explorer("ReLU").text.endswith("Nothing to fuse: it is one launch already.")
+    assert TrafficExplorer("ReLU").text.endswith("Nothing to fuse: it is one launch already.")
 
 
 def test_a_size_a_dtype_and_a_gpu_look_like_their_time():
     """On the ruler, a thousand times the time is always as far; the bars above compare the launches of one size."""
 
     def ends(device: str, dtype: str, rows: int) -> float:
-        shown = traffic_explorer("add+GELU", dtype, device, rows, 4096)._scene(rows, 4096)
+        shown = TrafficExplorer("add+GELU", dtype, device, rows, 4096)._scene(rows, 4096)
         return shown.boxes[-1].width
 
     h200 = ends("H200", "fp32", 1024)
@@ -51,14 +51,14 @@ def test_a_size_a_dtype_and_a_gpu_look_like_their_time():
 
 
 def test_a_time_below_that_of_a_launch_is_said_to_be_so():
-    text = traffic_explorer("add+GELU", "fp32", "H200", 1, 1000).text
+    text = TrafficExplorer("add+GELU", "fp32", "H200", 1, 1000).text
     assert "unfused 2 launches, 20 kB, 4.15 ns for the bytes, but launching takes 3.35 µs" in text
-    assert "launching" not in traffic_explorer("add+GELU", "fp32", "H200", 1024, 1000).text
+    assert "launching" not in TrafficExplorer("add+GELU", "fp32", "H200", 1024, 1000).text
 
 
 @pytest.mark.parametrize("operation", SHOWN)
 def test_every_frame_is_that_of_its_sliders(operation):
-    explorer = traffic_explorer()
+    explorer = TrafficExplorer()
     explorer.operation.value, explorer.dtype.value, explorer.device.value = operation, "fp16", "T4"
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(ROWS) * len(COLUMNS)
@@ -73,7 +73,7 @@ def test_every_frame_is_that_of_its_sliders(operation):
 @pytest.mark.parametrize("operation", SHOWN)
 def test_every_text_lies_on_the_picture_and_none_on_another(operation):
     for rows, columns in ((1, 256), (65536, 16384)):
-        figure = traffic_explorer(operation, "fp32", "RTX 4090", rows, columns).chart().figure
+        figure = TrafficExplorer(operation, "fp32", "RTX 4090", rows, columns).chart().figure
         assert_texts_lie_apart(figure)
 
 
@@ -97,5 +97,5 @@ def test_bars_are_as_long_as_the_bytes():
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        traffic_explorer(**arguments)
+        TrafficExplorer(**arguments)
     assert "\n" not in str(error.value)

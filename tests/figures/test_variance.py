@@ -9,16 +9,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from helpers.figures.variance import (
+from helpers.figures.rowwise.variance_error import (
     COLUMNS,
     MEANS,
     TOP,
     WAYS,
     ErrorCurves,
+    VarianceExplorer,
     layer_norm_errors,
     mean_and_variance,
     variance_axes,
-    variance_explorer,
 )
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_computed_is_refused(way, columns):
 
 @pytest.mark.parametrize("arithmetic", ["fp16", "fp32", "fp64"])
 def test_each_frame_shows_its_position(arithmetic):
-    explorer = variance_explorer(arithmetic=arithmetic)
+    explorer = VarianceExplorer(arithmetic=arithmetic)
     figure, axes = variance_axes(arithmetic)
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(MEANS) * len(COLUMNS)
@@ -80,7 +80,7 @@ def test_each_frame_shows_its_position(arithmetic):
 
 
 def test_the_finding_says_what_happens():
-    explorer = variance_explorer(mean=1.0)
+    explorer = VarianceExplorer(mean=1.0)
     assert "about as good as one another" in explorer.text
     explorer.mean.value = 100.0
     assert re.search(r"one pass is [\d,.]+ times further off than two", explorer.text)
@@ -110,6 +110,6 @@ def test_what_lesson_05_says_is_to_be_found():
 
 def test_an_explorer_off_its_sliders_is_refused():
     with pytest.raises(ValueError, match="no 7"):
-        variance_explorer(mean=7)
+        VarianceExplorer(mean=7)
     with pytest.raises(ValueError, match="no arithmetic is named 'bf16'"):
-        variance_explorer(arithmetic="bf16")
+        VarianceExplorer(arithmetic="bf16")

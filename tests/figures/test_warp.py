@@ -9,7 +9,7 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.figures.warp import OFFSETS, STRIDES, WarpLoad, warp_chart, warp_explorer, warp_load
+from helpers.figures.memory.warp_load import OFFSETS, STRIDES, WarpExplorer, WarpLoad, warp_chart, warp_load
 from helpers.instruments.traffic import measure
 
 
@@ -59,7 +59,7 @@ def test_the_picture_says_and_draws_what_is_fetched():
 
 
 def test_every_frame_is_that_of_its_sliders():
-    explorer = warp_explorer()
+    explorer = WarpExplorer()
     assert len(explorer._stage.data["frames"]) == len(STRIDES) * len(OFFSETS)
     for dtype, elements, stride, offset in (("fp32", 1, 1, 0), ("fp16", 4, 3, 16), ("fp8", 2, 32, 1)):
         explorer.dtype.value, explorer.elements.value = dtype, elements
@@ -75,7 +75,7 @@ def test_every_frame_is_that_of_its_sliders():
 
 
 def test_boxes_stand_where_the_axes_put_them():
-    explorer = warp_explorer(offset=8)
+    explorer = WarpExplorer(offset=8)
     frame = explorer._stage.data["frames"][8]
     axes = explorer.chart().figure.axes[0]
     x, _ = axes.transData.transform((32, 0))
@@ -85,7 +85,7 @@ def test_boxes_stand_where_the_axes_put_them():
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text():
-    explorer = warp_explorer()
+    explorer = WarpExplorer()
     data, metadata = explorer._repr_mimebundle_()
     assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/html", "text/plain"}
     assert (
@@ -109,5 +109,5 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        warp_explorer(**arguments)
+        WarpExplorer(**arguments)
     assert "\n" not in str(error.value)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.figures.waves import waves_chart
+from helpers.figures.occupancy.waves import waves_chart
 from helpers.instruments.occupancy_calculator import Waves
 
 

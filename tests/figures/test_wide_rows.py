@@ -7,16 +7,16 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.figures.wide_rows import (
+from helpers.figures.rowwise.wide_rows import (
     COLUMNS,
     LOOP_REGISTERS,
     READS,
     ROWS,
     WARPS,
     WideRows,
+    WideRowsExplorer,
     segments,
     wide_rows_axes,
-    wide_rows_explorer,
 )
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.resources import compile_for
@@ -144,7 +144,7 @@ def test_findings():
 
 
 def test_each_frame_shows_its_position():
-    explorer = wide_rows_explorer("A100", "fp32")
+    explorer = WideRowsExplorer("A100", "fp32")
     figure, axes = wide_rows_axes("fp32")
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(COLUMNS) * len(ROWS) * len(WARPS)
@@ -163,7 +163,7 @@ def test_each_frame_shows_its_position():
 
 
 def test_a_row_that_does_not_fit_has_no_bar():
-    explorer = wide_rows_explorer(columns=65536, warps=8)
+    explorer = WideRowsExplorer(columns=65536, warps=8)
     assert "does not fit: 256 numbers" in explorer._stage.data["frames"][_index(explorer)]["svg"]
     assert not segments(explorer._case, "held")
     data, _ = explorer._repr_mimebundle_()
@@ -181,5 +181,5 @@ def _index(explorer):
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(options, message):
     with pytest.raises(ValueError, match=message) as refused:
-        wide_rows_explorer(**options)
+        WideRowsExplorer(**options)
     assert "\n" not in str(refused.value)

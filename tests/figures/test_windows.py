@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from benchmarks.convolutions import TILE as KERNEL_TILE
 from benchmarks.convolutions import conv_bn_relu
-from helpers.figures.windows import (
+from helpers.figures.matmul.convolution_windows import (
     CELL,
     FILTERS,
     LEFT,
@@ -19,8 +19,8 @@ from helpers.figures.windows import (
     TILES,
     TOP,
     Windows,
+    WindowsExplorer,
     WindowsScene,
-    windows_explorer,
 )
 from helpers.instruments import measure
 
@@ -74,7 +74,7 @@ def test_what_lesson_09_says_is_to_be_found():
 
 @pytest.mark.parametrize("taps", FILTERS)
 def test_every_frame_is_that_of_its_sliders(taps):
-    explorer = windows_explorer(taps)
+    explorer = WindowsExplorer(taps)
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(TILES) * len(STRIDES) * len(PADDINGS)
     for index in range(0, len(frames), 13):
@@ -86,7 +86,7 @@ def test_every_frame_is_that_of_its_sliders(taps):
 
 
 def test_cells_stand_on_the_picture():
-    explorer = windows_explorer(padding=0, tile="all")
+    explorer = WindowsExplorer(padding=0, tile="all")
     frame = explorer._stage.data["frames"][0]
     corner = re.search(r'<path d="M([0-9.]+) ([0-9.]+)', frame["svg"]).groups()
     assert [float(each) for each in corner] == [LEFT + CELL * max(PADDINGS), TOP + CELL * max(PADDINGS)]
@@ -114,5 +114,5 @@ def test_titles():
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        windows_explorer(**arguments)
+        WindowsExplorer(**arguments)
     assert "\n" not in str(error.value)

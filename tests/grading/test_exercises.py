@@ -15,9 +15,9 @@ from replaying import asked_here
 from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same
 from helpers.grading.replay import server
-from helpers.grading.replay.record import record_call
+from helpers.grading.replay.call_record import record_call
 from helpers.grading.replay.tensors import inputs_from_json
-from helpers.learning import check
+from helpers.learning import check_command
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 
@@ -167,9 +167,9 @@ def test_a_solution_shows_passes_and_the_stub_what_was_not_attempted(name):
 
 def test_the_command_gives_a_solution_all_points_that_it_can_and_the_stub_none(capsys):
     name = "01_roofline.ipynb"
-    assert check.check_notebook(ROOT / "solutions" / name) == 0
+    assert check_command.check_notebook(ROOT / "solutions" / name) == 0
     assert "\n  8 of 8 points; 2 more for hidden checks" in capsys.readouterr().out
-    assert check.check_notebook(ROOT / "exercises" / name) == 1
+    assert check_command.check_notebook(ROOT / "exercises" / name) == 1
     stub = capsys.readouterr().out
     assert set(re.findall(r"^  \S+ +(pass|fail|error|not attempted) ", stub, re.MULTILINE)) == {NOT_ATTEMPTED}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import attacks
 import pytest
 
-from helpers.grading import archives, class_folder, report
+from helpers.grading import archives, class_folder, class_report
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import INVALID, grade
 from helpers.grading.gradebook import Rules, gradebook
-from helpers.learning.screening import screened
 from helpers.learning.submission import parsed_notebook
+from helpers.learning.submission_policy.screening import screened
 
 NAME = attacks.NAME
 NOTEBOOK = f"{NAME}.ipynb"
@@ -126,7 +126,7 @@ def test_what_is_not_graded_has_a_row(tmp_path, how):
         f"out/hw.zip/../../{NOTEBOOK}": "a path that leads out of the zip",
         f"lzma/hw.zip/{NOTEBOOK}": "packed by a method that is not read: make the zip anew",
     }
-    table = report.table(tmp_path, students, {}, gradebook(students, {}, exercises_in(), Rules()))
+    table = class_report.table(tmp_path, students, {}, gradebook(students, {}, exercises_in(), Rules()))
     assert all(f"not graded: {path}: {reason}" in table for path, reason in why.items())
 
 
@@ -152,13 +152,13 @@ def nested(times: int) -> bytes:
 @pytest.mark.parametrize(
     ("bomb", "why"),
     [
-        (nested(archives.MOST_NESTED), "more than 3 zips in one another"),
+        (nested(archives.MAX_NESTED), "more than 3 zips in one another"),
         (zipped({f"{number}.ipynb": b"" for number in range(301)}), "more than 300 files"),
         (
             zipped({f"{number}.zip": MANY for number in range(9)}),
             "more than 300 files",
         ),
-        (zipped({"large.zip": bytes(archives.MOST_ARCHIVE + 1)}), "more than 50,000,000 bytes"),
+        (zipped({"large.zip": bytes(archives.MAX_ARCHIVE + 1)}), "more than 50,000,000 bytes"),
         (zipped({f"{number}.zip": bytes(20_000_000) for number in range(5)}), "more than 50,000,000 bytes"),
     ],
     ids=["deep", "wide", "wide in all", "large", "large in all"],
@@ -171,7 +171,7 @@ def test_a_bomb_is_left_and_its_neighbour_graded(tmp_path, how, bomb, why):
 
 def test_a_notebook_that_swells_in_a_zip_is_read_no_further_than_is_graded(tmp_path):
     students = handed_in(tmp_path, {"smith/hw.zip": zipped({NOTEBOOK: bytes(40_000_000)})})
-    assert len(students.read(f"smith/hw.zip/{NOTEBOOK}")) == archives.MOST_BYTES + 1
+    assert len(students.read(f"smith/hw.zip/{NOTEBOOK}")) == archives.MAX_BYTES + 1
 
 
 def test_a_zip_damaged_inside_is_told(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import for_student, grade, result_from_json
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 
 class NoJudge:

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import grade
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 EXERCISE = exercises_in(only=attacks.NAME)[attacks.NAME]
 

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from helpers.cli import main
-from helpers.grading import class_folder, files, grade, report, run, sandbox, workers
+from helpers.grading import atomic_files, class_folder, class_report, grade, run, sandbox, workers
 from helpers.grading.exercise import exercises_in
-from helpers.instruments.machine import Finding, bubblewrap
+from helpers.instruments.diagnosis import Diagnosis, bubblewrap
 
 NAME = attacks.NAME
 NOTEBOOK = f"{NAME}.ipynb"
@@ -136,7 +136,7 @@ def test_a_zip_bomb_is_read_no_further_than_is_graded(tmp_path):
     with zipfile.ZipFile(tmp_path / "class.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(f"smith/{NOTEBOOK}", b" " * 200_000_000)
     students = class_folder.class_in(tmp_path / "class.zip", exercises_in())
-    assert len(students.read(students.found[0].path)) == grade.MOST_BYTES + 1
+    assert len(students.read(students.found[0].path)) == grade.MAX_BYTES + 1
 
 
 @pytest.mark.parametrize("name", ["none", "text.zip"])
@@ -306,7 +306,7 @@ def test_a_notebook_that_cannot_be_read_is_told_and_left(tmp_path):
 
 
 def test_without_a_sandbox_nothing_is_graded(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sandbox, "bubblewrap", lambda: Finding("bubblewrap", "missing", "apt-get install bubblewrap"))
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda: Diagnosis("bubblewrap", "missing", "apt-get install bubblewrap"))
     sandbox.require_sandbox.cache_clear()
     put(tmp_path, f"submissions/smith/{NOTEBOOK}")
     assert main(["grade", str(tmp_path / "submissions"), "--out", str(tmp_path / "out")]) == 2
@@ -330,10 +330,10 @@ def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path, capsys, m
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
-    files.write_whole(path, "old")
+    atomic_files.write_whole(path, "old")
     (tmp_path / ".result.json.writing").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device; make room"):
-        files.write_whole(path, "new")
+        atomic_files.write_whole(path, "new")
     assert path.read_text() == "old"
 
 
@@ -362,18 +362,18 @@ def test_a_notebook_that_ends_the_grader_harms_no_other(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["smith", "../../etc", "..", "", "a/b", "x" * 300, "Ann Smith", "=1", "\x1b[2J", "é"])
 def test_a_students_folder_is_in_the_report(tmp_path, name):
-    folder = report.folder_of(tmp_path, name)
+    folder = class_report.folder_of(tmp_path, name)
     assert folder.parent == tmp_path / "results"
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,80}", folder.name)
     assert folder.name not in (".", "..")
 
 
 def test_no_name_takes_anothers_folder(tmp_path):
-    taken = report.folder_of(tmp_path, "Jane Doe").name
-    assert report.folder_of(tmp_path, taken).name != taken
-    assert report.folder_of(tmp_path, "Jane-Doe").name == "Jane-Doe"
+    taken = class_report.folder_of(tmp_path, "Jane Doe").name
+    assert class_report.folder_of(tmp_path, taken).name != taken
+    assert class_report.folder_of(tmp_path, "Jane-Doe").name == "Jane-Doe"
 
 
 def test_names_made_plain_stay_apart(tmp_path):
     names = ["a b", "a  b", "a-b", "a_b", "A b", "a b "]
-    assert len({report.folder_of(tmp_path, name) for name in names}) == len(names)
+    assert len({class_report.folder_of(tmp_path, name) for name in names}) == len(names)

@@ -15,7 +15,7 @@ import pytest
 from distributed import Client
 
 from helpers.cli import main
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 NOTEBOOK = f"{attacks.NAME}.ipynb"
 pytestmark = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")

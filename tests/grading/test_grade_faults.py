@@ -13,7 +13,7 @@ import pytest
 
 from helpers.cli import main
 from helpers.grading import fork_server, run, sandbox, workers
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 pytestmark = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]

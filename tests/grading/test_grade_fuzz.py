@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from helpers.grading import grade as grading
 from helpers.grading.exercise import exercises_in
-from helpers.grading.replay.kernels import kernels_of
-from helpers.learning.cells import CellRun
+from helpers.grading.replay.submitted_kernels import kernels_of
+from helpers.learning.notebook_runner import CellRun
 from helpers.learning.outcome import ERROR
-from helpers.learning.policy import RefusedError
-from helpers.learning.screening import kept_by, screened
+from helpers.learning.submission_policy.kernel_language import RefusedError
+from helpers.learning.submission_policy.screening import kept_by, screened
 
 EXERCISE = exercises_in(only=attacks.NAME)[attacks.NAME]
 KEPT = kept_by(EXERCISE.cells)

@@ -14,7 +14,7 @@ from helpers.cli import main
 from helpers.grading import gradescope
 from helpers.grading.exercise import exercises_in
 from helpers.grading.variants import drawn
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 NAME = attacks.NAME
 needs_root = pytest.mark.skipif(

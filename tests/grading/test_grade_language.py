@@ -6,7 +6,7 @@ import attacks
 import pytest
 
 from helpers.grading.exercise import exercises_in
-from helpers.learning.screening import kept_by, screen
+from helpers.learning.submission_policy.screening import kept_by, screen
 
 KEPT = kept_by(exercises_in(only=attacks.NAME)[attacks.NAME].cells)
 

@@ -11,7 +11,7 @@ from helpers.grading import new_exercise
 from helpers.grading.replay import server
 from helpers.learning.checks import cases
 from helpers.learning.outcome import FAIL, NOT_ATTEMPTED, PASS
-from helpers.learning.screening import screen
+from helpers.learning.submission_policy.screening import screen
 
 NAME = "98_from_template"
 

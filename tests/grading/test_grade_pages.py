@@ -10,7 +10,7 @@ from pathlib import Path
 import attacks
 import pytest
 
-from helpers.grading import pages, similarity
+from helpers.grading import report_pages, similarity
 from helpers.grading.class_folder import Class, Found
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import Check, Result, for_student
@@ -50,19 +50,21 @@ def book_of(*students: str):
 
 def student_page(student: str) -> str:
     book = book_of(student, "jones")
-    return pages.student_page(book.rows_of(student)[0], {NAME: for_student(RESULT)}, book)
+    return report_pages.student_page(book.rows_of(student)[0], {NAME: for_student(RESULT)}, book)
 
 
 def class_page(students: dict[str, str]) -> str:
     kept = [(student, RESULT) for student in students]
     pair = similarity.AlikePair(tuple(students)[:2], 0.9, (0.5, 0.4))
-    return pages.class_page(kept, exercises_in(only="03"), [(EVIL, EVIL)], {NAME: [pair]}, students, book_of(*students))
+    return report_pages.class_page(
+        kept, exercises_in(only="03"), [(EVIL, EVIL)], {NAME: [pair]}, students, book_of(*students)
+    )
 
 
 LINKS = {EVIL: "evil-0123456789abcdef", "jones": "jones"}
 MADE = {
     "student": student_page(EVIL),
-    "answers": pages.answers_page(NAME, [(student, RESULT) for student in LINKS], LINKS),
+    "answers": report_pages.answers_page(NAME, [(student, RESULT) for student in LINKS], LINKS),
     "class": class_page(LINKS),
 }
 
@@ -99,7 +101,7 @@ def test_the_instructor_reads_what_hidden_checks_said():
 
 
 def test_lines_are_numbered_as_messages_number_them():
-    assert re.findall(r'class="linenos">\s*(\d+)</span>([^<]*)', pages.code("\n\na\n")) == [
+    assert re.findall(r'class="linenos">\s*(\d+)</span>([^<]*)', report_pages.code("\n\na\n")) == [
         ("1", "\n"),
         ("2", "\n"),
         ("3", ""),
@@ -111,5 +113,5 @@ def test_lines_are_numbered_as_messages_number_them():
 )
 def test_a_long_answer_takes_no_long_time(text):
     began = time.process_time()
-    assert "Cut after 50,000 of" in pages.code(text)
+    assert "Cut after 50,000 of" in report_pages.code(text)
     assert time.process_time() - began < 10

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import grade
 from helpers.grading.judge import Judge
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 from helpers.learning.outcome import ERROR, PASS
-from helpers.learning.screening import kept_by, screen
+from helpers.learning.submission_policy.screening import kept_by, screen
 
 KEPT = kept_by(exercises_in(only=attacks.NAME)[attacks.NAME].cells)
 

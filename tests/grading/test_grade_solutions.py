@@ -13,9 +13,9 @@ from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import grade
 from helpers.grading.judge import Judge, JudgeError, all_same
 from helpers.grading.replay import server
-from helpers.grading.replay.record import record_call
+from helpers.grading.replay.call_record import record_call
 from helpers.grading.replay.tensors import inputs_as_json, inputs_from_json
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 from helpers.learning.checks import cases
 from helpers.learning.outcome import PASS
 
@@ -66,10 +66,10 @@ def test_a_check_that_draws_its_sizes_is_told_before_anything_is_judged(draw_sta
     ]
     here = server.Server(tmp_path)
 
-    def talked_to(kind):
+    def process_with_channel(kind):
         return None, SimpleNamespace(ask=lambda question, **_: here.reply(question | {"cells": cells}, b"", []))
 
-    monkeypatch.setattr("helpers.grading.judge.talked_to", talked_to)
+    monkeypatch.setattr("helpers.grading.judge.process_with_channel", process_with_channel)
     told = (
         r"03_fused_add_gelu cannot be graded: the check 'values' .* in call 3 add_gelu\(float32 \[1\d+\] .*draw values"
     )

@@ -10,7 +10,7 @@ import strangers
 from test_grade_attacks import NoJudge, assert_due, chosen_of, grading_of
 
 from helpers.grading.grade import grade
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 
 @pytest.fixture(scope="module")

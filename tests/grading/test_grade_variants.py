@@ -17,10 +17,10 @@ from helpers.grading import grade
 from helpers.grading.exercise import COURSE, exercises_in
 from helpers.grading.judge import all_same
 from helpers.grading.replay import server
-from helpers.grading.replay.record import record_call
+from helpers.grading.replay.call_record import record_call
 from helpers.grading.replay.tensors import inputs_from_json
 from helpers.grading.variants import FOLDER, drawn, variants_of
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 from helpers.learning.checks import cases
 from helpers.learning.outcome import FAIL, PASS
 from helpers.learning.submission import read_submission

@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from helpers.cli import main
-from helpers.grading import exports, marks, pages, report, run
+from helpers.grading import class_report, exports, marks, report_pages, run
 from helpers.grading import roster as roster_module
 from helpers.grading.class_folder import Class, Found, Submitter, class_in
+from helpers.grading.csv_tables import as_text, number, table_in
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import Check, Result, clean
 from helpers.grading.gradebook import Gradebook, Rules, gradebook
-from helpers.grading.late import DueDates, due_dates, rule_in, span_in, time_in
+from helpers.grading.lateness import DueDates, due_dates, rule_in, span_in, time_in
 from helpers.grading.roster import Roster, matched, roster_in
-from helpers.grading.tables import as_text, number, table_in
 
 NAME, OTHER = attacks.NAME, "05_layer_norm"
 COURSE = exercises_in()
@@ -379,7 +379,7 @@ def test_where_nothing_tells_when_that_is_said():
         ("10 % a day, at most 50 %, grace 15 min", "16 min", "1.5"),
         ("10 % a day, at most 50 %, grace 15 min", "1 day", "1.5"),
         ("10 % a day, at most 50 %, grace 15 min", "1 day 1 min", "3"),
-        ("10% per day; AT MOST 50%", "40 days", "7.5"),
+        ("10% per day; AT MAX 50%", "40 days", "7.5"),
         ("7,5 % an hour", "2 h", "2.25"),
         ("20 % once", "1 min", "3"),
         ("20 %, grace 1 week", "7 days", "0"),
@@ -487,7 +487,7 @@ def test_every_table_says_the_same(tmp_path_factory, told, rule):
     sums = sums_of(book)
     assert sums.pop("moodle") == totals  # Eve has points by hand, so all are there
     assert all(each == totals for each in sums.values()), sums
-    shown = pages.class_totals(book, {}, None)
+    shown = report_pages.class_totals(book, {}, None)
     for row in book.rows:
         assert (
             f"<b>{exports.shown(row.total)}</b></td></tr>" in shown.split(f"<td>{row.student}</td>")[1].split("\n")[0]
@@ -604,7 +604,7 @@ def test_marks_find_their_student(tmp_path, who, exercise):
     found = {Found("smithann", NAME, "", (Submitter("smithann"),)): 3}
     book = book_of(found, Rules(roster(tmp_path, PEOPLE), marks=(said, said), course=tuple(COURSE)))
     assert book.rows[0].total == 4
-    text = pages.class_totals(book, {}, None) + pages.points_of(book.rows[0].entries[0], book)
+    text = report_pages.class_totals(book, {}, None) + report_pages.points_of(book.rows[0].entries[0], book)
     assert "0.5 points added; well done (me, today)" in text
 
 
@@ -723,14 +723,14 @@ def test_regrading_keeps_what_people_said(tmp_path, graded_without_sandbox, caps
     told = ["--roster", str(tmp_path / "class.csv"), "--due", "2026-11-01 12:00 Z", "--late", "10 % a day"]
     assert main([*command, *told]) == 0
     assert main([*command, "--resume", "--by", "Dr. No", "--comment", "Bo Lee", "3", "-1.5", "see <line> 3"]) == 0
-    (out / "results" / report.folder_of(out, "Bo Lee").name / f"{NAME}.json").unlink()  # graded anew
+    (out / "results" / class_report.folder_of(out, "Bo Lee").name / f"{NAME}.json").unlink()  # graded anew
     assert main([*command, "--resume"]) == 0
     assert [line["final"] for line in cells((out / "grades.csv").read_text())] == ["10", "8.5"]
     tables = {"grades", "totals", "canvas", "moodle", "gradescope", "marks"}
     assert {path.stem for path in out.glob("*.csv")} == tables
-    for path in (out / "report.html", out / "feedback" / f"{report.folder_of(out, 'Bo Lee').name}.html"):
+    for path in (out / "report.html", out / "feedback" / f"{class_report.folder_of(out, 'Bo Lee').name}.html"):
         assert "1.5 points off; see &lt;line&gt; 3 (Dr. No, 20" in path.read_text()
-    scores = json.loads((report.folder_of(out, "Bo Lee") / "results.json").read_text())
+    scores = json.loads((class_report.folder_of(out, "Bo Lee") / "results.json").read_text())
     assert scores["score"] == 8.5
     assert json.loads((out / "run.json").read_text())["late"] == "10 % a day"
     assert main([*command, "--resume", "--late", ""]) == 0

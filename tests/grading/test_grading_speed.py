@@ -3,7 +3,7 @@
 import grading_speed
 import pytest
 
-from helpers.instruments.machine import bubblewrap
+from helpers.instruments.diagnosis import bubblewrap
 
 
 @pytest.mark.alone

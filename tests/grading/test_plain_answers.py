@@ -16,20 +16,20 @@ from helpers.grading.replay import tensors
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.roofline import Roofline, Work
 from helpers.instruments.traffic import measure
-from helpers.learning.checks import (
-    cases,
+from helpers.learning import (
     check_budget,
     check_counts,
     check_drop_rate,
     check_numbers,
     check_same_mask,
-    fresh,
+    draw_questions,
 )
-from helpers.learning.checks import roofline as asked
+from helpers.learning.checks import cases
+from helpers.learning.checks import roofline_questions as asked
 from helpers.learning.checks.dropout import drawn, kept_elements
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
-from helpers.learning.plain_policy import screen_plain
-from helpers.learning.screening import is_plain, kept_by, lent_by, screened
+from helpers.learning.submission_policy.plain_language import screen_plain
+from helpers.learning.submission_policy.screening import is_plain, kept_by, lent_by, screened
 
 PLAIN = {name: exercise for name, exercise in exercises_in().items() if is_plain(exercise.cells)}
 
@@ -106,10 +106,10 @@ def test_a_wrong_count_is_shown_what_the_meter_saw():
 
 
 def test_fresh_questions_are_those_of_the_draw(monkeypatch):
-    first = fresh(1, 5, range(1, 10**12), ("a", "b"))
-    assert first == fresh(1, 5, range(1, 10**12), ("a", "b"))
+    first = draw_questions(1, 5, range(1, 10**12), ("a", "b"))
+    assert first == draw_questions(1, 5, range(1, 10**12), ("a", "b"))
     monkeypatch.setattr(cases, "draw", 12345)
-    assert first != fresh(1, 5, range(1, 10**12), ("a", "b"))
+    assert first != draw_questions(1, 5, range(1, 10**12), ("a", "b"))
 
 
 @given(st.tuples(*[st.integers(1, 40)] * 3))
@@ -280,7 +280,7 @@ def decided(code):
     [
         ("from helpers.instruments.fusion.search import exact", "importing helpers.instruments.fusion.search is not"),
         ("from helpers.learning.checks.partition_search import best_partition", "is not graded"),
-        ("from helpers.learning.lent import kernel_cost", "is not graded"),
+        ("from helpers.learning.allowed_calls import kernel_cost", "is not graded"),
         ("import helpers", "importing helpers is not graded"),
         ("def partition(graph):\n    return drawn_graphs(1, 'greedy')", "line 2: drawn_graphs: an answer here may use"),
         ("def partition(graph):\n    return check_partitions.best_partition(graph)", "is not open"),

@@ -10,10 +10,10 @@ from replaying import asked_here
 from helpers.grading.exercise import exercises_in
 from helpers.grading.judge import all_same, same
 from helpers.grading.replay import server
-from helpers.grading.replay.elsewhere import Elsewhere, Replay
-from helpers.grading.replay.record import record_call
-from helpers.grading.replay.talk import TalkError
-from helpers.grading.replay.tensors import MOST_RESULTS, inputs_from_json, values_as_json
+from helpers.grading.replay.call_record import record_call
+from helpers.grading.replay.channel import ChannelError
+from helpers.grading.replay.remote_answer import RemoteAnswer, Replay
+from helpers.grading.replay.tensors import MAX_RESULTS, inputs_from_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.checks.gradients import last_program_first
 from helpers.learning.outcome import ERROR, FAIL, PASS
@@ -69,7 +69,7 @@ def test_two_results_are_recorded_and_replayed(exercise, called, tmp_path):
         lambda result: [result[0], None],
         lambda result: "yx",
         lambda result: None,
-        lambda result: [result[0]] * (MOST_RESULTS + 1),
+        lambda result: [result[0]] * (MAX_RESULTS + 1),
     ],
     ids="one short none nested doubled twice input unmade negative shifted huge wide null text nothing many".split(),
 )
@@ -159,7 +159,7 @@ def test_an_operators_variant_is_one_of_its_own(exercise, tmp_path, variant):
 
 def stalls():
     def ask(question, payload):
-        raise TalkError("took over 30 s")
+        raise ChannelError("took over 30 s")
 
     return ask
 
@@ -216,11 +216,11 @@ def test_a_launch_that_a_check_runs_backwards_is_replayed_backwards(called):
 
     def ask(question, payload):
         asked.append(question["backwards"])
-        raise TalkError("enough")
+        raise ChannelError("enough")
 
-    answer = Elsewhere("f", ["x"], Replay({}, [{"steps": [], "result": []}] * 2, ask))
+    answer = RemoteAnswer("f", ["x"], Replay({}, [{"steps": [], "result": []}] * 2, ask))
     for order in (contextlib.nullcontext(), last_program_first()):
-        with order, pytest.raises(TalkError):
+        with order, pytest.raises(ChannelError):
             answer(1.0)
     assert asked == [False, True]
 
@@ -283,6 +283,6 @@ def test_inputs_on_which_the_model_answer_fails_are_drawn_again(exercise, tmp_pa
     monkeypatch.setattr(server.RunExercise, "calls", calls)
     drawn, _ = server.drawn_exercise(exercise.cells, 5, "a test", tmp_path)
     assert (len(set(seeds)), drawn.seed) == (2, seeds[1])
-    outcomes = iter([FAIL] * server.MOST_DRAWS)
+    outcomes = iter([FAIL] * server.MAX_DRAWS)
     with pytest.raises(server.UnluckyDrawError, match="does not pass 'values'"):
         server.drawn_exercise(exercise.cells, 5, "a test", tmp_path)

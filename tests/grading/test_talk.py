@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from helpers.grading.replay.talk import HEAD, Talk, TalkError
+from helpers.grading.replay.channel import HEAD, Channel, ChannelError
 
 
 def conversation(other, most_json=1000, seconds=60.0):
@@ -17,7 +17,7 @@ def conversation(other, most_json=1000, seconds=60.0):
     thread.start()
     with ours:
         try:
-            return Talk(ours, most_json).ask({"x": 1}, b"ab" * 100_000, seconds=seconds)
+            return Channel(ours, most_json).ask({"x": 1}, b"ab" * 100_000, seconds=seconds)
         finally:
             theirs.close()
 
@@ -71,7 +71,7 @@ def test_an_answer_comes_with_its_nonce_and_its_bytes():
     ],
 )
 def test_what_is_no_answer_ends_the_conversation(other, told):
-    with pytest.raises(TalkError, match=told):
+    with pytest.raises(ChannelError, match=told):
         conversation(other)
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_answer_ends_the_conversation(other, told):
     ids=["nothing read", "nothing said", "drop by drop", "a part"],
 )
 def test_an_answer_has_an_end_in_time(other):
-    with pytest.raises(TalkError, match=r"took over 0\.5 s"):
+    with pytest.raises(ChannelError, match=r"took over 0\.5 s"):
         conversation(other, seconds=0.5)
 
 
@@ -94,5 +94,5 @@ def test_what_was_said_before_a_question_ends_it():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(answer(bytes(16), b"{}"))
-        with pytest.raises(TalkError, match="said what it was not asked"):
-            Talk(ours).ask({}, seconds=0.5)
+        with pytest.raises(ChannelError, match="said what it was not asked"):
+            Channel(ours).ask({}, seconds=0.5)

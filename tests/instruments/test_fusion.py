@@ -17,10 +17,10 @@ from torch.nn import functional
 from helpers.cli import main
 from helpers.instruments.fusion import analyse, capture, search
 from helpers.instruments.fusion.analyser import costs_of
-from helpers.instruments.fusion.known import KERNELS
+from helpers.instruments.fusion.existing_kernels import KERNELS
 from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.plan import WEIGHTS
-from helpers.instruments.fusion.report import flips
+from helpers.instruments.fusion.plan_report import flips
 from helpers.instruments.fusion.search import beam, candidates, exact, joined, partition
 from helpers.instruments.traffic import measure
 from kernels import CATALOGUE

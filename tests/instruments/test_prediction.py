@@ -12,9 +12,9 @@ from benchmarks.predictions import EXPLAINED, FAR, _row, held_out_rows, rows, su
 from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments import prediction
 from helpers.instruments.devices import DEVICES
+from helpers.instruments.dry_run import EagerLaunch, dry_run
 from helpers.instruments.prediction import predict
 from helpers.instruments.recordings import recorded
-from helpers.instruments.rehearsal import EagerLaunch, rehearse
 from helpers.instruments.traffic import measure
 
 H200 = DEVICES["H200"]
@@ -155,7 +155,7 @@ def test_constants_are_those_recorded():
         )
         elements = row["shape"][0] * row["shape"][1]
         reached = elements / row["gpu"]["median"] / H200.sms / H200.sm_clock
-        assert reached == pytest.approx(prediction.PACES[pace].results, rel=0.15)
+        assert reached == pytest.approx(prediction.THROUGHPUTS[pace].results, rel=0.15)
 
 
 # The rehearsal against the meter, which sees every program instance
@@ -165,7 +165,7 @@ def test_constants_are_those_recorded():
 def test_sampled_instances_stand_for_all(elements):
     x, w = torch.randn(elements), torch.randn(4096)
     exact = measure(scale, x, w)
-    (launch,) = rehearse(scale, x, w, multiprocessors=132)
+    (launch,) = dry_run(scale, x, w, multiprocessors=132)
     assert (launch.bytes_read, launch.bytes_written) == (exact.bytes_read, exact.bytes_written)
     assert (launch.sectors_read, launch.sectors_written) == (exact.sectors_read, exact.sectors_written)
     read = sum(operand.read for operand in launch.operands.values())
@@ -182,7 +182,7 @@ def test_eager_operators_count_as_metered():
 
     x, w = torch.randn(64, 256), torch.randn(256)
     exact = measure(chain, x, w)
-    launches = rehearse(chain, x, w, multiprocessors=132)
+    launches = dry_run(chain, x, w, multiprocessors=132)
     assert [launch.name for launch in launches] == [name for name, _ in exact.by_launch]
     ours = [sum(each.read + each.written for each in launch.operands.values()) for launch in launches]
     assert ours == [moved.total for _, moved in exact.by_launch]
@@ -191,10 +191,10 @@ def test_eager_operators_count_as_metered():
 def test_a_rehearsal_computes_nothing_and_takes_no_memory():
     x, labels = torch.ones(4096), torch.arange(3)
     seen = []
-    rehearse(lambda x, labels: (x.add_(1), seen.append(labels.tolist())), x, labels, multiprocessors=132)
+    dry_run(lambda x, labels: (x.add_(1), seen.append(labels.tolist())), x, labels, multiprocessors=132)
     assert x.eq(1).all()
     assert seen == [[0, 1, 2]]
-    huge = rehearse(lambda x: torch.relu(x) + 1, meta(2**38), multiprocessors=132)  # a terabyte
+    huge = dry_run(lambda x: torch.relu(x) + 1, meta(2**38), multiprocessors=132)  # a terabyte
     assert [sum(each.read for each in launch.operands.values()) for launch in huge] == [2**40, 2**40]
 
 
@@ -204,7 +204,7 @@ def test_rmsnorm_and_dropout_are_one_kernel_as_on_a_gpu():
         lambda: torch.nn.functional.rms_norm(x, (64,), w),
         lambda: torch.nn.functional.dropout(x, 0.5),
     ):
-        (launch,) = rehearse(lambda x, w, call=call: call(), x, w, multiprocessors=132)
+        (launch,) = dry_run(lambda x, w, call=call: call(), x, w, multiprocessors=132)
         assert isinstance(launch, EagerLaunch)
 
 
@@ -247,7 +247,7 @@ def test_matrix_products_are_bound_by_arithmetic():
 
 def test_products_are_counted_and_not_computed():
     a = torch.full((5 * 64, 64), torch.nan, dtype=torch.bfloat16)
-    (launch,) = rehearse(lambda a: product_kernel[(3,)](a, a, torch.empty(64, 64), 64, 5), a, multiprocessors=132)
+    (launch,) = dry_run(lambda a: product_kernel[(3,)](a, a, torch.empty(64, 64), 64, 5), a, multiprocessors=132)
     assert (launch.flops, launch.most_flops, launch.product) == (3 * 5 * 2 * 64**3, 5 * 2 * 64**3, "bfloat16")
     assert launch.special == 3 * 5 * 64**2
     assert launch.operations >= launch.special

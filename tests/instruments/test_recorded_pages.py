@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from helpers.instruments import compile_for, counters_beside, measure, read_ncu, read_trace, recorded_page
+from helpers.instruments import compare_counters, compile_for, measure, read_ncu, read_trace, recorded_page
 from helpers.instruments.recordings import RESULTS
 from kernels import CATALOGUE
 
@@ -32,7 +32,7 @@ def test_what_the_compiler_and_the_calculator_said_was_counted(name):
     arguments, options = op.compile_arguments(*shape, dtype=dtype)
     kernel = op.kernel_for(*shape)
     resources = compile_for(kernel, *arguments, device="H200", **options)
-    for pair in counters_beside(PAGES[kernel.fn.__name__], resources):
+    for pair in compare_counters(PAGES[kernel.fn.__name__], resources):
         if pair.counter != "Registers Per Thread" or name not in OTHER_REGISTERS:
             assert pair.ratio == 1, str(pair)
 
@@ -43,7 +43,7 @@ def test_what_the_meter_said_was_counted(name):
     op = CATALOGUE[name]
     page = PAGES[op.kernel_for(*shape).fn.__name__]
     traffic = measure(op.fused, *op.inputs(*small, dtype=dtype))
-    loads, stores, read, written = counters_beside(page, None, traffic, times, op.work(shape, dtype))
+    loads, stores, read, written = compare_counters(page, None, traffic, times, op.work(shape, dtype))
     assert (loads.ratio, stores.ratio) == (1, 1)
     assert read.ratio == pytest.approx(1, abs=0.002)
     kept = written.said - written.counted  # in L2 when the kernel ends

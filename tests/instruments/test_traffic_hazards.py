@@ -7,8 +7,8 @@ import triton.language as tl
 
 import kernels
 from helpers.instruments.traffic import measure
-from helpers.instruments.traffic.launches import TritonMeter
 from helpers.instruments.traffic.ledger import Ledger
+from helpers.instruments.traffic.triton_meter import TritonMeter
 from kernels.interpreter import runtime
 
 

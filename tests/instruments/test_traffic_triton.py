@@ -347,8 +347,8 @@ def test_any_tile_against_sets(start, row_stride, col_stride, rows, cols):
 
 def test_a_gpus_tensors_are_known_by_the_originals():
     """On a GPU the kernel runs on copies on the host, new ones in each launch; the tensors are still the same."""
-    from helpers.instruments.traffic.launches import TritonMeter
     from helpers.instruments.traffic.ledger import Ledger
+    from helpers.instruments.traffic.triton_meter import TritonMeter
 
     ledger = Ledger()
     meter = TritonMeter(ledger)

@@ -14,8 +14,8 @@ from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import METRICS, parse
 from benchmarks.run import backward_pass
 from benchmarks.validation import COVERED, recorded_validation
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
 from helpers.instruments.occupancy_calculator import occupancy
-from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch, rehearse
 from helpers.instruments.resources import compile_for
 from kernels.interpreter import runtime
 
@@ -50,7 +50,7 @@ def rehearsed(name, version, shape, dtype):
     function = op.fused if version == "fused" else op.reference
     inputs = op.inputs(*shape, dtype=getattr(torch, dtype), device="meta")
     with torch.no_grad():
-        return rehearse(function, *inputs, multiprocessors=132)
+        return dry_run(function, *inputs, multiprocessors=132)
 
 
 def recorded(rows, left_out=()):
@@ -110,7 +110,7 @@ def compiled_here(operation, shape, dtype):
             backward_pass(op.fused, inputs)()
 
     inputs = op.inputs(*shape, dtype=getattr(torch, dtype), device="meta")
-    launches = [each for each in rehearse(run, *inputs, multiprocessors=132) if isinstance(each, TritonLaunch)]
+    launches = [each for each in dry_run(run, *inputs, multiprocessors=132) if isinstance(each, TritonLaunch)]
     return [(each.name, compile_for(each.kernel, device="H200", **each.given)) for each in launches]
 
 

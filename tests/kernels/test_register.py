@@ -158,7 +158,5 @@ def test_without_a_backward_a_gradient_is_refused():
     assert NO_GRADIENT.backward_op is None
     x = torch.rand(3)
     assert torch.equal(NO_GRADIENT(x), x.exp())
-    with pytest.raises(
-        RuntimeError, match=r"^test_no_gradient has no backward pass: use kernels\."
-    ):
+    with pytest.raises(RuntimeError, match=r"^test_no_gradient has no backward pass: use kernels\."):
         NO_GRADIENT(x.requires_grad_()).sum().backward()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.instruments.kept import kept_for_backward
+from helpers.instruments.saved_tensors import saved_for_backward
 from helpers.instruments.traffic import measure
 from kernels import residual_act
 from kernels.activations import ACTIVATIONS
@@ -82,7 +82,7 @@ def test_relu_passes_the_gradient_where_pytorchs_does(device, dtype):
 
 def test_with_relu_a_bit_an_element_is_kept_and_the_result_is_free_to_change(device):
     x, residual = pair(3, 171, device=device, grad=True)
-    kept = kept_for_backward(residual_act, x, residual)
+    kept = saved_for_backward(residual_act, x, residual)
     assert (kept.arguments, kept.made) == ({}, {"uint8 of (65,)": 65})
     y = kept.result
     grad_y = torch.randn_like(y)

@@ -7,8 +7,8 @@ import triton.language as tl
 from lab_browser import ROOT
 
 from helpers.instruments import recorded
-from helpers.learning import Outcome, beside_catalogue
-from helpers.learning.check import assembled
+from helpers.learning import Outcome, compare_with_ours
+from helpers.learning.check_command import assembled
 from helpers.learning.outcome import FAIL, PASS, latest
 from helpers.learning.submission import read_submission
 from kernels import CATALOGUE
@@ -36,7 +36,7 @@ def passed(monkeypatch):
 
 
 def test_a_slower_kernel_is_shown_as_slower():
-    head, names, yours, theirs, known, *others = str(beside_catalogue(slow, CATALOGUE["add_gelu"], SIZE)).splitlines()
+    head, names, yours, theirs, known, *others = str(compare_with_ours(slow, CATALOGUE["add_gelu"], SIZE)).splitlines()
     assert recorded().label in head
     assert names.split() == "time known from launches registers spilled occupancy".split()
     assert yours.split()[0] == "yours"
@@ -55,17 +55,17 @@ def test_nothing_is_compared_before_the_check_has_passed(monkeypatch, outcome):
     monkeypatch.delitem(latest, "values")
     if outcome:
         monkeypatch.setitem(latest, "values", outcome)
-    assert "Once the check 'values' has passed" in str(beside_catalogue(slow, CATALOGUE["add_gelu"], SIZE))
+    assert "Once the check 'values' has passed" in str(compare_with_ours(slow, CATALOGUE["add_gelu"], SIZE))
 
 
 def test_a_size_that_was_not_recorded_is_said():
     with pytest.raises(ValueError, match=r"no recorded add_gelu of \(1000,\) in bfloat16"):
-        beside_catalogue(slow, CATALOGUE["add_gelu"], (1000,))
+        compare_with_ours(slow, CATALOGUE["add_gelu"], (1000,))
 
 
 def test_the_cell_after_the_last_check_is_not_graded():
     """It compiles for seconds, and cannot change what the checks before it said."""
     submission = read_submission(ROOT / "exercises" / "03_fused_add_gelu.ipynb")
     sources = [cell.source for cell in assembled(submission).cells]
-    assert any("beside_catalogue(" in cell["source"] for cell in submission.original)
-    assert not any("beside_catalogue(" in source for source in sources)
+    assert any("compare_with_ours(" in cell["source"] for cell in submission.original)
+    assert not any("compare_with_ours(" in source for source in sources)

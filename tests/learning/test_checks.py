@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
 
-from helpers.learning import outcome
-from helpers.learning.checks import (
+from helpers.learning import (
     Hints,
     check_cut,
     check_offsets,
@@ -22,6 +21,7 @@ from helpers.learning.checks import (
     check_vectorised,
     elementwise_cases,
     gradient_cases,
+    outcome,
 )
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.values import differs, fresh_copy, outputs_start_as_nan

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from helpers.learning.course_map import course_map, lessons_of
-from helpers.learning.kept_guesses import KeptGuess, keep
 from helpers.learning.progress import course_of, read, record
 from helpers.learning.questions import answers_of
+from helpers.learning.saved_guesses import KeptGuess, keep
 
 ROOT = Path(__file__).resolve().parents[2]
 

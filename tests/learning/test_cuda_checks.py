@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.learning.checks import check_cuda_code, check_cuda_rows, check_cuda_sound, check_cuda_traffic
+from helpers.learning import check_cuda_code, check_cuda_memory_safety, check_cuda_rows, check_cuda_traffic
 from helpers.learning.outcome import FAIL
 
 HEAD = "__global__ void softmax(const float* x, float* y, int columns)"
@@ -30,7 +30,7 @@ def outcomes(body):
         return {"source": HEAD + body, "kernel": "softmax", "threads": 64}
 
     yield check_cuda_rows(answer, reference, [100], scales=(1,), name="values")
-    yield check_cuda_sound(answer, [100], name="sound")
+    yield check_cuda_memory_safety(answer, [100], name="sound")
     yield check_cuda_traffic(answer, [100], name="traffic")
     yield check_cuda_code(answer, [100], name="code")
 

@@ -6,10 +6,10 @@ import re
 import pytest
 from bs4 import BeautifulSoup
 
-from helpers.figures.said_and_found import said_and_found
+from helpers.figures.frame.predicted_vs_measured import predicted_vs_measured
 from helpers.learning import guesses
 from helpers.learning.guesses import Guess, predict_first, predictions
-from helpers.learning.kept_guesses import KeptGuess, kept_in, place_of
+from helpers.learning.saved_guesses import KeptGuess, kept_in, place_of
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_outside_jupyters_server_nothing_is_kept(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("said", "found"), [(12, 20), (20, 20), (1, 5000), (0, 20), (20, 0.3)])
 def test_said_and_found_stand_on_one_scale(said, found):
     """The diamond is at what was said, the bar ends at what was found, on the scale whose ticks are drawn."""
-    svg = BeautifulSoup(said_and_found(said, found, "MB"), "html.parser").svg
+    svg = BeautifulSoup(predicted_vs_measured(said, found, "MB"), "html.parser").svg
     ticks = {}
     for path, text in zip(svg.select("path")[:-1], svg.select("text"), strict=False):
         ticks[float(text.text.replace(",", ""))] = float(re.match(r"M([\d.]+)", path["d"])[1])
@@ -89,7 +89,7 @@ def test_said_and_found_stand_on_one_scale(said, found):
 
 @pytest.mark.parametrize(("said", "found"), [(-3, 20), (0, 0), (float("inf"), 1)])
 def test_no_scale_holds_these(said, found):
-    assert said_and_found(said, found, "MB") == ""
+    assert predicted_vs_measured(said, found, "MB") == ""
 
 
 def test_the_table_as_html_says_how_far_off_each_guess_was():

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.instruments.fusion import analyser
-from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
-from helpers.learning.checks import cases, partitions, transformer_layer
+from helpers.instruments.fusion.small_graph import RULES, illegal_reason, in_order, kernel_cost
+from helpers.learning import transformer_layer
+from helpers.learning.checks import cases, partitions
 from helpers.learning.checks.partition_search import best_partition, joined, time_of
 from helpers.learning.checks.small_graphs import APART, CYCLE, GREEDY, IN_PLACE, LATE, PAIR, at_the_limit, drawn_graphs
 from helpers.learning.outcome import FAIL, PASS
@@ -72,7 +73,7 @@ def test_the_best_partition_is_the_best_of_all(feature, seed):
     legal = [
         time_of(graph, groups)
         for groups in every_partition(names)
-        if not any(why_not(graph, group) for group in groups) and can_run(graph, groups)
+        if not any(illegal_reason(graph, group) for group in groups) and can_run(graph, groups)
     ]
     assert math.isclose(time_of(graph, best_partition(graph)), min(legal))
 
@@ -157,7 +158,7 @@ def test_a_kernel_costs_what_the_analyser_says(function):
         stored = costs.legality.stored(mask, costs.all)
         if len(group) == 1 or not costs.legality.is_legal(mask, stored):
             continue
-        assert not why_not(graph, group)
+        assert not illegal_reason(graph, group)
         theirs, ours = costs.of(mask), kernel_cost(graph, group)
         assert ours["bytes"] == theirs.work.bytes
         assert ours["live"] == theirs.live
@@ -185,7 +186,7 @@ def test_a_kernel_costs_what_the_analyser_says(function):
 )
 def test_why_two_operations_are_no_kernel(operations, why):
     graph = graph_of(*(operation(*each) for each in operations), results=["t"])
-    found = why_not(graph, ["a", "b"])
+    found = illegal_reason(graph, ["a", "b"])
     assert found.startswith(why) if why else not found
 
 
@@ -227,7 +228,7 @@ def test_what_has_to_run_between_is_told():
         operation("b", "elementwise", ["s", "t"], ["u"]),
         results=["u"],
     )
-    assert why_not(graph, ["a", "b"]) == "sort has to run between them"
+    assert illegal_reason(graph, ["a", "b"]) == "sort has to run between them"
 
 
 def test_groups_that_wait_for_each_other_are_told():

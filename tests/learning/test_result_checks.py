@@ -5,7 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.learning.checks import check_passes, check_values, large_mean_cases, norm_cases, topk_cases
+from helpers.learning import (
+    check_passes,
+    check_values,
+    large_mean_cases,
+    norm_cases,
+    topk_cases,
+)
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.matmul import half_ulp
 from helpers.learning.outcome import FAIL, PASS

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.learning import cells, check
-from helpers.learning.cells import run_cells
+from helpers.learning import check_command, notebook_runner
+from helpers.learning.notebook_runner import run_cells
 from helpers.learning.outcome import MIME
-from helpers.learning.screening import Screened
 from helpers.learning.submission import read_submission
+from helpers.learning.submission_policy.screening import Screened
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,11 +80,11 @@ def saved(tmp_path):
 @pytest.fixture
 def unscreened(monkeypatch):
     """For answers that the policy would not let run."""
-    monkeypatch.setattr(check, "screened", lambda answers, cells: Screened(answers, {}, []))
+    monkeypatch.setattr(check_command, "screened", lambda answers, cells: Screened(answers, {}, []))
 
 
 def graded(path: Path, capsys, cell_timeout: float = 60.0) -> tuple[int, str]:
-    code = check.check_notebook(path, cell_timeout=cell_timeout)
+    code = check_command.check_notebook(path, cell_timeout=cell_timeout)
     return code, capsys.readouterr().out
 
 
@@ -179,8 +179,8 @@ def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscre
     ],
 )
 def test_a_flood_is_told_alike_where_memory_is_the_first_limit(saved, capsys, unscreened, monkeypatch, answer):
-    monkeypatch.setattr(cells, "MOST_OUTPUT", 10**15)
-    monkeypatch.setattr(cells, "MOST_HELD", 64 << 20)
+    monkeypatch.setattr(notebook_runner, "MAX_OUTPUT", 10**15)
+    monkeypatch.setattr(notebook_runner, "MAX_HELD", 64 << 20)
     report = graded(saved(notebook(answer)), capsys)[1]
     assert "the cell 'answer' printed over 1,000,000,000,000,000 characters: look for a print in a loop" in report
 
@@ -285,7 +285,7 @@ def doubled() -> dict:
 def test_what_cannot_be_graded_is_told_in_one_line(saved, content, name, told):
     path = saved(content, name)
     with pytest.raises(ValueError, match=re.escape(str(path))) as refused:
-        check.check_notebook(path)
+        check_command.check_notebook(path)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -293,7 +293,7 @@ def test_what_cannot_be_graded_is_told_in_one_line(saved, content, name, told):
 def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "03_double.ipynb").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="it is not JSON"):
-        check.check_notebook(tmp_path / "03_double.ipynb")
+        check_command.check_notebook(tmp_path / "03_double.ipynb")
 
 
 def test_a_missing_notebook_names_those_there_are(tmp_path):
@@ -301,7 +301,7 @@ def test_a_missing_notebook_names_those_there_are(tmp_path):
     folder.mkdir()
     (folder / "03_double.ipynb").write_text(json.dumps(notebook()))
     with pytest.raises(FileNotFoundError, match=r"there is no notebook .*/04\.ipynb: give one of .*/03_double\.ipynb"):
-        check.check_notebook(folder / "04.ipynb")
+        check_command.check_notebook(folder / "04.ipynb")
 
 
 @pytest.mark.parametrize("name", ["03_double.ipynb", "03_double-Copy1.ipynb", "my answer.ipynb"])
@@ -325,7 +325,7 @@ def test_the_comparison_is_nbvals(saved):
     other = json.loads(json.dumps(ORIGINAL))
     other[2]["pass"][0]["data"]["text/plain"] = "pass: another"
     submission = read_submission(saved(notebook(original=other)))
-    runs = run_cells(check.assembled(submission), needed=set(), cell_timeout=20.0)
+    runs = run_cells(check_command.assembled(submission), needed=set(), cell_timeout=20.0)
     assert [runs[name].same for name in ("double", "again")] == [False, True]
 
 

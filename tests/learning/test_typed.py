@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.learning.typed import number_in
+from helpers.learning.parse_guess import number_in
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,23 @@
-"""Grading without trust: what a submitted function launched is written down, and done again where nobody can forge it.
+"""Replay a submission's launches where nothing can be forged, and judge the replay.
 
-    record     in the submission's sandbox: calls the answer, writes down what it allocated, copied and launched
-    kernels    the submitted kernels, taken from the text of the answer and not from the process that ran it
-    expected   what the model answer gives, and how closely it must be met
-    again      calls that do what was written down: same launches, same tensors, on values the submission has not seen
-    server     a process that runs an exercise's own checks on such calls
+In:   the record of a call, written in the submission's sandbox: allocations, copies and launches, but no values.
+Out:  a verdict per check, with the values of the replay, its traffic and its compiled kernels.
 
 The record is a claim: "these launches, of these kernels of mine, compute the result". It holds no values, so replaying
-it on other inputs proves it or not, whoever wrote it. The meter, the compiler and the reference then look at the
-replay alone, in a process where no submitted Python ever runs: only kernels in the closed language of
-`helpers.learning.policy`.
+it on other inputs proves or refutes it, whoever wrote it. The meter, the compiler and the reference see the replay
+alone, in a process where no submitted Python ever runs: only kernels in the closed language of
+`helpers.learning.submission_policy.kernel_language`.
+
+Three processes, which trust one another only downwards:
+
+    sandbox     call_record        calls the answer; writes down what it allocated, copied and launched
+    replayer    replayer           START HERE; has one call's inputs, and no expected value, seed or model answer
+                submitted_kernels  the kernels, taken from the text of the answer, not from the process that ran it
+                replayed_call      repeats the recorded launches on inputs that the submission has not seen
+    judge       server             runs the exercise's own checks on a RemoteAnswer, never on submitted code
+                remote_answer      stands for the answer: each call becomes a question to the replayer
+                expected           the model answer's values, and how closely they must be met
+
+Between them: `channel` (bounded messages with a nonce and a deadline), `tensors` (arguments and results as JSON and
+bytes), `wire` (traffic, compiled kernels and errors as messages, typed again on arrival).
 """

@@ -7,7 +7,7 @@ no model answer, no other student. It answers questions of `server` on its one s
         under the meter, programs from last to first if they are to run backwards
         -> {"tensors", "several", "changed", "traffic"}
     the same with "share", and "smaller", the steps of a smaller call    and grows the launches
-        -> the same with "stray", as `checks.offsets.stray_offset` tells it
+        -> the same with "stray", as `checks.offsets.find_overflow` tells it
     the same with "devices"    and compiles what the call launches, for each of these
         -> the same with "compiled"
     {"cuda": {"source", "name", "device"}, "threads"}    compiles CUDA C++
@@ -26,17 +26,17 @@ import sys
 
 import torch
 
-from helpers.grading.replay.again import Again
-from helpers.grading.replay.kernels import kernels_of, show_lines
-from helpers.grading.replay.talk import MOST_BYTES, Talk
+from helpers.grading.replay.channel import MAX_BYTES, Channel
+from helpers.grading.replay.replayed_call import ReplayedCall
+from helpers.grading.replay.submitted_kernels import kernels_of, show_lines
 from helpers.grading.replay.tensors import inputs_unpacked, tensors_packed
-from helpers.grading.replay.told import raised_as_json, resources_as_json, traffic_as_json
+from helpers.grading.replay.wire import raised_as_json, resources_as_json, traffic_as_json
 from helpers.instruments.cuda.kernel import cuda_kernel
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks.compiled_code import launches
 from helpers.learning.checks.gradients import last_program_first
-from helpers.learning.checks.offsets import launches_on, stray_offset
-from helpers.learning.checks.resources import launches
+from helpers.learning.checks.offsets import find_overflow, launches_on
 from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
 
 
@@ -60,7 +60,7 @@ class Replayer:
 
     def _again(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
         inputs, before = given(question, payload), given(question, payload)
-        call = Again(question["name"], question["parameters"], question["call"], self._kernels)
+        call = ReplayedCall(question["name"], question["parameters"], question["call"], self._kernels)
         if "share" in question:
             return self._strays(question, call, inputs, before)
         order = last_program_first() if question["backwards"] else contextlib.nullcontext()
@@ -75,7 +75,7 @@ class Replayer:
         ]
         return said | {"compiled": compiled}, results
 
-    def _strays(self, question: dict, call: Again, inputs: tuple, before: tuple) -> tuple[dict, bytes]:
+    def _strays(self, question: dict, call: ReplayedCall, inputs: tuple, before: tuple) -> tuple[dict, bytes]:
         with outputs_start_as_nan():
             said, results = packed(measure(call, *inputs), inputs, before)
         smaller = [
@@ -86,8 +86,8 @@ class Replayer:
             for step in question["smaller"]
             if "kernel" in step
         ]
-        again = Again(question["name"], question["parameters"], question["call"], self._kernels)
-        stray = stray_offset(smaller, launches_on(again, before), question["share"])
+        again = ReplayedCall(question["name"], question["parameters"], question["call"], self._kernels)
+        stray = find_overflow(smaller, launches_on(again, before), question["share"])
         return said | {"stray": stray or []}, results
 
     def _on_cuda(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
@@ -117,7 +117,7 @@ def packed(traffic: Traffic, inputs: tuple, before: tuple) -> tuple[dict, bytes]
     places = changed(inputs, before)
     results = [] if traffic.result is None else [*as_tuple(traffic.result)]
     tensors, payload = tensors_packed([*results, *(inputs[place] for place in places)])
-    if len(payload) > MOST_BYTES:
+    if len(payload) > MAX_BYTES:
         raise ValueError("the results are too large")
     said = {"tensors": tensors, "several": isinstance(traffic.result, tuple), "changed": places}
     return said | {"traffic": traffic_as_json(traffic)}, payload
@@ -126,4 +126,4 @@ def packed(traffic: Traffic, inputs: tuple, before: tuple) -> tuple[dict, bytes]
 def main() -> None:
     torch.set_num_threads(1)
     sys.stdout = sys.stderr
-    Talk(socket.socket(fileno=0), most_json=MOST_BYTES).serve(Replayer().reply)
+    Channel(socket.socket(fileno=0), most_json=MAX_BYTES).serve(Replayer().reply)

@@ -31,17 +31,17 @@ from pathlib import Path
 
 import torch
 
-from helpers.grading.replay.elsewhere import Elsewhere, Replay
+from helpers.grading.replay.channel import MAX_BYTES, Channel
 from helpers.grading.replay.expected import expected_as_json
-from helpers.grading.replay.talk import MOST_BYTES, Talk
+from helpers.grading.replay.remote_answer import RemoteAnswer, Replay
 from helpers.grading.replay.tensors import PLAIN, inputs_as_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
-from helpers.learning.policy import is_kernel, parsed
+from helpers.learning.submission_policy.kernel_language import is_kernel, parsed
 
 TIME = 30.0  # seconds that one call of a check may take to be replayed
-MOST_DRAWS = 4  # before a model answer is taken for wrong
-MOST_SAID = 4000  # characters of a message
+MAX_DRAWS = 4  # before a model answer is taken for wrong
+MAX_SAID = 4000  # characters of a message
 
 
 class UnluckyDrawError(ValueError):
@@ -135,7 +135,7 @@ def judged(
     parameters = parameters_of(request["answers"])
     replay = Replay(request["answers"], request["calls"], ask)
     answers = {
-        name: Elsewhere(name, known_by(parameters.get(name, []), own), replay)
+        name: RemoteAnswer(name, known_by(parameters.get(name, []), own), replay)
         for name, own in exercise.functions.items()
     }
     outcome = exercise.run_check(request["check"], answers, folder)
@@ -150,7 +150,7 @@ def judged(
 
 
 def verdict(state: str, message: str, look_at: str = "") -> dict:
-    said = {"state": state, "message": message[:MOST_SAID], "look_at": look_at[:MOST_SAID]}
+    said = {"state": state, "message": message[:MAX_SAID], "look_at": look_at[:MAX_SAID]}
     return said | {"values": [], "replay": ""}
 
 
@@ -180,7 +180,7 @@ def drawn_exercise(
     Raises:
         UnluckyDrawError: none is, so it is the model answer that is wrong.
     """
-    for attempt in range(MOST_DRAWS):
+    for attempt in range(MAX_DRAWS):
         exercise = RunExercise(cells, drawn(seed, f"{purpose} {attempt}"), folder)
         try:
             return exercise, exercise.calls(folder)
@@ -227,7 +227,7 @@ def main() -> None:
     sys.stdout = sys.stderr
     with tempfile.TemporaryDirectory() as place:
         os.environ["TRITON_CACHE_DIR"] = f"{place}/compiled"
-        Talk(socket.socket(fileno=0), most_json=MOST_BYTES).serve(Server(Path(place)).reply)
+        Channel(socket.socket(fileno=0), most_json=MAX_BYTES).serve(Server(Path(place)).reply)
 
 
 class Server:
@@ -249,7 +249,7 @@ class Server:
                 return {"unfit": " ".join(str(error).split())}, b""
         on = self._shown if question["check"] in self._plain else self._exercise
         with socket.socket(fileno=descriptors[0]) as connection:
-            replayer = Talk(connection)
+            replayer = Channel(connection)
             return judged(on, question, self._folder, functools.partial(replayer.ask, seconds=TIME)), b""
 
     def _begin(self, first: dict) -> dict:

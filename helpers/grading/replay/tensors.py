@@ -17,9 +17,9 @@ DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-MOST_BYTES = 1 << 28  # of one storage that a record asks for
-MOST_RESULTS = 8  # tensors that one call returns
-MOST_TENSORS = 16  # in one message: results, and inputs that were changed
+MAX_BYTES = 1 << 28  # of one storage that a record asks for
+MAX_RESULTS = 8  # tensors that one call returns
+MAX_TENSORS = 16  # in one message: results, and inputs that were changed
 
 
 class Storages:
@@ -125,12 +125,12 @@ def tensors_unpacked(described: list[dict], raw: bytes) -> list[torch.Tensor]:
     Raises:
         ValueError: they are not what was described, or too many.
     """
-    if not isinstance(described, list) or len(described) > MOST_TENSORS:
+    if not isinstance(described, list) or len(described) > MAX_TENSORS:
         raise ValueError("no list of tensors")
     found, start = [], 0
     for each in described:
         dtype, shape = DTYPES[each["dtype"]], each["shape"]
-        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= MOST_BYTES for size in shape):
+        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= MAX_BYTES for size in shape):
             raise ValueError("no shape")
         end = start + math.prod(shape) * dtype.itemsize
         if end > len(raw):

@@ -1,4 +1,29 @@
-"""CUDA C++ compiled by NVIDIA's compiler, launched on a GPU or executed on the CPU (kernel.py).
+"""Compile CUDA C++ with NVIDIA's compiler, and run it on a GPU or execute its PTX on the CPU.
+
+In:   a string of CUDA C++, a kernel's name, and at launch a grid, a block and PyTorch tensors (`cuda_kernel`).
+Out:  the tensors, changed as a GPU would change them; registers, spills and SASS (`kernel.resources`); and to whoever
+      observes the launch (the traffic meter, the stepper): every access of every warp, races, accesses out of bounds.
+
+A launch on the CPU passes through these modules:
+
+    kernel         the entry: checks arguments, compiles once, launches on the GPU or on the executor   START HERE
+    compile        NVRTC: CUDA C++ to PTX and to a cubin
+    ptx            parses PTX into instructions, each with its line of C++
+    basic_blocks   groups instructions into runs between jumps, labels and barriers
+    decode         turns each instruction into a step: a function that runs it for many threads at once
+    executor       runs the steps: threads are rows of NumPy arrays, groups of threads part and meet again
+
+Steps take what they compute from:
+
+    operation                     the form of every entry: a function of NumPy arrays with its PTX types
+    arithmetic, floats, integers  results rounded as a GPU rounds them
+    matrix, warp                  mma and ldmatrix; shuffles, votes, matches, reductions
+    access, spaces, memory        loads, stores and atomics; checked addresses; tensors, shared and local memory
+    barriers, sanitizer           who waits for whom; races and reads of uninitialised shared memory
+
+`gpu` launches on a real GPU instead; `observers` is where the meter registers, so that neither imports the other. What
+differs from a GPU is listed in `kernel`. To add an instruction, start at the table in `decode` and run
+`pytest tests/cuda/test_cuda_coverage.py`.
 
 The instructions of PTX that the executor covers, by what stands before the first dot; any other, and any modifier that
 these do not take, is refused by name before the kernel starts.

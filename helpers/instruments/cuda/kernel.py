@@ -5,7 +5,7 @@
     add[blocks, threads](x, y, out, n)
 
 With a GPU the kernel runs there, on PyTorch's stream. Without one, or while `measure` watches, the PTX that NVRTC wrote
-is executed on the CPU (machine.py); an instruction that is not covered is refused by name. What differs from a GPU:
+is executed on the CPU (executor.py); an instruction that is not covered is refused by name. What differs from a GPU:
 
     approximate instructions    rounded once from fp64: ex2, rsqrt, sqrt, rcp .approx lie 1 ulp from an H200, division
                                 .full 2, lg2 1 ulp or 2^-22, sin and cos 2^-20.5, tanh 2^-11
@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from helpers.instruments.cuda import watching
+from helpers.instruments.cuda import observers
 from helpers.instruments.cuda.compile import Compiled, compile_source
 from helpers.instruments.cuda.decode import Decoder
-from helpers.instruments.cuda.machine import Machine
+from helpers.instruments.cuda.executor import Machine
 from helpers.instruments.cuda.memory import GlobalMemory
 from helpers.instruments.cuda.operation import DTYPES
 from helpers.instruments.cuda.ptx import Parameter, Program, parameters, parse
@@ -237,7 +237,7 @@ class CudaLaunch:
         self._check()
         arguments = self._checked(arguments)
         on_gpu = any(isinstance(argument, torch.Tensor) and argument.is_cuda for argument in arguments)
-        if on_gpu and watching.observer() is None:
+        if on_gpu and observers.observer() is None:
             from helpers.instruments.cuda.gpu import launch  # only where there is one
 
             launch(self, arguments)
@@ -323,7 +323,7 @@ class CudaLaunch:
         special["%dynamic_smem_size"] = self.dynamic_shared_memory
         special["%nwarpid"] = -(-int(np.prod(self.block)) // WARP)
         decoder = Decoder(program, symbols, self.parameter_bytes(values), special)
-        observer = watching.observer()
+        observer = observers.observer()
         machine = Machine(
             kernel.name, program, decoder, memory, self.grid, self.block,
             start + self.dynamic_shared_memory, sizes["local"], observer,
@@ -331,7 +331,7 @@ class CudaLaunch:
         if observer is not None:
             observer.launch(self, arguments, originals, memory)
         machine.run()
-        watching.executed(machine.executed)
+        observers.executed(machine.executed)
 
 
 def _kind(value) -> str:

@@ -91,7 +91,7 @@ class Program:
     targets: dict[str, list[str]] = field(default_factory=dict)  # tables of brx.idx
 
 
-MOST_CALLS = 16  # within one another
+MAX_CALLS = 16  # within one another
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VARIABLE = re.compile(
     r"(?:\.(?:extern|visible|weak|common)\s+)*\.(global|const|shared|local)\s+(?:\.attribute\([^)]*\)\s*)?"
@@ -260,7 +260,7 @@ class _Body:
             self._program.instructions.append(PtxInstruction("trap", ("assert",), (), None, self._line, text))
             return
         function = re.search(rf"\.func\s*(\([^)]*\))?\s*{re.escape(name)}\s*(?:\(([^)]*)\))?\s*\{{", self._module)
-        if function is None or self._depth > MOST_CALLS:
+        if function is None or self._depth > MAX_CALLS:
             why = "calls itself" if function else "is not in the program"
             raise NotImplementedError(f"the executor cannot call {name} (line {self._line}): it {why}")
         names = {}

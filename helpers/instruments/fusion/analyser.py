@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from helpers.instruments.devices import DEVICES, Device
-from helpers.instruments.fusion.account import TracedStep, account
 from helpers.instruments.fusion.capture import capture
 from helpers.instruments.fusion.cost import Costs, GroupCost, eager_costs
-from helpers.instruments.fusion.kinds import arithmetic_of, kind_of
+from helpers.instruments.fusion.graph_nodes import FusionNode, nodes_of
 from helpers.instruments.fusion.legality import Legality, NotLegalError, bits
-from helpers.instruments.fusion.nodes import FusionNode, nodes_of
+from helpers.instruments.fusion.operation_account import TracedStep, account
+from helpers.instruments.fusion.operator_kinds import arithmetic_of, kind_of
 from helpers.instruments.fusion.plan import FusionEdge, FusionGroup, FusionPlan, TracedOperation
 from helpers.instruments.fusion.score import score_of
 from helpers.instruments.fusion.search import partition

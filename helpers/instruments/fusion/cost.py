@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from helpers.instruments import prediction
 from helpers.instruments.devices import Device
+from helpers.instruments.fusion.graph_nodes import PRODUCTS, FusionNode
 from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, NotLegalError, bits, is_split
-from helpers.instruments.fusion.nodes import PRODUCTS, FusionNode
+from helpers.instruments.occupancy_calculator import MAX_REGISTERS
 from helpers.instruments.operations import Launch
 from helpers.instruments.roofline import SPECIAL, Work
 
 DTYPES = {2: "bf16", 1: "fp8"}
 VALUES = 8  # elements a thread of a pointwise kernel: 16 bytes of 16-bit values
 THREADS = 1024  # at most, of a block
-MOST_REGISTERS = 255
 OTHERS = 14  # registers of a kernel that holds next to nothing: indices, addresses
 ACCUMULATORS = 128  # registers of a thread for a tile of 128 x 256 in fp32 over 256 threads
 # Of the tensor cores' rate: a factor that goes through registers rules out asynchronous copies of tiles. Pointer loads
@@ -127,10 +127,10 @@ class Costs:
             widths = [size / max(node.points for node in group) for size in (*sizes, written)]
             registers = tile_registers(live) if kind in PRODUCTS else pointwise_registers(live, sum(widths))
         else:
-            registers = MOST_REGISTERS
-        if registers > MOST_REGISTERS and len(group) > 1:
-            raise NotLegalError(f"{live} values alive at once take more than {MOST_REGISTERS} registers")
-        registers = min(registers, MOST_REGISTERS)
+            registers = MAX_REGISTERS
+        if registers > MAX_REGISTERS and len(group) > 1:
+            raise NotLegalError(f"{live} values alive at once take more than {MAX_REGISTERS} registers")
+        registers = min(registers, MAX_REGISTERS)
         work = Work(flops + product, nbytes, written)
         dtype = DTYPES.get(min(node.itemsize for node in group if node.kind in PRODUCTS), "fp32") if product else "fp32"
         launch = Launch(kind, work, product, flops, special)
@@ -177,7 +177,7 @@ class Costs:
         again = 0.0
         if split and any(node.kind == "normalisation" for node in group):
             again = nbytes
-        elif registers > MOST_REGISTERS:  # too long to keep: each reduction goes over the row once more
+        elif registers > MAX_REGISTERS:  # too long to keep: each reduction goes over the row once more
             again = nbytes * sum(node.kind in ROWS for node in group)
             registers = OTHERS + 2 * len(group) + VALUES * live
         return share, 1 + split, again, registers

@@ -8,8 +8,8 @@ products with a softmax between. All of them run without waiting for another blo
 import functools
 import math
 
-from helpers.instruments.fusion.kinds import SOFTMAX, WINDOWS
-from helpers.instruments.fusion.nodes import POINTWISE, PRODUCTS, FusionNode, Link
+from helpers.instruments.fusion.graph_nodes import POINTWISE, PRODUCTS, FusionNode, Link
+from helpers.instruments.fusion.operator_kinds import SOFTMAX, WINDOWS
 
 ROWS = ("reduction", "normalisation")
 SPLIT_KEPT = 64  # fewer results than that, of more than SPLIT_LENGTH elements each, take several blocks a result

@@ -164,13 +164,13 @@ class FusionPlan:
 
     def report(self):
         """What to fuse, what it saves, who does it and what would change that: FusionReport, a table and a page."""
-        from helpers.instruments.fusion.report import FusionReport  # which reads plans, as the next does
+        from helpers.instruments.fusion.plan_report import FusionReport  # which reads plans, as the next does
 
         return FusionReport(self)
 
     def draw(self):
         """The graph as a picture, FusionDrawing: kernels coloured and numbered, bytes at the edges."""
-        from helpers.instruments.fusion.draw import drawing
+        from helpers.instruments.fusion.drawing import drawing
 
         return drawing(self)
 
@@ -180,7 +180,7 @@ class FusionPlan:
         Raises:
             ValueError: the group is no pointwise one, or has an operator that is not generated.
         """
-        from helpers.instruments.fusion.generated import compiled
+        from helpers.instruments.fusion.generated_kernel import compiled
 
         return compiled(self, group)
 

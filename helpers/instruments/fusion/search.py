@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 
 from helpers.instruments.fusion.cost import Costs
-from helpers.instruments.fusion.kinds import SOFTMAX
+from helpers.instruments.fusion.graph_nodes import POINTWISE, PRODUCTS
 from helpers.instruments.fusion.legality import NotLegalError, bits
-from helpers.instruments.fusion.nodes import POINTWISE, PRODUCTS
+from helpers.instruments.fusion.operator_kinds import SOFTMAX
 
 EXACT = 14
 WIDTH = 6

@@ -37,13 +37,13 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from helpers.instruments.cuda import watching
+from helpers.instruments.cuda import observers
 from helpers.instruments.devices import DEVICES, Device
-from helpers.instruments.traffic.cuda import CudaMeter
-from helpers.instruments.traffic.eager import EagerMeter
-from helpers.instruments.traffic.launches import TritonMeter
+from helpers.instruments.traffic.cuda_meter import CudaMeter
+from helpers.instruments.traffic.eager_meter import EagerMeter
 from helpers.instruments.traffic.ledger import Ledger
 from helpers.instruments.traffic.result import Traffic
+from helpers.instruments.traffic.triton_meter import TritonMeter
 from kernels.interpreter import runtime
 
 __all__ = ["MeteredElsewhere", "Traffic", "measure"]
@@ -82,7 +82,7 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
     for name, tensor in _names(fn, args):
         ledger.name(tensor, name, given=True)
     triton = TritonMeter(ledger, _multiprocessors(device))
-    with runtime.observed(triton), watching.observed(CudaMeter(ledger)), EagerMeter(ledger):
+    with runtime.observed(triton), observers.observed(CudaMeter(ledger)), EagerMeter(ledger):
         result = fn(*args)
     for path, tensor in _leaves(result):
         ledger.name_result(tensor, f"result{path}")

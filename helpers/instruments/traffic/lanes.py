@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from helpers.instruments.traffic import measure
-from helpers.instruments.traffic.launches import tensors_in
 from helpers.instruments.traffic.result import Traffic
+from helpers.instruments.traffic.triton_meter import tensors_in
 from kernels.interpreter import runtime
 
 

@@ -10,7 +10,7 @@ from helpers.instruments.traffic.hazards import Hazard
 
 
 @dataclass
-class Moved:
+class ByteCount:
     """Bytes requested of memory."""
 
     read: int = 0
@@ -22,7 +22,7 @@ class Moved:
 
 
 @dataclass
-class Line(Moved):
+class Line(ByteCount):
     """Bytes requested by one line of source.
 
     `requests` counts warps' worth of lanes (32 elements with at least one active) of a Triton kernel's loads, stores
@@ -44,7 +44,7 @@ class Line(Moved):
 
 
 @dataclass(eq=False)
-class Region(Moved):
+class Region(ByteCount):
     """A named tensor within a storage; footprint None: all of it."""
 
     name: str = ""
@@ -99,7 +99,7 @@ class Ledger:
     """Adds up what eager operators and Triton launches report."""
 
     def __init__(self):
-        self.launches: list[tuple[str, Moved]] = []
+        self.launches: list[tuple[str, ByteCount]] = []
         self.storages: dict[int, Storage] = {}
         self.lines: dict[tuple[str, int], Line] = {}
         self.outside = Region(name="outside")  # out-of-bounds addresses belong to no tensor
@@ -148,7 +148,7 @@ class Ledger:
             line = self.lines[file, number] = Line()
         return line
 
-    def add(self, moved: Moved, place: tuple[str, int]) -> None:
+    def add(self, moved: ByteCount, place: tuple[str, int]) -> None:
         """Enter what an eager operator moved under its line of source."""
         line = self.line(*place)
         line.read += moved.read
@@ -166,7 +166,7 @@ class Ledger:
             region.written += footprint.nbytes
             self.sectors_written += sectors
 
-    def by_tensor(self) -> dict[str, Moved]:
+    def by_tensor(self) -> dict[str, ByteCount]:
         """Name -> bytes, of each tensor that was touched, in the order in which they were first seen."""
         regions = [region for storage in self.storages.values() for region in storage.regions]
         table = {}
@@ -175,5 +175,5 @@ class Ledger:
                 name, again = region.name, 2
                 while name in table:
                     name, again = f"{region.name} ({again})", again + 1
-                table[name] = Moved(region.read, region.written)
+                table[name] = ByteCount(region.read, region.written)
         return table

@@ -8,9 +8,8 @@ import torch
 
 from helpers.instruments.source_lines import source_line
 from helpers.instruments.tables import Table, table
-from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard
-from helpers.instruments.traffic.ledger import Ledger, Line, Moved
+from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,9 +45,9 @@ class Traffic:
     shared_requests: int
     shared_wavefronts: int
     bank_conflicts: int
-    by_tensor: dict[str, Moved]
+    by_tensor: dict[str, ByteCount]
     by_line: dict[tuple[str, int], Line]
-    by_launch: tuple[tuple[str, Moved], ...]
+    by_launch: tuple[tuple[str, ByteCount], ...]
     hazards: tuple[Hazard, ...]
     elements: int | None
     result: Any
@@ -88,11 +87,6 @@ class Traffic:
     def unique_total(self) -> int:
         """The least that DRAM must move: every distinct byte once."""
         return self.unique_read + self.unique_written
-
-    @property
-    def uncached_bytes(self) -> int:
-        """What DRAM would move if no cache kept anything: whole sectors, for every load and store anew."""
-        return SECTOR * (self.sectors_read + self.sectors_written)
 
     @property
     def sectors_per_request(self) -> float | None:

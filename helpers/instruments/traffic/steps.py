@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import triton.language as tl
 
-from helpers.instruments.cuda import watching
+from helpers.instruments.cuda import observers
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.lanes import LaneRecorder
-from helpers.instruments.traffic.recording import (
-    MOST_LANES,
-    MOST_NUMBERS,
-    MOST_STEPS,
+from helpers.instruments.traffic.result import Traffic
+from helpers.instruments.traffic.warp_steps import WarpRecorder
+from helpers.instruments.traffic.watched_launch import (
+    MAX_LANES,
+    MAX_NUMBERS,
+    MAX_STEPS,
     KernelStep,
     Move,
     Recording,
@@ -29,8 +31,6 @@ from helpers.instruments.traffic.recording import (
     memory_of,
     numbers,
 )
-from helpers.instruments.traffic.result import Traffic
-from helpers.instruments.traffic.warp_steps import WarpRecorder
 from kernels.interpreter import runtime
 
 
@@ -188,12 +188,12 @@ class StepRecorder(LaneRecorder):
         self.recording.steps.append(step)
         self._numbers += sum(value.size for value in named.values()) + sum(3 * move.values.size for move in made)
         largest = max([0, *(value.size for value in named.values()), *(move.values.size for move in made)])
-        if largest > MOST_LANES:
+        if largest > MAX_LANES:
             self._give_up(f"a block has {largest:,} lanes")
-        elif len(self.recording.steps) > MOST_STEPS:
-            self._give_up(f"it takes more than {MOST_STEPS:,} steps")
-        elif self._numbers > MOST_NUMBERS:
-            self._give_up(f"its blocks hold more than {MOST_NUMBERS:,} numbers")
+        elif len(self.recording.steps) > MAX_STEPS:
+            self._give_up(f"it takes more than {MAX_STEPS:,} steps")
+        elif self._numbers > MAX_NUMBERS:
+            self._give_up(f"its blocks hold more than {MAX_NUMBERS:,} numbers")
 
     def _prefix(self, frame) -> str:
         """What stands before the names of a function that the kernel calls."""
@@ -308,7 +308,7 @@ def record(fn: Callable, *args, **more) -> tuple[Traffic, Recording]:
         with (
             _trace_kept(),
             runtime.observed(StepRecorder(runtime.observer())) as of_triton,
-            watching.observed(WarpRecorder(watching.observer())) as of_cuda,
+            observers.observed(WarpRecorder(observers.observer())) as of_cuda,
         ):
             recorders.extend((of_triton, of_cuda))
             return fn(*args, **more)

@@ -9,10 +9,10 @@ import re
 import numpy as np
 
 from helpers.instruments.cuda.warp import WARP, everyone
-from helpers.instruments.traffic.cuda import requested
-from helpers.instruments.traffic.recording import (
-    MOST_NUMBERS,
-    MOST_STEPS,
+from helpers.instruments.traffic.cuda_meter import requested
+from helpers.instruments.traffic.watched_launch import (
+    MAX_NUMBERS,
+    MAX_STEPS,
     KernelStep,
     Memory,
     Move,
@@ -131,7 +131,7 @@ class WarpRecorder:
         step.program = (block, number, 0)
         self._steps.append(((block, self._phase.get(block, 0), number), step))
         self._numbers += WARP * (len(step.named) + 3 * len(step.moves))
-        if len(self._steps) > MOST_STEPS or self._numbers > MOST_NUMBERS:
+        if len(self._steps) > MAX_STEPS or self._numbers > MAX_NUMBERS:
             self._give_up(f"it takes more than {len(self._steps) - 1:,} steps")
 
     def _flush(self) -> None:

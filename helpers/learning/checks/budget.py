@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP
 from helpers.instruments.resources import Resources
-from helpers.learning.checks.resources import check_widths
+from helpers.learning.checks.compiled_code import check_widths
 from helpers.learning.outcome import AnswerError, as_check
 
 
@@ -36,7 +36,7 @@ def check_budget(
     for question in questions:
         chosen = answer(question)
         asked = f"{answer.__name__}({question}) = {chosen}"
-        refuse_settings(chosen, settings, asked)
+        require_settings(chosen, settings, asked)
         numbers = tile(question, chosen) / (WARP * chosen["num_warps"])
         if numbers > MAX_REGISTERS:  # the compiler would work on it for minutes
             raise AnswerError(
@@ -48,13 +48,13 @@ def check_budget(
                 resources = compiled(question, chosen, device)
             except ValueError as error:
                 raise AnswerError(f"{asked}: {error}", "the settings") from None
-            refuse_resources(resources, occupancy, asked)
+            require_resources(resources, occupancy, asked)
             if wide:
-                refuse_narrow(resources, asked)
+                require_wide_accesses(resources, asked)
     return f"no spills and at least {occupancy:.0%} occupancy on {' and '.join(devices)}, {len(questions)} times."
 
 
-def refuse_settings(chosen: object, names: tuple[str, ...], asked: str) -> None:
+def require_settings(chosen: object, names: tuple[str, ...], asked: str) -> None:
     """Raise AnswerError where settings are no dictionary of the names expected, each a power of two."""
     if not isinstance(chosen, dict) or set(chosen) != set(names):
         wanted = ", ".join(f"{name!r}: .." for name in names)
@@ -66,7 +66,7 @@ def refuse_settings(chosen: object, names: tuple[str, ...], asked: str) -> None:
         raise AnswerError(f"{asked}: a block has 32 warps at most", "how num_warps is made")
 
 
-def refuse_narrow(resources: Resources, asked: str) -> None:
+def require_wide_accesses(resources: Resources, asked: str) -> None:
     """Raise AnswerError where a load or store moves less than 16 bytes a thread."""
     try:
         check_widths(resources)
@@ -74,7 +74,7 @@ def refuse_narrow(resources: Resources, asked: str) -> None:
         raise AnswerError(f"{asked}: {error}", error.look_at) from None
 
 
-def refuse_resources(resources: Resources, least: float, asked: str) -> None:
+def require_resources(resources: Resources, least: float, asked: str) -> None:
     """Raise AnswerError where registers spill or too few warps fit on an SM."""
     found, device = resources.occupancy(), resources.device.name
     needs = f"{resources.registers} registers a thread, {resources.shared_memory} B of shared memory a block"

@@ -75,7 +75,7 @@ def in_turn(
             yield Case(f"the {PLACES[place]} {what}", alone, f"{look_at}; here the {PLACES[place]} tensor's", **kind)
 
 
-def telling(x: torch.Tensor, count: int) -> torch.Tensor:
+def distinct_values(x: torch.Tensor, count: int) -> torch.Tensor:
     """Values of normal ones such that the sum of `count` tensors is of size 1 to 1.5, negative and positive in turn.
 
     On one element chance may make it 0, or so large that an activation is flat, and another formula agrees.
@@ -110,7 +110,7 @@ def elementwise_cases(
     strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
 
     first, *longer = sorted(sizes)
-    cases = [Case("", tuple(telling(x, count) for x in tensors(first)), formula)]
+    cases = [Case("", tuple(distinct_values(x, count) for x in tensors(first)), formula)]
     cases += [Case("", tuple(tensors(size)), extent) for size in longer]
     cases.append(Case("", tuple(tensors(MANY)), "the grid: as many programs as cover all elements, triton.cdiv"))
     cases.append(

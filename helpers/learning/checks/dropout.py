@@ -8,7 +8,7 @@ import torch
 from helpers.instruments.traffic import measure
 from helpers.learning.checks import cases
 from helpers.learning.checks.cases import Case, described
-from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.values import outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime
@@ -150,7 +150,7 @@ def result_of(answer: Callable, inputs: tuple, what: str) -> torch.Tensor:
     """What a call gives, under the meter; AnswerError where it has not the first input's shape whole."""
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, described(inputs))
+    require_no_hazards(traffic, described(inputs))
     result, x = traffic.result, inputs[0]
     if not isinstance(result, torch.Tensor) or result.shape != x.shape:
         kind = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__

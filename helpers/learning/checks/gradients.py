@@ -12,9 +12,9 @@ from torch.autograd.gradcheck import GradcheckError
 
 from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import PLACES, Case, described, transposed
-from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STRIDES, WIDEN, normal
-from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.traffic_checks import lines_of
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime
@@ -168,7 +168,7 @@ def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest:
         name: the check's name.
     """
     traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, described(inputs))
+    require_no_hazards(traffic, described(inputs))
     x, moved = inputs[1], dict(traffic.by_tensor)
     elements = x.numel()
     if traffic.launches > launches:

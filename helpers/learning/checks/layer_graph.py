@@ -1,4 +1,4 @@
-"""A transformer's layer as a small graph: what helpers.instruments.fusion.plain partitions."""
+"""A transformer's layer as a small graph: what helpers.instruments.fusion.small_graph partitions."""
 
 
 def transformer_layer(tokens: int, width: int, itemsize: int = 2) -> dict:

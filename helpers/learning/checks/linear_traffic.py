@@ -7,8 +7,8 @@ import torch
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.result import size
 from helpers.learning.checks.cases import described
-from helpers.learning.checks.hazards import refuse_hazards
-from helpers.learning.checks.passes import refuse_launches
+from helpers.learning.checks.memory_errors import require_no_hazards
+from helpers.learning.checks.passes import require_one_launch
 from helpers.learning.outcome import AnswerError, as_check
 
 
@@ -26,8 +26,8 @@ def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple) -> str
     for inputs in (shorter, longer):
         traffic = measure(answer, *inputs)
         where = described(inputs)
-        refuse_hazards(traffic, where)
-        refuse_launches(traffic)
+        require_no_hazards(traffic, where)
+        require_one_launch(traffic)
         result = traffic.result
         if not isinstance(result, torch.Tensor) or not result.numel():
             raise AnswerError("the result is no tensor, or has no elements", "what your function returns")

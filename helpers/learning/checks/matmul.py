@@ -9,10 +9,10 @@ from helpers.instruments.resources import Resources
 from helpers.instruments.traffic import measure
 from helpers.instruments.traffic.result import size
 from helpers.learning.checks.cases import Case, described
-from helpers.learning.checks.hazards import refuse_hazards
-from helpers.learning.checks.passes import refuse_launches
-from helpers.learning.checks.resources import compiled_launches
-from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.compiled_code import compiled_launches
+from helpers.learning.checks.memory_errors import require_no_hazards
+from helpers.learning.checks.passes import require_one_launch
+from helpers.learning.checks.traffic_checks import lines_of
 from helpers.learning.checks.values import described_difference, fresh_copy, in_float64, of_tensors, try_each
 from helpers.learning.outcome import AnswerError, as_check
 
@@ -82,14 +82,14 @@ def check_one_rounding(answer: Callable, reference: Callable, cases: Iterable[Ca
         name: the check's name.
     """
     cases = list(cases)
-    try_each(cases, lambda case: refuse_roundings(answer, reference, case), wrong_formula)
+    try_each(cases, lambda case: require_one_rounding(answer, reference, case), wrong_formula)
     return f"every element is rounded once, on {len(cases)} inputs."
 
 
-def refuse_roundings(answer: Callable, reference: Callable, case: Case) -> None:
+def require_one_rounding(answer: Callable, reference: Callable, case: Case) -> None:
     """Raise AnswerError where an element is not the exact value, rounded once."""
     traffic = measure(answer, *of_tensors(fresh_copy, case.inputs))
-    refuse_hazards(traffic, case.where)
+    require_no_hazards(traffic, case.where)
     exact = reference(*of_tensors(in_float64, case.inputs))
     single = reference(*of_tensors(in_float32, case.inputs))
     got = traffic.result
@@ -136,8 +136,8 @@ def check_tile_traffic(answer: Callable, inputs: tuple, tile: int = 64) -> str:
         name: the check's name.
     """
     traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, described(inputs))
-    refuse_launches(traffic)
+    require_no_hazards(traffic, described(inputs))
+    require_one_launch(traffic)
     x, weight, bias = inputs[:3]
     result = x.shape[0] * weight.shape[0] * x.itemsize
     model = x.nbytes * -(-weight.shape[0] // tile) + (weight.nbytes + bias.nbytes) * -(-x.shape[0] // tile) + result

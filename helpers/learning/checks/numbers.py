@@ -12,7 +12,7 @@ from helpers.learning.checks import cases
 from helpers.learning.outcome import AnswerError, as_check
 
 
-def fresh(seed: int, count: int, *choices: Sequence) -> list[tuple]:
+def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
     """`count` questions, each with one of every `choices`, drawn from `seed` and from the grading's own draw."""
     draw = random.Random(seed + (cases.draw << 16))
     return [tuple(draw.choice(each) for each in choices) for _ in range(count)]

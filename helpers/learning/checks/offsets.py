@@ -20,7 +20,7 @@ from helpers.instruments.traffic import MeteredElsewhere, measure
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 from kernels.interpreter import runtime
 
-MOST_ACCESSES = 2000  # of the program instance, where `while` goes over all of a large tensor
+MAX_ACCESSES = 2000  # of the program instance, where `while` goes over all of a large tensor
 ENDS = 32  # passes of a loop at each of its ends
 
 
@@ -41,7 +41,7 @@ def check_offsets(answer: Callable, inputs_of: Callable[[int], tuple], sizes: tu
         launched, stray = answer.strays(smaller, larger, share)
     else:
         grids, larger = [(grid, given) for _, grid, given in launches_on(answer, smaller)], launches_on(answer, larger)
-        launched, stray = bool(larger), stray_offset(grids, larger, share)
+        launched, stray = bool(larger), find_overflow(grids, larger, share)
     if not launched:
         raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
     if stray:
@@ -49,7 +49,7 @@ def check_offsets(answer: Callable, inputs_of: Callable[[int], tuple], sizes: tu
     return f"no offset of 32 bits overflows at {size:,}."
 
 
-def stray_offset(
+def find_overflow(
     smaller: list[tuple[tuple, dict]], larger: list[tuple[JITFunction, tuple, dict]], share: float
 ) -> tuple[str, str] | None:
     """What goes wrong in the launches of a larger size yet, and where to look; None where nothing does.
@@ -84,7 +84,7 @@ class LastInstance:
     """Runs the last program instance of a launch, and lets none of its accesses through."""
 
     def launch(self, kernel, grid, on_host, given):
-        self._left = MOST_ACCESSES
+        self._left = MAX_ACCESSES
         return [tuple(size - 1 for size in grid)]
 
     def program(self, index) -> None:

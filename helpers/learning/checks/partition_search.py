@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from helpers.instruments.fusion.plain import clash, in_order, kernel_cost, tensors_of, why_not
+from helpers.instruments.fusion.small_graph import conflict, illegal_reason, in_order, kernel_cost, tensors_of
 
 
 def time_of(graph: dict, groups: list[list[str]]) -> float:
@@ -14,7 +14,7 @@ def best_partition(graph: dict, ignoring: str = "", ordered: bool = True, grown:
     """The partition of least time, a list of kernels, each a list of names.
 
     Args:
-        graph: as helpers.instruments.fusion.plain has it.
+        graph: as helpers.instruments.fusion.small_graph has it.
         ignoring: one of that module's RULES, which kernels need not keep.
         ordered: whether the kernels must be able to run one after another.
         grown: whether each kernel must be legal all the while that its operations join it, in the program's order.
@@ -52,14 +52,14 @@ def legal_groups(graph: dict, ignoring: str = "") -> list[tuple[int, list[str]]]
     operations = graph["operations"]
     names = [each["name"] for each in operations]
     apart = [
-        sum(1 << place for place, one in enumerate(operations[:later]) if clash(one, two, ignoring))
+        sum(1 << place for place, one in enumerate(operations[:later]) if conflict(one, two, ignoring))
         for later, two in enumerate(operations)
     ]
     masks = [0]
     for place in range(len(names)):
         masks += [mask | 1 << place for mask in masks if not mask & apart[place]]
     found = ((mask, named(names, mask)) for mask in masks[1:])
-    return [(mask, group) for mask, group in found if not why_not(graph, group, ignoring)]
+    return [(mask, group) for mask, group in found if not illegal_reason(graph, group, ignoring)]
 
 
 def overwrites(graph: dict, group: list[str]) -> bool:
@@ -92,7 +92,7 @@ def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str
     found = []
     for one, other in combinations(groups, 2):
         both, rest = [*one, *other], [group for group in groups if group not in (one, other)]
-        if not why_not(graph, both) and len(in_order(graph, [both, *rest])) == len(rest) + 1:
+        if not illegal_reason(graph, both) and len(in_order(graph, [both, *rest])) == len(rest) + 1:
             found.append((time_of(graph, [one, other]) - time_of(graph, [both]), one, other))
     return found
 

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from helpers.instruments.fusion.plain import RULES, in_order, kernel_cost, why_not
+from helpers.instruments.fusion.small_graph import RULES, illegal_reason, in_order, kernel_cost
 from helpers.learning.checks import cases
 from helpers.learning.checks.partition_search import best_partition, legal_groups, named, overwrites, time_of, touching
 from helpers.learning.checks.small_graphs import at_the_limit
@@ -42,7 +42,7 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
         legal = [group for _, group in legal_groups(graph) if len(group) > 1]
         wrong = []
         for rule in RULES:
-            alone = [group for _, group in legal_groups(graph, rule) if len(group) > 1 and why_not(graph, group)]
+            alone = [group for _, group in legal_groups(graph, rule) if len(group) > 1 and illegal_reason(graph, group)]
             # Of pairs one hardly learns what else a group may break.
             wrong += draw.sample(alone, min(2, len(alone)))
         some = draw.sample(legal, min(ASKED // 2, len(legal))) + draw.sample(wrong, min(ASKED, len(wrong)))
@@ -57,7 +57,7 @@ def edges_asked(graphs: Iterable[dict]) -> list[tuple[dict, str, str]]:
         (graph, one, two)
         for graph in graphs
         for one, two in touching(graph)
-        if why_not(graph, [one, two]) or abs(saved(graph, one, two)) > CLEAR * time_of(graph, [[one], [two]])
+        if illegal_reason(graph, [one, two]) or abs(saved(graph, one, two)) > CLEAR * time_of(graph, [[one], [two]])
     ]
 
 
@@ -68,14 +68,14 @@ def saved(graph: dict, one: str, two: str) -> float:
 
 @as_check
 def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -> str:
-    """Ask `answer(graph, group)` whether one kernel may do a group: True or False, as `why_not` says."""
+    """Ask `answer(graph, group)` whether one kernel may do a group: True or False, as `illegal_reason` says."""
     questions = list(questions)
     with in_time(answer):
         for graph, group in questions:
             got = answer(copy.deepcopy(graph), list(group))
             asked = f"{answer.__name__}(graph, {group})"
-            refuse_unless_bool(got, asked)
-            why = why_not(graph, group)
+            require_bool(got, asked)
+            why = illegal_reason(graph, group)
             if got and why:
                 rule = next(rule for rule in RULES if rule_of(graph, group, rule))
                 told(f"{asked} gives True, but {why}", LOOK_AT[rule], graph, group)
@@ -86,7 +86,7 @@ def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -
 
 def rule_of(graph: dict, group: list[str], rule: str) -> bool:
     """Whether a group breaks this rule, and none that stands before it."""
-    return why_not(graph, group) != why_not(graph, group, rule)
+    return illegal_reason(graph, group) != illegal_reason(graph, group, rule)
 
 
 @as_check
@@ -97,8 +97,8 @@ def check_edges(answer: Callable, questions: Iterable[tuple[dict, str, str]]) ->
         for graph, one, two in questions:
             got = answer(copy.deepcopy(graph), one, two)
             asked, pair = f"{answer.__name__}(graph, {one!r}, {two!r})", [one, two]
-            refuse_unless_bool(got, asked)
-            why = why_not(graph, pair)
+            require_bool(got, asked)
+            why = illegal_reason(graph, pair)
             if got and why:
                 told(
                     f"{asked} gives True, but {why}", "whether it is legal, before whether it is worth it", graph, pair
@@ -124,7 +124,7 @@ def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
     with in_time(answer):
         for graph in graphs:
             got = answer(copy.deepcopy(graph))
-            refuse_no_partition(got, graph, answer.__name__)
+            require_partition(got, graph, answer.__name__)
             time, least = time_of(graph, got), time_of(graph, best_partition(graph))
             if time > least * SAME:
                 told(
@@ -135,12 +135,12 @@ def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
     return f"the least time on {len(graphs)} graphs."
 
 
-def refuse_unless_bool(got: object, asked: str) -> None:
+def require_bool(got: object, asked: str) -> None:
     if not isinstance(got, bool):
         raise AnswerError(f"{asked} gives {got!r:.80}, True or False is expected", "what your function returns")
 
 
-def refuse_no_partition(got: object, graph: dict, function: str) -> None:
+def require_partition(got: object, graph: dict, function: str) -> None:
     """Raise AnswerError where this is no partition of the graph into kernels that can run."""
     asked = f"{function}(graph)"
     listed = isinstance(got, list | tuple) and all(isinstance(group, list | tuple) for group in got)
@@ -159,7 +159,7 @@ def refuse_no_partition(got: object, graph: dict, function: str) -> None:
     if twice := [name for name in known if counted[name] > 1]:
         told(f"{asked} has {', '.join(twice)} in {counted[twice[0]]} kernels: {got}", "groups that overlap", graph)
     for group in got:
-        if why := why_not(graph, list(group)):
+        if why := illegal_reason(graph, list(group)):
             rule = next(rule for rule in RULES if rule_of(graph, list(group), rule))
             told(f"{asked} has the kernel {list(group)}, but {why}", LOOK_AT[rule], graph, group)
     groups = [list(group) for group in got]

@@ -7,8 +7,8 @@ import torch
 
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
-from helpers.learning.checks.hazards import refuse_hazards
-from helpers.learning.checks.traffic import lines_of
+from helpers.learning.checks.memory_errors import require_no_hazards
+from helpers.learning.checks.traffic_checks import lines_of
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
 
@@ -24,12 +24,12 @@ def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> s
         name: the check's name.
     """
     traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, described(inputs))
+    require_no_hazards(traffic, described(inputs))
     elements = inputs[0].numel()
     results = as_tuple(traffic.result)
     if not all(isinstance(result, torch.Tensor) and result.numel() for result in results):
         raise AnswerError("a result is no tensor, or has no elements", "what your function returns")
-    refuse_launches(traffic)
+    require_one_launch(traffic)
 
     def refuse(what: str, look_at: str) -> None:
         raise AnswerError("\n".join([what, *lines_of(traffic, elements)]), look_at)
@@ -65,7 +65,7 @@ def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> s
     return "1 launch; what must be read once is read once, results are written once and nothing else is."
 
 
-def refuse_launches(traffic: Traffic) -> None:
+def require_one_launch(traffic: Traffic) -> None:
     """Raise AnswerError unless the call was one launch."""
     if traffic.launches != 1:
         names = ", ".join(name for name, _ in traffic.by_launch)

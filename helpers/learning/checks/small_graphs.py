@@ -4,7 +4,7 @@ import functools
 import json
 import random
 
-from helpers.instruments.fusion.plain import RULES, why_not
+from helpers.instruments.fusion.small_graph import RULES, illegal_reason
 from helpers.learning.checks import cases
 from helpers.learning.checks.partition_search import best_partition, joined, joinings, overwrites, time_of, touching
 
@@ -160,7 +160,7 @@ def _turns_on(graph: dict, feature: str) -> bool:
     found = best_partition(graph)
     best = time_of(graph, found)
     if feature == PAIR:
-        pairs = [list(pair) for pair in touching(graph) if not why_not(graph, list(pair))]
+        pairs = [list(pair) for pair in touching(graph) if not illegal_reason(graph, list(pair))]
         alone = [(time_of(graph, [pair]), time_of(graph, [[name] for name in pair])) for pair in pairs]
         return any(one > two * CLEARLY for one, two in alone)
     if feature == IN_PLACE:

@@ -14,7 +14,7 @@ import torch
 
 from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import Case
-from helpers.learning.checks.hazards import refuse_hazards
+from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
 from kernels.interpreter import runtime
 
@@ -79,7 +79,7 @@ def check_case(answer: Callable, reference: Callable, case: Case, unlike: dict[s
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
-    refuse_hazards(traffic, case.where, case.look_at if case.whole or not in_order(case.inputs) else "")
+    require_no_hazards(traffic, case.where, case.look_at if case.whole or not in_order(case.inputs) else "")
     written = {name: moved.written for name, moved in traffic.by_tensor.items()}
     try:
         compare(traffic.result, inputs, reference, case, written)

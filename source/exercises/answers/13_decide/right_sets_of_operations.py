@@ -1,7 +1,7 @@
 # Sets of operations as bits; the best way to do each set that some kernels can have done, smallest first.
 
 # %%
-from helpers.learning.lent import kernel_cost
+from helpers.learning.allowed_calls import kernel_cost
 
 
 # %% grade_id="legal-answer"

@@ -1,7 +1,7 @@
 # Takes the operations off the graph that it is given, one kernel after another; gives tuples.
 
 # %%
-from helpers.learning.lent import kernel_cost
+from helpers.learning.allowed_calls import kernel_cost
 
 
 # %% grade_id="legal-answer"

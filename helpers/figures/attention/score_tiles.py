@@ -1,0 +1,156 @@
+"""The tiles of attention's scores: which a kernel computes, masks and skips, and what it asks for; the live picture."""
+
+from dataclasses import dataclass
+
+import ipywidgets as widgets
+from matplotlib import rc_context
+
+from helpers.figures.frame.chart import Chart, plain, si
+from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
+from helpers.figures.frame.page_bars import Box, Label, Scene, picture, still, svg
+from helpers.style import FUSED, LIMIT, STYLE
+
+TOKENS = (128, 256, 512, 1024, 2048)
+ROWS = (16, 32, 64, 128)  # queries a program, keys a tile
+WALKS = {"every tile": False, "up to the diagonal": True}
+DIM, ITEMSIZE = 64, 2
+SIZE = (576, 258)  # points
+LEFT, TOP, SIDE = 62, 56, 180  # of the square of scores
+NOTES = 268  # where the numbers beside it begin
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A causal head over `tokens` tokens: programs of `m` queries, tiles of `n` keys.
+
+    skips: whether a program stops at the last key that any of its queries sees.
+    """
+
+    tokens: int
+    m: int
+    n: int
+    skips: bool
+
+    @property
+    def programs(self) -> list[tuple[int, int, int]]:
+        """Of each program: tiles that all of its queries see, tiles that some see, tiles that it computes in all."""
+        found = []
+        for start in range(0, self.tokens, self.m):
+            whole = (start + 1) // self.n
+            seen = -(-min(self.tokens, start + self.m) // self.n)
+            found.append((whole, seen - whole, seen if self.skips else -(-self.tokens // self.n)))
+        return found
+
+    @property
+    def computed(self) -> int:
+        """Scores computed."""
+        return self.m * self.n * sum(computed for *_, computed in self.programs)
+
+    @property
+    def needed(self) -> int:
+        """Scores of a key that its query sees."""
+        return self.tokens * (self.tokens + 1) // 2
+
+    @property
+    def bytes(self) -> int:
+        """What the programs ask for: k and v of each tile, q once and the output once; in 16 bits, heads of DIM."""
+        rows = 2 * self.n * sum(computed for *_, computed in self.programs) + 2 * self.tokens
+        return rows * DIM * ITEMSIZE
+
+    @property
+    def finding(self) -> str:
+        """The chart's title."""
+        wasted = 1 - self.needed / self.computed
+        return f"Of {self.computed:,} scores computed, {plain(100 * wasted)}% are masked away"
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Tiles computed whole, tiles that the diagonal cuts, tiles that nobody needs."""
+        whole, cut = (sum(of[part] for of in self.programs) for part in (0, 1))
+        return whole, cut, len(self.programs) * -(-self.tokens // self.n) - whole - cut
+
+    @property
+    def notes(self) -> list[str]:
+        """The numbers beside the picture."""
+        whole, cut, unseen = self.counts
+        return [
+            f"{len(self.programs):,} programs, {self.m} queries each",
+            f"{whole:,} tiles that need no mask",
+            f"{cut:,} tiles on the diagonal",
+            f"{unseen:,} tiles that nobody needs, {'skipped' if self.skips else 'computed all the same'}",
+            f"{si(self.bytes, 'B')} asked for, a head of {DIM} in 16 bits",
+            f"{si(4 * self.tokens * DIM * ITEMSIZE, 'B')} of them once only: q, k, v and the output",
+        ]
+
+    @property
+    def text(self) -> str:
+        """The line that says what the chart shows."""
+        return f"{self.tokens:,} tokens: {'; '.join(self.notes)}. {self.finding}."
+
+
+def _scene(case: Tiles) -> Scene:
+    boxes, scale = [], SIDE / case.tokens
+    for number, (whole, cut, _) in enumerate(case.programs):
+        top = TOP + number * case.m * scale
+        high = min(case.m, case.tokens - number * case.m) * scale
+        ends = [0, *(min(tiles * case.n, case.tokens) for tiles in (whole, whole + cut)), case.tokens]
+        colours = FUSED, LIMIT, None if case.skips else LIMIT
+        for start, end, colour in zip(ends[:-1], ends[1:], colours, strict=True):
+            if end > start:
+                boxes.append(Box(LEFT + start * scale, top + high / 2, (end - start) * scale, round(high, 2), colour))
+    labels = [Label(note, NOTES, TOP + 18 + 21 * line, "left") for line, note in enumerate(case.notes)]
+    return Scene(case.finding, tuple(boxes), tuple(labels), case.text)
+
+
+def tiles_axes():
+    """What stays still: the names of the sides, and what the colours mean."""
+    figure, axes = still(SIZE, {}, ())
+    key = "blue: computed, no mask; grey: computed and masked; open: skipped"
+    with rc_context(STYLE):
+        for text, x, y in (("keys", LEFT, TOP - 10), ("queries", 14, TOP + 8), (key, LEFT, TOP + SIDE + 13)):
+            axes.text(x, y, text, va="center_baseline")
+    return figure, axes
+
+
+def tiles_chart(case: Tiles) -> Chart:
+    """The square of a head's scores, a row of boxes a program."""
+    return picture(*tiles_axes(), _scene(case))
+
+
+class AttentionTilesExplorer(Explorer):
+    """The tiles of a causal head, with sliders for tokens, queries a program, keys a tile, and a choice of walk.
+
+    Its controls are widgets: `tokens`, `m`, `n` and `walk`, one of WALKS; what it shows is also the string `text`.
+    Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on its slider.
+    """
+
+    def __init__(self, tokens: int = 512, m: int = 64, n: int = 64, skips: bool = False):
+        self.tokens = slider("tokens", TOKENS, tokens, [f"{each:,}" for each in TOKENS])
+        self.m = slider("queries each", ROWS, m)
+        self.n = slider("keys a tile", ROWS, n)
+        self.walk = widgets.Dropdown(options=list(WALKS), value=list(WALKS)[skips], description="walk")
+        super().__init__(FramePlayer(), [self.tokens, self.m, self.n], [[self.walk]])
+
+    def _at(self, tokens: int, m: int, n: int) -> Tiles:
+        return Tiles(tokens, m, n, WALKS[self.walk.value])
+
+    @property
+    def _case(self) -> Tiles:
+        return self._at(self.tokens.value, self.m.value, self.n.value)
+
+    @property
+    def text(self) -> str:
+        return self._case.text
+
+    def chart(self) -> Chart:
+        return tiles_chart(self._case)
+
+    def _still_and_data(self) -> tuple[str, dict]:
+        figure, _ = tiles_axes()
+        opening = svg_opening(figure)
+        cases = (self._at(tokens, m, n) for tokens in TOKENS for m in ROWS for n in ROWS)
+        frames = [{"svg": svg(opening, _scene(case)), "text": case.text, "table": ""} for case in cases]
+        return still_svg(figure), {"frames": frames, "columns": len(ROWS), "layers": len(ROWS)}

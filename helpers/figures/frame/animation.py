@@ -1,0 +1,202 @@
+"""A film: what moves along one clock, played, paused and scrubbed; a still frame where no kernel runs.
+
+Everything is placed in Python, in pixels and in seconds of the film's own clock. The browser's script and the picture
+paint the same list: boxes that travel, boxes that appear or grow, counters that run.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anywidget
+import ipywidgets as widgets
+from matplotlib import rc_context
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from traitlets import Dict
+
+from helpers.figures.frame.chart import Chart, plain
+from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class MovingBox:
+    """A box that travels from one corner to another between two times, and is seen only on its way."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    width: float
+    height: float
+    start: float
+    end: float
+    colour: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A box whose width grows between two times, and stays; it appears at once where they are the same."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    start: float
+    end: float
+    colour: str
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Note:
+    """Text that stays; `align` is "left", "center" or "right" of x; y is its baseline."""
+
+    text: str
+    x: float
+    y: float
+    align: str = "left"
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number of `name` that runs from 0 to `value` between two times; {} in `text` is where it stands."""
+
+    name: str
+    text: str
+    x: float
+    y: float
+    value: float
+    start: float
+    end: float
+    digits: int = 2
+
+    def at(self, time: float) -> str:
+        part = min(1.0, max(0.0, (time - self.start) / (self.end - self.start)))
+        return self.text.replace("{}", f"{self.value * part:,.{self.digits}f}")
+
+
+@dataclass(frozen=True)
+class Animation:
+    """One film. `boxes`: outlines that stay, (x, y, width, height); `told`: what happens, (from when on, in words).
+
+    size: width and height; seconds: how long the film's own clock runs; plays: seconds that it takes to play.
+    unit: of the film's clock, as shown beside the slider, and `scale` units to a second of that clock.
+    """
+
+    size: tuple[float, float]
+    seconds: float
+    plays: float
+    unit: str
+    scale: float
+    title: str
+    movers: tuple[MovingBox, ...] = ()
+    bars: tuple[Bar, ...] = ()
+    notes: tuple[Note, ...] = ()
+    counters: tuple[Counter, ...] = ()
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
+    told: tuple[tuple[float, str], ...] = field(default_factory=tuple)
+
+    def says(self, time: float) -> str:
+        """The line of text at a time."""
+        now = [text for start, text in self.told if start <= time] or [""]
+        numbers = ", ".join(f"{counter.name} {counter.at(time)}" for counter in self.counters)
+        return f"{plain(time * self.scale)} {self.unit}: {now[-1]} {numbers}."
+
+
+def picture(scene: Animation, time: float) -> Chart:
+    """The film at a time of its clock."""
+    width, height = scene.size
+    with rc_context(STYLE):
+        figure = Figure(figsize=((width + 12) / 72, height / 72))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(-6, width + 6), ylim=(height, 0))
+        axes.axis("off")
+        axes.text(0, 14, scene.title, size=TITLE_SIZE, weight="bold")
+        for x, y, w, h in scene.boxes:
+            axes.plot((x, x + w, x + w, x, x), (y, y, y + h, y + h, y), color=TEXT, lw=0.8)
+        corners, colours = [], []
+        for bar in scene.bars:
+            if time >= bar.start:
+                part = min(1.0, (time - bar.start) / (bar.end - bar.start)) if bar.end > bar.start else 1.0
+                corners.append(_corners(bar.x, bar.y, bar.width * part, bar.height))
+                colours.append((bar.colour, bar.opacity))
+        for mover in scene.movers:
+            if mover.start < time < mover.end:
+                part = (time - mover.start) / (mover.end - mover.start)
+                x, y = mover.x0 + (mover.x1 - mover.x0) * part, mover.y0 + (mover.y1 - mover.y0) * part
+                corners.append(_corners(x, y, mover.width, mover.height))
+                colours.append((mover.colour, 1.0))
+        axes.add_collection(PolyCollection(corners, facecolors=colours, linewidths=0))
+        for note in scene.notes:
+            axes.text(note.x, note.y, note.text, ha=note.align, weight="bold" if note.bold else "normal")
+        for counter in scene.counters:
+            axes.text(counter.x, counter.y, counter.at(time), weight="bold")
+    return Chart(figure, f"{scene.title}. {scene.says(time)}")
+
+
+def _corners(x: float, y: float, width: float, height: float):
+    return ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
+
+
+class FilmStage(anywidget.AnyWidget):
+    """The film in the browser, with its controls."""
+
+    _esm = javascript(_HERE / "animation.js")
+    _css = css(_HERE / "animation.css")
+    data = Dict().tag(sync=True)
+
+
+class Film:
+    """One or several films under one set of controls; displayed where no kernel runs, a still frame. `text` says it.
+
+    Args:
+        scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
+        choice: what the names are of.
+        frame: the time of the still frame, as a part of the film.
+    """
+
+    def __init__(self, scenes: dict[str, Animation], choice: str = "", frame: float = 1.0):
+        self.scenes, self._choice, self._frame = scenes, choice, frame
+
+    @property
+    def text(self) -> str:
+        return self.chart().text
+
+    def chart(self) -> Chart:
+        first = next(iter(self.scenes.values()))
+        return picture(first, first.seconds * self._frame)
+
+    def data(self) -> dict:
+        """What the browser's script draws from."""
+        return {"choice": self._choice, "scenes": [[name, _sent(scene)] for name, scene in self.scenes.items()]}
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        shown, metadata = self.chart()._repr_mimebundle_()
+        view = dict(widgets.VBox([FilmStage(data=self.data())])._repr_mimebundle_())
+        return view | shown, metadata
+
+
+def _sent(scene: Animation) -> dict:
+    def rounded(each) -> list:
+        return [float(f"{value:.7g}") if isinstance(value, float) else value for value in vars(each).values()]
+
+    return {
+        "size": scene.size,
+        "seconds": scene.seconds,
+        "plays": scene.plays,
+        "unit": scene.unit,
+        "scale": scene.scale,
+        "title": scene.title,
+        "movers": [rounded(mover) for mover in scene.movers],
+        "bars": [rounded(bar) for bar in scene.bars],
+        "notes": [rounded(note) for note in scene.notes],
+        "counters": [rounded(counter) for counter in scene.counters],
+        "boxes": scene.boxes,
+        "told": scene.told,
+    }

@@ -1,0 +1,106 @@
+"""Export a live figure as data: everything a web page needs to show it without a kernel.
+
+An explorer draws its frames for every position of its sliders beforehand (explorer.py). Here they are drawn for its
+choices too, one choice after the other, while all of them together stay small.
+"""
+
+import base64
+import itertools
+import json
+import zlib
+
+import ipywidgets as widgets
+
+from helpers.figures.frame.animation import Film, FilmStage
+from helpers.figures.frame.explorer import POSITIONS, Explorer
+from helpers.figures.frame.stepper import Stepper, Watch
+
+MAX = 450_000  # bytes of one figure's frames, packed
+
+
+def export_interactive(figure) -> dict | None:
+    """What shows a figure in a browser alone; None for one that is not live.
+
+    Returns:
+        `text`: the line under it. `stage`: the name of the widget whose script draws it. `positions`: where its sliders
+        stand.
+        `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; a choice that only a kernel can change has one
+        label. `states`: the stage's `still` and `data` for each combination of the choices, the last of them running
+        fastest; JSON, compressed (zlib), in base64.
+    """
+    if isinstance(figure, Film):
+        return _alone(figure, FilmStage, figure.data())
+    if isinstance(figure, Watch) and figure.scene is not None:
+        return _alone(figure, Stepper, figure.scene.data())
+    if not isinstance(figure, Explorer):
+        return None
+    stage, states, changed, choices = figure._stage, [_state(figure)], [], []
+    for choice in figure._choices:
+        options = _options(choice)
+        found = None
+        if len(states[0]) * len(states) * len(options) < 2 * MAX:
+            found = _states(figure, [*changed, choice])
+        if found is not None:
+            states, changed = found, [*changed, choice]
+            choices.append(_control(choice))
+        else:
+            [shown] = (str(label) for label, value in options if value == choice.value)
+            choices.append({"name": choice.description, "labels": [shown], "at": 0})
+    return {
+        "text": figure.text,
+        "stage": type(stage).__name__,
+        "positions": [getattr(stage, position) for position in POSITIONS],
+        "sliders": [_control(each) for each in figure._sliders],
+        "choices": choices,
+        "states": states,
+    }
+
+
+def _alone(figure, stage: type, data: dict) -> dict:
+    """A figure with controls of its own."""
+    return {
+        "text": figure.text, "stage": stage.__name__, "positions": [0, 0, 0], "sliders": [], "choices": [],
+        "states": [_packed({"still": "", "data": data})],
+    }  # fmt: skip
+
+
+def _control(widget) -> dict:
+    options = _options(widget)
+    at = next(number for number, (_, value) in enumerate(options) if value == widget.value)
+    return {"name": widget.description, "labels": [str(label) for label, _ in options], "at": at}
+
+
+def _options(widget) -> list[tuple]:
+    """(label, value) of each."""
+    if isinstance(widget, widgets.Checkbox):
+        return [("no", False), ("yes", True)]
+    if isinstance(widget, widgets.Text):
+        return [(widget.value, widget.value)]
+    return [each if isinstance(each, tuple) else (each, each) for each in widget.options]
+
+
+def _states(figure: Explorer, choices: list) -> list[str] | None:
+    """Those of every combination; None where they are too large. The choices end as they were."""
+    before, found = [choice.value for choice in choices], []
+    for values in itertools.product(*([value for _, value in _options(choice)] for choice in choices)):
+        _set(choices, values)
+        found.append(_state(figure))
+        if sum(map(len, found)) > MAX:
+            found = None
+            break
+    _set(choices, before)
+    return found
+
+
+def _set(choices: list, values) -> None:
+    for choice, value in zip(choices, values, strict=True):
+        choice.value = value
+
+
+def _state(figure: Explorer) -> str:
+    return _packed({"still": figure._stage.still, "data": figure._stage.data})
+
+
+def _packed(state: dict) -> str:
+    text = json.dumps(state, separators=(",", ":"), ensure_ascii=False)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

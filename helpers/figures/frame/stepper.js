@@ -1,0 +1,246 @@
+// Steps through a recorded launch. Every frame was worked out beforehand (stepper.py): here cells are painted, and what
+// moves flies from memory to its lane or back.
+const FLIGHT = 420; // ms
+const PAUSE = 900; // ms between steps while playing
+const CODES = { " ": "empty", v: "value", m: "masked", o: "outside", r: "read", w: "written", g: "gap" };
+const WAYS = ["reading", "writing", "stray"];
+
+function render({ model, el }) {
+  const data = model.get("data");
+  const frames = data.frames.map(
+    ([line, program, text, read, written, clear, cells, lit, now, boxes, flights]) => (
+      { line, program, text, read, written, clear, cells, lit, now, boxes, flights }));
+  const make = (parent, tag, attributes = {}, text) => {
+    const node = parent.appendChild(document.createElement(tag));
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    if (text !== undefined) node.textContent = text;
+    return node;
+  };
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+  el.classList.add("fusion-explorer", "fusion-stepper");
+  el.setAttribute("data-lm-suppress-shortcuts", "true"); // arrows and space are the widget's
+  const controls = make(el, "div", { class: "fusion-stepper-controls", role: "group", "aria-label": `Step through ${data.kernel}` });
+  const button = (label, sign, act) => {
+    const node = make(controls, "button", { type: "button", "aria-label": label, title: label }, sign);
+    node.addEventListener("click", act);
+    return node;
+  };
+  button("Back to the start", "|◀", () => go(0));
+  button("Step back", "◀", () => go(at - 1));
+  const player = button("Play", "Play ▶", () => (playing ? pause() : play()));
+  button("Step", "Step ▶|", () => go(at + 1));
+  const slider = make(controls, "input", { type: "range", min: 0, max: frames.length - 1, value: 0, "aria-label": "step" });
+  slider.addEventListener("input", () => go(Number(slider.value), true));
+  const choice = make(make(controls, "label", {}, `${data.who} `), "select", { "aria-label": data.who });
+  data.programs.forEach((name, number) => make(choice, "option", { value: number }, name));
+  choice.addEventListener("change", () => go(frames.findIndex((frame) => frame.program === Number(choice.value))));
+  const counter = make(controls, "span", { class: "fusion-stepper-bytes" });
+  const tally = ["read", "written"].map((way, place) => {
+    const part = make(counter, "span", { class: way }, `${way} `);
+    const number = make(part, "b", {}, "0");
+    make(part, "span", {}, ` of ${data.total[place].toLocaleString("en")} B`);
+    return number;
+  });
+
+  const status = make(el, "div", { role: "status", "aria-live": "polite" });
+  const panes = make(el, "div", { class: "fusion-stepper-panes" });
+  const source = make(panes, "div", { class: "fusion-stepper-source", tabindex: 0, "aria-label": "source" });
+  const lines = data.source.map((text, number) => {
+    const line = make(source, "div", { "data-line": data.numbers[number] });
+    make(line, "span", { "aria-hidden": "true" }, String(data.numbers[number]));
+    make(line, "code", {}, text || " ");
+    return line;
+  });
+  const chart = make(panes, "div", { class: "fusion-stepper-chart", role: "img" });
+  const [width, height] = data.size;
+  const rounded = (number) => Math.round(number * 10) / 10;
+  const cellSvg = (grid) => {
+    const [, x, y, columns, count, w, h, words] = grid;
+    const inset = words ? 1.5 : 0.3;
+    let text = "";
+    for (let cell = 0; cell < count; cell++) {
+      const left = x + (cell % columns) * w, top = y + 14 + Math.floor(cell / columns) * h;
+      text += `<rect x="${rounded(left + inset)}" y="${rounded(top + inset)}" width="${rounded(w - 2 * inset)}" height="${rounded(h - 2 * inset)}"/>`;
+      if (words) text += `<text x="${left + w / 2}" y="${rounded(top + h / 2 + 3.4)}"></text>`;
+    }
+    return text;
+  };
+  const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+  chart.innerHTML = `<svg viewBox="-2 0 ${width + 4} ${height}" aria-hidden="true">
+    <line class="border" x1="0" x2="${width}" y1="${data.chip - 4}" y2="${data.chip - 4}"/>
+    <text class="side" x="${width}" y="10">memory</text><text class="side" x="${width}" y="${data.chip + 8}">on the chip</text>
+    ${data.grids.map((grid) => `<g class="${grid[8] ? "memory" : "lanes"}${grid[7] ? "" : " shaded"}"><text class="name" x="${grid[1]}" y="${grid[2] + 10}">${escaped(grid[0])}</text>${cellSvg(grid)}</g>`).join("")}
+    <g class="fusion-moving"></g></svg><canvas aria-hidden="true"></canvas>`;
+  const moving = chart.querySelector(".fusion-moving");
+  const canvas = chart.querySelector("canvas");
+  make(el, "div", { class: "fusion-stepper-key", "aria-hidden": "true" }).innerHTML =
+    `<span class="reading">being read</span><span class="read">was read</span><span class="writing">being written</span>` +
+    `<span class="written">was written</span><span class="masked">masked or idle lane</span><span class="outside">out of bounds</span>` +
+    `<span class="sector">32 B sector</span>` +
+    (data.grids.some((grid) => !grid[7] && !grid[8]) ? `<span class="above">above zero</span><span class="below">below zero</span>` : "") +
+    `<span class="keys">keys: ← → step, space play, Home, End, PgUp and PgDn program</span>`;
+
+  // The cells, in the order of their numbers
+  const groups = [...chart.querySelectorAll("g.memory, g.lanes")];
+  const rects = groups.flatMap((group) => [...group.querySelectorAll("rect")]);
+  const words = groups.flatMap((group, number) =>
+    data.grids[number][7] ? [...group.querySelectorAll("text:not(.name)")] : new Array(data.grids[number][4]).fill(null));
+  const places = data.grids.flatMap(([, x, y, columns, count, w, h]) =>
+    Array.from({ length: count }, (_, cell) => [x + (cell % columns + 0.5) * w, y + 14 + (Math.floor(cell / columns) + 0.5) * h, w, h]));
+  const chip = Math.min(...data.grids.filter((grid) => !grid[8]).map((grid) => grid[9]), rects.length);
+  const shownClass = new Array(rects.length).fill(null), shownText = new Array(rects.length).fill(null);
+  let codes, texts, at = -1, playing = null, told = [0, 0], moved = 0;
+
+  const apply = ([first, code, words]) => {
+    for (let cell = 0; cell < code.length; cell++) {
+      codes[first + cell] = code[cell];
+      texts[first + cell] = words[cell];
+    }
+  };
+  const state = (from, until) => {
+    if (from < 0) {
+      codes = new Array(rects.length).fill(" ");
+      texts = new Array(rects.length).fill("");
+      data.initial.forEach(apply);
+    }
+    for (let number = Math.max(0, from + 1); number <= until; number++) {
+      if (frames[number].clear) {
+        codes.fill(" ", chip);
+        texts.fill("", chip);
+      }
+      frames[number].cells.forEach(apply);
+    }
+  };
+  const paint = (frame) => {
+    const now = new Map(WAYS.flatMap((way, number) => frame.now[number].map((cell) => [cell, way])));
+    for (let cell = 0; cell < rects.length; cell++) {
+      let name = CODES[codes[cell]];
+      if (words[cell] === null && texts[cell] !== "" && texts[cell] !== "0") name += texts[cell][0] === "-" ? " below" : " above";
+      if (now.has(cell)) name += ` ${now.get(cell)}`;
+      const shade = words[cell] === null ? texts[cell] : "";
+      if (shownClass[cell] !== name) rects[cell].setAttribute("class", (shownClass[cell] = name));
+      if (shownText[cell] !== texts[cell]) {
+        shownText[cell] = texts[cell];
+        if (words[cell]) words[cell].textContent = texts[cell];
+        else rects[cell].style.setProperty("--shade", Math.abs(Number(shade)) / 9);
+      }
+    }
+    groups.forEach((group, number) => group.classList.toggle("lit", frame.lit.includes(number)));
+    moving.innerHTML = frame.boxes.map(([x, y, w, h, line]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}" stroke-width="${line}"/>`).join("") || "<g/>";
+  };
+
+  // Asking the page for a size after it was changed makes it lay everything out at once: it tells by itself.
+  let scale = 1;
+  const sizes = new ResizeObserver(() => (scale = chart.clientWidth / (width + 4)));
+  sizes.observe(chart);
+
+  // Flights and counting, on a canvas over the picture
+  let flying = 0;
+  const fly = (frame) => {
+    const start = performance.now(), from = told.slice(), turn = ++flying;
+    const to = [frame.read, frame.written];
+    const still = calm.matches;
+    const context = canvas.getContext("2d");
+    const dense = devicePixelRatio || 1;
+    const wanted = [Math.round((width + 4) * scale * dense), Math.round(height * scale * dense)];
+    if (canvas.width !== wanted[0] || canvas.height !== wanted[1]) [canvas.width, canvas.height] = wanted;
+    const reading = frame.now[0].length > 0;
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    const tick = (time) => {
+      if (turn !== flying) return;
+      const part = still ? 1 : Math.min(1, Math.max(0, (time - start) / FLIGHT));
+      const eased = part < 0.5 ? 2 * part * part : 1 - 2 * (1 - part) ** 2;
+      told = to.map((end, place) => part < 1 ? from[place] + 4 * Math.round(((end - from[place]) * eased) / 4) : end);
+      told.forEach((number, place) => (tally[place].textContent = number.toLocaleString("en")));
+      context.clearRect(0, 0, canvas.width, canvas.height);
+      if (part === 1) return;
+      context.fillStyle = reading ? STYLE.read : STYLE.written;
+      for (const [origin, target] of frame.flights) {
+        const [x0, y0, w0, h0] = places[origin], [x1, y1, w1, h1] = places[target];
+        const w = (w0 + (w1 - w0) * eased) * 0.7, h = (h0 + (h1 - h0) * eased) * 0.7;
+        const x = x0 + (x1 - x0) * eased - w / 2 + 2, y = y0 + (y1 - y0) * eased - h / 2;
+        context.fillRect(x * scale * dense, y * scale * dense, w * scale * dense, h * scale * dense);
+      }
+      requestAnimationFrame(tick);
+    };
+    if (still || (from.every((number, place) => number === to[place]) && !frame.flights.length)) tick(start + FLIGHT);
+    else requestAnimationFrame(tick);
+  };
+
+  const go = (wanted, scrubbed = false) => {
+    const to = Math.max(0, Math.min(frames.length - 1, wanted));
+    if (playing && (to !== at + 1 || scrubbed)) pause();
+    if (to === at) return;
+    const onward = to === at + 1, frame = frames[to];
+    const line = lines[frame.line], top = line.offsetTop, bottom = top + line.offsetHeight;
+    const above = top < source.scrollTop, below = bottom > source.scrollTop + source.clientHeight;
+    state(to > at ? at : -1, to);
+    at = to;
+    paint(frame);
+    if (above || below) source.scrollTop = top - 60;
+    lines.forEach((line, number) => {
+      line.classList.toggle("lit", number === frame.line);
+      if (number === frame.line) line.setAttribute("aria-current", "step");
+      else line.removeAttribute("aria-current");
+    });
+    slider.value = to;
+    slider.setAttribute("aria-valuetext", `${to + 1} of ${frames.length}`);
+    choice.value = frame.program;
+    status.textContent = `Step ${to + 1} of ${frames.length}. ${frame.text}`;
+    chart.setAttribute("aria-label", frame.text);
+    // Nobody who hurries waits for what flies.
+    const calmly = onward && !scrubbed && performance.now() - moved > 250;
+    moved = performance.now();
+    if (!calmly) told = [frame.read, frame.written];
+    fly(calmly ? frame : { ...frame, flights: [] });
+  };
+  const pause = () => {
+    clearTimeout(playing);
+    playing = null;
+    player.textContent = "Play ▶";
+    player.setAttribute("aria-label", "Play");
+    status.setAttribute("aria-live", "polite");
+  };
+  const play = () => {
+    if (at === frames.length - 1) go(0);
+    player.textContent = "Pause ||";
+    player.setAttribute("aria-label", "Pause");
+    status.setAttribute("aria-live", "off"); // a voice cannot keep up
+    const next = () => {
+      if (!el.isConnected) return pause();
+      go(at + 1);
+      if (at === frames.length - 1) pause();
+      else playing = setTimeout(next, frames[at].flights.length ? PAUSE : PAUSE / 2);
+    };
+    playing = setTimeout(next, 0);
+  };
+  el.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const other = (by) => {
+      const program = Math.max(0, Math.min(data.programs.length - 1, frames[at].program + by));
+      go(frames.findIndex((frame) => frame.program === program));
+    };
+    const keys = {
+      ArrowRight: () => go(at + 1), ArrowLeft: () => go(at - 1), Home: () => go(0), End: () => go(frames.length - 1),
+      PageDown: () => other(1), PageUp: () => other(-1), " ": () => (playing ? pause() : play()),
+    };
+    if (event.target === choice) return event.stopPropagation(); // else JupyterLab takes the list's arrows
+    if (!keys[event.key]) return;
+    if (event.key === " " && event.target.tagName === "BUTTON") return; // presses it
+    event.preventDefault();
+    event.stopPropagation();
+    keys[event.key]();
+  });
+  // A click anywhere on the picture makes the keys its own; text that was marked to be copied stays marked.
+  el.addEventListener("click", (event) => {
+    if (!event.target.closest("button, input, select, .fusion-stepper-source") && getSelection().isCollapsed)
+      slider.focus({ preventScroll: true });
+  });
+  go(0);
+  return () => {
+    pause();
+    sizes.disconnect();
+  };
+}
+export default { render };

@@ -1,0 +1,1 @@
+"""Figures of lesson 13: the simulator, the decision flowchart, groups and scores of the fusion analyser."""

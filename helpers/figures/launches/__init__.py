@@ -1,0 +1,1 @@
+"""Figures of launches: their overhead, timelines and traces."""

@@ -1,0 +1,198 @@
+"""A matmul's tile, warps and stages: what they ask of L2, of registers and of shared memory on Hopper; live.
+
+The model, for 16-bit operands and fp32 sums on an SM of compute capability 9.0:
+
+    intensity      2 M N K FLOP of a tile over the 2 (M + N) K bytes that it asks L2 for: M N / (M + N)
+    registers      the sums, M N over the threads, and OTHERS for addresses, masks and the epilogue
+    shared memory  a stage holds what one step along K needs: 2 (M + N) times the step's length. Products of warp groups
+                   (64 rows and more) read their operands there while the next stages arrive; of smaller tiles operands
+                   go to registers first, which frees a stage
+
+`compile_for` tells what the compiler makes of it: within a fifth for the registers of tiles that do not spill.
+"""
+
+from dataclasses import dataclass
+
+import ipywidgets as widgets
+from matplotlib import rc_context
+
+from helpers.figures.frame.chart import Chart, plain, si
+from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
+from helpers.figures.frame.page_bars import BELOW, Box, Label, Panel, Scene, picture, still, svg
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP, Occupancy, limits, occupancy
+from helpers.instruments.prediction import L2_BYTES
+from helpers.style import FUSED, LIMIT, STYLE, WRONG
+
+ITEMSIZE = 2  # bytes of an operand's element
+OTHERS = 48  # registers a thread: the median of what tests/figures/test_tile_choice.py compiles, less the sums
+GROUP_ROWS = 64  # the fewest rows of a warp group's product: PTX ISA, wgmma.mma_async
+FEWEST = 2048  # bytes of shared memory that every such kernel has, for its sums on their way out
+DEVICE = DEVICES["H200"]
+SM = limits(DEVICE.compute_capability)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A tile of `rows` x `columns` results, summed in steps of `step` along K by `warps`, `stages` steps under way."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOP a byte that the tile asks L2 for, along K."""
+        return self.rows * self.columns * 2 / (ITEMSIZE * (self.rows + self.columns))
+
+    @property
+    def fed(self) -> float:
+        """The share of their peak at which L2 feeds the tensor cores."""
+        return min(1.0, self.intensity / ridge())
+
+    @property
+    def registers(self) -> int:
+        """A thread's; more than MAX_REGISTERS spill."""
+        return self.rows * self.columns // (self.warps * WARP) + OTHERS
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block."""
+        held = self.stages if self.rows >= GROUP_ROWS and self.warps >= 4 else max(1, self.stages - 1)
+        return max(FEWEST, held * self.step * ITEMSIZE * (self.rows + self.columns))
+
+    @property
+    def spills(self) -> bool:
+        return self.registers > MAX_REGISTERS
+
+    @property
+    def fits(self) -> bool:
+        return self.shared_memory <= SM.shared_memory_per_block
+
+    def occupancy(self) -> Occupancy | None:
+        """How the SM is filled; None where the block does not fit."""
+        if not self.fits:
+            return None
+        return occupancy(
+            DEVICE.compute_capability,
+            threads=self.warps * WARP,
+            registers=min(self.registers, MAX_REGISTERS),
+            dynamic_shared_memory=self.shared_memory,
+        )
+
+
+def ridge() -> float:
+    """FLOP a byte of L2 at which an SM's tensor cores are fed: its FLOP a clock over L2_BYTES."""
+    return DEVICE.peak_flops["bf16"] / (DEVICE.sms * DEVICE.sm_clock * L2_BYTES)
+
+
+def asked(tiling: Tiling, m: int, n: int, k: int) -> int:
+    """Bytes of x (m, k) and W (n, k) that all tiles together ask L2 for; m and n multiples of the tile's."""
+    return ITEMSIZE * k * (m * n // tiling.columns + m * n // tiling.rows)
+
+
+SIZE = (576, 208)  # points
+PANEL = Panel(150, 398, "share of the limit, on an H200")
+ROWS = {"FLOP a byte of L2": 66, "registers a thread": 97, "shared memory": 128, "warps": 159}
+BAR = 20
+MAX = 1.15  # a bar ends here, of its limit
+LARGE = 4096  # rows, columns and K of the example in the text
+
+
+def scene(tiling: Tiling) -> Scene:
+    """A bar for each thing that runs out, its end the limit's share."""
+    found = tiling.occupancy()
+    share = tiling.intensity / ridge()
+    amounts = {
+        "FLOP a byte of L2": (share, f"{plain(tiling.intensity)}; the ridge is {plain(ridge())}"),
+        "registers a thread": (tiling.registers / MAX_REGISTERS, f"{tiling.registers} of {MAX_REGISTERS}"),
+        "shared memory": (
+            tiling.shared_memory / SM.shared_memory_per_block,
+            f"{tiling.shared_memory // 1024} of {SM.shared_memory_per_block // 1024} KB",
+        ),
+        "warps": (found.fraction, f"{found.warps} of {SM.warps}: {_blocks(found.blocks)}") if found else (0, "none"),
+    }
+    boxes, labels = [], []
+    for name, (part, label) in amounts.items():
+        bad = part > 1 and name in ("registers a thread", "shared memory")
+        width = min(part, MAX) * (PANEL.right - PANEL.left)
+        if width:
+            boxes.append(Box(PANEL.left, ROWS[name], width, BAR, WRONG if bad else FUSED))
+        labels.append(Label(label, PANEL.left + MAX * (PANEL.right - PANEL.left) + 8, ROWS[name], "left"))
+    what = f"{tiling.rows} x {tiling.columns}, {tiling.warps} warps, {tiling.stages} stages of {tiling.step}"
+    told = "; ".join(f"{name} {label}" for name, (_, label) in amounts.items())
+    bytes_asked = si(asked(tiling, LARGE, LARGE, LARGE), "B")
+    title = finding(tiling)
+    text = f"{what}: {told}. At {LARGE} x {LARGE} x {LARGE} tiles ask L2 for {bytes_asked}. {title}."
+    return Scene(title, tuple(boxes), tuple(labels), text)
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'s' * (count != 1)}"
+
+
+def finding(tiling: Tiling) -> str:
+    if not tiling.fits:
+        return "Does not fit: more shared memory than a block can have"
+    if not tiling.occupancy().blocks:
+        return "Does not run: its threads need more registers than an SM has"
+    if tiling.spills:
+        return "Spills: the sums leave no registers for anything else"
+    if tiling.fed == 1:
+        return "L2 can feed the tensor cores"
+    return f"L2 feeds the tensor cores at {tiling.fed:.0%} of their peak"
+
+
+TILES = ((16, 16), (32, 32), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256))
+WARPS = (1, 2, 4, 8, 16)
+STAGES = (1, 2, 3, 4, 5, 6)
+STEPS = (32, 64, 128)
+
+
+class TileChoiceExplorer(Explorer):
+    """What a matmul's tile costs and brings, with sliders for the tile, warps and stages, and a choice of the step.
+
+    Its controls are widgets: `tile` (rows, columns), `warps`, `stages` and `step` (along K); what it shows is also the
+    string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Raises:
+        ValueError: a value that is not on its slider.
+    """
+
+    def __init__(self, tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64):
+        if step not in STEPS:
+            raise ValueError(f"no step of {step} along K: choose from {', '.join(map(str, STEPS))}")
+        self.tile = slider("tile", TILES, tile, [f"{rows} x {columns}" for rows, columns in TILES])
+        self.warps = slider("warps", WARPS, warps)
+        self.stages = slider("stages", STAGES, stages)
+        self.step = widgets.Dropdown(options=STEPS, value=step, description="K a step")
+        super().__init__(FramePlayer(), [self.tile, self.warps, self.stages], [[self.step]])
+
+    def _scene(self) -> Scene:
+        return scene(Tiling(*self.tile.value, self.step.value, self.warps.value, self.stages.value))
+
+    @property
+    def text(self) -> str:
+        return self._scene().text
+
+    def chart(self) -> Chart:
+        return picture(*_axes(), self._scene())
+
+    def _still_and_data(self) -> tuple[str, dict]:
+        figure, _ = _axes()
+        opening, step = svg_opening(figure), self.step.value
+        scenes = (scene(Tiling(*tile, step, warps, stages)) for tile in TILES for warps in WARPS for stages in STAGES)
+        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
+        return still_svg(figure), {"frames": frames, "columns": len(WARPS), "layers": len(STAGES)}
+
+
+def _axes():
+    figure, axes = still(SIZE, ROWS, (PANEL,))
+    bottom = SIZE[1] - BELOW
+    axes.plot((PANEL.right, PANEL.right), (51, bottom), color=LIMIT, lw=1, ls=":")
+    with rc_context(STYLE):
+        for x, name in ((PANEL.left, "0"), (PANEL.right, "the limit")):
+            axes.text(x, bottom + 12, name, ha="center", va="center_baseline")
+    return figure, axes

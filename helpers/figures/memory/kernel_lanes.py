@@ -1,0 +1,123 @@
+"""A kernel's own blocks and lanes as a picture: which element each lane of each program asks for, wrong ones red."""
+
+import textwrap
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from helpers.figures.frame.chart import Chart
+from helpers.style import FUSED, LIMIT, MONOSPACE, STYLE, TEXT, TITLE_SIZE, WRONG
+
+BEYOND = 6  # elements drawn on either side of a tensor, at most
+ROW, TOP = 20, 22  # points
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of one program instance: the element that each asks for, those that do, and those that are wrong.
+
+    Args:
+        program: its number.
+        elements, active, wrong: (lanes,) int, bool, bool.
+    """
+
+    program: int
+    elements: np.ndarray
+    active: np.ndarray
+    wrong: np.ndarray
+
+
+@dataclass(frozen=True)
+class KernelLine:
+    """One line of a kernel.
+
+    Args:
+        source: its text.
+        own: the elements in memory that are its tensor's; missing: those of them that somebody should store, and nobody
+            does.
+        lanes: what each program's block asks for there.
+    """
+
+    source: str
+    own: tuple[int, ...]
+    missing: frozenset[int]
+    lanes: tuple[Lanes, ...]
+
+
+def blocks_chart(panels: list[KernelLine], title: str, told: str) -> Chart:
+    """A panel a line of the kernel: on top its tensor as it lies in memory, below a row a program with its lanes.
+
+    A box is a lane, with its number, at the element that it asks for; dotted: the mask keeps it out; red: wrong.
+
+    Args:
+        panels: the lines, in order.
+        title: the finding that the chart shows; told: what more is to be said, in a sentence or two.
+    """
+    lines = textwrap.wrap(told, 118)
+    first = max(-BEYOND, min(min(lanes.elements.min() for lanes in panel.lanes) for panel in panels))
+    last = max(max(panel.own) for panel in panels)
+    last = min(last + BEYOND, max(last, *(lanes.elements.max() for panel in panels for lanes in panel.lanes)))
+    heights = [TOP + ROW * (1 + len(panel.lanes)) for panel in panels]
+    head = 30 + 13 * len(lines)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8, (head + sum(heights) + 4) / 72))
+        width, height = figure.bbox.size
+        figure.text(12 / width, 1 - 18 / height, title, size=TITLE_SIZE, weight="bold")
+        for number, line in enumerate(lines):
+            figure.text(12 / width, 1 - (33 + 13 * number) / height, line)
+        bottom = height - head
+        for panel, high in zip(panels, heights, strict=True):
+            bottom -= high
+            axes = figure.add_axes((0.12, bottom / height, 0.86, high / height))
+            axes.set(xlim=(first, last + 1), ylim=(high, 0))
+            axes.axis("off")
+            _draw(axes, panel, first, last)
+    return Chart(figure, "\n  ".join(filter(None, [title, told, *map(_told, panels)])))
+
+
+def _draw(axes, panel: KernelLine, first: int, last: int) -> None:
+    side = 0.02 * (last - first + 1)
+    axes.text(first, TOP - 8, panel.source, family=MONOSPACE, va="baseline")
+    axes.text(first - side, TOP + ROW / 2, "tensor", ha="right", va="center", color=TEXT)
+    for element in panel.own:
+        missing = element in panel.missing
+        style = {"facecolor": "none", "edgecolor": WRONG, "lw": 2} if missing else {"facecolor": LIMIT, "alpha": 0.25}
+        axes.add_patch(Rectangle((element + 0.03, TOP + 3), 0.94, ROW - 6, **style))
+    for row, lanes in enumerate(panel.lanes, start=1):
+        top = TOP + ROW * row
+        axes.text(first - side, top + ROW / 2, f"program {lanes.program}", ha="right", va="center")
+        for lane, (element, active, wrong) in enumerate(zip(lanes.elements, lanes.active, lanes.wrong, strict=True)):
+            if not first <= element <= last:
+                continue
+            colour, line = (WRONG, "-") if wrong else (FUSED, "-") if active else (LIMIT, ":")
+            fill = {"facecolor": colour, "alpha": 0.9} if wrong else {"facecolor": "none"}
+            axes.add_patch(
+                Rectangle((element + 0.08, top + 2), 0.84, ROW - 4, edgecolor=colour, ls=line, lw=1.3, **fill)
+            )
+            ink = "white" if wrong else TEXT
+            axes.text(element + 0.5, top + ROW / 2, str(lane), ha="center", va="center", color=ink)
+
+
+def _told(panel: KernelLine) -> str:
+    rows = []
+    for lanes in panel.lanes:
+        row = f"program {lanes.program}: {spans(lanes.elements[lanes.active])}"
+        if lanes.wrong.any():
+            row += f" (wrong: {spans(lanes.elements[lanes.wrong])})"
+        rows.append(row)
+    nobody = f"; nobody stores {spans(np.array(sorted(panel.missing)))}" if panel.missing else ""
+    return f"{panel.source}\n    " + "; ".join(rows) + nobody
+
+
+def spans(elements: np.ndarray) -> str:
+    """Element numbers in few words: "0-3, 8"; runs of neighbours from first to last."""
+    found = []
+    for element in sorted(set(elements.tolist())):
+        if found and element == found[-1][1] + 1:
+            found[-1][1] = element
+        else:
+            found.append([element, element])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found) or "none"

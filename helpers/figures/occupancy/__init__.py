@@ -1,0 +1,1 @@
+"""Figures of occupancy: registers, warps, waves."""

@@ -1,0 +1,222 @@
+"""Occupancy: how many warps are active as threads, registers and shared memory vary, as a chart and live.
+
+The three sliders have nearly two million positions, but each resource allows its number of blocks by itself. These
+numbers are tabulated here, by `helpers.instruments.occupancy_calculator`; the browser takes the least of them.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import ipywidgets as widgets
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
+
+from helpers.figures.frame.chart import Chart
+from helpers.figures.frame.explorer import Explorer, Stage, script, slider, still_svg, svg_opening
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.occupancy_calculator import (
+    LIMITS,
+    MAX_REGISTERS,
+    MAX_THREADS,
+    WARP,
+    Limits,
+    Occupancy,
+    limits,
+    occupancy,
+)
+from helpers.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE
+
+# Resource -> its axis' label, its largest value and the step between two ticks. Shared memory is in bytes.
+PANELS = {
+    "threads": ("threads a block", MAX_THREADS, 256),
+    "registers": ("registers a thread", MAX_REGISTERS, 64),
+    "shared memory": ("shared memory a block (KB)", 228 * 1024, 48 * 1024),
+}
+SWEPT = {"warps": "threads"}  # limiter -> the resource that a panel sweeps for it, where the names differ
+OWN_LINE, FREEING_LINE = 5, 16  # points above a panel
+TITLE_FROM_TOP = 14  # points
+
+
+def finding(occupancy: Occupancy) -> str:
+    """The chart's title: "24 of 64 warps of an SM are active, limited by registers"."""
+    most = limits(occupancy.compute_capability).warps
+    return f"{occupancy.warps} of {most} warps of an SM are active, limited by {' and '.join(occupancy.limiters)}"
+
+
+def amount(resource: str, value: int) -> str:
+    """A resource's value with its unit, for a label: "256", "48 KB"."""
+    if resource != "shared memory":
+        return f"{value}"
+    return f"{value / 1024:g} KB" if value % 128 == 0 else f"{value} B"
+
+
+def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
+    """What stays still on the chart: a panel for each resource; the dotted line is what the SM can hold."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8, 3))
+        panels = {}
+        for number, (resource, (label, largest, step)) in enumerate(PANELS.items()):
+            axes = figure.add_axes((0.06 + 0.325 * number, 0.15, 0.285, 0.6))
+            axes.set(xlim=(0, largest * 1.02), ylim=(0, of_sm.warps * 1.1))
+            axes.set_xlabel(label)
+            axes.xaxis.set_major_locator(MultipleLocator(step))
+            axes.yaxis.set_major_locator(MultipleLocator(of_sm.warps // 4))
+            axes.axhline(of_sm.warps, color=LIMIT, linewidth=1, linestyle=":")
+            panels[resource] = axes
+        panels["shared memory"].xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}")
+        panels["threads"].set_ylabel("active warps an SM")
+    return figure, panels
+
+
+def occupancy_chart(occupancy: Occupancy) -> Chart:
+    """How many warps are active as threads, registers or shared memory vary, and where this kernel stands.
+
+    Each panel varies one resource and keeps the others. What limits is said above its panel; where changing that one
+    resource lets one more block in, an open mark shows the value.
+    """
+    figure, panels = occupancy_axes(limits(occupancy.compute_capability))
+    marker, colour = MARKERS["single"]
+    mark = {"markersize": MARKER_SIZE, "zorder": 4, "clip_on": False}
+    limiting = [SWEPT.get(limiter, limiter) for limiter in occupancy.limiters]
+    less = occupancy.one_more_block
+    with rc_context(STYLE):
+        left, height = panels["threads"].bbox.x0 / figure.bbox.width, figure.bbox.height
+        figure.text(left, 1 - TITLE_FROM_TOP / height, finding(occupancy), size=TITLE_SIZE, weight="bold")
+        for resource, axes in panels.items():
+            sweep = occupancy.sweep(resource)
+            # Units of allocation end between the sweep's steps, so the kernel's own value may be off them.
+            warps = dict(zip(sweep.values, sweep.warps, strict=True)) | {sweep.at: occupancy.warps}
+            above = {"xy": (0, 1), "xycoords": "axes fraction", "textcoords": "offset points"}
+            text, weight = amount(resource, sweep.at), "normal"
+            if resource in limiting:
+                text, weight = f"{text} limits", "bold"
+            axes.annotate(text, xytext=(0, OWN_LINE), weight=weight, **above)
+            if list(less) == [resource]:
+                freeing = sweep.at - less[resource]
+                warps[freeing] = occupancy.warps_at(resource, freeing)
+                axes.annotate(f"{amount(resource, freeing)}: one more block", xytext=(0, FREEING_LINE), **above)
+                axes.plot(freeing, warps[freeing], marker, color="none", mec=TEXT, **mark)
+            values = sorted(warps)
+            # What a value allows, every lower value down to the one before it allows too, or more.
+            axes.step(values, [warps[value] for value in values], where="pre", color=TEXT, linewidth=1.2)
+            axes.axvline(sweep.at, color=LIMIT, linewidth=1, linestyle="--")
+            axes.plot(sweep.at, occupancy.warps, marker, color=colour, mec=TEXT, **mark)
+    return Chart(figure, f"{finding(occupancy)}. {occupancy!r}")
+
+
+THREADS = tuple(range(WARP, MAX_THREADS + 1, WARP))
+REGISTERS = tuple(range(1, MAX_REGISTERS + 1))
+SHARED_MEMORY = tuple(range(0, max(of_sm.shared_memory_per_block for of_sm in LIMITS.values()) + 1, 1024))  # bytes
+NO_LIMIT = 65536  # blocks: more than any SM holds, where infinity could not be sent
+
+
+@functools.cache
+def _tables(compute_capability: tuple[int, int]) -> tuple[str, dict]:
+    """The chart's still part, and what the browser needs besides the sliders' values: see occupancy.js."""
+    of_sm = limits(compute_capability)
+    figure, panels = occupancy_axes(of_sm)
+    height = figure.bbox.height
+
+    def allowed(resource: str, **demands) -> int:
+        return min(NO_LIMIT, occupancy(compute_capability, **demands).allowed[resource])
+
+    unit, reserved = of_sm.shared_memory_unit, of_sm.reserved_shared_memory
+    units = range((of_sm.shared_memory_per_block + reserved) // unit + 1)  # allocated to a block, the reserved included
+    return still_svg(figure), {
+        "opening": svg_opening(figure),
+        "title_y": TITLE_FROM_TOP,
+        "own_line": OWN_LINE,
+        "freeing_line": FREEING_LINE,
+        "grey": LIMIT,
+        "panels": {
+            resource: {
+                "left": axes.bbox.x0,
+                "right": axes.bbox.x1,
+                "top": height - axes.bbox.y1,
+                "bottom": height - axes.bbox.y0,
+                "largest": axes.get_xlim()[1],
+                "most": axes.get_ylim()[1],
+            }
+            for resource, axes in panels.items()
+        },
+        "warps": of_sm.warps,
+        "blocks": of_sm.blocks,
+        "shares": [f"{warps / of_sm.warps:.0%}" for warps in range(of_sm.warps + 1)],
+        "most": of_sm.shared_memory_per_block,
+        "unit": unit,
+        "reserved": reserved,
+        "capability": "{}.{}".format(*compute_capability),
+        "by_registers": [
+            [allowed("registers", threads=threads, registers=registers) for registers in (0, *REGISTERS)]
+            for threads in THREADS
+        ],
+        "by_shared_memory": [
+            allowed("shared memory", threads=WARP, dynamic_shared_memory=max(0, count * unit - reserved))
+            for count in units
+        ],
+    }
+
+
+class _OccupancyStage(Stage):
+    _esm = script(Path(__file__).with_name("occupancy.js"))
+
+
+class OccupancyExplorer(Explorer):
+    """NVIDIA's occupancy calculator with sliders for threads, registers and shared memory, and a choice of GPU.
+
+    Its controls are widgets: `threads` (a block), `registers` (a thread), `shared_memory` (bytes a block) and `device`
+    (a name); what it shows is also the string `text`. Displayed where no kernel runs, it is a picture and that text.
+
+    Args:
+        device: a name in DEVICES; the explorer can change it.
+        threads: a block, a multiple of 32 up to 1024.
+        registers: a thread, 1 to 255.
+        shared_memory: bytes a block, static and dynamic, without what the driver reserves.
+
+    Raises:
+        ValueError: an unknown device, a value outside these ranges, or more shared memory than a block can have.
+    """
+
+    def __init__(self, device: str = "H100", threads: int = 256, registers: int = 64, shared_memory: int = 0):
+        occupancy(
+            DEVICES[device].compute_capability,
+            threads=threads,
+            registers=registers,
+            dynamic_shared_memory=shared_memory,
+        )  # refuses what cannot be shown
+        sizes = tuple(sorted({*SHARED_MEMORY, shared_memory}))
+        labels = [amount("shared memory", size) for size in sizes]
+        self.threads = slider("threads", THREADS, threads)
+        self.registers = slider("registers", REGISTERS, registers)
+        self.shared_memory = slider("shared memory", sizes, shared_memory, labels)
+        self.device = widgets.Dropdown(options=list(DEVICES), value=device, description="GPU")
+        self._values = {"threads": THREADS, "registers": REGISTERS, "shared memory": sizes}
+        super().__init__(_OccupancyStage(), [self.threads, self.registers, self.shared_memory], [[self.device]])
+
+    def _occupancy(self) -> Occupancy:
+        return occupancy(
+            DEVICES[self.device.value].compute_capability,
+            threads=self.threads.value,
+            registers=self.registers.value,
+            dynamic_shared_memory=self.shared_memory.value,
+        )
+
+    @property
+    def text(self) -> str:
+        try:
+            found = self._occupancy()
+        except ValueError as error:  # more shared memory than a block of the GPU chosen can have
+            return str(error)
+        size = amount("shared memory", self.shared_memory.value)
+        block = f"{self.threads.value} threads, {self.registers.value} registers, {size} of shared memory"
+        return f"{self.device.value}, {block}: {found!r}."
+
+    def chart(self) -> Chart:
+        return dataclasses.replace(occupancy_chart(self._occupancy()), text=self.text)
+
+    def _still_and_data(self) -> tuple[str, dict]:
+        still, tables = _tables(DEVICES[self.device.value].compute_capability)
+        return still, {"name": self.device.value, "values": self._values, **tables}

@@ -1,0 +1,1 @@
+"""Charts of performance: rooflines, timings, sweeps, curves over one quantity."""

@@ -1,0 +1,1 @@
+"""Figures of training: recomputation, checkpointing, dropout, loss curves."""

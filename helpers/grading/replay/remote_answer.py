@@ -1,0 +1,221 @@
+"""An answer as the checks know it in the judge's process: whatever it does, it does in the replay's."""
+
+import itertools
+import linecache
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+
+from helpers.grading.replay.channel import ChannelError
+from helpers.grading.replay.replayed_call import signature_of
+from helpers.grading.replay.submitted_kernels import show_lines
+from helpers.grading.replay.tensors import inputs_packed, tensors_unpacked
+from helpers.grading.replay.wire import error_from_json, number, resources_from_json, text, traffic_from_json
+from helpers.instruments.resources import Resources
+from helpers.instruments.traffic import Traffic
+from helpers.instruments.traffic.ledger import Ledger
+from helpers.learning.checks.cases import described
+from helpers.learning.checks.gradients import runs_backwards
+from helpers.learning.checks.memory_errors import require_no_hazards
+from helpers.learning.outcome import PASS, AnswerError
+
+
+class Stopped(AnswerError):  # noqa: N818
+    """The recorded call did not end: it failed in the sandbox already."""
+
+
+class Replay:
+    """One check of one submission, replayed.
+
+    Args:
+        answers: grade_id -> source.
+        calls: the records, in the order of the calls.
+        ask: (question, payload) -> (reply, payload) of the replay's process; ChannelError where there is none.
+
+    Attributes:
+        results: what each call gave, in that order.
+        stopped: what the sandbox said where a call did not end.
+        ended: why the replay's process is to be ended, if it is.
+    """
+
+    def __init__(self, answers: dict[str, str], calls: list[dict], ask: Callable[[dict, bytes], tuple[dict, bytes]]):
+        show_lines(answers)
+        self._answers, self._ask = answers, ask
+        self._calls: Iterator[dict] = iter(calls)
+        self.results: list[object] = []
+        self.stopped: dict | None = None
+        self.ended = ""
+
+    def next_call(self) -> dict:
+        call = next(self._calls, None)
+        if call is None:
+            raise AnswerError("the notebook did not make this call", "what your function does before this check")
+        if "stopped" in call:
+            self.stopped = {key: str(call["stopped"][key]) for key in ("state", "message", "look_at")}
+            if self.stopped["state"] == PASS:
+                raise ValueError("a call that stopped cannot have passed")
+            raise Stopped(self.stopped["message"], self.stopped["look_at"])
+        return call
+
+    def asked(self, question: dict, inputs: tuple = ()) -> tuple[dict, list[torch.Tensor]]:
+        """What the replay's process replies, with the tensors that came along."""
+        views, raw = inputs_packed(inputs)
+        question |= {"answers": self._answers, "inputs": views, "storages": [len(each) for each in raw]}
+        try:
+            reply, payload = self._ask(question, b"".join(raw))
+            if "raised" in reply:
+                error = error_from_json(reply["raised"])
+            else:
+                error = None
+                tensors = tensors_unpacked(reply.get("tensors", []), payload)
+        except ChannelError as broken:
+            self.ended = str(broken)
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+            self.ended = "said what is no result"
+            raise ChannelError(self.ended) from None
+        if error is not None:
+            raise error
+        return reply, tensors
+
+    def read(self, make: Callable):
+        """`make()`, of what the replay's process said; ChannelError where it makes no sense."""
+        try:
+            return make()
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            self.ended = "said what is no result"
+            raise ChannelError(self.ended) from None
+
+
+class RemoteAnswer:
+    """The answer: a function that replays one recorded call after another, in the replay's process.
+
+    Args:
+        name: the answer's name.
+        parameters: the names of its parameters, as the submission has them.
+        replay: shared with the other answers of the exercise.
+    """
+
+    def __init__(self, name: str, parameters: list[str], replay: Replay):
+        self.__name__ = name
+        self.__signature__ = signature_of(parameters)
+        self._parameters = parameters
+        self._replay = replay
+
+    def __call__(self, *inputs):
+        return self.metered(*inputs).result
+
+    def metered(self, *inputs) -> Traffic:
+        """The traffic of a call, and its result."""
+        call = self._replay.next_call()
+        if "plain" in call:
+            self._replay.results.append(call["plain"])
+            return Traffic.of(Ledger(), call["plain"])
+        reply, tensors = self._replay.asked(self._question(call), inputs)
+        self._refuse_changed(reply)
+        result = self._result(reply, tensors)
+        self._replay.results.append(result)
+        return self._traffic(reply, result)
+
+    def compiled(self, inputs: tuple, devices: tuple[str, ...]) -> list[list[Resources]]:
+        """For each device, the kernels that a call launches, compiled."""
+        question = self._question(self._replay.next_call()) | {"devices": devices}
+        reply, tensors = self._replay.asked(question, inputs)
+        self._refuse_changed(reply)
+
+        def read() -> list[list[Resources]]:
+            found = [[resources_from_json(each) for each in of_device] for of_device in reply["compiled"]]
+            if [len(each) for each in found] != [len(found[0])] * len(devices):
+                raise ValueError("not what was asked")
+            return found
+
+        compiled = self._replay.read(read)
+        self._keep_sound(reply, tensors, inputs)
+        return compiled
+
+    def strays(self, smaller: tuple, larger: tuple, share: float) -> tuple[bool, tuple[str, str] | None]:
+        """Whether two calls launch, and what `checks.offsets.find_overflow` finds in what they grow to."""
+        calls = []
+        for inputs in (smaller, larger):
+            call = self._question(self._replay.next_call())
+            question = call | ({"share": share, "smaller": calls[0]["call"]["steps"]} if calls else {})
+            reply, tensors = self._replay.asked(question, inputs)
+            self._refuse_changed(reply)
+            self._keep_sound(reply, tensors, inputs)
+            calls.append(call)
+        found = self._replay.read(lambda: [text(each) for each in reply["stray"]])
+        launched = any("kernel" in step for step in calls[1]["call"]["steps"])
+        return launched, (found[0], found[1]) if len(found) == 2 else None
+
+    def cuda_kernel(self, source: str, name: str, device: str) -> "CudaElsewhere":
+        return CudaElsewhere({"source": source, "name": name, "device": device}, self._replay)
+
+    def _question(self, call: dict) -> dict:
+        if not {"steps", "result"} <= call.keys():
+            raise AnswerError("the notebook recorded no launches of this call", "what your function returns")
+        recorded = {"steps": call["steps"], "result": call["result"]}
+        asked = {"name": self.__name__, "parameters": self._parameters, "call": recorded}
+        return asked | {"backwards": runs_backwards()}
+
+    def _traffic(self, reply: dict, result: object) -> Traffic:
+        return self._replay.read(lambda: traffic_from_json(reply["traffic"], result))
+
+    def _keep_sound(self, reply: dict, tensors: list[torch.Tensor], inputs: tuple) -> None:
+        """Keep a call's result for a check that asks for no traffic: a stray store fails that one, too."""
+        result = self._result(reply, tensors)
+        require_no_hazards(self._traffic(reply, result), described(inputs))
+        self._replay.results.append(result)
+
+    def _result(self, reply: dict, tensors: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        return self._replay.read(lambda: tuple(tensors) if reply["several"] else one(tensors))
+
+    def _refuse_changed(self, reply: dict) -> None:
+        places = self._replay.read(lambda: [number(place) for place in reply["changed"]])
+        if places:
+            raise AnswerError(f"argument {places[0] + 1} was changed", "what your kernel stores to: only the output")
+
+
+def one(tensors: list[torch.Tensor]) -> torch.Tensor:
+    (tensor,) = tensors
+    return tensor
+
+
+class CudaElsewhere:
+    """A kernel of CUDA C++ that was answered, compiled and launched in the replay's process."""
+
+    def __init__(self, asked: dict, replay: Replay):
+        self._asked, self._replay = asked, replay
+        self.resources_for(1024)  # raises where it does not compile
+
+    def resources_for(self, threads: int) -> Resources:
+        reply, _ = self._replay.asked({"cuda": self._asked, "threads": threads})
+        file = self._replay.read(lambda: text(reply["file"]))
+        if re.fullmatch(r"<\w*\.cu [0-9a-f]{8}>", file):  # by which hazards name its lines
+            lines = self._asked["source"].splitlines(keepends=True)
+            linecache.cache[file] = (len(self._asked["source"]), None, lines, file)
+        return self._replay.read(lambda: resources_from_json(reply["resources"]))
+
+    def __getitem__(self, configuration: tuple[int, int]) -> "CudaLaunchElsewhere":
+        return CudaLaunchElsewhere(self._asked, *configuration, self._replay)
+
+
+class CudaLaunchElsewhere:
+    """Such a kernel with its grid and block; call it under the meter."""
+
+    def __init__(self, asked: dict, grid: int, block: int, replay: Replay):
+        self._question = {"cuda": asked, "grid": grid, "block": block}
+        self._replay = replay
+
+    def metered(self, *inputs) -> Traffic:
+        reply, tensors = self._replay.asked(self._question.copy(), inputs)
+
+        def read() -> Traffic:
+            for place, after in itertools.zip_longest(reply["changed"], tensors):
+                x = inputs[number(place)]
+                if (x.shape, x.dtype) != (after.shape, after.dtype):
+                    raise ValueError("another tensor")
+                x.copy_(after)
+            return traffic_from_json(reply["traffic"], None)
+
+        return self._replay.read(read)

@@ -1,0 +1,82 @@
+"""The kernels of a submission, made from the syntax trees that the policy has passed: no other line of it is run.
+
+No text is read a second time. What Triton's compiler and the interpreter take for a kernel's source is the tree itself.
+"""
+
+import ast
+import builtins
+import copy
+import inspect
+import linecache
+import math
+from unittest import mock
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from helpers.learning.submission_policy.kernel_language import (
+    KERNEL_BUILTINS,
+    check_kernel,
+    is_kernel,
+    names_of,
+    parsed,
+)
+
+
+def kernels_of(answers: dict[str, str]) -> dict[str, JITFunction]:
+    """Kernel name -> kernel, for every `@triton.jit` function at the top level of the answers.
+
+    Args:
+        answers: grade_id -> source.
+
+    Raises:
+        RefusedError: a kernel is not in the language that `kernel_language` allows.
+    """
+    trees = {answer: parsed(source) for answer, source in answers.items()}
+    names = names_of(trees)
+    # What the policy lets through could name nothing else; here there is nothing else to name.
+    known = {name: getattr(builtins, name) for name in KERNEL_BUILTINS | {"NotImplementedError"}}
+    namespace = {"__name__": "answers", "__builtins__": known, "tl": tl, "triton": triton, "math": math}
+    for kernel in names.kernels.values():
+        check_kernel(kernel, names)  # again, here: what runs beside the meter is what this process has checked
+        for node in ast.walk(kernel):
+            if isinstance(node, ast.Name) and node.id in names.constants and node.id not in namespace:
+                namespace[node.id] = constant(names.constants[node.id], namespace)
+    for answer, tree in trees.items():
+        for statement in tree.body:
+            if is_kernel(statement):
+                namespace[statement.name] = made(statement, file_of(answer), namespace)
+    return {name: namespace[name] for name in names.kernels}
+
+
+def made(kernel: ast.FunctionDef, file: str, namespace: dict) -> JITFunction:
+    """The kernel that a syntax tree describes."""
+    plain = copy.deepcopy(kernel)
+    plain.decorator_list = []
+    defined = dict(namespace)
+    exec(compile(ast.Module([plain], type_ignores=[]), file, "exec"), namespace, defined)
+    # Triton asks for a function's text, to cut its source out of it.
+    lines = ast.unparse(plain).splitlines(keepends=True)
+    with mock.patch.object(inspect, "getsourcelines", return_value=(lines, plain.lineno)):
+        function = triton.jit(defined[kernel.name])
+    # A kernel's own lines are counted from its first.
+    tree = ast.increment_lineno(ast.Module([copy.deepcopy(plain)], type_ignores=[]), 1 - plain.lineno)
+    function.parse = lambda: copy.deepcopy(tree)
+    return function
+
+
+def file_of(answer: str) -> str:
+    """What an answer's lines are known by; there is no such file."""
+    return f"<answer {answer}>"
+
+
+def show_lines(answers: dict[str, str]) -> None:
+    """Let messages quote the answers' lines."""
+    for answer, source in answers.items():
+        linecache.cache[file_of(answer)] = (len(source), None, source.splitlines(keepends=True), file_of(answer))
+
+
+def constant(node: ast.expr, namespace: dict) -> object:
+    only = {name: namespace[name] for name in ("tl", "math", "__builtins__")}
+    return eval(compile(ast.Expression(node), "<constant>", "eval"), only)

@@ -1,0 +1,157 @@
+"""Every instrument on one function, in one call: values, traffic, resources, occupancy, roofline, predicted time.
+
+bench(my_function, *inputs, reference=plain_pytorch)
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch
+from helpers.instruments.occupancy_calculator import Waves
+from helpers.instruments.prediction import Prediction, dry_run_for, prediction_of
+from helpers.instruments.resources import Resources, compile_for
+from helpers.instruments.roofline import Roofline, Work
+from helpers.instruments.timing import Timing, benchmark_together
+from helpers.instruments.traffic import Traffic, measure
+
+TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA")
+
+
+@dataclass(frozen=True)
+class BenchedKernel:
+    """One launch of a Triton kernel as the function makes it: what it compiles to, and how its grid fills the GPU."""
+
+    grid: tuple[int, int, int]
+    resources: Resources
+    waves: Waves
+
+
+@dataclass(frozen=True, repr=False)
+class BenchReport:
+    """What `bench` found. `reference`, `difference` and `reference_prediction` are None without a reference.
+
+    difference: None where every value is the reference's within the dtype's tolerance, else what differs.
+    kernels: each Triton launch, in order; operators of PyTorch are in `prediction.launches` alone.
+    roof: over the arithmetic that the kernels do: of tensor cores where one uses them, else fp32.
+    """
+
+    functions: dict[str, Callable]
+    inputs: tuple
+    device: Device
+    traffic: Traffic
+    kernels: tuple[BenchedKernel, ...]
+    prediction: Prediction
+    roof: Roofline
+    flops: float
+    reference: Traffic | None
+    difference: str | None
+    reference_prediction: Prediction | None
+
+    @property
+    def work(self) -> Work:
+        """FLOPs as given, and the bytes metered, each distinct one once."""
+        return Work(self.flops, self.traffic.unique_read, self.traffic.unique_written)
+
+    def times(self) -> dict[str, dict[str, Timing]]:
+        """Clock -> function -> seconds on this machine, in turns with the reference: "alone", and on a GPU "call", what
+        a call in a row of calls costs its caller. Without a GPU kernels are interpreted: that says nothing of speed."""
+        calls = {name: lambda each=each: each(*self.inputs) for name, each in self.functions.items()}
+        if not torch.cuda.is_available():
+            return {"alone": benchmark_together(calls, runs=3)}
+        return {"alone": benchmark_together(calls), "call": benchmark_together(calls, launches=True)}
+
+    def __repr__(self):
+        lines = []
+        if self.reference is not None:
+            lines += [("values", self.difference or "right: the reference's, within what its dtype can hold")]
+        lines += [("traffic", repr(self.traffic))]
+        if self.reference is not None:
+            lines += [("reference", repr(self.reference))]
+        for each in self.kernels:
+            needs, grid = each.resources, " x ".join(map(str, each.grid))
+            spills = f"{needs.spill_bytes} B spilled" if needs.spill_bytes else "no spills"
+            lines += [("kernel", f"{needs.kernel}, grid {grid}, {needs.num_warps} warps a block")]
+            lines += [("", f"{needs.registers} registers, {spills}, {needs.shared_memory} B of shared memory")]
+            lines += [("occupancy", repr(needs.occupancy())), ("waves", repr(each.waves))]
+        at_best = self.roof.time(self.work)
+        bound = f", {self.roof.bound(self.work)}-bound" if self.flops else ""
+        share = f"; predicted is {self.prediction.time / at_best:.1f} times that" if at_best else ""
+        lines += [("roofline", f"{at_best * 1e6:.3g} us at best for the bytes metered{bound}{share}")]
+        lines += [("predicted", repr(self.prediction))]
+        if self.reference_prediction is not None:
+            theirs = self.reference_prediction.time
+            lines += [("", f"the reference: {theirs * 1e6:.3g} us, {theirs / self.prediction.time:.2f} times that")]
+        return "\n".join(f"{name:10}  {text}".replace("\n", "\n" + 12 * " ").rstrip() for name, text in lines)
+
+
+def bench(
+    fn: Callable, *inputs, reference: Callable | None = None, flops: float = 0.0, device: str | Device = "H100"
+) -> BenchReport:
+    """Everything that the course's instruments say of `fn(*inputs)`.
+
+    Args:
+        fn: any callable of tensors: a launcher of Triton kernels, PyTorch, or both.
+        inputs: its arguments, of any number.
+        reference: the same in plain PyTorch, to compare values, traffic and predicted time with.
+        flops: floating-point operations of the call, where the roofline's arithmetic is to count.
+        device: the GPU that it is compiled and predicted for; it need not be here.
+
+    Raises:
+        TypeError: fn or reference is not callable.
+        ValueError: an unknown device or a CPU, or a kernel that does not compile for it.
+    """
+    device = device if isinstance(device, Device) else DEVICES[device]
+    reports = {"yours": fn} | ({"reference": reference} if reference is not None else {})
+    launches, traffic, predictions = {}, {}, {}
+    for name, each in reports.items():
+        launches[name] = dry_run_for(device, each, *inputs)
+        predictions[name] = prediction_of(launches[name], device)
+        own = tree_map_only(torch.Tensor, torch.clone, inputs)  # a function in place must not change the other's
+        traffic[name] = measure(each, *own, device=device)
+    kernels = compiled(launches["yours"], device)
+    products = any(each.resources.instructions[name] for each in kernels for name in TENSOR_CORES)
+    difference = None
+    if reference is not None:
+        difference = _difference(traffic["yours"].result, traffic["reference"].result)
+    return BenchReport(
+        functions=reports,
+        inputs=inputs,
+        device=device,
+        traffic=traffic["yours"],
+        kernels=kernels,
+        prediction=predictions["yours"],
+        roof=Roofline(device, "fp16" if products else "fp32"),
+        flops=flops,
+        reference=traffic.get("reference"),
+        difference=difference,
+        reference_prediction=predictions.get("reference"),
+    )
+
+
+def compiled(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -> tuple[BenchedKernel, ...]:
+    """Each launch of a Triton kernel among those that were rehearsed for `device`, compiled for it."""
+    kernels = []
+    for launch in rehearsed:
+        if isinstance(launch, TritonLaunch):
+            needs = compile_for(launch.kernel, device=device, **launch.given)
+            waves = needs.occupancy().waves(grid=math.prod(launch.grid), sms=device.sms)
+            kernels.append(BenchedKernel(launch.grid, needs, waves))
+    return tuple(kernels)
+
+
+def _difference(result, expected) -> str | None:
+    """Why the results are not the expected ones, in one line; the tolerances are torch.testing's, by dtype."""
+    ours, theirs = tree_leaves(result), tree_leaves(expected)
+    if len(ours) != len(theirs):
+        return f"WRONG: {len(ours)} results, the reference has {len(theirs)}"
+    try:
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+    except AssertionError as error:
+        _, *lines = (line.strip() for line in str(error).splitlines() if line.strip())
+        return "WRONG: " + "; ".join(line for line in lines if not line.startswith("The failure occurred"))
+    return None

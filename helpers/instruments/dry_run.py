@@ -1,0 +1,441 @@
+"""A run without data: what a call launches, at sizes that no interpreter could go through.
+
+`dry_run` gives a function tensors of the right shapes that hold zeros and take no memory. Operators of PyTorch are
+not computed: their results have the right shape and hold zeros again. Of each Triton launch a few program instances
+are interpreted, the first, the last and some between, each metered on its own, and the rest are taken to be like them.
+The rules are those of the traffic meter, on a GPU: an operator that PyTorch has as one GPU kernel is one launch.
+"""
+
+import contextlib
+import inspect
+import mmap
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+from triton.runtime.jit import JITFunction
+
+from helpers.instruments.traffic.eager_meter import READS_AT, READS_WITHOUT_RESULT, WRITES_AT, EagerMeter
+from helpers.instruments.traffic.footprint import SECTOR, ByteSet
+from helpers.instruments.traffic.ledger import Ledger
+from helpers.instruments.traffic.triton_meter import TritonMeter, tensors_in
+from kernels.interpreter import runtime
+from kernels.interpreter.runtime import kernel_code
+
+MAP_NORESERVE = 0x4000  # mmap(2) on Linux: Python's mmap does not name it in 3.11
+# What the special-function unit does, alone or as a step of it.
+SPECIAL = {np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.divide, np.true_divide}
+SAMPLED = 4  # program instances of a launch that are interpreted
+WORKED_OUT = 2**24  # elements of a tensor of integers, for they may be positions; a larger one is none
+RANDOM = {torch.Tag.nondeterministic_seeded}
+
+
+@dataclass
+class MovedOperand:
+    """What one launch moves of one storage; distinct bytes, each counted once."""
+
+    read: int = 0
+    written: int = 0
+    size: int = 0  # bytes of the storage
+
+
+@dataclass
+class EagerLaunch:
+    """One operator of PyTorch.
+
+    inputs, results: its tensors, without data; operands: storage -> MovedOperand.
+    """
+
+    name: str
+    operator: object
+    arguments: dict
+    inputs: list[torch.Tensor]
+    results: list[torch.Tensor]
+    operands: dict[int, MovedOperand] = field(default_factory=dict)
+
+
+@dataclass
+class TritonLaunch:
+    """One launch of a kernel; everything is of the whole grid, estimated from `sampled` of its program instances.
+
+    requested: bytes of the sectors of all loads and stores: what L1 is asked for.
+    loads: line of source -> bytes that an instance loads there, masked-off lanes among them.
+    rounds: how often an instance executes the load that it executes most often.
+    repeated: bytes that an instance loads again, having loaded them before; working_set: distinct bytes it moves.
+    flops: of `tl.dot`, whose operands are of the dtype `product`; most_flops: of the instance that does most.
+    operations: on floats, an element each; special: those of them that the special-function unit does.
+    """
+
+    name: str
+    kernel: JITFunction
+    given: dict
+    grid: tuple[int, int, int]
+    sampled: int = 0
+    operands: dict[int, MovedOperand] = field(default_factory=dict)
+    bytes_read: float = 0
+    bytes_written: float = 0
+    sectors_read: float = 0
+    sectors_written: float = 0
+    atomics: float = 0
+    loads: dict[int, int] = field(default_factory=dict)
+    rounds: int = 0
+    repeated: float = 0
+    working_set: float = 0
+    flops: float = 0
+    most_flops: int = 0
+    product: str = ""
+    operations: float = 0
+    special: float = 0
+
+    @property
+    def programs(self) -> int:
+        """Program instances in the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def requested(self) -> float:
+        return SECTOR * (self.sectors_read + self.sectors_written)
+
+
+def dry_run(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | TritonLaunch]:
+    """The launches of `fn(*args)`, in order, on a GPU with so many multiprocessors.
+
+    Args:
+        fn: any callable. Tensors that it does not get as arguments must be on the CPU.
+        args: its arguments; tensors on any device, "meta" among them. Only shapes, strides and dtypes count, and the
+            values of integers on the CPU, which may be indices or labels. Nothing is written to them.
+
+    Raises:
+        TypeError: fn is not callable.
+        ValueError: an operator whose result's shape depends on data.
+    """
+    if not callable(fn):
+        raise TypeError(f"a function and its arguments are expected, got {type(fn).__name__}: wrap it in a lambda")
+    with dry_run_scope(multiprocessors) as stage:
+        fn(*tree_map_only(torch.Tensor, stage.without_data, args))
+    return stage.launches
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a rehearsal is in the middle of: `launches` so far, and the account of their bytes."""
+
+    ledger: Ledger
+    launches: list[EagerLaunch | TritonLaunch]
+    meter: "_Shapes"
+
+    def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same shape, strides and dtype; of a tensor of integers that has values, the values too."""
+        if tensor.is_floating_point() or tensor.is_complex():
+            return _hollow(tensor.shape, tensor.stride(), tensor.dtype).requires_grad_(tensor.requires_grad)
+        if tensor.is_meta:
+            return self.meter.unknown(_hollow(tensor.shape, tensor.stride(), tensor.dtype))
+        return tensor.detach().cpu().clone()
+
+    def run(self, operator, args: tuple, kwargs: dict):
+        """An ATen operator as a GPU runs it; some are taken apart on a CPU before any meter sees them."""
+        if operator not in ONLY_ON_A_GPU:
+            return operator(*args, **kwargs)
+        with _disable_current_modes():
+            return self.meter.__torch_dispatch__(operator, (), args, kwargs)
+
+
+@contextlib.contextmanager
+def dry_run_scope(multiprocessors: int) -> Iterator[DryRun]:
+    """Inside, what tensors of `without_data` go through is not computed, but noted in `launches`."""
+    ledger, launches = Ledger(), []
+    sampler = _Sampler(ledger, launches, multiprocessors)
+    with runtime.observed(sampler), _Shapes(ledger, launches) as shapes, _AsOnAGpu(shapes):
+        yield DryRun(ledger, launches, shapes)
+    sampler.finish()
+
+
+def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor of zeros, of whose memory the system has made none yet, and promised none."""
+    nbytes = 0
+    if 0 not in size:
+        nbytes = (sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1) * dtype.itemsize
+    if not nbytes:
+        return torch.empty_strided(size, stride, dtype=dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
+
+
+def _counts(tensor: torch.Tensor) -> bool:
+    """Whether it holds integers or truth values, which may say where something is read or written."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+_fused_rms_norm = torch.ops.aten._fused_rms_norm.default
+ONLY_ON_A_GPU = frozenset([_fused_rms_norm, torch.ops.aten._fused_rms_norm_backward.default])
+
+# Where an operator takes the positions that it reads or writes at.
+INDICES = {"index": "indices", "_index_put_impl_": "indices", "nll_loss_forward": "target"}
+
+
+class _AsOnAGpu(TorchFunctionMode):
+    """Takes the ways of PyTorch that depend on the device: RMSNorm and dropout are one GPU kernel, many on a CPU."""
+
+    def __init__(self, shapes: "_Shapes"):
+        super().__init__()
+        self._shapes = shapes
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func not in (torch.rms_norm, functional.rms_norm, torch.dropout, functional.dropout):
+            return func(*args, **(kwargs or {}))
+        given = inspect.signature(getattr(functional, func.__name__)).bind(*args, **(kwargs or {}))
+        given.apply_defaults()
+        if func.__name__ == "rms_norm":
+            with _disable_current_modes():
+                return self._shapes.__torch_dispatch__(_fused_rms_norm, (), given.args)[0]
+        input, p, training, inplace = given.args
+        if inplace or not training or not 0 < p < 1:
+            return func(*args, **(kwargs or {}))
+        return torch.native_dropout(input, p, training)[0]
+
+
+class _Shapes(EagerMeter):
+    """The meter's rules on operators that are not computed."""
+
+    def __init__(self, ledger: Ledger, launches: list):
+        super().__init__(ledger)
+        self._launches = launches
+        self._moved = {}
+        self._unknown = set()  # storages of integers that nobody worked out
+
+    def unknown(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._unknown.add(self._ledger.storage(tensor))
+        return tensor
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return _counts(tensor) and self._ledger.storage(tensor) not in self._unknown
+
+    def _body(self, func, given):
+        return None if func in ONLY_ON_A_GPU else super()._body(func, given)
+
+    def _run(self, func, args, kwargs, given, body, place):
+        name = func.overloadpacket.__name__
+        if name in READS_AT or name in WRITES_AT:
+            given = self._spread(INDICES.get(name, "index"), given)
+        return super()._run(func, args, kwargs, given, body, place)
+
+    def _spread(self, argument: str, given: dict) -> dict:
+        """Positions that nobody knows are taken to be as different as they can be."""
+        of = given["self"]
+
+        def spread(positions, dim):
+            if not _counts(positions) or self._is_known(positions) or not positions.dim():
+                return positions
+            along = dim if "dim" in given else 0
+            shape = [-1 if place == along % positions.dim() else 1 for place in range(positions.dim())]
+            found = torch.arange(positions.shape[along]).remainder(max(1, of.shape[dim])).view(shape)
+            return found.expand(positions.shape)
+
+        with _disable_current_modes():
+            value = given[argument]
+            if isinstance(value, list | tuple):
+                value = [each if each is None else spread(each, dim) for dim, each in enumerate(value)]
+            else:
+                value = spread(value, given.get("dim", -1) if of.dim() else 0)
+        return {**given, argument: value}
+
+    def _compute(self, func, args, kwargs):
+        if func.overloadpacket.__name__ in READS_WITHOUT_RESULT:
+            return func(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        result = None
+        if all(self._is_known(each) for each in tensors) and not RANDOM & set(func.tags):
+            result = self._shapes_of(func, args, kwargs)
+            made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+            if all(_counts(each) and each.numel() <= WORKED_OUT for each in made):
+                return func(*args, **kwargs)
+        if result is None:
+            result = self._shapes_of(func, args, kwargs)
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor) and _counts(each):
+                self.unknown(each)
+        return result
+
+    def _shapes_of(self, func, args, kwargs):
+        originals = {}
+
+        def on_meta(tensor):
+            shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            originals[id(shape)] = tensor, shape
+            return shape
+
+        def back(tensor):
+            if id(tensor) not in originals:
+                return _hollow(tensor.shape, tensor.stride(), tensor.dtype)
+            original, _ = originals[id(tensor)]
+            if original.shape != tensor.shape:  # `out=` of an empty tensor makes it as large as it must be
+                original.set_(_hollow(tensor.shape, tensor.stride(), tensor.dtype))
+            return original
+
+        args, kwargs = tree_map_only(torch.Tensor, on_meta, (args, kwargs))
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            kwargs = {**kwargs, "device": "meta"}
+        try:
+            result = func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            raise ValueError(f"{func} cannot run without data: {' '.join(str(error).split())[:120]}") from None
+        match func.overloadpacket.__name__:
+            case "native_batch_norm" if not args[5]:  # what it normalises with is saved all the same
+                channels = args[0].shape[1]
+                result = result[0], *(torch.empty(channels, device="meta", dtype=torch.float32) for _ in result[1:])
+            case "_fused_rms_norm":
+                result = result[0], result[1].float()
+            case "log_sigmoid_forward":  # the second is a buffer for a CPU's backward pass
+                result = result[0], result[1].new_empty(0)
+        return tree_map_only(torch.Tensor, back, result)
+
+    def _enter(self, func, given, read, changed, result, place):
+        before = len(self._ledger.launches)
+        self._moved = {}
+        super()._enter(func, given, read, changed, result, place)
+        if len(self._ledger.launches) > before:
+            name = self._ledger.launches[-1][0]
+            inputs = [tensor for tensor, *_ in read]
+            results = [tensor for tensor in _flat(result) if isinstance(tensor, torch.Tensor)]
+            self._launches.append(EagerLaunch(name, func, given, inputs, results, self._moved))
+
+    def _move(self, touched, way) -> int:
+        distinct = self._distinct(touched, way)
+        for storage, footprint in distinct:
+            record = distinct[storage, footprint][0]
+            operand = self._moved.setdefault(storage, MovedOperand(size=record.size))
+            setattr(operand, way, getattr(operand, way) + footprint.nbytes)
+        return sum(footprint.nbytes for _, footprint in distinct)
+
+
+def _flat(result) -> list:
+    return [part for item in result for part in _flat(item)] if isinstance(result, list | tuple) else [result]
+
+
+class _Sampler:
+    """An observer that lets a few program instances of each launch run, a meter to each.
+
+    `multiprocessors` is for launchers that ask how many programs the GPU can have at once.
+    """
+
+    def __init__(self, ledger: Ledger, launches: list, multiprocessors: int):
+        self.multiprocessors = multiprocessors
+        self._ledger = ledger  # of the whole call: it tells storages apart
+        self._launches = launches
+        self._pending = None
+
+    def launch(self, kernel, grid, on_host, given):
+        self.finish()
+        count = grid[0] * grid[1] * grid[2]
+        chosen = np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)) if count else []
+        launch = TritonLaunch(kernel.fn.__name__, kernel, given, grid, sampled=len(chosen))
+        if count:
+            self._launches.append(launch)
+        self._arguments = kernel, grid, on_host, given
+        tensors = [found[2] for name, value in on_host.items() for found in tensors_in(name, value, given[name])]
+        self._storages = {each.untyped_storage()._cdata: self._ledger.storage(each) for each in tensors}
+        self._pending = launch, [], [], []  # of each instance: meter's ledger, executions by place, arithmetic
+        return [tuple(int(part) for part in np.unravel_index(place, grid, order="F")) for place in chosen]
+
+    def program(self, index):
+        _, ledgers, executed, arithmetic = self._pending
+        ledgers.append(Ledger())
+        executed.append(Counter())
+        arithmetic.append(Counter())
+        self._meter = TritonMeter(ledgers[-1])
+        self._meter.launch(*self._arguments)
+        self._meter.program(index)
+
+    def access(self, kind, addresses, mask, itemsize):
+        frame = sys._getframe(1)
+        while frame.f_code not in kernel_code:
+            frame = frame.f_back
+        if kind == "read":
+            executed = self._pending[2][-1]
+            executed[frame.f_lineno] += addresses.size * itemsize
+            executed[frame.f_lineno, frame.f_lasti] += 1
+        return self._meter.access(kind, addresses, mask, itemsize)
+
+    def lock(self, address, took):
+        self._meter.lock(address, took)
+
+    def product(self, left, right):
+        launch, *_, arithmetic = self._pending
+        launch.product = left.dtype.name
+        arithmetic[-1]["flops"] += 2 * left.size * right.shape[-1]
+
+    def operation(self, function, elements):
+        arithmetic = self._pending[-1][-1]
+        arithmetic["operations"] += elements
+        arithmetic["special"] += elements * (function in SPECIAL)
+
+    def finish(self) -> None:
+        """Enter the launch that has just run."""
+        if self._pending is None:
+            return
+        (launch, ledgers, executed, arithmetic), self._pending = self._pending, None
+        if not ledgers:
+            return
+        # The first and the last instance stand for themselves, those between for all the others.
+        between = (launch.programs - 2) / (len(ledgers) - 2) if len(ledgers) > 2 else 1
+        weights = [1.0, *[between] * (len(ledgers) - 2), 1.0][: len(ledgers)]
+        for what in ("flops", "operations", "special"):
+            setattr(launch, what, sum(weight * each[what] for weight, each in zip(weights, arithmetic, strict=True)))
+        launch.most_flops = max(each["flops"] for each in arithmetic)
+        for weight, ledger in zip(weights, ledgers, strict=True):
+            moved = ledger.launches[0][1]
+            launch.bytes_read += weight * moved.read
+            launch.bytes_written += weight * moved.written
+            launch.sectors_read += weight * ledger.sectors_read
+            launch.sectors_written += weight * ledger.sectors_written
+            launch.atomics += weight * ledger.atomics
+            distinct = sum(len(storage.read) for storage in ledger.storages.values())
+            launch.repeated += weight * (moved.read - distinct)
+        for key, storage in self._storages.items():
+            each = [ledger.storages[key] for ledger in ledgers if key in ledger.storages]
+            read = _over_the_grid([part.read for part in each], weights, launch.programs)
+            written = _over_the_grid([part.written for part in each], weights, launch.programs)
+            launch.operands[id(storage)] = MovedOperand(read, written, storage.size)
+        for counts in executed:
+            for place, count in counts.items():
+                if isinstance(place, int):
+                    launch.loads[place] = max(launch.loads.get(place, 0), count)
+                else:
+                    launch.rounds = max(launch.rounds, count)
+        middle = ledgers[len(ledgers) // 2].storages.values()
+        launch.working_set = sum(len(storage.read) + len(storage.written) for storage in middle)
+
+
+def _over_the_grid(sets: list[ByteSet], weights: list[float], programs: int) -> float:
+    """The distinct bytes that all program instances touch of a storage, from those that some of them touch."""
+    sizes = [len(each) for each in sets]
+    together = _union(sets)
+    if len(sets) == programs or together == max(sizes, default=0):
+        return together  # all of them are known, or they share the same bytes
+    scaled = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
+    return min(scaled, sets[0].size)
+
+
+def _union(sets: list[ByteSet]) -> int:
+    sets = [each for each in sets if len(each)]
+    if not sets:
+        return 0
+    low, high = min(each.low for each in sets), max(each.high for each in sets)
+    if any(each.scattered for each in sets):
+        together = np.zeros(high - low, dtype=bool)
+        for each in sets:
+            together[each.low - low : each.high - low] |= each.map()[each.low : each.high]
+        return int(np.count_nonzero(together))
+    total, reached = 0, low
+    for each in sorted(sets, key=lambda one: one.low):
+        total += max(0, each.high - max(each.low, reached))
+        reached = max(reached, each.high)
+    return total

@@ -1,0 +1,85 @@
+"""`fusion analyse module.py:build`: the analyser on a model that someone else wrote."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.fusion.analyser import analyse
+from helpers.instruments.fusion.plan_report import FusionReport
+
+
+def analyse_named(
+    name: str, device: str = "H200", backward: bool = False, epilogues: bool = True, page: str | None = None
+) -> str:
+    """The report on `file.py:function` or `package.module:function`, whose function gives (model, inputs).
+
+    Raises:
+        ValueError: there is no such function or device, it gives something else, or its model cannot be analysed.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"no device is called {device!r}: choose from {', '.join(DEVICES)}")
+    build = _function(name)
+    given = build()
+    if not (isinstance(given, tuple) and len(given) == 2):
+        raise ValueError(f"{name} gives {type(given).__name__}: it must return (model, inputs)")
+    model, inputs = given
+    inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    with _Bar() as bar:
+        plan = analyse(model, *inputs, device=device, backward=backward, epilogues=epilogues, progress=bar.show)
+    report = FusionReport(plan)
+    if page:
+        report.save(page)
+    return repr(report)
+
+
+def _function(name: str):
+    place, _, function = name.rpartition(":")
+    if not place:
+        raise ValueError(f"{name} names no function: write model.py:build or package.module:build")
+    try:
+        module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    except ImportError as error:
+        raise ValueError(f"{place} cannot be imported: {' '.join(str(error).split())}") from error
+    if not callable(found := getattr(module, function, None)):
+        raise ValueError(f"{place} has no function {function}: define one that returns (model, inputs)")
+    return found
+
+
+def _module(place: str):
+    sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(place)
+
+
+def _file(path: Path):
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: name one that defines a function which returns (model, inputs)")
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Bar:
+    """Progress on the error stream, where it is a terminal: one line for each part of the work."""
+
+    def __init__(self):
+        self._what, self._bar = None, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, what: str, done: int, of: int) -> None:
+        if what != self._what:
+            self.__exit__()
+            self._what, self._bar = what, tqdm(desc=what, total=of, leave=False, disable=None)
+        self._bar.update(done - self._bar.n)

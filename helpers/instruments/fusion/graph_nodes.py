@@ -1,0 +1,242 @@
+"""The graph in which the partition is sought: operations that launch, and what one hands to another.
+
+An operation that is cheaper worked out again than read back is no node of its own: each of its readers works it out.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from helpers.instruments.fusion.operation_account import TensorAccess, TracedStep
+from helpers.instruments.fusion.operator_kinds import (
+    Arithmetic,
+    Space,
+    arithmetic_of,
+    base_name,
+    extents_of,
+    is_random,
+    keeps_order,
+    kind_of,
+    points_of,
+    space_of,
+)
+
+POINTWISE = ("elementwise", "broadcast")
+PRODUCTS = ("matmul", "convolution")
+ELSEWHERE = (*PRODUCTS, "attention", "gather", "scatter")  # kinds that need other elements than their own
+SHIFTS = frozenset("roll flip rot90".split())
+UNROLLED = 8  # elements that a thread reduces alone; as Inductor's unroll_reductions_threshold
+INLINED_READS = 4  # Inductor's realize_reads_threshold: an operation of more reads is written once
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A tensor that one node hands to another, maybe through operations that are worked out again.
+
+    argument: under which the reader takes it. permuted: read in another order than it is written in. part: some of its
+    elements only. expanded: an element more than once.
+    """
+
+    source: int
+    target: int
+    storage: int
+    argument: str
+    nbytes: int
+    permuted: bool
+    part: bool
+    expanded: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What a node reads of memory that no other node hands to it, or does if that one lies in another kernel.
+
+    key: of the bytes: storage, footprint, and who wrote them. missing: of nbytes, those that L2 does not have.
+    """
+
+    key: tuple
+    nbytes: int
+    missing: float
+    points: int
+    sources: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class FusionNode:
+    """An operation, and those that are worked out again with it."""
+
+    index: int
+    step: TracedStep
+    kind: str
+    space: Space
+    points: int
+    arithmetic: Arithmetic
+    random: bool
+    itemsize: int
+    name: str
+    extents: dict[int, str]
+    inlined: list[TracedStep] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)  # to others
+    kept: bool = False
+    before: int = 0  # bits of the nodes that it waits for, directly
+    aligned: dict[int, bool] = field(default_factory=dict)  # node that it overwrites -> element by element
+
+
+def nodes_of(
+    steps: list[TracedStep], missing: dict[tuple[int, int], float]
+) -> tuple[list[FusionNode], list[TracedStep]]:
+    """The nodes in the graph's order, and the steps that are worked out again by their readers."""
+    kinds = [kind_of(step) for step in steps]
+    readers: dict[int, set[int]] = {}
+    for step in steps:
+        for other, wait in step.waits.items():
+            if wait.tensors:
+                readers.setdefault(other, set()).add(step.index)
+    inlined = _inlined(steps, kinds, readers)
+    gone = {step.index for step in inlined}
+    nodes, place = [], {}
+    for step in steps:
+        if step.index in gone:
+            continue
+        kind, space = kinds[step.index], space_of(step, kinds[step.index])
+        points = points_of(step, kind)
+        if kind == "reduction" and math.prod(size for size, reduced in space if reduced) <= UNROLLED:
+            kind, space, points = "broadcast", (), step.writes[0].points
+        place[step.index] = len(nodes)
+        nodes.append(
+            FusionNode(
+                index=len(nodes),
+                step=step,
+                kind=kind,
+                space=space,
+                points=points,
+                arithmetic=arithmetic_of(step, kinds[step.index]),
+                random=is_random(step),
+                itemsize=max(each.dtype.itemsize for each in (*step.reads, *step.writes)),
+                name=base_name(step),
+                extents=extents_of(step, kind) if step.writes else {},
+                kept=bool(step.kept),
+            )
+        )
+    for node in nodes:
+        _connect(node, node.step, steps, gone, place, nodes, missing, None)
+    return nodes, inlined
+
+
+def _inlined(steps: list[TracedStep], kinds: list[str], readers: dict[int, set[int]]) -> list[TracedStep]:
+    """Operations that all their readers work out again, for that moves no more bytes than to write and read them.
+
+    Of n kernels that need a result, all read what it is made of, or one writes it and n - 1 read it.
+    """
+    overwritten = {other for step in steps for other, wait in step.waits.items() if not wait.tensors}
+    gone: set[int] = set()
+    made_of: dict[int, dict[tuple, int]] = {}  # elementwise step -> bytes of what it reads, in the end
+    for step in steps:
+        kind, read = kinds[step.index], {}
+        if kind not in POINTWISE or is_random(step) or step.index in overwritten or len(step.writes) != 1:
+            continue
+        if step.kept or any(each.storage == step.writes[0].storage for each in step.reads):
+            continue
+        sources = {id(mine): other for other, wait in step.waits.items() for _, mine in wait.tensors}
+        for each in step.reads:
+            source = sources.get(id(each))
+            alone = source in made_of and (source in gone or readers[source] == {step.index})
+            read |= made_of[source] if alone else {(each.storage, each.footprint): each.nbytes}
+        made_of[step.index] = read
+        needed = len(readers.get(step.index, ()))
+        if (
+            needed > 1
+            and len(read) <= INLINED_READS
+            and sum(read.values()) * (needed - 1) <= step.writes[0].nbytes * needed
+            and all(_can_inline(step, steps[reader], kinds[reader]) for reader in readers[step.index])
+        ):
+            gone.add(step.index)
+            waiting = [step.index]
+            while waiting:  # what only it reads goes with it
+                reader = waiting.pop()
+                for source in steps[reader].waits:
+                    if source in made_of and source not in gone and readers.get(source) == {reader}:
+                        gone.add(source)
+                        waiting.append(source)
+    return [steps[place] for place in sorted(gone)]
+
+
+def _can_inline(step: TracedStep, reader: TracedStep, kind: str) -> bool:
+    if kind in POINTWISE or kind in ("reduction", "normalisation"):
+        return not any(write.storage == step.writes[0].storage for write in reader.writes)
+    return False
+
+
+def _connect(node, step, steps, gone, place, nodes, missing, through) -> None:
+    """Enter what `step` reads as reads of `node`; `through`: the link so far, where the step is worked out again."""
+    handed: dict[int, list] = {}
+    for other, wait in step.waits.items():
+        for theirs, mine in wait.tensors:
+            handed.setdefault(id(mine), []).append((other, theirs))
+        if step is node.step and (not wait.tensors or _overwrites(step, steps[other])):
+            for source in _written_out(other, steps, gone, place):
+                node.before |= 1 << source
+                aligned = not _reads_elsewhere(steps[other], step) and _aligned(steps[other], step)
+                node.aligned[source] = node.aligned.get(source, True) and aligned
+    for number, mine in enumerate(step.reads):
+        sources = []
+        for other, theirs in handed.get(id(mine), ()):
+            here = _relation(theirs, mine, through)
+            if other in gone:
+                if steps[other] not in node.inlined:
+                    node.inlined.append(steps[other])
+                    _connect(node, steps[other], steps, gone, place, nodes, missing, here)
+                continue
+            source = place[other]
+            sources.append(source)
+            node.before |= 1 << source
+            nodes[source].links.append(
+                Link(source, node.index, mine.storage, mine.name if through is None else "", mine.nbytes, *here)
+            )
+        if not handed.get(id(mine)) or sources:
+            writers = tuple(other for other, _ in handed.get(id(mine), ()))
+            node.reads.append(
+                Read(
+                    (mine.storage, mine.footprint, writers),
+                    mine.nbytes,
+                    missing.get((step.index, number), mine.nbytes),
+                    mine.points,
+                    tuple(sources),
+                )
+            )
+
+
+def _written_out(other: int, steps, gone, place) -> set[int]:
+    """The nodes that stand for a step: itself, or what an operation that is worked out again waits for."""
+    if other not in gone:
+        return {place[other]}
+    return {found for each in steps[other].waits for found in _written_out(each, steps, gone, place)}
+
+
+def _relation(theirs: TensorAccess, mine: TensorAccess, through) -> tuple[bool, bool, bool]:
+    """(permuted, part, expanded) of a read, and of what it was read for."""
+    part = mine.footprint != theirs.footprint and mine.footprint.nbytes < theirs.footprint.nbytes
+    expanded = mine.points > mine.footprint.nbytes // mine.dtype.itemsize
+    here = (not part and not keeps_order(theirs, mine), part, expanded)
+    return here if through is None else tuple(one or other for one, other in zip(here, through, strict=True))
+
+
+def _overwrites(step: TracedStep, earlier: TracedStep) -> bool:
+    """Whether a step writes into what an earlier one reads."""
+    return any(mine.storage == theirs.storage for mine in step.writes for theirs in earlier.reads)
+
+
+def _reads_elsewhere(first: TracedStep, then: TracedStep) -> bool:
+    """Whether what `then` overwrites is read by `first` for other elements of its result than that one."""
+    return (kind_of(first) in ELSEWHERE or base_name(first) in SHIFTS) and _overwrites(then, first)
+
+
+def _aligned(first: TracedStep, then: TracedStep) -> bool:
+    """Whether what `then` overwrites is of `first`, element by element."""
+    touched = [*first.reads, *first.writes]
+    return all(
+        mine.footprint == theirs.footprint and keeps_order(theirs, mine) and theirs.points == mine.points
+        for mine in then.writes
+        for theirs in touched
+        if theirs.storage == mine.storage
+    )

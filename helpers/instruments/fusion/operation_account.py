@@ -1,0 +1,187 @@
+"""What each operation of a traced graph moves, and which other operations it waits for.
+
+The graph is rehearsed node by node under the traffic meter's rules (dry_run.py), so that launches and bytes are the
+meter's own. Dependences are those of memory, byte ranges of storages, so that views and writes in place need no rules
+of their own.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_leaves
+
+from helpers.instruments.dry_run import DryRun, EagerLaunch, TritonLaunch, dry_run_scope
+from helpers.instruments.traffic.eager_meter import arguments_of, read_and_changed, tensors_of
+from helpers.instruments.traffic.footprint import Footprint
+from helpers.instruments.traffic.ledger import footprint_of
+
+
+@dataclass(frozen=True, eq=False)
+class TensorAccess:
+    """A tensor as an operation reads or writes it. `storage` tells memory apart; `name`: of the argument."""
+
+    storage: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    footprint: Footprint
+    name: str = ""
+    nbytes: int = 0  # that are moved: of an indexed tensor, those of the rows that are asked for
+
+    @property
+    def points(self) -> int:
+        """Elements, an expanded one as often as it stands there."""
+        return math.prod(self.shape)
+
+
+@dataclass(eq=False)
+class TracedStep:
+    """One node of the graph. `reads` and `writes` of memory; `launches` as they were rehearsed; `waits`: step -> Wait.
+
+    kept: of the writes, those that outlive the graph: results, and what the caller's own tensors now hold.
+    """
+
+    index: int
+    node: Node
+    given: dict
+    reads: list[TensorAccess] = field(default_factory=list)
+    writes: list[TensorAccess] = field(default_factory=list)
+    results: list[TensorAccess] = field(default_factory=list)
+    launches: list[EagerLaunch | TritonLaunch] = field(default_factory=list)
+    waits: dict[int, "Wait"] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+
+@dataclass(eq=False)
+class Wait:
+    """Why a step comes after another: the pairs of the other's write and its own read; none: it only overwrites."""
+
+    tensors: list[tuple[TensorAccess, TensorAccess]] = field(default_factory=list)
+
+
+def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: int, progress=None) -> list[TracedStep]:
+    """The steps of the graph, views left out but for the shape that they give what is read through them.
+
+    Raises:
+        ValueError: an operator whose result's shape depends on data.
+    """
+    with dry_run_scope(multiprocessors) as stage, torch.no_grad():
+        walk = _Walk(graph, stage, progress)
+        walk.run(*[stage.without_data(tensor).requires_grad_(False) for tensor in tensors])
+    _wait(walk)
+    return walk.steps
+
+
+class _Walk(Interpreter):
+    def __init__(self, graph: GraphModule, stage: DryRun, progress):
+        super().__init__(graph)
+        self._stage, self._progress = stage, progress or (lambda done, of: None)
+        self._nodes = len(graph.graph.nodes)
+        self.steps: list[TracedStep] = []
+        self.given: set[int] = set()  # the caller's storages
+        self.results: list[TensorAccess] = []
+
+    def access(self, tensor: torch.Tensor, name: str = "") -> TensorAccess | None:
+        footprint = footprint_of(tensor)
+        if footprint is None:
+            return None
+        where = id(self._stage.ledger.storage(tensor))
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        return TensorAccess(where, shape, strides, tensor.storage_offset(), tensor.dtype, footprint, name)
+
+    def run_node(self, node: Node):
+        launches = self._stage.launches
+        before = len(launches)
+        if node.op == "get_attr":
+            return self._stage.without_data(super().run_node(node))
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            result = super().run_node(node)
+            if node.op == "placeholder":
+                self.given |= {id(self._stage.ledger.storage(each)) for each in tensors_of(result)}
+            if node.op == "output":
+                self.results = [
+                    found
+                    for each in tree_leaves(result)
+                    if isinstance(each, torch.Tensor) and (found := self.access(each))
+                ]
+            return result
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        if node.target is torch.ops.aten.lift_fresh_copy.default:  # a constant of the program, which eager only wraps
+            return torch.ops.aten.lift_fresh.default(*args)
+        given = arguments_of(node.target, args, kwargs)
+        read, changed = read_and_changed(node.target, given, whole=True)
+        step = TracedStep(len(self.steps), node, given)
+        step.reads = [found for tensor, name, _ in read if (found := self.access(tensor, name))]
+        step.writes = [found for tensor, name, _ in changed if (found := self.access(tensor, name))]
+        result = self._stage.run(node.target, args, kwargs)
+        step.launches = launches[before:]
+        known = {each.storage for each in (*step.reads, *step.writes)}
+        made = [found for each in tensors_of(result) if (found := self.access(each)) and found.storage not in known]
+        step.writes += made
+        step.results = [found for each in tensors_of(result) if (found := self.access(each))]
+        if step.launches:
+            _weigh(step)
+            self.steps.append(step)
+        self._progress(len(self.steps), self._nodes)
+        return result
+
+
+def _weigh(step: TracedStep) -> None:
+    """Take the bytes of each access from the launches, and leave out what none of them touches."""
+    read, written = {}, {}
+    for launch in step.launches:
+        for storage, operand in launch.operands.items():
+            read[storage] = read.get(storage, 0) + operand.read
+            written[storage] = written.get(storage, 0) + operand.written
+    for accesses, moved in ((step.reads, read), (step.writes, written)):
+        accesses[:] = [
+            replace(each, nbytes=min(each.footprint.nbytes, int(moved[each.storage])))
+            for each in accesses
+            if moved.get(each.storage)
+        ]
+
+
+def _wait(walk: _Walk) -> None:
+    """Find, storage by storage, whose bytes a step reads, and after whom it must write."""
+    written: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # what each storage holds, by whom
+    read: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # who has read that
+    for step in walk.steps:
+        for mine in step.reads:
+            for other, theirs in written.get(mine.storage, ()):
+                if _meet(mine, theirs):
+                    step.waits.setdefault(other.index, Wait()).tensors.append((theirs, mine))
+        for mine in step.writes:
+            before = (*written.get(mine.storage, ()), *read.get(mine.storage, ()))
+            for other, theirs in before:
+                if other is not step and _meet(mine, theirs):
+                    step.waits.setdefault(other.index, Wait())
+            left = [each for each in written.get(mine.storage, ()) if not _covers(mine, each[1])]
+            written[mine.storage] = [*left, (step, mine)]
+            read[mine.storage] = [each for each in read.get(mine.storage, ()) if not _covers(mine, each[1])]
+        for mine in step.reads:
+            read.setdefault(mine.storage, []).append((step, mine))
+    for storage, writers in written.items():
+        for step, mine in writers:
+            if storage in walk.given or any(
+                result.storage == storage and _meet(mine, result) for result in walk.results
+            ):
+                step.kept.add(storage)
+
+
+def _meet(one: TensorAccess, other: TensorAccess) -> bool:
+    """Whether they may share a byte: their ranges overlap."""
+    return one.footprint.low < other.footprint.high and other.footprint.low < one.footprint.high
+
+
+def _covers(one: TensorAccess, other: TensorAccess) -> bool:
+    if one.footprint == other.footprint:
+        return True
+    whole, part = one.footprint, other.footprint
+    return not whole.dims and whole.low <= part.low and part.high <= whole.high

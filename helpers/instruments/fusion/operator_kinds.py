@@ -1,0 +1,253 @@
+"""What kind of work an ATen operator does, over which iteration space, and how much arithmetic.
+
+FLOPs are counted as kernels/costs.py says. Matrix products, convolutions and attention are counted by PyTorch's own
+torch.utils.flop_counter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from helpers.instruments.fusion.operation_account import TensorAccess, TracedStep
+from helpers.instruments.fusion.plan import plain_name
+from helpers.instruments.operations import EXP_RESULTS, TANH_RESULTS
+from helpers.instruments.prediction import product_flops
+from kernels import costs
+
+COPIES = frozenset("_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like".split())
+# Elementwise, though PyTorch does not tag them so.
+ELEMENTWISE = COPIES | frozenset(
+    "arange tril triu tril_ triu_ masked_fill_ constant_pad_nd flip roll repeat native_dropout "
+    "native_dropout_backward bernoulli_ bernoulli "
+    "rand rand_like randn randn_like uniform_ normal_ glu log_sigmoid_forward log_sigmoid_backward prelu hardswish "
+    "slice_backward select_backward scalar_tensor new_zeros new_ones new_full linspace eye dropout _prelu_kernel "
+    "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy "
+    "nll_loss_backward nll_loss2d_backward".split()
+)
+RANDOM = {torch.Tag.nondeterministic_seeded}
+# Also tagged as reductions: sum mean amax amin prod var var_mean std argmax argmin any all logsumexp norm.
+REDUCTIONS = frozenset("sum mean amax amin max min prod var std var_mean argmax argmin any all norm logsumexp".split())
+REDUCTIONS |= {"linalg_vector_norm", "std_mean", "count_nonzero"}
+# Rows in, rows out: the reduction and what its result is for in one operator.
+SOFTMAX = frozenset("_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data".split())
+LOSSES = frozenset("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits".split())
+SCANS = frozenset("cumsum cumprod logcumsumexp cummax cummin".split())
+LAYER_NORMS = frozenset("native_layer_norm _fused_rms_norm native_layer_norm_backward".split())
+LAYER_NORMS |= {"_fused_rms_norm_backward"}
+BATCH_NORMS = frozenset(
+    "native_batch_norm _native_batch_norm_legit cudnn_batch_norm native_batch_norm_backward".split()
+)
+BATCH_NORMS |= {"cudnn_batch_norm_backward", "batch_norm_backward", "_batch_norm_with_update"}
+GROUP_NORMS = frozenset(["native_group_norm", "native_group_norm_backward"])
+MATMULS = frozenset("mm addmm bmm baddbmm _scaled_mm _int_mm _addmm_activation addmv mv dot".split())
+CONVOLUTIONS = frozenset("convolution convolution_backward cudnn_convolution".split())
+GATHERS = frozenset(
+    "embedding index index_select gather take nll_loss_forward nll_loss2d_forward max_pool2d_with_indices avg_pool2d "
+    "upsample_nearest2d upsample_bilinear2d _adaptive_avg_pool2d upsample_nearest1d max_pool3d_with_indices".split()
+)
+WINDOWS = frozenset("max_pool2d_with_indices avg_pool2d".split())  # which read a value a few times
+SCATTERS = frozenset(
+    "scatter scatter_ scatter_add scatter_add_ scatter_reduce index_put index_put_ _index_put_impl_ index_add "
+    "index_add_ index_copy index_copy_ index_fill_ embedding_dense_backward "
+    "max_pool2d_with_indices_backward avg_pool2d_backward upsample_nearest2d_backward _adaptive_avg_pool2d_backward "
+    "upsample_bilinear2d_backward".split()
+)
+
+# FLOPs an element, and results of special function units; any other elementwise operator takes one FLOP and none.
+ARITHMETIC = {
+    "gelu": (costs.GELU_TANH, TANH_RESULTS),
+    "gelu_backward": (2 * costs.GELU_TANH, TANH_RESULTS),
+    "sigmoid": (4, 2),
+    "silu": (5, 2),
+    "silu_backward": (9, 2),
+    "sigmoid_backward": (3, 0),
+    "tanh": (1, TANH_RESULTS),
+    "tanh_backward": (3, 0),
+    "exp": (1, EXP_RESULTS),
+    "log": (1, 1),
+    "erf": (1, 1),
+    "softplus": (3, 2),
+    "mish": (6, 3),
+    "rsqrt": (1, 1),
+    "sqrt": (1, 1),
+    "reciprocal": (1, 1),
+    "sin": (1, 1),
+    "cos": (1, 1),
+    "elu": (3, 1),
+    "addcmul": (3, 0),
+    "addcdiv": (3, 1),
+    "div": (1, 1),
+    "native_dropout": (12, 0),  # Philox: ten rounds of integers, two FLOPs
+    "bernoulli_": (10, 0),
+    "_softmax": (costs.SOFTMAX, EXP_RESULTS),
+    "_log_softmax": (costs.SOFTMAX, EXP_RESULTS),
+    "_safe_softmax": (costs.SOFTMAX, EXP_RESULTS),
+    "_softmax_backward_data": (4, 0),
+    "_log_softmax_backward_data": (4, EXP_RESULTS),
+    "native_layer_norm": (costs.LAYER_NORM, 0),
+    "native_layer_norm_backward": (14, 0),
+    "_fused_rms_norm": (4, 0),
+    "_fused_rms_norm_backward": (10, 0),
+    "native_group_norm": (costs.LAYER_NORM, 0),
+    "native_batch_norm": (costs.BATCH_NORM, 0),
+    "var": (3, 0),
+    "var_mean": (3, 0),
+    "std": (3, 0),
+    "linalg_vector_norm": (2, 0),
+    "logsumexp": (3, EXP_RESULTS),
+    "hardswish": (4, 0),
+    "mse_loss": (3, 0),
+    "binary_cross_entropy_with_logits": (8, 2),
+}
+Space = tuple[tuple[int, bool], ...]  # (size, whether it is reduced) of each run of dimensions, outermost first
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Arithmetic of an operation: FLOPs of a matrix product, of CUDA cores, and results of special function units."""
+
+    product: float
+    fp32: float
+    special: float
+
+
+def base_name(step: TracedStep) -> str:
+    """The operator's name; one in place has that of the other: "add" of "add_"."""
+    return plain_name(step.node.target.overloadpacket.__name__)
+
+
+def is_random(step: TracedStep) -> bool:
+    name = base_name(step)
+    return bool(RANDOM & set(step.node.target.tags)) and not name.startswith("_scaled_dot_product")
+
+
+def kind_of(step: TracedStep) -> str:
+    """As TracedOperation.kind, but for "view"."""
+    target = step.node.target
+    name, own = base_name(step), target.overloadpacket.__name__
+    if target.namespace != "aten" or not step.writes:
+        return "opaque"
+    if name.startswith("_scaled_dot_product"):
+        return "attention"
+    if name in MATMULS:
+        return "matmul"
+    if name in CONVOLUTIONS:
+        return "convolution"
+    if {name, own} & GATHERS:
+        return "gather"
+    if {name, own} & SCATTERS:
+        return "scatter"
+    if name in SOFTMAX or name in LAYER_NORMS or name in GROUP_NORMS or name in SCANS:
+        return "normalisation"
+    if name in BATCH_NORMS:
+        return "normalisation" if step.given.get("training", step.given.get("train", True)) else "broadcast"
+    if name in REDUCTIONS or torch.Tag.reduction in target.tags:
+        return "reduction" if _takes_one_tensor(step) else "elementwise"
+    if name in LOSSES:
+        return "reduction" if _is_summed(step) else "elementwise"
+    if torch.Tag.pointwise in target.tags or {name, own} & ELEMENTWISE:
+        shapes = {each.shape for each in step.reads if each.points > 1}
+        return "broadcast" if len(shapes | {step.writes[0].shape}) > 1 and name != "cat" else "elementwise"
+    return "opaque"
+
+
+def _is_summed(step: TracedStep) -> bool:
+    """Whether a loss is summed or averaged."""
+    return bool(step.given.get("reduction", 1))
+
+
+def _takes_one_tensor(step: TracedStep) -> bool:
+    """max(a, b) of two tensors reduces nothing."""
+    return not isinstance(step.given.get("other"), torch.Tensor)
+
+
+def space_of(step: TracedStep, kind: str) -> Space:
+    """The iteration space of a reduction or a normalisation; () of other kinds."""
+    if kind not in ("reduction", "normalisation") or not step.reads:
+        return ()
+    name, main = base_name(step), step.reads[0]
+    rank, given = len(main.shape), step.given
+    if name in LAYER_NORMS:
+        length = len(given["normalized_shape"])
+        reduced = set(range(rank - length, rank))
+    elif name in BATCH_NORMS:
+        reduced = set(range(rank)) - {1}
+    elif name in GROUP_NORMS:
+        groups = given["group"]
+        batch = given["N"]
+        return (batch * groups, False), (main.points // (batch * groups), True)
+    else:
+        dims = given.get("dim")
+        if dims is None or dims == []:
+            reduced = set(range(rank))
+        else:
+            reduced = {dim % max(1, rank) for dim in (dims if isinstance(dims, list | tuple) else [dims])}
+    runs: list[list] = []
+    for dim, size in enumerate(main.shape):
+        if size == 1:
+            continue
+        if runs and runs[-1][1] == (dim in reduced):
+            runs[-1][0] *= size
+        else:
+            runs.append([size, dim in reduced])
+    return tuple((size, flag) for size, flag in runs)
+
+
+def points_of(step: TracedStep, kind: str) -> int:
+    """Elements that the operation goes over: of its result, or of what it reduces or scatters."""
+    read = [each.points for each in step.reads]
+    if kind == "gather" and base_name(step) != "nll_loss_forward":
+        read = []
+    if kind == "scatter":
+        read = [each.points for each in step.reads if each.name != "self"] or read
+        return max(read, default=1)
+    return max(*read[:1], *(each.points for each in step.writes), 1)
+
+
+def extents_of(step: TracedStep, kind: str) -> dict[int, str]:
+    """Elements that the operation makes, or reduces -> how many these are for all sizes that the model leaves open."""
+    value = step.node.meta.get("val")
+    pairs = [(step.writes[0].points, value[0] if isinstance(value, list | tuple) and value else value)]
+    if kind in ("reduction", "normalisation") and step.reads:
+        pairs.append((step.reads[0].points, step.node.args[0].meta.get("val")))
+    found = {points: tensor.numel() for points, tensor in pairs if isinstance(tensor, torch.Tensor)}
+    return {
+        points: str(count.node.expr if isinstance(count, torch.SymInt) else count)
+        for points, count in found.items()
+        if isinstance(count, torch.SymInt) or count == points
+    }
+
+
+def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
+    packet = step.node.target.overloadpacket
+    if packet in flop_registry:
+        product = product_flops(step.node.target, step.given, step.launches[-1].results)
+        epilogue = step.writes[0].points if base_name(step) in ("addmm", "baddbmm") else 0
+        return Arithmetic(product, epilogue, 0)
+    name = base_name(step)
+    if name in COPIES or kind in ("gather", "scatter"):
+        return Arithmetic(0, 0, 0)
+    flops, special = ARITHMETIC.get(name, (1, 0))
+    points = (
+        points_of(step, kind) if kind in ("reduction", "normalisation") else max(each.points for each in step.writes)
+    )
+    return Arithmetic(0, flops * points, special * points)
+
+
+def keeps_order(theirs: TensorAccess, mine: TensorAccess) -> bool:
+    """Whether a tensor is read through views in the order of the elements in which it was written, expanded or not."""
+    return _order(theirs) == _order(mine)
+
+
+def _order(access: TensorAccess) -> tuple:
+    """Sizes and strides with neighbours joined where they are one run; expanded and single dimensions left out."""
+    runs: list[list[int]] = []
+    for size, stride in zip(access.shape, access.strides, strict=True):
+        if size == 1 or stride == 0:
+            continue
+        if runs and runs[-1][1] == size * stride:
+            runs[-1] = [runs[-1][0] * size, stride]
+        else:
+            runs.append([size, stride])
+    return tuple(map(tuple, runs)), access.offset

@@ -1,0 +1,72 @@
+"""What autograd keeps of a forward pass for its backward pass: tensors that hold memory until the gradients are there.
+
+PyTorch itself tells, through torch.autograd.graph.saved_tensors_hooks, each time an operator saves a tensor.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from helpers.instruments.traffic.result import size
+
+
+@dataclass(frozen=True, repr=False)
+class SavedTensors:
+    """What one call keeps: name -> bytes, of its arguments and of what it made; and what it returned."""
+
+    arguments: dict[str, int]
+    made: dict[str, int]
+    result: Any
+
+    @property
+    def total(self) -> int:
+        """Bytes, each storage once."""
+        return sum(self.arguments.values()) + sum(self.made.values())
+
+    def __repr__(self):
+        tensors = self.arguments | self.made
+        names = "; ".join(f"{name}, {size(nbytes)}" for name, nbytes in tensors.items())
+        return f"kept for the backward pass: {size(self.total) if tensors else 'nothing'}" + (names and f" ({names})")
+
+
+def saved_for_backward(fn: Callable, *args) -> SavedTensors:
+    """Run `fn(*args)` and note what autograd saves in it, each storage once and whole.
+
+    Args:
+        fn: any callable that tells its parameters' names.
+        args: its arguments; at least one tensor that requires a gradient, or nothing is kept.
+    """
+    saved = []  # the tensors themselves: an address that is free again may be another's
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = fn(*args)
+    given = inspect.signature(fn).bind(*args).arguments
+    names = {_address(value): name for name, value in given.items() if isinstance(value, torch.Tensor)}
+    arguments, made, seen = {}, {}, set()
+    for tensor in saved:
+        address, nbytes = _address(tensor), tensor.untyped_storage().nbytes()
+        if address in seen or not nbytes:
+            continue
+        seen.add(address)
+        if address in names:
+            arguments[names[address]] = nbytes
+        else:
+            made[_description(tensor, made)] = nbytes
+    return SavedTensors(arguments, made, result)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _description(tensor: torch.Tensor, taken: dict) -> str:
+    text = f"{str(tensor.dtype).removeprefix('torch.')} of {tuple(tensor.shape)}"
+    count = sum(name.startswith(text) for name in taken)
+    return f"{text}, number {count + 1}" if count else text

@@ -1,0 +1,333 @@
+"""The kernels' sweep as it was recorded on a GPU: where a kernel stands behind a peer, and where it falls between the
+sizes that it is tuned for.
+
+It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. A point is a dict: "kernel",
+"direction", "shape", "dtype", "regime"; "gpu" and "calls": provider -> [median, low, high] in microseconds, the GPU's
+own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward, and there of
+BARE, too: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its
+ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their
+time on the GPU holds the host's; "run": which of the runs measured it. One that failed has "failed", why, in place of
+the times.
+"""
+
+import functools
+import json
+import math
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.instruments.recordings import RESULTS, Recorded
+from helpers.instruments.tables import Table, table
+
+BEHIND = 1.03  # of a peer's time
+BARE = "bare launch"
+MAX_LAUNCHES = 1.5  # bare ones that a call may take
+# Shown, and nobody's peer: the product without what follows it; a scaling of the gradient that the forward pass made.
+NOT_THE_SAME = {
+    ("linear_act", "forward", "cuBLAS alone"),
+    ("linear_act", "backward", "cuBLAS alone"),
+    ("ffn", "forward", "cuBLAS alone"),
+    ("cross_entropy", "backward", "Liger"),
+}
+BYTES = {"bf16": 2, "fp32": 4}
+FALLEN = 0.9  # of the share that the neighbouring power of two reaches
+# What the numbers of a shape count, where they are not rows x columns or elements.
+SHAPES = {
+    "linear_act": "rows x numbers to a row of x x columns of y",
+    "conv_bn_act": "pictures x channels x height x width x filters x taps x stride",
+    "flash_attention": "batch x heads x key heads x queries x keys x width",
+}
+
+
+def key_of(point: dict) -> tuple:
+    """What names a point of the sweep."""
+    return (point["kernel"], point["direction"], point["dtype"], point["regime"], tuple(point["shape"]))
+
+
+def median(point: dict, provider: str, clock: str = "gpu") -> float:
+    """Microseconds; NaN where that provider was not timed."""
+    return point.get(clock, {}).get(provider, [math.nan])[0]
+
+
+def share(point: dict, provider: str = "fused") -> float:
+    """The fraction of its ceiling that a provider reaches; NaN where it was not timed."""
+    return point.get("least", math.nan) / median(point, provider)
+
+
+def best_peer(point: dict, clock: str = "gpu") -> str | None:
+    """The fastest provider of the same operation that is not ours."""
+    of = _operation(point)
+    others = [name for name in point.get(clock, {}) if name not in ("fused", BARE) and (*of, name) not in NOT_THE_SAME]
+    return min(others, key=lambda name: median(point, name, clock), default=None)
+
+
+def ratio(point: dict, clock: str = "gpu") -> float:
+    """Our time in the best peer's; NaN where one of them is missing."""
+    peer = best_peer(point, clock)
+    return median(point, "fused", clock) / median(point, peer, clock) if peer else math.nan
+
+
+def bare_launches(point: dict) -> float:
+    """Our call's time in that of the bare launches; NaN where one of them is missing."""
+    return median(point, "fused", "calls") / median(point, BARE, "calls")
+
+
+def within_spread(point: dict, clock: str = "gpu") -> bool:
+    """Whether our 10th percentile is no more than the best peer's 90th."""
+    _, low, _ = point[clock]["fused"]
+    _, _, high = point[clock][best_peer(point, clock)]
+    return low <= high
+
+
+def aligned(point: dict) -> bool:
+    """Whether a row-wise kernel's rows each begin at a multiple of 16 bytes, what one thread loads at once."""
+    return len(point["shape"]) != 2 or point["shape"][-1] * BYTES[point["dtype"]] % 16 == 0
+
+
+def _is_power_of_2(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+CLOCKS = "GPU times are with cold L2, calls by the host's clock with warm caches"
+
+
+@dataclass(frozen=True)
+class RecordedSweep:
+    """What the sweep recorded on one GPU.
+
+    runs: {"date", "versions", "kernels" (each one's fingerprint), "ceilings"} of each, the newest last.
+    points: see the module; ordered by kernel, direction, dtype, regime and shape.
+    """
+
+    gpu: str
+    runs: list[dict]
+    points: list[dict]
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names of the kernels that have a point."""
+        return list(dict.fromkeys(point["kernel"] for point in self.points))
+
+    def of(self, kernel: str, direction: str | None = None, regime: str | None = None, dtype: str = "bf16") -> list:
+        """A kernel's points of that dtype, and of that direction and regime where given.
+
+        Raises:
+            ValueError: nothing was recorded for that kernel.
+        """
+        if kernel not in self.kernels:
+            raise ValueError(f"the sweep has no {kernel!r}: there are {', '.join(self.kernels)}")
+        wanted = {"kernel": kernel, "dtype": dtype}
+        wanted |= {"direction": direction} if direction else {}
+        wanted |= {"regime": regime} if regime else {}
+        return [point for point in self.points if wanted.items() <= point.items()]
+
+    def label(self, points: Iterable[dict]) -> str:
+        """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
+        return Recorded(self.gpu, [self.runs[number] for number in sorted({p["run"] for p in points})], [], {}).label
+
+    def of_earlier_kernels(self, points: Iterable[dict]) -> int:
+        """How many of these points were measured before their kernel became that of the newest run."""
+        *_, newest = prints = [run.get("kernels", {}) for run in self.runs]
+        return sum(prints[point["run"]].get(point["kernel"]) != newest.get(point["kernel"]) for point in points)
+
+    @functools.cached_property
+    def _powers(self) -> dict[tuple, dict]:
+        """The points of powers of two columns that have a time, by key_of with the columns in place of the shape."""
+        with_time = (point for point in self.points if "least" in point and _is_power_of_2(point["shape"][-1]))
+        return {(*key_of(point)[:-1], point["shape"][-1]): point for point in with_time}
+
+    def neighbour(self, point: dict) -> dict | None:
+        """Of a row-wise kernel's point: the same at the nearest power of two columns, None where that has no time."""
+        *_, width = point["shape"]
+        if _is_power_of_2(width) or len(point["shape"]) != 2:
+            return None
+        return self._powers.get((*key_of(point)[:-1], 2 ** round(math.log2(width))))
+
+    def table(self, kernel: str) -> Table:
+        """Every point of a kernel: each provider's GPU time and share of the ceiling; a call's where it was timed."""
+        points = [point for point in self.points if point["kernel"] == kernel] or self.of(kernel)
+        names = [name for point in points for name in (*point.get("gpu", {}), *point.get("refused", {}))]
+        providers = sorted(dict.fromkeys(names), key=lambda name: name != "fused")
+        rows = []
+        for point in points:
+            what = (point["direction"], point["regime"], _shape(point, " x "), point["dtype"])
+            if "failed" in point:
+                rows.append((*what, point["failed"], *[""] * (len(providers) + 2)))
+                continue
+            times = [_cell(point, name) for name in providers]
+            peer = best_peer(point)
+            against = f"{ratio(point):.2f} x {peer}" if peer else ""
+            called = best_peer(point, "calls")
+            calls = f"{median(point, 'fused', 'calls'):.1f} us, {called} {median(point, called, 'calls'):.1f} us"
+            calls += f", {BARE} {median(point, BARE, 'calls'):.1f} us" if BARE in point.get("calls", {}) else ""
+            rows.append((*what, f"{point['least']:.1f} us", *times, against, calls if called else ""))
+        columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers, "ours", "call: ours, best")
+        waits = "; (waits): the host waits for the GPU, and that is timed, too"
+        waits = waits if any(point.get("waits") for point in points) else ""
+        of_shape = f"\nshape: {SHAPES[kernel]}" if kernel in SHAPES else ""
+        return table(columns, rows, f"{kernel}, {self.label(points)}\n{CLOCKS}{waits}{of_shape}")
+
+    def calls(self, kernels: Iterable[str] = ()) -> Table:
+        """A row for each point whose calls were timed, of all kernels or those named: the GPU's time and the call's,
+        ours and those of the peer with the shortest call; and of launching alone, where that was timed."""
+        rows, shown = [], []
+        bare = any(BARE in point.get("calls", {}) for point in self.points)
+        for point in self.points:
+            peer = best_peer(point, "calls")
+            if peer and (not kernels or point["kernel"] in kernels):
+                pairs = [(clock, name) for clock in ("gpu", "calls") for name in ("fused", peer)]
+                row = [_name(point), peer, *(f"{median(point, name, clock):.1f} us" for clock, name in pairs)]
+                if bare:
+                    row.append(f"{median(point, BARE, 'calls'):.1f} us" if BARE in point["calls"] else "")
+                rows.append(row)
+                shown.append(point)
+        columns = ["", "peer", "GPU: ours", "GPU: peer", "call: ours", "call: peer", *([BARE] if bare else [])]
+        told = f"{CLOCKS}\npeer: the one with the shortest call, on both clocks"
+        told += f"; a {BARE} was timed forward only" if bare else ""
+        return table(columns, rows, f"the sweep, {self.label(shown)}\n{told}")
+
+    def behind(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point where ours takes over 1.03 times the best peer's time, on the GPU or as a call, the
+        worst first; for all kernels or those named. Within the spread: our 10th percentile is no more than that
+        peer's 90th."""
+        chosen = set(kernels) or set(self.kernels)
+        found = []
+        for point in (point for point in self.points if point["kernel"] in chosen):
+            for clock, text in (("gpu", "behind"), ("calls", "a call behind")):
+                if ratio(point, clock) > BEHIND:
+                    line = f"{text} {best_peer(point, clock)}: {_name(point)}: {ratio(point, clock):.2f} times its time"
+                    line += ", within the spread" if within_spread(point, clock) else ""
+                    found.append((clock, -ratio(point, clock), line))
+        return [line for *_, line in sorted(found, key=lambda each: (each[0] == "calls", each[1]))]
+
+    def passes_behind(self, kernels: Iterable[str] = ()) -> list[str]:
+        """As `pass_of` names it, each kernel and direction with a point behind a peer; of all or the kernels named."""
+        chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
+        late = (p for p in chosen if any(ratio(p, clock) > BEHIND for clock in ("gpu", "calls")))
+        return list(dict.fromkeys(pass_of(point) for point in late))
+
+    def over_bare(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point whose call takes over 1.5 bare launches, the worst first; of all or those named.
+
+        Calls are timed to the end of their work: the line says how long the GPU takes for it, too."""
+        chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
+        late = sorted((p for p in chosen if bare_launches(p) > MAX_LAUNCHES), key=bare_launches, reverse=True)
+        return [
+            f"over {MAX_LAUNCHES} bare launches: a call of {_name(point)}: {bare_launches(point):.2f}, "
+            f"the GPU's part {median(point, 'fused') / median(point, BARE, 'calls'):.2f}"
+            for point in late
+        ]
+
+    def fallen(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point whose share is below 0.9 of the neighbouring power of two's, the worst first."""
+        chosen = set(kernels) or set(self.kernels)
+        found = []
+        for point in (point for point in self.points if point["kernel"] in chosen):
+            near = self.neighbour(point)
+            if near and share(point) < FALLEN * share(near):
+                part = share(point) / share(near)
+                where = f"{share(point):.0%} of its ceiling, {share(near):.0%} at {near['shape'][-1]} columns"
+                where += "" if aligned(point) else "; rows not aligned to 16 bytes"
+                found.append((part, f"between: {_name(point)}: {where}"))
+        return [line for _, line in sorted(found)]
+
+    def failures(self, kernels: Iterable[str] = ()) -> list[str]:
+        """A line for each point that has no time of ours, and why."""
+        chosen = set(kernels) or set(self.kernels)
+        missing = (point for point in self.points if point["kernel"] in chosen and math.isnan(median(point, "fused")))
+        return [
+            f"not measured: {_name(point)}: {point.get('failed') or point['refused'].get('fused')}" for point in missing
+        ]
+
+    def summary(self, kernels: Iterable[str] = ()) -> Table:
+        """A row a kernel and direction, of all kernels or those named: how many points, at how many ours is at most
+        3 % behind the best peer or ahead of it, our median and worst time in the best peer's, at how many it falls
+        between powers of two, "" where none is beside one. Above it, whose peers are which."""
+        rows, shown = [], []
+        for kernel in kernels or self.kernels:
+            for direction in ("forward", "backward"):
+                points = [p for p in self.points if (p["kernel"], p["direction"]) == (kernel, direction)]
+                shown += points
+                ratios = sorted(r for point in points if not math.isnan(r := ratio(point)))
+                if not ratios:
+                    continue
+                level = sum(r <= BEHIND for r in ratios)
+                beside = [(share(p), share(near)) for p in points if (near := self.neighbour(p))]
+                low = sum(ours < FALLEN * of_near for ours, of_near in beside) if beside else ""
+                middle = ratios[len(ratios) // 2]
+                rows.append((kernel, direction, len(ratios), level, f"{middle:.2f}", f"{ratios[-1]:.2f}", low))
+        columns = ("kernel", "direction", "points", "level or ahead", "median", "worst", "fallen")
+        told = [
+            f"GPU times, cold L2, all shapes and dtypes; level or ahead: at most {BEHIND} of the best peer's time",
+            "median, worst: our time / the best peer's",
+        ]
+        if any(row[-1] != "" for row in rows):
+            told.append(
+                f"fallen: points with less than {FALLEN} of the share that the nearest power of 2 columns reaches"
+            )
+        if earlier := self.of_earlier_kernels(shown):
+            told.append(f"{earlier} of {len(shown)} points were measured with earlier versions of our kernels")
+        return table(columns, rows, "\n".join([f"the sweep, {self.label(shown)}", *told, *_peers(shown)]))
+
+
+def pass_of(point: dict) -> str:
+    """Its kernel, and "backward" where it is that: the key of benchmarks/tried.py."""
+    return point["kernel"] + (" backward" if point["direction"] == "backward" else "")
+
+
+def _name(point: dict) -> str:
+    return f"{pass_of(point)} {_shape(point, 'x')} {point['dtype']}"
+
+
+def _shape(point: dict, between: str) -> str:
+    """Its sizes; of attention also which pairs it takes."""
+    sizes, pairs = point["shape"], ""
+    if isinstance(sizes[-1], bool):
+        pairs = " causal" if sizes[-1] else " every pair"
+        sizes = sizes[:-1]
+    return between.join(map(str, sizes)) + pairs
+
+
+def _peers(points: Iterable[dict]) -> list[str]:
+    """Lines of who was timed beside which kernels; those who do another work left out."""
+    of_kernel, kernels_of = {}, {}
+    for point in points:
+        names = (n for n in point.get("gpu", {}) if n != "fused" and (*_operation(point), n) not in NOT_THE_SAME)
+        of_kernel.setdefault(point["kernel"], set()).update(names)
+    for kernel, names in of_kernel.items():
+        kernels_of.setdefault(", ".join(sorted(names, key=str.lower)), []).append(kernel)
+    lines = (f"peers of {', '.join(kernels)}: {names}" for names, kernels in kernels_of.items())
+    return [part for line in lines for part in textwrap.wrap(line, 100, subsequent_indent="  ")]
+
+
+def _operation(point: dict) -> tuple[str, str]:
+    return point["kernel"], point["direction"]
+
+
+def _cell(point: dict, provider: str) -> str:
+    if provider in point["gpu"]:
+        waits = " (waits)" if provider in point.get("waits", ()) else ""
+        return f"{median(point, provider):.1f} us, {share(point, provider):.0%}{waits}"
+    return "refused" if provider in point["refused"] else ""
+
+
+def recorded_sweep(gpu: str = "h200") -> RecordedSweep:
+    """The recorded sweep of a GPU, by the name of its file in benchmarks/results.
+
+    Raises:
+        ValueError: no sweep of that GPU is recorded.
+    """
+    return read_sweep(RESULTS / f"{gpu.lower()}_sweep.json")
+
+
+def read_sweep(path: Path) -> RecordedSweep:
+    """The sweep in a file.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if not path.is_file():
+        raise ValueError(f"no sweep {path.name} is recorded; on a machine with that GPU, run `fusion bench --sweep`")
+    return RecordedSweep(**json.loads(path.read_text()))

@@ -1,0 +1,150 @@
+"""Traffic of CUDA C++ launches: every load, store and atomic of every warp, as the executor makes them."""
+
+import numpy as np
+
+from helpers.instruments.cuda.sanitizer import SharedWatch, rows_of, wavefronts
+from helpers.instruments.traffic.footprint import SECTOR
+from helpers.instruments.traffic.hazards import Hazard, element
+from helpers.instruments.traffic.ledger import ByteCount, Ledger, footprint_of
+from helpers.instruments.traffic.triton_meter import tensors_in
+
+
+class CudaMeter:
+    """Enters every CUDA launch in a ledger; the observer of `helpers.instruments.cuda.observers.observed`.
+
+    A request is one load, store or atomic of one warp. It counts each distinct byte once: what all lanes read is one
+    element. An atomic counts as a read and a write of every active lane. Requests are those of the PTX: where the
+    assembler makes one wide access of neighbouring ones, a GPU has fewer, and of shared memory fewer wavefronts, too.
+    """
+
+    def __init__(self, ledger: Ledger):
+        self._ledger = ledger
+
+    def launch(self, launch, arguments, originals, memory) -> None:
+        self._kernel, self._file = launch.kernel.name, launch.kernel.file
+        self._moved = ByteCount()
+        self._ledger.launches.append((self._kernel, self._moved))
+        self._operands = {}  # segment -> the ledger's storage, [(first byte, one past the last, region)]
+        names = [parameter.name for parameter in launch.kernel.parameters]
+        segments = {
+            segment.tensor.untyped_storage().data_ptr(): segment
+            for segment in memory.segments
+            if segment.tensor is not None
+        }
+        for name, value, given in zip(names, arguments, originals, strict=True):
+            for _, tensor, original in tensors_in(name, value, given):
+                self._ledger.name(original, name)
+                footprint = footprint_of(tensor)
+                if footprint is None:
+                    continue
+                storage = self._ledger.storage(original)
+                self._ledger.elements = max(self._ledger.elements, tensor.numel())
+                segment = segments[tensor.untyped_storage().data_ptr()]
+                _, regions = self._operands.setdefault(segment, (storage, []))
+                regions.append((footprint.low, footprint.high, storage.region(footprint, name)))
+
+    def chunk(self, machine) -> None:
+        self._machine = machine
+        padded = machine.threads // machine.blocks
+        self._shared = SharedWatch(machine.threads, padded, machine.shared_size) if machine.shared_size else None
+        self._local = np.zeros(machine.threads * machine.local_size, bool)
+
+    def block_synchronised(self, blocks) -> None:
+        if self._shared is not None:
+            self._shared.block_synchronised(blocks)
+
+    def warp_synchronised(self, threads) -> None:
+        if self._shared is not None:
+            self._shared.warp_synchronised(threads)
+
+    def access(self, kind, number, segment, threads, offsets, nbytes) -> None:
+        """Count one access of global memory."""
+        if segment not in self._operands:
+            return  # a variable of the module: a constant table, which the caches hold
+        storage, regions = self._operands[segment]
+        region = regions[0][2]
+        if len(regions) > 1:
+            start = int(offsets[0])
+            region = next((each for low, high, each in regions if low <= start < high), region)
+        ledger, line, moved = self._ledger, self._ledger.line(self._file, number), self._moved
+        distinct, sectors, requests = requested(threads, offsets, nbytes)
+        line.requests += requests
+        line.request_sectors += sectors
+        moving = (offsets.size if kind == "atomic" else distinct) * nbytes
+        ledger.atomics += offsets.size if kind == "atomic" else 0
+        if kind != "write":
+            if storage.fresh:
+                self._check_written(number, region, segment.tensor, storage, threads, offsets, nbytes)
+            _mark(storage.read.marks(), offsets, nbytes)
+            for account in (region, line, moved):
+                account.read += moving
+            ledger.sectors_read += sectors
+        if kind != "read":
+            _mark(storage.written.marks(), offsets, nbytes)
+            for account in (region, line, moved):
+                account.written += moving
+            ledger.sectors_written += sectors
+
+    def _check_written(self, number, region, tensor, storage, threads, offsets, nbytes) -> None:
+        missing = ~storage.written.marks()[offsets]
+        if missing.any():
+            first = int(np.flatnonzero(missing)[0])
+            where = f"{{0}}{element(tensor, int(offsets[first]))}"
+            block, thread = self._machine.where(int(threads[first]))
+            self._enter("uninitialised read", number, where, block, thread, int(missing.sum()), region)
+
+    def shared(self, kind, number, threads, offsets, nbytes) -> None:
+        """Count one access of shared memory, and watch for races."""
+        line = self._ledger.line(self._file, number)
+        served, least = wavefronts(threads, offsets, nbytes)
+        line.shared_requests += np.count_nonzero(np.diff(threads >> 5)) + 1
+        line.shared_wavefronts += served
+        line.bank_conflicts += served - least
+        for found in self._shared.access(kind, threads, offsets, nbytes):
+            where = f"shared memory, byte {found.byte}"
+            if found.kind == "race":
+                where += f", with thread {self._machine.where(found.other)[1]} and no barrier between"
+            self.hazard(found.kind, number, where, *self._machine.where(found.thread), found.count)
+
+    def local(self, kind, number, threads, offsets, nbytes) -> None:
+        """Watch a thread's local arrays: what is read must have been written."""
+        if kind != "write" and not (written := self._local[offsets]).all():
+            first = int(np.flatnonzero(~written)[0])
+            where = f"a local array, byte {int(offsets[first]) % self._machine.local_size}"
+            self.hazard(
+                "uninitialised read", number, where, *self._machine.where(int(threads[first])), int((~written).sum())
+            )
+        if kind != "read":
+            _mark(self._local, offsets, nbytes)
+
+    def hazard(self, kind, number, where, block, thread, count) -> None:
+        self._enter(
+            kind, number, where.replace("{", "{{").replace("}", "}}"), block, thread, count, self._ledger.outside
+        )
+
+    def _enter(self, kind, number, where, block, thread, count, region) -> None:
+        hazard = Hazard(kind, self._kernel, self._file, number, where, block, count, thread)
+        self._ledger.hazards.setdefault((kind, self._file, number), (hazard, region))
+
+
+def requested(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int, int]:
+    """(distinct accesses, sectors, requests), both summed over warps. Accesses are aligned: none spans two sectors."""
+    rows = rows_of(threads, offsets)
+    relative = rows - rows[:, :1]
+    if (relative == relative[0]).all() and (rows[:, 0] % SECTOR == rows[0, 0] % SECTOR).all():
+        row = rows[0]
+        return np.unique(row).size * len(rows), np.unique(row // SECTOR).size * len(rows), len(rows)
+    if (np.diff(rows, axis=1) < 0).any():
+        rows = np.sort(rows, axis=1)
+    sectors = rows // SECTOR
+    distinct, touched = (len(rows) + np.count_nonzero(each[:, 1:] != each[:, :-1]) for each in (rows, sectors))
+    return distinct, touched, len(rows)
+
+
+def _mark(marks: np.ndarray, offsets: np.ndarray, nbytes: int) -> None:
+    if nbytes == 16:
+        words, index = marks[: marks.size // 16 * 16].view(np.uint64), offsets >> 3
+        words[index] = words[index + 1] = 0x0101010101010101
+        return
+    words = marks[: marks.size // nbytes * nbytes].view(f"u{nbytes}")
+    words[offsets >> (nbytes.bit_length() - 1)] = int("01" * nbytes, 16)

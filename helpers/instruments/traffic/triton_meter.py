@@ -1,0 +1,340 @@
+"""Traffic of Triton launches: every load, store and atomic of every program instance."""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from triton.runtime.jit import TensorWrapper
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from helpers.instruments.traffic.footprint import SECTOR, ByteSet, Footprint, from_starts
+from helpers.instruments.traffic.hazards import Hazard, element
+from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line, Region, Storage, footprint_of
+from kernels.interpreter.runtime import kernel_code
+
+WARP = 32  # lanes whose addresses make one request
+PATTERNS_KEPT = 8  # of each load or store: a loop's full blocks, its tail, and some to spare
+
+
+class Pattern:
+    """What one load or store touches relative to its first lane; program instances mostly repeat it elsewhere."""
+
+    __slots__ = ("_counts", "_itemsize", "_lanes", "_starts", "footprint", "mask", "relative")
+
+    def __init__(self, relative: np.ndarray, mask: np.ndarray | None, itemsize: int):
+        self.relative = relative  # byte offsets from the first lane, modulo 2**64
+        self.mask = None if mask is None else mask.copy()
+        self._itemsize = itemsize
+        offsets = relative.view(np.int64)
+        order = _lanes_first(offsets, itemsize)
+        offsets = offsets.transpose(order).ravel()
+        active = np.ones(offsets.size, bool) if mask is None else mask.transpose(order).ravel()
+        self._lanes = np.flatnonzero(active)
+        self._starts = offsets[self._lanes]
+        self.footprint = from_starts(self._starts, itemsize) if self._starts.size else None
+        self._counts = {}
+
+    def counts(self, base: int) -> tuple[int, int, int, int]:
+        """(active lanes, sectors, requests, sectors summed over requests) when the first lane stands at byte `base`."""
+        counts = self._counts.get(base % SECTOR)
+        if counts is None:
+            counts = self._counts[base % SECTOR] = self._count(base % SECTOR)
+        return counts
+
+    def _count(self, base):
+        requests = self._lanes // WARP
+        first = (self._starts + base) // SECTOR
+        last = (self._starts + base + self._itemsize - 1) // SECTOR
+        pairs = (requests[:, None] << 40) + np.stack([first, last], axis=1) - first.min()
+        return (self._lanes.size, self.footprint.sectors(base), _distinct(requests), _distinct(pairs.ravel()))
+
+
+def _distinct(values: np.ndarray) -> int:
+    """How many of the values differ; where they ascend, as they mostly do, none is sorted."""
+    steps = np.diff(values)
+    return np.unique(values).size if (steps < 0).any() else 1 + np.count_nonzero(steps)
+
+
+def _lanes_first(offsets: np.ndarray, itemsize: int) -> list[int]:
+    """The order of axes in which lanes follow one another: that of neighbours in memory last, as Triton compiles it."""
+    axes = list(range(offsets.ndim))
+    for axis in axes:
+        if offsets.shape[axis] > 1:
+            corner = tuple(slice(0, 2) if other == axis else 0 for other in axes)
+            if np.diff(offsets[corner])[0] == itemsize:
+                return [other for other in axes if other != axis] + [axis]
+    return axes
+
+
+class Site:
+    """One load, store or atomic in the source of a kernel."""
+
+    __slots__ = ("_itemsize", "_patterns", "kernel", "line", "operand", "place")
+
+    def __init__(self, kernel: str, place: tuple[str, int], line: Line, itemsize: int):
+        self.kernel, self.place, self.line = kernel, place, line
+        self.operand = None  # the tensor that it touched last
+        self._itemsize = itemsize
+        self._patterns = []
+
+    def pattern(self, addresses: np.ndarray, mask: np.ndarray) -> Pattern:
+        relative = addresses - addresses.item(0)
+        everywhere = bool(mask.all())
+        for place, pattern in enumerate(self._patterns):
+            if (
+                (pattern.mask is None) == everywhere
+                and pattern.relative.shape == relative.shape
+                and (everywhere or (pattern.mask == mask).all())
+                and (pattern.relative == relative).all()
+            ):
+                if place:
+                    self._patterns.insert(0, self._patterns.pop(place))
+                return pattern
+        pattern = Pattern(relative, None if everywhere else mask, self._itemsize)
+        self._patterns.insert(0, pattern)
+        del self._patterns[PATTERNS_KEPT:]
+        return pattern
+
+
+@dataclass(eq=False)
+class Operand:
+    """A tensor given to the launch."""
+
+    name: str  # of the kernel's parameter
+    tensor: torch.Tensor  # on the host
+    base: int  # address of its storage
+    footprint: Footprint
+    storage: Storage
+    region: Region
+
+    def __post_init__(self):
+        self.low, self.high = self.base + self.footprint.low, self.base + self.footprint.high
+        self._elements = None
+        if self.footprint.dims:
+            self._elements = ByteSet(self.storage.size)
+            self._elements.add(self.footprint)
+
+    def holds(self, footprint: Footprint, origin: int) -> bool:
+        """Whether the bytes of `footprint` at address `origin` are all this tensor's own."""
+        if origin + footprint.low < self.low or origin + footprint.high > self.high:
+            return False
+        return self._elements is None or self._elements.covers(footprint, origin - self.base)
+
+    def holds_lanes(self, addresses: np.ndarray, itemsize: int) -> np.ndarray:
+        """For each address, whether the element there is this tensor's own."""
+        near = (addresses >= self.low) & (addresses <= self.high - itemsize)
+        if self._elements is not None:
+            offsets = np.where(near, addresses - np.uint64(self.base), 0).astype(np.int64)
+            elements = self._elements.map()
+            near &= elements[offsets] & elements[offsets + itemsize - 1]
+        return near
+
+
+class TritonMeter:
+    """Enters every Triton launch in a ledger, and watches for accesses that a GPU would not forgive.
+
+    An observer for `kernels.interpreter.runtime.observed`. `multiprocessors`: of the GPU it stands for, if any.
+    """
+
+    def __init__(self, ledger: Ledger, multiprocessors: int | None = None):
+        self.multiprocessors = multiprocessors
+        self.ledger = ledger
+        self._pending = []
+
+    def launch(self, kernel, grid, arguments: dict, originals: dict | None = None) -> None:
+        """Before a launch.
+
+        Args:
+            kernel: the JITFunction; grid: three ints.
+            arguments: parameter name -> value on the host.
+            originals: the values they are copies of, on a GPU; None: nothing was copied.
+
+        Raises:
+            ValueError: no argument is a tensor.
+        """
+        self._kernel = kernel.fn.__name__
+        self._sites = {}
+        self._earlier = {}  # storage -> locks -> bytes stored under these by earlier program instances of this launch
+        self._stores = []
+        self._pending = []
+        self.moved = ByteCount()  # by this launch, so far
+        self._operands = []
+        originals = arguments if originals is None else originals
+        tensors = [
+            found for name, value in arguments.items() for found in tensors_in(name, value, originals.get(name, value))
+        ]
+        if not tensors:
+            raise ValueError(f"{self._kernel} was launched with no tensor: there is no traffic to meter")
+        for name, tensor, original in tensors:
+            self.ledger.name(original, name)
+            footprint = footprint_of(tensor)
+            if footprint is not None:
+                storage = self.ledger.storage(original)
+                self.ledger.elements = max(self.ledger.elements, tensor.numel())
+                base = tensor.untyped_storage().data_ptr()
+                region = storage.region(footprint, name)
+                self._operands.append(Operand(name, tensor, base, footprint, storage, region))
+        if 0 not in grid:
+            self.ledger.launches.append((self._kernel, self.moved))
+
+    def program(self, index) -> None:
+        for place, (operand, footprint, base, locks) in enumerate(self._pending):
+            locks |= {address for stores, address in self._atomics if stores > place}
+            of_storage = self._earlier.setdefault(operand.storage, {})
+            if locks not in of_storage:
+                of_storage[locks] = ByteSet(operand.storage.size)
+            of_storage[locks].add(footprint, base)
+            self._stores.append((operand.storage, footprint, base, self._index, locks))
+        self._pending.clear()
+        self._index = index
+        self._held = frozenset()  # addresses of locks
+        self._atomics = []  # (stores before it, address) of each atomic of one element
+
+    def lock(self, address: int, took: bool) -> None:
+        """After an atomic of one element: whether it took a lock there. Any atomic there gives it back."""
+        self._held = self._held - {address} if address in self._held or not took else self._held | {address}
+        self._atomics.append((len(self._pending), address))
+
+    def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> np.ndarray | None:
+        """Count one load, store or atomic of one program instance.
+
+        Returns:
+            None, or, where lanes point outside every tensor of the launch, the mask without them.
+        """
+        mask = np.asarray(mask)  # a tensor descriptor's is a memoryview in Triton's interpreter
+        frame = sys._getframe(1)
+        while frame.f_code not in kernel_code:
+            frame = frame.f_back
+        key = kind, frame.f_code, frame.f_lasti, itemsize
+        site = self._sites.get(key)
+        if site is None:
+            place = frame.f_code.co_filename, frame.f_lineno
+            site = self._sites[key] = Site(frame.f_code.co_name, place, self.ledger.line(*place), itemsize)
+        pattern = site.pattern(addresses, mask)
+        footprint = pattern.footprint
+        if footprint is None:
+            return None
+        origin = addresses.item(0)
+        operand = site.operand
+        if operand is None or not operand.holds(footprint, origin):
+            operand = next((other for other in self._operands if other.holds(footprint, origin)), None)
+            if operand is None:
+                return self._lane_by_lane(kind, site, addresses, mask, itemsize)
+            site.operand = operand
+        self._count(kind, site, operand, pattern, origin, itemsize)
+        return None
+
+    def _lane_by_lane(self, kind, site, addresses, mask, itemsize):
+        """An access that no one tensor holds: each lane belongs to the first that does, or to none."""
+        left = mask.copy()
+        relative, origin = addresses - addresses.item(0), addresses.item(0)
+        for operand in self._operands:
+            here = left & operand.holds_lanes(addresses, itemsize)
+            if here.any():
+                self._count(kind, site, operand, Pattern(relative, here, itemsize), origin, itemsize)
+                left &= ~here
+        if not left.any():
+            return None
+        self._count_outside(kind, site, Pattern(relative, left, itemsize), origin, itemsize)
+        self._report_outside(kind, site, addresses[left])
+        return mask & ~left
+
+    def _count(self, kind, site, operand, pattern, origin, itemsize):
+        storage, region, footprint, line = operand.storage, operand.region, pattern.footprint, site.line
+        ledger, moved = self.ledger, self.moved
+        base = origin - operand.base
+        lanes, sectors, requests, request_sectors = pattern.counts(base)
+        nbytes = footprint.nbytes
+        line.requests += requests
+        line.request_sectors += request_sectors
+        if kind == "atomic":
+            nbytes = lanes * itemsize
+            ledger.atomics += lanes
+        if kind != "write":
+            if storage.fresh and not storage.written.covers(footprint, base):
+                self._report_uninitialised(site, operand, footprint, base)
+            storage.read.add(footprint, base)
+            region.read += nbytes
+            line.read += nbytes
+            moved.read += nbytes
+            ledger.sectors_read += sectors
+        if kind != "read":
+            storage.written.add(footprint, base)
+            region.written += nbytes
+            line.written += nbytes
+            moved.written += nbytes
+            ledger.sectors_written += sectors
+        if kind == "write":
+            for locks, earlier in self._earlier.get(storage, {}).items():
+                if locks.isdisjoint(self._held) and earlier.meets(footprint, base):
+                    self._report_race(site, operand, footprint, base)
+            self._pending.append((operand, footprint, base, self._held))
+
+    def _count_outside(self, kind, site, pattern, origin, itemsize):
+        lanes, sectors, requests, request_sectors = pattern.counts(origin)
+        nbytes = lanes * itemsize if kind == "atomic" else pattern.footprint.nbytes
+        site.line.requests += requests
+        site.line.request_sectors += request_sectors
+        self.ledger.atomics += lanes if kind == "atomic" else 0
+        for way, counted in (("read", kind != "write"), ("written", kind != "read")):
+            if counted:
+                for account in (self.ledger.outside, site.line, self.moved):
+                    setattr(account, way, getattr(account, way) + nbytes)
+                setattr(self.ledger, f"sectors_{way}", getattr(self.ledger, f"sectors_{way}") + sectors)
+
+    def _report_outside(self, kind, site, astray):
+        kind = "store" if kind == "write" else kind
+        address = int(astray[0])
+        nearest = min(self._operands, key=lambda operand: _distance(operand, address), default=None)
+        if nearest is None:
+            self._report(f"out-of-bounds {kind}", site, self.ledger.outside, "{0}: every tensor is empty", astray.size)
+            return
+        tensor = nearest.tensor
+        offset = (address - tensor.data_ptr()) // tensor.element_size()
+        where = f"{{0}}, element {offset} from its first ({{0}} has {tensor.numel()})"
+        self._report(f"out-of-bounds {kind}", site, nearest.region, where, astray.size)
+
+    def _report_uninitialised(self, site, operand, footprint, base):
+        if ("uninitialised read", *site.place) in self.ledger.hazards:
+            return
+        unset = np.flatnonzero(~footprint.of(operand.storage.written.map(), base).ravel())
+        run, within = divmod(int(unset[0]), footprint.run)
+        byte = base + int(footprint.starts()[run]) + within
+        where = f"{{0}}{element(operand.tensor, byte)}"
+        self._report("uninitialised read", site, operand.region, where, unset.size // operand.tensor.element_size())
+
+    def _report_race(self, site, operand, footprint, base):
+        if ("race", *site.place) in self.ledger.hazards:
+            return
+        mine = ByteSet(operand.storage.size)
+        mine.add(footprint, base)
+        for storage, other, place, program, locks in self._stores:
+            if storage is operand.storage and locks.isdisjoint(self._held) and mine.meets(other, place):
+                theirs = ByteSet(storage.size)
+                theirs.add(other, place)
+                both = np.flatnonzero(mine.map() & theirs.map())
+                where = f"{{0}}{element(operand.tensor, int(both[0]))}, stored by {program} too"
+                self._report("race", site, operand.region, where, both.size // operand.tensor.element_size())
+                return
+
+    def _report(self, kind, site, region, where, elements):
+        hazard = Hazard(kind, site.kernel, *site.place, where, self._index, elements)
+        self.ledger.hazards.setdefault((kind, *site.place), (hazard, region))
+
+
+def _distance(operand: Operand, address: int) -> int:
+    return max(operand.low - address, address - operand.high, 0)
+
+
+def tensors_in(name: str, value, original):
+    """(name, host tensor, original tensor) of each tensor in a kernel's argument."""
+    if isinstance(value, TensorDescriptor):
+        value, original = value.base, original.base
+    if isinstance(value, TensorWrapper):
+        value, original = value.base, original.base
+    if isinstance(value, torch.Tensor):
+        yield name, value, original
+    elif isinstance(value, tuple | list):
+        for place, pair in enumerate(zip(value, original, strict=True)):
+            yield from tensors_in(f"{name}[{place}]", *pair)

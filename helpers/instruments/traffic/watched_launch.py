@@ -1,0 +1,134 @@
+"""What is kept of a launch that is watched: its tensors, its steps, what each step moved and gave a name to."""
+
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from helpers.instruments.cuda.memory import bytes_of
+from helpers.instruments.traffic.footprint import SECTOR
+
+MAX_LANES = 1024  # of a block
+MAX_ELEMENTS = 4096  # of a tensor, with what lies between its rows
+MAX_STEPS = 1500
+MAX_NUMBERS = 120_000  # of all blocks of all steps
+
+
+class TooLargeError(Exception):
+    """A launch that no picture holds; its text says why."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A tensor of the launch as it lies in memory, counted in elements from its first.
+
+    strides: in elements; first_byte: of its first element, from the start of a sector.
+    before: (places,) what lies there before the launch; own: (places,) False between rows that lie apart.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    first_byte: int
+    before: np.ndarray
+    own: np.ndarray
+    shared: bool = False  # a block's shared memory, which has no sectors
+
+    def sectors(self, elements: np.ndarray) -> np.ndarray:
+        """The sectors that hold these elements, ascending; sector 0 begins at or before the first element."""
+        return np.unique((self.first_byte + elements * self.itemsize) // SECTOR)
+
+
+@dataclass(frozen=True)
+class Move:
+    """One load ("read"), store ("write") or atomic of one program instance, or of one warp.
+
+    name: what the source calls the block.
+    elements: of the block's shape, what each lane asks for; active: where no mask keeps a lane out; outside: of the
+        active ones, those outside every tensor; values: what came, or what lay there afterwards.
+    nbytes, sectors: as the meter counts them.
+    """
+
+    kind: str
+    memory: str
+    name: str
+    elements: np.ndarray
+    active: np.ndarray
+    outside: np.ndarray
+    values: np.ndarray
+    nbytes: int
+    sectors: int
+
+
+@dataclass
+class KernelStep:
+    """One statement that one program instance, or one warp, has carried out.
+
+    line: of the source shown, counted from 0. named: name -> value of what the statement gave a value: a block, or an
+    array of one number; masked where a lane takes no part. gave: of what a called function returns, each expression and
+    its value, behind the values of what it adds up. read, written: bytes of the launch so far.
+    """
+
+    program: tuple[int, ...]
+    line: int
+    named: dict[str, np.ndarray] = field(default_factory=dict)
+    moves: list[Move] = field(default_factory=list)
+    gave: list[tuple[str, list[np.ndarray]]] = field(default_factory=list)
+    read: int = 0
+    written: int = 0
+
+
+@dataclass
+class Recording:
+    """A launch, step by step. `source`: (line number in its file, text) of each line shown; `who`: what runs a step."""
+
+    kernel: str
+    who: str
+    source: list[tuple[int, str]] = field(default_factory=list)
+    memories: dict[str, Memory] = field(default_factory=dict)
+    steps: list[KernelStep] = field(default_factory=list)
+    called: dict[int, str] = field(default_factory=dict)  # lines of functions that the kernel calls -> their names
+    too_large: str = ""  # why there are no steps
+
+
+def memory_of(name: str, tensor: torch.Tensor) -> Memory:
+    """A tensor on the host.
+
+    Raises:
+        TooLargeError: it spans more than MAX_ELEMENTS.
+    """
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if span > MAX_ELEMENTS:
+        raise TooLargeError(f"{name} has {tensor.numel():,} elements")
+    own = np.zeros(span, bool)
+    places = np.zeros((), np.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places[..., None] + np.arange(size) * stride
+    own[places] = True
+    itemsize = tensor.element_size()
+    return Memory(
+        name,
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        tensor.stride(),
+        itemsize,
+        tensor.storage_offset() * itemsize % SECTOR,
+        flat_of(tensor, span).copy(),
+        own,
+    )
+
+
+def flat_of(tensor: torch.Tensor, span: int) -> np.ndarray:
+    """What lies in memory from a tensor's first element on, without an operator, which a meter would count."""
+    first, itemsize = tensor.storage_offset(), tensor.element_size()
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return numbers(bytes_of(tensor)[first * itemsize : (first + span) * itemsize].view(dtype))
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    """Values as NumPy's own numbers; bfloat16 as float32."""
+    return values.astype(np.float32) if values.dtype.kind == "V" else values

@@ -1,0 +1,141 @@
+"""`fusion check`: a learner grades their own notebook."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from helpers.learning import progress
+from helpers.learning.notebook_runner import CellRun, run_cells
+from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
+from helpers.learning.submission import Submission, read_submission, up_to_the_last_check
+from helpers.learning.submission_policy.screening import screened
+
+CELL_TIMEOUT = 60.0  # seconds; a check takes under five
+HIDDEN, REFUSED = "hidden", "refused"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of a submission.
+
+    Args:
+        check: the check's grade_id.
+        state: "pass", "fail", "not attempted", "error", "refused" where the grading would run nothing of the answers,
+            or "hidden" where the check is kept for the grading.
+        points: points it is worth.
+        message: what was seen and where to look; empty for a pass.
+    """
+
+    check: str
+    state: str
+    points: float
+    message: str = ""
+
+    @property
+    def earned(self) -> float:
+        return self.points if self.state == PASS else 0
+
+
+def assembled(submission: Submission) -> NotebookNode:
+    """The original notebook with the learner's answers in it; a check cell stores the outputs of a pass."""
+    cells = []
+    for cell in up_to_the_last_check(submission.original):
+        new = nbformat.v4.new_code_cell(submission.answers.get(cell["id"], cell["source"]), id=cell["id"])
+        if cell.get("pass"):
+            # nbval compares nothing where the count is missing.
+            new.execution_count, new.outputs = 1, nbformat.from_dict(cell["pass"])
+        cells.append(new)
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> list[CheckResult]:
+    """Run a submission's checks, on answers that the grading would take."""
+    checks = [cell for cell in submission.original if "points" in cell]
+    found = screened(submission.answers, submission.original)
+    if found.refusals:
+        why = "\n".join(map(str, found.refusals))
+        refused = [(HIDDEN, "") if cell["pass"] is None else (REFUSED, why) for cell in checks]
+        return [
+            CheckResult(cell["id"], state, cell["points"], told)
+            for cell, (state, told) in zip(checks, refused, strict=True)
+        ]
+    # A check that needs no broken answer is run all the same.
+    needed = {cell["id"] for cell in submission.original if "points" not in cell} - submission.answers.keys()
+    runs = run_cells(assembled(submission), needed, cell_timeout)
+    broken = {name: f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem}
+    stopped = next(iter(broken.values()), "")
+    unmade = {answer: broken[answer] for answer in submission.answers if answer in broken}
+    results = []
+    for cell in checks:
+        state, message = judged(cell, runs[cell["id"]], stopped)
+        if state == ERROR and (missing := re.search(r"NameError: name '(\w+)' is not defined", message)):
+            # The answer that should have defined it, where one broke on its way.
+            for answer, problem in unmade.items():
+                if re.search(rf"\b{missing[1]}\b", submission.answers[answer]):
+                    message = f"not run: {problem}"
+        results.append(CheckResult(cell["id"], state, cell["points"], message))
+    return results
+
+
+def judged(cell: dict, run: CellRun, stopped: str) -> tuple[str, str]:
+    """A check's state and message from what its cell showed; `stopped` says what nothing was run after."""
+    if cell["pass"] is None:
+        return HIDDEN, ""
+    if run.same:
+        return PASS, ""
+    if run.problem == CellRun().problem:
+        return ERROR, f"not run: {stopped}"
+    if run.problem:
+        return ERROR, f"it {run.problem}"
+    shown = next((output.data[MIME] for output in run.outputs if MIME in output.get("data", {})), None)
+    if shown is None or shown["state"] not in (FAIL, NOT_ATTEMPTED, ERROR):
+        return ERROR, "it showed something else than this check's outcome: restart your kernel and run all cells"
+    look_at = f"\nLook at {shown['look_at']}." if shown["look_at"] else ""
+    return shown["state"], shown["message"] + look_at
+
+
+def report(submission: Submission, results: list[CheckResult]) -> str:
+    """The results as lines of text."""
+    width = max(len(result.check) for result in results)
+    lines = [submission.exercise]
+    for result in results:
+        if result.state == HIDDEN:
+            lines.append(f"  {result.check:{width}}  kept for the grading, {result.points:g} points")
+            continue
+        lines.append(f"  {result.check:{width}}  {result.state:13}  {result.earned:g} of {result.points:g} points")
+        lines += [f"      {line}" for line in result.message.splitlines()]
+    shown = [result for result in results if result.state != HIDDEN]
+    total = f"  {sum(result.earned for result in shown):g} of {sum(result.points for result in shown):g} points"
+    kept = sum(result.points for result in results) - sum(result.points for result in shown)
+    lines.append(total + (f"; {kept:g} more for hidden checks" if kept else ""))
+    if submission.left_out:
+        lines.append(
+            f"  Not taken: {submission.left_out} code cells that you added or changed outside the answer cells."
+        )
+    return "\n".join(lines)
+
+
+def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
+    """Grade a learner's own notebook with its public checks, and print the report.
+
+    Args:
+        path: an exercise notebook, or a solution notebook.
+        cell_timeout: seconds a cell may run.
+
+    Returns:
+        0 where every check passed, else 1.
+
+    Raises:
+        FileNotFoundError, ValueError: no notebook, or not one of an exercise that can be graded; one line.
+    """
+    submission = read_submission(Path(path))
+    results = results_of(submission, cell_timeout)
+    print(report(submission, results))
+    states = {
+        result.check: ERROR if result.state == REFUSED else result.state for result in results if result.state != HIDDEN
+    }
+    progress.record(Path(path), states, submission.answers)
+    return 0 if all(result.state in (PASS, HIDDEN) for result in results) else 1

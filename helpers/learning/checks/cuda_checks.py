@@ -1,0 +1,176 @@
+"""Is a kernel of CUDA C++ right, sound and sparing? The text that was answered is compiled and executed."""
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterable
+
+import torch
+
+from helpers.instruments.cuda.kernel import CudaKernel, cuda_kernel
+from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks import cases
+from helpers.learning.checks.values import described_difference, differs
+from helpers.learning.outcome import AnswerError, as_check
+
+ROWS = 3
+MAX_THREADS = 1024
+MAX_SOURCE = 20_000  # characters
+MAX_LINES_SHOWN = 12  # of the compiler's messages
+NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
+KEYS = {"source", "kernel", "threads"}
+softmax_of_rows = functools.partial(torch.softmax, dim=-1)
+
+
+@as_check
+def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int], scales: Iterable[float]) -> str:
+    """Run the kernel, a block a row, and compare it with `reference`, to twice PyTorch's own error.
+
+    Args:
+        answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
+            (const float* x, float* y, int columns), x and y of (rows, columns).
+        reference: x -> y.
+        columns: the widths that are tried, the simplest first.
+        scales: of x, which is drawn from the normal distribution: each is tried.
+        name: the check's name.
+    """
+    widths = list(columns)
+    for width, scale in itertools.product(widths, scales):
+        traffic, x, y = run(answer, width, scale)
+        require_no_cuda_hazards(traffic, width, ("out-of-bounds", "misaligned"))
+        require_right_values(x, y, reference, f"{width} columns, x of deviation {scale:g}")
+    return f"right on rows of {', '.join(map(str, widths))}."
+
+
+@as_check
+def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
+    """Run the kernel under the sanitizer: no race, no wrong mask, nothing out of bounds or misaligned.
+
+    Args:
+        answer, columns, reference: as of check_cuda_rows; a kernel that computes something else earns nothing.
+        name: the check's name.
+    """
+    widths = list(columns)
+    for width in widths:
+        traffic, x, y = run(answer, width)
+        require_no_cuda_hazards(traffic, width)
+        require_right_values(x, y, reference, f"{width} columns")
+    return f"nothing found by the sanitizer on rows of {', '.join(map(str, widths))}."
+
+
+@as_check
+def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
+    """Meter the kernel: one launch that reads x once and writes y once, and no bank conflict.
+
+    Args:
+        answer, columns, reference: as of check_cuda_memory_safety.
+        name: the check's name.
+    """
+    for width in columns:
+        traffic, x, y = run(answer, width)
+        for what, moved in (("read", traffic.bytes_read), ("written", traffic.bytes_written)):
+            if moved != x.nbytes:
+                raise AnswerError(
+                    f"{width} columns: {moved / x.nbytes:.3g} times the row is {what}, once is enough",
+                    "where the row is kept between one loop and the next",
+                )
+        if traffic.bank_conflicts:
+            raise AnswerError(
+                f"{width} columns: {traffic.bank_conflicts} bank conflicts in {traffic.shared_requests} requests",
+                "which words of shared memory the lanes of a warp ask for together",
+            )
+        require_right_values(x, y, reference, f"{width} columns")
+    return "x is read once, y is written once, no bank conflicts."
+
+
+@as_check
+def check_cuda_code(
+    answer: Callable, columns: Iterable[int], device: str = "H100", reference: Callable = softmax_of_rows
+) -> str:
+    """Compile the kernel: everything in registers, and 16 bytes a load and store where rows allow it.
+
+    Args:
+        answer, columns, reference: as of check_cuda_memory_safety.
+        device: a name in helpers.instruments.devices.DEVICES.
+        name: the check's name.
+    """
+    for width in columns:
+        chosen, kernel = compiled(answer, width, device)
+        need = kernel.resources_for(chosen["threads"])
+        if need.spill_bytes or need.stack:
+            raise AnswerError(
+                f"{width} columns: {need.spill_bytes} B spilled, {need.stack} B of stack a thread: "
+                "numbers lie in memory that should lie in registers",
+                "arrays whose index the compiler does not know, and how many numbers a thread holds",
+            )
+        if width % 4 == 0 and not (need.instructions["LDG.128"] and need.instructions["STG.128"]):
+            raise AnswerError(
+                f"{width} columns: no load or no store moves 16 bytes a thread, though every row is aligned",
+                "float4, or a struct of four floats with alignas(16)",
+            )
+        _, x, y = launched(chosen, kernel, width)
+        require_right_values(x, y, reference, f"{width} columns")
+    return "no spills, no stack, wide loads where rows are aligned."
+
+
+def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, CudaKernel]:
+    """What was answered for a width, and its kernel."""
+    chosen = answer(width)
+    if not isinstance(chosen, dict) or set(chosen) != KEYS:
+        raise AnswerError(
+            f"{answer.__name__}({width}) gave {str(chosen)[:60]!r}, expected "
+            '{"source": .., "kernel": .., "threads": ..}',
+            "what your function returns",
+        )
+    source, name, threads = chosen["source"], chosen["kernel"], chosen["threads"]
+    if not isinstance(source, str) or len(source) > MAX_SOURCE:
+        raise AnswerError(f"the source is a string of at most {MAX_SOURCE:,} characters", "source")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise AnswerError(f"{str(name)[:60]!r} is no kernel's name: expected one as softmax or softmax<4>", "kernel")
+    if type(threads) is not int or threads % 32 or not 32 <= threads <= MAX_THREADS:
+        raise AnswerError(f"threads is {threads!r}: expected whole warps, 32 to {MAX_THREADS}", "threads")
+    try:
+        # In the grading a submission's text is compiled and launched in a process that holds nothing else.
+        return chosen, getattr(answer, "cuda_kernel", cuda_kernel)(source, name, device=device)
+    except ValueError as error:
+        told = "\n".join(str(error).splitlines()[:MAX_LINES_SHOWN])
+        raise AnswerError(told, "the line that the compiler names") from None
+
+
+def run(answer: Callable, width: int, scale: float = 1.0) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
+    """What was answered for a width, launched."""
+    return launched(*compiled(answer, width), width, scale)
+
+
+def launched(
+    chosen: dict, kernel: CudaKernel, width: int, scale: float = 1.0
+) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
+    """One metered launch on rows of a width: (traffic, x, y)."""
+    generator = torch.Generator().manual_seed(1000 * cases.draw + width)
+    x = scale * torch.randn(ROWS, width, generator=generator)
+    seen, y = x.clone(), torch.full_like(x, torch.nan)
+    try:
+        traffic = measure(kernel[ROWS, chosen["threads"]], seen, y, width)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        raise AnswerError(f"{width} columns: {error}", "the kernel's parameters, its loops and barriers") from None
+    if not torch.equal(seen, x):
+        raise AnswerError(f"{width} columns: x was changed", "what your kernel stores to: only y")
+    return traffic, x, y
+
+
+def require_right_values(x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str) -> None:
+    """Raise AnswerError where y lies further from the reference than twice PyTorch's own error."""
+    expected = reference(x)
+    wrong = differs(y, reference(x.double()), expected)
+    if wrong.any():
+        raise AnswerError(
+            f"{where}: {described_difference(y, expected, wrong)}",
+            "what the threads past the row's end hold, and what is taken off before the exponential",
+        )
+
+
+def require_no_cuda_hazards(traffic: Traffic, width: int, kinds: tuple[str, ...] = ("",)) -> None:
+    """Raise AnswerError at the first hazard whose kind begins with one of `kinds`."""
+    for hazard in traffic.hazards:
+        if hazard.kind.startswith(kinds):
+            raise AnswerError(f"{width} columns: {hazard}", "the line that is named")

@@ -1,0 +1,107 @@
+"""Does the answer move only the bytes it must, in as few launches as it can?"""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.memory_errors import require_no_hazards
+from helpers.learning.checks.values import compare, fresh_copy, of_tensors, outputs_start_as_nan
+from helpers.learning.outcome import AnswerError, as_check, quoted_line
+
+
+@as_check
+def check_traffic(
+    answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, cached: tuple[int, ...] = ()
+) -> str:
+    """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given.
+
+    Args:
+        answer: the learner's function, returning one tensor.
+        inputs: its arguments.
+        launches: Triton kernels and PyTorch operators that do work.
+        bytes_per_element: bytes requested of memory, over the elements of the result.
+        cached: places among the inputs of what is so small that every program may read it: a cache serves it.
+        name: the check's name.
+    """
+    traffic = measure(answer, *inputs)
+    require_no_hazards(traffic, described(inputs))
+    elements = traffic.result.numel() if isinstance(traffic.result, torch.Tensor) else 0
+    if not elements:
+        raise AnswerError("the result has no elements", "what your function returns")
+    names = list(inspect.signature(answer).parameters)
+    small = {names[place] for place in cached}
+    counted = traffic.bytes_total - sum(traffic.by_tensor[name].read for name in small & traffic.by_tensor.keys())
+    moved = f"{counted / elements:.4g} B/element, {bytes_per_element:g} needed"
+    if traffic.launches != launches:
+        kernels = ", ".join(name for name, _ in traffic.by_launch)
+        raise AnswerError(
+            f"{traffic.launches} launches ({kernels}), {launches} needed; {moved}",
+            "your launcher: every PyTorch operation that does work is a launch of its own",
+        )
+    if counted < bytes_per_element * elements:
+        raise AnswerError("\n".join([moved, *lines_of(traffic, elements)]), "what is never read, or never written")
+    if counted > bytes_per_element * elements:
+        again = "".join(
+            f"{name} is read {times}; " for name, times in repeats(traffic, answer, inputs) if name not in small
+        )
+        raise AnswerError(
+            "\n".join([again + moved, *lines_of(traffic, elements)]),
+            "the loads and stores above: what was loaded once is at hand in its variable",
+        )
+    return f"{launches} launch{'es' * (launches != 1)}, {bytes_per_element:g} B/element."
+
+
+@as_check
+def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
+    """Meter `answer(*inputs)` beside `unfused(*inputs)`: so much less traffic, in no more launches than given, and the
+    same result, to twice PyTorch's own error: what is not computed moves nothing.
+
+    Args:
+        answer: the learner's function.
+        unfused: what it fuses, in PyTorch.
+        inputs: arguments of both.
+        least: what the traffic has to be cut by, as a fraction of the unfused.
+        launches: at most.
+        name: the check's name.
+    """
+    given = of_tensors(fresh_copy, inputs)
+    with outputs_start_as_nan():
+        mine = measure(answer, *given)
+    theirs = measure(unfused, *inputs)
+    require_no_hazards(mine, described(inputs))
+    cut = 1 - mine.bytes_total / theirs.bytes_total
+    told = f"{mine.bytes_total:,} of {theirs.bytes_total:,} B, {100 * cut:.1f}% less, {100 * least:g}% needed"
+    if mine.launches > launches:
+        kernels = ", ".join(name for name, _ in mine.by_launch)
+        raise AnswerError(
+            f"{mine.launches} launches ({kernels}), at most {launches}; {told}",
+            "your launcher: every PyTorch operation that does work is a launch of its own",
+        )
+    if not cut >= least:
+        elements = max(x.numel() for x in inputs if isinstance(x, torch.Tensor))
+        raise AnswerError(
+            "\n".join([told, *lines_of(mine, elements)]),
+            "the loads and stores above: what was loaded once is at hand in its variable",
+        )
+    where = "what is computed at this size: the check of values, above, says more"
+    compare(mine.result, given, unfused, Case("at this size", inputs, where, input_error=inputs[0].dtype))
+    return f"{mine.launches} launch{'es' * (mine.launches != 1)}, {100 * cut:.1f}% less traffic."
+
+
+def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str, str]]:
+    """(name, "twice" or "2.5 times") of each input that is read more than once."""
+    given = zip(inspect.signature(answer).parameters, inputs, strict=False)
+    sizes = {name: x.nbytes for name, x in given if isinstance(x, torch.Tensor)}
+    times = {name: traffic.by_tensor[name].read / size for name, size in sizes.items() if name in traffic.by_tensor}
+    return [(name, "twice" if count == 2 else f"{count:.4g} times") for name, count in times.items() if count > 1]
+
+
+def lines_of(traffic: Traffic, elements: int) -> list[str]:
+    """What each source line reads and writes, in bytes per element of the result."""
+    return [
+        f"{quoted_line(file, number)}: {line.read / elements:.4g} read, {line.written / elements:.4g} written"
+        for (file, number), line in traffic.by_line.items()
+    ]

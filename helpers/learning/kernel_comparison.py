@@ -1,0 +1,69 @@
+"""Beside each passed exercise: your kernel and the catalogue's, on a GPU that need not be there."""
+
+import functools
+
+import torch
+
+from helpers.instruments import recorded
+from helpers.instruments.bench_report import compiled
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.prediction import dry_run_for, prediction_of
+from helpers.instruments.tables import table
+from helpers.instruments.timing import benchmark_together
+from helpers.learning.display_text import Unquoted
+from helpers.learning.outcome import PASS, latest
+from kernels.interpreter import runtime
+
+HEADS = ("", "time", "known from", "launches", "registers", "spilled", "occupancy")
+RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}
+
+
+def compare_with_ours(
+    mine, op, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, passed: str = "values"
+) -> str:
+    """Your function and one of the catalogue on an H200: predicted, and what was recorded of the catalogue's.
+
+    On a machine with a GPU both are timed there instead, in turns, L2 cold.
+
+    Args:
+        mine: the learner's function, taking what the catalogue's takes.
+        op: the entry, such as kernels.CATALOGUE["softmax"].
+        shape: a recorded size of it.
+        dtype: of 16 bits; the record is of bfloat16.
+        passed: the check that must have passed in this session.
+
+    Raises:
+        ValueError: nothing is recorded of that operation at that size.
+    """
+    record = recorded()
+    times = record.times(op.name, shape, "bfloat16")
+    if passed not in latest or latest[passed].state != PASS:
+        return Unquoted(
+            f"Once the check {passed!r} has passed, run this cell again: your kernel beside the catalogue's."
+        )
+    inputs = op.inputs(*shape, dtype=dtype, device="cuda" if runtime.has_gpu() else "meta")
+    functions = {"yours": mine, "the catalogue's": op.fused}
+    calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}
+    measured = benchmark_together(calls) if runtime.has_gpu() else {}
+    lines, device = [], DEVICES["H200"]
+    for who, function in functions.items():
+        rehearsed = dry_run_for(device, function, *inputs)
+        if who in measured:
+            time, known = measured[who].median, "measured here"
+        else:
+            time, known = prediction_of(rehearsed, device).time, "predicted"
+        launched = compiled(rehearsed, device)
+        needs = [each.resources for each in launched]
+        registers = " + ".join(str(each.registers) for each in needs)
+        spilled = " + ".join(f"{each.spill_bytes} B" for each in needs)
+        occupancy = " + ".join(f"{each.occupancy().fraction:.0%}" for each in needs)
+        lines.append((who, _micro(time), known, str(len(launched)), registers, spilled, occupancy))
+    lines.append(("the catalogue's", _micro(times["fused"].median), "recorded"))
+    lines += [(says, _micro(times[of].median), "recorded") for of, says in RECORDED.items() if of in times]
+    size = " x ".join(map(str, shape))
+    title = f"{size} in {str(dtype).removeprefix('torch.')}; recorded, in bfloat16: {record.label}"
+    return table(HEADS, ((*line, *[""] * (len(HEADS) - len(line))) for line in lines), title)
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f} us"

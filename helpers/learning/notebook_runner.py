@@ -1,0 +1,241 @@
+"""Runs the code cells of a notebook with nbval and tells what became of each.
+
+nbval starts the kernel, runs the cells and compares their outputs with the stored ones. What it leaves open is closed
+here: a dead kernel is noticed at once, output is bounded while it is printed, a marker such as NBVAL_SKIP in a cell
+changes nothing, nothing beside the notebook is imported or written, and after a cell that ran out of time no other is
+started.
+"""
+
+import collections
+import contextlib
+import io
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from unittest import mock
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
+from nbval.plugin import IPyNbCell, IPyNbFile
+
+MAX_OUTPUT = 10_000_000  # characters a cell may print, with what Jupyter puts around them
+MAX_HELD = 256 << 20  # bytes that this process may grow by: what a kernel sends is kept, though nobody asks for it
+LOOK_AFTER = 0.05  # seconds
+
+
+@dataclass
+class CellRun:
+    """What became of one cell.
+
+    Attributes:
+        same: it ran, and where the notebook stores outputs, showed the same.
+        outputs: what it showed, as nbformat has it.
+        problem: why it has no more to show, such as "ran for over 60 s"; empty where it ran to its end.
+    """
+
+    same: bool = False
+    outputs: list[NotebookNode] = field(default_factory=list)
+    problem: str = "was not run"
+
+
+class KernelProblemError(Exception):
+    """The kernel can run no further cell."""
+
+
+class WatchedKernel(RunningKernel):
+    """nbval's kernel, watched while a cell runs: is it alive, and how much does it print?"""
+
+    def __init__(self, *args, **kwargs):
+        self.printed = collections.deque()  # messages taken from the kernel and not yet asked for
+        self.size = 0  # of what the cell has printed, in characters
+        self.flooded = False
+        self._stopped = threading.Event()
+        super().__init__(*args, **kwargs)
+        threading.Thread(target=self._watch_memory, daemon=True).start()
+
+    def _watch_memory(self):
+        """End a kernel that sends faster than is read, on whatever channel, also while another process judges."""
+        began = resident()
+        while not self._stopped.wait(LOOK_AFTER):
+            if resident() - began > MAX_HELD:
+                self.flooded = True
+                self.km.provisioner.process.kill()
+                return
+
+    def stop(self):
+        self._stopped.set()
+        super().stop()
+
+    def await_reply(self, msg_id, timeout=None):
+        deadline = time.monotonic() + timeout
+        self.size = 0
+        while True:
+            with contextlib.suppress(Empty):
+                while time.monotonic() <= deadline:  # messages may come as fast as they are taken
+                    self.printed.append(self._next_printed(timeout=0))
+            try:
+                return super().await_reply(msg_id, timeout=0.1)
+            except Empty:
+                if not self.is_alive():
+                    self._refuse_flood()
+                    told = "ended the kernel's process: look for exit(), or too much memory"
+                    raise KernelProblemError(told) from None
+                if time.monotonic() > deadline:
+                    raise
+
+    def get_message(self, stream, timeout=None):
+        if stream == "iopub":
+            return self.printed.popleft() if self.printed else self._next_printed(timeout)
+        return super().get_message(stream, timeout=timeout)
+
+    def _next_printed(self, timeout):
+        # Not by way of nbval, which writes each message out for its log, wanted or not.
+        try:
+            message = self.kc.get_iopub_msg(timeout=timeout)
+        except Empty:
+            self._refuse_flood()
+            raise
+        # All of it, for all of it is kept: a message without text has a header, and may have more.
+        self.size += len(str(message)) + sum(map(len, message["buffers"]))
+        self._refuse_flood()
+        return message
+
+    def _refuse_flood(self):
+        """Of one print in a loop, either limit may be the first to be passed: it is told alike."""
+        if self.flooded or self.size > MAX_OUTPUT:
+            raise KernelProblemError(f"printed over {MAX_OUTPUT:,} characters: look for a print in a loop") from None
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class WatchedNotebook(IPyNbFile):
+    def setup(self):
+        self.kernel = WatchedKernel(self.recorder.kernel_name, cwd=str(self.path.parent))
+
+    def teardown(self):
+        if hasattr(self.kernel, "km"):  # nbval has stopped it already where a cell ran out of time
+            self.kernel.stop()
+
+    def collect(self):
+        for item in super().collect():
+            item.options = collections.defaultdict(bool, check=bool(item.cell.outputs))
+            # What a learner prints is no part of a check's outcome.
+            item.compare_outputs = lambda test, stored, item=item: self.recorder.compare(
+                item, [output for output in test if output.output_type != "stream"], stored
+            )
+            yield item
+
+
+class Recorder:
+    """A pytest plugin that collects the notebook and keeps what became of its cells."""
+
+    def __init__(self, needed: set[str], cell_timeout: float, kernel_name: str, compare: Callable[..., bool]):
+        self.needed = needed
+        self.cell_timeout = cell_timeout
+        self.kernel_name = kernel_name
+        self.compare = compare
+        self.runs: dict[str, CellRun] = {}
+        self.stopped = ""
+        self.no_kernel = ""
+
+    def pytest_collect_file(self, file_path, parent):
+        notebook = WatchedNotebook.from_parent(parent, path=file_path)
+        notebook.recorder = self
+        return notebook
+
+    def pytest_runtest_setup(self, item):
+        if self.stopped:
+            pytest.skip(self.stopped)
+
+    def pytest_runtest_makereport(self, item, call):
+        if call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
+            return
+        if call.when == "setup" and call.excinfo is not None:
+            self.stopped = self.no_kernel = f"no kernel: {call.excinfo.value}"
+        if call.when != "call":
+            return
+        run = CellRun(same=call.excinfo is None, outputs=item.test_outputs or [], problem="")
+        raised = next((output for output in run.outputs if output.output_type == "error"), None)
+        if call.excinfo is not None and call.excinfo.errisinstance(KernelProblemError):
+            run.problem = str(call.excinfo.value)
+        elif item.parent.timed_out:
+            run.problem = f"ran for over {self.cell_timeout:g} s: look for a loop that never ends"
+        elif raised is not None:
+            run.problem = f"stopped: {raised.ename}: {raised.evalue.strip().partition(chr(10))[0]}"
+        self.runs[item.cell.id] = run
+        if run.problem and (item.cell.id in self.needed or raised is None or item.parent.timed_out):
+            self.stopped = run.problem
+
+
+def run_cells(
+    notebook: NotebookNode,
+    needed: set[str],
+    cell_timeout: float,
+    kernel_name: str = CURRENT_ENV_KERNEL_NAME,
+    compare: Callable[..., bool] = IPyNbCell.compare_outputs,
+    junit: Path | None = None,
+) -> dict[str, CellRun]:
+    """Run a notebook's code cells in order, in a kernel of this Python and an empty folder.
+
+    Args:
+        notebook: a cell's outputs are compared with those it stores, if it stores any.
+        needed: ids of cells without which those after them cannot be run.
+        cell_timeout: seconds a cell may run.
+        kernel_name: the kernel's name among the installed kernelspecs; this Python unless given.
+        compare: (nbval's item, outputs, stored outputs) -> whether they are the same; nbval's own unless given.
+        junit: where pytest writes its JUnit XML, if anywhere.
+
+    Returns:
+        cell id -> CellRun, for every code cell.
+
+    Raises:
+        RuntimeError: there is no kernel, or nbval came to no end; one line.
+    """
+    recorder = Recorder(needed, cell_timeout, kernel_name, compare)
+    told = io.StringIO()
+    with tempfile.TemporaryDirectory(prefix="fusion-check-") as folder:
+        path = Path(folder, "notebook.ipynb")
+        nbformat.write(notebook, path)
+        arguments = [
+            "-c",
+            os.devnull,
+            "--rootdir",
+            folder,
+            "--confcutdir",  # or all that lies beside the folder is looked at
+            folder,
+            "--noconftest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:unraisableexception",  # collects all of this process's garbage, ten times
+            "-p",
+            "nbval.plugin",
+        ]
+        arguments += ["--capture=no", "--color=no", f"--nbval-cell-timeout={cell_timeout}", str(path)]
+        if junit is not None:
+            arguments.append(f"--junitxml={junit}")
+        with (
+            mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS=""),
+            contextlib.redirect_stdout(told),
+            contextlib.redirect_stderr(told),
+        ):
+            ended = pytest.main(arguments, plugins=[recorder])
+    if ended == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        lines = told.getvalue().strip().splitlines()
+        raise RuntimeError(f"nbval could not run the notebook: {lines[-1] if lines else f'exit status {ended}'}")
+    if recorder.no_kernel:
+        raise RuntimeError(f"{recorder.no_kernel}; nothing was run")
+    return {cell.id: recorder.runs.get(cell.id, CellRun()) for cell in notebook.cells if cell.cell_type == "code"}

@@ -1,0 +1,167 @@
+"""What is graded of a submission's answers, decided from their text: `fusion check` and `fusion grade` ask the same."""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from helpers.learning.submission_policy.kernel_language import (
+    Refusal,
+    RefusedError,
+    SyntaxRefusedError,
+    check_kernel,
+    is_kernel,
+    names_of,
+    parsed,
+)
+from helpers.learning.submission_policy.launcher_language import check_launchers
+from helpers.learning.submission_policy.plain_language import screen_plain
+
+
+@dataclass(frozen=True)
+class Screened:
+    """The answers of one submission.
+
+    Args:
+        readable: grade_id -> source, of the answers that Python can read.
+        unreadable: grade_id -> where and why not, of the others: they cost the checks that need them.
+        refusals: what the policy refuses; with one of them, nothing is run.
+    """
+
+    readable: dict[str, str]
+    unreadable: dict[str, Refusal]
+    refusals: list[Refusal]
+
+
+def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
+    """Screen the answers to an exercise.
+
+    Args:
+        answers: grade_id -> source.
+        cells: the exercise's code cells: `id`, `source`, and `answer` of those that learners write.
+    """
+    unreadable = {}
+    for answer, source in answers.items():
+        try:
+            parsed(source)
+        except SyntaxRefusedError as error:
+            unreadable[answer] = Refusal(answer, error.line, f"SyntaxError: {error}")
+        except RefusedError:
+            pass  # `screen` says so
+    readable = {answer: source for answer, source in answers.items() if answer not in unreadable}
+    kept = kept_by(cells)
+    promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in unreadable)
+    refusals = screen(readable, kept)
+    plain = plain_answers(cells)
+    if not refusals and plain:
+        own = {answer: source for answer, source in (readable | promised).items() if answer in plain}
+        refusals = screen_plain(own, kept, lent_by(cells))
+    if refusals:
+        # What is missed may be defined in what cannot be read.
+        refusals = [*unreadable.values(), *refusals]
+    return Screened(readable, unreadable, refusals)
+
+
+def screen(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
+    """What the policy refuses in a submission's answers, at most one refusal for each answer.
+
+    Args:
+        answers: grade_id -> source.
+        kept: names of the exercise's own that no answer may give another meaning.
+    """
+    trees, refusals = {}, []
+    for answer, source in answers.items():
+        try:
+            trees[answer] = parsed(source)
+        except RefusedError as error:
+            refusals.append(Refusal(answer, error.line, str(error)))
+    if refusals:
+        return refusals
+    kept = set(kept)
+    try:
+        names = names_of(trees)
+    except RefusedError as error:
+        return [Refusal(next(iter(answers)), error.line, str(error))]
+    for answer, tree in trees.items():
+        try:
+            check_launchers(tree, kept)
+            for statement in tree.body:
+                if is_kernel(statement):
+                    check_kernel(statement, names)
+        except RefusedError as error:
+            refusals.append(Refusal(answer, error.line, str(error)))
+        except RecursionError:
+            refusals.append(Refusal(answer, 0, "it is nested too deeply to be checked"))
+    return refusals
+
+
+def run_instead(unreadable: Refusal) -> str:
+    """What is run in the place of an answer that Python cannot read: it fails as the answer would."""
+    return f"raise SyntaxError({str(unreadable)!r})"
+
+
+def promised_by(cells: Iterable[dict]) -> dict[str, str]:
+    """Functions of the names that unreadable answers were to define: other answers may call them."""
+    return {
+        cell["id"]: "\n".join(
+            f"def {node.name}(): pass" for node in ast.parse(cell["source"]).body if isinstance(node, ast.FunctionDef)
+        )
+        for cell in cells
+    }
+
+
+def is_plain(cells: list[dict]) -> bool:
+    """Whether an exercise asks for numbers or settings, and for no kernel."""
+    return not any("@triton.jit" in cell["source"] for cell in cells if cell["answer"])
+
+
+NUMBERS = ("check_numbers", "check_counts")
+
+
+def plain_answers(cells: list[dict]) -> set[str]:
+    """Ids of the answers that give numbers or settings: all where no kernel is asked for, or else those whose function
+    a check asks for numbers."""
+    answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    if is_plain(cells):
+        return set(answers)
+    asked = {
+        call.args[0].id
+        for cell in cells
+        if not cell["answer"]
+        for call in ast.walk(ast.parse(cell["source"]))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in NUMBERS
+    }
+    return {
+        answer
+        for answer, source in answers.items()
+        if any(isinstance(each, ast.FunctionDef) and each.name in asked for each in ast.parse(source).body)
+    }
+
+
+LENDING = "helpers.learning.allowed_calls"
+
+
+def lent_by(cells: list[dict]) -> set[str]:
+    """What an exercise lends to answers in plain Python: its imports from LENDING, by their own names."""
+    return {
+        alias.name
+        for cell in cells
+        if not cell["answer"]
+        for node in ast.parse(cell["source"]).body
+        if isinstance(node, ast.ImportFrom) and node.module == LENDING
+        for alias in node.names
+        if not alias.asname
+    }
+
+
+def kept_by(cells: list[dict]) -> set[str]:
+    """Functions and imports of an exercise, which an answer may not give another meaning."""
+    names = set()
+    for cell in cells:
+        if cell["answer"]:
+            continue
+        for node in ast.parse(cell["source"]).body:
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names |= {alias.asname or alias.name for alias in node.names}
+    return names

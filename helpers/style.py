@@ -1,0 +1,96 @@
+"""The look of the whole course: every colour, size and font of a picture, a live figure or a report is set here.
+
+Unfused is an orange circle, fused a blue square, limits are grey. A picture is drawn on a transparent background in
+colours that read on a white and on a dark page alike: text in the one grey that is as far from white as from
+JupyterLab's dark #111111 (4.3:1 each; no colour reaches 4.5:1 on both), and a grey edge round each orange or blue mark.
+
+Matplotlib takes STYLE, hand-written SVG takes the constants, and style sheets and scripts in the browser get the same
+values from `css` and `javascript`.
+"""
+
+import json
+from pathlib import Path
+
+# Okabe and Ito, "Color universal design" (2008).
+ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW)  # of things that only have to differ
+TEXT = "#797979"
+LIMIT = "#7a7a7a"
+FAINT = LIMIT + "55"  # see-through: lines of a table, gaps of a timeline
+
+UNFUSED, FUSED, WRONG = ORANGE, BLUE, VERMILION
+READ, WRITTEN = GREEN, PURPLE
+POSITIVE, NEGATIVE = SKY_BLUE, YELLOW
+MARKERS = {"unfused": ("o", UNFUSED), "fused": ("s", FUSED), "single": ("D", LIMIT)}
+INK = {UNFUSED: "black", FUSED: "white", LIMIT: "white"}  # text on a bar of that colour
+
+FONT = "sans-serif"
+MONOSPACE = "monospace"
+
+# Sizes of a picture, in points.
+MARKER_SIZE = 7
+TITLE_SIZE = 10
+TEXT_SIZE = 9
+SMALL_SIZE = 8.25
+
+# Sizes in the browser, in pixels.
+PAGE_TEXT = 14
+PAGE_TITLE = 13
+PAGE_SMALL = 12
+PAGE_LABEL = 10.5
+PAGE_CELL = 9.5  # of a value in the stepper
+
+# The whole text of a page of its own, such as a report: what `font` of its body is.
+REPORT_FONT = f"16px/1.5 system-ui, {FONT}"
+
+STYLE = {
+    "figure.figsize": (8, 5),
+    "figure.dpi": 72,  # one pixel a point, as in an SVG
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "font.family": FONT,
+    "font.size": TEXT_SIZE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,  # the grid under the bars
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kernel-fusion-course",  # the same drawing, the same bytes
+    "grid.color": LIMIT,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT),
+}
+
+_VARIABLES = {
+    "fused": FUSED,
+    "wrong": WRONG,
+    "read": READ,
+    "written": WRITTEN,
+    "positive": POSITIVE,
+    "negative": NEGATIVE,
+    "grey": LIMIT,
+    "font": f"var(--jp-content-font-family, {FONT})",
+    "monospace": f"var(--jp-code-font-family, {MONOSPACE})",
+    "text": f"{PAGE_TEXT}px",
+    "title": f"{PAGE_TITLE}px",
+    "small": f"{PAGE_SMALL}px",
+    "label": f"{PAGE_LABEL}px",
+    "cell": f"{PAGE_CELL}px",
+}
+
+
+def css(file: Path) -> str:
+    """Return a style sheet that may use `var(--fusion-NAME)` for each of the variables above."""
+    variables = " ".join(f"--fusion-{name}: {value};" for name, value in _VARIABLES.items())
+    return f":root {{ {variables} }}\n{file.read_text(encoding='utf-8')}"
+
+
+def javascript(*files: Path) -> str:
+    """Return one script made of several files, which may use `STYLE.read`, `STYLE.written` and `STYLE.titleSize`."""
+    style = {"read": READ, "written": WRITTEN, "titleSize": TITLE_SIZE}
+    return "\n".join([f"const STYLE = {json.dumps(style)};", *(file.read_text(encoding="utf-8") for file in files)])
