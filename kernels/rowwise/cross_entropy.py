@@ -26,7 +26,7 @@ from kernels.online_softmax import LOG2_E, absorb
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise.blocks import compute_dtype
 
-BLOCK, BACKWARD_BLOCK = 4096, 1024  # columns that a program reads at a time
+BLOCK, BACKWARD_BLOCK = 4096, 2048  # columns that a program reads at a time
 
 
 @triton.jit
@@ -154,9 +154,9 @@ def cross_entropy_backward_kernel(
 
 
 def backward_settings(classes: int) -> dict:
-    """Return the backward's constexprs and num_warps: a program has 1024 elements or more, of one row or of several."""
+    """Return the backward's constexprs and num_warps: a program has 2048 elements, of one row or of several."""
     block = min(BACKWARD_BLOCK, next_power_of_2(classes))
-    return {"BLOCK_ROWS": BACKWARD_BLOCK // block, "BLOCK": block, "num_warps": 2}
+    return {"BLOCK_ROWS": BACKWARD_BLOCK // block, "BLOCK": block, "num_warps": 4}
 
 
 def _backward(
