@@ -14,7 +14,8 @@ import triton.language as tl
 
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels.online_softmax import LOG2_E, absorb, combine
-from kernels.top_k import index_of, largest, sort_key
+from kernels.rowwise.softmax_topk import largest, sort_key
+from kernels.tuned.top_k import index_of
 
 ROWS, K = 4000, 5
 COLUMNS = (1000, 25000)
@@ -57,7 +58,7 @@ def safe_softmax_kernel(x_ptr, y_ptr, cols):
 
 @triton.jit
 def winning_columns(x_ptr, cols, peak, first, K: tl.constexpr, SLOTS: tl.constexpr, CHUNKS: tl.constexpr):
-    """The K largest columns: from the K lanes that saw the largest numbers (kernels/top_k.py)."""
+    """The K largest columns: from the K lanes that saw the largest numbers (kernels/tuned/top_k.py)."""
     LEAST: tl.constexpr = -(1 << 63)
     lanes = largest(sort_key(peak, first * LANES + tl.arange(0, LANES), tl.int64), K, SLOTS)
     member = tl.arange(0, CHUNKS * EACH)[None, :]

@@ -1,8 +1,8 @@
 """Dropout's random numbers: Philox4x32-10, ten rounds of multiplying and mixing a counter under a key.
 
-A number is a function of (seed, row, column) alone. So a mask need not be stored: whoever wants it again, as a backward
-pass does, computes it again. Four columns that lie side by side share one evaluation, which gives four numbers. Fours
-are those of contiguous rows in memory, as are the vectors that kernels move: see dropout_mask.
+A number is a function of (seed, row, column) alone. So masks are never stored: the backward pass recomputes them. Four
+neighbouring columns share one evaluation, which gives four numbers. Fours are those of contiguous rows in memory, as
+are the vectors that kernels access: see dropout_mask.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; tl.philox.
 """
@@ -23,8 +23,10 @@ def numbers(seed, row, four_cols, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def survives(number, p):
-    return number >= (p * 4294967296.0).to(tl.uint32)  # p of all 2^32 values are below
+def is_kept(number, p):
+    """Return whether dropout with probability p keeps an element with this random number."""
+    # p of all 2^32 values are below. With p = 1 the product does not fit uint32, and what the cast gives is undefined.
+    return number >= tl.minimum(p * 4294967296.0, 4294967040.0).to(tl.uint32)
 
 
 @triton.jit
@@ -36,7 +38,7 @@ def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
     four_cols = (first_col + 3) // 4 + tl.arange(0, COLS // 4)[None, :]
     r0, r1, r2, r3 = numbers(seed, row, four_cols, ROWS, COLS // 4)
     side_by_side = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (ROWS, COLS))  # r0, r1, r2, r3
-    return survives(side_by_side, p)
+    return is_kept(side_by_side, p)
 
 
 @triton.jit
@@ -61,7 +63,7 @@ def kept_eights(seed, row, first_col, within_four, p, FOURS: tl.constexpr):
         r3, r4, r5 = tl.where(by_one, r4, r3), tl.where(by_one, r5, r4), tl.where(by_one, r6, r5)
         r6, r7 = tl.where(by_one, r7, r6), tl.where(by_one, r8, r7)
     even, odd = tl.join(tl.join(r0, r4), tl.join(r2, r6)), tl.join(tl.join(r1, r5), tl.join(r3, r7))
-    return survives(tl.reshape(tl.join(even, odd), (A, 8 * B)), p)
+    return is_kept(tl.reshape(tl.join(even, odd), (A, 8 * B)), p)
 
 
 @triton.jit
@@ -72,7 +74,7 @@ def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
     """
     r0, r1, r2, r3 = numbers(seed, row, col // 4, ROWS, COLS)
     low, high = tl.where(col % 2 == 0, r0, r1), tl.where(col % 2 == 0, r2, r3)
-    return survives(tl.where(col % 4 < 2, low, high), p)
+    return is_kept(tl.where(col % 4 < 2, low, high), p)
 
 
 def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -108,7 +110,7 @@ def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Te
     words = philox(int(seed), (fours, row & 2**32 - 1, row >> 32, torch.zeros_like(row)))
     first = row[:, :1] * cols % 4
     bits = torch.stack(words, dim=-1).flatten(1).gather(1, first + torch.arange(cols, device=seed.device))
-    return bits >= min(int(torch.tensor(p, dtype=torch.float32).double() * 2**32), 2**32 - 1)
+    return bits >= min(int(torch.tensor(p, dtype=torch.float32).double() * 2**32), 2**32 - 256)
 
 
 def new_seed(device: torch.device) -> torch.Tensor:

@@ -2,48 +2,31 @@
 
     loss = log sum_j exp(x_j) - (1 - e) x_label - e mean_j x_j,    e the label smoothing
 
-Written out in PyTorch, the log-probabilities, as large as the logits, go to memory and come back for one element a row:
+Unfused in PyTorch, the log-probabilities, as large as the logits, are written to memory and read for one element per
+row:
 
-    unfused   log_softmax: read x, write p | nll_loss: read one p a row        4 B/logit in 16 bits
+    unfused   log_softmax: read x, write p | nll_loss: read one p per row      4 B/logit in 16 bits
     fused     read x once, keep a running maximum and sum                      2 B/logit, one launch
 
-The backward pass, in cross_entropy_backward.py, needs the logits and the row's maximum and sum besides.
+The backward pass recomputes the probabilities from the logits and from each row's maximum and sum, which the forward
+saves; no logit waits for another, so that many programs share a row:
+
+    grad_x = grad_loss (exp(x - max) / sum - target)          read x, write grad_x: 4 B/logit in 16 bits, one launch
 
 Source: torch.nn.functional.cross_entropy; Szegedy et al., arXiv:1512.00567; Milakov and Gimelshein, arXiv:1805.02867.
 """
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import (
-    MULTIPROCESSORS,
-    as_rows,
-    cdiv,
-    check_labels,
-    largest_power_of_2,
-    multiprocessors,
-    next_power_of_2,
-    refuse,
-)
-from kernels.online_softmax import LOG2_E, absorb, combine
+from kernels.arguments import as_rows, check_labels, next_power_of_2, refuse
+from kernels.online_softmax import LOG2_E, absorb
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.rowwise.cross_entropy_backward import backward, backward_work
-from kernels.rowwise.pieces import arithmetic
-from kernels.vectors import VECTOR_BYTES, at_vector, elements_before, vectors_of_rows
+from kernels.rowwise.blocks import compute_dtype
 
-
-@triton.jit
-def seen_with(peak, total, plain, x, inside, origin, SMOOTHED: tl.constexpr):
-    """Of each lane the peak, the total and, if SMOOTHED, the plain sum of x - origin, after x beside those before."""
-    x = x.to(peak.dtype)
-    peak, total = absorb(peak, total, x)
-    if SMOOTHED:
-        plain += tl.sum(tl.where(inside, x - origin[:, None, None], 0.0), axis=2)
-    return peak, total, plain
+BLOCK, BACKWARD_BLOCK = 4096, 2048  # columns that a program reads at a time
 
 
 @triton.jit
@@ -51,108 +34,77 @@ def cross_entropy_kernel(
     x_ptr,  # (rows, classes), any row stride, unit column stride
     labels_ptr,  # (rows,) int64
     losses_ptr,  # (rows,) COMPUTE
-    kept_ptr,  # (rows, 2) COMPUTE: maximum, log2 of the sum; or None where no backward pass will ask for them
+    sums_ptr,  # (rows, 2) COMPUTE: maximum, log2 of the sum; None without a backward pass
     rows,
     classes,
     x_row_stride,
     ignore_index,
     smoothing,
-    SMOOTHED: tl.constexpr,  # whether smoothing is not 0
-    VECTOR: tl.constexpr,  # elements of a vector of 16 bytes, and whether rows begin or end within one:
-    RAGGED: tl.constexpr,  # kernels/vectors.py
+    SMOOTHED: tl.constexpr,  # smoothing is not 0
     BLOCK_ROWS: tl.constexpr,
-    LANES: tl.constexpr,  # which have a maximum and a sum of their own, of
-    EACH: tl.constexpr,  # neighbouring columns at a time
-    STAGES: tl.constexpr,  # times as many columns on their way at once, plus one
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    BLOCK: tl.constexpr,  # columns at a time
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
+    # int64 before the multiplication: row numbers and row * stride pass 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    x_ptr += row * x_row_stride
     label = tl.load(labels_ptr + row, mask=row < rows, other=0)
-    here = (row < rows)[:, None, None]
-    start = (row * x_row_stride)[:, None, None]
-    lead = elements_before(start, VECTOR, RAGGED)
-    whole = at_vector(classes - lead, VECTOR)
-    at = x_ptr + at_vector(start + lead, VECTOR)
-    place = tl.arange(0, LANES)[None, :, None] * EACH + tl.arange(0, EACH)[None, None, :]
-    inside = here & (place < whole)
-    x = tl.load(at + place, mask=inside, other=-float("inf"))  # on its way while the label's logit waits for the label
     known = (label >= 0) & (label < classes)
     tl.device_assert(known | (label == ignore_index), "a label is neither a class nor ignore_index")
-    at_label = tl.load(x_ptr + row * x_row_stride + label, mask=known & (row < rows), other=0.0).to(COMPUTE)
+    at_label = tl.load(x_ptr + label, mask=known & (row < rows), other=0.0).to(COMPUTE)
     # All is measured from the label's logit: differences keep digits that large logits themselves would lose.
     origin = tl.where(tl.abs(at_label) == float("inf"), 0.0, at_label)
-    zero = tl.zeros((BLOCK_ROWS, LANES), COMPUTE)
-    seen = seen_with(zero - float("inf"), zero, zero, x, inside, origin, SMOOTHED)
-    for first in tl.range(LANES * EACH, at_vector(classes, VECTOR), LANES * EACH, num_stages=STAGES):
-        inside = here & (first + place < whole)
-        x = tl.load(at + first + place, mask=inside, other=-float("inf"))
-        seen = seen_with(*seen, x, inside, origin, SMOOTHED)
-    if RAGGED:
-        RIM: tl.constexpr = (2 * VECTOR + LANES - 1) // LANES
-        place = tl.arange(0, LANES)[None, :, None] * RIM + tl.arange(0, RIM)[None, None, :]
-        col = tl.where(place < lead, place, classes - 2 * VECTOR + place)
-        inside = here & ((place < lead) | (col >= lead + whole)) & (col < classes)
-        x = tl.load(x_ptr + start + col, mask=inside, other=-float("inf"))
-        seen = seen_with(*seen, x, inside, origin, SMOOTHED)
-    top, total = combine(seen[0], seen[1])
+    peak = tl.full((BLOCK_ROWS,), -float("inf"), COMPUTE)
+    total, distances = tl.zeros((BLOCK_ROWS,), COMPUTE), tl.zeros((BLOCK_ROWS,), COMPUTE)
+    for start in range(0, classes, BLOCK):
+        col = start + tl.arange(0, BLOCK)[None, :]
+        inside = (row < rows)[:, None] & (col < classes)
+        x = tl.load(x_ptr[:, None] + col, mask=inside, other=-float("inf")).to(COMPUTE)
+        peak, total = absorb(peak, total, x)
+        if SMOOTHED:
+            distances += tl.sum(tl.where(inside, x - origin[:, None], 0.0), axis=1)
     log_total = tl.log2(total)
-    loss = top - origin + log_total / LOG2_E - (1.0 - smoothing) * (at_label - origin)
+    loss = peak - origin + log_total / LOG2_E - (1.0 - smoothing) * (at_label - origin)
     if SMOOTHED:
-        loss -= smoothing / classes * tl.sum(seen[2], axis=1)
+        loss -= smoothing / classes * distances
     tl.store(losses_ptr + row, tl.where(label == ignore_index, 0.0, loss), mask=row < rows)
-    if kept_ptr is not None:
-        tl.store(kept_ptr + 2 * row, top, mask=row < rows)
-        tl.store(kept_ptr + 2 * row + 1, log_total, mask=row < rows)
+    if sums_ptr is not None:
+        tl.store(sums_ptr + 2 * row, peak, mask=row < rows)
+        tl.store(sums_ptr + 2 * row + 1, log_total, mask=row < rows)
 
 
-@cache
-def launch_of(
-    rows: int, classes: int, dtype: torch.dtype, sms: int, vector: int, ragged: bool, smoothed: bool = False
-) -> tuple[int, dict]:
-    """The forward's programs, and their constexprs and launch options.
-
-    Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB where they have rims besides. A wider row is
-    taken in one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB
-    (of 8 KB on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 8 KB
-    that leave an eighth of such blocks idle share a warp, too, 1 KB or less of each at a time; if few, each has one,
-    and the next 2 KB on their way. Of few narrow ones a warp has at most 4 rows. `debug` checks labels, not overflow.
-    """
-    each, held, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
-    few, block = rows < 4096, max(each, next_power_of_2(whole))
-    block_rows, warps, stages = 1, 1, 1
-    if (held if few else held // 2) < whole <= 4 * held and 8 * block > 9 * whole:
-        block = held // 2 if 4 * held * cdiv(whole, held // 2) <= 9 * whole else held // 4
-        block_rows, stages = (1, 3) if few else (held // block, 1)
-    elif block <= held:
-        block_rows = min(4, held // block) if few else min(16, held // block * (1 if ragged else 2))
-    elif sms < rows and few and 4 * held < whole <= 8 * held:
-        block, warps = 2 * held, 4
-    else:
-        most = 32 if rows <= sms else 1 if classes <= 8 * held else 4 if classes <= 32 * held else 8
-        warps = min(most, 2 * block // held)
-        block = max(held, held // 2 * warps)
-    block_rows = min(block_rows, largest_power_of_2(rows // ((2 if few else 4) * sms)))
-    chosen = {"SMOOTHED": smoothed, "VECTOR": vector, "RAGGED": ragged, "BLOCK_ROWS": block_rows, "STAGES": stages}
-    chosen |= {"LANES": block // each, "EACH": each, "COMPUTE": arithmetic(dtype), "num_warps": warps}
-    return cdiv(rows, block_rows), {**chosen, "debug": True, "sanitize_overflow": False}
+def settings(classes: int, dtype: torch.dtype, smoothed: bool = False) -> dict:
+    """Return the forward's constexprs and launch options: 32 elements per thread. `debug` checks labels."""
+    block = min(BLOCK, next_power_of_2(classes))
+    block_rows = max(1, 1024 // block)
+    return {
+        "SMOOTHED": smoothed,
+        "BLOCK_ROWS": block_rows,
+        "BLOCK": block,
+        "COMPUTE": compute_dtype(dtype),
+        "num_warps": block_rows * block // 1024,
+        "debug": True,
+        "sanitize_overflow": False,
+    }
 
 
-def _statistics(logits: Tensor, *values: int) -> Tensor:
+def per_row(logits: Tensor, *values: int) -> Tensor:
+    """Allocate so many values per row, in fp32 (fp64 for fp64 logits)."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return torch.empty((*logits.shape[:-1], *values), dtype=dtype, device=logits.device)
 
 
-def _launch(logits, labels, kept, ignore_index: int, label_smoothing: float) -> Tensor:
-    losses = _statistics(logits)
+def _launch(logits: Tensor, labels: Tensor, sums: Tensor | None, ignore_index: int, label_smoothing: float) -> Tensor:
+    losses = per_row(logits)
     if losses.numel() == 0:
         return losses
     x = as_rows(logits)
     rows, classes = x.shape
-    given = rows, classes, x.dtype, multiprocessors(x), *vectors_of_rows(x)
-    programs, chosen = launch_of(*given, smoothed=label_smoothing != 0)
+    chosen = settings(classes, x.dtype, label_smoothing != 0)
+    programs = triton.cdiv(rows, chosen["BLOCK_ROWS"])
     sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
     with torch.cuda.device_of(x):
-        cross_entropy_kernel[(programs,)](x, labels.contiguous(), losses, kept, *sizes, **chosen)
+        cross_entropy_kernel[(programs,)](x, labels.contiguous(), losses, sums, *sizes, **chosen)
     return losses
 
 
@@ -161,18 +113,76 @@ def _forward(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing:
 
 
 def _training(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    kept = _statistics(logits, 2)
-    return _launch(logits, labels, kept, ignore_index, label_smoothing), kept
+    sums = per_row(logits, 2)
+    return _launch(logits, labels, sums, ignore_index, label_smoothing), sums
+
+
+@triton.jit
+def gradient(x, col, label, top, log_total, grad_loss, classes, ignore_index, smoothing):
+    """Return the gradient of logits x in columns `col` of rows: 0 where a row is ignored."""
+    probability = tl.exp2((x.to(top.dtype) - top) * LOG2_E - log_total)
+    target = tl.where(col == label, 1.0 - smoothing, 0.0) + smoothing / classes
+    return tl.where(label == ignore_index, 0.0, grad_loss * (probability - target))
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    grad_losses_ptr,  # (rows,)
+    x_ptr,  # (rows, classes), any row stride, unit column stride
+    labels_ptr,  # (rows,) int64
+    sums_ptr,  # (rows, 2): maximum, log2 of the sum
+    grad_x_ptr,  # (rows, classes), contiguous
+    rows,
+    classes,
+    x_row_stride,
+    ignore_index,
+    smoothing,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,  # columns of a program, which shares its rows with others
+):
+    blocks_in_row = tl.cdiv(classes, BLOCK)
+    row = (tl.program_id(0) // blocks_in_row).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col = tl.program_id(0) % blocks_in_row * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (col < classes)
+    label = tl.load(labels_ptr + row, mask=row < rows)
+    top = tl.load(sums_ptr + 2 * row, mask=row < rows)
+    log_total = tl.load(sums_ptr + 2 * row + 1, mask=row < rows)
+    grad_loss = tl.load(grad_losses_ptr + row, mask=row < rows).to(top.dtype)
+    x = tl.load(x_ptr + row * x_row_stride + col, mask=inside)
+    grad_x = gradient(x, col, label, top, log_total, grad_loss, classes, ignore_index, smoothing)
+    tl.store(grad_x_ptr + row * classes + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+
+
+def backward_settings(classes: int) -> dict:
+    """Return the backward's constexprs and num_warps: a program has 2048 elements, of one row or of several."""
+    block = min(BACKWARD_BLOCK, next_power_of_2(classes))
+    return {"BLOCK_ROWS": BACKWARD_BLOCK // block, "BLOCK": block, "num_warps": 4}
+
+
+def _backward(
+    grad_losses: Tensor, logits: Tensor, labels: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
+) -> Tensor:
+    grad_x = like(logits)
+    if grad_x.numel() == 0:
+        return grad_x
+    x = as_rows(logits)
+    (rows, classes), chosen = x.shape, backward_settings(x.shape[1])
+    programs = triton.cdiv(rows, chosen["BLOCK_ROWS"]) * triton.cdiv(classes, chosen["BLOCK"])
+    tensors = grad_losses.contiguous(), x, labels.contiguous(), sums, grad_x
+    sizes = rows, classes, x.stride(0), ignore_index, float(label_smoothing)
+    with torch.cuda.device_of(x):
+        cross_entropy_backward_kernel[(programs,)](*tensors, *sizes, **chosen)
+    return grad_x
 
 
 cross_entropy_op = register(
     "cross_entropy",
     _forward,
-    lambda logits, labels, ignore_index, label_smoothing: _statistics(logits),
+    lambda logits, labels, ignore_index, label_smoothing: per_row(logits),
     training=_training,
-    training_fake=lambda logits, labels, ignore_index, label_smoothing: (_statistics(logits), _statistics(logits, 2)),
+    training_fake=lambda logits, labels, ignore_index, label_smoothing: (per_row(logits), per_row(logits, 2)),
     keep=lambda arguments, result: (*arguments[:2], result[1], *arguments[2:]),
-    backward=backward,
+    backward=_backward,
     backward_fake=lambda grad_losses, logits, *_: like(logits),
 )
 
@@ -186,14 +196,14 @@ def cross_entropy(
     reduction: str = "mean",
     **more,
 ) -> Tensor:
-    """The cross entropy of rows of logits with their labels in one launch, differentiable once by the logits.
+    """Compute the cross entropy of rows of logits with their labels in one launch, differentiable once by the logits.
 
     Args:
         logits: floating-point tensor of shape (..., classes), any strides; columns not side by side are copied first.
         labels: int64 tensor of shape (...), each a class or ignore_index.
         ignore_index: the label of rows that count nothing: their loss and gradient are 0.
         label_smoothing: the share of the target that all classes have in common, 0 to 1, as fp32.
-        reduction: "mean" over the rows not ignored, or "sum": small launches of their own; "none" for a loss a row.
+        reduction: "mean" over the rows not ignored, or "sum": small launches of their own; "none" for one loss per row.
 
     Returns:
         Losses of shape (...), or one, in fp32 (fp64 for fp64 logits), as is the arithmetic, whatever autocast says. A
@@ -216,7 +226,7 @@ def cross_entropy(
 
 
 def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0.0, reduction="mean") -> Tensor:
-    """The same in PyTorch, the losses in fp32 at least."""
+    """Do the same in PyTorch, the losses in fp32 at least."""
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
     losses = torch.nn.functional.cross_entropy(logits[None].flatten(0, -2), labels.flatten(), **options)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
@@ -224,9 +234,15 @@ def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0
 
 
 def cross_entropy_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of a loss a row: 4 operations a logit; logits and labels in once, fp32 losses out once."""
+    """Return FLOPs and minimal bytes: 4 operations per logit; logits and labels in, an fp32 loss per row out."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     return Work(flops=4 * elements, bytes_read=elements * dtype.itemsize + 8 * rows, bytes_written=4 * rows)
+
+
+def cross_entropy_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """Return FLOPs and minimal bytes: 4 operations per logit; logits, labels, three fp32 values per row in."""
+    elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
+    return Work(4 * elements, elements * dtype.itemsize + 20 * rows, elements * dtype.itemsize)
 
 
 def _inputs(*shape: int, device="cpu", **options) -> tuple:
@@ -237,8 +253,7 @@ def _inputs(*shape: int, device="cpu", **options) -> tuple:
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, classes), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     losses, labels = (torch.empty(rows, dtype=kind, device="meta") for kind in (torch.float32, torch.int64))
-    chosen = launch_of(rows, classes, dtype, MULTIPROCESSORS, *vectors_of_rows(x))[1]
-    return (x, labels, losses, None, rows, classes, classes, -100, 0.0), chosen
+    return (x, labels, losses, None, rows, classes, classes, -100, 0.0), settings(classes, dtype)
 
 
 OP = FusedOp(
@@ -247,10 +262,10 @@ OP = FusedOp(
     reference=cross_entropy_reference,
     work=cross_entropy_work,
     kernel=cross_entropy_kernel,
-    settings=launch_of,
+    settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 32768), (32768, 16384), (8192, 65536), (4096, 131072)),
-    backward_work=backward_work,
+    backward_work=cross_entropy_backward_work,
 )

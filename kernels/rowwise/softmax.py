@@ -1,15 +1,16 @@
 """Softmax of each row:  y = exp(x - max x) / sum exp(x - max x).
 
-Written out in PyTorch, every step goes through memory:
+Unfused in PyTorch, every step goes through memory:
 
     unfused   max: read x | subtract: read x, write s | exp: read s, write e | sum: read e | divide: read e, write y
                                                                               16 B/element in 16 bits, five launches
     fused     read x once, keep the exponentials in registers, write y         4 B/element, one launch
 
-A row of up to 12288 columns stays in the registers of the program that owns it, and two of up to 10240 in the backward
-pass; wider rows are in softmax_wide.py. Whatever the width, threads move 16 bytes at a time: kernels/rowwise/pieces.py.
+A row of up to 32768 columns stays in the registers of its program. A wider one is read twice: once for its maximum and
+sum, which one pass finds together (online softmax), and once to write y.
 
-The backward pass needs y alone: grad_x = y (grad_y - sum(y grad_y)), 6 B/element.
+The backward pass needs only y: grad_x = y (grad_y - sum(y grad_y)), 6 B/element. It keeps two rows in registers, of up
+to 16384 columns.
 
 Source: torch.nn.functional.softmax; Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -20,25 +21,9 @@ import triton.language as tl
 
 from kernels import costs
 from kernels.arguments import as_rows, check_alike, check_columns
-from kernels.online_softmax import LOG2_E
+from kernels.online_softmax import absorb
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.rowwise import softmax_wide
-from kernels.rowwise.pieces import (
-    arithmetic,
-    columns_inside,
-    load_pieces,
-    pieces_of,
-    pointers,
-    row_launch,
-    row_max,
-    row_sum,
-    rows_from,
-)
-from kernels.vectors import elements_before, vectors_of_rows
-
-WIDEST_BLOCK = 12288  # elements of a row that one program holds in registers, of one tensor
-WIDEST_BACKWARD = 10240  # columns of each of two rows, whose vectors have 8 elements
-WIDEST_BACKWARD_BYTES = 65536  # of others
+from kernels.rowwise.blocks import CHUNK, MAX_COLUMNS, compute_dtype, row_settings
 
 
 @triton.jit
@@ -49,22 +34,86 @@ def softmax_kernel(
     cols,
     x_row_stride,
     BLOCK_ROWS: tl.constexpr,
-    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    HEAD: tl.constexpr,  # columns that every row has, a power of two
+    TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
-    row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
-    lead = elements_before(row * x_row_stride, PIECES[2], PIECES[3])
-    inside = columns_inside(lead, cols, PIECES)
-    # Lanes past the row's end hold -inf, whose exponential adds nothing.
-    x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, row < rows, -float("inf"))
-    top = row_max(x).to(COMPUTE)
-    e = ()
-    for i in tl.static_range(len(x)):
-        e = e + (tl.exp2((x[i].to(COMPUTE) - top) * LOG2_E),)
-    scale = 1.0 / row_sum(e)
-    out = pointers(y_ptr, row * cols, lead, cols, PIECES)
-    for i in tl.static_range(len(x)):
-        tl.store(out[i], (e[i] * scale).to(y_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
+    # int64 before the multiplication: row numbers and row * stride pass 2**31 on large tensors.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    x_ptr += row * x_row_stride
+    y_ptr += row * cols
+    col = tl.arange(0, HEAD)[None, :]
+    x = tl.load(x_ptr + col, mask=row < rows, other=0.0).to(COMPUTE)
+    top = tl.max(x, axis=1, keep_dims=True)
+    if TAIL:
+        tail_col = HEAD + tl.arange(0, TAIL)[None, :]
+        in_tail = (row < rows) & (tail_col < cols)
+        # Positions past the row's end hold -inf, which changes no maximum and whose exponential adds nothing.
+        x_tail = tl.load(x_ptr + tail_col, mask=in_tail, other=-float("inf")).to(COMPUTE)
+        top = tl.maximum(top, tl.max(x_tail, axis=1, keep_dims=True))
+    e = tl.exp(x - top)
+    total = tl.sum(e, axis=1, keep_dims=True)
+    if TAIL:
+        e_tail = tl.exp(x_tail - top)
+        total += tl.sum(e_tail, axis=1, keep_dims=True)
+    scale = 1.0 / total
+    tl.store(y_ptr + col, (e * scale).to(y_ptr.dtype.element_ty), mask=row < rows)
+    if TAIL:
+        tl.store(y_ptr + tail_col, (e_tail * scale).to(y_ptr.dtype.element_ty), mask=in_tail)
+
+
+@triton.jit
+def softmax_online_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    y_ptr,  # (rows, cols), contiguous
+    cols,
+    x_row_stride,
+    BLOCK: tl.constexpr,  # columns at a time
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_row_stride
+    y_ptr += row * cols
+    peak, total = tl.full((1,), -float("inf"), COMPUTE), tl.zeros((1,), COMPUTE)
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)[None, :]
+        x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf")).to(COMPUTE)
+        peak, total = absorb(peak, total, x)
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < cols).to(COMPUTE)
+        tl.store(y_ptr + col, (tl.exp(x - peak) / total).to(y_ptr.dtype.element_ty), mask=col < cols)
+
+
+def _forward(x: torch.Tensor) -> torch.Tensor:
+    y = like(x)
+    if y.numel() == 0:
+        return y
+    x = as_rows(x)
+    rows, cols = x.shape
+    with torch.cuda.device_of(x):
+        if cols <= MAX_COLUMNS:
+            chosen = row_settings(cols, x.dtype)
+            programs = triton.cdiv(rows, chosen["BLOCK_ROWS"])
+            softmax_kernel[(programs,)](x, y, rows, cols, x.stride(0), **chosen)
+        else:
+            softmax_online_kernel[(rows,)](x, y, cols, x.stride(0), **_in_chunks(x.dtype))
+    return y
+
+
+def _in_chunks(dtype: torch.dtype) -> dict:
+    return {"BLOCK": CHUNK, "COMPUTE": compute_dtype(dtype), "num_warps": 8}
+
+
+def softmax_reference(x: torch.Tensor) -> torch.Tensor:
+    """Do the same in PyTorch, whose own softmax is one launch already."""
+    return torch.nn.functional.softmax(x, dim=-1)
+
+
+def softmax_unfused(x: torch.Tensor) -> torch.Tensor:
+    """Do the same, as one writes it in PyTorch before thinking of memory."""
+    e = (x - x.amax(dim=-1, keepdim=True)).exp()
+    return e / e.sum(dim=-1, keepdim=True)
 
 
 @triton.jit
@@ -76,38 +125,62 @@ def softmax_backward_kernel(
     cols,
     grad_y_row_stride,
     BLOCK_ROWS: tl.constexpr,
-    PIECES: tl.constexpr,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    row = rows_from(tl.program_id(0) * BLOCK_ROWS, BLOCK_ROWS)
-    lead = elements_before(row * cols, PIECES[2], PIECES[3])
-    inside = columns_inside(lead, cols, PIECES)
-    grad_y = load_pieces(pointers(grad_y_ptr, row * grad_y_row_stride, lead, cols, PIECES), inside, row < rows, 0.0)
-    y = load_pieces(pointers(y_ptr, row * cols, lead, cols, PIECES), inside, row < rows, 0.0)
-    both = ()
-    for i in tl.static_range(len(y)):
-        both = both + (y[i].to(COMPUTE) * grad_y[i].to(COMPUTE),)
-    mean = row_sum(both)
-    out = pointers(grad_x_ptr, row * cols, lead, cols, PIECES)
-    for i in tl.static_range(len(y)):
-        grad_x = y[i].to(COMPUTE) * (grad_y[i].to(COMPUTE) - mean)
-        tl.store(out[i], grad_x.to(grad_x_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    grad_y_ptr += row * grad_y_row_stride
+    y_ptr += row * cols
+    grad_x_ptr += row * cols
+    col = tl.arange(0, HEAD)[None, :]
+    grad_y = tl.load(grad_y_ptr + col, mask=row < rows, other=0.0).to(COMPUTE)
+    y = tl.load(y_ptr + col, mask=row < rows, other=0.0).to(COMPUTE)
+    dot = tl.sum(y * grad_y, axis=1, keep_dims=True)
+    if TAIL:
+        tail_col = HEAD + tl.arange(0, TAIL)[None, :]
+        in_tail = (row < rows) & (tail_col < cols)
+        grad_y_tail = tl.load(grad_y_ptr + tail_col, mask=in_tail, other=0.0).to(COMPUTE)
+        y_tail = tl.load(y_ptr + tail_col, mask=in_tail, other=0.0).to(COMPUTE)
+        dot += tl.sum(y_tail * grad_y_tail, axis=1, keep_dims=True)
+    tl.store(grad_x_ptr + col, (y * (grad_y - dot)).to(grad_x_ptr.dtype.element_ty), mask=row < rows)
+    if TAIL:
+        grad_x_tail = y_tail * (grad_y_tail - dot)
+        tl.store(grad_x_ptr + tail_col, grad_x_tail.to(grad_x_ptr.dtype.element_ty), mask=in_tail)
 
 
-def _forward(x: torch.Tensor) -> torch.Tensor:
-    y = like(x)
-    if y.numel() == 0:
-        return y
-    x = as_rows(x)
-    rows, cols = x.shape
-    with torch.cuda.device_of(x):
-        if cols > WIDEST_BLOCK:
-            softmax_wide.forward(x, y)
-        else:
-            programs, chosen = row_launch(rows, cols)
-            options = {"PIECES": pieces_of(x, as_rows(y)), "COMPUTE": arithmetic(x.dtype), **chosen}
-            softmax_kernel[(programs,)](x, y, rows, cols, x.stride(0), **options)
-    return y
+@triton.jit
+def softmax_backward_in_chunks_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    y_ptr,  # (rows, cols), contiguous
+    grad_x_ptr,  # (rows, cols), contiguous
+    cols,
+    grad_y_row_stride,
+    BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    grad_y_ptr += row * grad_y_row_stride
+    y_ptr += row * cols
+    grad_x_ptr += row * cols
+    products = tl.zeros((BLOCK,), COMPUTE)
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        grad_y = tl.load(grad_y_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        products += tl.load(y_ptr + col, mask=col < cols, other=0.0).to(COMPUTE) * grad_y
+    dot = tl.sum(products, axis=0)
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        grad_y = tl.load(grad_y_ptr + col, mask=col < cols).to(COMPUTE)
+        grad_x = tl.load(y_ptr + col, mask=col < cols).to(COMPUTE) * (grad_y - dot)
+        tl.store(grad_x_ptr + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < cols)
+
+
+def backward_settings(cols: int, dtype: torch.dtype) -> dict:
+    """Return the backward's settings for rows of `cols` columns: 24 to 48 elements of both tensors per thread."""
+    chosen = row_settings(cols, dtype)
+    held = 2 * chosen["BLOCK_ROWS"] * (chosen["HEAD"] + chosen["TAIL"])
+    return {**chosen, "num_warps": min(32, triton.next_power_of_2(triton.cdiv(held, 1536)))}
 
 
 def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -117,13 +190,13 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     grad_y = as_rows(grad_y)
     rows, cols = grad_y.shape
     with torch.cuda.device_of(y):
-        pieces = pieces_of(grad_y, as_rows(y), as_rows(grad_x))
-        if cols > WIDEST_BACKWARD if pieces[2] == 8 else cols * y.itemsize > WIDEST_BACKWARD_BYTES:
-            softmax_wide.backward(grad_y, y, grad_x)
+        if cols <= MAX_COLUMNS // 2:
+            chosen = backward_settings(cols, y.dtype)
+            programs = triton.cdiv(rows, chosen["BLOCK_ROWS"])
+            softmax_backward_kernel[(programs,)](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **chosen)
         else:
-            programs, chosen = row_launch(rows, cols, tensors=2)
-            options = {"PIECES": pieces, "COMPUTE": arithmetic(y.dtype), **chosen}
-            softmax_backward_kernel[(programs,)](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **options)
+            arguments = grad_y, y, grad_x, cols, grad_y.stride(0)
+            softmax_backward_in_chunks_kernel[(rows,)](*arguments, **_in_chunks(y.dtype))
     return grad_x
 
 
@@ -139,7 +212,7 @@ softmax_op = register(
 
 @planned
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax over the last dimension in one launch, differentiable once.
+    """Take the softmax over the last dimension in one launch, differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
@@ -157,26 +230,15 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return softmax_op(x)
 
 
-def softmax_reference(x: torch.Tensor) -> torch.Tensor:
-    """The same in PyTorch, whose own softmax is one launch already."""
-    return torch.nn.functional.softmax(x, dim=-1)
-
-
-def softmax_unfused(x: torch.Tensor) -> torch.Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
-    e = (x - x.amax(dim=-1, keepdim=True)).exp()
-    return e / e.sum(dim=-1, keepdim=True)
-
-
 def softmax_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: a comparison, subtraction, exponential, addition and product each; x in, y out, once."""
+    """Return FLOPs and minimal bytes: a comparison, subtraction, exponential, sum and product each; x in, y out."""
     elements = torch.Size(shape).numel()
     moved = elements * dtype.itemsize
     return Work(flops=costs.SOFTMAX * elements, bytes_read=moved, bytes_written=moved)
 
 
 def softmax_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradient: two products, an addition, a subtraction; two tensors in, one out."""
+    """Return FLOPs and minimal bytes of the gradient: two products, a sum, a subtraction; two tensors in, one out."""
     elements = torch.Size(shape).numel()
     return Work(flops=4 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
@@ -187,11 +249,10 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
-    x, compute = torch.empty(shape, dtype=dtype, device="meta"), arithmetic(dtype)
-    if cols > WIDEST_BLOCK:
-        vectors = vectors_of_rows(x)
-        return (x, x, cols, cols, *vectors), {"COMPUTE": compute, **softmax_wide.settings(cols, dtype, *vectors)}
-    return (x, x, rows, cols, cols), {"PIECES": pieces_of(x), "COMPUTE": compute, **row_launch(rows, cols)[1]}
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    if cols > MAX_COLUMNS:
+        return (x, x, cols, cols), _in_chunks(dtype)
+    return (x, x, rows, cols, cols), row_settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -200,7 +261,7 @@ OP = FusedOp(
     reference=softmax_reference,
     work=softmax_work,
     kernel=softmax_kernel,
-    settings=row_launch,
+    settings=row_settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
@@ -215,5 +276,5 @@ OP = FusedOp(
         (4096, 131072),
     ),
     backward_work=softmax_backward_work,
-    kernel_for=lambda *shape: softmax_kernel if shape[-1] <= WIDEST_BLOCK else softmax_wide.softmax_wide_kernel,
+    kernel_for=lambda *shape: softmax_kernel if shape[-1] <= MAX_COLUMNS else softmax_online_kernel,
 )

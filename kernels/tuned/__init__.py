@@ -4,4 +4,13 @@ Each module holds the kernels of one idea, states which calls they take and what
 and registers them with kernels.variants.tuned. Plain files do not import this package.
 """
 
-from kernels.tuned import bias_dropout_residual, hopper_attention, hopper_attention_backward  # noqa: F401
+from kernels.tuned import (  # noqa: F401  (importing a module registers its kernels)
+    bias_dropout_residual,
+    cluster_softmax,
+    cross_entropy,
+    hopper_attention,
+    hopper_attention_backward,
+    top_k,
+    wide_softmax,
+    wide_softmax_dropout,
+)

@@ -16,8 +16,8 @@ def tritons_own_assembler(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def tier(request):
-    """The kernels that `pytest --tier` asks for; see pytest_addoption."""
-    name = request.config.getoption("tier")
+    """The kernels that a test's parameter `tier` (indirect=True) asks for, or `pytest --tier`: see pytest_addoption."""
+    name = getattr(request, "param", None) or request.config.getoption("tier")
     with variant(name) if name else contextlib.nullcontext():
         yield
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 import torch
@@ -11,14 +10,15 @@ from triton.runtime.errors import InterpreterError
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import cross_entropy
+from kernels import cross_entropy, variant
 from kernels.arguments import cdiv
 from kernels.interpreter import runtime
+from kernels.rowwise import cross_entropy as plain
 from kernels.rowwise.cross_entropy import cross_entropy_op, cross_entropy_reference
-from kernels.rowwise.cross_entropy_backward import backward_launch_of, cross_entropy_backward_kernel
+from kernels.tuned import cross_entropy as tuned
 
-cross_entropy_module = import_module("kernels.rowwise.cross_entropy")
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+BOTH = pytest.mark.parametrize("tier", ["plain", "tuned"], indirect=True)
 
 
 def rows_of(rows, classes, device, dtype=torch.float32):
@@ -38,17 +38,19 @@ def assert_right(logits, labels, weight, reduction="none", of=lambda x: x, **opt
     return ours
 
 
+@BOTH
 @pytest.mark.parametrize("classes", [1, 2, 1023, 4096, 32769, pytest.param(262144, marks=pytest.mark.long)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_every_width_smoothed_or_not_and_the_gradient(device, classes, smoothing, poisoned):
+def test_every_width_smoothed_or_not_and_the_gradient(tier, device, classes, smoothing, poisoned):
     logits, labels = rows_of(3, classes, device)
     labels[1] = -100
     _, gradient = assert_right(logits, labels, torch.randn(3, device=device), label_smoothing=smoothing)
     assert not gradient[1].any()
 
 
+@BOTH
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_reductions_count_what_is_not_ignored(device, reduction):
+def test_reductions_count_what_is_not_ignored(tier, device, reduction):
     logits, labels = rows_of(7, 11, device)
     labels[[0, 4]] = 3
     weight = torch.ones(7 if reduction == "none" else (), device=device)
@@ -62,6 +64,7 @@ def test_the_mean_is_what_one_gets_unasked(device):
 
 
 # In `make test` each width with one type or two.
+@BOTH
 @pytest.mark.parametrize(
     ("rows", "classes", "width", "dtype"),
     [
@@ -70,7 +73,7 @@ def test_the_mean_is_what_one_gets_unasked(device):
         for number, dtype in enumerate((torch.bfloat16, torch.float32, torch.float64))
     ],
 )
-def test_rows_that_begin_anywhere_in_a_vector(device, dtype, rows, classes, width):
+def test_rows_that_begin_anywhere_in_a_vector(tier, device, dtype, rows, classes, width):
     """The rim's logits, first and last, are labels here, and one is the row's maximum; rows do not fill a program.
 
     It is no larger: PyTorch's float64, which is what is exact here, loses digits where a probability is nearly 1.
@@ -91,8 +94,9 @@ def test_all_ignored_is_a_mean_of_nothing(device):
     assert cross_entropy(logits, labels.fill_(-100), reduction="mean").isnan()
 
 
+@BOTH
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_infinite_and_undefined_logits(device, smoothing):
+def test_infinite_and_undefined_logits(tier, device, smoothing):
     logits = torch.randn(6, 130, device=device)
     labels = torch.zeros(6, dtype=torch.int64, device=device)
     logits[0] = -torch.inf
@@ -106,8 +110,9 @@ def test_infinite_and_undefined_logits(device, smoothing):
     assert_as_accurate(cross_entropy(logits, labels, **options), theirs, exact)
 
 
+@BOTH
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_large_logits_lose_no_digits(device, smoothing):
+def test_large_logits_lose_no_digits(tier, device, smoothing):
     logits, labels = rows_of(4, 300, device)
     ones = torch.ones(4, device=device)
     losses, _ = assert_right(logits.detach() + 1e4, labels, ones, label_smoothing=smoothing)
@@ -117,9 +122,10 @@ def test_large_logits_lose_no_digits(device, smoothing):
     torch.testing.assert_close(losses.double(), exact, rtol=2e-6, atol=0)
 
 
+@BOTH
 @pytest.mark.skipif(runtime.has_gpu(), reason="on a GPU the process would end: the next test starts one of its own")
 @pytest.mark.parametrize("label", [-1, 5, 2**40, -101])
-def test_a_label_out_of_range_is_an_error(label):
+def test_a_label_out_of_range_is_an_error(tier, label):
     labels = torch.tensor([0, label, 1])
     with pytest.raises(InterpreterError, match="a label is neither a class nor ignore_index") as raised:
         cross_entropy(torch.randn(3, 5), labels)
@@ -153,36 +159,46 @@ def test_the_bytes_of_the_docstring(device):
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-def test_the_backward_does_not_spill(gpu):
+def test_nothing_spills(gpu):
     x = torch.empty(8192, 65536, dtype=torch.bfloat16, device="meta")
     labels, values = torch.empty(8192, dtype=torch.int64, device="meta"), torch.empty(8192, device="meta")
-    _, chosen = backward_launch_of(8192, 65536, torch.bfloat16, vector=8, ragged=False)
-    arguments = (values, x, labels, values, x, 8192, 65536, 65536, -100, 0.0)
-    assert compile_for(cross_entropy_backward_kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
+    backward = (values, x, labels, values, x, 8192, 65536, 65536, -100, 0.0)
+    forward, options = plain.OP.compile_arguments(*x.shape, dtype=x.dtype)
+    for kernel, arguments, chosen in (
+        (plain.cross_entropy_kernel, forward, options),
+        (plain.cross_entropy_backward_kernel, backward, plain.backward_settings(65536)),
+        (
+            tuned.cross_entropy_backward_vectors_kernel,
+            backward,
+            tuned.backward_settings(8192, 65536, torch.bfloat16, vector=8, unaligned=False)[1],
+        ),
+    ):
+        assert compile_for(kernel, *arguments, device=gpu, **chosen).spill_bytes == 0
 
 
-@pytest.mark.parametrize("told", [2048, 134218])
+@pytest.mark.parametrize("pretended", [2048, 134218])
 @pytest.mark.parametrize("classes", [64, 515, 1536])
-def test_rows_that_share_a_program(device, told, classes, monkeypatch):
-    """As many as of `told` rows; the last program has fewer, one of them to be ignored."""
+def test_rows_that_share_a_program(device, pretended, classes, monkeypatch):
+    """As many as of `pretended` rows; the last program has fewer, one of them to be ignored."""
 
-    chosen_for = cross_entropy_module.launch_of
+    chosen_for = tuned.settings
 
-    def launch_of(rows, *given, **named):
-        _, chosen = chosen_for(told, *given, **named)
+    def settings(rows, *given, **named):
+        _, chosen = chosen_for(pretended, *given, **named)
         return cdiv(rows, chosen["BLOCK_ROWS"]), chosen
 
-    monkeypatch.setattr(cross_entropy_module, "launch_of", launch_of)
+    monkeypatch.setattr(tuned, "settings", settings)
     logits, labels = rows_of(7, classes, device)
     labels[5] = -100
-    assert_right(logits, labels, torch.randn(7, device=device), label_smoothing=0.1)
+    with variant("tuned"):
+        assert_right(logits, labels, torch.randn(7, device=device), label_smoothing=0.1)
 
 
-def test_the_first_logits_are_asked_for_before_the_label_is_there():
+def test_the_first_logits_are_loaded_before_the_label_is_there():
     x, labels = torch.empty(2048, 1024, dtype=torch.bfloat16, device="meta"), torch.empty(2048, device="meta").long()
-    _, chosen = cross_entropy_module.launch_of(2048, 1024, torch.bfloat16, 132, 8, False)
+    _, chosen = tuned.settings(2048, 1024, torch.bfloat16, 132, 8, False)
     arguments = x, labels, torch.empty(2048, device="meta"), None, 2048, 1024, 1024, -100, 0.0
-    ptx = compile_for(cross_entropy_module.cross_entropy_kernel, *arguments, **chosen).ptx
+    ptx = compile_for(tuned.cross_entropy_vectors_kernel, *arguments, **chosen).ptx
     first_logits, label_checked = ptx.index("ld.global.v4"), ptx.index("__assertfail,")
     assert first_logits < label_checked
 

@@ -7,33 +7,36 @@ from accuracy import assert_as_accurate, with_gradients
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import softmax
+from kernels import softmax, variant
 from kernels.interpreter import runtime
-from kernels.rowwise import softmax as module
-from kernels.rowwise import softmax_wide
-from kernels.rowwise.pieces import pieces_of, row_launch
+from kernels.rowwise import softmax as plain
 from kernels.rowwise.softmax import softmax_op, softmax_reference, softmax_unfused
-from kernels.vectors import vectors_of_rows
+from kernels.tuned import wide_softmax
+from kernels.tuned.segments import row_vectors
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+BOTH = pytest.mark.parametrize("tier", ["plain", "tuned"], indirect=True)
 
 
+@BOTH
 @pytest.mark.parametrize("cols", [1, 2, 1023, 4096, 16384, 16385, 32769, 49152, 262144])
-def test_rows_of_every_width_and_their_gradients(device, cols, poisoned):
+def test_rows_of_every_width_and_their_gradients(tier, device, cols, poisoned):
     x, weight = torch.randn(2, 2, cols, device=device)
     ours, theirs = (with_gradients(function, [x], weight) for function in (softmax, softmax_reference))
     assert_as_accurate(ours, theirs, with_gradients(softmax_reference, [x.double()], weight))
 
 
+@BOTH
 @pytest.mark.parametrize("cols", [12288, 20483])
-def test_gradients_of_rows_held_two_elements_to_a_register(device, cols):
+def test_gradients_of_rows_of_16_bits(tier, device, cols):
     x, weight = torch.randn(2, 3, cols, device=device).bfloat16()
     ours, theirs = (with_gradients(function, [x], weight) for function in (softmax, softmax_reference))
     assert_as_accurate(ours, theirs, with_gradients(softmax_reference, [x.double()], weight.double()))
 
 
-@pytest.mark.parametrize("cols", [65, 20000])
-def test_masked_rows(device, cols):
+@BOTH
+@pytest.mark.parametrize("cols", [65, 20000, 33000])
+def test_masked_rows(tier, device, cols):
     x = torch.randn(5, cols, device=device)
     x[0] = -torch.inf
     x[1, 3:] = -torch.inf
@@ -44,9 +47,10 @@ def test_masked_rows(device, cols):
     assert_as_accurate(y, softmax_reference(x), softmax_reference(x.double()))
 
 
-@pytest.mark.parametrize("cols", [1025, 20001])
+@BOTH
+@pytest.mark.parametrize("cols", [1025, 20001, 33001])
 @pytest.mark.parametrize("where", [0, -1])
-def test_one_finite_element_outside_of_whole_vectors(device, cols, where):
+def test_one_finite_element_outside_of_whole_vectors(tier, device, cols, where):
     x = torch.full((9, cols), -torch.inf, device=device)
     x[:, where] = 3.0
     x[8, cols // 2] = torch.nan
@@ -55,8 +59,9 @@ def test_one_finite_element_outside_of_whole_vectors(device, cols, where):
     assert y[8].isnan().all()
 
 
-@pytest.mark.parametrize("cols", [127, 20000])
-def test_huge_values_neither_overflow_nor_drown(device, cols):
+@BOTH
+@pytest.mark.parametrize("cols", [127, 20000, 33000])
+def test_huge_values_neither_overflow_nor_drown(tier, device, cols):
     x = 3e38 * (1 - torch.rand(2, cols, device=device))
     x[:, 5] = 3e38
     shifted = torch.randn(2, cols, device=device) + 1e4
@@ -84,8 +89,9 @@ def test_the_bytes_of_the_docstring(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@BOTH
 @pytest.mark.parametrize("cols", [16389, 40000, 70001])
-def test_wide_rows_of_two_elements_to_a_register(device, cols, dtype):
+def test_wide_rows_of_16_bits(tier, device, cols, dtype):
     x, weight = torch.randn(2, 3, cols, dtype=dtype, device=device)
     x[0, :] = -torch.inf
     x[0, -1] = 3.0
@@ -93,33 +99,37 @@ def test_wide_rows_of_two_elements_to_a_register(device, cols, dtype):
     assert_as_accurate(ours, theirs, with_gradients(softmax_reference, [x.double()], weight.double()))
 
 
-@pytest.mark.parametrize("cols", [18001, 40000, 70001])
+@pytest.mark.parametrize("cols", [19001, 40000, 70001])
 def test_of_a_wide_row_only_what_registers_do_not_hold_is_read_twice(device, cols):
     x = torch.randn(1, cols, dtype=torch.bfloat16, device=device)
-    traffic, chosen = measure(softmax, x), softmax_wide.settings(cols, x.dtype, *vectors_of_rows(x))
+    with variant("tuned"):
+        traffic, chosen = measure(softmax, x), wide_softmax.settings(cols, x.dtype, *row_vectors(x))
     chunk, whole = chosen["LANES"] * chosen["EACH"], cols // 8 * 8
-    again = min(whole, (-(-whole // chunk) - chosen["HELD"]) * chunk)
+    again = min(whole, (-(-whole // chunk) - chosen["NUM_CACHED"]) * chunk)
     assert (traffic.launches, traffic.bytes_read, traffic.unique_read) == (1, 2 * (cols + again), x.nbytes)
     assert traffic.bytes_written == x.nbytes
 
 
-def compiled_backward(cols: int, gpu: str):
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
+@pytest.mark.parametrize("cols", [1024, 4099, 10000, 12288, 16384, 32768])
+def test_the_plain_kernels_do_not_spill(gpu, cols):
     x = torch.empty(32768, cols, dtype=torch.bfloat16, device="meta")
-    if cols > module.WIDEST_BACKWARD:
-        vectors = vectors_of_rows(x)
-        chosen = softmax_wide.backward_settings(cols, x.dtype, *vectors)
-        arguments = x, x, x, cols, cols, *vectors
-        return compile_for(
-            softmax_wide.softmax_backward_wide_kernel, *arguments, COMPUTE=tl.float32, device=gpu, **chosen
-        )
-    chosen = {"PIECES": pieces_of(x), "COMPUTE": tl.float32, **row_launch(*x.shape, tensors=2)[1]}
-    return compile_for(module.softmax_backward_kernel, x, x, x, *x.shape, cols, device=gpu, **chosen)
+    arguments, options = plain.OP.compile_arguments(*x.shape, dtype=x.dtype)
+    assert compile_for(plain.softmax_kernel, *arguments, device=gpu, **options).spill_bytes == 0
+    if cols <= 16384:
+        chosen = plain.backward_settings(cols, x.dtype)
+        kernel = plain.softmax_backward_kernel
+        assert compile_for(kernel, x, x, x, *x.shape, cols, device=gpu, **chosen).spill_bytes == 0
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-@pytest.mark.parametrize("cols", [1024, 4099, 10000, 12288, 16384, 32768, 65536])
-def test_the_backward_does_not_spill(gpu, cols):
-    assert compiled_backward(cols, gpu).spill_bytes == 0
+@pytest.mark.parametrize("cols", [16400, 32768, 65536])
+def test_the_tuned_backward_does_not_spill(gpu, cols):
+    x = torch.empty(32768, cols, dtype=torch.bfloat16, device="meta")
+    vectors = row_vectors(x)
+    chosen = wide_softmax.backward_settings(cols, x.dtype, *vectors)
+    kernel, arguments = wide_softmax.softmax_backward_wide_kernel, (x, x, x, cols, cols, *vectors)
+    assert compile_for(kernel, *arguments, COMPUTE=tl.float32, device=gpu, **chosen).spill_bytes == 0
 
 
 def test_registration(device):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import triton.language as tl
 from accuracy import assert_as_accurate, with_gradients
 
 from helpers.instruments.resources import compile_for
@@ -10,24 +9,19 @@ from helpers.instruments.traffic import measure
 from kernels import softmax_dropout
 from kernels.interpreter import runtime
 from kernels.philox import dropout_mask
-from kernels.rowwise import softmax_dropout_backward as module
-from kernels.rowwise import softmax_dropout_wide
-from kernels.rowwise.pieces import pieces_of
-from kernels.rowwise.softmax_dropout import (
-    forward_launch_of,
-    softmax_dropout_kernel,
-    softmax_dropout_op,
-    softmax_dropout_oracle,
-    softmax_dropout_reference,
-)
-from kernels.vectors import vectors_of_rows
+from kernels.rowwise import softmax_dropout as plain
+from kernels.rowwise.softmax_dropout import softmax_dropout_op, softmax_dropout_oracle, softmax_dropout_reference
+from kernels.tuned import wide_softmax_dropout
+from kernels.tuned.segments import row_vectors
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
+BOTH = pytest.mark.parametrize("tier", ["plain", "tuned"], indirect=True)
 
 
+@BOTH
 @pytest.mark.parametrize("cols", [1, 3, 130, 1027, 16384, 16385, pytest.param(262144, marks=pytest.mark.long)])
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_rows_of_every_width_and_their_gradients(device, cols, p, poisoned):
+def test_rows_of_every_width_and_their_gradients(tier, device, cols, p, poisoned):
     (x, weight), seed = torch.randn(2, 2, cols, device=device), torch.tensor(11, device=device)
     ours = with_gradients(lambda x: softmax_dropout(x, seed, p), [x], weight)
     theirs, exact = (
@@ -50,8 +44,9 @@ def test_nothing_or_all_dropped(device, p):
     assert x.grad.abs().amax() < 65 * torch.finfo(x.dtype).eps
 
 
+@BOTH
 @pytest.mark.parametrize("cols", [65, 20001])
-def test_masked_rows_are_nan_where_dropped_too(device, cols):
+def test_masked_rows_are_nan_where_dropped_too(tier, device, cols):
     x = torch.randn(6, cols, device=device)
     x[0] = -torch.inf
     x[1, 3:] = -torch.inf
@@ -85,8 +80,9 @@ def test_the_bytes_of_the_docstring(device):
     assert (backward.launches, backward.unique_total) == (1, 6 * n + 4 * 8 + 8)
 
 
+@BOTH
 @pytest.mark.parametrize("cols", [127, 1001, 17001])
-def test_rows_that_begin_anywhere_drop_what_the_seed_says(device, cols):
+def test_rows_that_begin_anywhere_drop_what_the_seed_says(tier, device, cols):
     x, seed = torch.zeros(9, cols, dtype=torch.bfloat16, device=device, requires_grad=True), torch.tensor(7)
     y = softmax_dropout(x, seed.to(device), 0.3)
     kept = dropout_mask(seed, 9, cols, 0.3)
@@ -102,25 +98,20 @@ def test_rows_that_begin_anywhere_drop_what_the_seed_says(device, cols):
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-@pytest.mark.parametrize("cols", [1025, 4096, 16384, 32768])
-def test_the_backward_does_not_spill(gpu, cols):
+@pytest.mark.parametrize("cols", [1025, 4096, 8192, 16384, 32768])
+def test_nothing_spills(gpu, cols):
     x = torch.empty(16384, cols, dtype=torch.bfloat16, device="meta")
     sums, seed = torch.empty(16384, 2, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
-    kernel, sizes, last = module.softmax_dropout_backward_kernel, (16384, cols, cols, cols), ()
-    if cols > module.WIDEST_BLOCK:
-        kernel, sizes, last = softmax_dropout_wide.softmax_dropout_backward_wide_kernel, sizes[1:], vectors_of_rows(x)
-        chosen = softmax_dropout_wide.backward_settings(cols, x.dtype, *last)
-    else:
-        chosen = {"COMPUTE": tl.float32, **module.launch_of(*x.shape, pieces_of(x))[1]}
-    compiled = compile_for(kernel, x, x, sums, seed, x, *sizes, 0.1, 1.1, *last, device=gpu, **chosen)
-    assert compiled.spill_bytes == 0
-
-
-def test_three_of_the_widest_rows_held_share_an_sm():
-    x, seed = torch.empty(16384, 8192, dtype=torch.bfloat16, device="meta"), torch.empty((), device="meta").long()
-    _, chosen = forward_launch_of(*x.shape, pieces_of(x))
-    arguments = x, x, None, seed, *x.shape, 8192, 0.1, 1.1
-    assert compile_for(softmax_dropout_kernel, *arguments, COMPUTE=tl.float32, **chosen).occupancy().blocks == 3
+    arguments, chosen = plain.OP.compile_arguments(*x.shape, dtype=x.dtype)
+    assert compile_for(plain.OP.kernel_for(*x.shape), *arguments, device=gpu, **chosen).spill_bytes == 0
+    sizes, kernel = (16384, cols, cols, cols, 0.1, 1.1), plain.softmax_dropout_backward_kernel
+    chosen = plain.backward_settings(cols, x.dtype)
+    assert compile_for(kernel, x, x, sums, seed, x, *sizes, device=gpu, **chosen).spill_bytes == 0
+    if cols >= wide_softmax_dropout.MIN_COLUMNS:
+        kernel, vectors = wide_softmax_dropout.softmax_dropout_backward_wide_kernel, row_vectors(x)
+        chosen = wide_softmax_dropout.backward_settings(cols, x.dtype, *vectors)
+        compiled = compile_for(kernel, x, x, sums, seed, x, *sizes[1:], *vectors, device=gpu, **chosen)
+        assert compiled.spill_bytes == 0
 
 
 def test_registration(device):
