@@ -18,7 +18,7 @@ from torch.nn.functional import layer_norm
 
 import kernels
 from helpers.instruments.timing import Timing, benchmark_together
-from kernels.int8 import FACTOR, UNIT, in_units
+from kernels.tuned.moe_int8 import FACTOR, UNIT, in_units
 
 NORMS = (1024, 4096, 8192, 16384)  # columns
 EXPERTS = (64, 768, 2048)  # of the catalogue's moe_int8: experts, out_cols, cols

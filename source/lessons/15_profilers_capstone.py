@@ -699,7 +699,7 @@ print(
 # The gated launch takes half as long again as the library's two products. You have the instruments; ask them:
 
 # %% tags=["nbval-ignore-output"]
-from kernels.tiled.linear_one_row import linear_one_row_kernel
+from kernels.tuned.linear_few_rows import linear_one_row_kernel
 
 x, matrix = (torch.empty(shape, dtype=bf16, device="meta") for shape in (4096, (14336, 4096)))
 y = torch.empty(14336, dtype=bf16, device="meta")
