@@ -38,7 +38,7 @@ def moe_int8_kernel(
     scale_ptr,  # (experts, out_cols), contiguous
     entry_ptr,  # (experts, tokens), int32, as gather_kernel in kernels/routing.py writes it
     count_ptr,  # (experts,), int32
-    h_ptr,  # (tokens * TOP_K, out_cols), contiguous
+    h_ptr,  # (tokens * TOP_K, out_cols), contiguous, fp32
     tokens,
     experts,
     cols,
@@ -73,9 +73,9 @@ def moe_int8_kernel(
             weight = tl.load(weight_row + col, mask=(out < out_cols)[:, None] & (col < cols), other=0)
             acc = tl.dot(x, weight.to(x.dtype).T, acc, input_precision="ieee")
         scale = tl.load(scale_ptr + expert.to(tl.int64) * out_cols + out, mask=out < out_cols, other=0.0)
-        h = activate(acc * scale.to(tl.float32)[None, :], ACT, h_ptr.dtype.element_ty)
+        h = activate(acc * scale.to(tl.float32)[None, :], ACT)
         h_tile = h_ptr + entry.to(tl.int64)[:, None] * out_cols + out[None, :]
-        tl.store(h_tile, h.to(h_ptr.dtype.element_ty), mask=inside[:, None] & (out < out_cols)[None, :])
+        tl.store(h_tile, h, mask=inside[:, None] & (out < out_cols)[None, :])
 
 
 def settings(tokens: int, experts: int, top_k: int, dtype: torch.dtype) -> dict:
@@ -94,20 +94,19 @@ def _arguments(x, weight, scale, entries, count, h, top_k: int, act: str) -> tup
     return (x, weight, scale, entries, count, h, tokens, experts, cols, out_cols, x.stride(0)), options
 
 
-def launch_grouped(kernel, arguments_of, x, logits, weight, scale, top_k: int, act: str, y: torch.Tensor) -> None:
-    """Write y in four launches: two of routing, `kernel` with arguments_of(x, ..., act), the sum over experts."""
+def worst_grid(x, weight, top_k: int, options: dict) -> tuple[int]:
+    """Return the grid for a batch in which the last tile of every expert has one token."""
     (experts, out_cols, _), pairs = weight.shape, len(x) * top_k
-    h = torch.empty(pairs, out_cols, dtype=x.dtype, device=x.device)
-    entries, count, picked = routed(logits, top_k)
-    arguments, options = arguments_of(x, weight, scale, entries, count, h, top_k, act)
-    # At worst the last tile of every expert has one token.
     tiles = min(experts, pairs) + pairs // options["BLOCK_TOKENS"]
-    kernel[(tiles * cdiv(out_cols, options["BLOCK_OUT"]),)](*arguments, **options)
+    return (tiles * cdiv(out_cols, options["BLOCK_OUT"]),)
+
+
+def _launch(x, logits, weight, scale, top_k: int, act: str, y: torch.Tensor) -> None:
+    h = torch.empty(len(x) * top_k, weight.shape[1], dtype=torch.float32, device=x.device)
+    entries, count, picked = routed(logits, top_k)
+    arguments, options = _arguments(x, weight, scale, entries, count, h, top_k, act)
+    moe_int8_kernel[worst_grid(x, weight, top_k, options)](*arguments, **options)
     combine(h, picked, y)
-
-
-def _launch(*tensors_and_options) -> None:
-    launch_grouped(moe_int8_kernel, _arguments, *tensors_and_options)
 
 
 def run(x, logits, weight, scale, top_k: int, act: str, launch=_launch) -> torch.Tensor:
@@ -148,9 +147,8 @@ def moe_int8(
         act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
 
     Returns:
-        A contiguous tensor (..., out_cols) of x's dtype, the same bits each time. Sums are fp32; the experts'
-        outputs are rounded to x's dtype before they are summed, unless there are few tokens. A token with NaN among its
-        logits gets NaN.
+        A contiguous tensor (..., out_cols) of x's dtype, the same bits each time. All sums are fp32; with more
+        than 8 tokens, tuned kernels round an expert's output to x's dtype. A token with NaN among its logits gets NaN.
 
     Raises:
         TypeError: an argument is not a tensor of such a dtype.
@@ -201,7 +199,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     tokens, _, _, experts = shape
     x, _, weight, scale = _inputs(*shape, dtype=dtype, device="meta")
     entries = torch.empty(experts, tokens, dtype=torch.int32, device="meta")
-    return _arguments(x, weight, scale, entries, entries, x, min(8, experts), "silu")
+    return _arguments(x, weight, scale, entries, entries, x.float(), min(8, experts), "silu")
 
 
 OP = FusedOp(

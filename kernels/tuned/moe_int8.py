@@ -27,8 +27,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.activations import activate
 from kernels.arguments import cdiv, next_power_of_2, shared_memory
 from kernels.descriptors import ALIGNMENT, LARGE_TILES
-from kernels.routing import combine, is_ahead, softmax
-from kernels.tiled.moe_int8 import launch_grouped, run
+from kernels.routing import combine, is_ahead, routed, softmax
+from kernels.tiled.moe_int8 import run, worst_grid
 from kernels.variants import tuned
 
 FEW, SMALL = 8, 64  # tokens, at most, of one launch and of two
@@ -308,8 +308,13 @@ def grouped_arguments(x, weight, scale, entries, count, h, top_k: int, act: str)
     return (x, described, scale, entries, count, h, tokens, experts, cols, out_cols, x.stride(0)), options
 
 
-def _launch_grouped(*tensors_and_options) -> None:
-    launch_grouped(moe_int8_descriptors_kernel, grouped_arguments, *tensors_and_options)
+def launch_grouped(x, logits, weight, scale, top_k: int, act: str, y: torch.Tensor) -> None:
+    """Fill y; x and logits are rows."""
+    h = torch.empty(len(x) * top_k, weight.shape[1], dtype=x.dtype, device=x.device)
+    entries, count, picked = routed(logits, top_k)
+    arguments, options = grouped_arguments(x, weight, scale, entries, count, h, top_k, act)
+    moe_int8_descriptors_kernel[worst_grid(x, weight, top_k, options)](*arguments, **options)
+    combine(h, picked, y)
 
 
 def _launch_for(x, weight):
@@ -320,7 +325,7 @@ def _launch_for(x, weight):
     starts_aligned = weight.data_ptr() % ALIGNMENT == 0 or not weight.is_contiguous()
     if weight.shape[2] % ALIGNMENT or not starts_aligned or shared_memory(x) < LARGE_TILES:
         return None
-    return launch_small if tokens <= SMALL else _launch_grouped
+    return launch_small if tokens <= SMALL else launch_grouped
 
 
 def compile_arguments(*shape: int, dtype: torch.dtype):

@@ -847,10 +847,10 @@ print("Furthest behind:", *[line for line in late if not line.startswith("a call
 
 # %%
 from kernels.tiled.conv_bn_act import OP
+from kernels.variants import kernel_at
 
-shape = (64, 128, 56, 56, 256, 3)
-arguments, chosen = OP.compile_arguments(*shape, dtype=torch.float16)
-with_boxes = compile_for(OP.kernel_for(*shape), *arguments, device="H200", **chosen)
+boxes_kernel, arguments, chosen = kernel_at(OP, 64, 128, 56, 56, 256, 3, dtype=torch.float16)
+with_boxes = compile_for(boxes_kernel, *arguments, device="H200", **chosen)
 passed = (
     pictures,
     weights,

@@ -36,6 +36,7 @@ from helpers.instruments import (
 from helpers.learning import predict_first, predictions, self_test
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
+from kernels.variants import kernel_at
 
 torch.manual_seed(0)
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -120,8 +121,7 @@ for section in ("GPU Speed Of Light Throughput", "Launch Statistics", "Occupancy
 # %%
 def beside(name, shape, dtype, small=None, times=1):
     op = CATALOGUE[name]
-    arguments, options = op.compile_arguments(*shape, dtype=dtype)
-    kernel = op.kernel_for(*shape)
+    kernel, arguments, options = kernel_at(op, *shape, dtype=dtype)
     resources = compile_for(kernel, *arguments, device="H200", **options)
     traffic = small and measure(op.fused, *op.inputs(*small, dtype=dtype))
     return counters_beside(
