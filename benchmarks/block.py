@@ -28,13 +28,13 @@ from kernels.rowwise.rms_norm import rms_norm
 from kernels.tiled.ffn import gated_op
 from kernels.tiled.flash_attention import flash_attention, flash_attention_reference
 from kernels.tiled.linear_act import linear_act
-from kernels.tiled.linear_one_row import linear_one_row
 from kernels.transformer_block import (
     split_heads,
     transformer_block,
     transformer_block_inputs,
     transformer_block_reference,
 )
+from kernels.tuned.linear_few_rows import linear_one_row
 
 SIZES = {"width": 4096, "heads": 32, "key_heads": 8, "hidden": 14336}  # Llama 3 8B: Dubey et al., arXiv:2407.21783
 SMALL = {"width": 64, "heads": 4, "key_heads": 2, "hidden": 96}

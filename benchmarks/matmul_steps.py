@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import activate
 from kernels.arguments import multiprocessors
-from kernels.tiled.linear_act_descriptors import grouped_order
+from kernels.tuned.linear_descriptors import grouped_order
 
 EPS = tl.constexpr(1e-5)
 

@@ -18,7 +18,7 @@ from torch.nn.functional import layer_norm
 
 import kernels
 from helpers.instruments.timing import Timing, benchmark_together
-from kernels.int8 import FACTOR, UNIT, in_units
+from kernels.tuned.moe_int8 import FACTOR, UNIT, in_units
 
 NORMS = (1024, 4096, 8192, 16384)  # columns
 EXPERTS = (64, 768, 2048)  # of the catalogue's moe_int8: experts, out_cols, cols
@@ -65,7 +65,7 @@ def experts_kernel(
         weight = tl.load(weight_ptr + row[:, None] * cols + col[None, :])
         x = tl.load(x_ptr + entry[None, :] * cols + col[:, None], mask=inside[None, :], other=0.0)
         product = tl.dot(in_units(weight, x.dtype, FACTOR, UNIT), x, acc, input_precision="ieee")
-        acc = tl.where(start < cols, product, acc)  # as in kernels/tiled/moe_int8.py
+        acc = tl.where(start < cols, product, acc)  # as in kernels/tuned/moe_int8.py
     y = acc * (tl.load(scale_ptr + row).to(tl.float32) / UNIT)[:, None]
     y_tile = y_ptr + entry[:, None] * out_cols + (tile_out * BLOCK_OUT + tl.arange(0, BLOCK_OUT))[None, :]
     if y_ptr.dtype.element_ty == tl.int8:

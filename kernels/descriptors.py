@@ -36,13 +36,26 @@ def describable(x: torch.Tensor) -> torch.Tensor:
     return padded_empty(x.shape, x).copy_(x)
 
 
+def is_described(matrix: torch.Tensor) -> bool:
+    """Return whether a descriptor can tell of (rows, cols) as it is."""
+    stride = matrix.stride(0)
+    return (matrix.data_ptr() | stride * matrix.itemsize) % ALIGNMENT == 0 and stride >= matrix.shape[1] > 0
+
+
 def takes_descriptors(*matrices: torch.Tensor) -> bool:
-    """Whether descriptors can tell of these (rows, cols) as they are, and their GPU has room for large tiles."""
-    for matrix in matrices:
-        stride = matrix.stride(0)
-        if matrix.data_ptr() % ALIGNMENT or stride * matrix.itemsize % ALIGNMENT or not stride >= matrix.shape[1] > 0:
-            return False
-    return shared_memory(matrices[0]) >= LARGE_TILES
+    """Return whether descriptors can tell of these (rows, cols) as they are, and their GPU has room for large tiles."""
+    return all(map(is_described, matrices)) and shared_memory(matrices[0]) >= LARGE_TILES
+
+
+def described_rows(x: torch.Tensor) -> bool:
+    """Return whether a descriptor can tell of as_matrix(x), without making the copy that it may be."""
+    try:
+        rows = x if x.dim() == 2 else x.view(x.shape[:-1].numel(), x.shape[-1])
+    except RuntimeError:  # strides that no view has
+        rows = None
+    if rows is None or rows.stride(1) != 1:  # a copy, whose rows follow one another
+        return x.shape[-1] > 0 and x.shape[-1] * x.itemsize % ALIGNMENT == 0
+    return is_described(rows)
 
 
 def described(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:

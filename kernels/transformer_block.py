@@ -6,8 +6,8 @@ its rotary embedding. Written out in PyTorch (`transformer_block_reference`), ev
     rms_norm | q, k, v in one product | attention | product, residual | rms_norm | gate, up, SwiGLU | down, residual
 
 seven launches and the copy that puts the heads of a token side by side. One token without a gradient takes five
-launches: a product's programs normalise x themselves (linear_one_row.py). Backward passes are the kernels' own, and
-PyTorch adds up gradients where two ways part.
+launches: a product's programs normalise x themselves (kernels/tuned/linear_few_rows.py). Backward passes are the
+kernels' own, and PyTorch adds up gradients where two ways part.
 
 Source: Touvron et al., arXiv:2302.13971, section 2.2; grouped heads: Ainslie et al., arXiv:2305.13245.
 """
@@ -21,7 +21,7 @@ from kernels.rowwise.rms_norm import rms_norm, rms_norm_reference
 from kernels.tiled.ffn import gated_op
 from kernels.tiled.flash_attention import flash_attention, flash_attention_reference
 from kernels.tiled.linear_act import linear_act
-from kernels.tiled.linear_one_row import linear_one_row
+from kernels.tuned.linear_few_rows import linear_one_row
 
 WEIGHTS = ("attention_norm", "qkv", "out", "ffn_norm", "gate", "up", "down")
 

@@ -104,6 +104,14 @@ def tuned_for(operation: str, stage: str, arguments: tuple) -> Tuned | None:
     return None
 
 
+def kernel_at(op, *shape: int, dtype) -> tuple:
+    """Return (kernel, arguments, options) as a forward call of `op`, a FusedOp, launches at this shape on an H200."""
+    for entry in tuned_kernels().get((op.name, "forward"), ()):
+        if entry.compile_arguments is not None and (found := entry.compile_arguments(*shape, dtype=dtype)):
+            return found
+    return op.kernel_for(*shape), *op.compile_arguments(*shape, dtype=dtype)
+
+
 def by_variant(operation: str, stage: str, plain: Callable) -> Callable:
     """Return a function with plain's signature that launches what the variant and the arguments ask for."""
 

@@ -6,15 +6,12 @@
     fused     read x and weight, write y; the sum of products never leaves the registers in between
 
 In bf16, 64 images of 56 x 56 pixels, 128 to 256 channels: 51 + 5 x 103 MB unfused, 51 + 103 MB fused. Each program
-finds scale and shift in its epilogue: folding the scale into the weights beforehand saves no bytes and rounds twice.
+computes scale and shift in its epilogue: folding the scale into the weights beforehand saves no bytes and rounds twice.
 
-A convolution is a matmul in which x is read through the filter's windows (an implicit GEMM: no matrix of windows is
-ever written): a row is an output pixel, a column an output channel, and the sum runs over the filter's taps and the
-input's channels. In memory channels come last, so that a pixel's channels are side by side.
-
-The kernel here decodes pixel, tap and channel of every element and masks what lies outside the picture: any sizes on
-any GPU. In 16 bits tensor descriptors fetch whole boxes instead: conv_bn_act_descriptors.py and, where x must be copied
-for them, conv_bn_act_padded.py.
+A convolution is a matmul that reads x through the filter's windows (an implicit GEMM: no matrix of windows is ever
+written): a row is an output pixel, a column an output channel, and the sum runs over the filter's taps and the input's
+channels. In memory channels come last, so that a pixel's channels are adjacent. The kernel decodes pixel, tap and
+channel of every element and masks what lies outside the image: any sizes, on any GPU.
 
 Source: Ioffe and Szegedy, arXiv:1502.03167 (batch norm); Chetlur et al., arXiv:1410.0759 (implicit GEMM).
 """
@@ -27,9 +24,17 @@ from torch import Tensor
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, check_activation
 from kernels.arguments import as_autocast_says, cdiv, check_option, check_together, check_vectors, refuse
-from kernels.batch_norm import fold
 from kernels.op import FusedOp, Work, planned, register
-from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
+
+
+@triton.jit
+def fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, k, out_channels):
+    """Return batch norm as one scale and one shift for each of the channels k, in fp32."""
+    inside = k < out_channels
+    scale = tl.load(gamma_ptr + k, mask=inside, other=0.0).to(tl.float32)
+    scale *= tl.rsqrt(tl.load(var_ptr + k, mask=inside, other=1.0).to(tl.float32) + eps)
+    mean = tl.load(mean_ptr + k, mask=inside, other=0.0).to(tl.float32)
+    return scale, tl.load(beta_ptr + k, mask=inside, other=0.0).to(tl.float32) - mean * scale
 
 
 @triton.jit
@@ -84,26 +89,23 @@ def conv_bn_act_kernel(
 
 
 def settings(dtype: torch.dtype) -> dict:
-    """In fp32 the products are not for tensor cores, and tiles small."""
+    """Return the tile and launch options for a dtype; fp32 products do not use tensor cores: small tiles."""
     if dtype == torch.float32:
         return {"BLOCK_PIXELS": 64, "BLOCK_OUT": 64, "BLOCK_IN": 16, "num_warps": 8, "num_stages": 2}
     return {"BLOCK_PIXELS": 128, "BLOCK_OUT": 128, "BLOCK_IN": 32, "num_warps": 8, "num_stages": 3}
 
 
-def _paddings(weight: Tensor, padding: int | None) -> tuple[int, int]:
+def paddings(weight: Tensor, padding: int | None) -> tuple[int, int]:
+    """Return the zeros above and left of each image; `padding` None is half the filter."""
     return tuple(taps // 2 for taps in weight.shape[2:]) if padding is None else (padding, padding)
 
 
-def _out_shape(x: Tensor, weight: Tensor, stride: int, padding: int | None) -> tuple[int, int, int, int]:
-    """(images, out_channels, out_height, out_width), a size below 1 where the filter does not fit."""
+def out_shape(x: Tensor, weight: Tensor, stride: int, padding: int | None) -> tuple[int, int, int, int]:
+    """Return (images, out_height, out_width, out_channels), with a size below 1 where the filter does not fit."""
     (images, _, height, width), (out_channels, _, taps_h, taps_w) = x.shape, weight.shape
-    padding_h, padding_w = _paddings(weight, padding)
+    padding_h, padding_w = paddings(weight, padding)
     out_height, out_width = height + 2 * padding_h - taps_h, width + 2 * padding_w - taps_w
-    return images, out_channels, out_height // stride + 1, out_width // stride + 1
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).contiguous()
+    return images, out_height // stride + 1, out_width // stride + 1, out_channels
 
 
 def _launch(x, weight, vectors, y, act: str, stride: int, padding: tuple[int, int], eps: float) -> None:
@@ -114,35 +116,29 @@ def _launch(x, weight, vectors, y, act: str, stride: int, padding: tuple[int, in
     conv_bn_act_kernel[grid](x, weight, *vectors, y, eps, *x.shape[1:], pixels, *y.shape[1:], **chosen)
 
 
-def _empty_result(x: Tensor, weight: Tensor, stride: int, padding: int | None) -> Tensor:
-    """With channels last, as the kernels write it."""
-    images, out_channels, height, width = _out_shape(x, weight, stride, padding)
-    return torch.empty(images, height, width, out_channels, dtype=x.dtype, device=x.device)
-
-
-def _way(x: Tensor, weight: Tensor, y: Tensor, stride: int):
-    """The fastest launch that takes these, channels last."""
-    plain = not conv_bn_act_descriptors.takes(x, weight, stride)
-    by_itself = _launch if plain else conv_bn_act_descriptors.launch
-    return conv_bn_act_padded.launch if conv_bn_act_padded.gains(x, weight, y, stride, plain) else by_itself
+def run(x, weight, gamma, beta, mean, var, act, stride, padding, eps, launch=_launch) -> Tensor:
+    """Return y after launch(x, weight, vectors, y, act, stride, paddings, eps) on tensors with channels last."""
+    y = x.new_empty(out_shape(x, weight, stride, padding))
+    if y.numel():
+        last = [each.permute(0, 2, 3, 1).contiguous() for each in (x, weight)]
+        vectors = [vector.contiguous() for vector in (gamma, beta, mean, var)]
+        with torch.cuda.device_of(x):
+            launch(*last, vectors, y, act, stride, paddings(weight, padding), eps)
+    return y.permute(0, 3, 1, 2)
 
 
 def _forward(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, act: str, stride: int,
     padding: int | None, eps: float,
 ) -> Tensor:  # fmt: skip
-    y, pads = _empty_result(x, weight, stride, padding), _paddings(weight, padding)
-    if y.numel():
-        x, weight = _channels_last(x), _channels_last(weight)
-        vectors = [vector.contiguous() for vector in (gamma, beta, mean, var)]
-        with torch.cuda.device_of(x):
-            _way(x, weight, y, stride)(x, weight, vectors, y, act, stride, pads, eps)
-    return y.permute(0, 3, 1, 2)
+    return run(x, weight, gamma, beta, mean, var, act, stride, padding, eps)
 
 
-conv_bn_act_op = register(
-    "conv_bn_act", _forward, lambda x, weight, *rest: _empty_result(x, weight, *rest[5:7]).permute(0, 3, 1, 2)
-)
+def _fake(x, weight, *others) -> Tensor:
+    return x.new_empty(out_shape(x, weight, *others[5:7])).permute(0, 3, 1, 2)
+
+
+conv_bn_act_op = register("conv_bn_act", _forward, _fake)
 
 
 @planned
@@ -159,12 +155,11 @@ def conv_bn_act(
     eps: float = 1e-5,
     **more,
 ) -> Tensor:
-    """act(batch_norm(conv2d(x, weight))) with running statistics, in one launch. Not differentiable.
+    """Compute act(batch_norm(conv2d(x, weight))) with running statistics, in one launch. Not differentiable.
 
     Args:
-        x: fp32, fp16 or bf16 tensor (images, channels, height, width), channels last in memory as
-            x.to(memory_format=torch.channels_last) has them; other strides are copied to that first, and channels
-            that are no multiple of 8 into such where that pays.
+        x: fp32, fp16 or bf16 tensor (images, channels, height, width), channels last in memory as in
+            x.to(memory_format=torch.channels_last); other strides are copied to that first.
         weight: (out_channels, channels, taps_h, taps_w), x's dtype; the same about memory.
         gamma, beta: (out_channels,), batch norm's weight and bias, of any floating-point dtype.
         mean, var: (out_channels,), its running statistics, the same. A bias of the convolution's own comes off mean.
@@ -199,20 +194,20 @@ def _check(x, weight, vectors: dict[str, Tensor], act: str, stride: int, padding
     check_vectors("conv_bn_act", x, weight.shape[0], "weight's output channels", "channel", **vectors)
     check_option("conv_bn_act", "stride", stride, int)
     check_option("conv_bn_act", "padding", padding, int, optional=True)
-    if min(_out_shape(x, weight, stride, padding)[2:]) < 1:
+    if min(out_shape(x, weight, stride, padding)[1:3]) < 1:
         taps, size = tuple(weight.shape[2:]), tuple(x.shape[2:])
         raise ValueError(f"conv_bn_act takes a filter no larger than the padded x, got {taps} over {size}: pad more")
 
 
 def conv_bn_act_reference(x, weight, gamma, beta, mean, var, act="relu", stride=1, padding=None, eps=1e-5) -> Tensor:
     """The same, as one writes it in PyTorch before thinking of memory."""
-    s = torch.nn.functional.conv2d(x, weight, stride=stride, padding=_paddings(weight, padding))
+    s = torch.nn.functional.conv2d(x, weight, stride=stride, padding=paddings(weight, padding))
     return ACTIVATIONS[act](torch.nn.functional.batch_norm(s, mean, var, gamma, beta, eps=eps))
 
 
 def conv_bn_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes at stride 1, padding None: a multiply-add a tap, channel and output, and three operations
-    an output for the epilogue; x, weight and four vectors in once, y out once."""
+    """Return FLOPs and least bytes at stride 1, padding None: a multiply-add per tap, channel and output, and three
+    operations per output for the epilogue; x, weight and four vectors in once, y out once."""
     images, channels, height, width, out_channels, taps = shape
     outputs = images * out_channels * (height + taps // 2 * 2 - taps + 1) * (width + taps // 2 * 2 - taps + 1)
     read = images * channels * height * width + out_channels * (channels * taps**2 + 4)
@@ -229,6 +224,18 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
     return x, weight, gamma, beta, mean, torch.rand(out_channels, **options) + 0.5
 
 
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    images, channels, height, width, out_channels, taps = shape
+    out_height, out_width = (size + taps // 2 * 2 - taps + 1 for size in (height, width))
+    sizes = (images, height, width, channels), (out_channels, taps, taps, channels)
+    x, weight = (torch.empty(size, dtype=dtype, device="meta") for size in sizes)
+    y = x.new_empty(images, out_height, out_width, out_channels)
+    options = {"TAPS_H": taps, "TAPS_W": taps, "STRIDE": 1, "PADDING_H": taps // 2, "PADDING_W": taps // 2}
+    pixels = images * out_height * out_width
+    arguments = x, weight, *4 * (y[0, 0, 0],), y, 1e-5, *x.shape[1:], pixels, *y.shape[1:]
+    return arguments, options | {"ACT": "relu"} | settings(dtype)
+
+
 # Images, channels, height, width, output channels, taps in each direction.
 SMALL = ((1, 1, 1, 1, 1, 1), (2, 3, 5, 7, 9, 3), (1, 16, 6, 5, 8, 3), (3, 40, 3, 3, 24, 1), (2, 5, 4, 6, 7, 3))
 LARGE = ((32, 256, 28, 28, 256, 3), (64, 128, 56, 56, 256, 3), (32, 64, 56, 56, 64, 3), (32, 512, 14, 14, 2048, 1))
@@ -240,8 +247,7 @@ OP = FusedOp(
     kernel=conv_bn_act_kernel,
     settings=settings,
     inputs=_inputs,
-    compile_arguments=conv_bn_act_descriptors.compile_arguments,
+    compile_arguments=_compile_arguments,
     interpreter_shapes=SMALL,
     gpu_shapes=LARGE,
-    kernel_for=lambda *shape: conv_bn_act_descriptors.conv_bn_act_descriptors_kernel,
 )

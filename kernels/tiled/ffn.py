@@ -8,11 +8,14 @@ Written out in PyTorch, tokens x hidden values go through memory between every t
     fused     gate, up, activation and product: write h | down: read h                              two launches
 
 In bf16 with 8192 tokens and 11008 hidden values each of these is 180 MB, 43 us at an H200's 4.2 TB/s; all the
-arithmetic of the layer takes 1.9 ms. The gated kernel reads x once for both products, into two sums side by side; the
-other launches are linear_act's.
+arithmetic of the layer takes 1.9 ms. The gated kernel reads x once for both products, into two sums per tile; the other
+launches are linear_act's.
 
-One launch for the whole layer would spare h as well, but no multiprocessor can hold what a token's output is a sum of,
-11008 hidden values times 4096 outputs (benchmarks/ffn_one_launch.py).
+One launch for the whole layer would save h as well, but no SM can hold what a token's output is a sum of, 11008 hidden
+values times 4096 outputs (benchmarks/ffn_one_launch.py).
+
+The gate's backward pass starts from g = x gate^T and u = x up^T, which training keeps: the gradients of both come from
+one launch, and the matmuls, which have no epilogue, are left to PyTorch.
 
 Source: Vaswani et al., arXiv:1706.03762, section 3.3; the gate: Shazeer, arXiv:2002.05202.
 """
@@ -21,110 +24,148 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import costs
-from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, cdiv, check_linear, check_together, given, multiprocessors
-from kernels.descriptors import takes_descriptors
-from kernels.elementwise.geglu import geglu_kernel
+from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
+from kernels.arguments import as_autocast_says, as_matrix, cdiv, check_linear, check_together, given
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.tiled import ffn_backward, linear_act_descriptors
-from kernels.tiled.linear_act import empty_result, linear_act
-from kernels.tiled.linear_act_descriptors import grouped_order
+from kernels.tiled.linear_act import empty_result, linear_act, linear_act_kernel
+from kernels.tiled.linear_act import settings as linear_settings
 
 
 @triton.jit
-def gated_kernel(
-    x_desc,  # (m, k) in tiles of (BLOCK_M, BLOCK_K)
-    gate_desc,  # (n, k) in tiles of (BLOCK_N, BLOCK_K)
-    up_desc,  # the same
-    h_desc,  # (m, n) in tiles of (BLOCK_M, BLOCK_N)
-    g_desc,  # the same: x gate^T, or None where no backward pass will ask for it
-    u_desc,  # the same: x up^T, or None
+def ffn_gated_kernel(
+    x_ptr,  # (m, k), any row stride, unit column stride
+    gate_ptr,  # (n, k), the same
+    up_ptr,  # (n, k), the same
+    h_ptr,  # (m, n), contiguous
+    g_ptr,  # (m, n), contiguous: x gate^T, kept for the backward pass, or None
+    u_ptr,  # (m, n), contiguous: x up^T, the same
     m,
     n,
     k,
-    ACT: tl.constexpr,
+    x_row_stride,
+    gate_row_stride,
+    up_row_stride,
+    ACT: tl.constexpr,  # a name in kernels.activations
+    COMPUTE: tl.constexpr,  # the dtype of the sums and the epilogue
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
-    tiles_m = tl.cdiv(m, BLOCK_M)
+    # int64 before the multiplications: row * stride passes 2**31 on large tensors.
+    tile = tl.program_id(0).to(tl.int64)
     tiles_n = tl.cdiv(n, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
-        tile_m, tile_n = grouped_order(tile, tiles_m, tiles_n, GROUP)
-        row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
-        g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        u = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for step in range(tl.cdiv(k, BLOCK_K)):
-            x = x_desc.load([row, step * BLOCK_K])
-            g = tl.dot(x, gate_desc.load([col, step * BLOCK_K]).T, g)
-            u = tl.dot(x, up_desc.load([col, step * BLOCK_K]).T, u)
-        h_desc.store([row, col], (activate(g, ACT, h_desc.dtype) * u).to(h_desc.dtype))
-        if g_desc is not None:
-            g_desc.store([row, col], g.to(g_desc.dtype))
-            u_desc.store([row, col], u.to(u_desc.dtype))
+    row = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    col = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    inner = tl.arange(0, BLOCK_K)
+    g = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    u = tl.zeros((BLOCK_M, BLOCK_N), COMPUTE)
+    for start in range(0, k, BLOCK_K):
+        at = start + inner
+        x = tl.load(x_ptr + row * x_row_stride + at[None, :], mask=(row < m) & (at[None, :] < k), other=0.0)
+        of_weights = (col < n) & (at[:, None] < k)
+        gate = tl.load(gate_ptr + col * gate_row_stride + at[:, None], mask=of_weights, other=0.0)
+        up = tl.load(up_ptr + col * up_row_stride + at[:, None], mask=of_weights, other=0.0)
+        g = tl.dot(x, gate, g, input_precision="ieee", out_dtype=COMPUTE)
+        u = tl.dot(x, up, u, input_precision="ieee", out_dtype=COMPUTE)
+    place, inside = row * n + col, (row < m) & (col < n)
+    h = activate(g, ACT, h_ptr.dtype.element_ty) * u
+    tl.store(h_ptr + place, h.to(h_ptr.dtype.element_ty), mask=inside)
+    if g_ptr is not None:
+        tl.store(g_ptr + place, g.to(g_ptr.dtype.element_ty), mask=inside)
+        tl.store(u_ptr + place, u.to(u_ptr.dtype.element_ty), mask=inside)
 
 
-def settings(m: int, n: int, multiprocessors: int = 132) -> dict:
-    """Tiles for (m, n): two sums of 128 x 128 take as many registers and bytes as linear_act's one of 128 x 256."""
-    size = 128 if 4 * cdiv(m, 128) * cdiv(n, 128) >= 3 * multiprocessors else 64
-    tile = {"BLOCK_M": size, "BLOCK_N": size, "BLOCK_K": 64, "GROUP": 16}
-    return {**tile, "num_warps": size // 16, "num_stages": 4}
-
-
-def _operands(x, gate, up, h, g, u, chosen: dict) -> tuple:
-    tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
-    describe = TensorDescriptor.from_tensor
-    operands = describe(x, [tile_m, tile_k]), describe(gate, [tile_n, tile_k]), describe(up, [tile_n, tile_k])
-    results = [None if each is None else describe(each, [tile_m, tile_n]) for each in (h, g, u)]
-    return *operands, *results, x.shape[0], gate.shape[0], x.shape[1]
+def settings(dtype: torch.dtype) -> dict:
+    """Return the tile and launch options for a dtype: half of linear_act's tile, since a program has two sums."""
+    chosen = linear_settings(dtype)
+    del chosen["PRECISION"]
+    return chosen | {"BLOCK_N": chosen["BLOCK_N"] // 2}
 
 
 def _launch(x, gate, up, h, g, u, act: str) -> None:
-    (m, n), programs = h.shape, multiprocessors(x)
-    chosen = settings(m, n, programs)
-    grid = (min(programs, cdiv(m, chosen["BLOCK_M"]) * cdiv(n, chosen["BLOCK_N"])),)
-    gated_kernel[grid](*_operands(x, gate, up, h, g, u, chosen), ACT=act, **chosen)
+    (m, k), n, chosen = x.shape, gate.shape[0], settings(x.dtype)
+    grid = (cdiv(m, chosen["BLOCK_M"]) * cdiv(n, chosen["BLOCK_N"]),)
+    strides = x.stride(0), gate.stride(0), up.stride(0)
+    ffn_gated_kernel[grid](x, gate, up, h, g, u, m, n, k, *strides, ACT=act, **chosen)
 
 
-def _gated(x: Tensor, gate: Tensor, up: Tensor, act: str, keep: bool) -> tuple:
-    """h, and g = x gate^T and u = x up^T where they are kept."""
+def run(x, gate, up, act: str, keep_products: bool, launch=_launch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return h and, where they are kept, g and u, after launch(x, gate, up, h, g, u, act) on matrices."""
     h = empty_result(x, gate)
-    g, u = (like(h), like(h)) if keep else (None, None)
-    if h.numel() == 0:
-        return h, g, u
-    matrices = [as_matrix(each) for each in (x, gate, up)]
-    results = [None if each is None else as_matrix(each) for each in (h, g, u)]
-    with torch.cuda.device_of(x):
-        if x.dtype.itemsize == 2 and takes_descriptors(*matrices, results[0]):
-            _launch(*matrices, *results, act)
-        else:
-            g, u = linear_act(x, gate, act=None), linear_act(x, up, act=None)
-            ffn_backward.launch_elementwise(geglu_kernel, act, g, u, h)
+    g, u = (like(h), like(h)) if keep_products else (None, None)
+    if h.numel():
+        results = [None if each is None else as_matrix(each) for each in (h, g, u)]
+        with torch.cuda.device_of(x):
+            launch(*(as_matrix(each) for each in (x, gate, up)), *results, act)
     return h, g, u
 
 
 def _forward(x: Tensor, gate: Tensor, up: Tensor, act: str) -> Tensor:
-    return _gated(x, gate, up, act, keep=False)[0]
+    return run(x, gate, up, act, keep_products=False)[0]
 
 
 def _training(x: Tensor, gate: Tensor, up: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
-    return _gated(x, gate, up, act, keep=True)
+    return run(x, gate, up, act, keep_products=True)
+
+
+@triton.jit
+def ffn_gated_backward_kernel(
+    grad_h_ptr,  # (elements,), as all others
+    g_ptr,
+    u_ptr,
+    grad_g_ptr,
+    grad_u_ptr,
+    elements,
+    ACT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < elements
+    grad_h = tl.load(grad_h_ptr + offset, mask=inside).to(COMPUTE)
+    g = tl.load(g_ptr + offset, mask=inside).to(COMPUTE)
+    u = tl.load(u_ptr + offset, mask=inside).to(COMPUTE)
+    grad_g, grad_u = activate_gradient(grad_h * u, g, ACT), grad_h * activate(g, ACT)
+    tl.store(grad_g_ptr + offset, grad_g.to(grad_g_ptr.dtype.element_ty), mask=inside)
+    tl.store(grad_u_ptr + offset, grad_u.to(grad_u_ptr.dtype.element_ty), mask=inside)
+
+
+def _gradients_of_products(grad_h: Tensor, g: Tensor, u: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of g and u."""
+    grad_g, grad_u = like(g), like(u)
+    elements, compute = g.numel(), tl.float64 if g.dtype == torch.float64 else tl.float32
+    if elements:
+        with torch.cuda.device_of(g):
+            ffn_gated_backward_kernel[(cdiv(elements, 1024),)](
+                grad_h.contiguous(), g, u, grad_g, grad_u, elements, ACT=act, COMPUTE=compute, BLOCK=1024, num_warps=4
+            )
+    return grad_g, grad_u
+
+
+def _gradients(of_products, needed, grad_h: Tensor, x: Tensor, gate: Tensor, up: Tensor, g, u, act: str) -> tuple:
+    """Return the gradients of x, gate and up where they are needed; the products are as precise as
+    torch.backends.cuda.matmul says."""
+    to_x, to_gate, to_up, *_ = needed
+    grad_g, grad_u = of_products(grad_h, g, u, act)
+    return (
+        grad_g @ gate + grad_u @ up if to_x else None,
+        as_matrix(grad_g).T @ as_matrix(x) if to_gate else None,
+        as_matrix(grad_u).T @ as_matrix(x) if to_up else None,
+    )
 
 
 gated_op = register(
-    "ffn_gated",
+    "ffn",
     _forward,
     lambda x, gate, up, act: empty_result(x, gate),
     training=_training,
     training_fake=lambda x, gate, up, act: tuple(empty_result(x, gate) for _ in range(3)),
     keep=lambda arguments, results: (*arguments[:3], *results[1:], arguments[3]),
-    backward=ffn_backward.gradients_of_products,
+    backward=_gradients_of_products,
     backward_fake=lambda grad_h, g, u, act: (like(g), like(u)),
-    gradients=ffn_backward.gradients,
+    gradients=_gradients,
 )
 
 
@@ -152,8 +193,8 @@ def ffn(
     down_bias: Tensor | None = None,
     act: str = "gelu_tanh",
 ) -> Tensor:
-    """act(x up^T + up_bias) down^T + down_bias, or with a gate (act(x gate^T) * x up^T) down^T + down_bias, in two
-    launches; differentiable once.
+    """Compute act(x up^T + up_bias) down^T + down_bias, or with a gate (act(x gate^T) * x up^T) down^T + down_bias, in
+    two launches; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., width), any strides.
@@ -165,8 +206,7 @@ def ffn(
     Returns:
         A contiguous tensor of shape (..., outputs) and x's dtype, the autocast dtype under autocast. Products are
         summed in fp32 (fp64 for fp64 inputs), where the activation is applied too; the hidden values and the result are
-        rounded once each. What gated_kernel cannot take (fp32, fp64, rows that do not start at multiples of 16 bytes,
-        GPUs without the shared memory) takes four launches with a gate.
+        rounded once each.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
@@ -208,12 +248,24 @@ def ffn_reference(x, up, down, gate=None, up_bias=None, down_bias=None, act: str
 
 
 def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes for (tokens, width, hidden) or (tokens, width, hidden, gated) without biases: two or three
-    products, GELU's 9 operations and the gate's one; x and the weights in once, y out once."""
+    """Return FLOPs and least bytes for (tokens, width, hidden) or (tokens, width, hidden, gated) without biases: two or
+    three products, GELU's 9 operations and the gate's one; x and the weights in once, y out once."""
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
     flops = products * costs.product(tokens, width, hidden) + (costs.GELU_TANH + gated) * tokens * hidden
     return Work(flops, (tokens + products * hidden) * width * dtype.itemsize, tokens * width * dtype.itemsize)
+
+
+def ffn_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """Return FLOPs and least bytes of all the layer's gradients: two products for each of the forward's, and GELU's 20
+    operations; grad_y, x, the weights and what was kept of the hidden values in once, the gradients out once."""
+    tokens, width, hidden, gated = (*shape, False)[:4]
+    products = 3 if gated else 2
+    return Work(
+        flops=products * 4 * tokens * width * hidden + (22 if gated else 20) * tokens * hidden,
+        bytes_read=(2 * tokens * width + products * (width * hidden + tokens * hidden)) * dtype.itemsize,
+        bytes_written=(tokens * width + products * width * hidden) * dtype.itemsize,
+    )
 
 
 def _inputs(tokens: int, width: int, hidden: int, gated: bool = False, **options) -> tuple[Tensor, ...]:
@@ -224,12 +276,13 @@ def _inputs(tokens: int, width: int, hidden: int, gated: bool = False, **options
 
 
 def _compile_arguments(tokens: int, width: int, hidden: int, gated: bool = False, *, dtype: torch.dtype):
-    if not gated:
-        return linear_act_descriptors.compile_arguments(tokens, width, hidden, dtype, bias=False)
-    chosen = settings(tokens, hidden)
     sizes = (tokens, width), (hidden, width), (tokens, hidden)
     x, weight, h = (torch.empty(size, dtype=dtype, device="meta") for size in sizes)
-    return _operands(x, weight, weight, h, None, None, chosen), {"ACT": "gelu_tanh", **chosen}
+    if not gated:
+        arguments = x, weight, None, None, h, None, tokens, hidden, width, width, width
+        return arguments, {"ACT": "gelu_tanh", **linear_settings(dtype)}
+    arguments = x, weight, weight, h, None, None, tokens, hidden, width, *3 * (width,)
+    return arguments, {"ACT": "gelu_tanh", **settings(dtype)}
 
 
 OP = FusedOp(
@@ -237,12 +290,12 @@ OP = FusedOp(
     fused=ffn,
     reference=ffn_reference,
     work=ffn_work,
-    kernel=gated_kernel,
+    kernel=ffn_gated_kernel,
     settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1, 1), (5, 33, 129, True), (5, 33, 129), (70, 72, 136, True), (33, 40, 72)),
     gpu_shapes=((8192, 4096, 11008), (8192, 4096, 11008, True)),
-    backward_work=ffn_backward.work,
-    kernel_for=lambda *shape: gated_kernel if any(shape[3:]) else linear_act_descriptors.linear_act_descriptors_kernel,
+    backward_work=ffn_backward_work,
+    kernel_for=lambda *shape: ffn_gated_kernel if any(shape[3:]) else linear_act_kernel,
 )

@@ -3,17 +3,20 @@
 Written out in PyTorch, cuBLAS adds the bias itself; the activation and the sum go through memory, M x N elements each:
 
     unfused   linear: read x and W, write s | activation: read s, write a | sum: read a and residual, write y
-    fused     read x, W and residual, write y; the sum of products never leaves the registers in between
+    fused     read x, W and residual, write y; the sum of products stays in registers
 
-In bf16 at M = 8192, K = 4096, N = 11008 the activation alone moves 361 MB, 85 us at an H200's 4.2 TB/s, beside 940 us
-of arithmetic at cuBLAS's 788 TFLOP/s. So what fusion can gain is a tenth, and a matmul a tenth slower than cuBLAS's
-would lose all of it. It is also more precise: the fp32 sum is rounded once, after the epilogue, not once an operation.
+In bf16 at M = 8192, K = 4096, N = 11008 the activation alone moves 361 MB, 85 us at an H200's 4.2 TB/s, next to 940 us
+of arithmetic at cuBLAS's 788 TFLOP/s. So fusion can gain a tenth, and a matmul a tenth slower than cuBLAS's loses all
+of it. Fusion is also more precise: the fp32 sum is rounded once, after the epilogue, instead of once per operation.
 
-The kernel here is the tiled matmul of textbooks, one program a tile of y, for every GPU, dtype and stride. What tensor
-descriptors can take, or a padded copy that they can, goes to linear_act_descriptors.py or, of few rows,
-linear_act_few.py, which compute the same.
+The kernel is the textbook's tiled matmul, one program per tile of y, for every GPU, dtype and stride. Training keeps
+s = x W^T + bias for the backward pass:
 
-Training keeps s = x W^T + bias for the backward pass, which is in linear_act_backward.py.
+    grad_s = grad_y act'(s)    grad_bias = sum of grad_s over rows    grad_x = grad_s W    grad_W = grad_s^T x
+
+The first two come from one launch; the products have no epilogue and are left to PyTorch. On an H200 in bf16 that
+launch and the sum over programs take 16 us for 1024 x 4096 and 171 us for 8192 x 11008; PyTorch's two operations 20 and
+199.
 
 Source: torch.nn.functional.linear.
 """
@@ -24,11 +27,19 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import costs
-from kernels.activations import ACTIVATIONS, activate, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, autocasts, cdiv, check_linear, check_together, given
-from kernels.descriptors import takes_descriptors
+from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
+from kernels.arguments import (
+    as_autocast_says,
+    as_matrix,
+    autocasts,
+    cdiv,
+    check_linear,
+    check_together,
+    given,
+    multiprocessors,
+)
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.tiled import linear_act_backward, linear_act_descriptors, linear_act_few
+from kernels.rowwise.sums import sums_of_programs
 
 
 @triton.jit
@@ -38,7 +49,7 @@ def linear_act_kernel(
     bias_ptr,  # (n,), or None
     residual_ptr,  # (m, n), contiguous, or None
     y_ptr,  # (m, n), contiguous
-    sum_ptr,  # (m, n), contiguous, or None where no backward pass will ask for it
+    sum_ptr,  # (m, n), contiguous: kept for the backward pass, or None
     m,
     n,
     k,
@@ -78,9 +89,12 @@ def linear_act_kernel(
 
 
 def settings(dtype: torch.dtype, tf32: bool = False) -> dict:
-    """Tiles of 128 x 128 are the smallest that ask L2 for few enough bytes to keep tensor cores busy; 8 warps share
-    their sums, 64 registers a thread. A step of K is 128 bytes of a row, a cache line. What has no tensor cores (fp32
-    without tf32, and fp64's own few) keeps tiles and sums small enough for its registers."""
+    """Return the tile and launch options for a dtype.
+
+    Tiles of 128 x 128 are the smallest that ask L2 for few enough bytes to keep tensor cores busy; 8 warps share their
+    sums, 64 registers per thread. A step along K is 128 bytes of a row, one cache line. Without tensor cores (fp32
+    without tf32) or with few of them (fp64), tiles and sums must be small enough for the registers.
+    """
     if dtype.itemsize == 2 or tf32:
         tile = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128 // dtype.itemsize, "num_warps": 8}
     elif dtype == torch.float32:
@@ -99,42 +113,105 @@ def _launch(x, weight, bias, residual, y, s, act: str | None, tf32: bool) -> Non
 
 
 def empty_result(x: Tensor, weight: Tensor) -> Tensor:
-    """For x W^T, (..., n), uninitialised."""
+    """Allocate x W^T, (..., n), uninitialised."""
     return torch.empty(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device)
 
 
-def _run(x, weight, bias, residual, act: str | None, tf32: bool, keep_sum: bool) -> tuple[Tensor, Tensor | None]:
+def run(x, weight, bias, residual, act: str | None, tf32: bool, keep_sum: bool, launch=_launch) -> tuple:
+    """Return y and, where it is kept, s, after launch(x, weight, bias, residual, y, s, act, tf32) on matrices."""
     y = empty_result(x, weight)
     s = like(y) if keep_sum else None
-    if y.numel() == 0:
-        return y, s
-    rows, weight, bias = as_matrix(x), as_matrix(weight), None if bias is None else bias.contiguous()
-    results = [None if each is None else as_matrix(each.contiguous()) for each in (residual, y, s)]
-    on_tensor_cores = x.dtype.itemsize == 2 or tf32
-    with torch.cuda.device_of(x):
-        whole = on_tensor_cores and takes_descriptors(rows, weight)
-        if on_tensor_cores and not whole and linear_act_descriptors.worth_padding(rows, weight):
-            whole, (rows, weight) = True, linear_act_descriptors.padded(rows, weight)
-        if not whole:
-            _launch(rows, weight, bias, *results, act, tf32)
-        elif rows.shape[0] <= linear_act_few.ROWS:
-            linear_act_few.launch(rows, weight, bias, *results, act)
-        else:
-            linear_act_descriptors.launch(rows, weight, bias, *results, act)
+    if y.numel():
+        matrices = [None if each is None else as_matrix(each.contiguous()) for each in (residual, y, s)]
+        bias = None if bias is None else bias.contiguous()
+        with torch.cuda.device_of(x):
+            launch(as_matrix(x), as_matrix(weight), bias, *matrices, act, tf32)
     return y, s
 
 
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, act: str | None, tf32: bool
 ) -> Tensor:
-    return _run(x, weight, bias, residual, act, tf32, keep_sum=False)[0]
+    return run(x, weight, bias, residual, act, tf32, keep_sum=False)[0]
 
 
 def _training(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, act: str | None, tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    y, s = _run(x, weight, bias, residual, act, tf32, keep_sum=act is not None)
+    y, s = run(x, weight, bias, residual, act, tf32, keep_sum=act is not None)
     return y, x.new_empty(0) if s is None else s  # without an activation its gradient needs no sum
+
+
+@triton.jit
+def linear_act_backward_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    sum_ptr,  # (rows, cols), contiguous
+    grad_sum_ptr,  # (rows, cols), contiguous
+    grad_bias_ptr,  # (programs along the second axis of the grid, cols), in COMPUTE: each program's part
+    rows,
+    cols,
+    grad_y_row_stride,
+    ACT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    # A program walks down some columns and keeps their sums in registers.
+    col = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
+    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    first, step = tl.program_id(1).to(tl.int64) * BLOCK_ROWS, tl.num_programs(1).to(tl.int64) * BLOCK_ROWS
+    for start in tl.range(first, rows, step):
+        row = start + tl.arange(0, BLOCK_ROWS)[:, None]
+        inside = (row < rows) & (col < cols)
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        s = tl.load(sum_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
+        grad = activate_gradient(grad_y, s, ACT)
+        tl.store(grad_sum_ptr + row * cols + col, grad.to(grad_sum_ptr.dtype.element_ty), mask=inside)
+        grad_bias += grad
+    at = tl.program_id(1).to(tl.int64) * cols + col
+    tl.store(grad_bias_ptr + at, tl.sum(grad_bias, axis=0, keep_dims=True), mask=col < cols)
+
+
+def backward_settings(dtype: torch.dtype) -> dict:
+    """Return the block and launch options for a dtype: 16 rows of at least 128 bytes in flight."""
+    compute = tl.float64 if dtype == torch.float64 else tl.float32
+    return {"COMPUTE": compute, "BLOCK_ROWS": 16, "BLOCK_COLS": 64, "num_warps": 4}
+
+
+def gradient_of_sum(grad_y: Tensor, s: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of s, (..., cols), and of the bias, (cols,), the latter summed in fp32, or fp64 for fp64."""
+    grad_s = like(s)
+    if s.numel() == 0:
+        return grad_s, torch.zeros(s.shape[-1], dtype=s.dtype, device=s.device)
+    grad_y = as_matrix(grad_y)
+    rows, cols = grad_y.shape
+    chosen = backward_settings(s.dtype)
+    tiles = cdiv(cols, chosen["BLOCK_COLS"])
+    programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), cdiv(8 * multiprocessors(s), tiles))
+    compute = torch.float64 if s.dtype == torch.float64 else torch.float32
+    grad_bias = torch.empty(programs, cols, dtype=compute, device=s.device)
+    with torch.cuda.device_of(s):
+        linear_act_backward_kernel[(tiles, programs)](
+            grad_y, s, grad_s, grad_bias, rows, cols, grad_y.stride(0), ACT=act, **chosen
+        )
+        (grad_bias,) = sums_of_programs((grad_bias,), (s.new_empty(cols),))
+    return grad_s, grad_bias
+
+
+def _gradients(of_sum, needed, grad_y: Tensor, x: Tensor, weight: Tensor, s: Tensor, act: str | None) -> tuple:
+    """Return the gradients of x, weight, bias and residual where they are needed; the products are as precise as
+    torch.backends.cuda.matmul says."""
+    to_x, to_weight, to_bias, to_residual, *_ = needed
+    if act is None:
+        grad_s, grad_bias = grad_y, as_matrix(grad_y).sum(0) if to_bias else None
+    else:
+        grad_s, grad_bias = of_sum(grad_y, s, act)
+    return (
+        grad_s @ weight if to_x else None,
+        as_matrix(grad_s).T @ as_matrix(x) if to_weight else None,
+        grad_bias if to_bias else None,
+        grad_y if to_residual else None,
+    )
 
 
 linear_act_op = register(
@@ -147,9 +224,9 @@ linear_act_op = register(
         x.new_empty(0) if act is None else empty_result(x, weight),
     ),
     keep=lambda arguments, results: (*arguments[:2], results[1], arguments[4]),
-    backward=linear_act_backward.gradient_of_sum,
+    backward=gradient_of_sum,
     backward_fake=lambda grad_y, s, act: (like(s), s.new_empty(s.shape[-1])),
-    gradients=linear_act_backward.gradients,
+    gradients=_gradients,
 )
 
 
@@ -162,17 +239,16 @@ def linear_act(
     act: str | None = "gelu_tanh",
     tf32: bool = False,
 ) -> Tensor:
-    """act(x weight^T + bias) + residual in one launch, differentiable once.
+    """Compute act(x weight^T + bias) + residual in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., K), any strides; columns that are not side by side are copied first, and
-            so are rows of a large product that begin between multiples of 16 bytes.
+        x: floating-point tensor of shape (..., K), any strides; columns that are not adjacent are copied first.
         weight: (N, K), of x's dtype and on its device, as are the others.
         bias: (N,).
         residual: (..., N), added after the activation.
         act: "relu", "gelu" (exact), "gelu_tanh", "silu", or None.
-        tf32: let tensor cores round fp32 operands to tf32, 10 bits of mantissa; only for fp32. Without it fp32 stays
-            exact, an eighth as fast at best.
+        tf32: let tensor cores round fp32 operands to tf32, 10 bits of mantissa; for fp32 only. Without it fp32 products
+            are exact, an eighth as fast at best.
 
     Returns:
         A contiguous tensor of shape (..., N) and x's dtype, the autocast dtype under autocast. Products are summed in
@@ -219,17 +295,31 @@ def linear_act_reference(x, weight, bias=None, residual=None, act: str | None = 
 
 
 def linear_act_work(shape: tuple[int, int, int], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes for (M, K, N) with bias and GELU's tanh form: 2 M K N, and 10 operations an element of the
-    result; x, weight and bias in once, y out once."""
+    """Return FLOPs and least bytes for (M, K, N) with bias and GELU's tanh form: 2 M K N, and 10 operations per element
+    of the result; x, weight and bias in once, y out once."""
     m, k, n = shape
     read, written = m * k + n * k + n, m * n
     return Work(costs.product(m, k, n) + (1 + costs.GELU_TANH) * m * n, read * dtype.itemsize, written * dtype.itemsize)
+
+
+def linear_act_backward_work(shape: tuple[int, int, int], dtype: torch.dtype) -> Work:
+    """Return FLOPs and least bytes of the three gradients for (M, K, N): two products, and 20 operations per element of
+    the result; grad_y, s, x and weight in once, the gradients out once."""
+    m, k, n = shape
+    read, written = 2 * m * n + m * k + n * k, m * k + n * k + n
+    return Work(4 * m * k * n + 20 * m * n, read * dtype.itemsize, written * dtype.itemsize)
 
 
 def _inputs(m: int, k: int, n: int, **options) -> tuple[Tensor, Tensor, Tensor]:
     # Weights of the size that a trained layer has, so that the sums are as large as x is.
     weight = torch.randn(n, k, **options) / max(1, k) ** 0.5
     return torch.randn(m, k, **options), weight, torch.randn(n, **options)
+
+
+def _compile_arguments(m: int, k: int, n: int, *, dtype: torch.dtype, bias: bool = True) -> tuple[tuple, dict]:
+    x, weight, y = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (m, n)))
+    arguments = x, weight, y[0] if bias else None, None, y, None, m, n, k, k, k
+    return arguments, {"ACT": "gelu_tanh", **settings(dtype)}
 
 
 OP = FusedOp(
@@ -240,9 +330,8 @@ OP = FusedOp(
     kernel=linear_act_kernel,
     settings=settings,
     inputs=_inputs,
-    compile_arguments=linear_act_descriptors.compile_arguments,
+    compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1, 1), (5, 127, 129), (130, 96, 264), (33, 72, 40)),
     gpu_shapes=((1024, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 11008)),
-    backward_work=linear_act_backward.work,
-    kernel_for=lambda *shape: linear_act_descriptors.linear_act_descriptors_kernel,
+    backward_work=linear_act_backward_work,
 )

@@ -619,7 +619,7 @@ gpu_picture("H200", lit="L2")
 # within:
 
 # %%
-from kernels.tiled.linear_act_descriptors import grouped_order
+from kernels.tuned.linear_descriptors import grouped_order
 
 print(inspect.getsource(grouped_order.fn))
 
@@ -825,7 +825,7 @@ for name in ("persistent", "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
 table(("", "time", "rate"), rows, h200.label)
 
 # %% [markdown]
-# (`linear_act` is the course's own, `kernels/tiled/linear_act_descriptors.py`: the same steps, the tile's way out in
+# (`linear_act` is the course's own, `kernels/tuned/linear_descriptors.py`: the same steps, the tile's way out in
 # two halves so that a fourth stage fits. *cuBLAS alone* has the bias and no GELU.) So with GELU
 # it takes a few per cent longer than the library's product without, and a launch for GELU takes more than that.
 #

@@ -815,7 +815,7 @@ table(("channels", "cuDNN's"), rows)
 # Not the depth: mostly the two are level. (256 channels took another tile then; above they have a better one.) Where
 # they are not, it is the tile. Large ones may be too few to fill the
 # GPU's last round (lesson 07), and small ones load more for each product. The catalogue chooses among the few of `TILES`
-# in `kernels/tiled/conv_bn_act_descriptors.py`, a library among many more kernels.
+# in `kernels/tuned/conv_descriptors.py`, a library among many more kernels.
 #
 # All that is the GPU's own time. What does a **caller** wait, from Python, with the launch?
 
@@ -847,10 +847,10 @@ print("Furthest behind:", *[line for line in late if not line.startswith("a call
 
 # %%
 from kernels.tiled.conv_bn_act import OP
+from kernels.variants import kernel_at
 
-shape = (64, 128, 56, 56, 256, 3)
-arguments, chosen = OP.compile_arguments(*shape, dtype=torch.float16)
-with_boxes = compile_for(OP.kernel_for(*shape), *arguments, device="H200", **chosen)
+boxes_kernel, arguments, chosen = kernel_at(OP, 64, 128, 56, 56, 256, 3, dtype=torch.float16)
+with_boxes = compile_for(boxes_kernel, *arguments, device="H200", **chosen)
 passed = (
     pictures,
     weights,
@@ -875,7 +875,7 @@ print(
 # %% [markdown]
 # The price: channels must come in multiples of 8 (of 16, where the stride is not 1), the tensors be aligned, the GPU be
 # a recent one. Other channels the catalogue copies once, with zeros after them and around the picture, where there is
-# enough to multiply (`kernels/tiled/conv_bn_act_padded.py`: then even the copy engine's boxes may overlap, and a
+# enough to multiply (`kernels/tuned/conv_descriptors.py`: then even the copy engine's boxes may overlap, and a
 # filter's row is one step); for the rest it keeps the decoding kernel. **Should one write this kernel, then?** If the
 # library has it, no: fold the weights and call it. The kernel of one's own is for what the library has not: another
 # activation, a residual added, a result in int8.

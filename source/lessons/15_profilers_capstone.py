@@ -36,6 +36,7 @@ from helpers.instruments import (
 from helpers.learning import predict_first, predictions, self_test
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
+from kernels.variants import kernel_at
 
 torch.manual_seed(0)
 device = "cuda" if runtime.has_gpu() else "cpu"
@@ -120,8 +121,7 @@ for section in ("GPU Speed Of Light Throughput", "Launch Statistics", "Occupancy
 # %%
 def beside(name, shape, dtype, small=None, times=1):
     op = CATALOGUE[name]
-    arguments, options = op.compile_arguments(*shape, dtype=dtype)
-    kernel = op.kernel_for(*shape)
+    kernel, arguments, options = kernel_at(op, *shape, dtype=dtype)
     resources = compile_for(kernel, *arguments, device="H200", **options)
     traffic = small and measure(op.fused, *op.inputs(*small, dtype=dtype))
     return compare_counters(
@@ -699,7 +699,7 @@ print(
 # The gated launch takes half as long again as the library's two products. You have the instruments; ask them:
 
 # %% tags=["nbval-ignore-output"]
-from kernels.tiled.linear_one_row import linear_one_row_kernel
+from kernels.tuned.linear_few_rows import linear_one_row_kernel
 
 x, matrix = (torch.empty(shape, dtype=bf16, device="meta") for shape in (4096, (14336, 4096)))
 y = torch.empty(14336, dtype=bf16, device="meta")

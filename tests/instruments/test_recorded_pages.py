@@ -8,6 +8,7 @@ import torch
 from helpers.instruments import compare_counters, compile_for, measure, read_ncu, read_trace, recorded_page
 from helpers.instruments.recordings import RESULTS
 from kernels import CATALOGUE
+from kernels.variants import kernel_at
 
 LAUNCHED = read_ncu(recorded_page("ncu.csv"))
 PAGES = {}
@@ -29,8 +30,7 @@ OTHER_REGISTERS = {"layer_norm_act", "linear_act"}
 def test_what_the_compiler_and_the_calculator_said_was_counted(name):
     shape, dtype, *_ = CASES[name]
     op = CATALOGUE[name]
-    arguments, options = op.compile_arguments(*shape, dtype=dtype)
-    kernel = op.kernel_for(*shape)
+    kernel, arguments, options = kernel_at(op, *shape, dtype=dtype)
     resources = compile_for(kernel, *arguments, device="H200", **options)
     for pair in compare_counters(PAGES[kernel.fn.__name__], resources):
         if pair.counter != "Registers Per Thread" or name not in OTHER_REGISTERS:
@@ -41,7 +41,7 @@ def test_what_the_compiler_and_the_calculator_said_was_counted(name):
 def test_what_the_meter_said_was_counted(name):
     shape, dtype, small, times = CASES[name]
     op = CATALOGUE[name]
-    page = PAGES[op.kernel_for(*shape).fn.__name__]
+    page = PAGES[kernel_at(op, *shape, dtype=dtype)[0].fn.__name__]
     traffic = measure(op.fused, *op.inputs(*small, dtype=dtype))
     loads, stores, read, written = compare_counters(page, None, traffic, times, op.work(shape, dtype))
     assert (loads.ratio, stores.ratio) == (1, 1)

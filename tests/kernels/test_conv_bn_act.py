@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import arguments, conv_bn_act
+from kernels import arguments, conv_bn_act, variant
 from kernels.activations import ACTIVATIONS
 from kernels.interpreter import runtime
 from kernels.tiled import conv_bn_act as module
-from kernels.tiled import conv_bn_act_descriptors, conv_bn_act_padded
 from kernels.tiled.conv_bn_act import OP, conv_bn_act_kernel, conv_bn_act_op, conv_bn_act_reference
-from kernels.tiled.conv_bn_act_boxes import box_of_pixels, count_tiles
-from kernels.tiled.runs import write_runs
+from kernels.tuned import conv_descriptors
+from kernels.tuned.conv_descriptors import box_of_pixels, count_tiles, write_runs
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
@@ -68,19 +67,13 @@ def assert_right(ours, arguments, **options):
 )
 def test_filters_strides_and_paddings(device, shape, taps, stride, padding, way, poisoned, monkeypatch):
     arguments = inputs(shape, taps, device=device)
-    monkeypatch.setattr(conv_bn_act_padded, "gains", lambda *_: way == "padded")
-    if way == "plain":
-        monkeypatch.setattr(conv_bn_act_descriptors, "takes", lambda *_: False)
-    launches = {
-        "as it is": conv_bn_act_descriptors.launch,
-        "padded": conv_bn_act_padded.launch,
-        "plain": module._launch,
-    }
-    x, weight = (module._channels_last(tensor) for tensor in arguments[:2])
-    y = module._empty_result(*arguments[:2], stride, padding)
-    assert module._way(x, weight, y, stride) == launches[way]
+    monkeypatch.setattr(conv_descriptors, "copies_gain", lambda *_: way == "padded")
     options = {"stride": stride, "padding": padding}
-    assert_right(conv_bn_act(*arguments, **options), arguments, **options)
+    if way != "plain":
+        launches = {"as it is": conv_descriptors.launch_boxes, "padded": conv_descriptors.launch_runs}
+        assert conv_descriptors.launch_for(*arguments[:2], stride, padding) == launches[way]
+    with variant("plain" if way == "plain" else "tuned"):
+        assert_right(conv_bn_act(*arguments, **options), arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -102,19 +95,18 @@ def test_filters_strides_and_paddings(device, shape, taps, stride, padding, way,
 def test_a_copy_is_made_where_it_costs_less_than_it_saves(shape, taps, gains, monkeypatch):
     monkeypatch.setattr(arguments, "MULTIPROCESSORS", 132)
     images, channels, height, width, out = shape
-    sizes = (images, height, width, channels), (out, taps, taps, channels), (images, height, width, out)
-    x, weight, y = (torch.empty(size, dtype=torch.bfloat16) for size in sizes)
-    plain = not conv_bn_act_descriptors.takes(x, weight, 1)
-    assert conv_bn_act_padded.gains(x, weight, y, 1, plain) == gains
+    sizes = (images, channels, height, width), (out, channels, taps, taps)
+    x, weight = (torch.empty(size, dtype=torch.bfloat16) for size in sizes)
+    assert (conv_descriptors.launch_for(x, weight, 1, None) == conv_descriptors.launch_runs) == gains
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_a_copy_is_what_a_filters_row_sees_and_zeros(device, stride, poisoned):
     arguments = inputs((2, 3, 8, 6, 5), (3, 3), device=device)
-    x, weight = (module._channels_last(tensor) for tensor in arguments[:2])
+    x, weight = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in arguments[:2])
     height, width = 7 // stride + 1, 5 // stride + 1
     padded = torch.nn.functional.pad(x, (0, 0, 1, 2 * stride, 1, 2 * stride))
-    phases, rows, cols, pitch = conv_bn_act_padded.runs_of(weight.shape, (2, height, width, 5), stride)
+    phases, rows, cols, pitch = conv_descriptors.runs_of(weight.shape, (2, height, width, 5), stride)
     assert (phases, cols, pitch) == (min(stride, 3), width, 16)
     runs, of_weight = write_runs(x, weight, cols, rows, pitch, stride, (1, 1))
     for phase in range(phases):
@@ -126,10 +118,12 @@ def test_a_copy_is_what_a_filters_row_sees_and_zeros(device, stride, poisoned):
     assert torch.equal(of_weight, torch.nn.functional.pad(weight.flatten(2), (0, 7)))
 
 
+@pytest.mark.parametrize("kernels", ["plain", "tuned"])
 @pytest.mark.parametrize("act", ACTIVATIONS)
-def test_activations(device, act):
+def test_activations(device, act, kernels):
     arguments = inputs((1, 16, 4, 4, 8), (3, 3), device=device)
-    assert_right(conv_bn_act(*arguments, act=act), arguments, act=act)
+    with variant(kernels):
+        assert_right(conv_bn_act(*arguments, act=act), arguments, act=act)
 
 
 def test_a_wrong_convolution_is_not_as_accurate(device):
@@ -146,14 +140,16 @@ def test_a_wrong_convolution_is_not_as_accurate(device):
             assert_right(wrong, arguments)
 
 
+@pytest.mark.parametrize("kernels", ["plain", "tuned"])
 @pytest.mark.parametrize(("dtype", "channels"), [(HALF, 16), (HALF, 3), (torch.float32, 16)])
-def test_infinity_spreads_to_its_neighbours_and_no_further(device, dtype, channels, monkeypatch):
+def test_infinity_spreads_to_its_neighbours_and_no_further(device, dtype, channels, kernels, monkeypatch):
     """A block of channels or a padding that multiplied it by zero would give NaN."""
-    monkeypatch.setattr(conv_bn_act_padded, "gains", lambda *_: True)
+    monkeypatch.setattr(conv_descriptors, "copies_gain", lambda *_: True)
     x, weight, *vectors = inputs((1, channels, 8, 8, 8), (3, 3), dtype, device)
     x, weight = x.abs(), weight.abs()
     x[0, -1, 3, 4] = torch.inf
-    y = conv_bn_act(x, weight, torch.ones_like(vectors[0]), *vectors[1:], stride=1)
+    with variant(kernels):
+        y = conv_bn_act(x, weight, torch.ones_like(vectors[0]), *vectors[1:], stride=1)
     assert not y.isnan().any()
     assert y.isinf().all(dim=1).sum() == 9
     assert y[0, :, 2:5, 3:6].isinf().all()
@@ -181,15 +177,19 @@ def test_channels_first_is_copied_and_channels_last_is_not(device):
     assert torch.equal(y, conv_bn_act(*arguments))
 
 
-def test_a_tile_reads_its_pixels_once_a_tap(device):
-    """Padding costs no bytes; without tiles that stick out, x is read once for each tap inside the picture."""
+@pytest.mark.parametrize("kernels", ["plain", "tuned"])
+def test_a_tile_reads_its_pixels_once_a_tap(device, kernels):
+    """Padding costs no bytes; without tiles that stick out, x is read once for each tap inside the picture. The plain
+    kernel loads two taps of 16 channels at once, and a pixel that both see once."""
     images, channels, side, out = 2, 16, 8, 64
     arguments = inputs((images, channels, side, side, out), (3, 3), torch.float16, device)
-    traffic = measure(conv_bn_act, *arguments)
+    with variant(kernels):
+        traffic = measure(conv_bn_act, *arguments)
     inside = images * (3 * side - 2) ** 2  # pairs of an output and an input that a tap joins
     work = OP.work((images, channels, side, side, out, 3), torch.float16)
     assert traffic.launches == 1
-    assert traffic.by_tensor["x"].read == 2 * channels * inside
+    read = traffic.by_tensor["x"].read
+    assert read == 2 * channels * inside if kernels == "tuned" else read < 2 * channels * inside
     assert traffic.unique_read == work.bytes_read
     assert traffic.bytes_written == work.bytes_written == images * side * side * out * 2
 
@@ -235,7 +235,7 @@ MEASURED = {
 @pytest.mark.parametrize("shape", MEASURED)
 def test_the_tile_that_was_fastest_is_chosen(shape):
     *sizes, stride, taps = shape
-    chosen, _, _ = conv_bn_act_descriptors.fastest(*sizes, stride, 132, taps)
+    chosen, _, _ = conv_descriptors.fastest(*sizes, stride, 132, taps)
     pixels = chosen["BOX_N"] * chosen["BOX_H"] * chosen["BOX_W"]
     assert (pixels, chosen["BLOCK_OUT"], chosen["BLOCK_IN"]) == MEASURED[shape]
 
@@ -249,12 +249,12 @@ def test_boxes_come_out_even_where_they_can():
 @pytest.mark.parametrize("shape", OP.gpu_shapes)
 def test_what_the_compiler_makes_of_the_settings(shape):
     """Both operands reach the tensor cores from shared memory, and the loop keeps one product in flight."""
-    arguments, options = OP.compile_arguments(*shape, dtype=torch.bfloat16)
-    compiled = compile_for(OP.kernel_for(*shape), *arguments, device="H100", **options)
+    kernel, arguments, options = conv_descriptors.compile_arguments(*shape, dtype=torch.bfloat16)
+    compiled = compile_for(kernel, *arguments, device="H100", **options)
     assert compiled.spill_bytes == 0
     images, channels, height, width, out, taps = shape
     sizes = (images, height, width) if taps > 1 else (1, 1, images * height * width)
-    at_once = conv_bn_act_descriptors.fastest(*sizes, channels, out, 1, 132, taps**2)[1]
+    at_once = conv_descriptors.fastest(*sizes, channels, out, 1, 132, taps**2)[1]
     assert compiled.occupancy().blocks >= at_once
     assert compiled.instructions["UTMALDG"] > 0
     assert compiled.instructions["UTMASTG"] == options["PARTS"]
@@ -335,9 +335,7 @@ def test_the_benchmarks_shapes(shape, dtype):
 @gpu_only
 def test_offsets_past_two_to_the_31():
     x, weight, *vectors = inputs((1100, 32, 256, 256, 32), (3, 3), torch.bfloat16, "cuda")
-    y = conv_bn_act(x, weight, *vectors)
-    assert_right(y[-1:], (x[-1:], weight, *vectors))
-    plain = torch.empty_like(y)
-    channels_last = module._channels_last(x), module._channels_last(weight)
-    module._launch(*channels_last, vectors, plain.permute(0, 2, 3, 1), "relu", 1, (1, 1), 1e-5)
-    assert_right(plain[-1:], (x[-1:], weight, *vectors))
+    for kernels in ("plain", "tuned"):
+        with variant(kernels):
+            y = conv_bn_act(x, weight, *vectors)
+        assert_right(y[-1:], (x[-1:], weight, *vectors))

@@ -7,21 +7,28 @@ from accuracy import assert_as_accurate, doubled
 from benchmarks.ffn_one_launch import ffn_one_launch
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import ffn
+from kernels import ffn, variant
 from kernels.activations import ACTIVATIONS
 from kernels.interpreter import runtime
-from kernels.tiled import ffn as module
-from kernels.tiled.ffn import OP, FeedForward, ffn_reference, gated_kernel, gated_op
+from kernels.tiled.ffn import OP, FeedForward, ffn_gated_kernel, ffn_reference, gated_op
+from kernels.tiled.ffn import settings as plain_settings
+from kernels.tuned import ffn_gated
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 GATED = pytest.mark.parametrize("gated", [False, True])
+
+
+@pytest.fixture(params=["plain", "tuned"])
+def each_variant(request):
+    with variant(request.param):
+        yield request.param
 
 
 def operands(*shape, device, dtype=torch.float16, grad=False):
     return [x.requires_grad_(grad) for x in OP.inputs(*shape, device=device, dtype=dtype)]
 
 
-def test_two_launches_and_the_bytes_of_the_docstring(device):
+def test_two_launches_and_the_bytes_of_the_docstring(device, each_variant):
     """In one tile a launch: every input once, the hidden values once out and once in."""
     for gated in (False, True):
         inputs = operands(33, 40, 56, gated, device=device)
@@ -35,18 +42,26 @@ def test_two_launches_and_the_bytes_of_the_docstring(device):
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
 @GATED
-def test_values_in_tiles_that_overhang(act, gated, device, poisoned):
+def test_values_in_tiles_that_overhang(act, gated, device, poisoned, each_variant):
     inputs = operands(130, 72, 136, gated, device=device)
     exact = ffn_reference(*doubled(inputs), act=act)
     assert_as_accurate(ffn(*inputs, act=act), ffn_reference(*inputs, act=act), exact)
 
 
-def test_what_the_gated_kernel_cannot_take(device, monkeypatch, poisoned):
-    """Rows that start between multiples of 16 bytes, and fp32: two linears and GEGLU's kernel."""
-    monkeypatch.setattr(module, "_launch", lambda *args: pytest.fail("these rows cannot be described"))
-    for shape, dtype in (((5, 33, 40, True), torch.float16), ((5, 32, 40, True), torch.float32)):
-        inputs = operands(*shape, device=device, dtype=dtype)
-        exact = ffn_reference(*doubled(inputs))
+@pytest.mark.parametrize(
+    ("shape", "dtype", "taken"),
+    [
+        ((5, 32, 40, True), torch.float16, True),
+        ((5, 33, 40, True), torch.float16, False),  # rows of x start between multiples of 16 bytes
+        ((5, 32, 41, True), torch.float16, False),  # rows of h do
+        ((5, 32, 40, True), torch.float32, False),
+    ],
+)
+def test_what_descriptors_take(shape, dtype, taken, device, poisoned):
+    x, up, _, gate = inputs = operands(*shape, device=device, dtype=dtype)
+    assert ffn_gated.takes(x, gate, up, "silu") == taken
+    exact = ffn_reference(*doubled(inputs))
+    with variant("tuned"):
         assert_as_accurate(ffn(*inputs), ffn_reference(*inputs), exact)
 
 
@@ -60,7 +75,7 @@ def test_biases_and_leading_dimensions(device):
 
 
 @GATED
-def test_gradients_in_16_bits(gated, device, poisoned):
+def test_gradients_in_16_bits(gated, device, poisoned, each_variant):
     inputs = operands(70, 40, 136, gated, device=device, grad=True)
     doubles = [x.detach().double().requires_grad_() for x in inputs]
     results = [ffn(*inputs, act="silu"), ffn_reference(*inputs, act="silu"), ffn_reference(*doubles, act="silu")]
@@ -137,16 +152,25 @@ def test_bad_input_is_one_clear_line(device, arguments, error, message):
 
 
 def test_the_gated_kernel_computes_both_products_on_tensor_cores():
-    arguments, options = OP.compile_arguments(8192, 4096, 11008, True, dtype=torch.bfloat16)
+    kernel, arguments, options = ffn_gated.compile_arguments(8192, 4096, 11008, True, dtype=torch.bfloat16)
     *operands_and_h, _, _, m, n, k = arguments
     h = operands_and_h[3]
-    resources = compile_for(
-        gated_kernel, *operands_and_h, h, h, m, n, k, **options
-    )  # the products kept, as in training
+    resources = compile_for(kernel, *operands_and_h, h, h, m, n, k, **options)  # the products kept, as in training
     assert resources.spill_bytes == 0
     assert resources.shared_memory <= 232448
     assert resources.instructions["HGMMA"] == 2 * options["BLOCK_K"] // 16
     assert resources.instructions["UTMALDG"] >= 3
+
+
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
+def test_the_plain_kernel_uses_tensor_cores_and_spills_nothing(gpu):
+    for dtype in (torch.float16, torch.float32):
+        x = torch.empty(4096, 4096, dtype=dtype, device="meta")
+        found = compile_for(
+            ffn_gated_kernel, *6 * (x,), *6 * (4096,), device=gpu, ACT="gelu", **plain_settings(dtype)
+        )  # the products kept, as in training
+        assert found.spill_bytes == 0
+        assert (found.instructions["HGMMA" if gpu == "H100" else "HMMA"] > 0) == (dtype == torch.float16)
 
 
 def test_the_rejected_fusion_is_right_too(device):

@@ -6,16 +6,21 @@ from accuracy import assert_as_accurate, doubled
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import arguments, linear_act
+from kernels import arguments, linear_act, variant, variants
 from kernels.activations import ACTIVATIONS
 from kernels.descriptors import takes_descriptors
 from kernels.interpreter import runtime
-from kernels.tiled import linear_act as module
-from kernels.tiled import linear_act_descriptors, linear_act_few
-from kernels.tiled.linear_act import OP, LinearAct, linear_act_kernel, linear_act_op, linear_act_reference
+from kernels.tiled.linear_act import (
+    OP,
+    LinearAct,
+    gradient_of_sum,
+    linear_act_kernel,
+    linear_act_op,
+    linear_act_reference,
+)
 from kernels.tiled.linear_act import settings as plain_settings
-from kernels.tiled.linear_act_backward import gradient_of_sum
-from kernels.tiled.linear_act_descriptors import TILES, linear_act_descriptors_kernel, operands, settings
+from kernels.tuned import linear_descriptors, linear_few_rows
+from kernels.tuned.linear_descriptors import TILES, linear_act_descriptors_kernel, operands, settings
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 ACTS = pytest.mark.parametrize("act", [None, *ACTIVATIONS])
@@ -24,10 +29,10 @@ ACTS = pytest.mark.parametrize("act", [None, *ACTIVATIONS])
 @pytest.fixture(params=["plain", "descriptors"])
 def kernel(request, monkeypatch):
     """Each of the kernels for many rows, where another would take its place."""
-    monkeypatch.setattr(linear_act_few, "ROWS", 0)
-    if request.param == "plain":
-        monkeypatch.setattr(module, "takes_descriptors", lambda *matrices: False)
-    return request.param
+    for module in (linear_descriptors, linear_few_rows):
+        monkeypatch.setattr(module, "FEW_ROWS", 0)
+    with variant("plain" if request.param == "plain" else "tuned"):
+        yield request.param
 
 
 def tensors(m, k, n, device, dtype=torch.float16, residual=True, grad=False):
@@ -41,21 +46,19 @@ def tensors(m, k, n, device, dtype=torch.float16, residual=True, grad=False):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Names of the kernels launched, in order."""
-    names = []
-    for name, of, launch in (
-        ("plain", module, "_launch"),
-        ("descriptors", linear_act_descriptors, "launch"),
-        ("few", linear_act_few, "launch"),
-    ):
-        original = getattr(of, launch)
+    """Names of the kernels that take the forward calls, tuned where one does, in order."""
+    names, choose = [], variants.tuned_for
+    of_modules = {linear_descriptors.__name__: "descriptors", linear_few_rows.__name__: "few"}
 
-        def noted(*args, original=original, name=name):
-            names.append(name)
-            original(*args)
+    def noted(operation, stage, arguments):
+        found = choose(operation, stage, arguments)
+        if stage != "backward":
+            names.append("plain" if found is None else of_modules[found.launch.__module__])
+        return found
 
-        monkeypatch.setattr(of, launch, noted)
-    return names
+    monkeypatch.setattr(variants, "tuned_for", noted)
+    with variant("tuned"):
+        yield names
 
 
 @ACTS
@@ -133,7 +136,7 @@ def test_which_kernel_takes_what(shape, dtype, tf32, taken, launched, device, po
 )
 def test_rows_of_any_length_reach_the_copy_engine(act, m, k, n, copied, device, launched, monkeypatch, poisoned):
     """Copied into rows of whole 16 bytes where the product is large enough; with the sum that training keeps."""
-    monkeypatch.setattr(linear_act_descriptors, "worth_padding", lambda *_: True)
+    monkeypatch.setattr(linear_descriptors, "worth_padding", lambda *_: True)
     inputs = tensors(m, k, n, device, grad=True)
     assert takes_descriptors(*(each.detach() for each in inputs[:2])) != copied
     weight = torch.randn(m, n, device=device, dtype=torch.float16)
@@ -147,7 +150,7 @@ def test_rows_of_any_length_reach_the_copy_engine(act, m, k, n, copied, device, 
         for y, leaves in ((ours, inputs), (theirs, inputs), (exact, doubles))
     )
     assert_as_accurate(found, native, truth)
-    assert launched == ["few" if m <= linear_act_few.ROWS else "descriptors"]
+    assert launched == ["few" if m <= linear_descriptors.FEW_ROWS else "descriptors"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_rows_of_any_length_reach_the_copy_engine(act, m, k, n, copied, device, 
 def test_a_copy_is_made_where_it_costs_less_than_it_saves(m, k, n, worth, monkeypatch):
     monkeypatch.setattr(arguments, "MULTIPROCESSORS", 132)
     x, weight = (torch.empty(rows, k, dtype=torch.bfloat16) for rows in (m, n))
-    assert linear_act_descriptors.worth_padding(x, weight) == worth
+    assert linear_descriptors.takes(x, weight, None, None, None, False) == worth
 
 
 def test_a_residual_that_begins_anywhere(device, launched, poisoned):
@@ -343,8 +346,8 @@ def compiled(act="gelu_tanh", residual=False, keep_sum=False, dtype=torch.bfloat
 
 def test_the_copy_engine_and_the_tensor_cores_do_the_work():
     """What the docstring says of the benchmark's kernel: whole tiles in and out, no address of an operand computed."""
-    arguments, options = OP.compile_arguments(*OP.gpu_shapes[0], dtype=torch.bfloat16)
-    resources = compile_for(linear_act_descriptors_kernel, *arguments, **options)
+    kernel, arguments, options = linear_descriptors.compile_arguments(*OP.gpu_shapes[0], dtype=torch.bfloat16)
+    resources = compile_for(kernel, *arguments, **options)
     assert options["num_stages"] == 4
     assert resources.shared_memory <= 232448
     assert resources.instructions["HGMMA"] == options["BLOCK_K"] // 16
@@ -383,10 +386,10 @@ def test_no_spills_with_all_that_an_epilogue_can_have(dtype, m, n):
 @pytest.mark.parametrize("m", [16, 32])
 def test_few_rows_come_in_by_the_copy_engine_and_spill_nothing(m, n):
     """200 KB of loads on their way on a multiprocessor, of one program or two; weights of 64 rows on tensor cores."""
-    chosen = linear_act_few.settings(m, n, torch.bfloat16)
+    chosen = linear_few_rows.few_settings(m, n, torch.bfloat16)
     x, weight, y = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in ((m, 4096), (n, 4096), (m, n)))
-    arguments = linear_act_few.operands(x, weight, y[0], y, y, y, chosen)
-    found = compile_for(linear_act_few.linear_act_few_kernel, *arguments, ACT="gelu", **chosen)
+    arguments = linear_few_rows.few_operands(x, weight, y[0], y, y, y, chosen)
+    found = compile_for(linear_few_rows.linear_act_few_kernel, *arguments, ACT="gelu", **chosen)
     assert found.spill_bytes == 0
     assert found.occupancy().blocks == (1 if n == 4096 else 2)
     assert found.occupancy().blocks * found.shared_memory > 180 * 2**10

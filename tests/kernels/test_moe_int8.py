@@ -13,26 +13,27 @@ from rewritten import rewritten
 
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import moe_int8, routing
+from kernels import moe_int8, routing, variant
 from kernels.activations import ACTIVATIONS
 from kernels.interpreter import runtime
 from kernels.routing import routed
 from kernels.tiled import moe_int8 as module
-from kernels.tiled.moe_int8 import FEW, OP, SMALL, moe_int8_op, moe_int8_reference
-from kernels.tiled.moe_int8_few import moe_int8_few_kernel
-from kernels.tiled.moe_int8_small import small_settings
+from kernels.tiled.moe_int8 import OP, moe_int8_op, moe_int8_reference
+from kernels.tuned import moe_int8 as tuned_module
+from kernels.tuned.moe_int8 import FEW, SMALL, moe_int8_descriptors_kernel, moe_int8_few_kernel, small_settings
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
 HALF = torch.bfloat16 if runtime.has_gpu() else torch.float16
 DEVICE = "cuda" if runtime.has_gpu() else "cpu"
 
 
-@pytest.fixture(params=["one launch", "two launches", "four launches"])
+@pytest.fixture(params=["plain", "one launch", "two launches", "four launches"])
 def tokens(request, monkeypatch):
     """How many tokens to take, for each way the layer can go."""
     if request.param == "four launches":
-        monkeypatch.setattr(module, "SMALL", 0)
-    return 3 if request.param == "one launch" else FEW + 1
+        monkeypatch.setattr(tuned_module, "SMALL", 0)
+    with variant("plain" if request.param == "plain" else "tuned"):
+        yield 3 if request.param == "one launch" else FEW + 1
 
 
 def one_token_at_a_time(x, logits, weight, scale, top_k=8, act="silu", dtype=torch.float64):
@@ -112,8 +113,10 @@ def test_more_tokens_than_a_tile_in_two_launches(device, favourite):
     """An expert whose tokens fill two tiles and begin a third: it reads its weights three times."""
     arguments = OP.inputs(33, 32, 20, 8, dtype=HALF, device=device)
     arguments[1][:, favourite] += 100
-    check(moe_int8(*arguments, top_k=1), arguments, top_k=1)
-    traffic = measure(moe_int8, *arguments, 1)
+    with variant("tuned"):
+        check(moe_int8(*arguments, top_k=1), arguments, top_k=1)
+    with variant("tuned"):
+        traffic = measure(moe_int8, *arguments, 1)
     assert (traffic.launches, traffic.by_tensor["weight"].read) == (2, 3 * 20 * 32)
 
 
@@ -158,7 +161,9 @@ def test_leading_shapes_and_other_dtypes(device):
 def test_weights_that_no_descriptor_takes(device, spoil, cols):
     x, logits, weight, scale = OP.inputs(FEW + 1, cols, 6, 5, dtype=HALF, device=device)
     arguments = x, logits, spoil(weight), scale
-    check(moe_int8(*arguments, top_k=2), arguments, top_k=2)
+    for kernels in ("plain", "tuned"):
+        with variant(kernels):
+            check(moe_int8(*arguments, top_k=2), arguments, top_k=2)
 
 
 @given(
@@ -178,23 +183,29 @@ def test_every_token_stands_with_each_of_its_experts_once(scores, top_k):
 
 def test_one_launch_reads_the_weights_of_the_chosen_experts_alone(device):
     x, logits, weight, scale = OP.inputs(1, 256, 8, 64, dtype=torch.float16, device=device)
-    traffic = measure(moe_int8, x, logits, weight, scale)
+    with variant("tuned"):
+        traffic = measure(moe_int8, x, logits, weight, scale)
     work = OP.work((1, 256, 8, 64), torch.float16)
     assert traffic.launches == 1
     assert (traffic.unique_read, traffic.unique_written) == (work.bytes_read, work.bytes_written)
     assert traffic.by_tensor["weight"].read == 8 * 8 * 256
 
 
-@pytest.mark.parametrize("launches", [2, 4])
-def test_weights_are_read_once_a_tile_of_tokens(device, launches, monkeypatch):
+@pytest.mark.parametrize(("kernels", "launches"), [("plain", 4), ("tuned", 2), ("tuned", 4)])
+def test_weights_are_read_once_a_tile_of_tokens(device, kernels, launches, monkeypatch):
     tokens, cols, out_cols, experts = 40, 64, 128, 4
     if launches == 4:
-        monkeypatch.setattr(module, "SMALL", 0)
+        monkeypatch.setattr(tuned_module, "SMALL", 0)
     x, logits, weight, scale = OP.inputs(tokens, cols, out_cols, experts, dtype=torch.float16, device=device)
     logits[:, :2] += 10
-    traffic = measure(moe_int8, x, logits, weight, scale, 2)
+    with variant(kernels):
+        traffic = measure(moe_int8, x, logits, weight, scale, 2)
     assert (traffic.launches, traffic.hazards) == (launches, ())
-    chosen = (small_settings if launches == 2 else module.settings)(tokens, experts, 2, cols, torch.float16)
+    if kernels == "plain":
+        chosen = module.settings(tokens, experts, 2, torch.float16)
+    else:
+        choose = small_settings if launches == 2 else tuned_module.grouped_settings
+        chosen = choose(tokens, experts, 2, cols, torch.float16)
     tiles = math.ceil(tokens / chosen["BLOCK_TOKENS"])
     assert traffic.by_tensor["weight"].read == 2 * tiles * out_cols * cols
     # Each expert's tokens, and token 0 in place of those that its last tile has not.
@@ -223,9 +234,8 @@ def test_weights_are_read_once_a_tile_of_tokens(device, launches, monkeypatch):
 )
 def test_what_the_compiler_makes_of_the_settings(tokens, dtype):
     """No spills; 16-bit weights are made by arithmetic, not by a conversion instruction each."""
-    shape = tokens, 2048, 768, 64
-    arguments, options = OP.compile_arguments(*shape, dtype=dtype)
-    compiled = compile_for(OP.kernel_for(*shape), *arguments, device="H100", **options)
+    kernel, arguments, options = tuned_module.compile_arguments(tokens, 2048, 768, 64, dtype=dtype)
+    compiled = compile_for(kernel, *arguments, device="H100", **options)
     assert compiled.spill_bytes == 0
     if tokens > FEW:
         assert compiled.instructions["UTMALDG"] > 0
@@ -245,20 +255,34 @@ def test_what_the_compiler_makes_of_the_settings(tokens, dtype):
 
 
 def test_the_compiler_leaves_products_in_flight_where_it_can(tmp_path):
-    """When this fails, Triton waits for them by itself: moe_int8_kernel can do without its tl.where."""
+    """When this fails, Triton waits for them by itself: moe_int8_descriptors_kernel can do without its tl.where."""
     guarded, bare = "acc = tl.where(start < cols, product, acc)", "acc = product"
-    unguarded = rewritten(module.moe_int8_kernel, tmp_path, guarded, bare)
-    arguments, options = OP.compile_arguments(8192, 2048, 768, 64, dtype=torch.bfloat16)
-    for kernel, in_flight in ((unguarded, True), (module.moe_int8_kernel, False)):
-        ptx = compile_for(kernel, *arguments, device="H100", **options).ptx
-        left = set(re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d)", ptx))  # products that it does not wait for
+    unguarded = rewritten(moe_int8_descriptors_kernel, tmp_path, guarded, bare)
+    _, arguments, options = tuned_module.compile_arguments(8192, 2048, 768, 64, dtype=torch.bfloat16)
+    for kernel, in_flight in ((unguarded, True), (moe_int8_descriptors_kernel, False)):
+        left = products_in_flight(kernel, arguments, options)
         assert "0" in left
         assert (left != {"0"}) == in_flight
 
 
+def products_in_flight(kernel, arguments, options) -> set[str]:
+    """How many products the kernel does not wait for, of each of its waits."""
+    ptx = compile_for(kernel, *arguments, device="H100", **options).ptx
+    return set(re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d)", ptx))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tokens", [64, 512, 8192])
+def test_what_the_compiler_makes_of_the_plain_kernel(tokens, dtype):
+    """No spills; and no product is in flight while the next step's weights are converted."""
+    arguments, options = OP.compile_arguments(tokens, 2048, 768, 64, dtype=dtype)
+    assert compile_for(OP.kernel, *arguments, device="H100", **options).spill_bytes == 0
+    assert products_in_flight(OP.kernel, arguments, options) <= {"0"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_tokens_on_an_older_gpu_do_not_spill(dtype):
-    arguments, options = OP.compile_arguments(1, 2048, 768, 64, dtype=dtype)
+    _, arguments, options = tuned_module.compile_arguments(1, 2048, 768, 64, dtype=dtype)
     assert compile_for(moe_int8_few_kernel, *arguments, device="A100", **options).spill_bytes == 0
 
 

@@ -6,13 +6,13 @@ from accuracy import assert_as_accurate, doubled, with_gradients
 
 from helpers.instruments import compile_for, measure
 from kernels.rowwise.rms_norm import rms_norm_reference
-from kernels.tiled.linear_one_row import linear_one_row, linear_one_row_kernel
 from kernels.transformer_block import (
     transformer_block,
     transformer_block_inputs,
     transformer_block_reference,
     transformer_block_work,
 )
+from kernels.tuned.linear_few_rows import linear_one_row, linear_one_row_kernel
 
 HEADS = 4, 2
 SIZES = {"width": 64, "heads": 4, "key_heads": 2, "hidden": 96}

@@ -1,28 +1,26 @@
-"""linear_act on tensor cores of compute capability 9.0 and 10.0, for rows that start at multiples of 16 bytes.
+"""linear_act with tensor descriptors: more than 32 rows of 16 bits (or tf32), on compute capability 9.0 and 10.0.
 
-The same tiles, sums and epilogue as linear_act's own kernel, in four steps; with bias and GELU in bf16 on an H200, in
-TFLOP/s of one run:
+It takes x and weight whose rows start at multiples of 16 bytes, and copies others into such rows where the product is
+large. Compared with the plain kernel, with bias and GELU in bf16 on an H200: 1.28 to 1.37 times as fast at the three
+sizes below, and 4.7 times at 1023 x 4097 x 4099, whose rows are copied first (75 us, 25 of them the copies, where the
+plain kernel takes 352 and torch.compile, which copies too, 105). TFLOP/s of one run, one step after the other:
 
                                                                           8192^3   4096^3   8192 x 4096 x 11008
-    linear_act_kernel, tiles of 128 x 128                                    572      578      568
+    the plain kernel, tiles of 128 x 128                                     572      578      568
     tensor descriptors: the copy engine (TMA) fetches whole tiles into       705      700      682
         shared memory and checks the bounds; no registers spent on
         addresses and masks, so that tiles of 128 x 256 fit
     grouped order: tiles that run together form a block of the result,       756      714      741
         not a strip, and share x and W in L2
-    persistent programs: one a multiprocessor walks over tiles, and the      774      734      771
-        next tile's loads run under this tile's epilogue
-    a shorter epilogue: GELU with one special instruction an element         778      741      779
-        instead of two, and the bias loaded once a tile, coalesced
+    persistent programs: one per SM walks over tiles, and the next           774      734      771
+        tile's loads run under this tile's epilogue
+    a shorter epilogue: GELU with one special instruction per element        778      741      779
+        instead of two, and the bias loaded once per tile, coalesced
     cuBLAS and a GELU kernel                                                 748      686      704
     cuBLAS, linear and bias alone                                            793      762      783
 
-Without an activation it is level with cuBLAS (789, 762 and 799). With it the tensor cores wait 1.2 us of the 46 that a
-tile takes at 4096^3: the GELU's eight instructions an element keep a multiprocessor's four schedulers for 2048 cycles.
-
-Rows of x and weight that begin elsewhere are copied first where the product is large: 1023 x 4097 x 4099 takes 75 us
-then, 25 of them the copies, linear_act_kernel 352 and torch.compile, which copies too, 105; 777 x 300 x 5000 takes 23,
-55 and 45 us.
+Without an activation it is level with cuBLAS (789, 762 and 799). With one the tensor cores wait 1.2 us of the 46 that a
+tile takes at 4096^3: the GELU's eight instructions per element keep an SM's four schedulers busy for 2048 cycles.
 
 Source: the order of tiles and the persistent loop after Triton's tutorials 03 and 09.
 """
@@ -36,8 +34,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.activations import activate
 from kernels.arguments import cdiv, multiprocessors, shared_memory
-from kernels.descriptors import ALIGNMENT, LARGE_TILES
-from kernels.tiled.padded import pad
+from kernels.descriptors import ALIGNMENT, LARGE_TILES, described_rows, takes_descriptors
+from kernels.tiled.linear_act import run
+from kernels.variants import tuned
+
+FEW_ROWS = 32  # up to which linear_few_rows.py takes the call
 
 # Rows and columns of a tile, warps, microseconds of a round of one tile a multiprocessor at K = 4096 (H200, bf16).
 TILES = (
@@ -178,27 +179,72 @@ def operands(x, weight, bias, residual, y, s, chosen: dict) -> tuple:
     return of_x, of_weight, bias, *results, x.shape[0], weight.shape[0], x.shape[1]
 
 
-def worth_padding(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether linear_act_kernel takes longer for x and weight as they are than their copies do. Where rows begin
-    between multiples of 16 bytes it took 0.042 us for each of K and a round of tiles; copies take 10 us, the second
-    launch among them, and their bytes at 3.4 TB/s (H200, bf16)."""
-    if not shared_memory(x) >= LARGE_TILES:
-        return False
-    (m, k), n = x.shape, weight.shape[0]
-    rounds = cdiv(cdiv(m, 128) * cdiv(n, 128), multiprocessors(x))
-    return 0.042 * rounds * k > 10 + 2 * (m + n) * k * x.itemsize / 3.4e6
+@triton.jit
+def copy_row(source_ptr, padded_ptr, cols, padded_stride, BLOCK: tl.constexpr):
+    for start in range(0, padded_stride, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        value = tl.load(source_ptr + col, mask=col < cols, other=0.0)
+        tl.store(padded_ptr + col, value, mask=col < padded_stride)
+
+
+@triton.jit
+def pad_rows_kernel(
+    x_ptr,  # (m, k), any row stride, unit column stride
+    weight_ptr,  # (n, k), the same
+    padded_x_ptr,  # (m, padded_stride), contiguous
+    padded_weight_ptr,  # (n, padded_stride), contiguous
+    m,
+    k,
+    x_row_stride,
+    weight_row_stride,
+    padded_stride,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)  # int64: offsets pass 2**31 on large tensors
+    if row < m:
+        copy_row(x_ptr + row * x_row_stride, padded_x_ptr + row * padded_stride, k, padded_stride, BLOCK)
+    else:
+        row -= m
+        source, target = weight_ptr + row * weight_row_stride, padded_weight_ptr + row * padded_stride
+        copy_row(source, target, k, padded_stride, BLOCK)
 
 
 def padded(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both with zeros after their columns, so that rows begin at multiples of 32 bytes."""
-    k = cdiv(x.shape[1], 16) * 16
-    pixels = (each.contiguous()[:, None, :, None] for each in (x, weight))
-    return tuple(each.view(-1, k) for each in pad(*pixels, *((each.shape[0], 1, k, 1) for each in (x, weight))))
+    """Copy both, in one launch, into rows that begin at multiples of 32 bytes, with zeros after their columns."""
+    (m, k), n = x.shape, weight.shape[0]
+    stride = cdiv(k, 16) * 16
+    copies = x.new_empty(m, stride), weight.new_empty(n, stride)
+    strides = x.stride(0), weight.stride(0), stride
+    pad_rows_kernel[(m + n,)](x, weight, *copies, m, k, *strides, BLOCK=2048, num_warps=8)
+    return copies
 
 
-def launch(x, weight, bias, residual, y, s, act: str | None) -> None:
-    """Write y, (m, n), and s where it is not None, for matrices that descriptors can tell of."""
+def worth_padding(m: int, k: int, n: int, itemsize: int, multiprocessors: int) -> bool:
+    """Return whether the plain kernel takes longer than copies of x and weight cost. Where rows begin between multiples
+    of 16 bytes it takes 0.042 us for each of K and a round of tiles; copies take 10 us, the second launch among them,
+    and their bytes at 3.4 TB/s (H200, bf16)."""
+    rounds = cdiv(cdiv(m, 128) * cdiv(n, 128), multiprocessors)
+    return 0.042 * rounds * k > 10 + 2 * (m + n) * k * itemsize / 3.4e6
+
+
+def takes(x, weight, bias, residual, act: str | None, tf32: bool) -> bool:
+    """Return whether a kernel with descriptors, of few rows or of many, takes the call."""
+    n, k = weight.shape
+    if not ((x.itemsize == 2 or tf32) and n and x.numel() and shared_memory(x) >= LARGE_TILES):
+        return False
+    if described_rows(x) and described_rows(weight):
+        return True
+    return worth_padding(x.numel() // k, k, n, x.itemsize, multiprocessors(x))
+
+
+def as_descriptors_take(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return matrices x and weight where descriptors take both as they are, else padded copies."""
+    return (x, weight) if takes_descriptors(x, weight) else padded(x, weight)
+
+
+def _launch(x, weight, bias, residual, y, s, act: str | None, tf32: bool) -> None:
     (m, n), programs = y.shape, multiprocessors(x)
+    x, weight = as_descriptors_take(x, weight)
     chosen = settings(m, n, x.dtype, residual is not None, s is not None, programs)
     if residual is not None and residual.data_ptr() % ALIGNMENT:
         chosen = chosen | {"DESCRIBED": False}
@@ -207,8 +253,29 @@ def launch(x, weight, bias, residual, y, s, act: str | None) -> None:
     linear_act_descriptors_kernel[grid](*arguments, ACT=act, **chosen)
 
 
-def compile_arguments(m: int, k: int, n: int, dtype: torch.dtype, bias: bool = True) -> tuple[tuple, dict]:
-    """As FusedOp.compile_arguments."""
+def compile_arguments(m: int, k: int, n: int, *, dtype: torch.dtype, bias: bool = True):
+    """As kernels.variants.Tuned.compile_arguments."""
+    if m <= FEW_ROWS or dtype.itemsize != 2 or k % 8:
+        return None
     chosen = settings(m, n, dtype)
     x, weight, y = (torch.empty(size, dtype=dtype, device="meta") for size in ((m, k), (n, k), (m, n)))
-    return operands(x, weight, y[0] if bias else None, None, y, None, chosen), {"ACT": "gelu_tanh", **chosen}
+    arguments = operands(x, weight, y[0] if bias else None, None, y, None, chosen)
+    return linear_act_descriptors_kernel, arguments, {"ACT": "gelu_tanh", **chosen}
+
+
+def _takes_many(x, weight, *others) -> bool:
+    return x.numel() > FEW_ROWS * x.shape[-1] and takes(x, weight, *others)
+
+
+GAIN = "1.28x to 1.37x at 8192^3, 4096^3 and 8192 x 4096 x 11008, 4.7x at 1023 x 4097 x 4099 (H200, bf16)"
+
+
+@tuned("linear_act", "forward", takes=_takes_many, gain=GAIN, compile_arguments=compile_arguments)
+def _forward(*arguments) -> torch.Tensor:
+    return run(*arguments, keep_sum=False, launch=_launch)[0]
+
+
+@tuned("linear_act", "training", takes=_takes_many, gain=GAIN)
+def _training(x, weight, bias, residual, act, tf32) -> tuple[torch.Tensor, torch.Tensor]:
+    y, s = run(x, weight, bias, residual, act, tf32, keep_sum=act is not None, launch=_launch)
+    return y, x.new_empty(0) if s is None else s
