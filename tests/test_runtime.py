@@ -382,3 +382,18 @@ def test_reductions_by_a_function_of_ones_own_keep_the_order():
     reduces_kernel[(1,)](x, variances, firsts, ROWS=8, COLS=64)
     torch.testing.assert_close(variances, x.var(dim=1, correction=0))
     assert torch.equal(firsts, torch.cat([x[:, 0], x[0], x[0, :1]]))
+
+
+@triton.jit
+def load_past_the_end_kernel(x_ptr, y_ptr, n):
+    tl.store(y_ptr, tl.load(x_ptr + n, mask=n < 0, other=0.0))
+    i = tl.arange(0, 1)
+    tl.store(y_ptr + 1 + i, tl.load(x_ptr + n + i, mask=n + i < n, other=0.0))
+    tl.store(y_ptr + 2 + i, tl.load(x_ptr + n + i, mask=n + i < n))
+
+
+def test_a_masked_load_of_one_element_takes_its_other():
+    x, y = torch.ones(4), torch.ones(3)
+    load_past_the_end_kernel[(1,)](x, y, 4)
+    assert y[:2].tolist() == [0, 0]
+    assert y[2].isnan()

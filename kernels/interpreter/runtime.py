@@ -53,6 +53,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, CUDAOptions, min_dot_size
 from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
 from triton.language.extra.cuda import libdevice
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
@@ -81,6 +82,7 @@ _make_ttgir = CUDABackend.make_ttgir
 _triton_np_dtype = interpreter._get_np_dtype
 _triton_block_type = tl.block_type.__init__
 _triton_equal = tl.tuple.__eq__
+_triton_load = TritonSemantic._load_legacy
 _one_launch_at_a_time = threading.RLock()  # the interpreter's state is one object for the whole process
 _has_gpu = torch.cuda.is_available()
 _observer = None
@@ -175,6 +177,12 @@ def _equal_shapes(self: tl.tuple, other) -> tl.constexpr:
     return tl.constexpr(True) if self is other else _triton_equal(self, other)
 
 
+def _load(self: TritonSemantic, ptr, mask, other, *options):
+    # Triton asks `if other`, and so drops a single 0, which is false where tensors have values.
+    self.builder.has_other = other is not None
+    return _triton_load(self, ptr, mask, other, *options)
+
+
 def _float_to_int(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     # PTX's cvt saturates and has no 8-bit form: LLVM converts to 16 bits and keeps the low 8.
     wide = np.dtype(dtype.kind + str(max(2, dtype.itemsize)))
@@ -238,6 +246,8 @@ def _report(op, data: np.ndarray) -> None:
 class Builder(interpreter.InterpreterBuilder):
     """Triton's interpreter with its differences from the GPU put right, reporting memory accesses to the observer."""
 
+    has_other = False  # whether the load that is being made was given `other`
+
     def unary_op(self, arg, op):
         _report(op, arg.data)
         return super().unary_op(arg, op)
@@ -255,7 +265,11 @@ class Builder(interpreter.InterpreterBuilder):
         np_dtype = _np_dtype(dtype)
         raw = np.dtype(np.uint16) if np_dtype == BFLOAT16 else np_dtype
         lanes = _allowed("read", ptrs.data, mask, np_dtype.itemsize)
-        fill = _garbage(ptrs.data.shape, np_dtype).view(raw) if other is None else other.data.view(raw)
+        if other is not None:
+            fill = other.data.view(raw)
+        else:
+            shape = ptrs.data.shape
+            fill = np.zeros(shape, raw) if self.has_other else _garbage(shape, np_dtype).view(raw)
         return interpreter.TensorHandle(
             interpreter._interpreter.load(ptrs.data, lanes, fill, raw).view(np_dtype), dtype
         )
@@ -450,6 +464,7 @@ def _interpreted_language() -> list:
     changes.set_attr(tl.block_type, "__init__", _made_block_type)
     changes.set_attr(tl.tensor, "__init__", _made_tensor)
     changes.set_attr(tl.tuple, "__eq__", _equal_shapes)
+    changes.set_attr(TritonSemantic, "_load_legacy", _load)
     changes.set_attr(tl.tensor, "__bool__", _one_value)
     changes.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.reshape(())))
     changes.set_attr(JITFunction, "__call__", _called_from_kernel)

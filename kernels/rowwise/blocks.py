@@ -1,10 +1,11 @@
 """Choose how a row-wise kernel holds a row of any width, and how many rows and warps a program has.
 
 A Triton block has a power-of-two size, and most rows do not: of 10000 columns, a block of 16384 would leave 39 % idle.
-So a row is held in two blocks, HEAD, a power of two that every row fills, and TAIL, a smaller one for the rest:
+So a row is held in two blocks: HEAD, a power of two that every row fills, and TAIL, one of at most that size for the
+rest. TAIL is never 0, so that kernels need no branch:
 
-    10000 columns = HEAD 8192, which needs no mask, + TAIL 2048, masked
-     4096 columns = HEAD 4096, TAIL 0
+    10000 columns = HEAD 8192, which needs no column mask, + TAIL 2048, masked
+     4096 columns = HEAD 2048 + TAIL 2048
 """
 
 from functools import cache
@@ -25,22 +26,22 @@ def compute_dtype(dtype: torch.dtype) -> tl.dtype:
 
 @cache
 def row_blocks(cols: int) -> tuple[int, int]:
-    """Return HEAD and TAIL for rows of `cols` columns, at least 1; HEAD elements are in every row.
+    """Return HEAD and TAIL for rows of `cols` columns, at least 1; HEAD elements are in every row, TAIL is at least 1.
 
     Rows of more than MAX_COLUMNS have HEAD = TAIL = CHUNK: the kernel loops over the rest of the row in TAILs.
     """
     if cols > MAX_COLUMNS:
         return CHUNK, CHUNK
-    head = 1 << (cols.bit_length() - 1)
-    return head, next_power_of_2(cols - head) if cols > head else 0
+    head = max(1, next_power_of_2(cols) // 2)
+    return head, next_power_of_2(max(1, cols - head))
 
 
 @cache
 def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
     """Return HEAD, TAIL, BLOCK_ROWS, COMPUTE and num_warps for rows of `cols` columns.
 
-    A thread holds at most 32 elements of each of `tensors` tensors that are read together, so that several programs fit
-    on an SM and some load while others compute. Rows of up to 512 columns share a program.
+    A thread holds at most 32 elements, of all `tensors` tensors that are read together, so that several programs fit on
+    an SM and some load while others compute. Rows of up to 512 columns share a program.
     """
     head, tail = row_blocks(cols)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))

@@ -1,8 +1,4 @@
-"""Norms of rows beyond 32768 columns, too wide for registers: layer_norm, rms_norm, and both of x + residual.
-
-A few rows of RMSNorm, and all of its x + residual beyond 65536 columns, are shared by clusters of programs where a GPU
-has them: rms_norm_clusters.py.
-"""
+"""Norms of rows beyond 32768 columns, too wide for registers: layer_norm, and that of x + residual."""
 
 import torch
 import triton
@@ -10,7 +6,6 @@ import triton.language as tl
 
 from kernels.activations import activate
 from kernels.arguments import as_rows, given
-from kernels.rowwise import clusters, rms_norm_clusters
 from kernels.rowwise.pieces import arithmetic
 from kernels.rowwise.wide_rows import (
     load_tiles,
@@ -20,7 +15,7 @@ from kernels.rowwise.wide_rows import (
     settings,
     store_tiles,
 )
-from kernels.vectors import VECTOR_BYTES, at_vector, elements_before, vectors_of_rows
+from kernels.vectors import at_vector, elements_before, vectors_of_rows
 
 
 @triton.jit
@@ -98,11 +93,7 @@ def forward(
     rows, cols = x.shape
     of_rows = given(residual=residual, y=y, total=total).values()
     vector, ragged = vectors_of_rows(x, *map(as_rows, of_rows))
-    plain = not centred and act is None and weight.itemsize == 2 and weight.data_ptr() % VECTOR_BYTES == 0
     tensors = 1 if residual is None else 2
-    if plain and clusters.take(x, vector, ragged, tensors):
-        rms_norm_clusters.forward(x, residual, weight, y, total, rstd, eps)
-        return
     strides = x.stride(0), 0 if residual is None else residual.stride(0)
     constants = {"VECTOR": vector, "RAGGED": ragged, "CENTRED": centred, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
     chosen = settings(cols, x.dtype, ragged, tensors)

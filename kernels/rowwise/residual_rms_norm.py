@@ -1,16 +1,17 @@
 """Residual addition and RMSNorm in one kernel:  s = x + residual,  y = s / rms(s) * weight; both are results.
 
-Every layer of a Llama begins so: y goes into the layer, s is the residual of the next one.
+Every layer of a Llama begins like this: y goes into the layer, s is the residual of the next one.
 
     unfused   add: read x, read residual, write s | rms_norm: read s, write y       20 B/element in fp32, two launches
     fused     read x, read residual, write s, normalise what is in registers        16 B/element, one launch
               already, write y
 
-PyTorch's RMSNorm is one launch on a GPU; on a CPU it is written out and moves more. Every program reads the weight
-anew, from L2: DRAM gives it once. Rows beyond 32768 elements are in norm_wide.py.
+PyTorch's RMSNorm is one launch on a GPU; on a CPU it is unfused and moves more. Every program reads the weight again,
+from L2: DRAM supplies it once. A row of more than 32768 columns, which registers cannot hold, is read twice, in
+chunks.
 
-The gradient of s, of x and of residual are one. rms_norm's backward kernels add s's own to what comes through the norm
-before they write it: 16 B/element in fp32.
+s, x and residual have the same gradient. rms_norm's backward kernel adds s's own gradient to the one that comes through
+the norm before it writes it: 16 B/element in fp32.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
@@ -20,31 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import (
-    MULTIPROCESSORS,
-    as_rows,
-    check_alike,
-    check_columns,
-    in_widest,
-    multiprocessors,
-    ones_unless,
-)
+from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, ones_unless
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.rowwise import norm_wide
-from kernels.rowwise.pieces import (
-    along,
-    columns_inside,
-    load_columns,
-    load_pieces,
-    pieces_of,
-    pointers,
-    row_sum,
-    rows_alike,
-    rows_from,
-)
-from kernels.rowwise.rms_norm import WIDEST_BLOCK, launch_of, number_a_row
-from kernels.rowwise.rms_norm_backward import gradients
-from kernels.vectors import elements_before
+from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
+from kernels.rowwise.rms_norm import gradients, one_per_row
 
 
 @triton.jit
@@ -54,59 +34,77 @@ def residual_rms_norm_kernel(
     weight_ptr,  # (cols,)
     y_ptr,  # (rows, cols), contiguous, x's dtype
     sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, the next layer's residual
-    rstd_ptr,  # (rows,), in COMPUTE, or None where no backward pass will ask for it
+    rstd_ptr,  # (rows,), in COMPUTE: 1 / rms of each row, or None where no backward pass will need it
     rows,
     cols,
     x_row_stride,
     residual_row_stride,
     eps,
-    BLOCK_ROWS: tl.constexpr,
-    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one; 1: it has one block of rows
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    BLOCK_ROWS: tl.constexpr,  # rows of one program
+    HEAD: tl.constexpr,  # columns of the first block, which every row fills
+    TAIL: tl.constexpr,  # columns of the second block, which is masked
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
-    first, APART = rows_alike(BLOCK_ROWS, PIECES)
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    lead = elements_before(tl.cast(first, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
-    inside = columns_inside(lead, cols, PIECES)
-    weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
-    step = tl.num_programs(0) * BLOCK_ROWS
-    turns = 1 if STAGES == 1 else tl.cdiv(rows - first, step)
-    for turn in tl.range(0, turns, num_stages=STAGES):
-        row = rows_from(first + turn * step, BLOCK_ROWS, APART)
-        here = row < rows
-        # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
-        x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0)
-        residual = load_pieces(pointers(residual_ptr, row * residual_row_stride, lead, cols, PIECES), inside, here, 0.0)
-        out = pointers(sum_ptr, row * cols, lead, cols, PIECES)
-        s, squares = (), ()
-        for i in tl.static_range(len(x)):
-            s = s + (x[i].to(COMPUTE) + residual[i].to(COMPUTE),)
-            squares = squares + (s[i] * s[i],)
-            tl.store(out[i], s[i].to(sum_ptr.dtype.element_ty), mask=here & inside[i])
-        rstd = tl.rsqrt(row_sum(squares) / cols + eps)
-        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(x)):
-            y = s[i] * rstd * weight[i].to(COMPUTE)
-            tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
-        if rstd_ptr is not None:
-            tl.store(rstd_ptr + row, rstd, mask=here)
+    # int64 before the multiplications: row * stride may exceed 2**31.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col0 = tl.arange(0, HEAD)[None, :]
+    col1 = HEAD + tl.arange(0, TAIL)[None, :]
+    mask0 = row < rows
+    mask1 = mask0 & (col1 < cols)
+    x_ptr += row * x_row_stride
+    residual_ptr += row * residual_row_stride
+    y_ptr += row * cols
+    sum_ptr += row * cols
+
+    # Masked elements are 0, which adds nothing to a sum of squares. The sum is normalised before it is rounded.
+    s0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
+    s1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
+    s0 += tl.load(residual_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
+    s1 += tl.load(residual_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
+    tl.store(sum_ptr + col0, s0.to(sum_ptr.dtype.element_ty), mask=mask0)
+    tl.store(sum_ptr + col1, s1.to(sum_ptr.dtype.element_ty), mask=mask1)
+    squares = tl.sum(s0 * s0, axis=1, keep_dims=True) + tl.sum(s1 * s1, axis=1, keep_dims=True)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            s = tl.load(x_ptr + col, mask=mask0 & (col < cols), other=0.0).to(COMPUTE)
+            s += tl.load(residual_ptr + col, mask=mask0 & (col < cols), other=0.0).to(COMPUTE)
+            tl.store(sum_ptr + col, s.to(sum_ptr.dtype.element_ty), mask=mask0 & (col < cols))
+            squares += tl.sum(s * s, axis=1, keep_dims=True)
+    rstd = tl.rsqrt(squares / cols + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=mask0)
+
+    y0 = s0 * rstd * tl.load(weight_ptr + col0).to(COMPUTE)
+    y1 = s1 * rstd * tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    tl.store(y_ptr + col0, y0.to(y_ptr.dtype.element_ty), mask=mask0)
+    tl.store(y_ptr + col1, y1.to(y_ptr.dtype.element_ty), mask=mask1)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            s = tl.load(x_ptr + col, mask=mask0 & (col < cols)).to(COMPUTE)
+            s += tl.load(residual_ptr + col, mask=mask0 & (col < cols)).to(COMPUTE)
+            y = s * rstd * tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+            tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
+
+
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Return the kernel's blocks and warps for rows of `cols` columns."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, tensors=2)}
 
 
 def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     y, s = like(x), like(x)
-    if y.numel() == 0:
-        return y, s
-    x, residual, weight = as_rows(x), as_rows(residual), weight.contiguous()
-    rows, cols = x.shape
-    with torch.cuda.device_of(x):
-        if cols > WIDEST_BLOCK:
-            norm_wide.forward(x, residual, weight, None, y, s, rstd, eps, False)
-        else:
-            pieces = pieces_of(x, residual, as_rows(y))
-            programs, chosen = launch_of(rows, cols, pieces, x.dtype, multiprocessors(x), 2)
-            tensors, strides = (x, residual, weight, y, s, rstd), (x.stride(0), residual.stride(0))
-            residual_rms_norm_kernel[(programs,)](*tensors, rows, cols, *strides, eps, **chosen)
+    if y.numel():
+        x, residual = as_rows(x), as_rows(residual)
+        rows, cols = x.shape
+        chosen = settings(cols, x.dtype)
+        tensors, strides = (x, residual, weight.contiguous(), y, s, rstd), (x.stride(0), residual.stride(0))
+        with torch.cuda.device_of(x):
+            residual_rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
+                *tensors, rows, cols, *strides, eps, **chosen
+            )
     return y, s
 
 
@@ -115,7 +113,7 @@ def _forward(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
 
 
 def _training(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    rstd = number_a_row(x)
+    rstd = one_per_row(x)
     return *_launch(x, residual, weight, rstd, eps), rstd
 
 
@@ -135,7 +133,7 @@ residual_rms_norm_op = register(
     _forward,
     lambda x, residual, weight, eps: (like(x), like(x)),
     training=_training,
-    training_fake=lambda x, residual, weight, eps: (like(x), like(x), number_a_row(x)),
+    training_fake=lambda x, residual, weight, eps: (like(x), like(x), one_per_row(x)),
     keep=lambda arguments, results: (results[1], arguments[2], results[2]),
     backward=_backward,
     backward_fake=lambda grad_y, grad_sum, s, weight, rstd: (like(s), like(weight)),
@@ -151,7 +149,7 @@ def residual_rms_norm(
     """RMSNorm of x + residual, and the sum itself for the next layer, in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
         residual: tensor of x's shape, dtype and device. Under autocast the narrower of the two is converted.
         weight: (cols,), of any floating-point dtype, on x's device; ones where not given, by a small launch.
         eps: as in rms_norm.
@@ -175,13 +173,13 @@ def residual_rms_norm(
 def residual_rms_norm_reference(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in PyTorch, unfused."""
     s = x + residual
     return torch.nn.functional.rms_norm(s, s.shape[-1:], weight, eps), s
 
 
 def residual_rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 5 operations an element; x, residual and weight in once, y and the sum out once."""
+    """Count FLOPs and minimum traffic: 5 operations per element; x, residual and weight in once, y and the sum out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(
         flops=5 * elements,
@@ -191,8 +189,8 @@ def residual_rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def residual_rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradients: 13 operations an element; both results' gradients, the sum and weight in,
-    the gradients of sum and weight out."""
+    """Count FLOPs and minimum traffic of the gradients: 13 operations per element; both results' gradients, the sum and
+    weight in, the gradients of sum and weight out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(13 * elements, (3 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
 
@@ -202,10 +200,8 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    rows, cols = shape
-    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(cols, dtype=dtype, device="meta")
-    chosen = launch_of(rows, cols, pieces_of(x), dtype, MULTIPROCESSORS, 2)[1]
-    return (x, x, weight, x, x, None, rows, cols, cols, cols, 1e-6), chosen
+    (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
+    return (x, x, x[0], x, x, None, rows, cols, cols, cols, 1e-6), settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -214,7 +210,7 @@ OP = FusedOp(
     reference=residual_rms_norm_reference,
     work=residual_rms_norm_work,
     kernel=residual_rms_norm_kernel,
-    settings=launch_of,
+    settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

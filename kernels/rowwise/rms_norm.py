@@ -1,19 +1,22 @@
 """RMSNorm of each row:  y = x / rms(x) * weight,  rms(x) = sqrt(mean(x^2) + eps).
 
-Written out in PyTorch, the squares and the scaled rows go to memory and come straight back:
+Unfused, the squares and the scaled rows go to memory and come straight back:
 
     unfused   x*x: read x, write squares | mean: read squares | x*rstd: read x, write t | t*weight: read t, write y
                                                             28 B/element in fp32, six launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
-Every program reads the weight anew, from L2: DRAM gives it once. Many rows of 10241 to 32768 columns of 16 bits are in
-rms_norm_packed.py, rows too wide for registers in norm_wide.py. Training keeps 1 / rms of each row, one number, for
-rms_norm_backward.py.
+One program owns whole rows. A row is two blocks, a power of two that every row fills and a masked rest; a row of more
+than 32768 columns, which registers cannot hold, is read twice, in chunks. Every program reads the weight again, from
+L2: DRAM supplies it once. Training saves r = 1 / rms(x), one value per row, and the gradients are, with g = grad_y weight,
+
+    grad_x = r (g - x r^2 mean(g x))          grad_weight = sum over rows of grad_y x r
+
+Each program of the backward pass loops over rows, and keeps its share of grad_weight in registers, so that x and grad_y
+are read once: 12 B/element in fp32. A second, small launch sums the programs' shares.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
-
-from functools import cache
 
 import torch
 import triton
@@ -21,7 +24,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import (
-    MULTIPROCESSORS,
     as_rows,
     cdiv,
     check_alike,
@@ -30,105 +32,76 @@ from kernels.arguments import (
     next_power_of_2,
     ones_unless,
     over_last,
+    shared_memory,
 )
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.rowwise import norm_wide, rms_norm_packed
-from kernels.rowwise.pieces import (
-    along,
-    arithmetic,
-    columns_inside,
-    in_step,
-    load_columns,
-    load_pieces,
-    pieces_of,
-    pointers,
-    row_sum,
-    rows_alike,
-    rows_from,
-)
-from kernels.rowwise.rms_norm_backward import gradients
-from kernels.vectors import elements_before
-
-WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
-
+from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
+from kernels.rowwise.sums import sums_of_programs
 
 @triton.jit
 def rms_norm_kernel(
     x_ptr,  # (rows, cols), any row stride, unit column stride
     weight_ptr,  # (cols,)
     y_ptr,  # (rows, cols), contiguous, x's dtype
-    rstd_ptr,  # (rows,), in COMPUTE, or None where no backward pass will ask for it
+    rstd_ptr,  # (rows,), in COMPUTE: 1 / rms of each row, or None where no backward pass will need it
     rows,
     cols,
     x_row_stride,
     eps,
-    BLOCK_ROWS: tl.constexpr,
-    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one; 1: it has one block of rows
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
+    BLOCK_ROWS: tl.constexpr,  # rows of one program
+    HEAD: tl.constexpr,  # columns of the first block, which every row fills
+    TAIL: tl.constexpr,  # columns of the second block, which is masked
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
-    first, APART = rows_alike(BLOCK_ROWS, PIECES)
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    lead = elements_before(tl.cast(first, tl.int64) * x_row_stride, PIECES[2], PIECES[3])
-    inside = columns_inside(lead, cols, PIECES)
-    weight = load_columns(along(weight_ptr, lead, cols, PIECES), inside)
-    step = tl.num_programs(0) * BLOCK_ROWS
-    turns = 1 if STAGES == 1 else tl.cdiv(rows - first, step)
-    for turn in tl.range(0, turns, num_stages=STAGES):
-        row = rows_from(first + turn * step, BLOCK_ROWS, APART)
-        # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
-        x = load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, row < rows, 0.0)
-        squares = ()
-        for i in tl.static_range(len(x)):
-            squares = squares + (x[i].to(COMPUTE) * x[i].to(COMPUTE),)
-        rstd = tl.rsqrt(row_sum(squares) / cols + eps)
-        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(x)):
-            y = x[i].to(COMPUTE) * rstd * weight[i].to(COMPUTE)
-            tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=(row < rows) & inside[i])
-        if rstd_ptr is not None:
-            tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    # int64 before the multiplications: row * stride may exceed 2**31.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col0 = tl.arange(0, HEAD)[None, :]
+    col1 = HEAD + tl.arange(0, TAIL)[None, :]
+    mask0 = row < rows
+    mask1 = mask0 & (col1 < cols)
+    x_ptr += row * x_row_stride
+    y_ptr += row * cols
+
+    # Masked elements are 0, which adds nothing to a sum of squares.
+    x0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
+    x1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
+    squares = tl.sum(x0 * x0, axis=1, keep_dims=True) + tl.sum(x1 * x1, axis=1, keep_dims=True)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            x = tl.load(x_ptr + col, mask=mask0 & (col < cols), other=0.0).to(COMPUTE)
+            squares += tl.sum(x * x, axis=1, keep_dims=True)
+    rstd = tl.rsqrt(squares / cols + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=mask0)
+
+    y0 = x0 * rstd * tl.load(weight_ptr + col0).to(COMPUTE)
+    y1 = x1 * rstd * tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    tl.store(y_ptr + col0, y0.to(y_ptr.dtype.element_ty), mask=mask0)
+    tl.store(y_ptr + col1, y1.to(y_ptr.dtype.element_ty), mask=mask1)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            x = tl.load(x_ptr + col, mask=mask0 & (col < cols)).to(COMPUTE)
+            y = x * rstd * tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+            tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
 
 
-@cache
-def launch_of(rows: int, cols: int, pieces: tuple, dtype: torch.dtype, sms: int, tensors: int = 1) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES and num_warps, for rows of at most WIDEST_BLOCK elements of each
-    of `tensors`.
-
-    A thread has at most 128 bytes of the tensors, 32 where rows are no more than SMs; 144 where an SM then holds two
-    programs of 8 warps in place of one of 16. Rows of up to 512 columns share a program. Where rows are ragged, the
-    weight comes in single elements: beyond 8192 of them a program asks for it once and walks over rows, of which the
-    next are on their way; 16 warps of programs that walk have to be on an SM at once.
-    """
-    (held, ragged), many = (sum(pieces[:2]), pieces[3]), rows > sms
-    block_rows = max(1, 1024 // next_power_of_2(held)) if many else 1
-    row_bytes = held * tensors * dtype.itemsize
-    warps = min(32, max(1 if many else 2, next_power_of_2(cdiv(block_rows * row_bytes, 4096 if many else 1024))))
-    if many and row_bytes <= 36 * 2**10:
-        warps = min(8, warps)
-    programs, stages, per_sm = cdiv(rows, block_rows), 1, max(1, 16 // warps)
-    if ragged and held > 8192 and warps <= 16 and programs > per_sm * sms:
-        stages = max(1, min(3, 1 + 216 * 2**10 // (per_sm * row_bytes)))
-    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "num_warps": warps}
-    if stages > 1:
-        programs, chosen["maxnreg"] = per_sm * sms, 128
-    return in_step(programs, rows, block_rows, pieces), {**chosen, "COMPUTE": arithmetic(dtype)}
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Return the forward kernel's blocks and warps for rows of `cols` columns."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
 
 
 def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tensor:
     y = like(x)
-    if y.numel() == 0:
-        return y
-    x, weight = as_rows(x), weight.contiguous()
-    rows, cols = x.shape
-    with torch.cuda.device_of(x):
-        if cols > WIDEST_BLOCK:
-            norm_wide.forward(x, None, weight, None, y, None, rstd, eps, False)
-        elif rms_norm_packed.take(x, weight, pieces := pieces_of(x, as_rows(y)), multiprocessors(x)):
-            rms_norm_packed.forward(x, weight, y, rstd, eps)
-        else:
-            programs, chosen = launch_of(rows, cols, pieces, x.dtype, multiprocessors(x))
-            rms_norm_kernel[(programs,)](x, weight, y, rstd, rows, cols, x.stride(0), eps, **chosen)
+    if y.numel():
+        x = as_rows(x)
+        rows, cols = x.shape
+        chosen = settings(cols, x.dtype)
+        tensors = x, weight.contiguous(), y, rstd
+        with torch.cuda.device_of(x):
+            rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](*tensors, rows, cols, x.stride(0), eps, **chosen)
     return y
 
 
@@ -136,22 +109,160 @@ def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _launch(x, weight, None, eps)
 
 
-def number_a_row(x: Tensor) -> Tensor:
-    """Uninitialised: one value a row of x, in the dtype of the arithmetic."""
+def one_per_row(x: Tensor) -> Tensor:
+    """Allocate one value per row of x, in the dtype of the arithmetic."""
     return x.new_empty(x.shape[:-1].numel(), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def _forward_keeping_rstd(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rstd = number_a_row(x)
+def _training(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    rstd = one_per_row(x)
     return _launch(x, weight, rstd, eps), rstd
+
+
+@triton.jit
+def rms_norm_projection_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    rstd_ptr,  # (rows,), in COMPUTE
+    projection_ptr,  # (rows,), in COMPUTE: r^2 mean(g x) of each row
+    cols,
+    grad_y_row_stride,
+    x_row_stride,
+    BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    grad_y_ptr += row * grad_y_row_stride
+    x_ptr += row * x_row_stride
+    products = tl.zeros((BLOCK,), COMPUTE)
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        grad_y = tl.load(grad_y_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        products += grad_y * tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE) * x
+    rstd = tl.load(rstd_ptr + row)
+    tl.store(projection_ptr + row, tl.sum(products, axis=0) / cols * rstd * rstd)
+
+
+@triton.jit
+def rms_norm_backward_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    rstd_ptr,  # (rows,), in COMPUTE
+    projection_ptr,  # (rows,), in COMPUTE, where a program has some columns of its rows only; None where it has all
+    grad_sum_ptr,  # (rows, cols), contiguous: a gradient of x that bypasses the norm, or None; see residual_rms_norm
+    grad_x_ptr,  # (rows, cols), contiguous, x's dtype
+    grad_weight_ptr,  # (programs, cols), in COMPUTE: each program's sum over its rows
+    rows,
+    cols,
+    grad_y_row_stride,
+    x_row_stride,
+    BLOCK_ROWS: tl.constexpr,  # rows of one turn of the loop
+    HEAD: tl.constexpr,  # columns of the first block
+    TAIL: tl.constexpr,  # columns of the second block
+    STAGES: tl.constexpr,  # 2: the next rows are loaded while these are computed
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
+):
+    col0 = tl.program_id(1) * (HEAD + TAIL) + tl.arange(0, HEAD)[None, :]
+    col1 = tl.program_id(1) * (HEAD + TAIL) + HEAD + tl.arange(0, TAIL)[None, :]
+    # Every row fills HEAD, but the last chunk of a wide row may not.
+    inside0 = tl.full((1, HEAD), True, tl.int1) if projection_ptr is None else col0 < cols
+    inside1 = col1 < cols
+    grad_weight0 = tl.zeros((BLOCK_ROWS, HEAD), COMPUTE)
+    grad_weight1 = tl.zeros((BLOCK_ROWS, TAIL), COMPUTE)
+    start = tl.program_id(0).to(tl.int64) * BLOCK_ROWS  # int64: row * stride may exceed 2**31
+    for first in tl.range(start, rows, tl.num_programs(0) * BLOCK_ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, BLOCK_ROWS)[:, None]
+        mask0 = (row < rows) & inside0
+        mask1 = (row < rows) & inside1
+        x0 = tl.load(x_ptr + row * x_row_stride + col0, mask=mask0, other=0.0).to(COMPUTE)
+        x1 = tl.load(x_ptr + row * x_row_stride + col1, mask=mask1, other=0.0).to(COMPUTE)
+        grad_y0 = tl.load(grad_y_ptr + row * grad_y_row_stride + col0, mask=mask0, other=0.0).to(COMPUTE)
+        grad_y1 = tl.load(grad_y_ptr + row * grad_y_row_stride + col1, mask=mask1, other=0.0).to(COMPUTE)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        grad_weight0 += grad_y0 * (x0 * rstd)
+        grad_weight1 += grad_y1 * (x1 * rstd)
+
+        # Loaded at every turn: registers hold it only while it is used.
+        g0 = grad_y0 * tl.load(weight_ptr + col0, mask=inside0, other=0.0).to(COMPUTE)
+        g1 = grad_y1 * tl.load(weight_ptr + col1, mask=inside1, other=0.0).to(COMPUTE)
+        if projection_ptr is None:
+            products = tl.sum(g0 * x0, axis=1, keep_dims=True) + tl.sum(g1 * x1, axis=1, keep_dims=True)
+            projection = products / cols * rstd * rstd
+        else:
+            projection = tl.load(projection_ptr + row, mask=row < rows, other=0.0)
+        grad_x0 = rstd * (g0 - x0 * projection)
+        grad_x1 = rstd * (g1 - x1 * projection)
+        if grad_sum_ptr is not None:
+            grad_x0 += tl.load(grad_sum_ptr + row * cols + col0, mask=mask0, other=0.0).to(COMPUTE)
+            grad_x1 += tl.load(grad_sum_ptr + row * cols + col1, mask=mask1, other=0.0).to(COMPUTE)
+        tl.store(grad_x_ptr + row * cols + col0, grad_x0.to(grad_x_ptr.dtype.element_ty), mask=mask0)
+        tl.store(grad_x_ptr + row * cols + col1, grad_x1.to(grad_x_ptr.dtype.element_ty), mask=mask1)
+    grad_weight_ptr += tl.program_id(0).to(tl.int64) * cols
+    tl.store(grad_weight_ptr + col0, tl.sum(grad_weight0, axis=0, keep_dims=True), mask=inside0)
+    tl.store(grad_weight_ptr + col1, tl.sum(grad_weight1, axis=0, keep_dims=True), mask=inside1)
+
+
+def fits_registers(cols: int) -> bool:
+    """Return whether one program of the backward pass holds a row: x, its gradient and a share of grad_weight.
+
+    Rows whose width is not a multiple of 16 are loaded element by element, which takes more registers.
+    """
+    return cols <= (16384 if cols % 16 == 0 else 5120)
+
+
+def backward_settings(rows: int, cols: int, itemsize: int, sms: int, shared_memory: int) -> tuple[tuple[int, int], dict]:
+    """Return the backward kernel's grid, and its blocks and warps.
+
+    A turn of the loop takes 2048 elements of several rows, or one wider row. The programs have 16 warps per SM in all,
+    so all of them run at once. The next rows are loaded in advance where registers have room for it and `shared_memory`
+    for two of each of x, grad_y, grad_sum and weight, of `itemsize` bytes per element.
+    """
+    head, tail = row_blocks(cols) if fits_registers(cols) else (1024, 1024)
+    block_rows = max(1, 2048 // next_power_of_2(head + tail))
+    elements = block_rows * (head + tail)
+    warps = min(16, max(4, next_power_of_2(cdiv(elements, 512))))
+    stages = 2 if elements <= 12288 and 4 * itemsize * elements < shared_memory else 1
+    chunks = cdiv(cols, head + tail)
+    programs = min(cdiv(rows, block_rows), cdiv(16 // warps * sms, chunks))
+    chosen = {"BLOCK_ROWS": block_rows, "HEAD": head, "TAIL": tail, "STAGES": stages, "num_warps": warps}
+    return (programs, chunks), chosen
+
+
+def gradients(
+    grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_sum: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and weight; `grad_sum` is added to x's."""
+    grad_x = like(x)
+    if grad_x.numel() == 0:
+        return grad_x, torch.zeros_like(weight)
+    grad_y, x, grad_sum = as_rows(grad_y), as_rows(x), None if grad_sum is None else grad_sum.contiguous()
+    rows, cols = x.shape
+    inputs, strides = (grad_y, x, weight.contiguous(), rstd), (grad_y.stride(0), x.stride(0))
+    itemsize, compute = max(x.itemsize, weight.itemsize), compute_dtype(x.dtype)
+    grid, chosen = backward_settings(rows, cols, itemsize, multiprocessors(x), shared_memory(x))
+    sums = torch.empty(grid[0], cols, dtype=rstd.dtype, device=x.device)
+    with torch.cuda.device_of(x):
+        projection = None
+        if not fits_registers(cols):
+            projection = torch.empty_like(rstd)
+            rms_norm_projection_kernel[(rows,)](
+                *inputs, projection, cols, *strides, BLOCK=4096, COMPUTE=compute, num_warps=8
+            )
+        rms_norm_backward_kernel[grid](
+            *inputs, projection, grad_sum, grad_x, sums, rows, cols, *strides, COMPUTE=compute, **chosen
+        )
+        return grad_x, *sums_of_programs((sums,), (weight,))
 
 
 rms_norm_op = register(
     "rms_norm",
     _forward,
     lambda x, weight, eps: like(x),
-    training=_forward_keeping_rstd,
-    training_fake=lambda x, weight, eps: (like(x), number_a_row(x)),
+    training=_training,
+    training_fake=lambda x, weight, eps: (like(x), one_per_row(x)),
     keep=lambda arguments, result: (*arguments[:2], result[1]),
     backward=gradients,
     backward_fake=lambda grad_y, x, weight, rstd: (like(x), like(weight)),
@@ -163,7 +274,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     """Divide each row of `x` by its root mean square and scale its columns, in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
         weight: (cols,), of any floating-point dtype, on x's device; ones where not given, by a small launch.
         eps: added to the mean square, as fp32; a row of zeros stays zero, and is NaN where eps is 0. The default is
             Llama's; torch.nn.functional.rms_norm's is that of x's dtype, torch.finfo(x.dtype).eps.
@@ -191,26 +302,25 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """The same in PyTorch, whose own kernel is fused on a GPU; on a CPU it is written out in PyTorch."""
+    """Compute the same in PyTorch, whose own kernel is fused on a GPU; on a CPU it is unfused."""
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 4 operations an element; x and weight in once, y out once."""
+    """Count FLOPs and minimum traffic: 4 operations per element; x and weight in once, y out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(flops=4 * elements, bytes_read=(elements + shape[-1]) * size, bytes_written=elements * size)
 
 
 def rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of both gradients: 12 operations an element; gradient, x and weight in, two out."""
+    """Count FLOPs and minimum traffic of both gradients: 12 operations per element; gradient, x and weight in, two out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(12 * elements, (2 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    chosen = launch_of(rows, cols, pieces_of(x), dtype, MULTIPROCESSORS)[1]
-    return (x, x[0], x, None, rows, cols, cols, 1e-6), chosen
+    return (x, x[0], x, None, rows, cols, cols, 1e-6), settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -219,7 +329,7 @@ OP = FusedOp(
     reference=rms_norm_reference,
     work=rms_norm_work,
     kernel=rms_norm_kernel,
-    settings=launch_of,
+    settings=settings,
     inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape[-1:], **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -15,6 +15,8 @@ from kernels.tuned import (  # noqa: F401  (importing a module registers its ker
     linear_descriptors,
     linear_few_rows,
     moe_int8,
+    rms_norm_few_rows,
+    rms_norm_reread,
     top_k,
     wide_softmax,
     wide_softmax_dropout,
