@@ -4,22 +4,25 @@
               c*rstd: read c, write t | t*weight: read t, write u | u+bias: read u, write y
                                                             48 B/element in fp32, nine launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
+    backward  read the gradient and x, write x's gradient                   12 B/element in fp32
 
-The backward pass, in layer_norm_backward.py, recomputes mean and variance from x, which it reads anyway: 12 B/element
-in fp32. The arithmetic of both is in normalise.py. Rows too wide for registers are in norm_wide.py.
+One program owns whole rows, so mean and variance never leave it. A row is two blocks, a power of two that every row
+fills and a masked rest; a row of more than 32768 columns, which registers cannot hold, is read twice, in chunks.
 
-Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
+The variance is the mean of squared deviations: E[x^2] - E[x]^2 loses every digit where the mean is large. And the first
+element is subtracted from a row before it is summed, which changes neither the deviations nor the variance: a large
+mean becomes a small one, so that little is lost when it is rounded, and a constant row becomes exactly 0.
+
+Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; Chan, Golub and LeVeque, "Updating formulae and a
+pairwise algorithm for computing sample variances", 1979; torch.nn.functional.layer_norm.
 """
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import costs
-from kernels.activations import activate
+from kernels.activations import activate, activate_gradient
 from kernels.arguments import (
     as_rows,
     cdiv,
@@ -33,26 +36,23 @@ from kernels.arguments import (
     zeros_unless,
 )
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.rowwise import norm_wide
-from kernels.rowwise.layer_norm_backward import gradients
-from kernels.rowwise.normalise import normalise, widened
-from kernels.rowwise.pieces import (
-    along,
-    arithmetic,
-    columns_inside,
-    few_and_narrow,
-    in_step,
-    load_columns,
-    load_pieces,
-    pieces_of,
-    pointers,
-    rows_alike,
-    rows_from,
-)
-from kernels.vectors import elements_before
-from kernels.widen import widen
+from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
+from kernels.rowwise.sums import sums_of_programs
 
-WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+MAX_BACKWARD_COLUMNS = 8192  # of a row in registers, beside its gradient, weight and the sums of two gradients
+FEW_ROWS_BACKWARD = {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "STAGES": 1, "num_warps": 8}
+WIDE_BACKWARD = {"BLOCK_ROWS": 1, "BLOCK_COLS": 1024, "STAGES": 3, "num_warps": 4}
+
+
+@triton.jit
+def add_chunk(mean, squares, seen, cols, x, inside):
+    """Merge x, a chunk of each row, with the mean and the squared deviations of the `seen` columns before it."""
+    count = tl.minimum(cols - seen, x.shape[1]).to(x.dtype)
+    chunk_mean = tl.sum(tl.where(inside, x, 0.0), axis=1, keep_dims=True) / count
+    centred = tl.where(inside, x - chunk_mean, 0.0)
+    apart, share = chunk_mean - mean, count / (seen + count)
+    squares += tl.sum(centred * centred, axis=1, keep_dims=True) + apart * apart * seen * share
+    return mean + apart * share, squares
 
 
 @triton.jit
@@ -61,127 +61,349 @@ def layer_norm_kernel(
     weight_ptr,  # (cols,)
     bias_ptr,  # (cols,)
     y_ptr,  # (rows, cols), contiguous, x's dtype
+    mean_ptr,  # (rows,), in COMPUTE, or None where no backward pass will need it
+    rstd_ptr,  # (rows,), in COMPUTE: 1 / sqrt(variance + eps), or None
     rows,
-    cols: tl.constexpr,  # known to the compiler: a mask that is always true costs nothing
+    cols,
     x_row_stride,
     eps,
-    BLOCK_ROWS: tl.constexpr,
-    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
-    VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for once, before any row
+    BLOCK_ROWS: tl.constexpr,  # rows of one program
+    HEAD: tl.constexpr,  # columns of the first block, which every row fills
+    TAIL: tl.constexpr,  # columns of the second block, which is masked
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
     ACT: tl.constexpr,  # a name in kernels.activations, or None
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    num_warps: tl.constexpr,
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
-    start, APART = rows_alike(BLOCK_ROWS, PIECES)
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    lead = elements_before(start.to(tl.int64) * x_row_stride, PIECES[2], PIECES[3])
-    inside = columns_inside(lead, cols, PIECES)
-    weight_at, bias_at = along(weight_ptr, lead, cols, PIECES), along(bias_ptr, lead, cols, PIECES)
-    if VECTORS_FIRST:
-        weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
-    BITS: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
-    step = tl.num_programs(0) * BLOCK_ROWS
-    # Where nothing comes ahead there is one turn: if the compiler knows, it costs no registers.
-    turns = 1 if STAGES == 1 else tl.cdiv(rows - start, step)
-    for turn in tl.range(0, turns, num_stages=STAGES):
-        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
-        here = row >= 0 if BLOCK_ROWS == 1 and not PIECES[3] else row < rows  # of one row a program, none is too many
-        x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), COMPUTE)
-        x_hat = normalise(x, inside, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
-        if not VECTORS_FIRST:
-            weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
-        out = pointers(y_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(x)):
-            z = x_hat[i] * widen(weight[i], COMPUTE) + widen(bias[i], COMPUTE)
-            y = z if ACT is None else activate(z, ACT, y_ptr.dtype.element_ty)
-            tl.store(out[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
+    # int64 before the multiplications: row * stride may exceed 2**31.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col0 = tl.arange(0, HEAD)[None, :]
+    col1 = HEAD + tl.arange(0, TAIL)[None, :]
+    mask0 = row < rows
+    mask1 = mask0 & (col1 < cols)
+    x_ptr += row * x_row_stride
+    y_ptr += row * cols
+
+    first = tl.load(x_ptr, mask=mask0, other=0.0).to(COMPUTE)
+    x0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE) - first
+    x1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE) - first
+    seen = HEAD + TAIL if WIDE else cols
+    total = tl.sum(x0, axis=1, keep_dims=True) + tl.sum(tl.where(mask1, x1, 0.0), axis=1, keep_dims=True)
+    mean = total / seen
+    # Masked elements are -first - mean now: each would add its square to the variance.
+    centred0, centred1 = x0 - mean, tl.where(mask1, x1 - mean, 0.0)
+    squares = tl.sum(centred0 * centred0, axis=1, keep_dims=True) + tl.sum(centred1 * centred1, axis=1, keep_dims=True)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            x = tl.load(x_ptr + col, mask=mask0 & (col < cols), other=0.0).to(COMPUTE) - first
+            mean, squares = add_chunk(mean, squares, HEAD + start, cols, x, col < cols)
+    rstd = tl.rsqrt(squares / cols + eps)
+    if mean_ptr is not None:
+        tl.store(mean_ptr + row, first + mean, mask=mask0)
+        tl.store(rstd_ptr + row, rstd, mask=mask0)
+
+    y0 = (x0 - mean) * rstd * tl.load(weight_ptr + col0).to(COMPUTE) + tl.load(bias_ptr + col0).to(COMPUTE)
+    weight1 = tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    bias1 = tl.load(bias_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    y1 = (x1 - mean) * rstd * weight1 + bias1
+    if ACT is not None:
+        y0, y1 = activate(y0, ACT, y_ptr.dtype.element_ty), activate(y1, ACT, y_ptr.dtype.element_ty)
+    tl.store(y_ptr + col0, y0.to(y_ptr.dtype.element_ty), mask=mask0)
+    tl.store(y_ptr + col1, y1.to(y_ptr.dtype.element_ty), mask=mask1)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            inside = mask0 & (col < cols)
+            x = tl.load(x_ptr + col, mask=inside).to(COMPUTE) - first
+            weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+            bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
+            y = (x - mean) * rstd * weight + bias
+            if ACT is not None:
+                y = activate(y, ACT, y_ptr.dtype.element_ty)
+            tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@cache
-def launch_of(
-    rows: int,
-    cols: int,
-    dtype: torch.dtype,
-    sms: int,
-    pieces: tuple,
-    shared_memory: int,
-    tensors: int = 1,
-    act: str | None = None,
-) -> tuple[int, dict]:
-    """How many programs, and their BLOCK_ROWS, STAGES, VECTORS_FIRST and num_warps, where a row is the sum of so many
-    `tensors`' rows.
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Return the kernel's blocks and warps for rows of `cols` columns."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
 
-    A thread has up to 48 elements of a row: an SM then holds two programs or more, and some load while others compute.
-    An activation should not wait for a second row of 4096, and has half as many elements of 16384. Alone on its SM, a
-    program takes twice the warps, and weight and bias before it reduces, as does one of few narrow rows, or of few that
-    fill their blocks in part; held in registers meanwhile, they would cost every second program on an SM.
 
-    Where rows are ragged, weight and bias come in single elements: a program asks for them once and walks over rows, of
-    which the next are on their way, as many as fit into `shared_memory`. Programs that walk have to be on the SMs all
-    at once: 16 warps with 128 registers a thread, 12 where a second tensor takes more. Narrow rows share them anyway,
-    and beside more than 8192 columns they would leave no registers.
-    """
-    head, tail, _, ragged = pieces
-    held, few_rows = head + tail, rows <= sms
-    in_part = rows < 4096 and cols != head and held <= (3072 if tensors == 1 else 4096) and act is None
-    together = 1024 if ragged or held <= 512 or in_part else 8192 if cols == head > 2048 and act is None else 2048
-    block_rows = max(1, (2048 if few_rows else together) // next_power_of_2(held))
-    elements = block_rows * held
-    programs, chosen = cdiv(rows, block_rows), {"BLOCK_ROWS": block_rows, "STAGES": 1, "VECTORS_FIRST": False}
-    if few_rows:
-        chosen |= {"VECTORS_FIRST": held <= 16384, "num_warps": min(32, next_power_of_2(cdiv(elements, 640)))}
-    elif few_and_narrow(rows, pieces):
-        chosen |= {"VECTORS_FIRST": True, "num_warps": 4}
-    elif ragged and held > 8192:
-        chosen["num_warps"] = 8 if held <= 12288 else 16
-        if held <= 12288 and dtype.itemsize == 2 and tensors == 1 and act is None:
-            chosen["maxnreg"] = 80
-    elif ragged:
-        warps = min(4, next_power_of_2(cdiv(elements, 1280)))
-        chosen["num_warps"] = warps
-        per_sm = (16 if tensors == 1 or warps == 1 else 12) // warps
-        stages = min(3, 1 + shared_memory // (tensors * per_sm * elements * dtype.itemsize))
-        if held > 512 and stages > 1:
-            chosen |= {"STAGES": stages, "VECTORS_FIRST": True}
-            programs = min(programs, per_sm * sms)
-            if dtype.itemsize == 2 and tensors == 1:
-                chosen["maxnreg"] = 128
-    else:
-        two_an_sm = held <= min(18432, 2**16 // dtype.itemsize)  # of 8 warps with 128 registers a thread, or 16 with 64
-        chosen["num_warps"] = min(8, next_power_of_2(cdiv(elements, 1536))) if two_an_sm else 32
-        if act and held == 16384:
-            chosen["num_warps"] = 16
-        elif two_an_sm and held > 16384:
-            chosen |= {"num_warps": 16, "maxnreg": 64}
-    chosen["VECTORS_FIRST"] |= in_part
-    return in_step(programs, rows, block_rows, pieces), chosen
+def _launch(x, weight, bias, mean, rstd, act: str | None, eps: float) -> Tensor:
+    """Return y; where mean and rstd are given, write them."""
+    y = like(x)
+    if y.numel():
+        x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
+        rows, cols = x.shape
+        chosen = settings(cols, x.dtype)
+        with torch.cuda.device_of(x):
+            layer_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
+                x, weight, bias, y, mean, rstd, rows, cols, x.stride(0), eps, ACT=act, **chosen
+            )
+    return y
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: float) -> Tensor:
-    y = like(x)
-    if y.numel() == 0:
-        return y
-    x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
-    rows, cols = x.shape
+    return _launch(x, weight, bias, None, None, act, eps)
+
+
+def row_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return uninitialised memory for the mean and the rstd of each row of x, in the dtype of the arithmetic."""
+    rows, dtype = x.shape[:-1].numel(), torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
+
+
+def _training(x: Tensor, weight: Tensor, bias: Tensor, act: str | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean, rstd = row_statistics(x)
+    return _launch(x, weight, bias, mean, rstd, act, eps), mean, rstd
+
+
+@triton.jit
+def through_affine(grad_y, x, weight, bias, mean, rstd, ACT: tl.constexpr):
+    """Return x_hat, and the gradients of z = x_hat * weight + bias and of x_hat, where y = act(z) has grad_y."""
+    x_hat = (x - mean) * rstd
+    grad_z = grad_y if ACT is None else activate_gradient(grad_y, x_hat * weight + bias, ACT)
+    return x_hat, grad_z, grad_z * weight
+
+
+@triton.jit
+def layer_norm_backward_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    bias_ptr,  # (cols,)
+    mean_ptr,  # (rows,), from the forward pass
+    rstd_ptr,  # (rows,)
+    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
+    grad_x_ptr,  # (rows, cols), contiguous, x's dtype
+    grad_weight_ptr,  # (programs, cols), in COMPUTE: each program's sum over its rows
+    grad_bias_ptr,  # (programs, cols), in COMPUTE
+    rows,
+    cols,
+    grad_y_row_stride,
+    x_row_stride,
+    BLOCK_ROWS: tl.constexpr,  # rows that a program takes at a time
+    HEAD: tl.constexpr,  # columns of the first block, which every row fills
+    TAIL: tl.constexpr,  # columns of the second block, which is masked
+    STAGES: tl.constexpr,  # 3: the next two rows are loaded while one is computed; 1: none
+    ACT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """With g = grad_x_hat, grad_x = rstd (g - mean(g) - x_hat mean(g x_hat)): what is left of g is orthogonal to ones
+    and to x_hat, for a row that is shifted or stretched is normalised to the same x_hat."""
+    col0 = tl.arange(0, HEAD)[None, :]
+    col1 = HEAD + tl.arange(0, TAIL)[None, :]
+    weight0 = tl.load(weight_ptr + col0).to(COMPUTE)
+    weight1 = tl.load(weight_ptr + col1, mask=col1 < cols, other=0.0).to(COMPUTE)
+    bias0, bias1 = weight0, weight1
+    if ACT is not None:
+        bias0 = tl.load(bias_ptr + col0).to(COMPUTE)
+        bias1 = tl.load(bias_ptr + col1, mask=col1 < cols, other=0.0).to(COMPUTE)
+    grad_weight0, grad_bias0 = tl.zeros((BLOCK_ROWS, HEAD), COMPUTE), tl.zeros((BLOCK_ROWS, HEAD), COMPUTE)
+    grad_weight1, grad_bias1 = tl.zeros((BLOCK_ROWS, TAIL), COMPUTE), tl.zeros((BLOCK_ROWS, TAIL), COMPUTE)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    for start in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
+        row = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
+        mask0 = row < rows
+        mask1 = mask0 & (col1 < cols)
+        mean = tl.load(mean_ptr + row, mask=mask0, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=mask0, other=0.0)
+        at0, at1 = row * x_row_stride + col0, row * x_row_stride + col1
+        x0 = tl.load(x_ptr + at0, mask=mask0, other=0.0).to(COMPUTE)
+        x1 = tl.load(x_ptr + at1, mask=mask1, other=0.0).to(COMPUTE)
+        # Masked gradients are 0, and so is what they add to any sum.
+        at0, at1 = row * grad_y_row_stride + col0, row * grad_y_row_stride + col1
+        grad_y0 = tl.load(grad_y_ptr + at0, mask=mask0, other=0.0).to(COMPUTE)
+        grad_y1 = tl.load(grad_y_ptr + at1, mask=mask1, other=0.0).to(COMPUTE)
+        x_hat0, grad_z0, g0 = through_affine(grad_y0, x0, weight0, bias0, mean, rstd, ACT)
+        x_hat1, grad_z1, g1 = through_affine(grad_y1, x1, weight1, bias1, mean, rstd, ACT)
+        shift = (tl.sum(g0, axis=1, keep_dims=True) + tl.sum(g1, axis=1, keep_dims=True)) / cols
+        slope = tl.sum(g0 * x_hat0, axis=1, keep_dims=True) + tl.sum(g1 * x_hat1, axis=1, keep_dims=True)
+        slope = slope / cols
+        grad_x0 = rstd * (g0 - shift - x_hat0 * slope)
+        grad_x1 = rstd * (g1 - shift - x_hat1 * slope)
+        at0, at1 = row * cols + col0, row * cols + col1
+        if grad_sum_ptr is not None:
+            grad_x0 += tl.load(grad_sum_ptr + at0, mask=mask0, other=0.0).to(COMPUTE)
+            grad_x1 += tl.load(grad_sum_ptr + at1, mask=mask1, other=0.0).to(COMPUTE)
+        tl.store(grad_x_ptr + at0, grad_x0.to(grad_x_ptr.dtype.element_ty), mask=mask0)
+        tl.store(grad_x_ptr + at1, grad_x1.to(grad_x_ptr.dtype.element_ty), mask=mask1)
+        grad_weight0 += grad_z0 * x_hat0
+        grad_weight1 += grad_z1 * x_hat1
+        grad_bias0 += grad_z0
+        grad_bias1 += grad_z1
+    program = tl.program_id(0).to(tl.int64) * cols
+    tl.store(grad_weight_ptr + program + col0, tl.sum(grad_weight0, axis=0, keep_dims=True))
+    tl.store(grad_weight_ptr + program + col1, tl.sum(grad_weight1, axis=0, keep_dims=True), mask=col1 < cols)
+    tl.store(grad_bias_ptr + program + col0, tl.sum(grad_bias0, axis=0, keep_dims=True))
+    tl.store(grad_bias_ptr + program + col1, tl.sum(grad_bias1, axis=0, keep_dims=True), mask=col1 < cols)
+
+
+@triton.jit
+def layer_norm_row_terms_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    bias_ptr,  # (cols,)
+    mean_ptr,  # (rows,), from the forward pass
+    rstd_ptr,  # (rows,)
+    shift_ptr,  # (rows,), in COMPUTE: the mean of g, as in layer_norm_backward_kernel
+    slope_ptr,  # (rows,), in COMPUTE: the mean of g x_hat
+    cols,
+    grad_y_row_stride,
+    x_row_stride,
+    CHUNK: tl.constexpr,
+    ACT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
+    shift, slope = tl.zeros((CHUNK,), COMPUTE), tl.zeros((CHUNK,), COMPUTE)
+    for start in range(0, cols, CHUNK):
+        col = start + tl.arange(0, CHUNK)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=col < cols, other=0.0).to(COMPUTE)
+        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        bias = weight if ACT is None else tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+        x_hat, _, g = through_affine(grad_y, x, weight, bias, mean, rstd, ACT)
+        shift += g
+        slope += g * x_hat
+    tl.store(shift_ptr + row, tl.sum(shift, axis=0) / cols)
+    tl.store(slope_ptr + row, tl.sum(slope, axis=0) / cols)
+
+
+@triton.jit
+def layer_norm_columns_kernel(
+    grad_y_ptr,  # (rows, cols), any row stride, unit column stride
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    weight_ptr,  # (cols,)
+    bias_ptr,  # (cols,)
+    mean_ptr,  # (rows,), from the forward pass
+    rstd_ptr,  # (rows,)
+    shift_ptr,  # (rows,), from layer_norm_row_terms_kernel
+    slope_ptr,  # (rows,)
+    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
+    grad_x_ptr,  # (rows, cols), contiguous, x's dtype
+    grad_weight_ptr,  # (programs along the second axis of the grid, cols)
+    grad_bias_ptr,  # the same
+    rows,
+    cols,
+    grad_y_row_stride,
+    x_row_stride,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    STAGES: tl.constexpr,  # as in layer_norm_backward_kernel
+    ACT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """One program owns some columns of every row that it loops over, so that their sums fit in registers."""
+    col = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
+    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+    bias = weight if ACT is None else tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
+    step = tl.num_programs(1) * BLOCK_ROWS
+    for start in tl.range(tl.program_id(1) * BLOCK_ROWS, rows, step, num_stages=STAGES):
+        row = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_ROWS)[:, None]
+        inside = (row < rows) & (col < cols)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        shift = tl.load(shift_ptr + row, mask=row < rows, other=0.0)
+        slope = tl.load(slope_ptr + row, mask=row < rows, other=0.0)
+        x = tl.load(x_ptr + row * x_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        grad_y = tl.load(grad_y_ptr + row * grad_y_row_stride + col, mask=inside, other=0.0).to(COMPUTE)
+        x_hat, grad_z, g = through_affine(grad_y, x, weight, bias, mean, rstd, ACT)
+        grad_x = rstd * (g - shift - x_hat * slope)
+        if grad_sum_ptr is not None:
+            grad_x += tl.load(grad_sum_ptr + row * cols + col, mask=inside, other=0.0).to(COMPUTE)
+        tl.store(grad_x_ptr + row * cols + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+        grad_weight += grad_z * x_hat
+        grad_bias += grad_z
+    at = tl.program_id(1).to(tl.int64) * cols + col
+    weights, biases = tl.sum(grad_weight, axis=0, keep_dims=True), tl.sum(grad_bias, axis=0, keep_dims=True)
+    tl.store(grad_weight_ptr + at, weights.to(grad_weight_ptr.dtype.element_ty), mask=col < cols)
+    tl.store(grad_bias_ptr + at, biases.to(grad_bias_ptr.dtype.element_ty), mask=col < cols)
+
+
+def backward_settings(
+    cols: int, dtype: torch.dtype, act: str | None, shared_memory: int, tensors: int = 2
+) -> tuple[int, dict]:
+    """Return layer_norm_backward_kernel's programs per SM and settings; it reads `tensors` of rows of `cols` columns.
+
+    Beside weight and two sums, 255 registers hold 32 elements of a row; with an activation's gradient, 128 hold 16. So
+    few warps fit on an SM, and rows are loaded ahead where a program's `shared_memory` in bytes has room for two. Only
+    as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once.
+    """
+    head, tail = row_blocks(cols)
+    block_rows = max(1, 1024 // next_power_of_2(head + tail))
+    elements = block_rows * (head + tail)
+    warps = next_power_of_2(cdiv(elements, 512 if act else 1024))
+    registers = 128 if act and block_rows == 1 else 255
+    return 65536 // (32 * warps * (registers + registers % 2)), {
+        "BLOCK_ROWS": block_rows,
+        "HEAD": head,
+        "TAIL": tail,
+        "STAGES": 3 if 2 * tensors * elements * dtype.itemsize < shared_memory else 1,
+        "COMPUTE": compute_dtype(dtype),
+        "num_warps": warps,
+        "maxnreg": registers,
+    }
+
+
+def gradients(
+    grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, act: str | None,
+    grad_sum: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of x, weight and bias; `grad_sum` is added to x's.
+
+    Programs loop over rows, all SMs full of them, and add up the gradients of weight and bias in registers. Wider rows,
+    and no more rows than SMs, take two launches instead: one that reduces rows, one that sums columns.
+    """
+    grad_x, grad_weight, grad_bias = like(x), like(weight), like(bias)
+    if grad_x.numel() == 0:
+        return grad_x, grad_weight.zero_(), grad_bias.zero_()
+    grad_y, x, weight, bias = as_rows(grad_y), as_rows(x), weight.contiguous(), bias.contiguous()
+    grad_sum = None if grad_sum is None else grad_sum.contiguous()
+    tensors = grad_y, x, weight, bias, mean, rstd
+    (rows, cols), sms, few_rows = x.shape, multiprocessors(x), x.shape[0] <= multiprocessors(x)
+    sizes = rows, cols, grad_y.stride(0), x.stride(0)
     with torch.cuda.device_of(x):
-        if cols > WIDEST_BLOCK:
-            norm_wide.forward(x, None, weight, bias, y, None, None, eps, True, act)
+        if cols <= MAX_BACKWARD_COLUMNS and not few_rows:
+            read = 2 if grad_sum is None else 3
+            per_sm, chosen = backward_settings(cols, x.dtype, act, shared_memory(x), read)
+            programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), per_sm * sms)
+            sums = mean.new_empty(programs, cols), mean.new_empty(programs, cols)
+            layer_norm_backward_kernel[(programs,)](*tensors, grad_sum, grad_x, *sums, *sizes, ACT=act, **chosen)
         else:
-            pieces = pieces_of(x, as_rows(y))
-            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x), act=act)
-            constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(x.dtype)}
-            layer_norm_kernel[(programs,)](x, weight, bias, y, rows, cols, x.stride(0), eps, **constants, **chosen)
-    return y
+            constants = {"ACT": act, "COMPUTE": compute_dtype(x.dtype)}
+            shift, slope = torch.empty_like(mean), torch.empty_like(mean)
+            chunk = min(4096, next_power_of_2(cols))
+            layer_norm_row_terms_kernel[(rows,)](
+                *tensors, shift, slope, *sizes[1:], CHUNK=chunk, **constants, num_warps=max(1, chunk // 1024)
+            )
+            chosen = FEW_ROWS_BACKWARD if few_rows else WIDE_BACKWARD
+            tiles = cdiv(cols, chosen["BLOCK_COLS"])
+            sums = grad_weight, grad_bias  # of few rows one program sums all of its columns: nothing is left to add up
+            programs = 1
+            if not few_rows:
+                programs = min(rows, cdiv(4 * sms, tiles))
+                sums = mean.new_empty(programs, cols), mean.new_empty(programs, cols)
+            layer_norm_columns_kernel[(tiles, programs)](
+                *tensors, shift, slope, grad_sum, grad_x, *sums, *sizes, **constants, **chosen
+            )
+    if few_rows:
+        return grad_x, grad_weight, grad_bias
+    return grad_x, *sums_of_programs(sums, (weight, bias))
 
 
 layer_norm_op = register(
     "layer_norm",
     _forward,
     lambda x, weight, bias, act, eps: like(x),
-    keep=lambda arguments, y: arguments,
+    training=_training,
+    training_fake=lambda x, weight, bias, act, eps: (like(x), *row_statistics(x)),
+    keep=lambda arguments, result: (*arguments[:3], *result[1:], arguments[3]),
     backward=gradients,
-    backward_fake=lambda grad_y, x, weight, bias, act, eps: (like(x), like(weight), like(bias)),
+    backward_fake=lambda grad_y, x, weight, bias, mean, rstd, act: (like(x), like(weight), like(bias)),
 )
 
 
@@ -190,7 +412,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     """Bring each row of `x` to mean 0 and variance 1, scale and shift its columns, in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
         weight, bias: (cols,), of any floating-point dtype, on x's device; ones and zeros where not given, by a small
             launch each.
         eps: added to the variance, as fp32; a constant row becomes bias, or NaN where eps is 0.
@@ -217,29 +439,27 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 def layer_norm_reference(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -> Tensor:
-    """The same in PyTorch, whose own kernel is fused too."""
+    """Compute the same in PyTorch, whose own kernel is fused too."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 7 operations an element; x, weight and bias in once, y out once."""
+    """Count FLOPs and minimum traffic: 7 operations per element (costs.LAYER_NORM); x, weight and bias in, y out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(costs.LAYER_NORM * elements, (elements + 2 * shape[-1]) * size, elements * size)
+    return Work(7 * elements, (elements + 2 * shape[-1]) * size, elements * size)
 
 
 def layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the three gradients: 18 operations an element; gradient, x and weight in, three out."""
+    """Count FLOPs and minimum traffic of the three gradients: 18 operations per element; gradient, x and weight in,
+    three gradients out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(18 * elements, (2 * elements + shape[-1]) * size, (elements + 2 * shape[-1]) * size)
 
 
 def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -> tuple[tuple, dict]:
-    """layer_norm_kernel's arguments and settings at a shape, as on an H200, which has 132 SMs."""
+    """Return layer_norm_kernel's arguments and settings at a shape."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    pieces = pieces_of(x)
-    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10, act=act)
-    constants = {"PIECES": pieces, "ACT": act, "COMPUTE": arithmetic(dtype)}
-    return (x, x[0], x[0], x, rows, cols, cols, 1e-5), {**constants, **chosen}
+    return (x, x[0], x[0], x, None, None, rows, cols, cols, 1e-5), {"ACT": act, **settings(cols, dtype)}
 
 
 OP = FusedOp(
@@ -248,7 +468,7 @@ OP = FusedOp(
     reference=layer_norm_reference,
     work=layer_norm_work,
     kernel=layer_norm_kernel,
-    settings=launch_of,
+    settings=settings,
     inputs=lambda *shape, **options: tuple(torch.randn(size, **options) for size in (shape, shape[-1:], shape[-1:])),
     compile_arguments=compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

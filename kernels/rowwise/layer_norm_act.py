@@ -3,9 +3,8 @@
     unfused   layer_norm: read x, write z | act: read z, write y     16 B/element in fp32, two launches
     fused     read x once, keep the row in registers, write y         8 B/element, one launch
 
-The kernels are those of kernels/rowwise/layer_norm.py, told an activation. The backward pass recomputes what the
-activation saw from x, so the forward stores nothing but y: read the gradient and x, write x's gradient, 12 B/element in
-fp32, where PyTorch stores z and reads and writes it and its gradient.
+The kernels are those of kernels/rowwise/layer_norm.py, with ACT set. The backward pass recomputes z from x: it reads
+the gradient and x and writes x's gradient, 12 B/element in fp32, where PyTorch saves z and moves its gradient as well.
 
 Source: as of layer_norm; the activations' are in kernels/activations.py.
 """
@@ -17,9 +16,8 @@ import torch
 from kernels import costs
 from kernels.activations import ACTIVATIONS, check_activation
 from kernels.arguments import check_alike, check_columns, check_option, ones_unless, over_last, zeros_unless
-from kernels.launch_cache import planned
-from kernels.op import FusedOp, Work
-from kernels.rowwise import layer_norm as plain
+from kernels.op import FusedOp, Work, planned
+from kernels.rowwise import layer_norm
 
 
 @planned
@@ -30,10 +28,10 @@ def layer_norm_act(
     act: str = "gelu_tanh",
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """act(layer_norm(x)) over the last dimension, in one launch; differentiable once.
+    """Apply LayerNorm over the last dimension, then act, in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
         weight, bias: as in layer_norm.
         act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
         eps: added to the variance, as in layer_norm.
@@ -44,15 +42,15 @@ def layer_norm_act(
 
     Raises:
         TypeError: a tensor is not a floating-point tensor.
-        ValueError: act is none of the four, x has no dimension, weight or bias is not (cols,), the devices differ, or
-            the tensors are on the CPU where kernels run on a GPU.
+        ValueError: act is not one of the four, x has no dimension, weight or bias is not (cols,), the devices differ,
+            or the tensors are on the CPU where kernels run on a GPU.
     """
     check_activation("layer_norm_act", act)
     check_alike("layer_norm_act", x=x)
     weight, bias = ones_unless(weight, x), zeros_unless(bias, x)
     check_columns("layer_norm_act", x, weight=weight, bias=bias)
     check_option("layer_norm_act", "eps", eps, float)
-    return plain.layer_norm_op(x, weight, bias, act, eps)
+    return layer_norm.layer_norm_op(x, weight, bias, act, eps)
 
 
 class LayerNormAct(torch.nn.LayerNorm):
@@ -74,19 +72,20 @@ class LayerNormAct(torch.nn.LayerNorm):
 def layer_norm_act_reference(
     x: torch.Tensor, weight=None, bias=None, act: str = "gelu_tanh", eps: float = 1e-5
 ) -> torch.Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in PyTorch, unfused."""
     return ACTIVATIONS[act](torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps))
 
 
 def layer_norm_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 16 operations an element with GELU's tanh form; all inputs in once, y out once."""
+    """Count FLOPs and minimum traffic: 16 operations per element with GELU's tanh form; all inputs in, y out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     flops = (costs.LAYER_NORM + costs.GELU_TANH) * elements
     return Work(flops, bytes_read=(elements + 2 * shape[-1]) * size, bytes_written=elements * size)
 
 
 def layer_norm_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the three gradients: 38 operations an element; gradient and inputs in, three out."""
+    """Count FLOPs and minimum traffic of the three gradients: 38 operations per element; gradient and inputs in, three
+    gradients out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     bytes_read, bytes_written = (2 * elements + 2 * shape[-1]) * size, (elements + 2 * shape[-1]) * size
     return Work(flops=38 * elements, bytes_read=bytes_read, bytes_written=bytes_written)
@@ -97,10 +96,10 @@ OP = FusedOp(
     fused=layer_norm_act,
     reference=layer_norm_act_reference,
     work=layer_norm_act_work,
-    kernel=plain.layer_norm_kernel,
-    settings=plain.launch_of,
-    inputs=plain.OP.inputs,
-    compile_arguments=partial(plain.OP.compile_arguments, act="gelu_tanh"),
+    kernel=layer_norm.layer_norm_kernel,
+    settings=layer_norm.settings,
+    inputs=layer_norm.OP.inputs,
+    compile_arguments=partial(layer_norm.OP.compile_arguments, act="gelu_tanh"),
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
     backward_work=layer_norm_act_backward_work,

@@ -6,71 +6,41 @@
               round: read t, write r | to int8: read r, write q              41 B/element in fp32, eight launches
     fused     read x once, keep the row in registers, write q once            5 B/element, one launch
 
-In 16 bits it is 3 B/element. Many rows share a few programs, which keep weight and bias in registers; wide ones in 16
-bits, and few, have one each. Rows beyond 32768 elements, 16384 ragged or in 32 bits, are in layer_norm_int8_wide.py.
+In 16 bits it is 3 B/element. The rows are those of kernels/rowwise/layer_norm.py; one of more than 32768 columns is
+read three times, in chunks: for mean and variance, for its largest magnitude, and to be quantised.
 
 Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
 torch.nn.functional.layer_norm.
 """
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels import costs
-from kernels.arguments import (
-    as_rows,
-    cdiv,
-    check_alike,
-    check_columns,
-    multiprocessors,
-    next_power_of_2,
-    ones_unless,
-    shared_memory,
-    zeros_unless,
-)
+from kernels.arguments import as_rows, cdiv, check_alike, check_columns, ones_unless, zeros_unless
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.rowwise import layer_norm_int8_wide
-from kernels.rowwise.layer_norm_int8_wide import LEAST, bits_of_magnitude, to_nearest_int8
-from kernels.rowwise.normalise import normalise, plus, products, widened
-from kernels.rowwise.pieces import (
-    along,
-    columns_inside,
-    few_and_narrow,
-    in_step,
-    load_columns,
-    load_pieces,
-    pieces_of,
-    pointers,
-    row_max,
-    rows_alike,
-    rows_from,
-)
-from kernels.vectors import at_vector, elements_before
+from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
+from kernels.rowwise.layer_norm import add_chunk
 
-WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers; half where ragged or in 32 bits
+MIN_MAGNITUDE = tl.constexpr(1e-12)  # a row of zeros has this over 127 as its scale: nothing divides by zero
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit
-def side_by_side(ptr, start, lead, cols, PIECES: tl.constexpr):
-    """pieces.pointers, where a thread has VECTOR elements side by side and no more.
+def row_max_magnitude(y, inside):
+    """Return the bits of the largest |y| of each row, as int32.
 
-    Else it would store 16 bytes at once, and so load 16 elements, of which each of its loads leaves out every second 16
-    bytes: the row would come from L2 twice.
+    Bits of magnitudes compare as integers as the floats do, with NaN above infinity: tl.max of floats drops NaN.
     """
-    VECTOR: tl.constexpr = PIECES[2]
-    at = pointers(ptr, start, lead, cols, PIECES)
-    first = ptr + at_vector(start + lead, VECTOR)
-    bounded = (first + tl.max_contiguous(tl.multiple_of(tl.arange(0, PIECES[0]), VECTOR), VECTOR)[None, :],)
-    if PIECES[1]:
-        place = tl.max_contiguous(tl.multiple_of(tl.arange(0, PIECES[1]), VECTOR), VECTOR)[None, :]
-        bounded = bounded + (first + PIECES[0] + place,)
-    if PIECES[3]:
-        bounded = bounded + (at[len(at) - 1],)
-    return bounded
+    return tl.max(tl.where(inside, tl.abs(y).to(tl.int32, bitcast=True), 0), axis=1, keep_dims=True)
+
+
+@triton.jit
+def to_nearest_int8(y):
+    """Round to int8, ties to even: y + 1.5 * 2^23 has no bit below 1, and its low byte is the integer. A conversion
+    instruction would take four times an addition's time."""
+    return (y + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
@@ -81,80 +51,73 @@ def layer_norm_int8_kernel(
     q_ptr,  # (rows, cols), contiguous, int8
     scale_ptr,  # (rows,), fp32
     rows,
-    cols: tl.constexpr,  # known to the compiler: a mask that is always true costs nothing
+    cols,
     x_row_stride,
     eps,
-    BLOCK_ROWS: tl.constexpr,
-    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # blocks of rows on their way from memory at once, plus one; 1: it has one block
-    VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for once, before any row
-    num_warps: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,  # rows of one program
+    HEAD: tl.constexpr,  # columns of the first block, which every row fills
+    TAIL: tl.constexpr,  # columns of the second block, which is masked
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    COMPUTE: tl.constexpr,  # fp32
 ):
-    start, APART = rows_alike(BLOCK_ROWS, PIECES)
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    lead = elements_before(start.to(tl.int64) * cols, PIECES[2], PIECES[3])
-    inside = columns_inside(lead, cols, PIECES)
-    weight_at, bias_at = along(weight_ptr, lead, cols, PIECES), along(bias_ptr, lead, cols, PIECES)
-    if VECTORS_FIRST:
-        # Converted once for all rows of the program: with a byte to write an element, instructions are what is short.
-        weight = widened(load_columns(weight_at, inside), tl.float32)
-        bias = widened(load_columns(bias_at, inside), tl.float32)
-    BITS: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
-    step = tl.num_programs(0) * BLOCK_ROWS
-    turns = 1 if STAGES == 1 else tl.cdiv(rows - start, step)  # as in layer_norm
-    for turn in tl.range(0, turns, num_stages=STAGES):
-        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
-        here = row < rows
-        x = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), tl.float32)
-        y = normalise(x, inside, cols, eps, 128 // BITS, num_warps, EXACT=BITS == 16)
-        if not VECTORS_FIRST:  # beside a wide row they would cost the other programs on the SM
-            weight = widened(load_columns(weight_at, inside), tl.float32)
-            bias = widened(load_columns(bias_at, inside), tl.float32)
-        y = plus(products(y, weight), bias)
-        bits = ()
-        for i in tl.static_range(len(y)):
-            bits = bits + (bits_of_magnitude(y[i]),)
-        largest = tl.maximum(row_max(bits).to(tl.float32, bitcast=True), LEAST, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(scale_ptr + row, largest / 127.0, mask=here)
-        at = side_by_side(q_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(y)):
-            tl.store(at[i], to_nearest_int8(y[i] * (127.0 / largest)), mask=here & inside[i])
+    # int64 before the multiplications: row * stride may exceed 2**31.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col0 = tl.arange(0, HEAD)[None, :]
+    col1 = HEAD + tl.arange(0, TAIL)[None, :]
+    mask0 = row < rows
+    mask1 = mask0 & (col1 < cols)
+    x_ptr += row * x_row_stride
+    q_ptr += row * cols
+
+    # As in layer_norm_kernel.
+    first = tl.load(x_ptr, mask=mask0, other=0.0).to(COMPUTE)
+    x0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE) - first
+    x1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE) - first
+    seen = HEAD + TAIL if WIDE else cols
+    total = tl.sum(x0, axis=1, keep_dims=True) + tl.sum(tl.where(mask1, x1, 0.0), axis=1, keep_dims=True)
+    mean = total / seen
+    centred0, centred1 = x0 - mean, tl.where(mask1, x1 - mean, 0.0)
+    squares = tl.sum(centred0 * centred0, axis=1, keep_dims=True) + tl.sum(centred1 * centred1, axis=1, keep_dims=True)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            x = tl.load(x_ptr + col, mask=mask0 & (col < cols), other=0.0).to(COMPUTE) - first
+            mean, squares = add_chunk(mean, squares, HEAD + start, cols, x, col < cols)
+    rstd = tl.rsqrt(squares / cols + eps)
+
+    y0 = (x0 - mean) * rstd * tl.load(weight_ptr + col0).to(COMPUTE) + tl.load(bias_ptr + col0).to(COMPUTE)
+    weight1 = tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    bias1 = tl.load(bias_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    y1 = (x1 - mean) * rstd * weight1 + bias1
+    bits = tl.maximum(row_max_magnitude(y0, mask0), row_max_magnitude(y1, mask1))
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            inside = mask0 & (col < cols)
+            x = tl.load(x_ptr + col, mask=inside, other=0.0).to(COMPUTE) - first
+            weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+            bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+            bits = tl.maximum(bits, row_max_magnitude((x - mean) * rstd * weight + bias, inside))
+    largest = tl.maximum(bits.to(tl.float32, bitcast=True), MIN_MAGNITUDE, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(scale_ptr + row, largest / 127.0, mask=mask0)
+
+    to_code = 127.0 / largest
+    tl.store(q_ptr + col0, to_nearest_int8(y0 * to_code), mask=mask0)
+    tl.store(q_ptr + col1, to_nearest_int8(y1 * to_code), mask=mask1)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            inside = mask0 & (col < cols)
+            x = tl.load(x_ptr + col, mask=inside, other=0.0).to(COMPUTE) - first
+            weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+            bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
+            y = (x - mean) * rstd * weight + bias
+            tl.store(q_ptr + col, to_nearest_int8(y * to_code), mask=inside)
 
 
-@cache
-def launch_of(
-    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int
-) -> tuple[int, dict]:
-    """How many programs, and their PIECES, BLOCK_ROWS, STAGES and num_warps.
-
-    A thread takes 32 elements of a row; 64 from 8192 columns on, so that fewer warps wait for each other. A small
-    second block adds 8, and then an SM has 12 warps. `shared_memory`: bytes that a program may have; rows are fetched
-    ahead into it where they fit, but for few of up to 768 elements. Beyond 8192 columns, a row of 16 bits in two
-    blocks, or beyond 16384, has a program of its own, which asks for weight and bias late: few registers a thread let
-    three programs share an SM, two up to 18432 columns. Ragged or in 32 bits such a row is one block, however full:
-    idle lanes cost less there than weight and bias in two layouts.
-    """
-    head, tail, vector, ragged = pieces
-    if ((tail and head >= 8192) or head > 16384) and not ragged and dtype.itemsize == 2:
-        warps, registers = (8, 80) if head == 8192 else (16, 64 if head + tail <= 18432 else 128)
-        chosen = {"BLOCK_ROWS": 1, "STAGES": 1, "VECTORS_FIRST": False, "num_warps": warps, "maxnreg": registers}
-        return rows, {"PIECES": pieces, **chosen}
-    if tail and head >= 8192:
-        head, tail = 2 * head, 0
-    held = head + tail
-    block_rows = max(1, (512 if ragged else 1024) // next_power_of_2(held))
-    elements = block_rows * next_power_of_2(held)
-    warps = max(1, elements // 1024 if elements <= 4096 else max(4, elements // 2048))
-    per_sm = (16 if held <= 4096 else 8) // warps
-    if 0 < 4 * tail <= head and head >= 2048:
-        warps, per_sm = head // 1024, 12 // (head // 1024)
-    pieces, programs, stages = (head, tail, vector, ragged), cdiv(rows, block_rows), 1
-    if few_and_narrow(rows, pieces):
-        warps = 4
-    elif (rows >= 4096 or held > 768 or ragged) and 2 * dtype.itemsize * block_rows * held < shared_memory:
-        programs, stages = min(programs, max(1, per_sm * sms)), 3
-    chosen = {"PIECES": pieces, "BLOCK_ROWS": block_rows, "STAGES": stages, "VECTORS_FIRST": True, "num_warps": warps}
-    return in_step(programs, rows, block_rows, pieces), chosen
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Return the kernel's blocks and warps for rows of `cols` columns."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
 
 
 def _forward(
@@ -162,18 +125,14 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     q = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     scale = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
-    if q.numel() == 0:
-        return q, scale
-    x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
-    rows, cols = x.shape
-    given = x, weight, bias, q, scale
-    with torch.cuda.device_of(x):
-        pieces = pieces_of(x, as_rows(q))
-        if cols <= (WIDEST_BLOCK // 2 if pieces[3] or x.itemsize > 2 else WIDEST_BLOCK):
-            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
-            layer_norm_int8_kernel[(programs,)](*given, rows, cols, x.stride(0), eps, **chosen)
-        else:
-            layer_norm_int8_wide.forward(*given, eps)
+    if q.numel():
+        x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
+        rows, cols = x.shape
+        chosen = settings(cols, x.dtype)
+        with torch.cuda.device_of(x):
+            layer_norm_int8_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
+                x, weight, bias, q, scale, rows, cols, x.stride(0), eps, **chosen
+            )
     return q, scale
 
 
@@ -191,8 +150,8 @@ def layer_norm_int8(
     """LayerNorm of each row of `x`, quantised to int8 with a scale of its own, in one launch. Not differentiable.
 
     Args:
-        x: fp32, fp16 or bf16 tensor of shape (..., cols), cols at least 1, any strides; columns that are not side by
-            side are copied first.
+        x: fp32, fp16 or bf16 tensor of shape (..., cols), cols at least 1, any strides; a column stride
+            other than 1 costs a copy.
         weight, bias: as in layer_norm.
         eps: as in layer_norm.
 
@@ -217,14 +176,14 @@ def layer_norm_int8(
 def layer_norm_int8_reference(
     x: torch.Tensor, weight=None, bias=None, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in PyTorch, unfused."""
     y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     scale = y.abs().amax(dim=-1, keepdim=True).float().clamp_min(1e-12) / 127
     return (y / scale).round().to(torch.int8), scale
 
 
 def layer_norm_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 11 operations an element; x, weight and bias in once, q and the scales out once."""
+    """Count FLOPs and minimum traffic: 11 operations per element; x, weight and bias in once, q and scales out once."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     bytes_read = (elements + 2 * shape[-1]) * dtype.itemsize
     return Work(flops=(costs.LAYER_NORM + 4) * elements, bytes_read=bytes_read, bytes_written=elements + 4 * rows)
@@ -237,9 +196,7 @@ def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor, torch.T
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     q, scale = torch.empty(shape, dtype=torch.int8, device="meta"), torch.empty(rows, device="meta")
-    pieces = pieces_of(x)
-    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10)
-    return (x, x[0], x[0], q, scale, rows, cols, cols, 1e-5), chosen
+    return (x, x[0], x[0], q, scale, rows, cols, cols, 1e-5), settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -248,7 +205,7 @@ OP = FusedOp(
     reference=layer_norm_int8_reference,
     work=layer_norm_int8_work,
     kernel=layer_norm_int8_kernel,
-    settings=launch_of,
+    settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

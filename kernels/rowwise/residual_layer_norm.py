@@ -6,16 +6,12 @@ Every layer of a GPT-2 begins so: y goes into the layer, s is the residual of th
     fused     read x, read residual, write s, normalise what is in registers        16 B/element, one launch
               already, write y
 
-Every program reads weight and bias anew, from L2: DRAM gives them once. Rows beyond 32768 elements are in
-norm_wide.py.
-
-The gradient of s, of x and of residual are one. layer_norm's backward kernels recompute mean and variance from s
-and add its own gradient to what comes through the norm before they write it: 16 B/element in fp32.
+The rows are those of kernels/rowwise/layer_norm.py, loaded from two tensors. A row of more than 32768 columns is read
+twice, in chunks. The gradient of s, of x and of residual are one: layer_norm's backward kernels, with s for x, add s's
+own gradient to what comes through the norm before they write it, 16 B/element in fp32.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
-
-from functools import cache
 
 import torch
 import triton
@@ -23,37 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import costs
-from kernels.arguments import (
-    as_rows,
-    cdiv,
-    check_alike,
-    check_columns,
-    in_widest,
-    multiprocessors,
-    ones_unless,
-    shared_memory,
-    zeros_unless,
-)
+from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, ones_unless, zeros_unless
 from kernels.op import FusedOp, Work, like, planned, register
-from kernels.rowwise import layer_norm, norm_wide
-from kernels.rowwise.layer_norm_backward import gradients
-from kernels.rowwise.normalise import normalise, plus, widened
-from kernels.rowwise.pieces import (
-    along,
-    arithmetic,
-    columns_inside,
-    few_and_narrow,
-    load_columns,
-    load_pieces,
-    pieces_of,
-    pointers,
-    rows_alike,
-    rows_from,
-)
-from kernels.vectors import elements_before
-from kernels.widen import widen
-
-WIDEST_BLOCK = 32768  # elements of a row that one program holds in registers
+from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
+from kernels.rowwise.layer_norm import add_chunk, gradients, row_statistics
 
 
 @triton.jit
@@ -64,83 +33,110 @@ def residual_layer_norm_kernel(
     bias_ptr,  # (cols,)
     y_ptr,  # (rows, cols), contiguous, x's dtype
     sum_ptr,  # (rows, cols), contiguous, x's dtype: x + residual, the next layer's residual
+    mean_ptr,  # (rows,), in COMPUTE, or None where no backward pass will need it
+    rstd_ptr,  # (rows,), in COMPUTE: 1 / sqrt(variance + eps), or None
     rows,
-    cols: tl.constexpr,  # known to the compiler: a mask that is always true costs nothing
+    cols,
     x_row_stride,
     residual_row_stride,
     eps,
-    BLOCK_ROWS: tl.constexpr,
-    PIECES: tl.constexpr,  # of a row: kernels/rowwise/pieces.py
-    STAGES: tl.constexpr,  # rows on their way from memory at once, plus one
-    VECTORS_FIRST: tl.constexpr,  # weight and bias are asked for once, before any row
-    COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    num_warps: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,  # rows of one program
+    HEAD: tl.constexpr,  # columns of the first block, which every row fills
+    TAIL: tl.constexpr,  # columns of the second block, which is masked
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
-    start, APART = rows_alike(BLOCK_ROWS, PIECES)
-    # int64 before the multiplication: row * stride passes 2**31 on large tensors.
-    lead = elements_before(start.to(tl.int64) * cols, PIECES[2], PIECES[3])
-    inside = columns_inside(lead, cols, PIECES)
-    weight_at, bias_at = along(weight_ptr, lead, cols, PIECES), along(bias_ptr, lead, cols, PIECES)
-    if VECTORS_FIRST:
-        weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
-    VECTOR: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
-    step = tl.num_programs(0) * BLOCK_ROWS
-    turns = 1 if STAGES == 1 else tl.cdiv(rows - start, step)  # as in layer_norm
-    for turn in tl.range(0, turns, num_stages=STAGES):
-        row = rows_from(start + turn * step, BLOCK_ROWS, APART)
-        here = row >= 0 if BLOCK_ROWS == 1 and not PIECES[3] else row < rows
-        s = widened(load_pieces(pointers(x_ptr, row * x_row_stride, lead, cols, PIECES), inside, here, 0.0), COMPUTE)
-        at = pointers(residual_ptr, row * residual_row_stride, lead, cols, PIECES)
-        s = plus(s, widened(load_pieces(at, inside, here, 0.0), COMPUTE))
-        at = pointers(sum_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(s)):
-            tl.store(at[i], s[i].to(sum_ptr.dtype.element_ty), mask=here & inside[i])
-        x_hat = normalise(s, inside, cols, eps, VECTOR, num_warps, EXACT=False)
-        if not VECTORS_FIRST:  # held during the reduction, their registers would cost every second program on the SM
-            weight, bias = load_columns(weight_at, inside), load_columns(bias_at, inside)
-        at = pointers(y_ptr, row * cols, lead, cols, PIECES)
-        for i in tl.static_range(len(s)):
-            y = x_hat[i] * widen(weight[i], COMPUTE) + widen(bias[i], COMPUTE)
-            tl.store(at[i], y.to(y_ptr.dtype.element_ty), mask=here & inside[i])
+    # int64 before the multiplications: row * stride may exceed 2**31.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col0 = tl.arange(0, HEAD)[None, :]
+    col1 = HEAD + tl.arange(0, TAIL)[None, :]
+    mask0 = row < rows
+    mask1 = mask0 & (col1 < cols)
+    x_ptr += row * x_row_stride
+    residual_ptr += row * residual_row_stride
+    y_ptr += row * cols
+    sum_ptr += row * cols
+
+    first = tl.load(x_ptr, mask=mask0, other=0.0).to(COMPUTE)
+    first += tl.load(residual_ptr, mask=mask0, other=0.0).to(COMPUTE)
+    s0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
+    s0 += tl.load(residual_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
+    s1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
+    s1 += tl.load(residual_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
+    tl.store(sum_ptr + col0, s0.to(sum_ptr.dtype.element_ty), mask=mask0)
+    tl.store(sum_ptr + col1, s1.to(sum_ptr.dtype.element_ty), mask=mask1)
+    # From here on as in layer_norm_kernel: s before it was rounded, less its first element.
+    s0, s1 = s0 - first, s1 - first
+    seen = HEAD + TAIL if WIDE else cols
+    total = tl.sum(s0, axis=1, keep_dims=True) + tl.sum(tl.where(mask1, s1, 0.0), axis=1, keep_dims=True)
+    mean = total / seen
+    centred0, centred1 = s0 - mean, tl.where(mask1, s1 - mean, 0.0)
+    squares = tl.sum(centred0 * centred0, axis=1, keep_dims=True) + tl.sum(centred1 * centred1, axis=1, keep_dims=True)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            inside = mask0 & (col < cols)
+            s = tl.load(x_ptr + col, mask=inside, other=0.0).to(COMPUTE)
+            s += tl.load(residual_ptr + col, mask=inside, other=0.0).to(COMPUTE)
+            tl.store(sum_ptr + col, s.to(sum_ptr.dtype.element_ty), mask=inside)
+            mean, squares = add_chunk(mean, squares, HEAD + start, cols, s - first, col < cols)
+    rstd = tl.rsqrt(squares / cols + eps)
+    if mean_ptr is not None:
+        tl.store(mean_ptr + row, first + mean, mask=mask0)
+        tl.store(rstd_ptr + row, rstd, mask=mask0)
+
+    y0 = (s0 - mean) * rstd * tl.load(weight_ptr + col0).to(COMPUTE) + tl.load(bias_ptr + col0).to(COMPUTE)
+    weight1 = tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    bias1 = tl.load(bias_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    y1 = (s1 - mean) * rstd * weight1 + bias1
+    tl.store(y_ptr + col0, y0.to(y_ptr.dtype.element_ty), mask=mask0)
+    tl.store(y_ptr + col1, y1.to(y_ptr.dtype.element_ty), mask=mask1)
+    if WIDE:
+        for start in range(TAIL, cols - HEAD, TAIL):
+            col = start + col1
+            inside = mask0 & (col < cols)
+            s = tl.load(x_ptr + col, mask=inside).to(COMPUTE)
+            s += tl.load(residual_ptr + col, mask=inside).to(COMPUTE)
+            weight = tl.load(weight_ptr + col, mask=col < cols).to(COMPUTE)
+            bias = tl.load(bias_ptr + col, mask=col < cols).to(COMPUTE)
+            y = (s - first - mean) * rstd * weight + bias
+            tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@cache
-def launch_of(
-    rows: int, cols: int, dtype: torch.dtype, sms: int, pieces: tuple, shared_memory: int
-) -> tuple[int, dict]:
-    """As layer_norm's, but for rows that fill their block: 32 elements a thread in 64 registers let an SM hold 32
-    warps, so that some load while others compute; few narrow ones are there all at once."""
-    if cols != pieces[0] or pieces[3] or few_and_narrow(rows, pieces):
-        return layer_norm.launch_of(rows, cols, dtype, sms, pieces, shared_memory, tensors=2)
-    elements = max(2048 if cols <= 2048 else 16384, cols)
-    chosen = {"BLOCK_ROWS": elements // cols, "STAGES": 1, "VECTORS_FIRST": False, "num_warps": elements // 1024}
-    if dtype.itemsize == 2:
-        chosen["maxnreg"] = 64
-    return cdiv(rows, elements // cols), chosen
+def settings(cols: int, dtype: torch.dtype) -> dict:
+    """Return the kernel's blocks and warps for rows of `cols` columns."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
 
 
-def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _launch(x, residual, weight, bias, mean, rstd, eps: float) -> tuple[Tensor, Tensor]:
+    """Return y and the sum; where mean and rstd are given, write them."""
     y, s = like(x), like(x)
-    if y.numel() == 0:
-        return y, s
-    x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
-    rows, cols = x.shape
-    given = x, residual, weight, bias, y, s
-    with torch.cuda.device_of(x):
-        if cols <= WIDEST_BLOCK:
-            pieces = pieces_of(x, residual, as_rows(y), as_rows(s))
-            programs, chosen = launch_of(rows, cols, x.dtype, multiprocessors(x), pieces, shared_memory(x))
-            constants, strides = {"PIECES": pieces, "COMPUTE": arithmetic(x.dtype)}, (x.stride(0), residual.stride(0))
-            residual_layer_norm_kernel[(programs,)](*given, rows, cols, *strides, eps, **constants, **chosen)
-        else:
-            norm_wide.forward(*given, None, eps, True)
+    if y.numel():
+        x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
+        rows, cols = x.shape
+        chosen, strides = settings(cols, x.dtype), (x.stride(0), residual.stride(0))
+        with torch.cuda.device_of(x):
+            residual_layer_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
+                x, residual, weight, bias, y, s, mean, rstd, rows, cols, *strides, eps, **chosen
+            )
     return y, s
 
 
+def _forward(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _launch(x, residual, weight, bias, None, None, eps)
+
+
+def _training(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    mean, rstd = row_statistics(x)
+    return *_launch(x, residual, weight, bias, mean, rstd, eps), mean, rstd
+
+
 def _backward(
-    grad_y: Tensor, grad_sum: Tensor | None, s: Tensor, weight: Tensor, bias: Tensor, eps: float
+    grad_y: Tensor, grad_sum: Tensor | None, s: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return gradients(grad_y, s, weight, bias, None, eps, grad_sum)
+    return gradients(grad_y, s, weight, bias, mean, rstd, None, grad_sum)
 
 
 def _of_each(backward, needed, *given) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -152,9 +148,11 @@ residual_layer_norm_op = register(
     "residual_layer_norm",
     _forward,
     lambda x, residual, weight, bias, eps: (like(x), like(x)),
-    keep=lambda arguments, results: (results[1], *arguments[2:]),
+    training=_training,
+    training_fake=lambda x, residual, weight, bias, eps: (like(x), like(x), *row_statistics(x)),
+    keep=lambda arguments, results: (results[1], *arguments[2:4], *results[2:]),
     backward=_backward,
-    backward_fake=lambda grad_y, grad_sum, s, weight, bias, eps: (like(s), like(weight), like(bias)),
+    backward_fake=lambda grad_y, grad_sum, s, weight, bias, mean, rstd: (like(s), like(weight), like(bias)),
     gradients=_of_each,
     results=2,
 )
@@ -164,10 +162,10 @@ residual_layer_norm_op = register(
 def residual_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """LayerNorm of x + residual, and the sum itself for the next layer, in one launch; differentiable once.
+    """Return LayerNorm of x + residual and the sum for the next layer, in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
         residual: tensor of x's shape, dtype and device. Under autocast the narrower of the two is converted.
         weight, bias: as in layer_norm.
         eps: as in layer_norm.
@@ -191,13 +189,13 @@ def residual_layer_norm(
 def residual_layer_norm_reference(
     x: Tensor, residual: Tensor, weight=None, bias=None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in PyTorch, unfused."""
     s = x + residual
     return torch.nn.functional.layer_norm(s, s.shape[-1:], weight, bias, eps), s
 
 
 def residual_layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 8 operations an element; all four inputs in once, y and the sum out once."""
+    """Count FLOPs and minimum traffic: 8 operations per element; all four inputs in once, y and the sum out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(
         flops=(1 + costs.LAYER_NORM) * elements,
@@ -207,8 +205,8 @@ def residual_layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work
 
 
 def residual_layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradients: 19 operations an element; both results' gradients, the sum and weight in,
-    the gradients of sum, weight and bias out."""
+    """Count FLOPs and minimum traffic of the gradients: 19 operations per element; both results' gradients, the sum and
+    weight in, the gradients of sum, weight and bias out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(19 * elements, (3 * elements + shape[-1]) * size, (elements + 2 * shape[-1]) * size)
 
@@ -219,10 +217,7 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    pieces = pieces_of(x)
-    _, chosen = launch_of(rows, cols, dtype, 132, pieces, 227 * 2**10)
-    constants = {"PIECES": pieces, "COMPUTE": arithmetic(dtype)}
-    return (x, x, x[0], x[0], x, x, rows, cols, cols, cols, 1e-5), {**constants, **chosen}
+    return (x, x, x[0], x[0], x, x, None, None, rows, cols, cols, cols, 1e-5), settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -231,7 +226,7 @@ OP = FusedOp(
     reference=residual_layer_norm_reference,
     work=residual_layer_norm_work,
     kernel=residual_layer_norm_kernel,
-    settings=launch_of,
+    settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -12,6 +12,7 @@ from kernels.tuned import (  # noqa: F401  (importing a module registers its ker
     ffn_gated,
     hopper_attention,
     hopper_attention_backward,
+    layer_norm_pairs,
     linear_descriptors,
     linear_few_rows,
     moe_int8,

@@ -1,7 +1,6 @@
 """LayerNorm and what is built on it: means far from zero, padding, rows of any width, gradients, modules, bytes."""
 
 import importlib.util
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,12 @@ import torch
 from accuracy import assert_as_accurate
 
 from helpers.instruments import compile_for, measure
-from kernels import CATALOGUE
+from kernels import CATALOGUE, costs, variant
 from kernels.rowwise import layer_norm as module
-from kernels.rowwise import layer_norm_backward, layer_norm_pairs, layer_norm_wide, residual_layer_norm
+from kernels.rowwise.blocks import compute_dtype
 from kernels.rowwise.layer_norm import LayerNorm, layer_norm, layer_norm_op, layer_norm_reference
-from kernels.rowwise.pieces import arithmetic, pieces_of
+from kernels.tuned import layer_norm_pairs
+from kernels.variants import tuned_for
 
 CENTRED = pytest.mark.parametrize("name", ["layer_norm", "residual_layer_norm", "layer_norm_act"])
 
@@ -48,8 +48,14 @@ def counting_padding(x, weight, bias, eps=1e-5):
 @pytest.fixture
 def two_multiprocessors(monkeypatch):
     """Three rows are then more than a GPU has multiprocessors, and take the kernels of many rows."""
-    for each in (module, residual_layer_norm, layer_norm_backward, layer_norm_wide, layer_norm_pairs):
+    for each in (module, layer_norm_pairs):
         monkeypatch.setattr(each, "multiprocessors", lambda x: 2)
+
+
+def statistics(x):
+    """The mean and rstd of each row, as the forward pass saves them."""
+    mean, variance = x.float().mean(dim=-1), x.float().var(dim=-1, correction=0)
+    return mean, (variance + 1e-5).rsqrt()
 
 
 def gradients(function, tensors, grad_y) -> tuple[torch.Tensor, ...]:
@@ -78,7 +84,7 @@ def test_a_mean_of_ten_thousand(name, shape, device, poisoned):
 
 @pytest.mark.parametrize("cols", [1024, 4096])
 def test_a_mean_of_16_bits_far_from_zero(cols, device, poisoned):
-    """Rows that fill a block are merged from means and variances of threads. One has a first element far from all."""
+    """One row has a first element, which is subtracted from all, that is far from the others."""
     x = (16384 + 16 * torch.randint(-1, 2, (3, cols), device=device)).half()
     x[2, 1:], x[2, 0] = torch.randn(cols - 1, device=device), 30000
     weight, bias = torch.ones(cols, device=device).half(), torch.zeros(cols, device=device).half()
@@ -123,7 +129,7 @@ def test_a_constant_row_without_eps_is_nan_as_in_pytorch(name, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", ["layer_norm", "residual_layer_norm", "layer_norm_act", "layer_norm_int8"])
 def test_a_constant_row_is_its_bias(name, dtype, device, poisoned):
-    """However its sum is rounded: in registers, merged from threads, in chunks."""
+    """However its sum would be rounded: in registers, in chunks."""
     op = CATALOGUE[name]
     for cols in (65, 768, 4096, 33001, 40000):
         inputs = op.inputs(2, cols, dtype=dtype, device=device)
@@ -193,7 +199,7 @@ def test_unfused_bytes_of_the_docstrings():
 @pytest.mark.parametrize(("cols", "reads"), [(300, 1), (17000, 2)])
 def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(cols, reads, two_multiprocessors):
     grad_y, x, weight, bias = *torch.randn(2, 3, cols), *torch.randn(2, cols)
-    traffic = measure(lambda: layer_norm_op.backward_op(grad_y, x, weight, bias, None, 1e-5))
+    traffic = measure(lambda: layer_norm_op.backward_op(grad_y, x, weight, bias, *statistics(x), None))
     assert traffic.by_tensor["grad_y"].read == traffic.by_tensor["x"].read == reads * x.nbytes
     assert traffic.by_tensor["result[0]"].written == x.nbytes
     assert "bias" not in traffic.by_tensor
@@ -209,7 +215,8 @@ def bf16_rows(rows, cols, stride, offset, device):
 def test_bf16_rows_of_pairs_are_read_once(cols, stride, offset, two_multiprocessors):
     x, grad_y = (bf16_rows(3, cols, stride, offset, "cpu") for _ in range(2))
     weight = torch.randn(cols).bfloat16()
-    traffic = measure(lambda: layer_norm_op.backward_op(grad_y, x, weight, weight, None, 1e-5))
+    with variant("tuned"):
+        traffic = measure(lambda: layer_norm_op.backward_op(grad_y, x, weight, weight, *statistics(x), None))
     # The next row is touched at every 32nd element.
     assert x.nbytes <= traffic.by_tensor["x"].read <= 1.05 * x.nbytes
     assert x.nbytes <= traffic.by_tensor["grad_y"].read <= 1.05 * x.nbytes
@@ -225,22 +232,52 @@ def test_bf16_gradients_of_wide_rows(cols, stride, offset, device, poisoned, two
     assert_gradients_as_accurate(tensors, bf16_rows(5, cols, stride, offset, device))
 
 
-@pytest.mark.parametrize(("cols", "act"), [(4099, "gelu_tanh"), pytest.param(2047, None, marks=pytest.mark.long)])
-def test_programs_that_walk_over_ragged_rows_are_on_the_sms_at_once(cols, act):
+@pytest.mark.parametrize(
+    ("cols", "stride", "offset"), [(8194, 8200, 2), (16384, 16384, 0), (9001, 9002, 0), (8194, 8195, 0)]
+)
+def test_pairs_take_even_rows_of_bf16_alone(cols, stride, offset, two_multiprocessors):
+    x, grad_y = (bf16_rows(5, cols, stride, offset, "cpu") for _ in range(2))
+    weight = torch.randn(cols).bfloat16()
+
+    def taken(*changed, act=None):
+        arguments = dict(zip(("grad_y", "x", "weight"), (grad_y, x, weight), strict=True)) | dict(changed)
+        arguments = *arguments.values(), weight, *statistics(arguments["x"]), act
+        return tuned_for("layer_norm", "backward", arguments) is not None
+
+    assert taken() == (cols % 2 == stride % 2 == 0)
+    assert not taken(("x", x.half()))
+    assert not taken(("weight", weight.float()))
+    assert not taken(("x", x[:2]), ("grad_y", grad_y[:2]))  # no more rows than multiprocessors
+    assert not taken(act="silu")
+    assert not taken(("grad_y", grad_y[:, :1].expand(5, cols)))
+
+
+ACTS = (None, "gelu_tanh")
+
+
+def of_backward(cols, act, grad_sum=None, gpu="H100"):
+    """Programs per SM, arguments and options of the backward kernel of many rows."""
+    x, sums = torch.bfloat16, torch.float32
+    room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
+    per_sm, chosen = module.backward_settings(cols, x, act, room, 2 if grad_sum is None else 3)
+    arguments = (*[x] * 4, sums, sums, grad_sum, x, sums, sums, 32768, cols, cols, cols)
+    return per_sm, arguments, {"ACT": act, "device": gpu, **chosen}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("cols", [pytest.param(128, marks=pytest.mark.long), 4099, 4096])
+def test_programs_that_loop_over_rows_are_on_the_sms_at_once(cols, act):
     """One that waits for another to end has the GPU to itself later, with nobody to hide its waits behind."""
-    x, room = torch.bfloat16, 227 * 2**10
-    pieces = pieces_of(torch.empty(8, cols, dtype=x, device="meta"))
-    for residual in (False, True):
-        launch_of = residual_layer_norm.launch_of if residual else partial(module.launch_of, act=act)
-        programs, chosen = launch_of(32768, cols, x, 132, pieces, room)
-        constants = {"PIECES": pieces, "COMPUTE": arithmetic(x), **chosen}
-        if residual:
-            arguments = residual_layer_norm.residual_layer_norm_kernel, *[x] * 6, 32768, *[cols] * 3, 1e-5
-        else:
-            arguments = module.layer_norm_kernel, *[x] * 4, 32768, cols, cols, 1e-5
-            constants["ACT"] = act
-        assert chosen["STAGES"] > 1
-        assert programs <= 132 * compile_for(*arguments, **constants).occupancy().blocks
+    per_sm, arguments, options = of_backward(cols, act)
+    assert 1 <= per_sm <= compile_for(module.layer_norm_backward_kernel, *arguments, **options).occupancy().blocks
+
+
+@pytest.mark.parametrize("cols", [1025, pytest.param(32768, marks=pytest.mark.long), 65536])
+@pytest.mark.parametrize("name", ["layer_norm", "residual_layer_norm", "layer_norm_int8"])
+def test_forward_does_not_spill(name, cols):
+    op = CATALOGUE[name]
+    arguments, options = op.compile_arguments(32768, cols, dtype=torch.float32)
+    assert compile_for(op.kernel, *arguments, device="H100", **options).spill_bytes <= 4
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
@@ -254,25 +291,34 @@ def test_programs_that_walk_over_ragged_rows_are_on_the_sms_at_once(cols, act):
     ],
 )
 def test_backward_does_not_spill(cols, act, gpu):
-    x, sums = torch.bfloat16, torch.float32
-    for grad_sum in (None, x) if act is None else (None,):
-        room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
-        pieces = pieces_of(torch.empty(8, cols, dtype=x, device="meta"))
-        _, chosen = layer_norm_backward.launch_of(32768, cols, x, 132, pieces, room, 2 if grad_sum is None else 3, act)
-        arguments = (*[x] * 4, grad_sum, x, sums, sums, 32768, cols, cols, cols, 1e-5)
-        constants = {"ACT": act, "COMPUTE": arithmetic(x)}
-        kernel = layer_norm_backward.layer_norm_backward_kernel
-        spilt = compile_for(kernel, *arguments, device=gpu, **constants, **chosen).spill_bytes
-        # Beside an activation, two ragged rows on an SM that spill are faster than one that does not: 534 us for 616.
-        assert spilt < 1024 if act and cols == 4099 else spilt == 0
+    for grad_sum in (None, torch.bfloat16) if act is None else (None,):
+        _, arguments, options = of_backward(cols, act, grad_sum, gpu)
+        assert compile_for(module.layer_norm_backward_kernel, *arguments, **options).spill_bytes == 0
 
 
-PAIRS = (*[torch.bfloat16] * 4, *[torch.float32] * 2, 32768, *[16384] * 3, 1e-5)
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("cols", [9001, 16384])
+def test_backward_of_wide_rows_does_not_spill(cols, act):
+    x, sums, constants = torch.bfloat16, torch.float32, {"ACT": act, "COMPUTE": compute_dtype(torch.bfloat16)}
+    given = (*[x] * 4, *[sums] * 4)
+    kernel, options = module.layer_norm_row_terms_kernel, {"CHUNK": 4096, "num_warps": 4}
+    assert compile_for(kernel, *given, *[cols] * 3, **constants, **options).spill_bytes == 0
+    for chosen in module.WIDE_BACKWARD, module.FEW_ROWS_BACKWARD:
+        arguments = *given, None, x, sums, sums, 32768, *[cols] * 3
+        assert compile_for(module.layer_norm_columns_kernel, *arguments, **constants, **chosen).spill_bytes == 0
+
+
+def test_flops_are_those_of_costs():
+    assert module.layer_norm_work((3, 5), torch.float32).flops == costs.LAYER_NORM * 15
+
+
+PAIRS = (*[torch.bfloat16] * 3, *[torch.float32] * 2, torch.bfloat16, *[torch.float32] * 2, 32768, *[16384] * 3)
 
 
 def test_backward_of_pairs_does_not_spill():
     kernel = layer_norm_pairs.layer_norm_pairs_backward_kernel
-    assert compile_for(kernel, *PAIRS, BLOCK_COLS=16384, num_warps=16).spill_bytes == 0
+    # Two registers, for the longest row alone.
+    assert compile_for(kernel, *PAIRS, BLOCK_COLS=16384, num_warps=16).spill_bytes <= 8
 
 
 def test_pairs_are_still_widened_behind_the_compilers_back(tmp_path):
@@ -283,4 +329,4 @@ def test_pairs_are_still_widened_behind_the_compilers_back(tmp_path):
     spec = importlib.util.spec_from_file_location("plain", tmp_path / "plain.py")
     spec.loader.exec_module(loaded := importlib.util.module_from_spec(spec))
     kernel = loaded.layer_norm_pairs_backward_kernel
-    assert compile_for(kernel, *PAIRS, BLOCK_COLS=16384, num_warps=16).spill_bytes > 0
+    assert compile_for(kernel, *PAIRS, BLOCK_COLS=16384, num_warps=16).spill_bytes > 8
