@@ -1,4 +1,4 @@
-.PHONY: lab test test-all notebooks bench results site
+.PHONY: lab test test-all notebooks bench results site lock
 
 # The lessons, in JupyterLab; OPTIONS are its own.
 lab:
@@ -54,3 +54,10 @@ bench:
 results:
 	@./setup.sh dev
 	@PYTHONPATH=. .venv/bin/python -m benchmarks.retake $(if $(FROM),--from $(FROM))
+
+# Pin in requirements.lock what the packages of pyproject.toml need in turn. Versions already there stay, unless a pin
+# forbids them; with OPTIONS=--upgrade, or --upgrade-package NAME, they become the newest.
+lock:
+	@./setup.sh dev,cluster
+	.venv/bin/uv pip compile pyproject.toml --quiet --all-extras --universal --no-emit-index-url \
+		--annotation-style line --custom-compile-command "make lock" --output-file requirements.lock $(OPTIONS)
