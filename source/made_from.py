@@ -131,6 +131,10 @@ class Project:
             return {path}
         return self._everything(module)
 
+    def leads_to(self, module: str, name: str) -> set[str]:
+        """Return the files that `from module import name` leads to."""
+        return self._resolve(module, name, "", name)
+
     @functools.cache  # noqa: B019
     def _names(self, package: str) -> dict[str, tuple[str, str]]:
         """The names that a package imports: name -> (module, its name there)."""
