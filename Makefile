@@ -1,4 +1,4 @@
-.PHONY: lab test test-all notebooks bench results site
+.PHONY: lab test test-all notebooks bench results site lock
 
 # The lessons, in JupyterLab; OPTIONS are its own.
 lab:
@@ -9,6 +9,9 @@ lab:
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 # Where no notebook is run: loading it takes each worker three seconds.
 NO_NBVAL := -p no:nbval
+# The scripts in source/ that build what is stored: notebooks, then what is made from them. With --check, each names what
+# is stale.
+BUILDERS := build claims readme fusion_proof record_figures record_film
 # In `make test`, beside every lesson: rows, CUDA and the capstone, which has gradients.
 SOLUTIONS := $(foreach each,05b 14 15,$(wildcard solutions/$(each)_*.ipynb))
 
@@ -20,7 +23,7 @@ test:
 	.venv/bin/ruff format --check .
 	.venv/bin/codespell
 	.venv/bin/python -m compileall -qq helpers kernels benchmarks
-	printf '%s\n' build claims readme | xargs -P 3 -I{} .venv/bin/python source/{}.py --check
+	printf '%s\n' $(BUILDERS) | xargs -P 3 -I{} .venv/bin/python source/{}.py --check
 	.venv/bin/pytest $(SHARED) --nbval -m "not alone and not long" notebooks $(SOLUTIONS) tests
 	.venv/bin/pytest $(NO_NBVAL) -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
 
@@ -31,14 +34,10 @@ test-all: test
 	.venv/bin/pytest $(NO_NBVAL) -m "long and alone"
 	.venv/bin/pytest $(SHARED) --nbval $(filter-out $(SOLUTIONS),$(wildcard solutions/*.ipynb))
 
-# Build the notebooks whose source has changed, and from them the page of claims, the README's map and table, and the frames
-# of the figures that move on the web pages.
+# Build again what is stale: what was made from a source, a module or a record that has changed since.
 notebooks:
 	@./setup.sh dev,cluster
-	.venv/bin/python source/build.py
-	.venv/bin/python source/claims.py
-	.venv/bin/python source/readme.py
-	.venv/bin/python source/record_figures.py
+	set -e; for each in $(BUILDERS); do .venv/bin/python source/$$each.py; done
 
 # The course as web pages, in site/: nothing is run.
 site:
@@ -54,3 +53,10 @@ bench:
 results:
 	@./setup.sh dev
 	@PYTHONPATH=. .venv/bin/python -m benchmarks.retake $(if $(FROM),--from $(FROM))
+
+# Pin in requirements.lock what the packages of pyproject.toml need in turn. Versions already there stay, unless a pin
+# forbids them; with OPTIONS=--upgrade, or --upgrade-package NAME, they become the newest.
+lock:
+	@./setup.sh dev,cluster
+	.venv/bin/uv pip compile pyproject.toml --quiet --all-extras --universal --no-emit-index-url \
+		--annotation-style line --custom-compile-command "make lock" --output-file requirements.lock $(OPTIONS)

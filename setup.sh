@@ -22,7 +22,7 @@ if nvidia-smi -L >/dev/null 2>&1 || [ -e /dev/nvidiactl ]; then gpu=yes; fi
 
 # What .venv was made from, written when it is complete. The folder is in it because an environment cannot be moved.
 stamp=.venv/made-from
-wanted="$PWD $(sha256sum <pyproject.toml)"
+wanted="$PWD $(cat pyproject.toml requirements.lock | sha256sum)"
 made_from='' made_gpu='' made_extras=''
 if [ -e "$stamp" ]; then
     { read -r made_from && read -r made_gpu && read -r made_extras; } <"$stamp" || true
@@ -66,24 +66,22 @@ fi
 
 torch=$(sed -n 's/^ *"torch==\([^"]*\)".*/\1/p' pyproject.toml)
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
-project=$extras
 if [ "$gpu" = yes ]; then
     echo "GPU found: PyTorch $torch with CUDA (several GB to download)"
     # === does not match a local version: torch 2.13.0+cpu is refused.
     build="torch===$torch"
-    project="${extras:+$extras,}cuda"
 elif pip install --quiet --dry-run --no-deps --only-binary :all: "torch==$torch+cpu" >/dev/null 2>&1; then
     echo "No GPU found: PyTorch $torch for the CPU"
     build="torch==$torch+cpu"
 else
     echo "No GPU found, but pip finds no CPU build of PyTorch $torch here: the build with CUDA (several GB to download)"
     build="torch===$torch"
-    project="${extras:+$extras,}cuda"
 fi
 
 log=.venv/setup.log
 echo "Installing the course and its packages (some minutes; progress in $log)"
-if ! pip install --no-input --progress-bar off --no-compile --editable ".${project:+[$project]}" "$build" >"$log" 2>&1; then
+if ! pip install --no-input --progress-bar off --no-compile --constraint requirements.lock \
+    --editable ".${extras:+[$extras]}" "$build" >"$log" 2>&1; then
     tail -n 15 "$log" >&2
     fail "pip could not install the packages (above: the end of $log); mend this, then run the same command again"
 fi

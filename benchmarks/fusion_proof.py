@@ -1,7 +1,8 @@
 """The fusion analyser on trial: its partitions against Inductor's, its predicted speed-ups against the H200's.
 
     python -m benchmarks.fusion_proof [GRAPH ...] [--all]
-    python -m benchmarks.fusion_proof --write      the whole of it, to docs/fusion_proof.md
+
+source/fusion_proof.py writes the whole of it to docs/fusion_proof.md.
 
 Held against benchmarks/results/h200_fusion.json, which fusion_groups.py recorded. The analyser is asked for what
 Inductor does by default: no kernel of its own round a product or a convolution (`epilogues=False`). No GPU is needed.
@@ -34,7 +35,6 @@ from kernels import CATALOGUE
 
 RECORD = Path(__file__).parent / "results" / "h200_fusion.json"
 CHOICES = Path(__file__).parent / "results" / "h200_fusion_choices.json"
-DOCUMENT = Path(__file__).parents[1] / "docs" / "fusion_proof.md"
 DIRECTION = 0.05
 TIE = 0.03
 BATCH_NORM = "aten.cudnn_batch_norm", "aten._native_batch_norm_legit", "aten._batch_norm_with_update"
@@ -361,7 +361,7 @@ def document() -> str:
     day, gpu, versions = content["date"], content["gpu"], content["versions"]
     return f"""# The fusion analyser on trial
 
-Written by `python -m benchmarks.fusion_proof --write` from what was recorded on {day} on an {gpu} with
+Built by `source/fusion_proof.py` from what was recorded on {day} on an {gpu} with
 PyTorch {versions["torch"]} and Triton {versions["triton"]}. The module says how edges and speed-ups are counted.
 
 {headline(held_out)}
@@ -397,11 +397,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("graphs", nargs="*", help="names in the record; those held out by default")
     parser.add_argument("--all", action="store_true", help="those too whose times constants were fitted to")
-    parser.add_argument("--write", action="store_true", help="write docs/fusion_proof.md")
     options = parser.parse_args(arguments)
-    if options.write:
-        DOCUMENT.write_text(document())
-        return 0
     found = compared(options.graphs, held_out=not options.all)
     print(table(found))
     print(", ".join(f"{name} {value:.3g}" for name, value in summary(found).items()))

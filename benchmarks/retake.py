@@ -62,7 +62,7 @@ STEPS = (
         "cuda", "benchmarks/cuda_semantics.py tests/data", ("tests/data/{gpu}_cuda.json", "tests/data/{gpu}_cuda.npz")
     ),
     Step("training", "-m benchmarks.training --record", (f"{RECORDS}/cpu.json",), on_gpu=False),
-    Step("proof", "-m benchmarks.fusion_proof --write", ("docs/fusion_proof.md",), on_gpu=False),
+    Step("proof", "source/fusion_proof.py", ("docs/fusion_proof.md",), on_gpu=False),
     Step("notebooks", "source/build.py --force", on_gpu=False),
     Step("claims", "source/claims.py", ("docs/claims.md",), on_gpu=False),
     Step("film", "source/record_film.py", on_gpu=False),

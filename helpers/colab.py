@@ -33,8 +33,7 @@ def missing(pyproject: str, installed: set[str]) -> list[str]:
 
     What these need in turn is left to pip, which keeps what is installed.
     """
-    first = pyproject.partition("# Below: what the packages above need in turn")[0]
-    pins = re.findall(r'^    "([\w.-]+==[\w.]+)",', first.partition("\ndependencies = [")[2], re.MULTILINE)
+    pins = tomllib.loads(pyproject)["project"]["dependencies"]
     return [pin for pin in pins if named(pin) not in installed | NOT_IN_A_KERNEL]
 
 

@@ -13,8 +13,9 @@ a cell's header says what the cell is:
     # %% tags=["nbval-ignore-output"]   its output depends on the machine: nbval runs it and compares nothing
     # %% tags=["hide-input"]            JupyterLab shows the cell folded
 
-A notebook is built again when its source, or this file, has changed. Each remembers, in its metadata, the digest of
-what it was built from and the digest of what was built, so that the drift check runs nothing.
+A notebook is built again when anything it was made from has changed: its source, this file, a module of the project or
+a record that one of them uses (source/made_from.py). Each remembers, in its metadata, the digest of each of these and
+the digest of what was built, so that the drift check runs nothing.
 
     python source/build.py               build what changed
     python source/build.py --only 03     of those, only the ones whose name starts with 03
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from helpers.learning.self_tests import with_seals  # noqa: E402, this runs as a script
+from source.made_from import Project, changed, older_than  # noqa: E402
 
 STUB = "raise NotImplementedError  # your code here"
 CELL_TIMEOUT = 300  # seconds
@@ -52,6 +54,14 @@ LANGUAGE_INFO = {
     "name": "python",
     "pygments_lexer": "ipython3",
 }
+
+# Run in a notebook's kernel before its first cell: writes the name of each file that is opened into another file.
+LISTS_OPENED = (
+    "__import__('sys').addaudithook(lambda event, values, out=open('{}', 'w', buffering=1): event == 'open' "
+    "and isinstance(values[0], str) and print(__import__('os').path.abspath(values[0]), file=out) and None)"
+)
+# At the top of the project, what a notebook may open without being made from it; pyproject.toml counts by its pins.
+OWN = {".git", ".venv", ".pytest_cache", "notebooks", "exercises", "solutions", "pyproject.toml"}
 
 
 class BuildError(Exception):
@@ -174,8 +184,27 @@ def original_of(exercise: NotebookNode, solution: NotebookNode) -> list[dict]:
 # From cells to outputs
 
 
-def execute(notebook: NotebookNode, target: Path) -> None:
-    """Run the notebook in this Python, in the folder it will live in, and keep only outputs fit to be stored."""
+def execute(notebook: NotebookNode, target: Path, root: Path) -> set[str]:
+    """Run the notebook in the folder it will live in, and keep only outputs fit to be stored.
+
+    Returns:
+        The files of the project that it opened, apart from modules; paths from the root.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        opened = Path(folder, "opened")
+        run(notebook, target, opened)
+        paths = {Path(line) for line in opened.read_text(encoding="utf-8").splitlines()}
+    notebook.metadata["language_info"] = dict(LANGUAGE_INFO)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [kept for output in cell.outputs if (kept := without_widget(output)) is not None]
+            refuse_machine_traces(cell, target)
+    files = {path.relative_to(root) for path in paths if path.is_relative_to(root) and path.is_file()}
+    return {file.as_posix() for file in files if file.parts[0] not in OWN and file.suffix not in (".py", ".pyc")}
+
+
+def run(notebook: NotebookNode, target: Path, opened: Path) -> None:
+    """Run the notebook in this Python; the names of all files that it opens go to the file `opened`."""
     import traitlets
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -193,7 +222,10 @@ def execute(notebook: NotebookNode, target: Path) -> None:
         notebook,
         kernel_manager_class=ThisPython,
         kernel_name=CURRENT_ENV_KERNEL_NAME,
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        extra_arguments=[
+            "--IPKernelApp.log_level=ERROR",
+            f"--IPKernelApp.exec_lines={LISTS_OPENED.format(opened)}",
+        ],
         timeout=CELL_TIMEOUT,
         record_timing=False,
         store_widget_state=False,
@@ -213,12 +245,6 @@ def execute(notebook: NotebookNode, target: Path) -> None:
         message = None
     if message:
         raise BuildError(f"{place(target, running['cell'])} {message}")
-
-    notebook.metadata["language_info"] = dict(LANGUAGE_INFO)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [kept for output in cell.outputs if (kept := without_widget(output)) is not None]
-            refuse_machine_traces(cell, target)
 
 
 def first_line(text: str) -> str:
@@ -264,8 +290,8 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def digest_of_source(source: Path) -> str:
-    return digest(Path(__file__).read_bytes(), source.read_bytes())
+def made_from(source: Path, project: Project) -> dict[str, str]:
+    return project.made_from(source.relative_to(project.root).as_posix(), "source/build.py")
 
 
 def digest_of_notebook(notebook: dict) -> str:
@@ -274,7 +300,7 @@ def digest_of_notebook(notebook: dict) -> str:
     return digest(json.dumps(content, sort_keys=True).encode())
 
 
-def drift_of(source: Path, target: Path) -> str | None:
+def drift_of(source: Path, target: Path, project: Project) -> str | None:
     """Why a built notebook no longer stands for its source, or None."""
     if not target.exists():
         return "is not built"
@@ -283,8 +309,8 @@ def drift_of(source: Path, target: Path) -> str | None:
         course = notebook["metadata"]["kernel_fusion"]
         if course["built"] != digest_of_notebook(notebook):
             return EDITED
-        if course["source"] != digest_of_source(source):
-            return "is older than its source"
+        if names := changed(course["made_from"], made_from(source, project)):
+            return older_than(names)
     except (ValueError, KeyError, TypeError):
         return "was not written by source/build.py"
     return None
@@ -292,11 +318,11 @@ def drift_of(source: Path, target: Path) -> str | None:
 
 def drifted(root: Path, only: str = "") -> list[str]:
     """One line for each notebook that differs from what its source would give."""
-    lines, known = [], set()
+    lines, known, project = [], set(), Project(root)
     for source in sources_in(root, only):
         for target in targets_of(source, root):
             known.add(target)
-            if reason := drift_of(source, target):
+            if reason := drift_of(source, target, project):
                 lines.append(f"{target.relative_to(root)} {reason}: run `make notebooks`")
     for folder in ("notebooks", "exercises", "solutions"):
         for orphan in sorted(set((root / folder).glob(f"{only}*.ipynb")) - known):
@@ -307,19 +333,26 @@ def drifted(root: Path, only: str = "") -> list[str]:
 # Building
 
 
-def build(source: Path, root: Path) -> None:
+def build(source: Path, project: Project) -> None:
     """Build every notebook of one source, and write them only when all of them ran."""
+    root = project.root
     notebook = read_source(source)
     targets = targets_of(source, root)
     for target in targets:
         target.parent.mkdir(exist_ok=True)
-    execute(notebook, targets[0])
+    opened = execute(notebook, targets[0], root)
     built = {targets[0]: notebook}
     if len(targets) == 2:
         built[targets[1]] = exercise = exercise_of(notebook)
-        execute(exercise, targets[1])
+        opened |= execute(exercise, targets[1], root)
+    known = made_from(source, project)
+    if unseen := sorted(opened - known.keys()):
+        raise BuildError(
+            f"{source.name}: reads {unseen[0]}, whose name is in no string of the modules it uses, so that a change of "
+            "it would go unseen: write the file's name where it is read"
+        )
     for result in built.values():
-        course = {"source": digest_of_source(source)}
+        course = {"made_from": known}
         if len(targets) == 2:
             # The exercise's in both: whoever makes notebooks of the solution, as nbgrader does, keeps its metadata.
             course |= {"exercise": source.stem, "original": original_of(exercise, notebook)}
@@ -329,16 +362,16 @@ def build(source: Path, root: Path) -> None:
         course["built"] = digest_of_notebook(json.loads(nbformat.writes(result)))
         result.metadata["kernel_fusion"] = course
     for target, result in built.items():
-        keep_edits(source, target, root)
+        keep_edits(source, target, project)
         write(target, nbformat.writes(result) + "\n")
 
 
-def keep_edits(source: Path, target: Path, root: Path) -> None:
+def keep_edits(source: Path, target: Path, project: Project) -> None:
     """Move an edited notebook aside: it may hold a learner's work, which no build may overwrite."""
-    if drift_of(source, target) == EDITED:
+    if drift_of(source, target, project) == EDITED:
         kept = target.with_suffix(".ipynb.edited")
         os.replace(target, kept)
-        print(f"{target.relative_to(root)} {EDITED}: kept as {kept.relative_to(root)}")
+        print(f"{target.relative_to(project.root)} {EDITED}: kept as {kept.relative_to(project.root)}")
 
 
 def write(target: Path, text: str) -> None:
@@ -360,15 +393,16 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         return 2
     if options.check:
         lines = drifted(root, options.only)
-        print("\n".join(lines) or "every notebook is what its source gives", file=sys.stderr if lines else sys.stdout)
+        print("\n".join(lines) or "every notebook is up to date", file=sys.stderr if lines else sys.stdout)
         return 1 if lines else 0
+    project = Project(root)
     for source in sources_in(root, options.only):
         targets = targets_of(source, root)
-        if not options.force and not any(drift_of(source, target) for target in targets):
+        if not options.force and not any(drift_of(source, target, project) for target in targets):
             continue
         print(f"building {', '.join(str(target.relative_to(root)) for target in targets)}", flush=True)
         try:
-            build(source, root)
+            build(source, project)
         except BuildError as error:
             print(f"build: {error}", file=sys.stderr)
             return 1

@@ -5,7 +5,8 @@ network, and renders what the notebooks hold. Jupyter Book 2 (MyST) would bring 
 Node.js program that fetches its theme when it builds, its pages load scripts from elsewhere, and figures that move with
 no kernel would still be ours to show.
 
-- A live figure moves without a kernel where source/record_figures.py has recorded it; else its picture is shown.
+- A live figure moves without a kernel, as source/record_figures.py has recorded it. Without that recording, or with one
+  that is stale, no page is built.
 - What answers a question is folded until the reader guesses or asks; what answers several, until the last of them.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
@@ -40,9 +41,10 @@ sys.path.insert(0, str(ROOT))
 import helpers.figures  # noqa: E402, as build.py this runs as a script
 from helpers.learning.course_map import Lesson, lessons_of  # noqa: E402
 from helpers.learning.questions import answers_of  # noqa: E402
-from source.record_figures import is_live, recorded  # noqa: E402
+from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
 HERE = Path(__file__).parent / "site"
+RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
@@ -239,9 +241,10 @@ class Site:
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
                     if is_live(cell):
-                        output.live = "still"
-                        if known.get(cell.id, {}).get("text") == _text(output):
-                            output.live, live[cell.id] = cell.id, known[cell.id]
+                        if known.get(cell.id, {}).get("text") != _text(output):
+                            call = cell.source.strip().rpartition("\n")[2]
+                            raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
+                        output.live, live[cell.id] = cell.id, known[cell.id]
         return live
 
     def _picture(self, png: str, page: Page) -> str:
@@ -346,6 +349,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "site", metavar="FOLDER", help="default: site/")
     parser.add_argument("--only", nargs="+", default=(), metavar="NN", help="only the pages whose names start so")
     options = parser.parse_args(arguments)
+    if stale := drifted():
+        print(f"site: {stale[0]}", file=sys.stderr)
+        return 1
     try:
         build(out=options.out.resolve(), only=tuple(options.only))
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Build docs/claims.md from the built lessons: every claim that circulates, and what came of it when it was tried.
 
     python source/claims.py            write the page
-    python source/claims.py --check    write nothing; fail where the page is not what the lessons give
+    python source/claims.py --check    write nothing; fail where the page is stale
 
 A lesson quotes a claim as `**Claim: ...**`; the rest of that cell is the conditions it is tried under. A later markdown
 cell judges it, `**Verdict: ...**`, and what the cells between show, where nbval compares it, is what was measured.
@@ -101,7 +101,11 @@ def main(arguments: list[str]) -> int:
         return 1
     if arguments == ["--check"]:
         same = target.exists() and target.read_text(encoding="utf-8") == text
-        print("docs/claims.md is what the lessons give" if same else "docs/claims.md has drifted: run `make notebooks`")
+        print(
+            "docs/claims.md is up to date"
+            if same
+            else "docs/claims.md is older than the notebooks: run `make notebooks`"
+        )
         return 0 if same else 1
     target.write_text(text, encoding="utf-8")
     return 0

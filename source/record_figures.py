@@ -2,13 +2,12 @@
 
     source/lessons/NN_name.py  ->  source/site/live/NN_name.json
 
-The JSON maps a cell's id to what `helpers.figures.frame.interactive_export` gives for it.
+The JSON has `figures`, cell's id -> what helpers.figures.frame.interactive_export gives, and `made_from`, what source/made_from.py gives
+for the lesson. A lesson is run up to its last live figure, because a built notebook stores only a figure's picture.
 
-A lesson is run up to its last live figure, for a built notebook keeps a figure's picture alone. A figure that has
-changed since it was recorded is shown as its picture.
-
-    python source/record_figures.py          record the lessons with a figure that has changed
-    python source/record_figures.py 03 10    record those whose names start so
+    python source/record_figures.py            record the lessons whose figures are stale
+    python source/record_figures.py 03 10      record those whose names start so
+    python source/record_figures.py --check    record nothing; fail, with a line for each, where figures are stale
 """
 
 import contextlib
@@ -21,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from source.made_from import Project, changed, older_than  # noqa: E402, this runs as a script
 
 LIVE = Path("source/site/live")
 CALLS = ("Explorer(", "watch(", "traffic_animation(", "_timeline(", "fusion_simulator(")  # that give a live figure
@@ -59,16 +60,43 @@ def record(lesson: Path) -> dict[str, dict]:
     return found
 
 
+def file_of(lesson: Path) -> Path:
+    return lesson.parents[1] / LIVE / f"{lesson.stem}.json"
+
+
 def recorded(lesson: Path) -> dict[str, dict]:
-    """Cell's id -> what its live figure is made of."""
-    path = lesson.parents[1] / LIVE / f"{lesson.stem}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """Return cell's id -> what its live figure is made of."""
+    path = file_of(lesson)
+    return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
 
 
-def unrecorded(lesson: Path) -> bool:
-    """Whether a cell makes a live figure that is not recorded, or was recorded as another."""
-    known = recorded(lesson)
-    return any(is_live(cell) and known.get(cell["id"], {}).get("text") != text_of(cell) for cell in cells_of(lesson))
+def made_from(lesson: Path, project: Project) -> dict[str, str]:
+    return project.made_from(f"source/lessons/{lesson.stem}.py", "source/record_figures.py")
+
+
+def drift_of(lesson: Path, project: Project) -> str | None:
+    """Return why the recorded figures of a built lesson are not those that it shows, or None."""
+    live = [cell for cell in cells_of(lesson) if is_live(cell)]
+    path = file_of(lesson)
+    if not live:
+        return "belongs to a lesson without live figures" if path.exists() else None
+    if not path.exists():
+        return "is not recorded"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if names := changed(content["made_from"], made_from(lesson, project)):
+        return older_than(names)
+    if any(content["figures"].get(cell["id"], {}).get("text") != text_of(cell) for cell in live):
+        return f"shows other figures than notebooks/{lesson.name}"
+    return None
+
+
+def drifted(root: Path = ROOT) -> list[str]:
+    """Return one line for each file of recorded figures that is stale."""
+    lessons, project = sorted((root / "notebooks").glob("*.ipynb")), Project(root)
+    reasons = {lesson.stem: drift_of(lesson, project) for lesson in lessons}
+    lines = [f"{LIVE}/{name}.json {reason}: run `make notebooks`" for name, reason in reasons.items() if reason]
+    orphans = sorted(path.name for path in (root / LIVE).glob("*.json") if path.stem not in reasons)
+    return lines + [f"{LIVE}/{name} has no notebook: delete it" for name in orphans]
 
 
 def text_of(cell: dict) -> str:
@@ -76,16 +104,29 @@ def text_of(cell: dict) -> str:
     return next("".join(output["data"]["text/plain"]) for output in cell["outputs"] if "data" in output)
 
 
+def write(lesson: Path) -> None:
+    """Record a lesson's live figures; where it has none, remove what was recorded."""
+    path = file_of(lesson)
+    if not any(map(is_live, cells_of(lesson))):
+        path.unlink(missing_ok=True)
+        return
+    content = {"made_from": made_from(lesson, Project(ROOT)), "figures": record(lesson)}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--one"]:
-        lesson = Path(arguments[1])
-        ROOT.joinpath(LIVE, f"{lesson.stem}.json").write_text(
-            json.dumps(record(lesson), indent=0) + "\n", encoding="utf-8"
-        )
+        write(Path(arguments[1]))
         return 0
-    lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    chosen = [each for each in lessons if (each.stem.startswith(tuple(arguments)) if arguments else unrecorded(each))]
-    ROOT.joinpath(LIVE).mkdir(exist_ok=True)
+    if arguments == ["--check"]:
+        lines = drifted()
+        print("\n".join(lines) or "every live figure is recorded as it is now")
+        return 1 if lines else 0
+    lessons, project = sorted((ROOT / "notebooks").glob("*.ipynb")), Project(ROOT)
+    chosen = [
+        each for each in lessons if (each.stem.startswith(tuple(arguments)) if arguments else drift_of(each, project))
+    ]
     for lesson in chosen:  # each in a process of its own: a kernel's name means another kernel in the next
         print(f"recording the figures of {lesson.stem}", flush=True)
         if subprocess.run([sys.executable, __file__, "--one", lesson], check=False).returncode:

@@ -1,9 +1,10 @@
 """The README's moving picture: lesson 00's film, frame by frame as Chromium draws it, on a light and on a dark page.
 
-    python source/record_film.py      writes docs/journey_light.gif and docs/journey_dark.gif
+    python source/record_film.py            write docs/journey_light.gif and docs/journey_dark.gif where they are stale
+    python source/record_film.py --check    write nothing; fail, with a line for each, where one is stale
 
-Each picture keeps, as its comment, the digest of what the film said when it was recorded, and source/readme.py --check
-holds that against the film of today. Needs Chromium and Playwright for Python.
+Each picture has, as its comment, the digests of what it is drawn from: the film's scenes, its script, its style, and
+this file. To write them needs Chromium and Playwright for Python.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 from helpers.figures.frame.animation import FilmStage  # noqa: E402
 from helpers.figures.memory.moving_bytes import traffic_animation  # noqa: E402, this runs as a script
 from helpers.instruments import recorded  # noqa: E402
+from source.made_from import changed, code_of, older_than  # noqa: E402
 
 PAGES = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#f0f6fc")}  # paper and ink, as GitHub has them
 WIDTH = 760
@@ -33,11 +35,35 @@ def picture(theme: str) -> Path:
     return ROOT / "docs" / f"journey_{theme}.gif"
 
 
-def digest() -> str:
-    """Of what the film says: its title, its counters, its lines."""
-    scene = traffic_animation(recorded("h200")).data()["scenes"][0][1]
-    said = json.dumps([scene[part] for part in ("title", "counters", "told")])
-    return hashlib.sha256(said.encode()).hexdigest()
+def film() -> dict:
+    """Return the data of the film that is recorded."""
+    return traffic_animation(recorded("h200")).data()
+
+
+def made_from() -> dict[str, str]:
+    """Return part of the film -> digest."""
+    parts = {
+        "its scenes": json.dumps(film()),
+        "its script": str(FilmStage._esm),
+        "its style": str(FilmStage._css),
+        "source/record_film.py": code_of(Path(__file__).read_text(encoding="utf-8")),
+    }
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:8] for name, text in parts.items()}
+
+
+def drifted() -> list[str]:
+    """Return one line for each picture that shows another film."""
+    now, lines = made_from(), []
+    for path in map(picture, PAGES):
+        name = path.relative_to(ROOT)
+        try:
+            then = json.loads(Image.open(path).info["comment"])
+        except (OSError, KeyError, ValueError):
+            lines.append(f"{name} was not written by source/record_film.py: run `make notebooks`")
+            continue
+        if names := changed(then, now):
+            lines.append(f"{name} {older_than(names)}: run `make notebooks`")
+    return lines
 
 
 def frames(page, paper: str, ink: str) -> list[Image.Image]:
@@ -48,7 +74,7 @@ def frames(page, paper: str, ink: str) -> list[Image.Image]:
     script = str(FilmStage._esm).replace("export default", "window.stage =")
     page.evaluate(
         f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}",
-        traffic_animation(recorded("h200")).data(),
+        film(),
     )
     shown = page.locator(".fusion-film").bounding_box()
     page.set_viewport_size({"width": WIDTH, "height": round(shown["y"] + shown["height"])})
@@ -64,7 +90,13 @@ def frames(page, paper: str, ink: str) -> list[Image.Image]:
     return taken
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    lines = drifted()
+    if arguments == ["--check"]:
+        print("\n".join(lines) or "the README's film is up to date")
+        return 1 if lines else 0
+    if not lines:
+        return 0
     executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if executable is None:
         print("record_film: needs Chromium: apt-get install chromium", file=sys.stderr)
@@ -78,13 +110,12 @@ def main() -> int:
             palette = taken[-1].quantize(COLOURS)
             first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in taken)
             times = [FRAME] * STEPS + [LAST]
-            first.save(
-                picture(theme), save_all=True, append_images=others, duration=times, loop=0, comment=digest().encode()
-            )
+            comment = json.dumps(made_from()).encode()
+            first.save(picture(theme), save_all=True, append_images=others, duration=times, loop=0, comment=comment)
             print(f"{picture(theme).relative_to(ROOT)}: {picture(theme).stat().st_size / 1e3:.0f} kB")
         browser.close()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What README.md shows is the course's and the record's; its pictures show the film of today."""
+"""What README.md shows is the course's and the record's; a picture of another film is noticed."""
 
 import copy
 import importlib.util
@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from helpers.instruments import recorded, recorded_page
+from source import record_film
 
 ROOT = Path(__file__).resolve().parent.parent
 spec = importlib.util.spec_from_file_location("readme", ROOT / "source" / "readme.py")
@@ -19,10 +20,19 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = json.loads(recorded_page("block.json").read_text())
 
 
-def test_nothing_in_it_has_drifted():
-    for mark, part in readme.parts().items():
-        assert readme.filled(TEXT, mark, part) == TEXT, f"{mark}: run python source/readme.py"
-    assert readme.drifted() == []
+def test_a_part_that_is_stale_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    made = {"what was measured": "| 1 |", "the map of the course": "| 2 |", "doors": ""}
+    monkeypatch.setattr(readme, "parts", lambda: made)
+    page = tmp_path / "README.md"
+    page.write_text("# A course\n" + "".join(f"<!-- {mark} -->\n<!-- end of {mark} -->\n" for mark in made))
+    assert readme.main([]) == 0
+    assert readme.main(["--check"]) == 0
+    assert capsys.readouterr().out == "README.md is up to date\n"
+    made["what was measured"] = "| 3 |"
+    assert readme.main(["--check"]) == 1
+    line = "README.md: what was measured is older than the records in benchmarks/results: run `make notebooks`\n"
+    assert capsys.readouterr().out == line
 
 
 def test_a_record_taken_again_changes_the_table():
@@ -62,17 +72,35 @@ def test_a_readme_without_its_marks_is_refused():
         readme.filled("# A title", "the map of the course", "it")
 
 
-@pytest.mark.parametrize("theme", readme.PAGES)
+@pytest.mark.parametrize("theme", record_film.PAGES)
 def test_the_picture_is_small_and_moves(theme):
-    path = readme.picture(theme)
+    path = record_film.picture(theme)
     assert f"docs/{path.name}" in TEXT
     assert path.stat().st_size < 500_000
     film = Image.open(path)
     assert film.n_frames > 50
-    paper = bytes.fromhex(readme.PAGES[theme][0][1:])
+    paper = bytes.fromhex(record_film.PAGES[theme][0][1:])
     assert film.convert("RGB").getpixel((0, 0)) == pytest.approx(tuple(paper), abs=2)  # of a few colours, the nearest
 
 
-def test_a_picture_of_another_film_is_noticed(monkeypatch):
-    monkeypatch.setattr(readme, "digest", lambda: "another")
-    assert readme.drifted() == ["journey_light.gif", "journey_dark.gif"]
+def test_a_picture_of_another_film_is_noticed(monkeypatch, tmp_path):
+    monkeypatch.setattr(record_film, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    for theme in record_film.PAGES:
+        Image.new("P", (2, 2)).save(record_film.picture(theme), comment=json.dumps(record_film.made_from()).encode())
+    assert record_film.drifted() == []
+    changes = {
+        "its scenes": (record_film, "film", lambda: {"scenes": []}),
+        "its style": (record_film.FilmStage, "_css", "svg { fill: red }"),
+        "its script": (record_film.FilmStage, "_esm", "export default {};"),
+    }
+    for part, change in changes.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            assert record_film.drifted() == [
+                f"docs/journey_{theme}.gif is older than {part}: run `make notebooks`" for theme in ("light", "dark")
+            ]
+    Image.new("P", (2, 2)).save(record_film.picture("dark"))
+    assert record_film.drifted() == [
+        "docs/journey_dark.gif was not written by source/record_film.py: run `make notebooks`"
+    ]

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+LOCK = ROOT / "requirements.lock"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = {
     "course": PYPROJECT["project"]["dependencies"],
@@ -34,12 +35,27 @@ def test_requirements_are_exact_and_listed_once(group):
     assert sorted(set(names)) == sorted(names)
 
 
-def test_what_is_installed_is_what_is_pinned():
+def locked() -> dict[str, str]:
+    """Package -> version in requirements.lock, whatever Python or system it is for."""
+    requirements = [Requirement(line.partition("#")[0]) for line in LOCK.read_text().splitlines() if line[0] != "#"]
+    return {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in requirements}
+
+
+def test_the_lock_has_every_direct_dependency_at_its_pin():
+    """After a change in pyproject.toml, `make lock`."""
     pinned = {}
-    for line in (line for lines in GROUPS.values() for line in lines):
+    for line in (line for group, lines in GROUPS.items() if group != "build" for line in lines):
         requirement = Requirement(line)
         version = str(requirement.specifier).removeprefix("==")
         assert pinned.setdefault(canonicalize_name(requirement.name), version) == version, f"{line}: two versions"
+    assert {name: version for name, version in pinned.items() if locked().get(name) != version} == {}
+
+
+def test_the_lock_names_no_index():
+    assert "://" not in LOCK.read_text()
+
+
+def test_what_is_installed_is_what_is_locked():
     # Asked of a new process: in this one, setuptools may have put the packages inside it on the path.
     program = "from importlib.metadata import distributions as d; [print(each.name, each.version) for each in d()]"
     listed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -49,7 +65,7 @@ def test_what_is_installed_is_what_is_pinned():
     # The course itself, and the installer, which comes with Python.
     for name in ("kernel-fusion-course", "pip"):
         installed.pop(name, None)
-    assert {name: version for name, version in installed.items() if pinned.get(name) != version} == {}
+    assert {name: version for name, version in installed.items() if locked().get(name) != version} == {}
 
 
 @pytest.mark.parametrize("version", ["3.11.0", "3.12.0", "3.13.0", "3.14.0"])
@@ -61,7 +77,7 @@ def test_pins_hold_for_each_python(version):
 
 def test_conda_environment_takes_its_packages_from_pyproject():
     *conda, pip = ENVIRONMENT["dependencies"]
-    assert pip == {"pip": ["-e ."]}
+    assert pip == {"pip": ["--constraint requirements.lock", "--editable ."]}
     assert [package.split("=")[0] for package in conda] == ["python", "pip"]
     assert conda[0].split("=")[1] in SpecifierSet(PYPROJECT["project"]["requires-python"])
 
@@ -71,16 +87,16 @@ def test_conda_environment_installs_into_an_empty_one(tmp_path):
     python = tmp_path / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    for line in ENVIRONMENT["dependencies"][-1]["pip"]:
-        # Compiled to bytecode only where imported: half the time.
-        subprocess.run([*pip, "install", "--quiet", "--no-compile", *line.split()], cwd=ROOT, check=True)
+    options = " ".join(ENVIRONMENT["dependencies"][-1]["pip"]).split()
+    # Compiled to bytecode only where imported: half the time.
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", *options], cwd=ROOT, check=True)
     subprocess.run([*pip, "check"], check=True)
     doctor = subprocess.run([tmp_path / "bin" / "fusion", "doctor"], capture_output=True, text=True, cwd="/")
     assert doctor.returncode == 0
     assert str(ROOT) in doctor.stdout
 
 
-FAKE_PYTHON = """#!/bin/sh
+FAKE_PYTHON = r"""#!/bin/sh
 # Answers as Python, venv and pip would, and writes down what pip was asked for.
 case "$*" in
     --version) echo "Python 3.11.99" ;;
@@ -89,7 +105,8 @@ case "$*" in
     -c*) [ ! -e old-python ] ;;
     "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo made >>asked ;;
     *--dry-run*) [ ! -e no-cpu-build ] ;;
-    *"pip "*install*) echo "${*#*--editable }" >>asked; echo "words of pip"; [ ! -e pip-fails ] ;;
+    *"pip "*install*--constraint\ requirements.lock*)
+        echo "${*#*--editable }" >>asked; echo "words of pip"; [ ! -e pip-fails ] ;;
 esac
 """
 
@@ -102,7 +119,7 @@ def folder(tmp_path):
     course, tools = tmp_path / "course", tmp_path / "tools"
     course.mkdir()
     tools.mkdir()
-    for name in ("setup.sh", "pyproject.toml"):
+    for name in ("setup.sh", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, course)
     for name in "bash sh cat cp dirname flock mkdir rm sed sha256sum tail uname".split():
         (tools / name).symlink_to(shutil.which(name))
@@ -153,7 +170,7 @@ def test_authors_packages_are_added_not_made_anew(folder):
 def test_without_a_cpu_build_says_that_the_other_is_large(folder):
     (folder / "no-cpu-build").touch()
     assert "no CPU build of PyTorch 2.13.0 here: the build with CUDA (several GB" in set_up(folder).stdout
-    assert asked(folder) == ["made", ".[cuda] torch===2.13.0"]
+    assert asked(folder) == ["made", ". torch===2.13.0"]
 
 
 def test_with_a_gpu_the_cuda_build_replaces_the_cpu_build(folder):
@@ -165,7 +182,7 @@ def test_with_a_gpu_the_cuda_build_replaces_the_cpu_build(folder):
     with_gpu = set_up(folder, "dev")
     if not Path("/dev/nvidiactl").exists():
         assert "GPU found: PyTorch 2.13.0 with CUDA (several GB" in with_gpu.stdout
-        assert asked(folder) == ["made", ".[dev,cuda] torch===2.13.0"]
+        assert asked(folder) == ["made", ".[dev] torch===2.13.0"]
     # The home folder of a cluster, seen from a node without a GPU.
     smi.unlink()
     set_up(folder)
@@ -175,10 +192,11 @@ def test_with_a_gpu_the_cuda_build_replaces_the_cpu_build(folder):
 def test_stale_when_the_pins_the_folder_or_the_python_change(folder):
     set_up(folder)
     asked(folder)
-    with (folder / "pyproject.toml").open("a") as file:
-        file.write("# changed\n")
-    set_up(folder)
-    assert asked(folder)[0] == "made"
+    for name in ("pyproject.toml", "requirements.lock"):
+        with (folder / name).open("a") as file:
+            file.write("# changed\n")
+        set_up(folder)
+        assert asked(folder)[0] == "made", name
     moved = folder.rename(folder.parent / "moved")
     set_up(moved)
     assert asked(moved)[0] == "made"

@@ -42,7 +42,7 @@ from helpers.learning.outcome import NOT_ATTEMPTED
 from helpers.learning.submission import Submission
 
 COURSE = Path(__file__).resolve().parents[2]
-TAKEN = ("helpers", "kernels", "pyproject.toml", "README.md", "LICENSE", "setup.sh")
+TAKEN = ("helpers", "kernels", "pyproject.toml", "requirements.lock", "README.md", "LICENSE", "setup.sh")
 CHECKS_TIME = 1200  # seconds for a notebook's public checks
 FORGEABLE = (
     "These are the public checks alone, run without a sandbox: a preview, whose points a submission could forge. "

@@ -1,20 +1,18 @@
 """nbgrader reads the notebooks: its validator accepts their metadata, its generator gives the same exercises."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+from extra_packages import folder_with
 
 from helpers.learning.submission import read_submission
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions").glob("*.ipynb"))
-PINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["nbgrader"]
 CONFIGURATION = """\
 c = get_config()
 c.ClearSolutions.code_stub = {"python": "raise NotImplementedError  # your code here"}
@@ -38,12 +36,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     """Variables with which Python finds nbgrader: in a folder of its own, as it changes the JupyterLab beside it."""
-    folder = ROOT / ".pytest_cache" / f"nbgrader-{hashlib.sha256(' '.join(PINS).encode()).hexdigest()[:8]}"
-    if not (folder / "nbgrader").is_dir():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *PINS]
-        done = subprocess.run(install, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"needs nbgrader, which pip could not install: {done.stderr.strip().splitlines()[-1]}")
+    folder = folder_with("nbgrader")
     # It starts alembic, by name, for its database.
     return os.environ | {"PYTHONPATH": str(folder), "PATH": f"{folder}/bin{os.pathsep}{os.environ['PATH']}"}
 

@@ -28,7 +28,7 @@ def tree(tmp_path_factory):
 def test_what_a_class_gets(tree):
     assert sorted(os.listdir(tree)) == sorted(
         ".devcontainer .gitignore LICENSE Makefile README.md benchmarks docs environment.yml exercises helpers kernels "
-        "notebooks postBuild pyproject.toml setup.sh".split()
+        "notebooks postBuild pyproject.toml requirements.lock setup.sh".split()
     )
     assert sorted(path.name for path in (tree / "helpers").iterdir()) == sorted(
         "__init__.py cli.py colab.py course_contents.py doctor.py figures instruments jupyterlab lab.py learning "

@@ -1,17 +1,15 @@
 """`fusion analyse` as a new user runs it, on a layer of Hugging Face's BERT, installed for this test alone."""
 
-import hashlib
 import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+from extra_packages import folder_with
 
 ROOT = Path(__file__).parents[2]
-PINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["foreign"]
 MODEL = """\
 import torch
 from transformers import BertConfig
@@ -33,13 +31,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def packages() -> Path:
     """The folder that transformers lies in, apart from the course's own packages."""
-    folder = ROOT / ".pytest_cache" / f"foreign-{hashlib.sha256(' '.join(PINS).encode()).hexdigest()[:8]}"
-    if not (folder / "transformers").is_dir():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *PINS]
-        done = subprocess.run(install, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"needs transformers, which pip could not install: {done.stderr.strip().splitlines()[-1]}")
-    return folder
+    return folder_with("foreign")
 
 
 @pytest.mark.timeout(900)
