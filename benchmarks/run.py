@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [KERNEL ...] [--experiments]
     python benchmarks/run.py --recorded          the table as it was recorded on the H200
-    python benchmarks/run.py --sweep --help      the kernels at many more sizes: benchmarks/sweep.py
+    python benchmarks/run.py --sweep --help      the kernels at many more sizes: benchmarks/sweep/run.py
 
 Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
 calls, Python and launch included, for work short enough that it matters. Per cent is of the ceiling measured in the
@@ -30,7 +30,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
-import torch._functorch.config
 from tqdm import tqdm
 
 from benchmarks import (
@@ -62,6 +61,7 @@ from benchmarks import (
     training,
     ways_to_time,
 )
+from benchmarks.calls import backward_pass, least_time
 from benchmarks.peers import peers
 from benchmarks.provenance import ceilings, date_and_versions, results_file
 from benchmarks.targets import TARGETS, Target
@@ -74,9 +74,6 @@ from helpers.instruments.timing import Timing, benchmark_together
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 from kernels.op import FusedOp, Work
-
-# A backward pass that is timed again and again keeps its graph, so that a compiled one may give no buffer of it away.
-torch._functorch.config.donated_buffer = False
 
 SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
 LONG = 1e-3  # seconds: nobody asks what launching costs of work that takes longer
@@ -142,28 +139,6 @@ EXPERIMENTS = {
     "quantised_fp8_sums": quantised.measure_fp8_sums,
     "quantised_fp8_times": quantised.measure_fp8_times,
 }
-
-
-def least_time(work: Work, limits: dict[str, float]) -> tuple[str, float]:
-    """The ceiling that bounds this work and the seconds it allows: "copy", "read", "write" or "matrix"."""
-    kind = "copy"
-    if work.bytes_written < 0.01 * work.bytes:
-        kind = "read"
-    elif work.bytes_read < 0.05 * work.bytes:
-        kind = "write"
-    memory = work.bytes / limits[f"{kind}_bytes_per_second"]
-    arithmetic = work.flops / limits["bf16_matrix_flops_per_second"]
-    return ("matrix", arithmetic) if arithmetic > memory else (kind, memory)
-
-
-def backward_pass(function, inputs: tuple) -> Callable:
-    """A call of no argument that runs the backward pass of `function` alone, its forward done once, now."""
-    leaves = [x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in inputs]
-    outputs = function(*leaves)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    gradients = [torch.randn_like(y) for y in outputs]
-    wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-    return lambda: torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
 
 
 def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: dict[str, float]) -> list[dict]:
@@ -352,9 +327,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sweep", action="store_true", help="the kernels at many more sizes; see --sweep --help")
     arguments = sys.argv[1:] if arguments is None else arguments
     if "--sweep" in arguments:
-        from benchmarks import sweep  # which imports this module's functions
+        from benchmarks.sweep.run import main as sweep  # which takes a while to import
 
-        return sweep.main([argument for argument in arguments if argument != "--sweep"])
+        return sweep([argument for argument in arguments if argument != "--sweep"])
     options = parser.parse_args(arguments)
     if options.recorded:
         h200 = recorded("h200")

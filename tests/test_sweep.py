@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import kernels
-from benchmarks import bare_launch, sweep
-from benchmarks.provenance import fingerprints_of_kernels
-from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
+from benchmarks import bare_launch
+from benchmarks.sweep import run as sweep
+from benchmarks.sweep.points import POINTS, WIDTHS, rows_for
 from benchmarks.tried import SWEPT
 from helpers.figures.sweep import sweep_chart
 from helpers.instruments.resources import compile_for
