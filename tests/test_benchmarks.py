@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import run
+from benchmarks.calls import least_time
 from benchmarks.targets import MISSED, TARGETS, Target
 from benchmarks.tried import TRIED
 from helpers.instruments.recordings import recorded
@@ -83,10 +84,10 @@ def test_calls_of_short_work_are_compared_with_the_best_peer(monkeypatch):
 def test_the_ceiling_is_what_bounds_the_work():
     limits = {"copy_bytes_per_second": 4e12, "read_bytes_per_second": 5e12, "write_bytes_per_second": 6e12}
     limits["bf16_matrix_flops_per_second"] = 700e12
-    assert run.least_time(Work(1, 2e12, 2e12), limits) == ("copy", 1.0)
-    assert run.least_time(Work(1, 5e12, 0), limits) == ("read", 1.0)
-    assert run.least_time(Work(1, 0, 6e12), limits) == ("write", 1.0)
-    assert run.least_time(Work(1400e12, 2e12, 2e12), limits) == ("matrix", 2.0)
+    assert least_time(Work(1, 2e12, 2e12), limits) == ("copy", 1.0)
+    assert least_time(Work(1, 5e12, 0), limits) == ("read", 1.0)
+    assert least_time(Work(1, 0, 6e12), limits) == ("write", 1.0)
+    assert least_time(Work(1400e12, 2e12, 2e12), limits) == ("matrix", 2.0)
 
 
 def test_every_target_is_of_a_kernel_and_a_shape_that_is_measured():

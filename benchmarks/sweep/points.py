@@ -3,7 +3,7 @@
 The table of benchmarks/run.py shows sizes that kernels are tuned for. Between them a kernel may fall: a width that is
 no power of two leaves lanes idle, an odd one takes away the alignment that wide loads need. So the widths here are
 those of models in use, multiples of 8 and of 64, odd numbers and primes, and the powers of two to hold them against.
-Only kernels whose rows may be a vocabulary are timed beyond WIDEST_HIDDEN columns: no model has a hidden size that wide.
+Only kernels whose rows may be a vocabulary are timed beyond WIDEST_HIDDEN columns: no hidden size is that wide.
 """
 
 from collections.abc import Callable, Collection
@@ -106,9 +106,7 @@ def interleaved(*lists: list[Point]) -> list[Point]:
 POINTS = interleaved(_row_wise(), _elementwise())
 
 
-def build(
-    point: Point, device: str, only: Collection[str] = ()
-) -> tuple[dict[str, Callable[[], object]], Work]:
+def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[str, Callable[[], object]], Work]:
     """What to time at a point: provider -> a call of no argument, its inputs made and, for a backward pass, its forward
     done; and the work of it. A provider that refuses the point raises when it is called.
 

@@ -281,9 +281,7 @@ def tiny(point: Point) -> Point:
 PROVIDERS = {"linear_act": _linear, "conv_bn_act": _convolution, "flash_attention": _attention}
 
 
-def build(
-    point: Point, device: str, only: Collection[str] = ()
-) -> tuple[dict[str, Callable[[], object]], Work]:
+def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[str, Callable[[], object]], Work]:
     """Provider -> call of no argument, its inputs made and, for a backward pass, its forward done; and a call's work.
 
     A provider that refuses the point raises when it is called. On the device "cpu": "fused", "plain" and "eager". With

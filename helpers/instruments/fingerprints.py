@@ -1,4 +1,4 @@
-"""Fingerprints of the project's Triton and Gluon kernels: by them a record knows whether its kernels have changed since.
+"""Fingerprints of the project's Triton and Gluon kernels, which tell whether a recorded kernel has changed since.
 
 A fingerprint has two parts, "code.settings". The code is the kernel's syntax tree with all device functions and
 constants that it uses. The settings are the trees of the functions that choose its launch options: functions that are
@@ -154,10 +154,12 @@ class Code:
 
     @functools.cached_property
     def launchers(self) -> dict[Name, set[Name]]:
-        """Kernel -> the host functions that name it. A device function of other kernels is none itself."""
+        """Kernel -> the host functions that name it, but those that only give a compiler its arguments."""
         found: dict[Name, set[Name]] = {}
         for module, read in self.modules.items():
             for name, node in read.definitions.items():
+                if name.endswith("compile_arguments"):
+                    continue
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not _is_kernel(node):
                     for used in self.uses((module, name)):
                         if _is_kernel(self.definition(used)):
@@ -169,11 +171,15 @@ class Code:
         """Host function -> the host functions that use it."""
         found: dict[Name, set[Name]] = {}
         for module, read in self.modules.items():
-            for name, node in read.definitions.items():
-                if isinstance(node, Function) and not _is_kernel(node):
+            for name in read.definitions:
+                if self._is_host_function((module, name)):
                     for used in self.uses((module, name)):
                         found.setdefault(used, set()).add((module, name))
         return found
+
+    def _is_host_function(self, where: Name) -> bool:
+        node = self.definition(where)
+        return isinstance(node, Function) and not _is_kernel(node)
 
     def _options(self, launchers: set[Name]) -> set[Name]:
         """The functions that return options and that these reach, but not by way of another kernel's launcher."""
@@ -181,9 +187,7 @@ class Code:
         every, left = set(), set(launchers)
         while left:
             every |= left
-            used = {used for where in left for used in self.uses(where)}
-            left = {each for each in used if isinstance(node := self.definition(each), Function) and not _is_kernel(node)}
-            left -= every | named
+            left = {each for where in left for each in self.uses(where) if self._is_host_function(each)} - every - named
         return {where for where in every if _returns_options(self.definition(where))}
 
     def settings(self, kernel: Name) -> str:
@@ -199,9 +203,9 @@ class Code:
     def _written(self, kernel: Name, launcher: Name) -> Iterable[str]:
         """The options written out where the launcher launches that kernel, such as num_warps=4."""
         for node in ast.walk(self.definition(launcher)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                if self._used(launcher[0], node.func.value) == kernel:
-                    yield from (ast.dump(each) for each in node.keywords if isinstance(each.value, ast.Constant))
+            launch = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+            if launch and self._used(launcher[0], node.func.value) == kernel:
+                yield from (ast.dump(each) for each in node.keywords if isinstance(each.value, ast.Constant))
 
     def fingerprint(self, kernel: Name) -> str:
         """A kernel's fingerprint: "code.settings"."""

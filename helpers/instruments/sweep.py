@@ -149,7 +149,7 @@ class RecordedSweep:
 
         So is a point of which nobody recorded the kernels that it launched."""
         if "ours" not in point:
-            return True
+            return "gpu" in point
         names, ours = point["ours"]["kernels"].get("fused", []), self.runs[point["ours"]["run"]].get("kernels", {})
         timed = set(self.runs[point["run"]].get("kernels", {}).values())
         return not (is_current(names, ours) and all(ours[name] in timed for name in names))
@@ -313,9 +313,8 @@ class RecordedSweep:
     def _earlier(self, points: list[dict]) -> list[str]:
         """Lines that tell how many of these points show an earlier version of one of our kernels; none where none."""
         found = [(sum(map(self.is_earlier, points)), "our"), (sum(map(self.is_earlier_plain, points)), "the plain")]
-        return [
-            f"{number} of {len(points)} points show an earlier version of {whose} kernel" for number, whose in found if number
-        ]
+        text = f"of {len(points)} points show an earlier version of"
+        return [f"{number} {text} {whose} kernel" for number, whose in found if number]
 
 
 def pass_of(point: dict) -> str:

@@ -10,9 +10,9 @@ import torch
 import triton
 
 from benchmarks import validate
+from benchmarks.calls import backward_pass
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import METRICS, parse
-from benchmarks.run import backward_pass
 from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.rehearsal import EagerLaunch, TritonLaunch, rehearse
