@@ -1,11 +1,14 @@
 """Calls that benchmarks time: backward passes alone, the plain variant, and which kernels a call launches."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 
 import torch
 import torch._functorch.config
+from triton.runtime.jit import JITFunction, KernelInterface
 
 from benchmarks.triton_launches import Launch, triton_launches
+from helpers.instruments.fingerprints import fingerprints
 from kernels import variant
 from kernels.launch_cache import clear_plans
 from kernels.op import Work
@@ -76,9 +79,35 @@ def launches_of(call: Callable) -> list[Launch]:
     return list(seen)
 
 
-def kernel_names(launches: list[Launch]) -> list[str]:
-    """Return "module.name" of the kernels launched, each once, as helpers.instruments.fingerprints names them."""
-    return list(dict.fromkeys(f"{each.kernel.fn.__module__}.{each.kernel.fn.__name__}" for each in launches))
+def _every_kernel() -> list[JITFunction]:
+    """The kernels in the modules of the project that are loaded."""
+    found = []
+    for module in [module for name, module in sys.modules.items() if name.startswith(("kernels.", "benchmarks."))]:
+        for each in vars(module).values():
+            while isinstance(each, KernelInterface) and not isinstance(each, JITFunction):
+                each = each.fn  # of an autotuner
+            if isinstance(each, JITFunction):
+                found.append(each)
+    return found
+
+
+def forget_launched() -> None:
+    """Forget which kernels were launched, so that `launched_kernels` tells of what comes now."""
+    clear_plans()
+    for kernel in _every_kernel():
+        kernel.device_caches.clear()
+
+
+def launched_kernels() -> list[JITFunction]:
+    """Return the kernels launched on a GPU since `forget_launched`, without having listened to a single launch."""
+    return [kernel for kernel in _every_kernel() if any(compiled for compiled, *_ in kernel.device_caches.values())]
+
+
+def fingerprints_of(kernels: Iterable[JITFunction]) -> list[str]:
+    """Return the fingerprints of those of the kernels that are the project's, each once."""
+    known = fingerprints()
+    names = (f"{kernel.fn.__module__}.{kernel.fn.__name__}" for kernel in kernels)
+    return sorted({known[name] for name in names if name in known})
 
 
 def same_kernels(one: list[Launch], other: list[Launch]) -> bool:

@@ -18,7 +18,7 @@ from benchmarks.tried import SWEPT
 from helpers.figures.sweep import sweep_chart
 from helpers.instruments import fingerprints
 from helpers.instruments.resources import compile_for
-from helpers.instruments.sweep import BARE, RecordedSweep, best_peer, plain_ratio, recorded_sweep
+from helpers.instruments.sweep import BARE, RecordedSweep, best_peer, is_earlier, plain_ratio, recorded_sweep
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 from kernels.rowwise.softmax import softmax_kernel
@@ -56,7 +56,8 @@ def test_points_are_measured_and_a_process_that_ends_is_a_line(tmp_path):
     runner.round([(process, chosen[1])])
     first, second = map(json.loads, lines.read_text().splitlines())
     assert set(first["gpu"]) == {"fused", "eager"}  # and not "plain": where kernels are interpreted, ours is plain
-    assert first["kernels"] == {name: ["kernels.rowwise.softmax.softmax_kernel"] for name in ("fused", "plain")}
+    (softmax,) = fingerprints.fingerprints("kernels.rowwise.softmax.softmax_kernel").values()
+    assert first["kernels"] == {"fused": [softmax], "plain": [softmax]}
     assert all(0 < low <= mid <= high for mid, low, high in first["gpu"].values())
     assert (first["direction"], second["direction"]) == ("forward", "backward")
     assert second["failed"] == "the process ended"
@@ -69,7 +70,7 @@ def line(kernel: str, microseconds: float | None, **more) -> dict:
         return point | {"failed": "it took too long"} | more
     times = {"fused": [microseconds] * 3}
     timed = {"ceiling": "copy", "least": 1.0, "gpu": times, "calls": {}, "refused": {}}
-    return point | timed | {"kernels": {"fused": ["kernel"], "plain": ["kernel"]}} | more
+    return point | timed | {"kernels": {"fused": ["now"], "plain": ["now"]}} | more
 
 
 def test_lines_are_merged_into_a_record_that_newer_lines_replace(tmp_path):
@@ -113,7 +114,7 @@ def point(shape: list[int], fused: float, peer: float, least: float = 1.0, **mor
     times = {"fused": [fused] * 3, "QuACK": [peer] * 3, "eager": [2 * peer] * 3}
     found = {"kernel": "softmax", "direction": "forward", "shape": shape, "dtype": "bf16", "regime": "2048 rows"}
     found |= {"ceiling": "copy", "least": least, "gpu": times, "calls": {}, "refused": {}, "run": 0}
-    return found | {"ours": {"run": 0, "kernels": {}, "gpu": {"fused": times["fused"]}}} | more
+    return found | {"kernels": [], "ours": {"run": 0, "kernels": [], "gpu": {"fused": [fused] * 3}}} | more
 
 
 RUN = {"date": "2026-11-22", "versions": {"torch": "2.11.0", "triton": "3.6.0"}, "ceilings": {}}
@@ -177,33 +178,33 @@ def test_the_tables_hold_every_point():
     assert row.split() == "softmax 2048x1024 bf16 eager 1.2 us 2.0 us 30.0 us 10.0 us".split()
 
 
-def test_a_point_shows_an_earlier_kernel_where_the_one_that_takes_it_has_changed(monkeypatch):
-    monkeypatch.setattr(fingerprints, "fingerprints", lambda: {"moved": "now", "plain": "as it was"})
-    runs = [RUN | {"kernels": {"tuned": tuned, "plain": "as it was"}} for tuned in ("before", "now")]
-
-    def beside(run: int, fused: str = "tuned") -> dict:
-        times = {"fused": [2.0] * 3} | ({"plain": [3.0] * 3} if fused == "tuned" else {})
-        return {"run": run, "kernels": {"fused": [fused], "plain": ["plain"]}, "gpu": times}
-
-    points = {
-        "of another kernel than today's": point([8, 1], 2.0, 2.5, ours=beside(0)),
-        "of today's, which moved": point([8, 2], 2.0, 2.5, run=1, ours=beside(1)),
-        "of another kernel than ours alone later": point([8, 3], 2.0, 2.5, ours=beside(1)),
-        "of the plain kernel, unchanged": point([8, 4], 2.0, 2.5, ours=beside(1, "plain")),
-        "of nobody knows which": line("softmax", 2.0, shape=[8, 5], run=0),
-    }
-    found = RecordedSweep("NVIDIA H200", runs, list(points.values()))
-    earlier = [name for name, each in points.items() if found.is_earlier(each)]
-    assert earlier == [list(points)[i] for i in (0, 2, 4)]
-    assert not any(map(found.is_earlier_plain, points.values()))
+def test_a_point_shows_an_earlier_kernel_where_its_own_is_not_there_any_more(monkeypatch):
+    monkeypatch.setattr(fingerprints, "fingerprints", lambda: {"kernels.moved": "here", "kernels.plain": "plain"})
+    beside = {"run": 0, "kernels": ["plain before"], "gpu": {"fused": [2.0] * 3, "plain": [3.0] * 3}}
+    points = [
+        point([8, 1], 2.0, 2.5, kernels=["here", "plain"], ours=beside),
+        point([8, 2], 2.0, 2.5, kernels=["here", "gone"]),
+        line("softmax", 2.0, shape=[8, 3], run=0, kernels=None),
+        line("softmax", None, shape=[8, 4], run=0),
+    ]
+    assert list(map(is_earlier, points)) == [False, True, True, False]
+    found = RecordedSweep("NVIDIA H200", [RUN], points)
     for text in (found.summary(), found.table("softmax")):
-        assert "3 of 5 points show an earlier version of our kernel" in text.splitlines()
-    monkeypatch.setattr(fingerprints, "fingerprints", lambda: {"moved": "now", "plain": "another"})
-    assert "4 of 5 points show an earlier version of the plain kernel" in found.summary().splitlines()
+        assert "2 of 4 points show an earlier version of our kernel" in text.splitlines()
+        assert "1 of 4 points show an earlier version of the plain kernel" in text.splitlines()
+    assert "earlier" not in SWEEP.summary()
+
+
+@pytest.mark.parametrize(("now", "known"), [("same", ["same"]), ("another", None)])
+def test_an_older_time_is_of_todays_kernel_where_its_run_had_that_kernel(now, known):
+    before = line("softmax", 2.0, run=0) | {"kernels": None}
+    alone = sweep.point_of(line("softmax", 1.9, kernels={"fused": [now], "plain": ["other"]}), 1)
+    found = sweep.merged(before, alone, [RUN | {"kernels": {"kernels.anywhere": "same"}}, RUN])
+    assert (found["run"], found["kernels"], found["ours"]["kernels"]) == (0, known, ["other"])
 
 
 def test_the_plain_kernel_is_shown_beside_ours():
-    beside = {"run": 0, "kernels": {}, "gpu": {"fused": [1.9] * 3, "plain": [2.85] * 3}}
+    beside = {"run": 0, "kernels": [], "gpu": {"fused": [1.9] * 3, "plain": [2.85] * 3}}
     found = RecordedSweep("NVIDIA H200", [RUN], [point([2048, 1000], 2.0, 2.5, ours=beside), point([8, 8], 2.0, 2.5)])
     assert "2.9 us, 1.50 x" in found.table("softmax")
     *_, row, every = found.summary().splitlines()

@@ -15,8 +15,8 @@ GPU, so perhaps not what they would choose alone; benchmarks/run.py times them a
 mode otherwise, without CUDA graphs. No peer's answer is checked here.
 
 "fused" is what the GPU takes by default; "plain" is the plain kernel, timed where a tuned one takes the point. A point
-records which kernels both launched, and a run the fingerprints of all kernels. So a table can count the points that
-show an earlier version of a kernel, and --changed times only these.
+records the fingerprints of the kernels that it launched, so that a table can count the points that show an earlier
+version of a kernel; --changed times only these.
 
 Each point is a line of FILE as soon as it is measured, a failure too; what is in FILE already is not measured again, so
 the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels are interpreted and times say nothing.
@@ -45,7 +45,7 @@ from benchmarks.sweep import tiled
 from benchmarks.sweep.points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
 from helpers.instruments.fingerprints import fingerprints
-from helpers.instruments.sweep import RecordedSweep, key_of, recorded_sweep
+from helpers.instruments.sweep import RecordedSweep, is_earlier, key_of, recorded_sweep
 from kernels.interpreter import runtime
 
 RUNS = 10
@@ -216,16 +216,27 @@ def read(files: list[Path]) -> Iterator[dict]:
 
 
 def point_of(line: dict, run: int) -> dict:
-    """Return a line as the record has it: what was timed of ours, with the kernels launched, apart in "ours"."""
+    """Return a line as the record has it: "kernels" are those of our time beside the peers; plain's are in "ours"."""
     if "failed" in line:
         return line | {"run": run}
-    ours = {"run": run, "kernels": line.pop("kernels")}
+    kernels = line["kernels"]
+    ours = {"run": run, "kernels": kernels.get("plain", kernels.get("fused"))}
     for clock in ("gpu", "calls"):
         ours[clock] = {name: line[clock][name] for name in OURS if name in line[clock]}
         line[clock].pop("plain", None)
     if why := line["refused"].pop("plain", None):
         ours["refused"] = why
-    return line | {"run": run, "ours": ours}
+    return line | {"run": run, "kernels": kernels.get("fused"), "ours": ours}
+
+
+def merged(point: dict, line: dict, runs: list[dict]) -> dict:
+    """Return a recorded point with a newer measurement of ours alone: the peers and our time beside them stay.
+
+    The kernels that ours launches now are those of the older time, too, where its run had them."""
+    found = point | {"ours": line["ours"]}
+    if set(line["kernels"]) <= set(runs[point["run"]].get("kernels", {}).values()):
+        found["kernels"] = line["kernels"]
+    return found
 
 
 def record(files: list[Path], results: Path = RESULTS) -> Path:
@@ -250,7 +261,8 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
             number = same[0] if same else len(content["runs"]) - 1
         elif "failed" not in line or key_of(line) not in found:
             only, key, point = line.pop("only", None), key_of(line), point_of(line, number)
-            found[key] = found[key] | {"ours": point["ours"]} if only and key in found else point
+            alone = only and "gpu" in found.get(key, {})
+            found[key] = merged(found[key], point, content["runs"]) if alone else point
     order = {key: i for i, key in enumerate(sorted(found))}
     content["points"] = sorted(found.values(), key=lambda point: order[key_of(point)])
     rows = ",\n".join(json.dumps(point, separators=(",", ":")) for point in content["points"])
@@ -309,7 +321,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [point for point in every if not options.kernels or point.kernel in options.kernels]
     if options.changed:
         found = recorded_sweep(file_name(torch.cuda.get_device_name()))
-        earlier = {key_of(point) for point in found.points if found.is_earlier(point)}
+        earlier = {key_of(point) for point in found.points if is_earlier(point)}
         chosen = [point for point in chosen if key_of(asdict(point)) in earlier]
     number, of = options.share
     chosen = [point for point in chosen[number - 1 :: of] if key_of(asdict(point)) not in done]

@@ -17,7 +17,7 @@ from dataclasses import asdict
 import torch
 
 from benchmarks.bare_launch import bare_launches
-from benchmarks.calls import kernel_names, launches_of, least_time, same_kernels
+from benchmarks.calls import fingerprints_of, launches_of, least_time, same_kernels
 from benchmarks.provenance import ceilings
 from benchmarks.sweep import points, tiled
 from benchmarks.sweep.points import Point
@@ -76,7 +76,7 @@ class Worker:
             calls, self.work = of.build(self.point, "cuda" if self.gpu else "cpu", self.only)
             self.calls = {name: call for name, call in calls.items() if self._answers(name, call)}
             launches = {name: launches_of(self.calls[name]) for name in ("fused", "plain") if name in self.calls}
-            self.kernels = {name: kernel_names(of_one) for name, of_one in launches.items()}
+            self.kernels = {name: fingerprints_of(each.kernel for each in of_one) for name, of_one in launches.items()}
             if len(launches) == 2 and same_kernels(*launches.values()):
                 del self.calls["plain"]
             self.waits = [name for name, call in self.calls.items() if self.gpu and _waits(call)]

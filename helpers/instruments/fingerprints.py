@@ -227,9 +227,8 @@ def fingerprints(folder: str = "") -> dict[str, str]:
     return {name: found for name, found in _code().fingerprints.items() if name.startswith(folder)}
 
 
-def is_current(names: Iterable[str], recorded: dict[str, str]) -> bool:
-    """Return whether each of these kernels, by the fingerprint recorded of it, is still there as it was.
+def is_current(recorded: Iterable[str] | None) -> bool:
+    """Return whether every kernel with one of these fingerprints is still there as it was, wherever it is now.
 
-    A kernel that moved is; one without a recorded fingerprint is not."""
-    now = set(fingerprints().values())
-    return all(recorded.get(name) in now for name in names)
+    False for None: of what was recorded without fingerprints nobody knows."""
+    return recorded is not None and set(recorded) <= set(fingerprints().values())

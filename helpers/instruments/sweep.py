@@ -6,9 +6,10 @@ It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. 
 own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward, and there of
 BARE, too: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its
 ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their
-time on the GPU holds the host's; "run": which of the runs measured it. "ours": the same clocks of "fused" and, where a
-tuned kernel takes the point, of "plain", timed beside each other; "kernels": which kernels each of the two launched;
-"run": of which run, perhaps a later one than the peers'. A point that failed has "failed", why, in place of the times.
+time on the GPU holds the host's; "run": which of the runs measured it;
+"kernels": the fingerprints of the kernels that ours launched. "ours": the same clocks of "fused" and, where a tuned
+kernel takes the point, of "plain", timed beside each other, with a "run" of its own, perhaps later, and the plain
+kernel's fingerprints. A point that failed has "failed", why, in place of the times.
 """
 
 import functools
@@ -74,6 +75,16 @@ def ratio(point: dict, clock: str = "gpu") -> float:
 def is_tuned(point: dict) -> bool:
     """Return whether a tuned kernel takes the point, as far as recorded."""
     return "plain" in point.get("ours", {}).get("gpu", {})
+
+
+def is_earlier(point: dict) -> bool:
+    """Return whether our time beside the peers is not known to be of the kernel that takes the point today."""
+    return "gpu" in point and not is_current(point.get("kernels"))
+
+
+def is_earlier_plain(point: dict) -> bool:
+    """Return whether the plain kernel has changed since it was timed at this point."""
+    return "ours" in point and not is_current(point["ours"]["kernels"])
 
 
 def plain_ratio(point: dict, clock: str = "gpu") -> float:
@@ -143,23 +154,6 @@ class RecordedSweep:
     def label(self, points: Iterable[dict]) -> str:
         """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
         return Recorded(self.gpu, [self.runs[number] for number in sorted({p["run"] for p in points})], [], {}).label
-
-    def is_earlier(self, point: dict) -> bool:
-        """Return whether our time beside the peers is of an earlier version of the kernel that takes the point today.
-
-        So is a point of which nobody recorded the kernels that it launched."""
-        if "ours" not in point:
-            return "gpu" in point
-        names, ours = point["ours"]["kernels"].get("fused", []), self.runs[point["ours"]["run"]].get("kernels", {})
-        timed = set(self.runs[point["run"]].get("kernels", {}).values())
-        return not (is_current(names, ours) and all(ours[name] in timed for name in names))
-
-    def is_earlier_plain(self, point: dict) -> bool:
-        """Return whether the plain kernel's time, where there is one, is of an earlier version of that kernel."""
-        ours = point.get("ours", {})
-        return "ours" in point and not is_current(
-            ours["kernels"].get("plain", []), self.runs[ours["run"]].get("kernels", {})
-        )
 
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
@@ -312,7 +306,7 @@ class RecordedSweep:
 
     def _earlier(self, points: list[dict]) -> list[str]:
         """Lines that tell how many of these points show an earlier version of one of our kernels; none where none."""
-        found = [(sum(map(self.is_earlier, points)), "our"), (sum(map(self.is_earlier_plain, points)), "the plain")]
+        found = [(sum(map(is_earlier, points)), "our"), (sum(map(is_earlier_plain, points)), "the plain")]
         text = f"of {len(points)} points show an earlier version of"
         return [f"{number} {text} {whose} kernel" for number, whose in found if number]
 
