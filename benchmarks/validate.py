@@ -27,10 +27,10 @@ import triton.language as tl
 from torch.autograd import DeviceType
 
 from benchmarks import hardware_counters
+from benchmarks.calls import backward_pass
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
 from benchmarks.provenance import provenance, results_file
-from benchmarks.calls import backward_pass
 from benchmarks.triton_launches import Launch, triton_launches
 from benchmarks.validation import COVERED
 from helpers.instruments.devices import this_device

@@ -20,6 +20,11 @@ EARLIER = "an earlier version of this kernel"
 COLUMNS = "GPU: its own time, cold L2; call: with Python and launch, warm caches; torch.compile: default mode"
 
 
+def dated(date: str, kernels: list[str] | None) -> str:
+    """Return a date, and that an earlier kernel was timed then where one with these fingerprints is not there now."""
+    return date if is_current(kernels) else f"{date}, {EARLIER}"
+
+
 @dataclass(frozen=True)
 class Recorded:
     """What was recorded on one GPU, in one run of the benchmark or in several.
@@ -90,7 +95,7 @@ class Recorded:
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         pins = _pins()
         return (
-            f"{self.gpu}, PyTorch {used['torch']}, Triton {used['triton']}, {when}{f', {EARLIER}' if earlier else ''}"
+            f"{self.gpu}, PyTorch {used['torch']}, Triton {used['triton']}, {f'{when}, {EARLIER}' if earlier else when}"
             f" (the course installs {pins['torch']} and {pins['triton']})"
         )
 

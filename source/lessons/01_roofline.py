@@ -398,7 +398,7 @@ h200 = recorded("h200")
 recorded_times = h200.experiment("free_flops")
 times = {steps: timing.median for steps, timing in recorded_times.items()}
 measured_free = max(steps for steps, seconds in times.items() if seconds < 1.1 * times[1])
-print(h200.label)
+print(h200.label_of("free_flops"))
 free_steps.compare(measured_free)
 
 # %%

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from helpers.instruments import fingerprints
-from helpers.instruments.recordings import EARLIER, Recorded, recorded
+from helpers.instruments.recordings import EARLIER, Recorded, dated, recorded
 
 
 def test_an_experiment_reads_as_it_was_measured():
@@ -71,6 +71,10 @@ def test_what_was_measured_with_an_earlier_kernel_says_so(monkeypatch):
     assert EARLIER in found.label_of("now", "before")
     assert "2026-11-23" not in found.label_of("now", "softmax")
     assert [EARLIER in found.table(name, "bf16") for name in ("softmax", "l2_norm")] == [False, True]
+    assert [dated("2026-11-23", kernels) for kernels in (["now"], ["now", "before"], None)] == [
+        "2026-11-23",
+        *["2026-11-23, an earlier version of this kernel"] * 2,
+    ]
     with pytest.raises(ValueError, match="no experiment or kernel 'x' is recorded"):
         found.label_of("x")
 
