@@ -1,11 +1,11 @@
 """Fingerprints of the project's Triton and Gluon kernels, which tell whether a recorded kernel has changed since.
 
 A fingerprint has two parts, "code.settings". The code is the kernel's syntax tree with all device functions and
-constants that it uses. The settings are the trees of the functions that choose its launch options: functions that are
-annotated to return a dict and that the kernel's launcher reaches, or the launcher's callers where it reaches none.
-Comments, docstrings, formatting, names of
-modules and of device functions are left out, so that a kernel that only moves keeps its fingerprint, and a plain
-kernel's change leaves the tuned ones theirs. Everything is read from the files: no kernel is imported or launched.
+constants that it uses. The settings are the trees of the functions that choose its launch options: functions in
+kernels/ that are annotated to return a dict and that the kernel's launcher reaches, or its callers where it reaches
+none. Comments, docstrings, formatting, names of modules and of device functions are left out, so that a kernel that
+only moves keeps its fingerprint, and a plain kernel's change leaves the tuned ones theirs. Everything is read from the
+files: no kernel is imported or launched.
 """
 
 import ast
@@ -59,7 +59,8 @@ def _read(text: str) -> Module:
         if isinstance(node, ast.ImportFrom) and node.module:
             imports |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
-            imports |= {alias.asname: (alias.name, "") for alias in node.names if alias.asname}
+            whole = (alias.name if alias.asname else alias.name.partition(".")[0] for alias in node.names)
+            imports |= {alias.asname or name: (name, "") for alias, name in zip(node.names, whole, strict=True)}
     return Module(definitions, imports)
 
 
@@ -188,7 +189,7 @@ class Code:
         while left:
             every |= left
             left = {each for where in left for each in self.uses(where) if self._is_host_function(each)} - every - named
-        return {where for where in every if _returns_options(self.definition(where))}
+        return {where for where in every if where[0].startswith("kernels") and _returns_options(self.definition(where))}
 
     def settings(self, kernel: Name) -> str:
         """The digest of what chooses a kernel's launch options."""

@@ -126,6 +126,7 @@ print(f"memory {held.bandwidth / 1e12:.2f} of {sheet.bandwidth / 1e12:.2f} TB/s"
 print(f"tensor cores {held.peak / 1e12:.0f} of {sheet.peak / 1e12:.0f} TFLOP/s")
 print(f"ridge at {held.ridge:.0f}, by the data sheet {sheet.ridge:.0f} FLOP/byte")
 took_on_chip = recorded("h200").experiment("roofs")
+print(recorded("h200").label_of("roofs"))
 for name, unit, rate in (
     ("special functions", "T/s", DEVICES["H200"].special_rate),
     ("shared memory", "TB/s", DEVICES["H200"].shared_bandwidth),

@@ -312,6 +312,7 @@ apart_16.on(chart, "y")
 # an H200. Look at what is held equal:
 
 # %%
+print(h200.label_of("load_widths"))
 for count, widths in h200.experiment("load_widths").items():
     gain = widths["4 bytes"].median / widths["16 bytes"].median
     print(f"{count:12,} numbers: wide loads are {gain:.2f} times as fast")

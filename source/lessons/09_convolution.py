@@ -335,6 +335,7 @@ picture, filters = 2 * 128 * pixels, 2 * 256 * 128 * 9  # bytes
 model = Windows(56, 56, 3, 1, 1)
 asked = 2 * 128 * 64 * tiles * model.in_picture(model.reads()).sum() + filters * pixels // 128
 counted = counters["channels last"][1]
+print(h200.label_of("conv_counters"))
 print(f"x: {picture / 1e6:.0f} MB; asked for, with the weights: {asked / 1e9:.2f} GB")
 print(
     f"read of L2: {32 * counted['l2_read'] / 1e9:.2f} GB; of memory: "

@@ -338,6 +338,7 @@ large = next(
     if page.counter("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum")
 )
 LOCAL = "l1tex__t_sectors_pipe_lsu_mem_local_op_ld"
+print(h200.label_of("sm_counters"))
 print(
     f"15 steps: {100 * chain['local_read_hit'] / chain['local_read']:.0f}% of the spills' reads "
     "hit L1"
