@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.block_traces import kernels_of
+from benchmarks.calls import fingerprints_of, launches_of
 from helpers.instruments.timing import benchmark_together
 from kernels.elementwise.swiglu import swiglu
 from kernels.rowwise.rms_norm import rms_norm
@@ -166,8 +167,8 @@ def timed_together(calls: dict[str, Callable], runs: int = RUNS, **options) -> d
 
 
 def rows_of(tokens: int, ways: dict[str, Callable], save: Callable[[dict], None]) -> None:
-    """Direction -> way -> gpu and call times, error, bytes at the peak, kernels with their microseconds; saved after
-    each direction."""
+    """Direction -> way -> gpu and call times, error, bytes at the peak, kernels with their microseconds, fingerprints
+    of ours; saved after each direction."""
     tensors = inputs(tokens)
     y, gradients = wanted(tensors)
     upstream = torch.ones_like(y, dtype=torch.bfloat16)
@@ -184,7 +185,13 @@ def rows_of(tokens: int, ways: dict[str, Callable], save: Callable[[dict], None]
                 result = call()
                 result = result if isinstance(result, tuple) else (result,)
                 kernels = kernels_of(call) if way in PROFILED else []
-                return {"error": error_of(result, oracle), "peak": peak_of(call), "kernels": kernels}
+                ours = fingerprints_of(launch.kernel for launch in launches_of(call))
+                return {
+                    "error": error_of(result, oracle),
+                    "peak": peak_of(call),
+                    "kernels": kernels,
+                    "fingerprints": ours,
+                }
 
             rows[way] = attempted(f"{direction} {tokens} {way}", described)
             if "failed" not in rows[way]:

@@ -1,4 +1,4 @@
-"""What Nsight Compute counts of each kernel of the catalogue and its reference, on data much larger than L2.
+"""What Nsight Compute counts of each plain kernel of the catalogue and its reference, on data much larger than L2.
 
 `python -m benchmarks.hardware_counters` is the program that is profiled: it runs each of them once, after a marker.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.calls import plain
 from benchmarks.validation import COVERED
 from kernels.op import FusedOp
 
@@ -41,7 +42,7 @@ def sections(nbytes: int):
     for op in COVERED.values():
         shape = shape_of(op, nbytes)
         inputs = op.inputs(*shape, dtype=op.gpu_dtypes[-1], device="cuda")
-        for version, function in (("fused", op.fused), ("eager", op.reference)):
+        for version, function in (("fused", plain(op.fused)), ("eager", op.reference)):
             yield op, version, shape, function, inputs
         del inputs
         gc.collect()

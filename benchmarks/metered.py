@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.calls import backward_pass
 from benchmarks.provenance import provenance, results_file
-from benchmarks.run import backward_pass
 from helpers.instruments import measure
 from kernels import CATALOGUE
 from kernels.op import FusedOp

@@ -1,25 +1,17 @@
 """What a record holds of its own run, and where it goes: the GPU, the day, the versions, what the GPU did then."""
 
-import ast
 import datetime
-import functools
-import hashlib
-import io
 import platform
-import tokenize
 from pathlib import Path
 
 import torch
 import triton
 
-import kernels
 from helpers.instruments.timing import benchmark_together
 
 RESULTS = Path(__file__).parent / "results"
 CEILING_BYTES = 4 * 2**30  # far beyond any L2
 MATRIX_SIZE = 8192
-# How a call comes to the GPU, or to the interpreter: nothing of what runs there.
-CALLS = {"kernels.launching", "kernels.plans", "kernels.op", "kernels.interpreter.runtime"}
 
 
 def ceilings() -> dict[str, float]:
@@ -59,37 +51,6 @@ def date_and_versions() -> dict:
     """What a record says of when and with what it was measured."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     return {"date": datetime.date.today().isoformat(), "versions": versions | {"cuda": torch.version.cuda}}
-
-
-@functools.cache
-def _module(path: Path) -> tuple[str, set[str]]:
-    """A module's lines, without comments and docstrings, and what it imports, in functions too."""
-    text, names = path.read_text(encoding="utf-8"), set()
-    lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            line, column = token.start
-            lines[line - 1] = lines[line - 1][:column].rstrip()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom):
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
-    return "\n".join(filter(None, lines)), names
-
-
-def fingerprints_of_kernels(root: Path = Path(kernels.__file__).parents[1]) -> dict[str, str]:
-    """Of each kernel's code and of what it imports of kernels/, all but CALLS: another one means another kernel."""
-    files = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.glob("kernels/**/*.py")}
-    found = {}
-    for kernel in kernels.CATALOGUE:
-        left, modules = {name for name in files if name.endswith(f".{kernel}")}, set()
-        while left:
-            modules |= left
-            left = set().union(*(_module(files[name])[1] for name in left)) & files.keys() - modules - CALLS
-        text = "".join(_module(files[name])[0] for name in sorted(modules))
-        found[kernel] = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return found
 
 
 def provenance() -> dict:

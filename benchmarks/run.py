@@ -1,16 +1,17 @@
 """Times every kernel of the catalogue beside eager PyTorch, torch.compile and its peers, and records it on a GPU.
 
     python benchmarks/run.py [KERNEL ...] [--experiments]
+    python benchmarks/run.py [KERNEL ...] --only fused plain      without peers, whose recorded times stay
     python benchmarks/run.py --recorded          the table as it was recorded on the H200
-    python benchmarks/run.py --sweep --help      the kernels at many more sizes: benchmarks/sweep.py
+    python benchmarks/run.py --sweep --help      the kernels at many more sizes: benchmarks/sweep/run.py
 
 Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
 calls, Python and launch included, for work short enough that it matters. Per cent is of the ceiling measured in the
 same run: the copy bandwidth on the least bytes, the read-only or write-only bandwidth where almost all is read or
 written, and the rate of cuBLAS's bf16 product where arithmetic takes longer than the bytes do. Rows of ours that miss
 their target in benchmarks/targets.py come first, then those that any peer is more than 3 % ahead of, on the GPU and as
-a call, each with what was tried. No peer are cuBLAS without what follows the product, and Liger's backward pass of
-cross entropy, which only scales.
+a call, each with what was tried. Not counted as peers: cuBLAS without what follows the product, Liger's backward pass
+of cross entropy, which only scales, and "plain", our plain kernel, timed where a tuned one takes the call.
 
 The lessons' experiments (chains, occupancies) run with all of the kernels, or with --experiments alone.
 
@@ -22,7 +23,7 @@ small sizes through the interpreter, which shows that it works and nothing about
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -30,7 +31,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
-import torch._functorch.config
 from tqdm import tqdm
 
 from benchmarks import (
@@ -62,11 +62,22 @@ from benchmarks import (
     training,
     ways_to_time,
 )
+from benchmarks.calls import (
+    backward_pass,
+    fingerprints_of,
+    forget_launched,
+    launched_kernels,
+    launches_of,
+    least_time,
+    plain,
+    same_kernels,
+)
 from benchmarks.peers import peers
 from benchmarks.provenance import ceilings, date_and_versions, results_file
 from benchmarks.targets import TARGETS, Target
 from benchmarks.tried import TRIED, shared_by, wrapped
 from helpers.instruments.devices import this_device
+from helpers.instruments.fingerprints import fingerprints
 from helpers.instruments.recordings import recorded
 from helpers.instruments.resources import compile_for
 from helpers.instruments.sweep_records import BEHIND, NOT_THE_SAME
@@ -74,9 +85,6 @@ from helpers.instruments.timing import Timing, benchmark_together
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 from kernels.op import FusedOp, Work
-
-# A backward pass that is timed again and again keeps its graph, so that a compiled one may give no buffer of it away.
-torch._functorch.config.donated_buffer = False
 
 SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
 LONG = 1e-3  # seconds: nobody asks what launching costs of work that takes longer
@@ -144,34 +152,16 @@ EXPERIMENTS = {
 }
 
 
-def least_time(work: Work, limits: dict[str, float]) -> tuple[str, float]:
-    """The ceiling that bounds this work and the seconds it allows: "copy", "read", "write" or "matrix"."""
-    kind = "copy"
-    if work.bytes_written < 0.01 * work.bytes:
-        kind = "read"
-    elif work.bytes_read < 0.05 * work.bytes:
-        kind = "write"
-    memory = work.bytes / limits[f"{kind}_bytes_per_second"]
-    arithmetic = work.flops / limits["bf16_matrix_flops_per_second"]
-    return ("matrix", arithmetic) if arithmetic > memory else (kind, memory)
-
-
-def backward_pass(function, inputs: tuple) -> Callable:
-    """A call of no argument that runs the backward pass of `function` alone, its forward done once, now."""
-    leaves = [x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in inputs]
-    outputs = function(*leaves)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    gradients = [torch.randn_like(y) for y in outputs]
-    wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-    return lambda: torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
-
-
-def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: dict[str, float]) -> list[dict]:
-    """One row a provider and direction: fused and eager, and on a GPU torch.compile and peers, all in one run."""
+def measure_op(
+    op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: dict[str, float], only: Collection[str] = ()
+) -> list[dict]:
+    """One row per provider and direction: fused, plain where a tuned kernel takes the call, and eager; on a GPU
+    torch.compile and peers, too. All in one run; with `only`, ours alone."""
     inputs = op.inputs(*shape, dtype=dtype, device="cuda" if limits else "cpu")
-    functions = {"fused": op.fused, "eager": op.reference}
+    functions = {"fused": op.fused, "plain": plain(op.fused)}
+    functions |= {} if only else {"eager": op.reference}
     compiled = {}
-    if limits:
+    if limits and not only:
         torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
         if op.name not in NOT_COMPILED:
             functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
@@ -190,6 +180,7 @@ def measure_op(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: 
             for provider, function in functions.items()
             if provider not in FORWARD_ONLY and (op.name, provider) not in NO_GRADIENT
         }
+        backward["plain"] = plain(backward["plain"])
         work = op.backward_work(shape, dtype)
         rows += timed_rows(f"{op.name} backward", shape, dtype, backward, work, limits, short, graphs=False)
     return rows
@@ -205,14 +196,21 @@ def timed_rows(
     short: bool,
     graphs: bool = True,
 ) -> list[dict]:
-    """The providers timed together, the GPU alone and, for `short` work, the whole call."""
+    """The providers timed together, the GPU alone and, for `short` work, the whole call.
+
+    "plain" is left out where it launches what "fused" does, and its row holds our time beside it, too."""
+    launches = {name: launches_of(providers[name]) for name in ("fused", "plain")}
+    kernels = {name: fingerprints_of(x.kernel for x in those) for name, those in launches.items()}
+    if same_kernels(*launches.values()):
+        providers = {name: call for name, call in providers.items() if name != "plain"}
+    del launches  # and with them the tensors that they were given
     runs = RUNS if limits else 3
     gpu = benchmark_together(providers, runs=runs, graphs=graphs)
     call = {}
     if limits and short and max(timing.median for timing in gpu.values()) < LONG:
         call = benchmark_together(providers, runs=runs, launches=True)
     ceiling, least_seconds = least_time(work, limits) if limits else (None, None)
-    return [
+    rows = [
         {
             "kernel": name,
             "shape": list(shape),
@@ -225,8 +223,11 @@ def timed_rows(
             "gpu": asdict(gpu[provider]),
             "call": asdict(call[provider]) if provider in call else None,
         }
+        | ({"kernels": kernels[provider]} if provider in kernels else {})
         for provider in providers
     ]
+    beside = {clock: rows[0][clock] for clock in ("gpu", "call")}
+    return [row | ({"fused": beside} if row["provider"] == "plain" else {}) for row in rows]
 
 
 def share(row: dict) -> float:
@@ -262,7 +263,8 @@ def rivals_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float
     """As `peers_of`, but for those of another operation."""
     name, _, direction = row["kernel"].partition(" ")
     of = (name, direction or "forward")
-    return {peer: seconds for peer, seconds in peers_of(row, rows, time).items() if (*of, peer) not in NOT_THE_SAME}
+    others = peers_of(row, rows, time)
+    return {peer: others[peer] for peer in others if peer != "plain" and (*of, peer) not in NOT_THE_SAME}
 
 
 def missed_targets(rows: list[dict]) -> set[tuple[str, tuple[int, ...]]]:
@@ -321,25 +323,62 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def plain(timings):
+def as_json(timings):
     """Nested dicts of Timing, or of numbers, as JSON has them."""
     if isinstance(timings, Timing):
         return asdict(timings)
     if isinstance(timings, int | float):
         return timings
-    return {str(key): plain(value) for key, value in timings.items()}
+    return {str(key): as_json(value) for key, value in timings.items()}
 
 
-def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict]) -> None:
-    """Write what `run` measured to the file at `path`; whatever else stands there stays as it is, with its own run."""
+def measured(experiment: Callable) -> dict:
+    """What an experiment measures, and the fingerprints of the project's kernels that it launches."""
+    forget_launched()
+    times = experiment()
+    return {"times": times, "kernels": fingerprints_of(launched_kernels())}
+
+
+def merged(old: list[dict], new: list[dict], runs: list[dict], number: int) -> list[dict]:
+    """Rows with newer ones of ours alone: plain's replace plain's, and the rest stays as it was measured.
+
+    A row of ours is of the kernels that it launches now where its run had them."""
+
+    def of(row):
+        return row["kernel"], tuple(row["shape"]), row["dtype"]
+
+    launched = {of(row): row["kernels"] for row in new if row["provider"] == "fused"}
+    found = []
+    for row in old:
+        if row["provider"] == "plain" and of(row) in launched:
+            continue
+        kernels = launched.get(of(row))
+        if kernels and row["provider"] == "fused" and {*kernels} <= {*runs[row["run"]].get("kernels", {}).values()}:
+            row = row | {"kernels": kernels}
+        found.append(row)
+        if row["provider"] == "fused":
+            found += [r | {"run": number} for r in new if r["provider"] == "plain" and of(r) == of(row)]
+    return found
+
+
+def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict], only: Collection[str] = ()) -> None:
+    """Write what `run` measured to the file at `path`; whatever else stands there stays as it is, with its own run.
+
+    experiments: name -> {"times", "kernels"}. With `only`, rows of ours alone, which are merged into those there."""
     content = json.loads(path.read_text()) if path.exists() else {"runs": [], "experiments": {}, "rows": []}
     if run not in content["runs"]:
         content["runs"].append(run)
     number = content["runs"].index(run)
     measured = {row["kernel"] for row in rows}
-    content["experiments"] |= {name: {"run": number, "times": plain(times)} for name, times in experiments.items()}
-    content["rows"] = [row for row in content["rows"] if row["kernel"] not in measured]
-    content["rows"] += [row | {"run": number} for row in rows]
+    content["experiments"] |= {
+        name: {"run": number, "kernels": found["kernels"], "times": as_json(found["times"])}
+        for name, found in experiments.items()
+    }
+    if only:
+        content["rows"] = merged(content["rows"], rows, content["runs"], number)
+    else:
+        content["rows"] = [row for row in content["rows"] if row["kernel"] not in measured]
+        content["rows"] += [row | {"run": number} for row in rows]
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), **content}, indent=1) + "\n")
 
@@ -348,13 +387,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fusion bench", description="Time the kernels of the catalogue.")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
     parser.add_argument("--experiments", action="store_true", help="time what the lessons show, besides the KERNELs")
+    parser.add_argument("--only", nargs="+", choices=("fused", "plain"), default=[], help="time no peer")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     parser.add_argument("--sweep", action="store_true", help="the kernels at many more sizes; see --sweep --help")
     arguments = sys.argv[1:] if arguments is None else arguments
     if "--sweep" in arguments:
-        from benchmarks import sweep  # which imports this module's functions
+        from benchmarks.sweep.run import main as sweep  # which takes a while to import
 
-        return sweep.main([argument for argument in arguments if argument != "--sweep"])
+        return sweep([argument for argument in arguments if argument != "--sweep"])
     options = parser.parse_args(arguments)
     if options.recorded:
         h200 = recorded("h200")
@@ -367,28 +407,28 @@ def main(arguments: list[str] | None = None) -> int:
 
     gpu = runtime.has_gpu()
     limits = ceilings() if gpu else {}
-    run = {**date_and_versions(), "ceilings": limits}
+    run = {**date_and_versions(), "kernels": fingerprints("kernels"), "ceilings": limits}
     plan = []
     for op in (CATALOGUE[name] for name in chosen):
         shapes, dtypes = (op.gpu_shapes, op.gpu_dtypes) if gpu else (op.interpreter_shapes[-1:], op.dtypes[:1])
         plan += [(op, shape, dtype) for shape in shapes for dtype in dtypes]
     rows = []
     for op, shape, dtype in tqdm(plan, desc="benchmark", unit="size", delay=2, disable=not sys.stderr.isatty()):
-        rows += measure_op(op, shape, dtype, limits)
+        rows += measure_op(op, shape, dtype, limits, options.only)
         if gpu and (shape, dtype) == (op.gpu_shapes[-1], op.gpu_dtypes[-1]):
             its = [row for row in rows if row["kernel"].split()[0] == op.name]
-            record(results_file(), run, its, {})  # nothing done is lost
+            record(results_file(), run, its, {}, options.only)  # nothing done is lost
 
     if gpu:
-        if rows:
+        if rows and not options.only:
             print("\n".join(shortfalls(rows)) or "every kernel reaches its target and keeps up with its peers")
         print(", ".join(f"{name} {value:.4g}" for name, value in limits.items()))
     else:
         print("No GPU: kernels are interpreted, sizes are small; these times say nothing about speed. Not recorded.")
     print(table(rows))
     if gpu:
-        wanted = EXPERIMENTS if options.experiments or len(chosen) == len(CATALOGUE) else {}
-        record(results_file(), run, [], {name: time() for name, time in wanted.items()})
+        wanted = EXPERIMENTS if options.experiments or (len(chosen) == len(CATALOGUE) and not options.only) else {}
+        record(results_file(), run, [], {name: measured(time) for name, time in wanted.items()})
         print(f"recorded in {results_file().name}")
     return 0
 

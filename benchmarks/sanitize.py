@@ -43,7 +43,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 import kernels
-from benchmarks.run import backward_pass
+from benchmarks.calls import backward_pass
 from benchmarks.triton_launches import triton_launches
 from kernels import CATALOGUE
 from kernels.interpreter import runtime

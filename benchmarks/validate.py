@@ -16,8 +16,10 @@ import ctypes
 import gc
 import itertools
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 
@@ -27,25 +29,27 @@ import triton.language as tl
 from torch.autograd import DeviceType
 
 from benchmarks import hardware_counters
+from benchmarks.calls import backward_pass, plain, same_kernels
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
 from benchmarks.provenance import provenance, results_file
-from benchmarks.run import backward_pass
 from benchmarks.triton_launches import Launch, triton_launches
 from benchmarks.validation import COVERED
 from helpers.instruments.devices import this_device
 from helpers.instruments.resources import compile_for
 from helpers.instruments.timing import benchmark_together
+from kernels import variant
 from kernels.interpreter import runtime
 from kernels.op import FusedOp
 
 SIZES = tuple(2**power for power in (16, 19, 22, 25, 28))  # bytes of the first argument
+PROCESSES = 8  # that compile at the same time
 PROFILED = 2**25  # bytes: many waves, and still quick
 # CUfunction_attribute
 STATIC_SHARED, LOCAL, REGISTERS = 1, 3, 4
 
 
-def plain(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -78,18 +82,27 @@ def run_once(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: st
         backward_pass(op.fused, inputs)()
 
 
+def compiled_of(name: str) -> list[dict]:
+    """The rows of one operation: of its plain kernels, and of the tuned ones at sizes where these launch others."""
+    op, rows = COVERED[name], []
+    for shape, dtype in itertools.product(op.gpu_shapes, op.gpu_dtypes):
+        found = {}
+        for which in ("plain", "tuned"):
+            with variant(which), triton_launches() as found[which]:
+                run_once(op, shape, dtype, "cuda")
+        if same_kernels(*found.values()):
+            del found["tuned"]
+        of = {"operation": op.name, "shape": list(shape), "dtype": name_of(dtype)}
+        rows += [of | {"variant": which, **compared(launch)} for which, seen in found.items() for launch in seen]
+        del found
+        torch.cuda.empty_cache()
+    return rows
+
+
 def compiled() -> list[dict]:
     """Each kernel as this GPU has it loaded, beside what compile_for says of it with the same Triton."""
-    rows = []
-    for op in COVERED.values():
-        for shape, dtype in itertools.product(op.gpu_shapes, op.gpu_dtypes):
-            with triton_launches() as seen:
-                run_once(op, shape, dtype, "cuda")
-            rows += [
-                {"operation": op.name, "shape": list(shape), "dtype": plain(dtype), **compared(launch)}
-                for launch in seen
-            ]
-            torch.cuda.empty_cache()
+    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        rows = [row for rows in pool.map(compiled_of, COVERED) for row in rows]
     for name, (kernel, args, options) in EXAMPLES.items():
         loaded = kernel.warmup(*args, grid=(1,), **options)
         launch = Launch(kernel, (1,), args, options, loaded)
@@ -210,7 +223,7 @@ def operators() -> list[dict]:
         functions = {name: partial(f, *arguments) for name, f in OPERATORS.items() if name not in skipped}
         measured = benchmark_together(functions, runs=10)
         rows += [
-            {"operator": name, "shape": list(x.shape), "dtype": plain(dtype), "gpu": asdict(timing)}
+            {"operator": name, "shape": list(x.shape), "dtype": name_of(dtype), "gpu": asdict(timing)}
             for name, timing in measured.items()
         ]
     return rows
@@ -225,14 +238,14 @@ def constants() -> dict:
 
 
 def times() -> list[dict]:
-    """Both versions of every kernel at every size: the GPU's own time, cold L2, launch gaps excluded."""
+    """The plain version of every kernel and eager's at every size: the GPU's own time, cold L2, gaps excluded."""
     rows = []
     for op in COVERED.values():
         dtype = op.gpu_dtypes[-1]
         for size in SIZES:
             shape = shape_of(op, size)
             inputs = op.inputs(*shape, dtype=dtype, device="cuda")
-            versions = {"fused": partial(op.fused, *inputs), "eager": partial(op.reference, *inputs)}
+            versions = {"fused": partial(plain(op.fused), *inputs), "eager": partial(op.reference, *inputs)}
             with torch.no_grad():
                 measured = benchmark_together(versions, runs=20)
             rows += [
@@ -241,7 +254,7 @@ def times() -> list[dict]:
                     "version": version,
                     "bytes": size,
                     "shape": list(shape),
-                    "dtype": plain(dtype),
+                    "dtype": name_of(dtype),
                     "gpu": asdict(timing),
                 }
                 for version, timing in measured.items()

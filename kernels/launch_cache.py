@@ -30,7 +30,7 @@ from kernels import variants
 from kernels.interpreter import runtime
 
 enabled = True
-_triton_run = JITFunction.run  # someone who replaces it listens to launches
+_triton_run = runtime.triton_run  # someone who replaces JITFunction.run listens to launches
 MAX_KINDS = 4096  # kinds of call kept per function: images and sequences come in many sizes
 _OPTIONS = frozenset((type(None), bool, int, float, str, torch.dtype))
 _ALLOCATIONS = frozenset(

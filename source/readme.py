@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from helpers.instruments import recorded, recorded_page  # noqa: E402, as build.py this runs as a script
-from helpers.instruments.recordings import Recorded  # noqa: E402
+from helpers.instruments.recordings import Recorded, dated  # noqa: E402
 from helpers.instruments.sweep_records import BEHIND  # noqa: E402
 from helpers.learning.course_map import still_map  # noqa: E402
 
@@ -38,7 +38,7 @@ SOURCES = {
     "the map of the course": "the notebooks",
     "doors": "pyproject.toml",
 }
-NO_RIVAL = ("fused", "eager", "torch.compile", "cuBLAS alone")  # the last leaves out what is fused
+NO_RIVAL = ("fused", "plain", "eager", "torch.compile", "cuBLAS alone")  # the last leaves out what is fused
 
 
 def micro(seconds: float | None) -> str:
@@ -49,7 +49,7 @@ def row(lesson: str, what: str, times: dict[str, float], share: float | None, da
     """One line of the table, the fastest time and what is level with it in bold; `times`: provider -> seconds."""
     rivals = {name: time for name, time in times.items() if name not in NO_RIVAL}
     rival = min(rivals, key=rivals.get, default=None)
-    shown = [times["eager"], times.get("torch.compile"), rivals.get(rival), times["fused"]]
+    shown = [times["eager"], times.get("torch.compile"), rivals.get(rival), times.get("plain"), times["fused"]]
     fastest = min(time for time in shown if time is not None)
     cells = [f"**{micro(time)}**" if time and time <= BEHIND * fastest else micro(time) for time in shown]
     if rival:
@@ -67,16 +67,21 @@ def results(run: Recorded, block: dict) -> str:
         fused, times = found["fused"], {name: each["gpu"]["median"] for name, each in found.items()}
         runs.add(fused["run"])
         share = fused["least_seconds"] / times["fused"]
-        lines.append(row(lesson, what, times, share, run.runs[fused["run"]]["date"]))
+        lines.append(row(lesson, what, times, share, dated(run.runs[fused["run"]]["date"], fused.get("kernels"))))
     lesson, what, tokens, direction = BLOCK
-    taken = block["times"][tokens][direction]
-    times = {name: taken[name]["gpu"]["median"] for name in ("fused", "eager", "torch.compile", "libraries")}
-    lines.append(row(lesson, what, times, None, block["date"]))
+    of_block = block["times"][tokens][direction]
+    times = {name: of_block[name]["gpu"]["median"] for name in ("fused", "eager", "torch.compile", "libraries")}
+    lines.append(row(lesson, what, times, None, dated(block["date"], of_block["fused"].get("fingerprints"))))
     used = {tuple(run.runs[each]["versions"].items()) for each in runs} | {tuple(block["versions"].items())}
     [versions] = [dict(each) for each in used]
     said = f"Python {versions['python']}, PyTorch {versions['torch']}, Triton {versions['triton']}"
-    heading = "| lesson | what is fused | written out | torch.compile | best of others | ours | of the limit | taken |"
-    return "\n".join([f"{run.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|---|", *lines])
+    columns = (
+        "lesson | what is fused | written out | torch.compile | best of others | plain | ours | of the limit | taken"
+    )
+    heading = f"| {columns} |"
+    return "\n".join(
+        [f"{run.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|--:|---|", *lines]
+    )
 
 
 def doors(project: dict) -> str:

@@ -5,13 +5,16 @@ import json
 import pytest
 
 from benchmarks import run
+from benchmarks.calls import least_time
 from benchmarks.targets import MISSED, TARGETS, Target
 from benchmarks.tried import TRIED
+from helpers.instruments.fingerprints import fingerprints
 from helpers.instruments.recordings import recorded
 from helpers.instruments.timing import Timing
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 from kernels.op import Work
+from kernels.rowwise.softmax import softmax_kernel
 
 
 def row(kernel: str, shape: tuple[int, ...], provider: str, microseconds: float) -> dict:
@@ -83,10 +86,10 @@ def test_calls_of_short_work_are_compared_with_the_best_peer(monkeypatch):
 def test_the_ceiling_is_what_bounds_the_work():
     limits = {"copy_bytes_per_second": 4e12, "read_bytes_per_second": 5e12, "write_bytes_per_second": 6e12}
     limits["bf16_matrix_flops_per_second"] = 700e12
-    assert run.least_time(Work(1, 2e12, 2e12), limits) == ("copy", 1.0)
-    assert run.least_time(Work(1, 5e12, 0), limits) == ("read", 1.0)
-    assert run.least_time(Work(1, 0, 6e12), limits) == ("write", 1.0)
-    assert run.least_time(Work(1400e12, 2e12, 2e12), limits) == ("matrix", 2.0)
+    assert least_time(Work(1, 2e12, 2e12), limits) == ("copy", 1.0)
+    assert least_time(Work(1, 5e12, 0), limits) == ("read", 1.0)
+    assert least_time(Work(1, 0, 6e12), limits) == ("write", 1.0)
+    assert least_time(Work(1400e12, 2e12, 2e12), limits) == ("matrix", 2.0)
 
 
 def test_every_target_is_of_a_kernel_and_a_shape_that_is_measured():
@@ -123,9 +126,10 @@ def test_rows_kept_from_an_earlier_run_keep_its_date_versions_and_ceilings(tmp_p
     time = Timing(1e-6, 1e-6, 1e-6, 3)
     older, newer = ({"date": day, "versions": {}, "ceilings": {}} for day in ("2026-01-01", "2026-02-02"))
     old = [row("softmax", (8, 8), "fused", 2.0), row("l2_norm", (8, 8), "fused", 2.0)]
-    run.record(path, older, old, {"kept": {"it": time}, "again": {"it": time}})
+    timed = {"times": {"it": time}, "kernels": ["a fingerprint"]}
+    run.record(path, older, old, {"kept": timed, "again": timed})
     run.record(path, newer, [row("softmax", (8, 8), "fused", 1.0)], {})
-    run.record(path, newer, [], {"again": {"it": time}})
+    run.record(path, newer, [], {"again": timed})
     content = json.loads(path.read_text())
     assert content["runs"] == [older, newer]
     assert {one["kernel"]: (one["run"], one["gpu"]["median"]) for one in content["rows"]} == {
@@ -133,6 +137,42 @@ def test_rows_kept_from_an_earlier_run_keep_its_date_versions_and_ceilings(tmp_p
         "softmax": (1, 1e-6),
     }
     assert {name: one["run"] for name, one in content["experiments"].items()} == {"kept": 0, "again": 1}
+    assert content["experiments"]["again"]["kernels"] == ["a fingerprint"]
+
+
+def test_times_of_ours_alone_leave_all_other_rows_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    path = tmp_path / "h200.json"
+    older = {"date": "2026-01-01", "versions": {}, "ceilings": {}, "kernels": {"kernels.somewhere": "same"}}
+    of = {name: row(name, (8, 8), "fused", 2.0) for name in ("softmax", "l2_norm")}
+    run.record(path, older, [*of.values(), row("softmax", (8, 8), "eager", 3.0)], {})
+    alone = [row("softmax", (8, 8), "fused", 1.9) | {"kernels": ["same"]}, row("softmax", (8, 8), "plain", 3.0)]
+    alone.append(row("l2_norm", (8, 8), "fused", 1.8) | {"kernels": ["another"]})
+    for _ in range(2):
+        run.record(path, older | {"date": "2026-02-02"}, alone, {}, only=["fused", "plain"])
+    rows = json.loads(path.read_text())["rows"]
+    assert [(one["kernel"], one["provider"], one["gpu"]["median"], one["run"]) for one in rows] == [
+        ("softmax", "fused", 2e-6, 0),
+        ("softmax", "plain", 3e-6, 1),
+        ("l2_norm", "fused", 2e-6, 0),
+        ("softmax", "eager", 3e-6, 0),
+    ]
+    assert [one.get("kernels") for one in rows] == [["same"], None, None, None]
+    assert run.shortfalls(rows) == []
+
+
+def test_the_kernels_of_an_experiment_are_those_launched_in_it(monkeypatch):
+    kernel, other = softmax_kernel, CATALOGUE["l2_norm"].kernel
+    monkeypatch.setattr(other, "device_caches", {0: ({"a kind": "compiled"}, {}, None, None, None)})
+
+    def experiment() -> dict:
+        assert not other.device_caches
+        kernel.device_caches[0] = ({"a kind": "compiled"}, {}, None, None, None)
+        return {"it": 1.0}
+
+    monkeypatch.setattr(kernel, "device_caches", {})
+    (found,) = fingerprints("kernels.rowwise.softmax.softmax_kernel").values()
+    assert run.measured(experiment) == {"times": {"it": 1.0}, "kernels": [found]}
 
 
 def test_every_recorded_row_was_judged_at_a_ceiling_of_its_own_run():

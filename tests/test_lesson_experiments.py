@@ -1,5 +1,6 @@
 """What the lessons' experiments time is what they say: values against PyTorch's, trips by the meter."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,19 @@ from benchmarks.split_rows import PARTS, split_loss
 from benchmarks.top_k_parts import VERSIONS, K
 from helpers.instruments import measure, recorded
 from helpers.learning import kept_elements
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("lesson", sorted((ROOT / "source" / "lessons").glob("*.py")), ids=lambda path: path.stem)
+def test_a_lesson_shows_the_label_of_each_experiment_that_it_reads(lesson):
+    """The label names its runs, and an earlier version of a kernel where that was timed."""
+    text = lesson.read_text(encoding="utf-8")
+    read = set(re.findall(r'(?:h200|recorded\("h200"\))\.experiment\(\s*"(\w+)"', text))
+    labelled = {name for names in re.findall(r"label_of\(([^)]*)\)", text) for name in re.findall(r"[\"'](\w+)", names)}
+    assert read - labelled == set()
+    known = recorded("h200")
+    assert all(known.label_of(name) for name in labelled)
 
 
 @pytest.mark.parametrize(("each", "rate"), [(0, 0.0), (1, 0.1), (4, 0.1)])

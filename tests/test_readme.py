@@ -52,13 +52,18 @@ def test_a_record_taken_again_changes_the_table():
 
 def test_the_fastest_is_bold_whoever_it_is_and_what_is_level_with_it():
     times = {"fused": 3e-6, "eager": 9e-6, "torch.compile": 4e-6, "Liger": 2e-6, "cuBLAS alone": 1e-6}
-    line = "| 01 | it | 9 | 4 | **2** (Liger) | 3 | 50% | today |"
+    line = "| 01 | it | 9 | 4 | **2** (Liger) |  | 3 | 50% | today |"
     assert readme.row("01", "it", times, 0.5, "today") == line
     del times["Liger"]
-    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 | 4 |  | **3** |  | today |"
+    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 | 4 |  |  | **3** |  | today |"
     for compiled, cell in ((30.9e-6, "**31**"), (31.1e-6, "31")):
         times = {"fused": 30e-6, "eager": 90e-6, "torch.compile": compiled}
-        assert readme.row("01", "it", times, None, "today") == f"| 01 | it | 90 | {cell} |  | **30** |  | today |"
+        assert readme.row("01", "it", times, None, "today") == f"| 01 | it | 90 | {cell} |  |  | **30** |  | today |"
+
+
+def test_the_plain_kernel_stands_beside_ours():
+    times = {"fused": 3e-6, "plain": 4e-6, "eager": 9e-6}
+    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 |  |  | 4 | **3** |  | today |"
 
 
 def test_links_to_the_web_only_where_the_address_is_known():

@@ -1,34 +1,38 @@
 """The sweep where there is no GPU: its points, its processes, its lines and what becomes of them."""
 
 import json
+import math
 import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 import kernels
-from benchmarks import bare_launch, sweep
-from benchmarks.provenance import fingerprints_of_kernels
-from benchmarks.sweep_points import POINTS, WIDTHS, rows_for
+from benchmarks import bare_launch
+from benchmarks.sweep import run as sweep
+from benchmarks.sweep.points import POINTS, VOCABULARY_KERNELS, WIDTHS, rows_for
 from benchmarks.tried import SWEPT
 from helpers.figures.performance.sweep_chart import sweep_chart
+from helpers.instruments import fingerprints
 from helpers.instruments.resources import compile_for
-from helpers.instruments.sweep_records import BARE, RecordedSweep, best_peer, recorded_sweep
+from helpers.instruments.sweep_records import BARE, RecordedSweep, best_peer, is_earlier, plain_ratio, recorded_sweep
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 from kernels.rowwise.softmax import softmax_kernel
 
 
-def test_every_row_wise_kernel_stands_at_forty_widths_in_both_regimes():
+def test_row_wise_kernels_are_timed_at_forty_widths_and_norms_at_those_up_to_32768_columns():
     assert len(set(WIDTHS)) == 40
     assert (min(WIDTHS), max(WIDTHS)) == (64, 262144)
     assert len(set(POINTS)) == len(POINTS)
     seen = Counter((point.kernel, point.direction, point.regime) for point in POINTS if point.dtype == "bf16")
     for name, op in CATALOGUE.items():
         for direction in ("forward", "backward"):
-            wanted = 40 if direction == "forward" or op.backward_work else 0
+            widths = [width for width in WIDTHS if width <= 32768 or name in VOCABULARY_KERNELS]
+            wanted = len(widths) if direction == "forward" or op.backward_work else 0
             if op.group == "rowwise":
                 assert seen[name, direction, "256 MB"] == seen[name, direction, "2048 rows"] == wanted, name
             elif op.group == "elementwise":
@@ -41,7 +45,7 @@ def test_every_row_wise_kernel_stands_at_forty_widths_in_both_regimes():
 def test_points_are_measured_and_a_process_that_ends_is_a_line(tmp_path):
     lines = tmp_path / "lines.jsonl"
     chosen = [sweep.tiny(point) for point in POINTS if point.kernel == "softmax"][:2]
-    runner = sweep.Sweep([replace(chosen[0], call=True), chosen[1]], lines, time.monotonic() + 600)
+    runner = sweep.Sweep([replace(chosen[0], call=True), chosen[1]], lines, time.monotonic() + 600, only=[])
     process = sweep.Process(0, runner.log)
     assert process.answer(time.monotonic() + 180) == {"ready": "no GPU"}
     process.tell(ceilings=True)
@@ -51,7 +55,9 @@ def test_points_are_measured_and_a_process_that_ends_is_a_line(tmp_path):
     process.end()
     runner.round([(process, chosen[1])])
     first, second = map(json.loads, lines.read_text().splitlines())
-    assert set(first["gpu"]) == {"fused", "eager"}
+    assert set(first["gpu"]) == {"fused", "eager"}  # and not "plain": where kernels are interpreted, ours is plain
+    (softmax,) = fingerprints.fingerprints("kernels.rowwise.softmax.softmax_kernel").values()
+    assert first["kernels"] == {"fused": [softmax], "plain": [softmax]}
     assert all(0 < low <= mid <= high for mid, low, high in first["gpu"].values())
     assert (first["direction"], second["direction"]) == ("forward", "backward")
     assert second["failed"] == "the process ended"
@@ -63,7 +69,8 @@ def line(kernel: str, microseconds: float | None, **more) -> dict:
     if microseconds is None:
         return point | {"failed": "it took too long"} | more
     times = {"fused": [microseconds] * 3}
-    return point | {"ceiling": "copy", "least": 1.0, "gpu": times, "calls": {}, "refused": {}} | more
+    timed = {"ceiling": "copy", "least": 1.0, "gpu": times, "calls": {}, "refused": {}}
+    return point | timed | {"kernels": {"fused": ["now"], "plain": ["now"]}} | more
 
 
 def test_lines_are_merged_into_a_record_that_newer_lines_replace(tmp_path):
@@ -85,12 +92,29 @@ def test_lines_are_merged_into_a_record_that_newer_lines_replace(tmp_path):
     assert found == {"l2_norm": (0, 3.0), "rms_norm": (0, "it took too long"), "softmax": (1, 1.5)}
 
 
-def point(shape: list[int], ours: float, peer: float, least: float = 1.0, **more) -> dict:
+def test_times_of_ours_alone_leave_the_peers_where_they_are(tmp_path):
+    run = {"date": "2026-11-22", "versions": {"torch": "2.11"}, "ceilings": {"copy_bytes_per_second": 4e12}}
+    every = line("softmax", 2.0, gpu={"fused": [2.0] * 3, "plain": [3.0] * 3, "QuACK": [2.5] * 3})
+    alone = line("softmax", 1.9, gpu={"fused": [1.9] * 3, "plain": [2.9] * 3}, only=["fused", "plain"])
+    other = line("l2_norm", 1.0, only=["fused", "plain"], refused={"plain": "ValueError: no"})
+    for name, day, those in (("1", "2026-11-22", [every]), ("2", "2026-11-23", [alone, other])):
+        text = "\n".join(map(json.dumps, [{"run": run | {"date": day}, "gpu": "NVIDIA H200"}, *those]))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+        path = sweep.record([tmp_path / f"{name}.jsonl"], tmp_path)
+    l2_norm, softmax = json.loads(path.read_text())["points"]
+    assert (softmax["run"], softmax["gpu"]) == (0, {"fused": [2.0] * 3, "QuACK": [2.5] * 3})
+    assert (softmax["ours"]["run"], softmax["ours"]["gpu"]) == (1, {"fused": [1.9] * 3, "plain": [2.9] * 3})
+    assert plain_ratio(softmax) == pytest.approx(2.9 / 1.9)
+    assert (l2_norm["run"], l2_norm["ours"]["refused"]) == (1, "ValueError: no")
+    assert math.isnan(plain_ratio(l2_norm))
+
+
+def point(shape: list[int], fused: float, peer: float, least: float = 1.0, **more) -> dict:
     """A softmax forward, times in microseconds."""
-    times = {"fused": [ours] * 3, "QuACK": [peer] * 3, "eager": [2 * peer] * 3}
+    times = {"fused": [fused] * 3, "QuACK": [peer] * 3, "eager": [2 * peer] * 3}
     found = {"kernel": "softmax", "direction": "forward", "shape": shape, "dtype": "bf16", "regime": "2048 rows"}
     found |= {"ceiling": "copy", "least": least, "gpu": times, "calls": {}, "refused": {}, "run": 0}
-    return found | more
+    return found | {"kernels": [], "ours": {"run": 0, "kernels": [], "gpu": {"fused": [fused] * 3}}} | more
 
 
 RUN = {"date": "2026-11-22", "versions": {"torch": "2.11.0", "triton": "3.6.0"}, "ceilings": {}}
@@ -145,8 +169,8 @@ def test_the_tables_hold_every_point():
         "forward 2048 rows 2048 x 1025 bf16 1.0 us 1.3 us, 77% 1.3 us, 77% 2.6 us, 38% 1.00 x QuACK".split(),
     ]
     assert lines[6].split() == "forward 2048 rows 2048 x 2048 bf16 it took too long".split()
-    *_, earlier, peers, _, row = SWEEP.summary().splitlines()
-    assert earlier.startswith("fallen: points with less than 0.9 of the share")
+    *_, low, peers, _, row, _ = SWEEP.summary().splitlines()
+    assert low.startswith("fallen: points with less than 0.9 of the share")
     assert peers == "peers of softmax: eager, QuACK"
     assert row.split() == ["softmax", "forward", "3", "2", "1.00", "1.25", "1"]
     assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]
@@ -154,45 +178,44 @@ def test_the_tables_hold_every_point():
     assert row.split() == "softmax 2048x1024 bf16 eager 1.2 us 2.0 us 30.0 us 10.0 us".split()
 
 
-def test_a_point_is_of_an_earlier_kernel_where_that_one_is_another_now():
-    runs = [RUN | {"kernels": {"softmax": of, "l2_norm": "same"}} for of in ("before", "now")]
-    points = [point([8, 8], 2.0, 2.5, kernel=name, run=run) for name in ("softmax", "l2_norm") for run in (0, 1)]
-    found = RecordedSweep("NVIDIA H200", runs, points)
-    assert [found.of_earlier_kernels([each]) for each in points] == [1, 0, 0, 0]
-    assert "1 of 4 points were measured with earlier versions of our kernels" in found.summary().splitlines()
+def test_a_point_shows_an_earlier_kernel_where_its_own_is_not_there_any_more(monkeypatch):
+    monkeypatch.setattr(fingerprints, "fingerprints", lambda: {"kernels.moved": "here", "kernels.plain": "plain"})
+    beside = {"run": 0, "kernels": ["plain before"], "gpu": {"fused": [2.0] * 3, "plain": [3.0] * 3}}
+    points = [
+        point([8, 1], 2.0, 2.5, kernels=["here", "plain"], ours=beside),
+        point([8, 2], 2.0, 2.5, kernels=["here", "gone"]),
+        line("softmax", 2.0, shape=[8, 3], run=0, kernels=None),
+        line("softmax", None, shape=[8, 4], run=0),
+    ]
+    assert list(map(is_earlier, points)) == [False, True, True, False]
+    found = RecordedSweep("NVIDIA H200", [RUN], points)
+    for text in (found.summary(), found.table("softmax")):
+        assert "2 of 4 points show an earlier version of our kernel" in text.splitlines()
+        assert "1 of 4 points show an earlier version of the plain kernel" in text.splitlines()
+    assert "earlier" not in SWEEP.summary()
 
 
-def test_a_kernel_is_another_when_its_code_changes_or_what_it_imports(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "CATALOGUE", {"one": None, "two": None})
-    files = {
-        "rowwise/one": '"""First."""\nfrom kernels.rowwise import deep',
-        "rowwise/deep": "a = 1",
-        "rowwise/two": "def f():\n    from kernels.launch_cache import g\n    from kernels.sums import total",
-        "plans": "def g(): ...",
-        "sums": "total = 0",
-    }
+@pytest.mark.parametrize(("now", "known"), [("same", ["same"]), ("another", None)])
+def test_an_older_time_is_of_todays_kernel_where_its_run_had_that_kernel(now, known):
+    before = line("softmax", 2.0, run=0) | {"kernels": None}
+    alone = sweep.point_of(line("softmax", 1.9, kernels={"fused": [now], "plain": ["other"]}), 1)
+    found = sweep.merged(before, alone, [RUN | {"kernels": {"kernels.anywhere": "same"}}, RUN])
+    assert (found["run"], found["kernels"], found["ours"]["kernels"]) == (0, known, ["other"])
 
-    def changed(**other) -> set[str]:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        for name, text in (files | other).items():
-            path = folder / "kernels" / f"{name}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        found = fingerprints_of_kernels(folder)
-        return {name for name in found if found[name] != before.get(name)}
 
-    before = {}
-    assert changed() == {"one", "two"}
-    before = fingerprints_of_kernels(tmp_path / "0")
-    assert changed() == changed(plans="def g(): return 1") == set()
-    assert changed(**{"rowwise/deep": '"""New."""\na = 1  # new'}) == set()
-    assert changed(**{"rowwise/deep": "a = 2"}) == changed(**{"rowwise/one": "b = 1"}) == {"one"}
-    assert changed(sums="total = 1") == {"two"}
+def test_the_plain_kernel_is_shown_beside_ours():
+    beside = {"run": 0, "kernels": [], "gpu": {"fused": [1.9] * 3, "plain": [2.85] * 3}}
+    found = RecordedSweep("NVIDIA H200", [RUN], [point([2048, 1000], 2.0, 2.5, ours=beside), point([8, 8], 2.0, 2.5)])
+    assert "2.9 us, 1.50 x" in found.table("softmax")
+    *_, row, every = found.summary().splitlines()
+    assert row.split() == ["softmax", "forward", "2", "2", "0.80", "0.80", "1", "1.50"]
+    assert every.split() == ["all", "2", "2"]
+    assert best_peer(found.points[0]) == "QuACK"
 
 
 def test_where_no_size_is_beside_a_power_of_two_none_can_have_fallen():
     alone = RecordedSweep("NVIDIA H200", [RUN], [point([1, 64, 64], 2.0, 2.5, kernel="linear_act")])
-    *told, _, row = alone.summary().splitlines()
+    *told, _, row, _ = alone.summary().splitlines()
     assert row.split() == ["linear_act", "forward", "1", "1", "0.80", "0.80"]
     assert not any(line.startswith("fallen") for line in told)
 
@@ -245,8 +268,8 @@ def test_a_call_is_held_against_bare_launches_too():
 
 def test_a_bare_launch_is_of_an_empty_kernel_with_the_same_arguments(monkeypatch):
     x, launched = torch.randn(2, 64, device="cuda" if runtime.has_gpu() else "cpu"), []
-    monkeypatch.setattr(bare_launch, "triton_run", lambda *args, **options: launched.append((args, options)))
     bare = bare_launch.bare_launches(lambda: kernels.softmax(x))
+    monkeypatch.setattr(JITFunction, "run", lambda *args, **options: launched.append((args, options)))
     assert not launched
     bare()
     (((empty, *args), options),) = launched

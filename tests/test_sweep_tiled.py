@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks import sweep_tiled
-from benchmarks.sweep_points import Point
+from benchmarks.sweep import tiled
+from benchmarks.sweep.points import Point
 
 GRADIENTS = {"linear_act", "flash_attention"}
 
@@ -14,7 +14,7 @@ def point(kernel, shape, direction="forward"):
 
 
 def test_points_are_told_apart_and_cover_what_the_sweep_is_for():
-    points = sweep_tiled.POINTS
+    points = tiled.POINTS
     assert len(set(points)) == len(points)
     forward = [each for each in points if each.direction == "forward"]
     linear, convolutions, attention = (
@@ -35,21 +35,21 @@ def test_points_are_told_apart_and_cover_what_the_sweep_is_for():
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 5), (5, 3), (4, 4), (4, 3)])
 def test_pairs_are_counted_as_the_last_query_sees_every_key(queries, keys):
     seen = torch.ones(queries, keys).tril(keys - queries)
-    assert sweep_tiled._seen_pairs(queries, keys, True) == seen.sum()
-    assert sweep_tiled._seen_pairs(queries, keys, False) == queries * keys
+    assert tiled._seen_pairs(queries, keys, True) == seen.sum()
+    assert tiled._seen_pairs(queries, keys, False) == queries * keys
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_work_is_the_kernels_own_where_it_counts_the_same_shape(direction):
-    of = sweep_tiled.flash_attention.OP
+    of = tiled.flash_attention.OP
     counted = (of.work if direction == "forward" else of.backward_work)((2, 4, 300, 64, True), torch.bfloat16)
-    assert sweep_tiled.work(point("flash_attention", (2, 4, 4, 300, 300, 64, True), direction)) == counted
-    conv = sweep_tiled.conv_bn_act.OP.work((2, 8, 9, 9, 16, 3), torch.bfloat16)
-    assert sweep_tiled.work(point("conv_bn_act", (2, 8, 9, 9, 16, 3, 1))) == conv
+    assert tiled.work(point("flash_attention", (2, 4, 4, 300, 300, 64, True), direction)) == counted
+    conv = tiled.conv_bn_act.OP.work((2, 8, 9, 9, 16, 3), torch.bfloat16)
+    assert tiled.work(point("conv_bn_act", (2, 8, 9, 9, 16, 3, 1))) == conv
 
 
 def test_a_strided_convolution_reads_only_the_pixels_that_it_sees():
-    seen = sweep_tiled.work(point("conv_bn_act", (1, 16, 8, 8, 16, 1, 2)))
+    seen = tiled.work(point("conv_bn_act", (1, 16, 8, 8, 16, 1, 2)))
     assert seen.bytes_read == 2 * (16 * 4 * 4 + 16 * (16 + 4))
     assert seen.bytes_written == 2 * 16 * 4 * 4
 
@@ -63,12 +63,12 @@ def test_a_strided_convolution_reads_only_the_pixels_that_it_sees():
     ],
 )
 def test_ours_and_eager_are_ready_to_time_and_agree(kernel, shape):
-    functions, _ = sweep_tiled.build(point(kernel, shape), "cpu")
+    functions, _ = tiled.build(point(kernel, shape), "cpu")
     torch.testing.assert_close(functions["fused"](), functions["eager"](), rtol=0.02, atol=0.02)
 
 
 def test_a_backward_pass_can_be_run_again_and_again():
-    functions, _ = sweep_tiled.build(point("flash_attention", (1, 2, 1, 4, 4, 16, True), "backward"), "cpu")
+    functions, _ = tiled.build(point("flash_attention", (1, 2, 1, 4, 4, 16, True), "backward"), "cpu")
     first, second = functions["fused"](), functions["fused"]()
     assert len(first) == 3
     assert all(map(torch.equal, first, second))
@@ -79,11 +79,11 @@ def test_a_peer_that_refuses_says_so_when_it_is_called(monkeypatch):
         raise RuntimeError("no such backend")
 
     monkeypatch.setitem(
-        sweep_tiled.PROVIDERS,
+        tiled.PROVIDERS,
         "flash_attention",
-        lambda shape, inputs: {"fused": sweep_tiled.flash_attention.flash_attention, "eager": refuses},
+        lambda shape, inputs: {"fused": tiled.flash_attention.flash_attention, "eager": refuses},
     )
-    functions, _ = sweep_tiled.build(point("flash_attention", (1, 1, 1, 4, 4, 16, False), "backward"), "cpu")
+    functions, _ = tiled.build(point("flash_attention", (1, 1, 1, 4, 4, 16, False), "backward"), "cpu")
     assert len(functions["fused"]()) == 3
     with pytest.raises(RuntimeError, match="no such backend"):
         functions["eager"]()
@@ -91,7 +91,7 @@ def test_a_peer_that_refuses_says_so_when_it_is_called(monkeypatch):
 
 @pytest.mark.parametrize("kernel", ["linear_act", "conv_bn_act", "flash_attention"])
 def test_every_point_has_a_size_for_the_interpreter(kernel):
-    tiny = {sweep_tiled.tiny(each) for each in sweep_tiled.POINTS if each.kernel == kernel}
-    assert all(sweep_tiled.work(each).flops < 1e6 for each in tiny)
-    functions, _ = sweep_tiled.build(max(tiny, key=str), "cpu")
+    tiny = {tiled.tiny(each) for each in tiled.POINTS if each.kernel == kernel}
+    assert all(tiled.work(each).flops < 1e6 for each in tiny)
+    functions, _ = tiled.build(max(tiny, key=str), "cpu")
     assert functions["fused"]().isfinite().all()

@@ -9,22 +9,30 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.instruments.fingerprints import is_current
 from helpers.instruments.tables import Table, table
 from helpers.instruments.timing import Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PROJECT = ROOT / "pyproject.toml"
+EARLIER = "an earlier version of this kernel"
 COLUMNS = "GPU: its own time, cold L2; call: with Python and launch, warm caches; torch.compile: default mode"
+
+
+def dated(date: str, kernels: list[str] | None) -> str:
+    """Return a date, and that an earlier kernel was timed then where one with these fingerprints is not there now."""
+    return date if is_current(kernels) else f"{date}, {EARLIER}"
 
 
 @dataclass(frozen=True)
 class Recorded:
     """What was recorded on one GPU, in one run of the benchmark or in several.
 
-    runs: {"date", "versions", "ceilings"} of each, the newest last.
-    rows: every row, with the run that measured it as a number in `runs`.
-    experiments: name -> {"run", "times"}.
+    runs: {"date", "versions", "ceilings"} of each, the newest last; "kernels": name -> fingerprint, where known.
+    rows: every row, with the run that measured it as a number in `runs`; "kernels": the fingerprints of what ours
+        launched, where known. A row of provider "plain" also has "fused": our time beside it.
+    experiments: name -> {"run", "times"}, and "kernels" as in rows.
     """
 
     gpu: str
@@ -52,14 +60,42 @@ class Recorded:
         """What figures must be shown with: the GPU, the versions and days they were measured with, the course's own."""
         return self._label(range(len(self.runs)))
 
-    def _label(self, numbers) -> str:
+    def label_of(self, *names: str) -> str:
+        """What the figures of these experiments or kernels must be shown with.
+
+        It has the days of their runs alone, and tells where one was measured with an earlier version of a kernel.
+
+        Args:
+            names: of experiments, or of kernels as rows have them, such as "softmax" or "softmax backward".
+
+        Raises:
+            ValueError: nothing of that name is recorded.
+        """
+        runs, earlier = [], False
+        for name in names:
+            rows = [row for row in self.rows if row["kernel"] == name]
+            if name in self.experiments:
+                runs.append(self.experiments[name]["run"])
+            elif rows:
+                runs += [row["run"] for row in rows if row["provider"] != "plain"]
+            else:
+                raise ValueError(
+                    f"no experiment or kernel {name!r} is recorded: there are {', '.join(self.experiments)}"
+                )
+            items = (
+                [self.experiments[name]] if name in self.experiments else [r for r in rows if r["provider"] == "fused"]
+            )
+            earlier = earlier or not all(is_current(each.get("kernels")) for each in items)
+        return self._label(runs, earlier)
+
+    def _label(self, numbers, earlier: bool = False) -> str:
         runs = [self.runs[number] for number in sorted(set(numbers))]
         days = sorted({run["date"] for run in runs})
         used = {name: " and ".join(sorted({run["versions"][name] for run in runs})) for name in ("torch", "triton")}
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         pins = _pins()
         return (
-            f"{self.gpu}, PyTorch {used['torch']}, Triton {used['triton']}, {when}"
+            f"{self.gpu}, PyTorch {used['torch']}, Triton {used['triton']}, {f'{when}, {EARLIER}' if earlier else when}"
             f" (the course installs {pins['torch']} and {pins['triton']})"
         )
 
@@ -91,9 +127,10 @@ class Recorded:
         bandwidth, and what a call costs its caller where that was timed: for short work, where it decides."""
         providers = ("eager", "torch.compile", "fused")
         rows = [row for row in self.rows if (row["kernel"], row["dtype"]) == (kernel, dtype)]
-        lines, runs = [], set()
+        lines, runs, earlier = [], set(), False
         for fused in (row for row in rows if row["provider"] == "fused"):
             runs.add(fused["run"])
+            earlier = earlier or not is_current(fused.get("kernels"))
             of = {row["provider"]: row for row in rows if row["shape"] == fused["shape"]}
             gpu = [of[name]["gpu"]["median"] for name in providers]
             calls = [of[name]["call"]["median"] for name in providers] if fused["call"] else []
@@ -106,7 +143,7 @@ class Recorded:
         name = "shape" if any(" x " in line[0] for line in lines) else "elements"
         clocks = [[f"{clock}: {each}" for each in (*providers, "speed-up")] for clock in ("GPU", "call")]
         columns = (name, *clocks[0], "of copy", *clocks[1])
-        return table(columns, lines, f"{self._label(runs)}\n{COLUMNS}")
+        return table(columns, lines, f"{self._label(runs, earlier)}\n{COLUMNS}")
 
 
 @functools.cache

@@ -6,8 +6,10 @@ It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. 
 own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward, and there of
 BARE, too: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its
 ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their
-time on the GPU holds the host's; "run": which of the runs measured it. One that failed has "failed", why, in place of
-the times.
+time on the GPU holds the host's; "run": which of the runs measured it;
+"kernels": the fingerprints of the kernels that ours launched. "ours": the same clocks of "fused" and, where a tuned
+kernel takes the point, of "plain", timed beside each other, with a "run" of its own, perhaps later, and the plain
+kernel's fingerprints. A point that failed has "failed", why, in place of the times.
 """
 
 import functools
@@ -18,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.instruments.fingerprints import is_current
 from helpers.instruments.recordings import RESULTS, Recorded
 from helpers.instruments.tables import Table, table
 
@@ -69,6 +72,31 @@ def ratio(point: dict, clock: str = "gpu") -> float:
     return median(point, "fused", clock) / median(point, peer, clock) if peer else math.nan
 
 
+def is_tuned(point: dict) -> bool:
+    """Return whether a tuned kernel takes the point, as far as recorded."""
+    return "plain" in point.get("ours", {}).get("gpu", {})
+
+
+def is_earlier(point: dict) -> bool:
+    """Return whether our time beside the peers is not known to be of the kernel that takes the point today."""
+    return "gpu" in point and not is_current(point.get("kernels"))
+
+
+def is_earlier_plain(point: dict) -> bool:
+    """Return whether the plain kernel has changed since it was timed at this point."""
+    return "ours" in point and not is_current(point["ours"]["kernels"])
+
+
+def plain_ratio(point: dict, clock: str = "gpu") -> float:
+    """Return the plain kernel's time over ours, timed beside each other; 1 where no tuned kernel takes the point.
+
+    NaN where that was not recorded."""
+    ours = point.get("ours", {})
+    if clock == "gpu" and "gpu" in ours and not is_tuned(point):
+        return 1.0 if "refused" not in ours else math.nan
+    return median(ours, "plain", clock) / median(ours, "fused", clock)
+
+
 def bare_launches(point: dict) -> float:
     """Our call's time in that of the bare launches; NaN where one of them is missing."""
     return median(point, "fused", "calls") / median(point, BARE, "calls")
@@ -97,7 +125,7 @@ CLOCKS = "GPU times are with cold L2, calls by the host's clock with warm caches
 class RecordedSweep:
     """What the sweep recorded on one GPU.
 
-    runs: {"date", "versions", "kernels" (each one's fingerprint), "ceilings"} of each, the newest last.
+    runs: {"date", "versions", "kernels" (name -> fingerprint), "ceilings"} of each, the newest last.
     points: see the module; ordered by kernel, direction, dtype, regime and shape.
     """
 
@@ -127,11 +155,6 @@ class RecordedSweep:
         """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
         return Recorded(self.gpu, [self.runs[number] for number in sorted({p["run"] for p in points})], [], {}).label
 
-    def of_earlier_kernels(self, points: Iterable[dict]) -> int:
-        """How many of these points were measured before their kernel became that of the newest run."""
-        *_, newest = prints = [run.get("kernels", {}) for run in self.runs]
-        return sum(prints[point["run"]].get(point["kernel"]) != newest.get(point["kernel"]) for point in points)
-
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
         """The points of powers of two columns that have a time, by key_of with the columns in place of the shape."""
@@ -150,11 +173,12 @@ class RecordedSweep:
         points = [point for point in self.points if point["kernel"] == kernel] or self.of(kernel)
         names = [name for point in points for name in (*point.get("gpu", {}), *point.get("refused", {}))]
         providers = sorted(dict.fromkeys(names), key=lambda name: name != "fused")
+        beside = any(is_tuned(point) for point in points)
         rows = []
         for point in points:
             what = (point["direction"], point["regime"], _shape(point, " x "), point["dtype"])
             if "failed" in point:
-                rows.append((*what, point["failed"], *[""] * (len(providers) + 2)))
+                rows.append((*what, point["failed"], *[""] * (len(providers) + 2 + beside)))
                 continue
             times = [_cell(point, name) for name in providers]
             peer = best_peer(point)
@@ -162,12 +186,16 @@ class RecordedSweep:
             called = best_peer(point, "calls")
             calls = f"{median(point, 'fused', 'calls'):.1f} us, {called} {median(point, called, 'calls'):.1f} us"
             calls += f", {BARE} {median(point, BARE, 'calls'):.1f} us" if BARE in point.get("calls", {}) else ""
-            rows.append((*what, f"{point['least']:.1f} us", *times, against, calls if called else ""))
-        columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers, "ours", "call: ours, best")
+            plain = [_beside_plain(point)] if beside else []
+            rows.append((*what, f"{point['least']:.1f} us", *times, *plain, against, calls if called else ""))
+        columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers)
+        columns += (*(["plain"] if beside else []), "ours", "call: ours, best")
         waits = "; (waits): the host waits for the GPU, and that is timed, too"
         waits = waits if any(point.get("waits") for point in points) else ""
-        of_shape = f"\nshape: {SHAPES[kernel]}" if kernel in SHAPES else ""
-        return table(columns, rows, f"{kernel}, {self.label(points)}\n{CLOCKS}{waits}{of_shape}")
+        told = [f"{kernel}, {self.label(points)}", f"{CLOCKS}{waits}"]
+        told += ["plain: the plain kernel's time / ours, timed beside each other"] if beside else []
+        told += [f"shape: {SHAPES[kernel]}"] if kernel in SHAPES else []
+        return table(columns, rows, "\n".join([*told, *self._earlier(points)]))
 
     def calls(self, kernels: Iterable[str] = ()) -> Table:
         """A row for each point whose calls were timed, of all kernels or those named: the GPU's time and the call's,
@@ -257,19 +285,30 @@ class RecordedSweep:
                 beside = [(share(p), share(near)) for p in points if (near := self.neighbour(p))]
                 low = sum(ours < FALLEN * of_near for ours, of_near in beside) if beside else ""
                 middle = ratios[len(ratios) // 2]
-                rows.append((kernel, direction, len(ratios), level, f"{middle:.2f}", f"{ratios[-1]:.2f}", low))
-        columns = ("kernel", "direction", "points", "level or ahead", "median", "worst", "fallen")
+                taken = sorted(plain_ratio(point) for point in points if is_tuned(point))
+                plain = f"{taken[len(taken) // 2]:.2f}" if taken else ""
+                row = (kernel, direction, len(ratios), level, f"{middle:.2f}", f"{ratios[-1]:.2f}", low)
+                rows.append((*row, len(taken) or "", plain))
+        columns = ("kernel", "direction", "points", "level or ahead", "median", "worst", "fallen", "tuned", "plain")
         told = [
             f"GPU times, cold L2, all shapes and dtypes; level or ahead: at most {BEHIND} of the best peer's time",
             "median, worst: our time / the best peer's",
         ]
-        if any(row[-1] != "" for row in rows):
+        if any(row[6] != "" for row in rows):
             told.append(
                 f"fallen: points with less than {FALLEN} of the share that the nearest power of 2 columns reaches"
             )
-        if earlier := self.of_earlier_kernels(shown):
-            told.append(f"{earlier} of {len(shown)} points were measured with earlier versions of our kernels")
+        if any(row[7] != "" for row in rows):
+            told.append("tuned: points that a tuned kernel takes; plain: there, the plain kernel's median time / ours")
+        rows.append(("all", "", *(sum(row[i] for row in rows) for i in (2, 3)), *[""] * 5))
+        told += self._earlier(shown)
         return table(columns, rows, "\n".join([f"the sweep, {self.label(shown)}", *told, *_peers(shown)]))
+
+    def _earlier(self, points: list[dict]) -> list[str]:
+        """Lines that tell how many of these points show an earlier version of one of our kernels; none where none."""
+        found = [(sum(map(is_earlier, points)), "our"), (sum(map(is_earlier_plain, points)), "the plain")]
+        text = f"of {len(points)} points show an earlier version of"
+        return [f"{number} {text} {whose} kernel" for number, whose in found if number]
 
 
 def pass_of(point: dict) -> str:
@@ -311,6 +350,13 @@ def _cell(point: dict, provider: str) -> str:
         waits = " (waits)" if provider in point.get("waits", ()) else ""
         return f"{median(point, provider):.1f} us, {share(point, provider):.0%}{waits}"
     return "refused" if provider in point["refused"] else ""
+
+
+def _beside_plain(point: dict) -> str:
+    """The plain kernel's time and that in ours."""
+    if not is_tuned(point):
+        return "ours" if "ours" in point else ""
+    return f"{median(point['ours'], 'plain'):.1f} us, {plain_ratio(point):.2f} x"
 
 
 def recorded_sweep(gpu: str = "h200") -> RecordedSweep:

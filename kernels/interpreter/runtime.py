@@ -77,6 +77,7 @@ MOST_HELD = 256  # elements of a block a thread, about its registers; twice as m
 # Code objects of interpreted kernels: a frame that runs one of these stands at a line of the kernel's own source.
 kernel_code: set[types.CodeType] = set()
 
+triton_run = JITFunction.run  # Triton's own launch
 _autotuned_run = Autotuner.run
 _make_ttgir = CUDABackend.make_ttgir
 _triton_np_dtype = interpreter._get_np_dtype

@@ -102,9 +102,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, ep
         chosen = settings(cols, x.dtype)
         tensors, strides = (x, residual, weight.contiguous(), y, s, rstd), (x.stride(0), residual.stride(0))
         with torch.cuda.device_of(x):
-            residual_rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
-                *tensors, rows, cols, *strides, eps, **chosen
-            )
+            residual_rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](*tensors, rows, cols, *strides, eps, **chosen)
     return y, s
 
 

@@ -38,6 +38,7 @@ from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
+
 @triton.jit
 def rms_norm_kernel(
     x_ptr,  # (rows, cols), any row stride, unit column stride
@@ -213,7 +214,9 @@ def fits_registers(cols: int) -> bool:
     return cols <= (16384 if cols % 16 == 0 else 5120)
 
 
-def backward_settings(rows: int, cols: int, itemsize: int, sms: int, shared_memory: int) -> tuple[tuple[int, int], dict]:
+def backward_settings(
+    rows: int, cols: int, itemsize: int, sms: int, shared_memory: int
+) -> tuple[tuple[int, int], dict]:
     """Return the backward kernel's grid, and its blocks and warps.
 
     A turn of the loop takes 2048 elements of several rows, or one wider row. The programs have 16 warps per SM in all,

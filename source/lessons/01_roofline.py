@@ -126,6 +126,7 @@ print(f"memory {held.bandwidth / 1e12:.2f} of {sheet.bandwidth / 1e12:.2f} TB/s"
 print(f"tensor cores {held.peak / 1e12:.0f} of {sheet.peak / 1e12:.0f} TFLOP/s")
 print(f"ridge at {held.ridge:.0f}, by the data sheet {sheet.ridge:.0f} FLOP/byte")
 took_on_chip = recorded("h200").experiment("roofs")
+print(recorded("h200").label_of("roofs"))
 for name, unit, rate in (
     ("special functions", "T/s", DEVICES["H200"].special_rate),
     ("shared memory", "TB/s", DEVICES["H200"].shared_bandwidth),
@@ -398,7 +399,7 @@ h200 = recorded("h200")
 recorded_times = h200.experiment("free_flops")
 times = {steps: timing.median for steps, timing in recorded_times.items()}
 measured_free = max(steps for steps, seconds in times.items() if seconds < 1.1 * times[1])
-print(h200.label)
+print(h200.label_of("free_flops"))
 free_steps.compare(measured_free)
 
 # %%

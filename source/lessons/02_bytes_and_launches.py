@@ -325,7 +325,7 @@ table(("", "operations", "time"), rows)
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-print(h200.label)
+print(h200.label_of("chain_lengths"))
 took = h200.experiment("chain_lengths")
 share = {
     n: 100 * max(0, 1 - each["fused"].median / each["eager"].median) for n, each in took.items()
@@ -382,7 +382,7 @@ for where, who, what in (
     cost_of = apart[where][who].median
     fared = "holds" if 5e-6 <= cost_of <= 10e-6 else "fails"
     rows.append((what, f"{1e6 * cost_of:.1f} us", f"the claim {fared}"))
-table(("", "time", "5 to 10 us?"), rows, h200.label)
+table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 
 # %% [markdown]
 # **Verdict: depends on what is called a launch.** The driver's own costs less than is claimed. A caller who goes
@@ -410,7 +410,7 @@ rows = []
 for (n, dtype, version), row in both_clocks.items():
     times = (f"{1e6 * row[clock]['median']:.1f} us" for clock in ("gpu", "call"))
     rows.append((f"{n:,}", dtype, version, *times))
-table(("numbers", "dtype", "version", "GPU", "call"), rows, h200.label)
+table(("numbers", "dtype", "version", "GPU", "call"), rows, h200.label_of("add_gelu"))
 
 # %%
 million = 2**20
@@ -468,7 +468,11 @@ for n, times in list(h200.experiment("chain_sizes").items())[4:]:
         model = chain_time(launches, nbytes, h200.copy_bandwidth, host, costs.start).total
         call = times["call"][version].median
         rows.append((f"{n:,}", version, f"{1e6 * model:.1f} us", f"{1e6 * call:.1f} us"))
-table(("numbers", "a chain of 4", "model", "measured, a call on an H200"), rows)
+table(
+    ("numbers", "a chain of 4", "model", "measured, a call on an H200"),
+    rows,
+    h200.label_of("chain_sizes"),
+)
 
 # %% [markdown]
 # ## Move it

@@ -505,7 +505,7 @@ blocks = (256, 512, 1024, 2048, 4096, 8192)
 on_four = [sweep[f"{block}x4"].median for block in blocks]
 rows = ((block, f"{1e6 * each:.0f} us") for block, each in zip(blocks, on_four, strict=True))
 timed = f"add+GELU of {ELEMENTS:,} numbers in fp32, 4 warps, the GPU's own time"
-display(table(("block", "time"), rows, f"{timed}\n{h200.label}"))
+display(table(("block", "time"), rows, f"{timed}\n{h200.label_of('occupancy_sweep')}"))
 worst.compare(max(on_four) / min(on_four))
 
 # %% [markdown]

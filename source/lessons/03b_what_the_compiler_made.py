@@ -281,7 +281,7 @@ for stride, timing in strided.items():
     row = (stride, f"{1e6 * timing.median:.1f} us", f"{ratio:.1f}x", f"{by_sectors}x")
     rows.append((*row, *(f"{rate:,.0f}" for rate in rates)))
 columns = ("stride", "time", "of neighbours'", "by sectors", "GB/s in 32 bytes", "in 64 bytes")
-table(columns, rows, h200.label)
+table(columns, rows, h200.label_of("strides"))
 
 # %%
 apart_16.compare(strided[16].median / strided[1].median)
@@ -312,6 +312,7 @@ apart_16.on(chart, "y")
 # an H200. Look at what is held equal:
 
 # %%
+print(h200.label_of("load_widths"))
 for count, widths in h200.experiment("load_widths").items():
     gain = widths["4 bytes"].median / widths["16 bytes"].median
     print(f"{count:12,} numbers: wide loads are {gain:.2f} times as fast")
@@ -337,7 +338,7 @@ for count, by_threads in apart.items():
         took = (found[kind].median for kind in kinds)
         cells = (f"{1e6 * each:.1f} ({each / wide:.2f}x)" for each in took)
         rows.append((f"{count:,}", threads, *cells))
-title = f"{h200.label}\nus a call (times that of four, wide)"
+title = f"{h200.label_of('numbers_a_thread')}\nus a call (times that of four, wide)"
 table(("numbers", "threads", *kinds.values()), rows, title)
 
 # %%
@@ -348,7 +349,9 @@ one_number.compare(at_256["one number"].median / wide)
 # %%
 from helpers.figures import timing_chart
 
-chart = timing_chart({kinds[kind]: at_256[kind] for kind in kinds}, h200.label)
+chart = timing_chart(
+    {kinds[kind]: at_256[kind] for kind in kinds}, h200.label_of("numbers_a_thread")
+)
 one_number.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{1e6 * t:.0f} µs")
 
 # %% [markdown]
@@ -389,7 +392,7 @@ rows = []
 for block in (256, 512, 1024, 2048, 4096, 8192, 16384):
     row = (sweep[f"{block}x{warps}"].median * 1e6 for warps in (2, 4, 8))
     rows.append((block, *(f"{each:.0f}" for each in row)))
-table(("BLOCK", "2 warps", "4 warps", "8 warps"), rows, f"{h200.label}, us")
+table(("BLOCK", "2 warps", "4 warps", "8 warps"), rows, f"{h200.label_of('occupancy_sweep')}, us")
 
 # %% [markdown]
 # A wide plain, and two edges. One you know by now: 256 on 8 warps, a single number a thread. And the other end, 16384
@@ -426,7 +429,7 @@ for count in (2**20, 100_000_000):
 for when, timing in ways["product"].items():
     rate = f"{2 * 8192**3 / timing.median / 1e12:.0f} TFLOP/s"
     rows.append(("matrix product, 8192 x 8192 x 8192, bf16", when, rate))
-table(("", "timed how", ""), rows, h200.label)
+table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
 
 # %%
 hundred = ways[100_000_000]

@@ -504,12 +504,14 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
     bytes_time = 3 * itemsize * elements / h200.copy_bandwidth
     measured = (f"{1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
     rows.append((dtype, f"{1e6 * bytes_time:.0f} us", *measured))
-table(("", "the bytes", *NUMBERS), rows, h200.label)
+table(("", "the bytes", *NUMBERS), rows, h200.label_of("dice"))
 
 # %%
 from helpers.figures import timing_chart
 
-chart = timing_chart({name: dice["bfloat16"][name] for name in NUMBERS}, f"{h200.label}, bf16")
+chart = timing_chart(
+    {name: dice["bfloat16"][name] for name in NUMBERS}, f"{h200.label_of('dice')}, bf16"
+)
 rand = list(NUMBERS).index("tl.rand")
 dice_time.on(
     chart, "x", lambda times: times * without, row=rand, says=lambda t: f"{1e6 * t:.0f} µs"
@@ -730,7 +732,7 @@ eager = times["eager"].median
 gate_speed_up.compare(eager / times["fused"].median)
 
 # %%
-chart, fused_row = timing_chart(times, h200.label), list(times).index("fused")
+chart, fused_row = timing_chart(times, h200.label_of("swiglu")), list(times).index("fused")
 in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
 
@@ -755,7 +757,8 @@ for name, shape in shapes.items():
     taken = h200.times(f"{name} backward", shape, "bfloat16")
     apart, in_one = (1e6 * taken[version].median for version in ("eager", "fused"))
     rows.append((name, f"{apart:.0f} us", f"{in_one:.0f} us", f"{apart / in_one:.2f}"))
-table(("backward", "eager", "fused", "times faster"), rows)
+label = h200.label_of(*(f"{name} backward" for name in shapes))
+table(("backward", "eager", "fused", "times faster"), rows, label)
 
 # %% [markdown]
 # The gates gain what the bytes of the chart say, or more. Dropout's backward pass gains less than its bytes would allow

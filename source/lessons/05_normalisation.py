@@ -595,7 +595,7 @@ print(f"distinct bytes: {wide.unique_total / long.numel():.0f} B/element")
 # `torch.compile`, and two published collections of fused kernels, Liger, in Triton, and QuACK, in CuTe DSL. *The best
 # peer* is the fastest of them at that size, so not always the same one.) The charts draw bf16; the first table counts
 # fp32, too.
-# <!-- given 256 MiB: benchmarks/sweep_points.py -->
+# <!-- given 256 MiB: benchmarks/sweep/points.py -->
 
 # %%
 from helpers.figures import sweep_chart

@@ -517,7 +517,7 @@ for row in h200.rows:
         if how != "held" and chosen["HELD"]:
             how += ", but for the last block"
         rows.append((f"{columns:,}", how, f"{share:.0%}"))
-table(("columns", "a row is", "of the speed of a copy"), rows, h200.label)
+table(("columns", "a row is", "of the speed of a copy"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
 # (The share counts one read and one write, also where it reads twice.) So up to 65,536 columns a second read is nearly
@@ -614,7 +614,8 @@ split_speed_up.compare(split_times[8][1].median / split_times[8][16].median)
 rows = []
 for many, times in split_times.items():
     rows.append((many, *(f"{1e6 * time.median:.1f}" for time in times.values())))
-display(table(("rows", *split_times[8]), rows, f"{h200.label}\nus on the GPU, by parts a row"))
+title = f"{h200.label_of('split_rows')}\nus on the GPU, by parts per row"
+display(table(("rows", *split_times[8]), rows, title))
 short = {"kernel": "cross_entropy", "shape": [128, 32768], "dtype": "bfloat16", "provider": "fused"}
 (row,) = (each for each in h200.rows if short.items() <= each.items())
 both = [f"{1e6 * row[clock]['median']:.1f} us" for clock in ("gpu", "call")]
@@ -812,7 +813,8 @@ topk_speed_up
 
 # %%
 parts = {name: 1e6 * time.median for name, time in h200.experiment("top_k_parts")[25000].items()}
-display(table(("", "time"), ((name, f"{time:.0f} us") for name, time in parts.items()), h200.label))
+rows = [(name, f"{time:.0f} us") for name, time in parts.items()]
+display(table(("", "time"), rows, h200.label_of("top_k_parts")))
 not_fused, safe_fused, online_fused = (parts[name] for name in VERSIONS)
 print(
     f"fusing: {not_fused / safe_fused:.2f} times,"

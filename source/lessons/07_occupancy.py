@@ -147,7 +147,7 @@ rows = []
 for pitch, count in counted["pitches"].items():
     a_read = count["shared_read_turns"] / count["shared_reads"]
     rows.append((pitch, turns(pitch), f"{a_read:.1f}", f"{1e6 * times[pitch].median:.0f} us"))
-table(("words apart", "on paper", "counted", "time"), rows, h200.label)
+table(("words apart", "on paper", "counted", "time"), rows, h200.label_of("banks", "sm_counters"))
 
 # %% [markdown]
 # Two turns hardly show, other work hides them; from four on, time grows with the turns. All in one bank is the worst
@@ -456,7 +456,7 @@ stops
 
 # %%
 pieces = h200.experiment("over_fusion")
-print(h200.label)
+print(h200.label_of("over_fusion"))
 gains = [s for s, times in pieces.items() if s > 1 and times[2].median < times[1].median]
 stops.compare(gains[0])
 
@@ -531,7 +531,7 @@ for steps, count in counted["steps"].items():
         dram = 1e-6 * (count["dram_written"] - unspilled["dram_written"])
         rows.append((steps, f"{hit:.0%}", *(f"{each:.0f} MB" for each in (stored, more, dram))))
 columns = ("steps", "loaded from L1", "stored", "more in L2", "more written to DRAM")
-display(table(columns, rows, h200.label))
+display(table(columns, rows, h200.label_of("sm_counters")))
 from_l1.compare(100 * hit)
 
 # %% [markdown]
@@ -590,7 +590,7 @@ faster
 # %%
 caps = h200.experiment("over_fusion_limited")  # 255 is no cap: the kernel wants fewer
 rows = ((f"{most} registers", f"{1e3 * time.median:.2f} ms") for most, time in caps.items())
-table(("at most", "time"), rows, h200.label)
+table(("at most", "time"), rows, h200.label_of("over_fusion_limited"))
 
 # %%
 faster.compare(caps[255].median / caps[128].median)
@@ -644,7 +644,7 @@ for block, warps in ((512, 4), (2048, 4), (4096, 4), (8192, 4), (8192, 2)):
     time = f"{1e6 * sweep[f'{block}x{warps}'].median:.0f} us"
     rows.append((block, warps, share, loads, f"{add.spill_bytes} B", time))
 columns = ("BLOCK", "warps", "occupancy", "loads a thread", "spilled", "time")
-table(columns, rows, h200.label)
+table(columns, rows, h200.label_of("occupancy_sweep"))
 
 # %% [markdown]
 # From full occupancy down to a fifth of it, no difference: each thread has more loads under way, and bytes under way
@@ -675,7 +675,7 @@ rows = []
 for warps in parallel[1]:
     rates = (f"{rate(numbers, warps) / 1e12:.1f}" for numbers in parallel)
     rows.append((warps, f"{warps / sm.warps:.0%}", *rates))
-title = f"{h200.label}\nTFLOP/s, by numbers a thread"
+title = f"{h200.label_of('parallelism')}\nTFLOP/s, by numbers a thread"
 display(table(("warps", "occupancy", *parallel), rows, title))
 ratio.compare(rate(8, 4) / rate(1, 64))
 
@@ -753,7 +753,7 @@ waves = h200.experiment("waves")
 rows = []
 for n, busy in waves["filling"].items():
     rows.append((n, f"{1e6 * busy.median:.0f} us", f"{1e6 * waves['waiting'][n].median:.1f} us"))
-display(table(("blocks", "busy SM", "a chain that waits"), rows, h200.label))
+display(table(("blocks", "busy SM", "a chain that waits"), rows, h200.label_of("waves")))
 for kind in ("filling", "waiting"):
     print(f"{kind}: {waves[kind][265].median / waves[kind][264].median:.2f} times")
 one_more.compare(waves["filling"][265].median / waves["filling"][264].median)

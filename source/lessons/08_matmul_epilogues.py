@@ -166,7 +166,7 @@ def step(name, kernel, size):
     asked = (f"{flop_a_byte:.1f}", f"{flops / flop_a_byte / 1e9:.2f}")
     lines[name] = (name, *asked, *cells, f"{1e3 * times[name].median:.3f}")
     shown = list(lines.values())[: list(lines).index(name) + 1]
-    return table(("", "FLOP/B", "GB", *GPUS, "H200, ms"), shown)
+    return table(("", "FLOP/B", "GB", *GPUS, "H200, ms"), shown, h200.label_of("matmul_steps"))
 
 
 # %% tags=["nbval-ignore-output", "answers-loaded"]
@@ -526,7 +526,7 @@ rows = []
 for stages, time in by_stage.items():
     rate = f"{flops / time.median / 1e12:.0f} TFLOP/s"
     rows.append((stages, f"{1e3 * time.median:.3f} ms", rate))
-display(table(("stages", "time", "rate"), rows, h200.label))
+display(table(("stages", "time", "rate"), rows, h200.label_of("matmul_stages")))
 faster.compare(by_stage[1].median / by_stage[3].median)
 
 # %% [markdown]
@@ -596,7 +596,9 @@ for name, time in sweep.items():
     reached = flops / time.median / DEVICES["H200"].peak_flops["bf16"]
     spills = "spills" if model.spills else ""
     found.append((name, f"{model.fed:.0%}", f"{reached:.0%}", spills))
-table(("tile, warps, stages", "of peak by L2", "measured", ""), found, h200.label)
+table(
+    ("tile, warps, stages", "of peak by L2", "measured", ""), found, h200.label_of("matmul_tiles")
+)
 
 # %% [markdown]
 # Small tiles reach what L2 allows, or a little more (the model's bytes a clock are a copy's, which writes, too, and
@@ -701,7 +703,11 @@ for group, time in by_group.items():
     model = all_stripes(264, 64, 64, group) * 128 * 4096 * 2
     volumes = (f"{nbytes / 1e9:.2f} GB" for nbytes in (model, dram[group]["dram_read"]))
     rows.append((group, *volumes, f"{1e3 * time.median:.3f} ms"))
-table(("rows a group", "model", "counted", "time"), rows, h200.label)
+table(
+    ("rows a group", "model", "counted", "time"),
+    rows,
+    h200.label_of("matmul_groups", "matmul_group_counters"),
+)
 
 # %% [markdown]
 # The model is rough, and still its best group is the best. Memory delivers a third of the bytes; time gains little, for
@@ -822,7 +828,7 @@ rows = []
 for name in ("persistent", "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
     rate = f"{flops / times[name].median / 1e12:.0f} TFLOP/s"
     rows.append((name, f"{1e3 * times[name].median:.3f} ms", rate))
-table(("", "time", "rate"), rows, h200.label)
+table(("", "time", "rate"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
 # (`linear_act` is the course's own, `kernels/tuned/linear_descriptors.py`: the same steps, the tile's way out in
@@ -843,7 +849,7 @@ rows = []
 for name, time in epilogues.items():
     longer = time.median / epilogues["none"].median - 1
     rows.append((name, f"{1e3 * time.median:.4f} ms", f"{longer:+.1%}"))
-display(table(("epilogue", "time", "longer"), rows, h200.label))
+display(table(("epilogue", "time", "longer"), rows, h200.label_of("matmul_activations")))
 added.compare(100 * (epilogues["gelu"].median / epilogues["bias"].median - 1))
 apart = times["cuBLAS and GELU"].median - times["cuBLAS alone"].median
 inside = epilogues["gelu"].median - epilogues["bias"].median
@@ -926,7 +932,7 @@ for epilogue, shapes in trial.items():
         gains = (f"{ways[way].median / ours:.2f}x" for way in others)
         rows.append((epilogue, shape, *gains, f"{1e6 * ours:.1f} us"))
 columns = ("epilogue", "shape", "a launch each", "linear, act", "torch.compile", "fused")
-display(table(columns, rows, f"{h200.label}\nthe GPU's own time, cold L2"))
+display(table(columns, rows, f"{h200.label_of('matmul_epilogues')}\nthe GPU's own time, cold L2"))
 whole = trial["bias, gelu"]["4096x4096x4096"]
 claimed.compare(whole["a launch each"].median / whole["ours"].median)
 
@@ -935,7 +941,7 @@ autotuned = h200.experiment("matmul_autotuned")
 rows = []
 for epilogue, ways in autotuned.items():
     rows.append((epilogue, *(f"{1e6 * time.median:.1f} us" for time in ways.values())))
-table(("epilogue", *ways), rows, h200.label)
+table(("epilogue", *ways), rows, h200.label_of("matmul_autotuned"))
 
 # %% [markdown]
 # Other shapes with bias and GELU (rows of x, K, columns of y), among them the 1024 rows of lesson 02. The share is that
@@ -1053,7 +1059,13 @@ rows = []
 for count in narrow:
     name = f"{count} part{'s' * (count > 1)}, 2 launches" if count else "no split, 1 launch"
     rows.append((name, *(f"{1e6 * each[count].median:.1f} us" for each in (narrow, square))))
-display(table(("", "16384 to 1024", "4096 to 4096"), rows, h200.label))
+display(
+    table(
+        ("", "16384 to 1024", "4096 to 4096"),
+        rows,
+        h200.label_of("matmul_splits", "matmul_narrow_splits"),
+    )
+)
 into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
 
 # %% [markdown]
@@ -1063,7 +1075,7 @@ into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
 # %%
 few_rows = h200.experiment("matmul_steps")["16x4096x4096"]
 rows = ((name, f"{1e6 * time.median:.1f} us") for name, time in few_rows.items())
-table(("16 rows", "time"), rows, h200.label)
+table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
 # What made the large product fast is of no use here. All that counts is how the weights arrive, and low tiles with long
@@ -1153,7 +1165,7 @@ norms = h200.experiment("matmul_layer_norm")
 rows = []
 for columns, ways in norms.items():
     rows.append((columns, *(f"{1e6 * t.median:.1f} us" for t in ways.values())))
-display(table(("columns", *ways), rows, h200.label))
+display(table(("columns", *ways), rows, h200.label_of("matmul_layer_norm")))
 longer.compare(norms[1024]["one launch"].median / norms[1024]["cuBLAS and LayerNorm"].median)
 
 # %% [markdown]
@@ -1177,7 +1189,7 @@ print(
 )
 one_launch = h200.experiment("ffn_one_launch")
 rows = ((name, f"{1e3 * time.median:.2f} ms") for name, time in one_launch.items())
-table(("", "time"), rows, h200.label)
+table(("", "time"), rows, h200.label_of("ffn_one_launch"))
 
 # %% [markdown]
 # Fusing is a trade of bytes for registers, as in lesson 07, and now of bytes for *reuse* as well: a product lives on

@@ -141,7 +141,7 @@ columns = (
     "windows written",
     "library's convolution",
 )
-table(columns, rows, f"{h200.label}, bf16")
+table(columns, rows, f"{h200.label_of('conv_steps')}, bf16")
 
 # %% [markdown]
 # A tiled matmul does not need it. A program reads a tile of rows, a slice at a time: all it asks is **where** row
@@ -335,6 +335,7 @@ picture, filters = 2 * 128 * pixels, 2 * 256 * 128 * 9  # bytes
 model = Windows(56, 56, 3, 1, 1)
 asked = 2 * 128 * 64 * tiles * model.in_picture(model.reads()).sum() + filters * pixels // 128
 counted = counters["channels last"][1]
+print(h200.label_of("conv_counters"))
 print(f"x: {picture / 1e6:.0f} MB; asked for, with the weights: {asked / 1e9:.2f} GB")
 print(
     f"read of L2: {32 * counted['l2_read'] / 1e9:.2f} GB; of memory: "
@@ -448,7 +449,7 @@ slower.compare(with_first.median / with_last.median)
 from helpers.figures import timing_chart
 
 pair = {"channels last": with_last, "channels first": with_first}
-chart = timing_chart(pair, f"{h200.label}; the lesson's kernel, stride 1")
+chart = timing_chart(pair, f"{h200.label_of('conv_layouts')}; the lesson's kernel, stride 1")
 at_best = with_last.median
 slower.on(chart, "x", lambda times: times * at_best, row=1, says=lambda t: f"{1e6 * t:.0f} µs")
 
@@ -809,7 +810,7 @@ rows = []
 for channels, times in h200.experiment("conv_channels").items():
     of_cudnn = times["fused"].median / times["cuDNN fused"].median
     rows.append((channels, f"{of_cudnn:.2f} times as fast"))
-table(("channels", "cuDNN's"), rows)
+table(("channels", "cuDNN's"), rows, h200.label_of("conv_channels"))
 
 # %% [markdown]
 # Not the depth: mostly the two are level. (256 channels took another tile then; above they have a better one.) Where

@@ -553,7 +553,7 @@ for tokens, found in h200.experiment("attention_lengths").items():
     row += [si(found["eager memory"], "B") if fits else "-", si(found["fused memory"], "B")]
     rows.append((f"{tokens:,}", *row))
 columns = ("tokens", "apart at least", "apart took", "fused at least", "fused took")
-table((*columns, "apart holds", "fused holds"), rows, h200.label)
+table((*columns, "apart holds", "fused holds"), rows, h200.label_of("attention_lengths"))
 
 # %% [markdown]
 # (The first line's memory apart is mostly cuBLAS's own workspace, made at its first call.) Memory is the model's. Times
@@ -658,7 +658,7 @@ rows = []
 for d, times in steps.items():
     for name, time in times.items():
         rows.append((d, name, f"{1e6 * time.median:.0f} us"))
-display(table(("heads of", "walks over", "time"), rows, h200.label))
+display(table(("heads of", "walks over", "time"), rows, h200.label_of("attention_causal")))
 computed = sum(2 * (program + 1) for program in range(32))  # tiles of 128 x 64, 32 programs a head
 print(f"tiles: {32 * 64 / computed:.2f} times fewer, up to the diagonal")
 every, stopping, _ = (time.median for time in steps[64].values())
@@ -758,7 +758,7 @@ taken_away = h200.experiment("attention_exponentials")
 rows = []
 for d, times in taken_away.items():
     rows.append((d, *(f"{1e6 * time.median:.0f} us" for time in times.values())))
-display(table(("heads of", *times), rows, h200.label))
+display(table(("heads of", *times), rows, h200.label_of("attention_exponentials")))
 without.compare(taken_away[64]["special function units"].median / taken_away[64]["left out"].median)
 
 # %% [markdown]
@@ -783,7 +783,7 @@ for heads, d in ((32, 64), (16, 128)):
     all_of_it = (products, exponentials, products + exponentials, *took)
     rows.append((d, *(f"{1e6 * each:.0f} us" for each in all_of_it)))
 columns = ("heads of", "products", "exponentials", "in turn", "took, fused", "took, cuDNN")
-table(columns, rows)
+table(columns, rows, h200.label_of("flash_attention", "roofs"))
 
 # %% [markdown]
 # (`fused` is the catalogue's kernel.) Ours takes less than the two in turn, and in that time it has done all the other
@@ -974,7 +974,11 @@ for tokens, times in h200.experiment("attention_compiled").items():
         ways = [name for name in times if name.startswith(f"{kind},")]
         gains = (f"{eager / times[name].median:.1f} times faster" for name in ways)
         rows.append((tokens, kind, f"{1e6 * eager:.0f} us", *gains))
-table(("tokens", "", "eager", "compiled", "without patterns"), rows, h200.label)
+table(
+    ("tokens", "", "eager", "compiled", "without patterns"),
+    rows,
+    h200.label_of("attention_compiled"),
+)
 
 # %% [markdown]
 # **Verdict: fair for attention with a causal mask written out, where the compiler fuses what is done to the matrix. Of
@@ -1010,7 +1014,7 @@ for shape in op.gpu_shapes:
     flops = op.work(shape, torch.bfloat16).flops
     reached = (f"{flops / times[name].median / 1e12:.0f}" for name in providers)
     rows.append((" x ".join(map(str, shape)), *reached))
-display(table(("shape, causal", *providers), rows, "TFLOP/s"))
+display(table(("shape, causal", *providers), rows, f"{h200.label_of('flash_attention')}\nTFLOP/s"))
 print(f"a matrix product: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 
 # %% [markdown]
@@ -1044,7 +1048,9 @@ for tokens, times in h200.experiment("attention_three").items():
     both = (f"{1e6 * each:.0f} us" for each in (apart, fused))
     rows.append((tokens, *both, f"{apart / fused:.2f} times faster"))
 table(
-    ("tokens", "three operations", "fused", ""), rows, f"{h200.label}\nthe GPU's own time, cold L2"
+    ("tokens", "three operations", "fused", ""),
+    rows,
+    f"{h200.label_of('attention_three')}\nthe GPU's own time, cold L2",
 )
 
 # %% [markdown]
@@ -1063,7 +1069,11 @@ for kind in ("full", "causal"):
         eager, *others = (times[f"{kind}, {name}"].median for name in names)
         gains = (f"{eager / each:.1f} times faster" for each in others)
         rows.append((kind, tokens, f"{1e6 * eager:.0f} us", *gains))
-table(("", "tokens", *names), rows, f"{h200.label}\nthe GPU's own time, cold L2")
+table(
+    ("", "tokens", *names),
+    rows,
+    f"{h200.label_of('attention_training')}\nthe GPU's own time, cold L2",
+)
 
 # %% [markdown]
 # **Verdict: fair, from 512 tokens on, and more with a mask, as it says.** Below that, on this larger GPU, less with
@@ -1230,7 +1240,9 @@ for keys, by_heads in decoding.items():
         least = 2 * 2 * 128 * keys * key_heads / rates["copy_bytes_per_second"]
         took = (f"{1e6 * times[way].median:.1f}" if way in times else "" for way in ways)
         rows.append((f"{keys:,}", key_heads, f"{1e6 * least:.1f}", *took))
-title = f"{h200.label}\nus on the GPU, cold L2, by parts, and as others do it"
+title = (
+    f"{h200.label_of('attention_decode')}\nus on the GPU, cold L2, by parts, and as others do it"
+)
 display(table(("keys", "key heads", "at a copy's speed", *ways), rows, title))
 split_gain.compare(decoding[65536][8][1].median / decoding[65536][8][64].median)
 

@@ -413,7 +413,7 @@ for way, of_runs in repeated.items():
     counts = (of_runs["different"], of_runs["columns"])
     rows.append((way, *counts, f"{of_runs['error']:.0e}", f"{1e6 * times[way].median:.0f} us"))
 columns = ("", "different", "in columns, of 4096", "largest error", "time")
-display(table(columns, rows, h200.label))
+display(table(columns, rows, h200.label_of("gradient_sums", "gradient_repeats")))
 repeats.compare(repeated["atomics, a program a row"]["different"])
 
 # %%
@@ -740,7 +740,7 @@ print(f"three products at the rate of a large one: {1e3 * products:.0f} ms")
 rows = []
 for name, found in of_loss.items():
     rows.append((name, f"{found['peak'] / 1e9:.2f} GB", f"{1e3 * found['time'].median:.1f} ms"))
-display(table(("tokens at a time", "peak", "time"), rows, h200.label))
+display(table(("tokens at a time", "peak", "time"), rows, h200.label_of("linear_loss")))
 all_at_once = of_loss["eager"]["peak"]
 large_peak.compare(all_at_once / of_loss[1024]["peak"])
 
@@ -874,7 +874,7 @@ rows = []
 for name, found in on_h200.items():
     took = f"{1e3 * found['step'].median:.1f} ms"
     rows.append((name, took, f"{found['peak'] / 1e9:.2f} GB"))
-display(table(("", "a step", "at its peak"), rows, h200.label))
+display(table(("", "a step", "at its peak"), rows, h200.label_of("training")))
 first, others = (
     on_h200["unfused"]["losses"],
     {name: on_h200[name] for name in ("torch.compile", "fused")},

@@ -269,7 +269,7 @@ separate, rows = h200.experiment("quantised_layer_norm"), []
 for cols, ways in separate.items():
     one, taken = ways["one kernel"].median, [time.median for time in ways.values()]
     rows.append((cols, *(f"{1e6 * each:.0f} us, {each / one:.2f}x" for each in taken)))
-display(table(("columns", *ways), rows, h200.label))
+display(table(("columns", *ways), rows, h200.label_of("quantised_layer_norm")))
 times = separate[4096]
 two = times["PyTorch's LayerNorm, then int8"].median
 norm_gain.compare(two / times["one kernel"].median)
@@ -277,7 +277,10 @@ norm_gain.compare(two / times["one kernel"].median)
 # %%
 from helpers.figures import timing_chart
 
-chart, one_row = timing_chart(times, f"{h200.label}, bf16"), list(times).index("one kernel")
+chart, one_row = (
+    timing_chart(times, f"{h200.label_of('quantised_layer_norm')}, bf16"),
+    list(times).index("one kernel"),
+)
 in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 norm_gain.on(chart, "x", lambda gain: two / gain, row=one_row, says=in_us)
 
@@ -456,7 +459,7 @@ for tokens, ways in of_experts.items():
     gains = (f"{ways[name].median / ways['fused'].median:.1f} times" for name in slower)
     rows.append((tokens, *(f"{1e6 * time.median:.0f} us" for time in ways.values()), *gains))
 columns = ("tokens an expert", *ways, *(f"of {name}" for name in slower))
-display(table(columns, rows))
+display(table(columns, rows, h200.label_of("quantised_experts")))
 rates = [
     share * weights / of_experts[1][name].median
     for name, share in (("torch.compile", 5), ("fused", 1))
@@ -544,7 +547,7 @@ for tokens in (1, 8, 64, 512, 8192):
     rows.append((tokens, f"{layer.touched(tokens):.0f}", *shown))
 others = "PyTorch's grouped matmul, dequantised before"
 columns = ("tokens", "experts read", "least time", "recorded", others)
-table(columns, rows, f"{h200.label}\nthe GPU's own time, cold L2")
+table(columns, rows, f"{h200.label_of('moe_int8')}\nthe GPU's own time, cold L2")
 
 # %% [markdown]
 # From 8 to 64 tokens the time hardly moves, though there is eight times as much to compute: arithmetic is not what it
@@ -625,7 +628,8 @@ for tokens, ways in formats.items():
         gain = ways["bf16"].median / time.median
         shown = (f"{1e6 * each:.0f} us" for each in (time.median, least))
         rows.append((counted(tokens), name, *shown, f"{gain:.2f} times"))
-display(table(("", "", "time", "at least", "bf16's speed"), rows))
+columns = ("", "", "time", "at least", "bf16's speed")
+display(table(columns, rows, h200.label_of("quantised_formats")))
 format_gain.compare(formats[16]["bf16"].median / formats[16]["int8 weights"].median)
 
 # %%
@@ -711,7 +715,7 @@ for terms, ways in sums.items():
     for name, error in ways.items():
         both = (f"{100 * error[kind]:.4f} %" for kind in ("both signs", "positive"))
         rows.append((f"{terms} terms", name, *both))
-title = f"{h200.label}\nerror of sums"
+title = f"{h200.label_of('quantised_fp8_sums')}\nerror of sums"
 display(table(("", "", "with both signs", "of positive numbers"), rows, title))
 fp8_error.compare(100 * sums[8192]["Triton, a scale a row"]["positive"])
 
@@ -734,7 +738,7 @@ rows = []
 for name, time in h200.experiment("quantised_fp8_times").items():
     rate = f"{2 * 8192**3 / time.median / 1e12:.0f} TFLOP/s"
     rows.append((name, f"{1e3 * time.median:.2f} ms", rate))
-table(("", "time", "rate"), rows)
+table(("", "time", "rate"), rows, h200.label_of("quantised_fp8_times"))
 
 # %% [markdown]
 # A sum that stays in the tensor cores keeps too few bits. With numbers of one sign, a part of each new product falls

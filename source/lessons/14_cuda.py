@@ -97,7 +97,7 @@ explorer
 # %%
 h200 = recorded("h200")
 strides = h200.experiment("strides")
-print(h200.label)
+print(h200.label_of("strides"))
 told = (f"stride {each}: {1e6 * strides[each].median:.0f} us" for each in (1, 2, 4, 8, 16, 32))
 print(", ".join(told))
 
@@ -192,7 +192,7 @@ rows = []
 for threads, times in four_ways[large].items():
     one, four = times["one number"].median, times["float4"].median
     rows.append((threads, *(f"{1e6 * each:.0f} us" for each in (one, four)), f"{one / four:.2f}"))
-title = f"{h200.label}\n{large:,} numbers"
+title = f"{h200.label_of('cuda_four_ways')}\n{large:,} numbers"
 table(("threads", "one number", "float4", "ratio"), rows, title)
 
 # %%
@@ -308,7 +308,7 @@ for kernel, (cap, time) in zip(eights.values(), caps.items(), strict=True):
     need = kernel.resources_for(256)
     told = (f"{need.spill_bytes} B", f"{need.occupancy().fraction:.0%}")
     rows.append((cap, *told, f"{1e6 * time.median:.0f} us"))
-display(table(("", "spilled", "occupancy", "time"), rows, h200.label))
+display(table(("", "spilled", "occupancy", "time"), rows, h200.label_of("cuda_caps")))
 worst = max(time.median for time in caps.values()) / caps["as it is"].median
 print(f"the slowest takes {worst:.2f} times as long as the one that spills nothing")
 
@@ -651,7 +651,7 @@ for width in (32, 33):
 # %%
 transposes = h200.experiment("cuda_transpose")
 taken = ((name, f"{1e6 * time.median:.0f} us") for name, time in transposes.items())
-display(table(("", "time"), taken, h200.label))
+display(table(("", "time"), taken, h200.label_of("cuda_transpose")))
 padded = transposes["tile[32][33]"].median
 padding.compare(transposes["tile[32][32]"].median / padded)
 
@@ -659,7 +659,7 @@ padding.compare(transposes["tile[32][32]"].median / padded)
 from helpers.figures import timing_chart
 
 pair = {name: time for name, time in transposes.items() if name != "copy"}
-chart, row = timing_chart(pair, h200.label), list(pair).index("tile[32][32]")
+chart, row = timing_chart(pair, h200.label_of("cuda_transpose")), list(pair).index("tile[32][32]")
 padding.on(chart, "x", lambda t: t * padded, row=row, says=lambda s: f"{1e6 * s:.0f} µs")
 
 # %% [markdown]

@@ -338,6 +338,7 @@ large = next(
     if page.counter("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum")
 )
 LOCAL = "l1tex__t_sectors_pipe_lsu_mem_local_op_ld"
+print(h200.label_of("sm_counters"))
 print(
     f"15 steps: {100 * chain['local_read_hit'] / chain['local_read']:.0f}% of the spills' reads "
     "hit L1"
@@ -573,17 +574,19 @@ print(
 # Now the honest comparison, with what PyTorch brings. "libraries" has cuBLAS and PyTorch's choice of attention:
 # cuDNN's, and FlashAttention at one token. `torch.compile` is given that version. "fused, cuBLAS" has our norms,
 # attention and SwiGLU, and cuBLAS's products. Times are the GPU's own, in ms, cold L2, launch gaps excluded; a step is
-# forward and backward. Times and traces of this block are of an earlier state of our kernels; lesson 10 has attention as
-# it is now:
+# forward and backward:
 
 # %%
+from helpers.instruments.recordings import dated
+
 COMPARED = ("eager", "libraries", "torch.compile", "fused", "fused, cuBLAS")
 versions, rows = about["versions"], []
 for direction in ("forward", "step"):
     for tokens in (1, 512, 8192):
         row = (milliseconds(tokens, way, direction) for way in COMPARED)
         rows.append((tokens, direction, *(f"{each:.3f} ms" for each in row)))
-title = f"{about['gpu']}, PyTorch {versions['torch']}, Triton {versions['triton']}, {about['date']}"
+day = dated(about["date"], TIMES["8192"]["forward"]["fused"].get("fingerprints"))
+title = f"{about['gpu']}, PyTorch {versions['torch']}, Triton {versions['triton']}, {day}"
 display(table(("tokens", "", *COMPARED), rows, title))
 for direction in ("forward", "step"):
     compiled, ours = (TIMES["8192"][direction][way]["gpu"] for way in ("torch.compile", "fused"))

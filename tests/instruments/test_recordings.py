@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from helpers.instruments.recordings import recorded
+from helpers.instruments import fingerprints
+from helpers.instruments.recordings import EARLIER, Recorded, dated, recorded
 
 
 def test_an_experiment_reads_as_it_was_measured():
@@ -48,7 +49,34 @@ def test_figures_of_several_runs_say_so_and_a_table_of_one_names_that_run():
     assert "PyTorch 2.11.0+cu130 and 2.13.0, Triton 3.6.0 and 3.7.1, 2026-11-21 to 2027-01-02" in both.label
     assert "PyTorch 2.13.0, Triton 3.7.1, 2027-01-02" in both.table("softmax", "bfloat16")
     day = h200.runs[next(row["run"] for row in h200.rows if row["kernel"] == "rms_norm")]["date"]
-    assert f"PyTorch 2.11.0+cu130, Triton 3.6.0, {day} (" in both.table("rms_norm", "bfloat16")
+    of_rms_norm = both.table("rms_norm", "bfloat16").replace(f", {EARLIER} (", " (")
+    assert f"PyTorch 2.11.0+cu130, Triton 3.6.0, {day} (" in of_rms_norm
+
+
+def test_what_was_measured_with_an_earlier_kernel_says_so(monkeypatch):
+    monkeypatch.setattr(fingerprints, "fingerprints", lambda: {"kernels.here": "now"})
+    run = {"date": "2026-11-22", "versions": {"torch": "2.11.0", "triton": "3.6.0"}, "ceilings": {}}
+    experiments = {name: {"run": 0, "times": {}, "kernels": [name]} for name in ("now", "before")}
+    experiments |= {"nobody knows": {"run": 1, "times": {}}, "none of ours": {"run": 0, "times": {}, "kernels": []}}
+    clock = {"median": 1.0}
+    rows = [
+        {"kernel": name, "shape": [8], "dtype": "bf16", "provider": provider, "run": 0, "kernels": [kernel]}
+        | {"gpu": clock, "call": None, "least_seconds": 1.0}
+        for name, kernel in (("softmax", "now"), ("l2_norm", "before"))
+        for provider in ("fused", "eager", "torch.compile")
+    ]
+    found = Recorded("NVIDIA H200", [run, run | {"date": "2026-11-23"}], rows, experiments)
+    earlier = {name: EARLIER in found.label_of(name) for name in (*experiments, "softmax", "l2_norm")}
+    assert [name for name, marked in earlier.items() if marked] == ["before", "nobody knows", "l2_norm"]
+    assert EARLIER in found.label_of("now", "before")
+    assert "2026-11-23" not in found.label_of("now", "softmax")
+    assert [EARLIER in found.table(name, "bf16") for name in ("softmax", "l2_norm")] == [False, True]
+    assert [dated("2026-11-23", kernels) for kernels in (["now"], ["now", "before"], None)] == [
+        "2026-11-23",
+        *["2026-11-23, an earlier version of this kernel"] * 2,
+    ]
+    with pytest.raises(ValueError, match="no experiment or kernel 'x' is recorded"):
+        found.label_of("x")
 
 
 def test_an_experiment_that_is_added_changes_no_ceiling():

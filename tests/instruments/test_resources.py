@@ -26,7 +26,6 @@ from helpers.instruments.devices import DEVICES, this_device
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.resources import compile_for, inspect_kernel
 from helpers.instruments.sass import Instruction, SassView, disassemble
-from kernels import launching
 from kernels.interpreter import runtime
 
 
@@ -169,7 +168,7 @@ def gpu():
 
 
 def launched(kernel, args, options):
-    return launching.triton_run(kernel, *args, grid=(1,), warmup=True, **options)
+    return runtime.triton_run(kernel, *args, grid=(1,), warmup=True, **options)
 
 
 @pytest.mark.parametrize("device", ["A100", "H100"])

@@ -10,13 +10,14 @@ import torch
 import triton
 
 from benchmarks import validate
+from benchmarks.calls import backward_pass
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import METRICS, parse
-from benchmarks.run import backward_pass
 from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.resources import compile_for
+from kernels import variant
 from kernels.interpreter import runtime
 
 RECORD = recorded_validation()
@@ -99,8 +100,8 @@ def test_one_block_more_is_not_the_drivers():
 # Resources: what is compiled here beside what was loaded there
 
 
-def compiled_here(operation, shape, dtype):
-    """(kernel's name, Resources) of each launch of an operation, backward pass included."""
+def compiled_here(operation, shape, dtype, which):
+    """(kernel's name, Resources) of each launch of a variant of an operation, backward pass included."""
     op = COVERED[operation]
 
     def run(*inputs):
@@ -110,21 +111,22 @@ def compiled_here(operation, shape, dtype):
             backward_pass(op.fused, inputs)()
 
     inputs = op.inputs(*shape, dtype=getattr(torch, dtype), device="meta")
-    launches = [each for each in dry_run(run, *inputs, multiprocessors=132) if isinstance(each, TritonLaunch)]
+    with variant(which):
+        launches = [each for each in dry_run(run, *inputs, multiprocessors=132) if isinstance(each, TritonLaunch)]
     return [(each.name, compile_for(each.kernel, device="H200", **each.given)) for each in launches]
 
 
 def compiled_there():
-    """(operation, shape, dtype), each once; of every second operation the first is compiled in `make test`."""
+    """(operation, shape, dtype, variant), each once; of every second operation the first is compiled in `make test`."""
     of_operation = {}
     for row in RECORD.compiled:
         if row["operation"] in COVERED:
-            case = row["operation"], tuple(row["shape"]), row["dtype"]
+            case = row["operation"], tuple(row["shape"]), row["dtype"], row.get("variant", "tuned")
             of_operation.setdefault(row["operation"], {})[case] = None
     for place, cases in enumerate(map(list, of_operation.values())):
         for case in cases:
             marks = [] if place % 2 == 0 and case == cases[0] else [pytest.mark.long]
-            yield pytest.param(*case, marks=marks, id="-".join([case[0], "x".join(map(str, case[1])), case[2]]))
+            yield pytest.param(*case, marks=marks, id="-".join([case[0], "x".join(map(str, case[1])), *case[2:]]))
 
 
 def differences(there, here):
@@ -159,11 +161,12 @@ def allowed(differing, kernel=""):
     )
 
 
-@pytest.mark.parametrize(("operation", "shape", "dtype"), list(compiled_there()))
-def test_catalogue_compiles_here_to_what_was_loaded_there(operation, shape, dtype):
-    here = compiled_here(operation, shape, dtype)
+@pytest.mark.parametrize(("operation", "shape", "dtype", "which"), list(compiled_there()))
+def test_catalogue_compiles_here_to_what_was_loaded_there(operation, shape, dtype, which):
+    here = compiled_here(operation, shape, dtype, which)
     wanted = {"operation": operation, "shape": list(shape), "dtype": dtype}
-    there = [row for row in RECORD.compiled if wanted.items() <= row.items()]
+    rows = [row for row in RECORD.compiled if wanted.items() <= row.items()]
+    there = [row for row in rows if row.get("variant", "tuned") == which]
     unrecorded = COVERED[operation].backward_work is not None and len(there) == 1
     assert [row["kernel"] for row in there] == [name for name, _ in (here[:1] if unrecorded else here)]
     for row, (name, resources) in zip(there, here, strict=not unrecorded):

@@ -1,6 +1,5 @@
 """What is flash attention's own: shapes, masks, layouts, gradients, bytes, registration, errors and resources."""
 
-
 import pytest
 import torch
 from accuracy import assert_as_accurate

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-import triton.language as tl
 from accuracy import assert_as_accurate, doubled, with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,13 +11,12 @@ from hypothesis import strategies as st
 import kernels
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
-from kernels import CATALOGUE
+from kernels import CATALOGUE, variant
 from kernels.interpreter import runtime
-from kernels.rowwise import rms_norm_backward, rms_norm_few_rows, wide_rows
-from kernels.rowwise.norm_wide import norm_wide_kernel
-from kernels.rowwise.pieces import pieces_of
-from kernels.rowwise.rms_norm import OP as RMS_NORM
-from kernels.rowwise.rms_norm import WIDEST_BLOCK, RMSNorm, rms_norm, rms_norm_kernel, rms_norm_op, rms_norm_reference
+from kernels.rowwise import rms_norm as module
+from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype
+from kernels.rowwise.rms_norm import RMSNorm, rms_norm, rms_norm_op, rms_norm_reference
+from kernels.tuned import rms_norm_few_rows
 
 NAMES = "l2_norm rms_norm layer_norm residual_rms_norm residual_layer_norm layer_norm_act layer_norm_int8".split()
 NORMS = pytest.mark.parametrize("op", [CATALOGUE[name] for name in NAMES], ids=NAMES)
@@ -63,15 +61,17 @@ def test_gradients_of_wide_rows(cols, device, poisoned):
     ],
 )
 def test_gradients_of_few_rows(rows, cols, dtype, device, monkeypatch, poisoned):
-    monkeypatch.setattr(rms_norm_backward, "multiprocessors", lambda x: 132)
+    monkeypatch.setattr(rms_norm_few_rows, "multiprocessors", lambda x: 132)
     wide = torch.randn(rows, cols + 3, device=device, dtype=dtype)
     leaves = wide[:, 1:-2], torch.randn(cols, device=device)
     grad_y = torch.randn(cols, rows, device=device, dtype=dtype).T
-    ours, again = (with_gradients(rms_norm, leaves, grad_y) for _ in range(2))
-    assert all(map(torch.equal, ours, again))
     theirs = with_gradients(rms_norm_reference, leaves, grad_y)
     exact = with_gradients(rms_norm_reference, doubled(leaves), grad_y)
-    assert_as_accurate(ours[1:], theirs[1:], exact[1:])  # PyTorch's y of two dtypes is of another dtype than ours
+    for name in ("plain", "tuned"):
+        with variant(name):
+            ours, again = (with_gradients(rms_norm, leaves, grad_y) for _ in range(2))
+        assert all(map(torch.equal, ours, again))
+        assert_as_accurate(ours[1:], theirs[1:], exact[1:])  # PyTorch's y of two dtypes is of another dtype than ours
 
 
 def test_few_rows_keep_a_number_each_and_take_one_launch(device):
@@ -82,7 +82,8 @@ def test_few_rows_keep_a_number_each_and_take_one_launch(device):
     y = rms_norm(x, weight)
     assert sorted(kept.numel() for kept in y.grad_fn.saved_tensors) == [2, 300, 600]
     grad_y = torch.randn_like(y)
-    backward = measure(lambda: torch.autograd.grad(y, (x, weight), grad_y))
+    with variant("tuned"):
+        backward = measure(lambda: torch.autograd.grad(y, (x, weight), grad_y))
     assert (backward.launches, backward.bytes_written, backward.hazards) == (1, x.nbytes + weight.nbytes, ())
     assert backward.by_tensor["grad_y"].read == 2 * x.nbytes
 
@@ -251,75 +252,52 @@ def test_a_backward_pass_reads_rows_once_and_wide_ones_twice(cols, reads):
 
 
 def of_backward(cols: int, gpu: str = "H100", grad_sum=None) -> tuple:
-    """Arguments and options of the backward pass of many rows."""
-    shape, dtype = (32768, cols), torch.bfloat16
+    """Programs, arguments and options of the plain backward pass of many rows."""
+    dtype, rstd = torch.bfloat16, torch.float32
     room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
-    pieces, read = pieces_of(torch.empty(shape, dtype=dtype, device="meta")), 2 if grad_sum is None else 3
-    _, options = rms_norm_backward.backward_launch_of(*shape, pieces, dtype, 132, room, read)
-    return (dtype, dtype, dtype, torch.float32, grad_sum, dtype, torch.float32, *shape, cols, cols), options
+    (programs, _), options = module.backward_settings(32768, cols, dtype.itemsize, 132, room)
+    options["COMPUTE"] = compute_dtype(dtype)
+    return programs, (dtype, dtype, dtype, rstd, None, grad_sum, dtype, rstd, 32768, cols, cols, cols), options
 
 
 @pytest.mark.parametrize("gpu", [long("A100"), "H100"])
 @pytest.mark.parametrize("cols", [128, 1024, long(1025), long(4096), long(5120), 8192])
 def test_backward_does_not_spill(cols, gpu):
     for grad_sum in (None, torch.bfloat16):
-        arguments, options = of_backward(cols, gpu, grad_sum)
-        kernel = rms_norm_backward.rms_norm_backward_kernel
-        assert compile_for(kernel, *arguments, device=gpu, **options).spill_bytes == 0
+        _, arguments, options = of_backward(cols, gpu, grad_sum)
+        assert compile_for(module.rms_norm_backward_kernel, *arguments, device=gpu, **options).spill_bytes == 0
 
 
 @pytest.mark.parametrize("cols", [128, long(64), long(515)])
 def test_programs_that_sum_over_rows_are_on_the_sms_at_once(cols):
     """One that waits for another to end has nobody to hide its own waits behind."""
-    arguments, options = of_backward(cols, grad_sum=torch.bfloat16)
-    programs, _ = rms_norm_backward.backward_launch_of(
-        32768, cols, options["PIECES"], torch.bfloat16, 132, 227 * 2**10, tensors=3
-    )
-    kernel = rms_norm_backward.rms_norm_backward_kernel
-    assert programs <= 132 * compile_for(kernel, *arguments, **options).occupancy().blocks
+    programs, arguments, options = of_backward(cols, grad_sum=torch.bfloat16)
+    assert programs <= 132 * compile_for(module.rms_norm_backward_kernel, *arguments, **options).occupancy().blocks
 
 
 @pytest.mark.parametrize("gpu", [long("A100"), "H100"])
 @pytest.mark.parametrize("cols", [1024, 8192, 16384])
 def test_the_backward_of_few_rows_does_not_spill(cols, gpu):
     x, rstd = torch.bfloat16, torch.float32
-    pieces = pieces_of(torch.empty(128, cols, dtype=x, device="meta"))
-    options = {"PIECES": pieces, "COMPUTE": tl.float32, **rms_norm_few_rows.launch_of(128, cols)[1]}
     arguments = (x, x, x, rstd, x, x, x, 128, cols, cols, cols)
     kernel = rms_norm_few_rows.rms_norm_few_rows_backward_kernel
-    assert compile_for(kernel, *arguments, device=gpu, **options).spill_bytes == 0
+    assert compile_for(kernel, *arguments, device=gpu, **rms_norm_few_rows.settings(cols, x)).spill_bytes == 0
 
 
-def test_wider_rows_spill_where_they_are_held_and_not_where_they_are_read_twice():
-    """Why norm_wide.py and rms_norm_wide.py are there: with registers enough, they should go."""
-    x, cols = torch.bfloat16, 2 * WIDEST_BLOCK
-    arguments, options = RMS_NORM.compile_arguments(32768, cols, dtype=x)
-    assert compile_for(rms_norm_kernel, *arguments, **options).spill_bytes > 500
-    arguments, constants = (x, None, x, x, x, None, None, cols, cols, 0, 1e-6), {"ACT": None, "COMPUTE": tl.float32}
-    chosen = {"VECTOR": 8, "RAGGED": False, "CENTRED": True, **wide_rows.settings(cols, x, ragged=False)}
-    wide = compile_for(norm_wide_kernel, *arguments, **constants, **chosen)
-    assert wide.spill_bytes == 0
-    assert wide.registers <= 64  # an SM then has two programs
-    assert {"LDG.128", "STG.128"} <= wide.instructions.keys()
-    arguments, options = of_backward(2 * rms_norm_backward.WIDEST_BLOCK)
-    assert compile_for(rms_norm_backward.rms_norm_backward_kernel, *arguments, **options).spill_bytes > 500
-
-
-@pytest.mark.parametrize("name", ["rms_norm", long("l2_norm"), long("residual_rms_norm")])
-@pytest.mark.parametrize("cols", [1025, long(5121), long(12289)])
-def test_rows_that_begin_anywhere_move_16_bytes_at_a_time(name, cols):
+@pytest.mark.parametrize("name", ["rms_norm", "l2_norm", "residual_rms_norm"])
+@pytest.mark.parametrize("cols", [4096, long(10000), MAX_COLUMNS, 2 * MAX_COLUMNS])
+def test_forward_moves_16_bytes_at_a_time_and_does_not_spill(name, cols):
     op = CATALOGUE[name]
     arguments, options = op.compile_arguments(32768, cols, dtype=torch.bfloat16)
-    moved = compile_for(op.kernel, *arguments, **options).instructions
-    assert moved["LDG.128"] + moved["LDGSTS.128"] >= 2
-    assert moved["STG.128"] >= 2
+    compiled = compile_for(op.kernel, *arguments, device="H100", **options)
+    assert {"LDG.128", "STG.128"} <= compiled.instructions.keys()
+    assert compiled.spill_bytes == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "cols"), [(37, 33), (19, 1025), long(9, 16391)])
 def test_gradients_of_many_rows_that_begin_anywhere(rows, cols, dtype, device, monkeypatch, poisoned):
-    """Programs walk over rows that are so far apart that each begins at the same place within 16 bytes."""
-    monkeypatch.setattr(rms_norm_backward, "multiprocessors", lambda x: 2)
+    monkeypatch.setattr(module, "multiprocessors", lambda x: 2)
     leaves = torch.randn(rows, cols, device=device).to(dtype), torch.randn(cols, device=device).to(dtype)
     grad_y = torch.randn(rows, cols, device=device).to(dtype)
     ours, theirs = (with_gradients(function, leaves, grad_y) for function in (rms_norm, rms_norm_reference))

@@ -5,11 +5,9 @@ import torch
 from accuracy import assert_as_accurate
 
 from helpers.instruments.resources import compile_for
-from kernels.rowwise import rms_norm_packed
-from kernels.rowwise.pieces import pieces_of
-from kernels.rowwise.rms_norm import _launch, rms_norm_reference
-
-SMS = 132
+from kernels.rowwise.rms_norm import rms_norm_reference
+from kernels.tuned import rms_norm_packed
+from kernels.variants import tuned_for
 
 
 def rows(cols: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -20,10 +18,10 @@ def rows(cols: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("cols", [4096, 12296])  # all tiles full, and the last with one vector
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rows(device, cols, dtype):
+def test_rows(device, cols, dtype, poisoned):
     x, weight = rows(cols, dtype, device), torch.randn(cols, device=device).to(dtype)
-    y, rstd = torch.full_like(x, 7), torch.empty(3, device=device)
-    rms_norm_packed.forward(x, weight, y, rstd, 1e-6)
+    y, rstd = rms_norm_packed.training(x, weight, 1e-6)
+    assert torch.equal(y, rms_norm_packed.forward(x, weight, 1e-6))
     native, exact = rms_norm_reference(x, weight), rms_norm_reference(x.double(), weight.double())
     assert_as_accurate(y, native, exact)
     torch.testing.assert_close(rstd, (x.double().square().mean(1) + 1e-6).rsqrt().float())
@@ -31,40 +29,35 @@ def test_rows(device, cols, dtype):
         assert_as_accurate(y / rstd[:, None] * rstd[[1, 2, 0], None], native, exact)
 
 
-def test_what_is_not_finite_stays_in_its_row(device):
+def test_what_is_not_finite_stays_in_its_row(device, poisoned):
     x, weight = rows(12296, torch.bfloat16, device), torch.ones(12296, dtype=torch.bfloat16, device=device)
     x[0, 5], x[1, -1] = torch.nan, torch.inf
-    y = torch.full_like(x, 7)
-    rms_norm_packed.forward(x, weight, y, None, 1e-6)
+    y = rms_norm_packed.forward(x, weight, 1e-6)
     native = rms_norm_reference(x, weight)
     assert torch.equal(y.isnan(), native.isnan())
     assert (y[1, :-1] == 0).all()
     assert_as_accurate(y[2:], native[2:], rms_norm_reference(x[2:].double(), weight.double()))
 
 
-def test_whose_rows_are_held_so(device, monkeypatch):
-    def held(rows: int, cols: int, dtype=torch.bfloat16, weights=torch.bfloat16, offset=0) -> bool:
+def test_which_rows_it_takes(monkeypatch):
+    monkeypatch.setattr(rms_norm_packed, "multiprocessors", lambda x: 132)
+
+    def taken(rows: int, cols: int, dtype=torch.bfloat16, weights=torch.bfloat16, offset=0) -> bool:
         x = torch.empty(rows, cols, dtype=dtype, device="meta")
         weight = torch.empty(cols + offset, dtype=weights)[offset:]
-        return rms_norm_packed.take(x, weight, pieces_of(x), SMS)
+        return tuned_for("rms_norm", "forward", (x, weight, 1e-6)) is not None
 
-    assert held(133, 12288)
-    assert held(2048, 32768)
-    assert held(2048, 10248, torch.float16)
-    assert not held(132, 12288)  # a row to an SM: more threads
-    assert not held(2048, 10240)
-    assert not held(2048, 16384)
-    assert not held(2048, 32776)
-    assert not held(2048, 12289)
-    assert not held(2048, 12288, torch.float32)
-    assert not held(2048, 12288, weights=torch.float32)
-    assert not held(2048, 12288, offset=1)
-    called = []
-    monkeypatch.setattr(rms_norm_packed, "take", lambda *given: True)
-    monkeypatch.setattr(rms_norm_packed, "forward", lambda *given: called.append(given))
-    x = torch.zeros(2, 64, device=device)
-    _launch(x, x[0], None, 1e-6)  # not rms_norm, which remembers launches
-    assert len(called) == 1
+    assert taken(133, 12288)
+    assert taken(2048, 32768)
+    assert taken(2048, 10248, torch.float16)
+    assert not taken(132, 12288)  # one row per SM: more threads
+    assert not taken(2048, 10240)
+    assert not taken(2048, 16384)
+    assert not taken(2048, 32776)
+    assert not taken(2048, 12289)
+    assert not taken(2048, 12288, torch.float32)
+    assert not taken(2048, 12288, weights=torch.float32)
+    assert not taken(2048, 12288, offset=1)
 
 
 @pytest.mark.parametrize("cols", [12288, pytest.param(32768, marks=pytest.mark.long)])

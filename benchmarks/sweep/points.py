@@ -1,17 +1,18 @@
-"""The points of the sweep: the row-wise kernels at forty widths, the elementwise ones at sizes that nothing divides.
+"""The points of the sweep: the row-wise kernels at up to forty widths, elementwise ones at sizes that nothing divides.
 
 The table of benchmarks/run.py shows sizes that kernels are tuned for. Between them a kernel may fall: a width that is
 no power of two leaves lanes idle, an odd one takes away the alignment that wide loads need. So the widths here are
 those of models in use, multiples of 8 and of 64, odd numbers and primes, and the powers of two to hold them against.
+Only kernels whose rows may be a vocabulary are timed beyond WIDEST_HIDDEN columns: no hidden size is that wide.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from heapq import merge
 
 import torch
 
+from benchmarks.calls import calls_of, plain
 from benchmarks.peers import offered
 from kernels import CATALOGUE
 from kernels.op import Work
@@ -52,6 +53,8 @@ WIDTHS = (
 )
 FP32_WIDTHS = (4096, 10000, 4099, 50257)
 FP32_KERNELS = ("rms_norm", "layer_norm", "softmax", "cross_entropy")
+WIDEST_HIDDEN = 32768
+VOCABULARY_KERNELS = ("cross_entropy", "softmax", "softmax_dropout", "softmax_topk")
 LARGE, FEW = "256 MB", "2048 rows"
 CALL_WIDTHS = (1000, 4096)
 SIZES = (1_000_003, 10_000_019, 100_000_007, 65_537, 4_099)
@@ -78,6 +81,7 @@ def _row_wise() -> list[Point]:
         for name in kernels
         for direction in _directions(name)
         for call in [regime == FEW and width in CALL_WIDTHS and dtype == "bf16"]
+        if width <= WIDEST_HIDDEN or name in VOCABULARY_KERNELS
         if dtype == "bf16" or (regime == LARGE and width in FP32_WIDTHS and name in FP32_KERNELS)
     ]
 
@@ -102,33 +106,23 @@ def interleaved(*lists: list[Point]) -> list[Point]:
 POINTS = interleaved(_row_wise(), _elementwise())
 
 
-def build(point: Point, device: str) -> tuple[dict[str, Callable[[], object]], Work]:
+def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[str, Callable[[], object]], Work]:
     """What to time at a point: provider -> a call of no argument, its inputs made and, for a backward pass, its forward
     done; and the work of it. A provider that refuses the point raises when it is called.
 
-    On the device "cpu": "fused" and "eager".
+    On the device "cpu": "fused", "plain" and "eager". With `only`, the providers named.
     """
-    from benchmarks.run import backward_pass  # which imports what imports this
-
     op = CATALOGUE[point.kernel]
     inputs = op.inputs(*point.shape, dtype=point.torch_dtype, device=device)
-    functions = {"fused": op.fused, "eager": op.reference}
+    functions = {"fused": op.fused, "plain": plain(op.fused), "eager": op.reference}
     if device != "cpu":
         functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
         functions |= offered(op.name, inputs)
-    if point.direction == "forward":
-        return {name: partial(function, *inputs) for name, function in functions.items()}, op.work(
-            point.shape, point.torch_dtype
-        )
-    calls = {}
-    for name, function in functions.items():
-        try:
-            calls[name] = backward_pass(function, inputs)
-        except Exception as error:  # a peer's refusal is a finding, whatever it raises
-            calls[name] = partial(refuse, error)
-    return calls, op.backward_work(point.shape, point.torch_dtype)
+    backward = point.direction == "backward"
+    work = (op.backward_work if backward else op.work)(point.shape, point.torch_dtype)
+    return calls_of(chosen(functions, only), inputs, backward), work
 
 
-def refuse(error: Exception) -> None:
-    """The call of a provider whose forward raised `error`."""
-    raise error
+def chosen(functions: dict[str, Callable], only: Collection[str]) -> dict[str, Callable]:
+    """Return the providers named in `only`, all of them where it names none."""
+    return {name: function for name, function in functions.items() if not only or name in only}

@@ -1,10 +1,11 @@
-"""Every kernel between the sizes that it is tuned for, beside its peers, in one run: the kernels' sweep.
+"""Time every kernel at many sizes, beside its plain variant and its peers: the sweep.
 
-    fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE] [--anew]
+    fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE] [--anew] [--changed]
+    fusion bench --sweep [KERNEL ...] --only fused plain        without peers, whose recorded times stay
     fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200
     fusion bench --sweep --record FILE ...           lines of runs into benchmarks/results/<gpu>_sweep.json
 
-Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep_worker.py) that build a point
+Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep/worker.py) that build a point
 each at the same time; then one after another times its own, while nobody builds on that GPU. Times are the GPU's own,
 cold L2, the median of RUNS. At a few sizes calls are timed too, by the host's clock, warm caches, without gradients
 where they are forward, and then beside the bare launch of an empty kernel with the same arguments; these points come
@@ -12,6 +13,10 @@ first, as then no process builds on any GPU while one times. Shares are of the c
 start of the run. max-autotune, and what torch.compile tries of pointwise kernels, choose while others build on the same
 GPU, so perhaps not what they would choose alone; benchmarks/run.py times them alone. torch.compile is in its default
 mode otherwise, without CUDA graphs. No peer's answer is checked here.
+
+"fused" is what the GPU takes by default; "plain" is the plain kernel, timed where a tuned one takes the point. A point
+records the fingerprints of the kernels that it launched, so that a table can count the points that show an earlier
+version of a kernel; --changed times only these.
 
 Each point is a line of FILE as soon as it is measured, a failure too; what is in FILE already is not measured again, so
 the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels are interpreted and times say nothing.
@@ -34,28 +39,31 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import sweep_points, sweep_tiled
-from benchmarks.provenance import RESULTS, date_and_versions, file_name, fingerprints_of_kernels
-from benchmarks.sweep_points import Point, interleaved
+from benchmarks.provenance import RESULTS, date_and_versions, file_name
+from benchmarks.sweep import points as row_wise
+from benchmarks.sweep import tiled
+from benchmarks.sweep.points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
-from helpers.instruments.sweep_records import RecordedSweep, key_of, recorded_sweep
+from helpers.instruments.fingerprints import fingerprints
+from helpers.instruments.sweep_records import RecordedSweep, is_earlier, key_of, recorded_sweep
 from kernels.interpreter import runtime
 
 RUNS = 10
 WORKERS = 20  # processes a GPU
+OURS = ("fused", "plain")
 START_SECONDS, BUILD_SECONDS, TIME_SECONDS = 180, 75, 60  # after which a process is given up
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def points() -> list[Point]:
     """Every point of the sweep, the most telling first."""
-    return interleaved(sweep_points.POINTS, sweep_tiled.POINTS)
+    return interleaved(row_wise.POINTS, tiled.POINTS)
 
 
 def tiny(point: Point) -> Point:
     """The point at a size for the interpreter: it shows that the code runs."""
-    if point.kernel in sweep_tiled.PROVIDERS:
-        return sweep_tiled.tiny(point)
+    if point.kernel in tiled.PROVIDERS:
+        return tiled.tiny(point)
     return replace(
         point, shape=tuple(min(n, 3 if i == 0 and len(point.shape) > 1 else 130) for i, n in enumerate(point.shape))
     )
@@ -72,7 +80,7 @@ class Process:
             seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             environment["CUDA_VISIBLE_DEVICES"] = seen[gpu] if seen[0] else str(gpu)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.sweep_worker"],
+            [sys.executable, "-m", "benchmarks.sweep.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -119,10 +127,13 @@ class Process:
 
 
 class Sweep:
-    """The points that are left, and the file that their lines go to; shared by a thread a GPU."""
+    """The points that are left, and the file that their lines go to; shared by one thread per GPU.
 
-    def __init__(self, left: list[Point], lines: Path, stop_at: float):
-        self.left, self.lines, self.stop_at = left, lines, stop_at
+    only: the providers to time; all of them where it is empty.
+    """
+
+    def __init__(self, left: list[Point], lines: Path, stop_at: float, only: list[str]):
+        self.left, self.lines, self.stop_at, self.only = left, lines, stop_at, only
         self.lock = threading.Lock()
         self.done = self.failed = 0
         self.log = (lines.parent / (lines.stem + ".log")).open("a")
@@ -146,7 +157,7 @@ class Sweep:
         limits = processes[0].answer(time.monotonic() + TIME_SECONDS)
         for each in processes:
             each.take(limits)
-        run = date_and_versions() | {"kernels": fingerprints_of_kernels(), "ceilings": limits}
+        run = date_and_versions() | {"kernels": fingerprints("kernels"), "ceilings": limits}
         self.write(run=run, gpu=names[0].get("ready"))
         return processes
 
@@ -160,7 +171,7 @@ class Sweep:
     def round(self, pairs: list[tuple[Process, Point]]) -> None:
         """Build a point in each process at the same time, then time one after another."""
         for process, point in pairs:
-            process.tell(build=asdict(point))
+            process.tell(build={"point": asdict(point), "only": self.only})
         deadline = time.monotonic() + BUILD_SECONDS
         built = [process.answer(deadline) for process, _ in pairs]
         for (process, point), answer in zip(pairs, built, strict=True):
@@ -175,9 +186,9 @@ class Sweep:
                 self.done, self.failed = self.done + 1, self.failed + failed
 
 
-def measure(chosen: list[Point], lines: Path, seconds: float, gpus: int, workers: int) -> Sweep:
-    """Measure the points, a thread a GPU, for about so many seconds; each line goes to the file at `lines`."""
-    sweep = Sweep(sorted(chosen, key=lambda point: not point.call), lines, time.monotonic() + seconds)
+def measure(chosen: list[Point], lines: Path, seconds: float, gpus: int, workers: int, only: list[str]) -> Sweep:
+    """Measure the points, a thread per GPU, for about so many seconds; each line goes to the file at `lines`."""
+    sweep = Sweep(sorted(chosen, key=lambda point: not point.call), lines, time.monotonic() + seconds, only)
     with ThreadPoolExecutor(gpus) as pool:
         of_gpus = list(pool.map(lambda gpu: sweep.start(gpu, workers), range(gpus)))
         everyone = [process for same in zip(*of_gpus, strict=True) for process in same]  # a point a GPU, by turns
@@ -204,8 +215,34 @@ def read(files: list[Path]) -> Iterator[dict]:
                 continue
 
 
+def point_of(line: dict, run: int) -> dict:
+    """Return a line as the record has it: "kernels" are those of our time beside the peers; plain's are in "ours"."""
+    if "failed" in line:
+        return line | {"run": run}
+    kernels = line["kernels"]
+    ours = {"run": run, "kernels": kernels.get("plain", kernels.get("fused"))}
+    for clock in ("gpu", "calls"):
+        ours[clock] = {name: line[clock][name] for name in OURS if name in line[clock]}
+        line[clock].pop("plain", None)
+    if why := line["refused"].pop("plain", None):
+        ours["refused"] = why
+    return line | {"run": run, "kernels": kernels.get("fused"), "ours": ours}
+
+
+def merged(point: dict, line: dict, runs: list[dict]) -> dict:
+    """Return a recorded point with a newer measurement of ours alone: the peers and our time beside them stay.
+
+    The kernels that ours launches now are those of the older time, too, where its run had them."""
+    found = point | {"ours": line["ours"]}
+    if set(line["kernels"]) <= set(runs[point["run"]].get("kernels", {}).values()):
+        found["kernels"] = line["kernels"]
+    return found
+
+
 def record(files: list[Path], results: Path = RESULTS) -> Path:
-    """Merge runs' lines into <gpu>_sweep.json of the folder `results`; a point's newest measurement replaces others."""
+    """Merge runs' lines into <gpu>_sweep.json of the folder `results`; a point's newest measurement replaces others.
+
+    Lines of --only replace a recorded point's "ours" alone: its peers, and our time beside theirs, stay as they are."""
     lines = list(read(files))
     gpu = next(line["gpu"] for line in lines if "run" in line)
     path = results / f"{file_name(gpu)}_sweep.json"
@@ -223,7 +260,9 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
                 content["runs"].append(run)
             number = same[0] if same else len(content["runs"]) - 1
         elif "failed" not in line or key_of(line) not in found:
-            found[key_of(line)] = line | {"run": number}
+            only, key, point = line.pop("only", None), key_of(line), point_of(line, number)
+            alone = only and "gpu" in found.get(key, {})
+            found[key] = merged(found[key], point, content["runs"]) if alone else point
     order = {key: i for i, key in enumerate(sorted(found))}
     content["points"] = sorted(found.values(), key=lambda point: order[key_of(point)])
     rows = ",\n".join(json.dumps(point, separators=(",", ":")) for point in content["points"])
@@ -256,6 +295,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--share", type=_share, default=(1, 1), metavar="N/M", help="every M-th point from the N-th")
     parser.add_argument("--lines", type=Path, default=Path("sweep.jsonl"), metavar="FILE", help="a line a point")
     parser.add_argument("--anew", action="store_true", help="measure what FILE holds already, too")
+    parser.add_argument("--only", nargs="+", choices=OURS, default=[], help="time no peer")
+    parser.add_argument("--changed", action="store_true", help="points recorded with an earlier version of a kernel")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")
@@ -278,6 +319,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.lines.exists():
         done = {key_of(line) for line in read([options.lines]) if "kernel" in line}
     chosen = [point for point in every if not options.kernels or point.kernel in options.kernels]
+    if options.changed:
+        found = recorded_sweep(file_name(torch.cuda.get_device_name()))
+        earlier = {key_of(point) for point in found.points if is_earlier(point)}
+        chosen = [point for point in chosen if key_of(asdict(point)) in earlier]
     number, of = options.share
     chosen = [point for point in chosen[number - 1 :: of] if key_of(asdict(point)) not in done]
     gpus = torch.cuda.device_count() if runtime.has_gpu() else 1
@@ -285,7 +330,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("No GPU: kernels are interpreted, sizes are tiny; these times say nothing about speed.")
         chosen = [tiny(point) for point in chosen]
     started = time.monotonic()
-    sweep = measure(chosen, options.lines, options.seconds, gpus, options.workers)
+    sweep = measure(chosen, options.lines, options.seconds, gpus, options.workers, options.only)
     took = time.monotonic() - started
     print(f"{sweep.done} points in {took:.0f} s, {sweep.failed} failed, GPUs: {gpus}; lines in {options.lines}")
     return 0

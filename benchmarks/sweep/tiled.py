@@ -7,7 +7,7 @@ points only.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -16,9 +16,10 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.calls import calls_of, plain
 from benchmarks.peers.attention import BACKENDS
 from benchmarks.peers.linear import linear_alone
-from benchmarks.sweep_points import Point, refuse
+from benchmarks.sweep.points import Point, chosen
 from kernels import costs
 from kernels.op import Work
 from kernels.tiled import conv_bn_act, flash_attention, linear_act
@@ -280,23 +281,14 @@ def tiny(point: Point) -> Point:
 PROVIDERS = {"linear_act": _linear, "conv_bn_act": _convolution, "flash_attention": _attention}
 
 
-def build(point: Point, device: str) -> tuple[dict[str, Callable[[], object]], Work]:
+def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[str, Callable[[], object]], Work]:
     """Provider -> call of no argument, its inputs made and, for a backward pass, its forward done; and a call's work.
 
-    A provider that refuses the point raises when it is called. On the device "cpu": "fused" and "eager".
+    A provider that refuses the point raises when it is called. On the device "cpu": "fused", "plain" and "eager". With
+    `only`, the providers named.
     """
-    from benchmarks.run import backward_pass  # which imports what imports this
-
     inputs = _inputs(point, device)
     functions = PROVIDERS[point.kernel](point.shape, inputs)
-    if device == "cpu":
-        functions = {name: functions[name] for name in ("fused", "eager")}
-    if point.direction == "forward":
-        return {name: partial(function, *inputs) for name, function in functions.items()}, work(point)
-    calls = {}
-    for name, function in functions.items():
-        try:
-            calls[name] = backward_pass(function, inputs)
-        except Exception as error:  # a peer's refusal is a finding, whatever it raises
-            calls[name] = partial(refuse, error)
-    return calls, work(point)
+    functions["plain"] = plain(functions["fused"])
+    functions = chosen(functions, only or (("fused", "plain", "eager") if device == "cpu" else ()))
+    return calls_of(functions, inputs, point.direction == "backward"), work(point)

@@ -1,8 +1,9 @@
 """One process of the sweep: builds a point when it is told to, then times it when it is told to.
 
-It reads a JSON object a line and answers with one: {"build": {a Point's fields}} compiles and calls every provider
-once; {"time": runs} times what was built and forgets it; {"ceilings": true} measures what this GPU does now. Whatever
-a provider raises is part of the answer. benchmarks/sweep.py sees that nobody builds on a GPU while another times.
+It reads one JSON object per line and answers with one: {"build": {"point": a Point's fields, "only": providers}}
+compiles and calls every provider once; {"time": runs} times what was built and forgets it; {"ceilings": true} measures
+what this GPU does now. Whatever a provider raises is part of the answer. benchmarks/sweep/run.py lets nobody build on a
+GPU while another process times.
 """
 
 import gc
@@ -15,14 +16,13 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks import sweep_points, sweep_tiled
 from benchmarks.bare_launch import bare_launches
+from benchmarks.calls import fingerprints_of, launches_of, least_time, same_kernels
 from benchmarks.provenance import ceilings
-from benchmarks.run import least_time
-from benchmarks.sweep_points import Point
+from benchmarks.sweep import points, tiled
+from benchmarks.sweep.points import Point
 from helpers.instruments.sweep_records import BARE
 from helpers.instruments.timing import Timing, benchmark_together
-from kernels import CATALOGUE
 from kernels.interpreter import runtime
 
 
@@ -55,24 +55,32 @@ class Worker:
         self.gpu = runtime.has_gpu()
         self.limits: dict[str, float] = {}
         self.point, self.calls, self.work, self.refused, self.waits = None, {}, None, {}, []
+        self.only, self.kernels = [], {}
 
     def ceilings(self, given: dict | bool) -> dict:
         """Measure this GPU's ceilings, or take those that another process measured."""
         self.limits = given if isinstance(given, dict) else ceilings() if self.gpu else {}
         return self.limits
 
-    def build(self, fields: dict) -> dict:
-        """Compile and call every provider; those that raise are dropped, with their reason."""
+    def build(self, request: dict) -> dict:
+        """Compile and call every provider, or those in "only"; those that raise are dropped, with their reason.
+
+        "plain" is dropped too where it launches what "fused" does: no tuned kernel takes the point."""
+        fields, self.only = request["point"], request["only"]
         self.point = Point(**fields | {"shape": tuple(fields["shape"])})
-        self.refused, self.waits = {}, []
+        self.refused, self.waits, self.kernels = {}, [], {}
         torch._dynamo.reset()
         gc.collect()
         with torch.set_grad_enabled(self.point.direction == "backward"):
-            points = sweep_tiled if CATALOGUE[self.point.kernel].group == "tiled" else sweep_points
-            calls, self.work = points.build(self.point, "cuda" if self.gpu else "cpu")
+            of = tiled if self.point.kernel in tiled.PROVIDERS else points
+            calls, self.work = of.build(self.point, "cuda" if self.gpu else "cpu", self.only)
             self.calls = {name: call for name, call in calls.items() if self._answers(name, call)}
+            launches = {name: launches_of(self.calls[name]) for name in ("fused", "plain") if name in self.calls}
+            self.kernels = {name: fingerprints_of(each.kernel for each in of_one) for name, of_one in launches.items()}
+            if len(launches) == 2 and same_kernels(*launches.values()):
+                del self.calls["plain"]
             self.waits = [name for name, call in self.calls.items() if self.gpu and _waits(call)]
-        del calls
+        del calls, launches
         self._free()
         return {"built": list(self.calls)}
 
@@ -93,7 +101,7 @@ class Worker:
         with torch.set_grad_enabled(not forward):
             gpu = self._timed(self.calls, runs, graphs=forward)
             called = self.calls if self.point.call and self.gpu else {}
-            if forward and "fused" in called:
+            if forward and "fused" in called and not self.only:
                 called = called | {BARE: bare_launches(called["fused"])}
             call = self._timed(called, runs, launches=True)
         kind, least = least_time(self.work, self.limits) if self.limits else (None, None)
@@ -104,7 +112,9 @@ class Worker:
             "calls": {name: _short(timing) for name, timing in call.items()},
             "refused": self.refused,
             "waits": self.waits,
+            "kernels": self.kernels,
         }
+        found |= {"only": self.only} if self.only else {}
         del found["call"]
         self.calls, self.work = {}, None
         del called
