@@ -177,7 +177,7 @@ def residual_rms_norm_reference(
 
 
 def residual_rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 5 operations per element; x, residual and weight in once, y and the sum out once."""
+    """Count FLOPs and minimum traffic: 5 operations per element; x, residual, weight in, y and the sum out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(
         flops=5 * elements,

@@ -8,7 +8,7 @@ Unfused, the squares and the scaled rows go to memory and come straight back:
 
 One program owns whole rows. A row is two blocks, a power of two that every row fills and a masked rest; a row of more
 than 32768 columns, which registers cannot hold, is read twice, in chunks. Every program reads the weight again, from
-L2: DRAM supplies it once. Training saves r = 1 / rms(x), one value per row, and the gradients are, with g = grad_y weight,
+L2: DRAM supplies it once. Training saves r = 1 / rms(x), one value per row. With g = grad_y weight, the gradients are
 
     grad_x = r (g - x r^2 mean(g x))          grad_weight = sum over rows of grad_y x r
 
@@ -316,7 +316,7 @@ def rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of both gradients: 12 operations per element; gradient, x and weight in, two out."""
+    """Count FLOPs and minimum traffic of both gradients: 12 operations per element; gradient, x, weight in, two out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(12 * elements, (2 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
 

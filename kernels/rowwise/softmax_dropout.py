@@ -114,7 +114,7 @@ def softmax_dropout_online_kernel(
 
 def settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
     """Return HEAD, TAIL, BLOCK_ROWS, FOURS, COMPUTE and num_warps for rows of `cols` columns, of so many tensors."""
-    chosen = row_settings(max(8, cols), dtype, tensors)
+    chosen = row_settings(max(16, cols), dtype, tensors)  # HEAD of 8 at least
     chosen["TAIL"] = chosen["TAIL"] and max(8, chosen["TAIL"])  # kept_eights takes whole groups of eight columns
     return {**chosen, "FOURS": begin_fours(cols, 1)}
 

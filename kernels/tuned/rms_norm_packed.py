@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.arguments import as_rows, cdiv, multiprocessors
 from kernels.op import like
 from kernels.rowwise.rms_norm import one_per_row
-from kernels.tuned.packed import halves, join_halves, zero_after
+from kernels.tuned.packed import halves, join_halves, opaque_zero
 from kernels.tuned.segments import VECTOR_BYTES, row_vectors
 from kernels.variants import tuned
 
@@ -53,7 +53,7 @@ def rms_norm_packed_kernel(
     rstd = tl.rsqrt(tl.sum(squares) / (2 * words) + eps)
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd)
-    zero = zero_after(rstd, words)
+    zero = opaque_zero(rstd, words)
     for i in tl.static_range(HELD):
         at = i * LANES + lane
         weight = tl.load(weight_row + at, mask=None if i < FULL else at < whole)

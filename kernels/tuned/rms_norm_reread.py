@@ -51,7 +51,7 @@ def store_tile(ptr, start, cols, x, UNMASKED: tl.constexpr, POLICY: tl.constexpr
 
 @triton.jit
 def rms_norm_reread_backward_kernel(
-    grad_y_ptr,  # (rows, cols), rows and their stride whole vectors of 16 bytes, unit column stride, 16 bits per element
+    grad_y_ptr,  # (rows, cols), rows and their stride whole 16-byte vectors, unit column stride, 16 bits per element
     x_ptr,  # the same
     weight_ptr,  # (cols,)
     rstd_ptr,  # (rows,), fp32: 1 / rms of each row, from the forward

@@ -26,7 +26,7 @@ from kernels.tuned.packed import load_words, opaque_zero, unpack
 from kernels.tuned.segments import at_vector, edge, elements_before, in_edge, row_vectors
 from kernels.variants import tuned
 
-MIN_COLUMNS, MIN_BACKWARD_COLUMNS = 18433, 16385
+MIN_COLUMNS, MIN_BACKWARD_COLUMNS = 12289, 16385
 
 
 @triton.jit

@@ -498,23 +498,22 @@ explorer
 # 3. At 128 rows: all of them fit in L2 together. 4. On the RTX 4090: its L2 is the larger by far, and it has one row
 # at work on each SM. The T4's has lost the row, and each read costs in full.</details>
 #
-# So for wide rows, large blocks. The catalogue's `softmax` takes them, and does two things more (they are in
-# `kernels/rowwise/softmax_wide.py`): its second loop runs **backwards**, from the row's end, which was read last and is
-# nearest; and of the widest rows the last block does stay in registers, packed, as do rows of up to 20,480 columns
-# wholly (`kernels/rowwise/packed.py` tells how the compiler is kept from widening them). As recorded on an H200, bf16:
+# So for wide rows, large blocks. On a GPU our `softmax` has a tuned kernel for them (`kernels/tuned/wide_softmax.py`),
+# which does two things more: its second loop runs **backwards**, from the row's end, which was read last and is
+# nearest; and the last block of the widest rows stays in registers, packed, as do whole rows of up to 20,480 columns
+# (`kernels/tuned/packed.py` shows how the compiler is kept from widening them). As recorded on an H200, bf16:
 
 # %%
-from kernels.rowwise import softmax_wide
-from kernels.rowwise.softmax import WIDEST_BLOCK
+from kernels.tuned import wide_softmax
 
 rows = []
 for row in h200.rows:
     if (row["kernel"], row["provider"]) == ("softmax", "fused") and row["shape"][0] > 128:
         columns = row["shape"][1]
         share = row["least_seconds"] / row["gpu"]["median"]
-        chosen = softmax_wide.settings(columns, torch.bfloat16, vector=8, ragged=False)
-        how = "read twice" if columns > WIDEST_BLOCK and chosen["AGAIN"] else "held"
-        if how != "held" and chosen["HELD"]:
+        chosen = wide_softmax.settings(columns, torch.bfloat16, vector=8, unaligned=False)
+        how = "read twice" if columns >= wide_softmax.MIN_COLUMNS and chosen["REREADS"] else "held"
+        if how != "held" and chosen["NUM_CACHED"]:
             how += ", but for the last block"
         rows.append((f"{columns:,}", how, f"{share:.0%}"))
 table(("columns", "a row is", "of the speed of a copy"), rows, h200.label_of("softmax"))

@@ -89,7 +89,7 @@ def test_registration(device):
 
 def test_a_gradient_is_refused(device):
     values = softmax_topk(torch.randn(3, 19, device=device, requires_grad=True))[1]
-    with pytest.raises(RuntimeError, match=r"^softmax_topk has no backward pass: use softmax_topk_reference"):
+    with pytest.raises(RuntimeError, match=r"^softmax_topk has no backward pass: use kernels.softmax_topk.reference"):
         values.sum().backward()
 
 
