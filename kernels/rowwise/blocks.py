@@ -40,8 +40,8 @@ def row_blocks(cols: int) -> tuple[int, int]:
 def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
     """Return HEAD, TAIL, BLOCK_ROWS, COMPUTE and num_warps for rows of `cols` columns.
 
-    A thread holds 24 to 48 elements, of all `tensors` tensors that are read together: several programs fit on an SM, and
-    some load while others compute. Rows of up to 512 columns share a program.
+    A thread holds 24 to 48 elements, of all `tensors` tensors that are read together: several programs fit on an SM,
+    and some load while others compute. Rows of up to 512 columns share a program.
     """
     head, tail = row_blocks(cols)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))

@@ -30,7 +30,7 @@ def state():
         "builder": (type(interpreter.interpreter_builder), dict(interpreter.interpreter_builder.codegen_fns)),
         "tensor": dict(vars(triton.language.tensor)),
         "Function.apply": torch.autograd.Function.apply,
-        "library": set(vars(torch.library)),
+        "library": {name for name in vars(torch.library) if not name.startswith("__")},
     }
 
 before = state()
