@@ -831,9 +831,11 @@ for name in ("persistent", "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
 table(("", "time", "rate"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
-# (`linear_act` is the course's own, `kernels/tuned/linear_descriptors.py`: the same steps, the tile's way out in
-# two halves so that a fourth stage fits. *cuBLAS alone* has the bias and no GELU.) So with GELU
-# it takes a few per cent longer than the library's product without, and a launch for GELU takes more than that.
+# (`linear_act` is the course's own. Its plain kernel, `kernels/tiled/linear_act.py`, is `tiles_kernel` with row strides,
+# a residual and the sum that training keeps. The tuned one, timed here, is in `kernels/tuned/linear_descriptors.py`: the
+# same steps, the tile's way out in two halves so that a fourth stage fits. *cuBLAS alone* has the bias and no GELU.) So
+# with GELU it takes a few per cent longer than the library's product without, and a launch for GELU takes more than
+# that.
 #
 # ## The epilogue: nearly free, and precise
 #

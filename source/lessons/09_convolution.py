@@ -842,7 +842,8 @@ print("Furthest behind:", *[line for line in late if not line.startswith("a call
 # layer), it is cuDNN that falls, and ours copies first (below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
-# What does the catalogue's kernel do that the lesson's kernel does not? Remember what the explorer showed: a tap sees
+# The catalogue's plain kernel (`kernels/tiled/conv_bn_act.py`) computes addresses and masks as the lesson's does, for
+# channels last. What does its tuned kernel do that neither does? Remember what the explorer showed: a tap sees
 # the same shape, shifted. Let a tile be a **box** of pixels, and each tap reads a box. Hopper's copy engine (TMA) fetches boxes by
 # itself, and gives zeros where they stick out of the picture: no address, no mask, no thread. In the machine code:
 

@@ -24,7 +24,7 @@ THREADS = 1024  # at most, of a block
 OTHERS = 14  # registers of a kernel that holds next to nothing: indices, addresses
 ACCUMULATORS = 128  # registers of a thread for a tile of 128 x 256 in fp32 over 256 threads
 # Of the tensor cores' rate: a factor that goes through registers rules out asynchronous copies of tiles. Pointer loads
-# against tensor descriptors for 8192^3 in bf16 on an H200 (kernels/tiled/linear_act.py with either).
+# against tensor descriptors for 8192^3 in bf16 on an H200 (kernels/tuned/linear_descriptors.py).
 PROLOGUE_SHARE = 0.7
 LATENCY = {"pointwise": 0.9e-6, "rows": 1.6e-6}  # s: a kernel's instructions once through; a row's reductions
 ATTENTION_SHARE = 0.45  # of the tensor cores' peak: kernels/tiled/flash_attention on an H200
