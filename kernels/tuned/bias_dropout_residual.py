@@ -2,7 +2,7 @@
 
 The plain kernels access such rows one element at a time, since the compiler cannot see 16-byte vectors in them, and
 for odd widths they evaluate Philox once per element. Here threads move whole vectors: a row is its aligned vectors and
-an edge, the fewer than two vectors of elements before the first and after the last (kernels/vectors.py). Vectors of 16-
+an edge, the fewer than two vectors of elements before the first and after the last (segments.py). Vectors of 16-
 and 32-bit elements start with a four of elements that share one evaluation of Philox, so only the edge pays for one per
 element. In the backward pass a program's rows are a multiple of VECTOR rows apart, so that their vectors start at the
 same column; one more program per group of rows takes the edges.
@@ -20,8 +20,8 @@ from kernels.arguments import as_rows, cdiv, multiprocessors, next_power_of_2
 from kernels.op import like
 from kernels.philox import kept, kept_at, scale_of_kept
 from kernels.rowwise.sums import sums_of_programs
+from kernels.tuned.segments import at_vector, edge, elements_before, in_edge, row_vectors
 from kernels.variants import tuned
-from kernels.vectors import at_vector, elements_before, inside_rim, rim, vectors_of_rows
 
 GAIN = "not yet measured"
 
@@ -63,13 +63,13 @@ def unaligned_kernel(
     bias_at = bias_ptr + before + first + place
     residual_of_dropped(x_ptr + at, bias_at, residual_ptr + at, y_ptr + at, inside, keep, scale)
     if first == 0:
-        col = rim(before, cols, VECTOR)
+        col = edge(before, cols, VECTOR)
         residual_of_dropped(
             x_ptr + start + col,
             bias_ptr + col,
             residual_ptr + start + col,
             y_ptr + start + col,
-            inside_rim(before, whole, cols, VECTOR),
+            in_edge(before, whole, cols, VECTOR),
             kept_at(seed, row, start % 4 + col, p, 1, 2 * VECTOR),
             scale,
         )
@@ -139,7 +139,7 @@ def unaligned_backward_kernel(
         )  # fmt: skip
     else:
         columns_of_rows(
-            rim(before, cols, VECTOR), None, inside_rim(before, whole, cols, VECTOR), first_row,
+            edge(before, cols, VECTOR), None, in_edge(before, whole, cols, VECTOR), first_row,
             grad_y_ptr, grad_x_ptr, sums_ptr, seed, rows, cols, p, scale, 4 * BLOCK_ROWS, 2 * VECTOR, VECTOR,
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ def _have_hidden_vectors(*tensors: torch.Tensor) -> bool:
     first = tensors[0]
     if first.shape[-1] % 16 == 0 or first.itemsize > 4 or not all(x.is_contiguous() for x in tensors):
         return False
-    return first.numel() > 0 and vectors_of_rows(*(as_rows(x) for x in tensors))[0] > 1
+    return first.numel() > 0 and row_vectors(*(as_rows(x) for x in tensors))[0] > 1
 
 
 @cache

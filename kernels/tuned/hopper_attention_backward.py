@@ -444,7 +444,13 @@ def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tenso
     return grad_q, grad_k, grad_v
 
 
-@tuned("flash_attention", "backward", takes=takes, gain="not yet measured")
+@tuned(
+    "flash_attention",
+    "backward",
+    takes=takes,
+    # The plain kernels' own time is not recorded yet.
+    gain="1.36x over seven products in Triton at 16 x 16 x 1024 x 128, causal (H200, bf16)",
+)
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
