@@ -163,7 +163,7 @@ def rms_norm_backward_kernel(
     BLOCK_ROWS: tl.constexpr,  # rows of one turn of the loop
     HEAD: tl.constexpr,  # columns of the first block
     TAIL: tl.constexpr,  # columns of the second block
-    STAGES: tl.constexpr,  # 2: the next rows are loaded while these are computed
+    STAGES: tl.constexpr,  # 2 or 3: the rows of the next one or two turns are loaded while these are computed
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
     col0 = tl.program_id(1) * (HEAD + TAIL) + tl.arange(0, HEAD)[None, :]
@@ -219,15 +219,16 @@ def backward_settings(
 ) -> tuple[tuple[int, int], dict]:
     """Return the backward kernel's grid, and its blocks and warps.
 
-    A turn of the loop takes 2048 elements of several rows, or one wider row. The programs have 16 warps per SM in all,
-    so all of them run at once. The next rows are loaded in advance where registers have room for it and `shared_memory`
-    for two of each of x, grad_y, grad_sum and weight, of `itemsize` bytes per element.
+    A turn of the loop takes 1024 elements of several rows, or one wider row. The programs have 16 warps per SM in all,
+    so all of them run at once. Rows of the next one or two turns are loaded in advance where registers have room for
+    it, and `shared_memory` for x, grad_y, grad_sum and weight, of `itemsize` bytes per element.
     """
     head, tail = row_blocks(cols) if fits_registers(cols) else (1024, 1024)
-    block_rows = max(1, 2048 // next_power_of_2(head + tail))
+    block_rows = max(1, 1024 // next_power_of_2(head + tail))
     elements = block_rows * (head + tail)
     warps = min(16, max(4, next_power_of_2(cdiv(elements, 512))))
-    stages = 2 if elements <= 12288 and 4 * itemsize * elements < shared_memory else 1
+    stages = 3 if elements <= 2048 else 2 if elements <= 12288 else 1
+    stages = min(stages, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
     chunks = cdiv(cols, head + tail)
     programs = min(cdiv(rows, block_rows), cdiv(16 // warps * sms, chunks))
     chosen = {"BLOCK_ROWS": block_rows, "HEAD": head, "TAIL": tail, "STAGES": stages, "num_warps": warps}
