@@ -96,7 +96,7 @@ def begin_fours(cols: int, vector: int) -> bool:
 
 
 def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Tensor:
-    """Return the mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and for looking at.
+    """Return the mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and lessons.
 
     Fours are those of contiguous rows in memory: a row begins where the one before left off, and not with a four of its
     own.
