@@ -5,9 +5,9 @@ row in registers, writes what it found there, one number or two, to `parts`, wai
 what all have found. So a row larger than an SM's registers is read once, and a few rows keep all SMs busy. Each CTA
 finds its part's maximum and sum of exponentials; the gradient needs one sum.
 
-On an H200, bf16, us (one program per row): the gradient of 2048 x 262144 931 (1167), 2048 x 131072 440 (507), 16 x
-131072 7.4 (14.4). Many rows of one tensor pay for the wait: softmax of 2048 x 131072 360 (305). So clusters take up to
-32 rows, and gradients of more than 65536 columns.
+On an H200, bf16, us (one program per row), when only one thread of a CTA fenced before the barrier: the gradient of 2048
+x 262144 931 (1167), of 2048 x 131072 440 (507), of 16 x 131072 7.4 (14.4). Many rows of one tensor pay for the wait:
+softmax of 2048 x 131072 360 (305). So clusters take up to 32 rows, and gradients of more than 65536 columns.
 
     HEAD   a power of two of each part's words, and
     TAIL   the rest, in a smaller power of two, where that is at most half of HEAD
@@ -238,7 +238,7 @@ def _parts(rows: int, chosen: dict, numbers: int, device: torch.device) -> torch
     return torch.empty(rows, numbers, chosen["num_ctas"], dtype=torch.float32, device=device)
 
 
-@tuned("softmax", "forward", takes=takes, gain="about 2x for 16 rows of 131072 (H200, bf16)")
+@tuned("softmax", "forward", takes=takes, gain="not yet measured")
 def forward(x: torch.Tensor) -> torch.Tensor:
     """Return softmax(x)."""
     y, cols, chosen = like(x), x.shape[-1], settings(x.shape[-1])
