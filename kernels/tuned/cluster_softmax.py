@@ -5,7 +5,7 @@ row in registers, writes what it found there, one number or two, to `parts`, wai
 what all have found. So a row larger than an SM's registers is read once, and a few rows keep all SMs busy. Each CTA
 finds its part's maximum and sum of exponentials; the gradient needs one sum.
 
-On an H200, bf16, us (one program per row), when only one thread of a CTA fenced before the barrier: the gradient of 2048
+On an H200, bf16, us (one program per row), when one thread of a CTA fenced before the barrier: the gradient of 2048
 x 262144 931 (1167), of 2048 x 131072 440 (507), of 16 x 131072 7.4 (14.4). Many rows of one tensor pay for the wait:
 softmax of 2048 x 131072 360 (305). So clusters take up to 32 rows, and gradients of more than 65536 columns.
 
