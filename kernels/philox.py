@@ -16,7 +16,7 @@ from kernels.arguments import check_option
 
 @triton.jit
 def numbers(seed, row, four_cols, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Of columns 4 f, 4 f + 1, 4 f + 2 and 4 f + 3 for each f of four_cols, (1, COLS): four blocks of (ROWS, COLS)."""
+    """Return the numbers of columns 4 f to 4 f + 3 for each f of four_cols, (1, COLS): four blocks of (ROWS, COLS)."""
     zero = tl.zeros((ROWS, COLS), tl.uint32)
     row_low, row_high = row.to(tl.uint32) + zero, (row >> 32).to(tl.uint32) + zero
     return tl.philox(seed, four_cols.to(tl.uint32) + zero, row_low, row_high, zero)
@@ -31,7 +31,7 @@ def is_kept(number, p):
 
 @triton.jit
 def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Which elements of a (ROWS, COLS) block survive dropout with probability p.
+    """Return which elements of a (ROWS, COLS) block dropout with probability p keeps.
 
     `row` is (ROWS, 1), int64; a four begins at `first_col`, and COLS is a multiple of 4.
     """
@@ -43,7 +43,7 @@ def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def kept_eights(seed, row, first_col, within_four, p, FOURS: tl.constexpr):
-    """The same for groups of eight neighbouring columns, which begin at `first_col`, (A, B): (A, 8 B).
+    """Return the same for groups of eight neighbouring columns, which begin at `first_col`, (A, B): (A, 8 B).
 
     A thread has the eight elements of a 16-byte vector to itself. Groups begin with a four where FOURS, else anywhere,
     in a row that begins `within_four`: then a third evaluation serves the end of a group.
@@ -68,7 +68,7 @@ def kept_eights(seed, row, first_col, within_four, p, FOURS: tl.constexpr):
 
 @triton.jit
 def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The same for any columns, (1, COLS) or (ROWS, COLS), each by an evaluation of its own.
+    """Return the same for any columns, (1, COLS) or (ROWS, COLS), each by an evaluation of its own.
 
     `col` is counted from the four in which the row begins.
     """
@@ -91,12 +91,12 @@ def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor,
 
 
 def begin_fours(cols: int, vector: int) -> bool:
-    """FOURS, whether each row's whole vectors, of `vector` elements, begin with a four."""
+    """Return FOURS, whether each row's whole vectors, of `vector` elements, begin with a four."""
     return cols % 4 == 0 or vector % 4 == 0
 
 
 def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Tensor:
-    """The mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and for looking at.
+    """Return the mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and lessons.
 
     Fours are those of contiguous rows in memory: a row begins where the one before left off, and not with a four of its
     own.
@@ -114,12 +114,12 @@ def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Te
 
 
 def new_seed(device: torch.device) -> torch.Tensor:
-    """A seed drawn from PyTorch's own generator, so that torch.manual_seed governs it and a CUDA graph redraws it."""
+    """Draw a seed from PyTorch's own generator, so that torch.manual_seed governs it and a CUDA graph redraws it."""
     return torch.randint(2**63 - 1, (), device=device)
 
 
 def scale_of_kept(p: float) -> float:
-    """1 / (1 - p), by which dropout multiplies what stays; 0 where nothing does."""
+    """Return 1 / (1 - p), by which dropout multiplies what stays; 0 where nothing does."""
     return 1.0 / (1.0 - p) if p < 1 else 0.0
 
 

@@ -5,12 +5,12 @@ row in registers, writes what it found there, one number or two, to `parts`, wai
 what all have found. So a row larger than an SM's registers is read once, and a few rows keep all SMs busy. Each CTA
 finds its part's maximum and sum of exponentials; the gradient needs one sum.
 
-On an H200, bf16, us (one program per row): the gradient of 2048 x 262144 931 (1167), 2048 x 131072 440 (507), 16 x
-131072 7.4 (14.4). Many rows of one tensor pay for the wait: softmax of 2048 x 131072 360 (305). So clusters take up to
-32 rows, and gradients of more than 65536 columns.
+On an H200, bf16, us (one program per row), when one thread of a CTA fenced before the barrier: the gradient of 2048
+x 262144 931 (1167), of 2048 x 131072 440 (507), of 16 x 131072 7.4 (14.4). Many rows of one tensor pay for the wait:
+softmax of 2048 x 131072 360 (305). So clusters take up to 32 rows, and gradients of more than 65536 columns.
 
     HEAD   a power of two of each part's words, and
-    TAIL   the rest, in a smaller power of two, as in segments.py
+    TAIL   the rest, in a smaller power of two, where that is at most half of HEAD
 
 A word is two neighbouring 16-bit elements, as they were loaded. To Triton a cluster is one program whose blocks,
 (CTAS, words), are distributed over the CTAs along their first axis; its reductions do not leave a CTA, and the barrier
@@ -26,12 +26,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import cdiv
+from kernels.arguments import cdiv, next_power_of_2
 from kernels.interpreter.runtime import interprets
 from kernels.online_softmax import LOG2_E
 from kernels.op import like
 from kernels.tuned.packed import halves, join_halves, opaque_zero
-from kernels.tuned.segments import VECTOR_BYTES, segment_blocks
+from kernels.tuned.segments import VECTOR_BYTES
 from kernels.variants import tuned
 
 FEW_ROWS = 32  # at one program per row, most SMs would be idle
@@ -189,10 +189,19 @@ def softmax_backward_cluster_kernel(
         store(words_of(grad_x_ptr, row, 2 * words), words, i, low, high, DTYPE, SHAPE)
 
 
+@cache
+def blocks_of(words: int) -> tuple[int, int]:
+    """Return HEAD and TAIL for parts of so many words: one block if that is more than three quarters full, else two."""
+    block = next_power_of_2(words)
+    head = block // 2
+    tail = max(next_power_of_2(words - head), head // 8) if block > 512 else block
+    return (head, tail) if tail < head else (block, 0)
+
+
 def shape_of(cols: int, ctas: int) -> tuple[int, int, int, int]:
     """Return SHAPE for rows of `cols` columns."""
     words = cols // 2
-    head, tail = segment_blocks(cdiv(words, ctas))
+    head, tail = blocks_of(cdiv(words, ctas))
     return ctas, head, tail, int(head * ctas <= words) + int(tail > 0 and (head + tail) * ctas <= words)
 
 
@@ -229,7 +238,7 @@ def _parts(rows: int, chosen: dict, numbers: int, device: torch.device) -> torch
     return torch.empty(rows, numbers, chosen["num_ctas"], dtype=torch.float32, device=device)
 
 
-@tuned("softmax", "forward", takes=takes, gain="about 2x for 16 rows of 131072 (H200, bf16)")
+@tuned("softmax", "forward", takes=takes, gain="not yet measured")
 def forward(x: torch.Tensor) -> torch.Tensor:
     """Return softmax(x)."""
     y, cols, chosen = like(x), x.shape[-1], settings(x.shape[-1])

@@ -211,20 +211,20 @@ def _takes(logits: Tensor, *_) -> bool:
     return logits.numel() > 0
 
 
-@tuned("cross_entropy", "forward", takes=_takes, gain="to be measured", compile_arguments=_compile_arguments)
+@tuned("cross_entropy", "forward", takes=_takes, gain="not yet measured", compile_arguments=_compile_arguments)
 def forward(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
     """Return the losses."""
     return _launch(logits, labels, None, ignore_index, label_smoothing)
 
 
-@tuned("cross_entropy", "training", takes=_takes, gain="as forward")
+@tuned("cross_entropy", "training", takes=_takes, gain="not yet measured")
 def training(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the losses, and each row's maximum and log2 of the sum."""
     sums = per_row(logits, 2)
     return _launch(logits, labels, sums, ignore_index, label_smoothing), sums
 
 
-@tuned("cross_entropy", "backward", takes=lambda _, logits, *rest: logits.numel() > 0, gain="to be measured")
+@tuned("cross_entropy", "backward", takes=lambda _, logits, *rest: logits.numel() > 0, gain="not yet measured")
 def backward(
     grad_losses: Tensor, logits: Tensor, labels: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:

@@ -230,20 +230,20 @@ def _takes(x: torch.Tensor, *_) -> bool:
     return x.shape[-1] >= MIN_COLUMNS and x.numel() > 0
 
 
-@tuned("softmax_dropout", "forward", takes=_takes, gain="to be measured", compile_arguments=_compile_arguments)
+@tuned("softmax_dropout", "forward", takes=_takes, gain="not yet measured", compile_arguments=_compile_arguments)
 def forward(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     """Return dropout(softmax(x))."""
     return _launch(x, None, seed, p)
 
 
-@tuned("softmax_dropout", "training", takes=_takes, gain="as forward")
+@tuned("softmax_dropout", "training", takes=_takes, gain="not yet measured")
 def training(x: torch.Tensor, seed: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dropout(softmax(x)), and each row's maximum and log2 of the sum."""
     sums = sums_of(x)
     return _launch(x, sums, seed, p), sums
 
 
-@tuned("softmax_dropout", "backward", takes=lambda _, x, *rest: _takes(x), gain="to be measured")
+@tuned("softmax_dropout", "backward", takes=lambda _, x, *rest: _takes(x), gain="not yet measured")
 def backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     """Return the gradient of x."""
     grad_x, x, grad_y = like(x), as_rows(x), as_rows(grad_y)

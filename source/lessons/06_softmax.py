@@ -159,6 +159,64 @@ for name, rows in (("fives", fives), ("x", x), ("100 * x", 100 * x)):
     found.append((name, rows_add_up(y), right))
 table(("of", "rows add up to 1", "equal to PyTorch's"), found)
 
+# %% [markdown]
+# Right. What is left is waste: a row of 10,000 in a block of 16,384 leaves 39 % of it idle, and a row of 64 keeps a
+# program hardly busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is this kernel with both mended: a **head**,
+# a power of two of columns that every row has, beside a masked **tail** for the rest, and several short rows per
+# program. It also takes rows that are not side by side in memory, and fp64, and writes its exponentials as powers of
+# two, the only ones that a GPU has:
+
+# %%
+from kernels.online_softmax import LOG2_E
+
+
+@triton.jit
+def softmax_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    y_ptr,  # (rows, cols), contiguous
+    rows,
+    cols,
+    x_row_stride,
+    BLOCK_ROWS: tl.constexpr,
+    HEAD: tl.constexpr,  # columns that every row has, a power of two
+    TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
+    COMPUTE: tl.constexpr,  # dtype of the arithmetic
+):
+    # int64 before the multiplication: row numbers and row * stride pass 2**31 on large tensors.
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    x_ptr += row * x_row_stride
+    y_ptr += row * cols
+    col = tl.arange(0, HEAD)[None, :]
+    # x waits for the maximum in its own dtype: in fp32 it would take twice as many registers.
+    x = tl.load(x_ptr + col, mask=row < rows, other=0.0)
+    top = tl.max(x, axis=1, keep_dims=True).to(COMPUTE)
+    if TAIL:
+        tail_col = HEAD + tl.arange(0, TAIL)[None, :]
+        in_tail = (row < rows) & (tail_col < cols)
+        # Positions past the row's end hold -inf, which changes no maximum and whose exponential adds nothing.
+        x_tail = tl.load(x_ptr + tail_col, mask=in_tail, other=-float("inf"))
+        top = tl.maximum(top, tl.max(x_tail, axis=1, keep_dims=True).to(COMPUTE))
+    e = tl.exp2((x.to(COMPUTE) - top) * LOG2_E)
+    total = tl.sum(e, axis=1, keep_dims=True)
+    if TAIL:
+        e_tail = tl.exp2((x_tail.to(COMPUTE) - top) * LOG2_E)
+        total += tl.sum(e_tail, axis=1, keep_dims=True)
+    scale = 1.0 / total
+    tl.store(y_ptr + col, (e * scale).to(y_ptr.dtype.element_ty), mask=row < rows)
+    if TAIL:
+        tl.store(y_ptr + tail_col, (e_tail * scale).to(y_ptr.dtype.element_ty), mask=in_tail)
+
+
+# %%
+def two_blocks(x):
+    y, (rows, columns) = torch.empty_like(x), x.shape
+    blocks = {"BLOCK_ROWS": 2, "HEAD": 512, "TAIL": 512, "COMPUTE": tl.float32}
+    softmax_kernel[(triton.cdiv(rows, 2),)](x, y, rows, columns, columns, **blocks)
+    return y
+
+
+print("right:", torch.allclose(two_blocks(x), F.softmax(x, -1), rtol=1e-4, atol=1e-30))
+
 # %%
 from helpers.figures import traffic_chart
 
@@ -170,7 +228,7 @@ unfused_bytes.on(
 
 # %% [markdown]
 # And `F.softmax`? It is a fused kernel already: one launch, as many bytes as ours. Below, on an H200, `eager` is
-# `F.softmax` and `fused` the catalogue's `softmax`, the kernel above with several short rows in a program; `of copy` is
+# `F.softmax` and `fused` our `softmax`, the kernel above; `of copy` is
 # the share of the speed at which a copy moves as many bytes. **Do the same bytes take the same time?**
 
 # %%
@@ -315,8 +373,8 @@ for kernel in (held_kernel, packed_kernel):
 # %% [markdown]
 # Not so: the compiler sees the same conversion three times, makes it once, and holds fp32. Programs that share a row
 # are no simple way out: Triton can start clusters (`num_ctas`), but gives their programs no way to tell each other what
-# they found. The catalogue adds a barrier by hand (`kernels/rowwise/clusters.py`) and uses it for few rows and for the
-# widest gradients. What Triton offers by itself is to read a row again, **in blocks**. Safe softmax then reads it three
+# they found. `kernels/tuned/cluster_softmax.py` adds a barrier by hand and uses it for few rows and for the widest
+# gradients. What Triton offers by itself is to read a row again, **in blocks**. Safe softmax then reads it three
 # times: for the maximum, for the sum, and to write. The last read first:
 
 

@@ -64,7 +64,7 @@ def find_overflow(
         large_grid = tuple(grow(a, b, share) for a, b in zip(grid, next_grid, strict=True))
         try:
             with runtime.observed(LastInstance()), long_loops_cut(kernel):
-                kernel[large_grid](**grown, debug=True)
+                kernel[large_grid](**{**grown, "debug": True})
         except InterpreterError as error:
             if "overflow detected" in str(error):
                 where = f"{quoted_line(*error.place)}: tl.program_id(0).to(tl.int64), before it is multiplied"

@@ -1,0 +1,39 @@
+"""Row numbers beyond 2^31: what the last program of such a launch computes does not overflow 32 bits."""
+
+import pytest
+import torch
+
+from helpers.learning.checks.offsets import check_offsets
+from kernels import CATALOGUE
+
+ROWS = 2**31 + 4096
+# softmax_topk has a program per row, and a grid at most 2^31 - 1 of them.
+ROWWISE = [name for name, op in CATALOGUE.items() if op.group == "rowwise" and name != "softmax_topk"]
+
+
+@pytest.mark.parametrize("name", ROWWISE)
+def test_row_numbers_past_two_to_the_31(name):
+    op = CATALOGUE[name]
+
+    def inputs_of(rows):
+        return op.inputs(rows, 1, dtype=torch.bfloat16)
+
+    found = check_offsets(op.fused, inputs_of, (1024, 2048), ROWS, name=name)
+    assert found.state == "pass", found
+
+
+@pytest.mark.parametrize("tier", ["plain", "tuned"], indirect=True)
+@pytest.mark.parametrize("name", ["softmax", "softmax_dropout", "cross_entropy"])
+def test_row_numbers_of_gradients(tier, name):
+    op = CATALOGUE[name]
+
+    def backward(x, *rest):
+        y = op.fused(x, *rest)
+        return torch.autograd.grad(y, x, torch.ones_like(y))
+
+    def inputs_of(rows):
+        x, *rest = op.inputs(rows, 1, dtype=torch.bfloat16)
+        return x.requires_grad_(), *rest
+
+    found = check_offsets(backward, inputs_of, (1024, 2048), ROWS, name=name)
+    assert found.state == "pass", found
