@@ -690,7 +690,8 @@ def _replacements() -> dict[tuple[object, str], object]:
 
 @contextlib.contextmanager
 def _replaced(replacements: dict[tuple[object, str], object]):
-    before = [(owner, name, getattr(owner, name)) for owner, name in replacements]
+    # From vars: getattr would return the function within a staticmethod, and setattr make a method of it.
+    before = [(owner, name, vars(owner).get(name, getattr(owner, name))) for owner, name in replacements]
     for (owner, name), value in replacements.items():
         setattr(owner, name, value)
     try:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kernels
+from helpers.instruments.resources import compile_for
 from kernels import CATALOGUE, variants
 from kernels.interpreter import runtime
 
@@ -65,6 +66,15 @@ def test_observing_launches_restores_triton():
     with runtime.observed(object()):
         assert runtime.interprets()
     assert (JITFunction.run, interpreter.ReduceOps, type(interpreter.interpreter_builder)) == before
+
+
+def test_compiling_restores_the_compiler():
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    before = vars(CUDABackend)["make_ttgir"]
+    arguments, options = CATALOGUE["softmax"].compile_arguments(4, 64, dtype=torch.bfloat16)
+    compile_for(CATALOGUE["softmax"].kernel, *arguments, device="H100", **options)
+    assert vars(CUDABackend)["make_ttgir"] is before
 
 
 def test_a_call_goes_to_the_first_tuned_kernel_that_takes_it(registered):
