@@ -3,7 +3,8 @@
     source/lessons/NN_name.py  ->  source/site/live/NN_name.json
 
 The JSON has `figures`, cell id -> what helpers.figures.frame.interactive_export gives, and `made_from`, what
-source/made_from.py gives for the lesson. A lesson is run up to its last live figure, because a built notebook stores only a figure's picture.
+source/made_from.py gives for the lesson. A lesson is run up to its last live figure, because a built notebook stores
+only a figure's picture.
 
     python source/record_figures.py            record the lessons whose figures are stale
     python source/record_figures.py 03 10      record those whose names start so
