@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from helpers.learning.self_tests import with_seals  # noqa: E402, this runs as a script
-from source.made_from import Project, changed, older_than  # noqa: E402
+from source.made_from import IN_BROWSER, Project, changed, older_than  # noqa: E402
 
 STUB = "raise NotImplementedError  # your code here"
 CELL_TIMEOUT = 300  # seconds
@@ -60,6 +60,7 @@ LISTS_OPENED = (
     "__import__('sys').addaudithook(lambda event, values, out=open('{}', 'w', buffering=1): event == 'open' "
     "and isinstance(values[0], str) and print(__import__('os').path.abspath(values[0]), file=out) and None)"
 )
+SEEN = {".py", ".pyi", ".pyc", *IN_BROWSER}  # known by their imports; a notebook stores nothing of scripts and styles
 # At the top of the project, what a notebook may open without being made from it; pyproject.toml counts by its pins.
 OWN = {".git", ".venv", ".pytest_cache", "notebooks", "exercises", "solutions", "pyproject.toml"}
 
@@ -200,7 +201,7 @@ def execute(notebook: NotebookNode, target: Path, root: Path) -> set[str]:
             cell.outputs = [kept for output in cell.outputs if (kept := without_widget(output)) is not None]
             refuse_machine_traces(cell, target)
     files = {path.relative_to(root) for path in paths if path.is_relative_to(root) and path.is_file()}
-    return {file.as_posix() for file in files if file.parts[0] not in OWN and file.suffix not in (".py", ".pyc")}
+    return {file.as_posix() for file in files if file.parts[0] not in OWN and file.suffix not in SEEN}
 
 
 def run(notebook: NotebookNode, target: Path, opened: Path) -> None:

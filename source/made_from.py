@@ -22,6 +22,7 @@ import io
 import re
 import tokenize
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +33,7 @@ RESULTS = "benchmarks/results"
 IN_BROWSER = (".js", ".css")  # part of a live figure, not of what a notebook stores
 # What a call of this name imports, which no import statement says.
 LOADED_BY = {("kernels.variants", "variant"): "kernels.tuned"}
+RELEVANT = (ast.Import, ast.ImportFrom, ast.Constant, ast.JoinedStr, ast.Name, ast.Expr)
 NAMED = 3  # of the changes that make something stale
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}  # by the name they are imported by, where it is another
 
@@ -73,13 +75,18 @@ class Project:
         return ast.parse((self.root / file).read_text(encoding="utf-8"), file)
 
     @functools.cache  # noqa: B019
+    def _nodes(self, file: str) -> list[ast.AST]:
+        """The nodes of a file that say what it uses: imports, strings, names. One walk through it for all of them."""
+        return [node for node in ast.walk(self._tree(file)) if isinstance(node, RELEVANT)]
+
+    @functools.cache  # noqa: B019
     def _uses(self, file: str) -> tuple[set[str], set[str]]:
         """The files that a Python file imports, in functions too, and the names of the packages from outside."""
         if not file.endswith(".py"):  # a package without __init__.py, imported for its name alone
             return set(), set()
         package = tuple(Path(file).parent.parts)
         found, outside = self._effects_of_parents(file), set()
-        for node in ast.walk(self._tree(file)):
+        for node in self._nodes(file):
             if isinstance(node, ast.ImportFrom):
                 module = _absolute(node, package)
                 names = [(module, alias.name, alias.asname or alias.name) for alias in node.names]
@@ -233,7 +240,7 @@ class Project:
         """
         exact, patterns, inside = set(), {}, set()
         reads_results = False
-        for node in ast.walk(self._tree(file)):
+        for node in self._nodes(file):
             if isinstance(node, ast.JoinedStr):
                 inside |= set(node.values)
                 parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
@@ -270,7 +277,7 @@ class Project:
             return ""
         content = path.read_bytes()
         if file.endswith(".py") and (not file.startswith(SHOWN) or file.startswith("kernels/interpreter/")):
-            content = code_of(content.decode()).encode()
+            content = code_of(content.decode(), self._nodes(file)).encode()
         return hashlib.sha256(content).hexdigest()[:8]
 
 
@@ -281,14 +288,18 @@ def _absolute(node: ast.ImportFrom, package: tuple[str, ...]) -> str:
     return ".".join((*package[: len(package) - node.level + 1], *filter(None, [node.module])))
 
 
-def code_of(text: str) -> str:
-    """Return Python's text without comments, docstrings and blank lines; the same for each version of Python."""
+def code_of(text: str, nodes: Iterable[ast.AST] = ()) -> str:
+    """Return Python's text without comments, docstrings and blank lines; the same for each version of Python.
+
+    Args:
+        nodes: those of `text`, where they are at hand.
+    """
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             line, column = token.start
             lines[line - 1] = lines[line - 1][:column]
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes or ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return "\n".join(line.rstrip() for line in lines if line.strip())

@@ -4,7 +4,7 @@
 
 The JSON has `figures`, cell id -> what helpers.figures.frame.interactive_export gives, and `made_from`, what
 source/made_from.py gives for the lesson. A lesson is run up to its last live figure, because a built notebook stores
-only the picture of a figure.
+only a figure's picture.
 
     python source/record_figures.py            record the lessons whose figures are stale
     python source/record_figures.py 03 10      record those whose names start so

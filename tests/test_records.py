@@ -125,9 +125,12 @@ def test_every_record_is_taken_again_by_a_step():
 @pytest.mark.parametrize("step", retake.STEPS, ids=lambda step: step.name)
 def test_each_step_is_a_command_that_is_there(step):
     words = step.command.split()
-    file = f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0]
-    source = (ROOT / file).read_text()
-    assert '__name__ == "__main__"' in source
+    module = ROOT / words[1].replace(".", "/") if words[0] == "-m" else ROOT / words[0]
+    if (module / "__main__.py").exists():  # a package
+        source = "".join(path.read_text() for path in sorted(module.glob("*.py")))
+    else:
+        source = module.with_suffix(".py").read_text()
+        assert '__name__ == "__main__"' in source
     assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == []
 
 
@@ -151,7 +154,7 @@ def test_steps_run_in_order_and_stop_at_one_that_fails(monkeypatch, capsys):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(retake.subprocess, "run", run)
     assert retake.main(["--from", "cuda"]) == 1
-    files = ["benchmarks/cuda_semantics.py", "-m", "-m", "source/build.py", "source/claims.py"]
+    files = ["benchmarks/cuda_semantics.py", "-m", "source/fusion_proof.py", "source/build.py", "source/claims.py"]
     assert [command[0] for command, _ in ran] == files
     assert [hidden for _, hidden in ran] == [None, "", "", "", ""]
     assert "make results FROM=claims" in capsys.readouterr().err
