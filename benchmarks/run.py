@@ -49,7 +49,7 @@ from benchmarks.provenance import ceilings, date_and_versions, results_file
 from benchmarks.targets import TARGETS, Target
 from benchmarks.tried import TRIED, shared_by, wrapped
 from helpers.instruments.devices import this_device
-from helpers.instruments.fingerprints import fingerprints
+from helpers.instruments.fingerprints import fingerprints, is_current
 from helpers.instruments.recordings import recorded
 from helpers.instruments.resources import compile_for
 from helpers.instruments.sweep_records import BEHIND, NOT_THE_SAME
@@ -302,6 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
     parser.add_argument("--experiments", action="store_true", help="time what the lessons show, besides the KERNELs")
     parser.add_argument("--only", nargs="+", choices=("fused", "plain"), default=[], help="time no peer")
+    parser.add_argument("--changed", action="store_true", help="of the experiments, those of an earlier kernel")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     parser.add_argument("--sweep", action="store_true", help="the kernels at many more sizes; see --sweep --help")
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -342,6 +343,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(rows))
     if gpu:
         wanted = experiments() if options.experiments or (len(chosen) == len(CATALOGUE) and not options.only) else {}
+        if options.changed:
+            known = recorded(results_file().stem).experiments
+            wanted = {name: wanted[name] for name in wanted if not is_current(known.get(name, {}).get("kernels"))}
         record(results_file(), run, [], {name: measured(time) for name, time in wanted.items()})
         print(f"recorded in {results_file().name}")
     return 0

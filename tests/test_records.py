@@ -151,7 +151,7 @@ def test_steps_run_in_order_and_stop_at_one_that_fails(monkeypatch, capsys):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(retake.subprocess, "run", run)
     assert retake.main(["--from", "cuda"]) == 1
-    files = ["benchmarks/cuda_semantics.py", "-m", "-m", "source/build.py", "source/claims.py"]
+    files = ["benchmarks/cuda_semantics.py", "-m", "source/fusion_proof.py", "source/build.py", "source/claims.py"]
     assert [command[0] for command, _ in ran] == files
     assert [hidden for _, hidden in ran] == [None, "", "", "", ""]
     assert "make results FROM=claims" in capsys.readouterr().err
