@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-from benchmarks.over_fusion import STEPS
+from benchmarks.experiments.lesson_07 import STEPS
 from helpers.figures.attention.busy_units import DIMS
 from helpers.figures.attention.score_tiles import TOKENS as SQUARES
 from helpers.figures.attention.sequence_lengths import TOKENS as SEQUENCES
@@ -94,7 +94,7 @@ class Explorer:
 
 
 _REGISTERS = """import torch
-from benchmarks.over_fusion import COLUMNS, STEPS, chain_gradient_kernel
+from benchmarks.experiments.lesson_07 import COLUMNS, STEPS, chain_gradient_kernel
 from helpers.figures.occupancy.register_growth import RegistersExplorer
 from helpers.instruments.resources import compile_for
 
@@ -104,7 +104,7 @@ def compiled(steps, gpu):
 RegistersExplorer(compiled, STEPS)
 """
 _STEPPER = """import torch
-from benchmarks.matmul_steps import run, tiles_kernel
+from benchmarks.experiments.lesson_08 import run, tiles_kernel
 from helpers.figures import watch
 
 x, w = torch.randn(2, 32, 32).half()

@@ -20,9 +20,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.experiments.lesson_03 import add_gelu_in_blocks, strided_sums
 from benchmarks.hardware_counters import profiled, profiler
-from benchmarks.occupancy_sweep import add_gelu_with
-from benchmarks.strides import strided_sums
 from helpers.instruments import profile_script
 from kernels import CATALOGUE
 
@@ -66,7 +65,7 @@ def pairs() -> dict[str, Callable]:
     found |= {f"stride of {4 * stride} B": partial(strided_sums, x, NUMBERS, stride) for stride in STRIDES}
     x, y = torch.randn(2, 2**13, 4096, device="cuda")
     for block, warps in ((16384, 2), (2048, 4)):
-        found[f"add_gelu, {block} by {warps} warps"] = partial(add_gelu_with, x, y, block, warps)
+        found[f"add_gelu, {block} by {warps} warps"] = partial(add_gelu_in_blocks, x, y, block, warps)
     return found
 
 

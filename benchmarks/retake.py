@@ -38,8 +38,8 @@ class Step:
 RECORDS = "benchmarks/results"
 STEPS = (
     Step("kernels", "-m benchmarks.run", (f"{RECORDS}/{{gpu}}.json",)),
-    Step("sweep", "-m benchmarks.sweep --anew --lines .venv/sweep.jsonl"),
-    Step("sweep-record", "-m benchmarks.sweep --record .venv/sweep.jsonl", (f"{RECORDS}/{{gpu}}_sweep.json",)),
+    Step("sweep", "-m benchmarks.sweep.run --anew --lines .venv/sweep.jsonl"),
+    Step("sweep-record", "-m benchmarks.sweep.run --record .venv/sweep.jsonl", (f"{RECORDS}/{{gpu}}_sweep.json",)),
     Step("held-out", "-m benchmarks.held_out", (f"{RECORDS}/{{gpu}}_held_out.json",)),
     Step("held-out-tiled", "-m benchmarks.held_out tiled", (f"{RECORDS}/{{gpu}}_held_out_tiled.json",)),
     Step("metered", "-m benchmarks.metered", (f"{RECORDS}/{{gpu}}_metered.json",)),

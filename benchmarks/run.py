@@ -13,7 +13,7 @@ their target in benchmarks/targets.py come first, then those that any peer is mo
 a call, each with what was tried. Not counted as peers: cuBLAS without what follows the product, Liger's backward pass
 of cross entropy, which only scales, and "plain", our plain kernel, timed where a tuned one takes the call.
 
-The lessons' experiments (chains, occupancies) run with all of the kernels, or with --experiments alone.
+The lessons' experiments (benchmarks/experiments/) run with all of the kernels, or with --experiments alone.
 
 On a GPU the figures go to benchmarks/results/<gpu>.json. Every row and experiment names the run that measured it, with
 its date, versions and ceilings; what was not run keeps the figures it had, and theirs. On a CPU the same command runs
@@ -33,35 +33,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks import (
-    attention_claims,
-    attention_decode,
-    attention_steps,
-    chains,
-    conv_counters,
-    convolutions,
-    cuda_four_ways,
-    dice,
-    ffn_one_launch,
-    free_flops,
-    gradient_sums,
-    inside_an_sm,
-    launches,
-    linear_loss,
-    load_widths,
-    matmul_times,
-    numbers_a_thread,
-    occupancy_sweep,
-    over_fusion,
-    quantised,
-    roofs,
-    sm_counters,
-    split_rows,
-    strides,
-    top_k_parts,
-    training,
-    ways_to_time,
-)
 from benchmarks.calls import (
     backward_pass,
     fingerprints_of,
@@ -72,12 +43,13 @@ from benchmarks.calls import (
     plain,
     same_kernels,
 )
+from benchmarks.experiments import experiments
 from benchmarks.peers import peers
 from benchmarks.provenance import ceilings, date_and_versions, results_file
 from benchmarks.targets import TARGETS, Target
 from benchmarks.tried import TRIED, shared_by, wrapped
 from helpers.instruments.devices import this_device
-from helpers.instruments.fingerprints import fingerprints
+from helpers.instruments.fingerprints import fingerprints, is_current
 from helpers.instruments.recordings import recorded
 from helpers.instruments.resources import compile_for
 from helpers.instruments.sweep_records import BEHIND, NOT_THE_SAME
@@ -92,64 +64,6 @@ RUNS = 30
 NOT_COMPILED = {"moe_int8"}  # the sizes in its reference depend on the routing: torch.compile leaves them to eager
 FORWARD_ONLY = {"max-autotune", "cuBLAS alone"}  # whose backward takes minutes to tune, or is another operation's
 NO_GRADIENT = {("layer_norm", "QuACK")}
-
-# What lessons show where there is no GPU: name -> a function that measures it, nested dicts of Timing or counters.
-EXPERIMENTS = {
-    "free_flops": free_flops.measure,
-    "chain_lengths": chains.measure_lengths,
-    "chain_sizes": chains.measure_sizes,
-    "occupancy_sweep": occupancy_sweep.measure,
-    "over_fusion": over_fusion.measure,
-    "over_fusion_limited": over_fusion.measure_limited,
-    "load_widths": load_widths.measure,
-    "dice": dice.measure,
-    "split_rows": split_rows.measure,
-    "top_k_parts": top_k_parts.measure,
-    "numbers_a_thread": numbers_a_thread.measure,
-    "strides": strides.measure,
-    "ways_to_time": ways_to_time.measure,
-    "launches": launches.measure,
-    "roofs": roofs.measure,
-    "cuda_four_ways": cuda_four_ways.measure,
-    "cuda_caps": cuda_four_ways.measure_caps,
-    "cuda_transpose": cuda_four_ways.measure_transpose,
-    "parallelism": inside_an_sm.measure_parallelism,
-    "waves": inside_an_sm.measure_waves,
-    "banks": inside_an_sm.measure_banks,
-    "sm_counters": sm_counters.measure,
-    "attention_causal": attention_steps.measure_causal,
-    "attention_exponentials": attention_steps.measure_exponentials,
-    "attention_decode": attention_decode.measure,
-    "attention_three": attention_claims.measure_three,
-    "attention_compiled": attention_claims.measure_compiled,
-    "attention_training": attention_claims.measure_training,
-    "attention_lengths": attention_claims.measure_lengths,
-    "conv_steps": convolutions.measure_steps,
-    "conv_layouts": convolutions.measure_layouts,
-    "conv_channels": convolutions.measure_channels,
-    "conv_counters": conv_counters.measure,
-    "matmul_steps": matmul_times.measure_steps,
-    "matmul_groups": matmul_times.measure_groups,
-    "matmul_group_counters": matmul_times.measure_group_counters,
-    "matmul_stages": matmul_times.measure_stages,
-    "matmul_tiles": matmul_times.measure_tiles,
-    "matmul_splits": matmul_times.measure_splits,
-    "matmul_narrow_splits": matmul_times.measure_narrow_splits,
-    "matmul_layer_norm": matmul_times.measure_layer_norm,
-    "matmul_activations": matmul_times.measure_activations,
-    "matmul_epilogues": matmul_times.measure_epilogues,
-    "matmul_autotuned": matmul_times.measure_autotuned,
-    "ffn_one_launch": ffn_one_launch.measure,
-    "gradient_sums": gradient_sums.measure_times,
-    "gradient_repeats": gradient_sums.measure_repeats,
-    "linear_loss": linear_loss.measure,
-    "training": training.measure,
-    "quantised_layer_norm": quantised.measure_layer_norm,
-    "quantised_experts": quantised.measure_experts,
-    "quantised_formats": quantised.measure_formats,
-    "quantised_fp8_sums": quantised.measure_fp8_sums,
-    "quantised_fp8_times": quantised.measure_fp8_times,
-}
 
 
 def measure_op(
@@ -388,6 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
     parser.add_argument("--experiments", action="store_true", help="time what the lessons show, besides the KERNELs")
     parser.add_argument("--only", nargs="+", choices=("fused", "plain"), default=[], help="time no peer")
+    parser.add_argument("--changed", action="store_true", help="of the experiments, those of an earlier kernel")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     parser.add_argument("--sweep", action="store_true", help="the kernels at many more sizes; see --sweep --help")
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -427,7 +342,10 @@ def main(arguments: list[str] | None = None) -> int:
         print("No GPU: kernels are interpreted, sizes are small; these times say nothing about speed. Not recorded.")
     print(table(rows))
     if gpu:
-        wanted = EXPERIMENTS if options.experiments or (len(chosen) == len(CATALOGUE) and not options.only) else {}
+        wanted = experiments() if options.experiments or (len(chosen) == len(CATALOGUE) and not options.only) else {}
+        if options.changed:
+            known = recorded(results_file().stem).experiments
+            wanted = {name: wanted[name] for name in wanted if not is_current(known.get(name, {}).get("kernels"))}
         record(results_file(), run, [], {name: measured(time) for name, time in wanted.items()})
         print(f"recorded in {results_file().name}")
     return 0

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from benchmarks.linear_loss import linear_loss, written_out
+from benchmarks.experiments.lesson_11 import linear_loss, written_out
 from benchmarks.provenance import RESULTS, date_and_versions
 from helpers.instruments.devices import this_device
 from helpers.instruments.timing import benchmark

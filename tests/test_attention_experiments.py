@@ -4,19 +4,23 @@ import pytest
 import torch
 from lesson_code import lesson_defines
 
-from benchmarks.attention_claims import masked, three_operations, written_out
-from benchmarks.attention_decode import PARTS, N, decode
-from benchmarks.attention_steps import (
+from benchmarks.experiments.lesson_10 import (
     EXPONENTIALS,
+    PARTS,
     STEPS,
+    N,
     by_polynomial,
     causal,
     causal_kernel,
+    decode,
     exponentials,
+    masked,
     one_tile,
     put,
     rescales,
+    three_operations,
     tile,
+    written_out,
 )
 from helpers.instruments import measure
 

@@ -3,8 +3,17 @@
 import pytest
 import torch
 
-from benchmarks import hardware_counters, sm_counters
-from benchmarks.inside_an_sm import FILLING, WORDS, banks, banks_kernel, grids, multiply_add, multiply_add_kernel
+from benchmarks import hardware_counters
+from benchmarks.experiments import lesson_07
+from benchmarks.experiments.lesson_07 import (
+    FILLING,
+    WORDS,
+    banks,
+    banks_kernel,
+    grids,
+    multiply_add,
+    multiply_add_kernel,
+)
 from helpers.instruments import compile_for
 
 NUMBERS = torch.empty(16, device="meta")
@@ -34,10 +43,10 @@ def test_the_kernels_are_what_the_experiments_need():
 
 
 def test_counters_are_read_by_their_metrics():
-    lines = ['"ID","Kernel Name",' + ",".join(f'"{metric}"' for metric in sm_counters.METRICS)]
-    lines.append(",".join('""' for _ in range(2 + len(sm_counters.METRICS))))
-    counts = range(1000, 1000 + len(sm_counters.METRICS))
+    lines = ['"ID","Kernel Name",' + ",".join(f'"{metric}"' for metric in lesson_07.METRICS)]
+    lines.append(",".join('""' for _ in range(2 + len(lesson_07.METRICS))))
+    counts = range(1000, 1000 + len(lesson_07.METRICS))
     for number, name in enumerate(("spin_kernel", "chain_gradient_kernel")):
         lines.append(f'"{number}","{name}",' + ",".join(f'"{count:,}"' for count in counts))
-    ((row,),) = hardware_counters.parse("\n".join(lines), sm_counters.METRICS)
-    assert row == {"name": "chain_gradient_kernel"} | dict(zip(sm_counters.METRICS.values(), counts, strict=True))
+    ((row,),) = hardware_counters.parse("\n".join(lines), lesson_07.METRICS)
+    assert row == {"name": "chain_gradient_kernel"} | dict(zip(lesson_07.METRICS.values(), counts, strict=True))

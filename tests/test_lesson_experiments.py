@@ -9,14 +9,33 @@ import torch
 from lesson_code import lesson_defines
 from torch.nn import functional
 
-from benchmarks import convolutions, cuda_four_ways, gradient_sums, linear_loss, training
-from benchmarks.dice import with_dice
-from benchmarks.split_rows import PARTS, split_loss
-from benchmarks.top_k_parts import VERSIONS, K
+from benchmarks import training
+from benchmarks.experiments import experiments, lesson_09, lesson_11, lesson_14, nested, timed
+from benchmarks.experiments.lesson_04 import with_dice
+from benchmarks.experiments.lesson_06 import PARTS, VERSIONS, K, split_loss
 from helpers.instruments import measure, recorded
 from helpers.learning import kept_elements
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_experiments_are_those_that_are_recorded():
+    assert experiments().keys() == recorded("h200").experiments.keys()
+
+
+def test_calls_are_timed_at_each_size_and_a_key_of_several_parts_nests():
+    asked = []
+
+    def calls(size):
+        asked.append(size)
+        return {("one", 1): lambda: None, ("one", 2): lambda: None, ("two", 1): lambda: None}
+
+    found = timed(calls, (8, 16), clocks=("gpu", "call"), runs=3)()
+    assert asked == list(found) == [8, 16]
+    for clock in ("gpu", "call"):
+        assert {way: list(times) for way, times in found[8][clock].items()} == {"one": [1, 2], "two": [1]}
+    assert list(timed(lambda: {"it": lambda: None}, runs=3)()) == ["it"]
+    assert nested({(1, 2, 3): "a", (1, 2, 4): "b"}) == {1: {2: {3: "a", 4: "b"}}}
 
 
 @pytest.mark.parametrize("lesson", sorted((ROOT / "source" / "lessons").glob("*.py")), ids=lambda path: path.stem)
@@ -64,12 +83,10 @@ def test_each_way_to_the_top_k_makes_the_trips_it_is_named_for(name, trips):
     assert found.bytes_total / x.nbytes == pytest.approx(trips, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "numbers"), [*cuda_four_ways.WAYS.values(), *((c, 32) for c in cuda_four_ways.CAPS.values())]
-)
+@pytest.mark.parametrize(("name", "numbers"), [*lesson_14.WAYS.values(), *((c, 32) for c in lesson_14.CAPS.values())])
 def test_each_way_of_cuda_adds_and_applies_gelu_in_one_trip(name, numbers):
     a, b = torch.randn(2, 2**14)
-    found = measure(cuda_four_ways.add_gelu_by, name, numbers, a, b, 256)
+    found = measure(lesson_14.add_gelu_by, name, numbers, a, b, 256)
     expected = functional.gelu(a.double() + b.double(), approximate="tanh")
     torch.testing.assert_close(found.result.double(), expected, rtol=1e-5, atol=1e-6)
     assert found.bytes_total == 12 * a.numel()
@@ -79,7 +96,7 @@ def test_each_way_of_cuda_adds_and_applies_gelu_in_one_trip(name, numbers):
 @pytest.mark.parametrize(("width", "conflicts"), [(32, 4 * 32 * 31), (33, 0)])
 def test_a_tile_of_33_columns_transposes_without_conflict(width, conflicts):
     x = torch.randn(64, 64)
-    found = measure(cuda_four_ways.transposed, x, width)
+    found = measure(lesson_14.transposed, x, width)
     assert torch.equal(found.result, x.T)
     assert found.bank_conflicts == conflicts
     assert not found.hazards
@@ -88,7 +105,7 @@ def test_a_tile_of_33_columns_transposes_without_conflict(width, conflicts):
 @pytest.mark.parametrize("source", ["ADD_GELU", "EIGHT", "TRANSPOSE"])
 def test_what_was_timed_in_cuda_is_what_lesson_14_shows(source):
     lesson = Path(__file__).resolve().parents[1] / "source/lessons/14_cuda.py"
-    assert getattr(cuda_four_ways, source) in lesson.read_text(encoding="utf-8")
+    assert getattr(lesson_14, source) in lesson.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
@@ -97,11 +114,11 @@ def test_the_lessons_convolution_is_pytorchs_with_batch_norm_and_relu(order, str
     x, w = torch.randn(2, 5, 9, 7).half().contiguous(memory_format=order), (torch.randn(6, 5, 3, 3) / 7).half()
     (gamma, beta, mean), var = torch.randn(3, 6), torch.rand(6) + 0.5
     last = w.permute(0, 2, 3, 1).contiguous()
-    scale, shift = convolutions.folded(gamma, beta, mean, var)
-    found = measure(convolutions.conv_bn_relu, x, last, scale, shift, stride, padding)
+    scale, shift = lesson_09.folded(gamma, beta, mean, var)
+    found = measure(lesson_09.conv_bn_relu, x, last, scale, shift, stride, padding)
     s = functional.conv2d(x.double(), w.double(), stride=stride, padding=padding)
     vectors = (each.double() for each in (mean, var, gamma, beta))
-    expected = torch.relu(functional.batch_norm(s, *vectors, eps=convolutions.EPS))
+    expected = torch.relu(functional.batch_norm(s, *vectors, eps=lesson_09.EPS))
     torch.testing.assert_close(found.result.double(), expected, rtol=2e-3, atol=2e-3)
     assert found.launches == 1
     assert not found.hazards
@@ -109,16 +126,16 @@ def test_the_lessons_convolution_is_pytorchs_with_batch_norm_and_relu(order, str
 
 @pytest.mark.parametrize("name", ["window", "products", "conv_bn_relu_kernel"])
 def test_the_convolution_that_was_timed_is_the_one_that_lesson_09_shows(name):
-    assert lesson_defines("09_convolution", getattr(convolutions, name).fn)
+    assert lesson_defines("09_convolution", getattr(lesson_09, name).fn)
 
 
-@pytest.mark.parametrize("way", gradient_sums.WAYS)
+@pytest.mark.parametrize("way", lesson_11.WAYS)
 def test_each_way_to_add_up_gives_the_gradients_of_rms_norm(way):
     x, grad_y = torch.randn(2, 300, 65)
     leaves = x.double().requires_grad_(), torch.randn(65, dtype=torch.float64, requires_grad=True)
     y = functional.rms_norm(leaves[0], (65,), leaves[1], 1e-6)
     expected = torch.autograd.grad(y, leaves, grad_y.double())
-    found = gradient_sums.backward(way, grad_y, x, leaves[1].detach().float())
+    found = lesson_11.backward(way, grad_y, x, leaves[1].detach().float())
     for mine, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.double(), wanted, rtol=1e-5, atol=1e-4)
 
@@ -137,7 +154,7 @@ def test_a_loss_in_chunks_has_the_loss_and_gradients_of_the_whole(tokens, vocabu
 
     exact = loss_and_gradients(whole, *(each.detach().double().requires_grad_() for each in (hidden, weight)))
     usual = loss_and_gradients(whole, hidden, weight)
-    found = loss_and_gradients(partial(linear_loss.linear_loss, chunk=chunk), hidden, weight)
+    found = loss_and_gradients(partial(lesson_11.linear_loss, chunk=chunk), hidden, weight)
     for mine, pytorch, truth in zip(found, usual, exact, strict=True):
         own, largest = (pytorch - truth).abs().max(), truth.abs().max().clamp(min=1)
         assert (mine - truth).abs().max() <= 2 * own + 2**-23 * largest

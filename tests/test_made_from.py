@@ -46,7 +46,7 @@ SMALL = {
     "benchmarks/results/h200.json": "{}",
     "benchmarks/results/h200_sweep.json": "{}",
     "benchmarks/results/h200_profiles/block.json": "{}",
-    "benchmarks/roofs.py": "",
+    "benchmarks/experiments/lesson_01.py": "",
     "pyproject.toml": '[project]\ndependencies = ["numpy==2.4.6", "tqdm==4.70.1"]\n',
 }
 
@@ -79,7 +79,7 @@ def small(tmp_path):
             "from helpers.figures import film",
             "helpers/figures/frame/film.py helpers/figures/style.py kernels/runtime.py",
         ),
-        ("from benchmarks.roofs import COUNTS", "benchmarks/roofs.py"),
+        ("from benchmarks.experiments.lesson_01 import COUNTS", "benchmarks/experiments/lesson_01.py"),
         ("from helpers.records import recorded", "helpers/records.py kernels/runtime.py benchmarks/results/h200.json"),
         (
             "from helpers.sweep import sweep",

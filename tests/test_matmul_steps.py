@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import matmul_steps, matmul_times
-from benchmarks.matmul_steps import FEW_ROWS, STEPS, linear_layer_norm, run, split
+from benchmarks.experiments import lesson_08
+from benchmarks.experiments.lesson_08 import FEW_ROWS, STEPS, linear_layer_norm, run, split
 from helpers.instruments import measure
 from kernels.activations import ACTIVATIONS
 
@@ -30,7 +30,7 @@ def test_every_step_computes_the_layer_where_no_tile_fits(name, act):
     torch.manual_seed(len(name))
     # Rows that are no multiple of 16 bytes are for pointers alone.
     k, n = (40, 24) if "desc" in KERNELS[name].arg_names[0] else (37, 19)
-    x, w, bias = matmul_times.operands((5 if name == "one output a program" else 50, k, n), device="cpu")
+    x, w, bias = lesson_08.operands((5 if name == "one output a program" else 50, k, n), device="cpu")
     found = measure(lambda: run(KERNELS[name], x, w, bias, act, **settings_of(KERNELS[name])))
     torch.testing.assert_close(found.result.double(), exact(x, w, bias, act), rtol=0.005, atol=0.002)
     assert found.launches == 1
@@ -39,7 +39,7 @@ def test_every_step_computes_the_layer_where_no_tile_fits(name, act):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_tile_loads_its_rows_and_columns_once_for_each_k(name):
-    x, w, bias = matmul_times.operands((64, 32, 64), device="cpu")
+    x, w, bias = lesson_08.operands((64, 32, 64), device="cpu")
     if name == "one output a program":
         x, w, bias = x[:4], w[:4], bias[:4]
     settings = settings_of(KERNELS[name])
@@ -51,7 +51,7 @@ def test_a_tile_loads_its_rows_and_columns_once_for_each_k(name):
 
 @pytest.mark.parametrize("parts", [1, 3, 4])
 def test_parts_are_added_before_the_epilogue(parts):
-    x, w, bias = matmul_times.operands((20, 300, 40), device="cpu")
+    x, w, bias = lesson_08.operands((20, 300, 40), device="cpu")
     found = measure(lambda: split(x, w, bias, parts, **FEW_ROWS | {"BLOCK_K": 32}))
     torch.testing.assert_close(found.result.double(), exact(x, w, bias, "gelu"), rtol=0.005, atol=0.002)
     assert found.launches == 2
@@ -60,7 +60,7 @@ def test_parts_are_added_before_the_epilogue(parts):
 
 
 def test_whole_rows_are_normalised_in_one_launch():
-    x, w, beta = matmul_times.operands((32, 64, 128), device="cpu")
+    x, w, beta = lesson_08.operands((32, 64, 128), device="cpu")
     gamma = torch.rand(128).bfloat16()
     found = measure(lambda: linear_layer_norm(x, w, gamma, beta, BLOCK_M=16, BLOCK_K=32, num_warps=4))
     wide = x.double() @ w.double().T
@@ -71,9 +71,9 @@ def test_whole_rows_are_normalised_in_one_launch():
 
 def test_nothing_wrong_is_timed():
     right = torch.randn(8, 8)
-    assert matmul_times.checked({"it": lambda: right.bfloat16()}, right)
+    assert lesson_08.checked({"it": lambda: right.bfloat16()}, right)
     with pytest.raises(ValueError, match="early is wrong by 1"):
-        matmul_times.checked({"early": lambda: right * 2}, right)
+        lesson_08.checked({"early": lambda: right * 2}, right)
 
 
 def functions(path: Path) -> dict[str, str]:
@@ -82,6 +82,6 @@ def functions(path: Path) -> dict[str, str]:
 
 
 def test_what_was_timed_is_what_the_lesson_shows():
-    timed, shown = functions(Path(matmul_steps.__file__)), functions(LESSON)
+    timed, shown = functions(Path(lesson_08.__file__)), functions(LESSON)
     same = {name for name in timed.keys() & shown.keys() if timed[name] == shown[name]}
     assert same >= {kernel.fn.__name__ for kernel in KERNELS.values()} | {"load_tile", "finish", "one_tile"}

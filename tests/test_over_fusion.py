@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.occupancy_sweep import add_gelu_with
-from benchmarks.over_fusion import COLUMNS, chain_gradient
+from benchmarks.experiments.lesson_03 import add_gelu_in_blocks
+from benchmarks.experiments.lesson_07 import COLUMNS, chain_gradient
 from helpers.instruments.traffic import measure
 from kernels.interpreter import runtime
 
@@ -40,4 +40,4 @@ def test_each_cut_costs_a_forward_launch_and_a_round_trip(pieces):
 def test_add_gelu_at_other_block_sizes(block, warps):
     a, b = torch.randn(2, 5000, device=device)
     expected = torch.nn.functional.gelu(a.double() + b.double(), approximate="tanh")
-    torch.testing.assert_close(add_gelu_with(a, b, block, warps).double(), expected, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(add_gelu_in_blocks(a, b, block, warps).double(), expected, atol=2e-6, rtol=2e-6)

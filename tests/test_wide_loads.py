@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.load_widths import VERSIONS
-from benchmarks.numbers_a_thread import KINDS, THREADS, add_gelu_with
-from benchmarks.strides import strided_sums
+from benchmarks.experiments.lesson_03 import KINDS, THREADS, VERSIONS, add_gelu_per_thread, strided_sums
 from helpers.instruments import compile_for, measure
 from kernels.elementwise.add_gelu import settings
 
@@ -22,7 +20,7 @@ def test_each_kind_has_the_loads_it_is_named_for_and_the_right_values(kind):
         assert {name: n for name, n in made.instructions.items() if name.startswith("LDG")} == LOADS[kind]
     a, b = torch.randn(2, 5000)
     right = torch.nn.functional.gelu(a + b, approximate="tanh")
-    torch.testing.assert_close(add_gelu_with(a, b, 128, kind), right)
+    torch.testing.assert_close(add_gelu_per_thread(a, b, 128, kind), right)
 
 
 @pytest.mark.parametrize(("stride", "sectors"), [(1, 4 * 64), (4, 16 * 64), (8, 32 * 64), (16, 32 * 64)])

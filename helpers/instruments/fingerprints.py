@@ -71,6 +71,20 @@ def _is_kernel(node: ast.AST | None) -> bool:
     )
 
 
+def _local_names(tree: ast.AST) -> set[str]:
+    """The parameters of a function and what it assigns: these hide what its module calls so."""
+    if not isinstance(tree, Function):
+        return set()
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+
+
+def _root(node: ast.AST) -> str | None:
+    """The name of a name, or of what an attribute is taken from."""
+    node = node.value if isinstance(node, ast.Attribute) else node
+    return node.id if isinstance(node, ast.Name) else None
+
+
 def _returns_options(node: ast.AST | None) -> bool:
     return isinstance(node, Function) and node.returns is not None and "dict" in ast.unparse(node.returns)
 
@@ -127,7 +141,9 @@ class Code:
     def uses(self, where: Name) -> set[Name]:
         """What the definition at `where` refers to in the project."""
         if where not in self._uses:
-            found = {self._used(where[0], node) for node in ast.walk(self.definition(where))}
+            tree = self.definition(where)
+            local = _local_names(tree)
+            found = {self._used(where[0], node) for node in ast.walk(tree) if _root(node) not in local}
             self._uses[where] = found - {None, where}
         return self._uses[where]
 
@@ -136,15 +152,16 @@ class Code:
         if where not in self._codes:
             self._codes[where] = ""  # while this one is at work: of a definition that uses itself
             module, code = where[0], self
+            tree = copy.deepcopy(self.definition(where))
+            local = _local_names(tree)
 
             class Names(ast.NodeTransformer):
                 def generic_visit(self, node):
-                    used = code._used(module, node)
+                    used = None if _root(node) in local else code._used(module, node)
                     if used is not None and isinstance(node.ctx, ast.Load):
                         return ast.Constant(code.code(used))
                     return super().generic_visit(node)
 
-            tree = copy.deepcopy(self.definition(where))
             if isinstance(tree, (ast.FunctionDef, ast.ClassDef)):
                 tree.name = ""
                 shown = ast.dump(Names().generic_visit(tree))

@@ -113,7 +113,7 @@ class Recorded:
         return found
 
     def experiment(self, name: str) -> dict:
-        """What benchmarks/run.py's EXPERIMENTS[name] measured: dicts of dicts of Timing or counts; int keys.
+        """What that experiment of benchmarks/experiments/ measured: dicts of dicts of Timing or counts; int keys.
 
         Raises:
             ValueError: no such experiment is recorded.

@@ -12,7 +12,7 @@ arithmetic of the layer takes 1.9 ms. The gated kernel reads x once for both pro
 launches are linear_act's.
 
 One launch for the whole layer would save h as well, but no SM can hold what a token's output is a sum of, 11008 hidden
-values times 4096 outputs (benchmarks/ffn_one_launch.py).
+values times 4096 outputs (benchmarks/experiments/lesson_08.py).
 
 The gate's backward pass starts from g = x gate^T and u = x up^T, which training keeps: the gradients of both come from
 one launch, and the matmuls, which have no epilogue, are left to PyTorch.

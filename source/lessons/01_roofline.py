@@ -115,7 +115,7 @@ gpu_picture("A100", lit="memory")
 # product:
 
 # %%
-from benchmarks.roofs import COUNTS
+from benchmarks.experiments.lesson_01 import COUNTS
 from helpers.instruments import recorded
 
 sheet, held = (
@@ -350,7 +350,7 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 # %%
 import inspect
 
-from benchmarks.free_flops import ELEMENTS, chain, chain_kernel
+from benchmarks.experiments.lesson_01 import ELEMENTS, chain, chain_kernel
 
 print(inspect.getsource(chain_kernel.fn))
 

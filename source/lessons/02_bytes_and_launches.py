@@ -574,10 +574,10 @@ print(f"writing y and reading it back takes {1e6 * extra:.1f} us")
 # With a GPU at hand, here is your own chain, over its length:
 
 # %% tags=["nbval-ignore-output"]
-from benchmarks.chains import measure_lengths
+from benchmarks.experiments.lesson_02 import EXPERIMENTS
 
 if runtime.has_gpu():
-    for operations, timings in measure_lengths(2**26).items():
+    for operations, timings in EXPERIMENTS["chain_lengths"]().items():
         print(f"{operations} operations: {timings}")
 else:
     print(f"No GPU here. Recorded above: {h200.label}.")

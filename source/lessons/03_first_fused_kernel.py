@@ -498,7 +498,7 @@ worst = predict_first("slowest over fastest block, 256 to 8192, 4 warps", unit="
 worst
 
 # %%
-from benchmarks.occupancy_sweep import ELEMENTS
+from benchmarks.experiments.lesson_03 import ELEMENTS
 
 sweep = h200.experiment("occupancy_sweep")
 blocks = (256, 512, 1024, 2048, 4096, 8192)

@@ -436,7 +436,7 @@ print("seed in a tensor, the same mask twice:", play_twice(by_tensor, out))
 # %%
 import inspect
 
-from benchmarks.dice import COLUMNS, NUMBERS, ROWS, dice_kernel
+from benchmarks.experiments.lesson_04 import COLUMNS, NUMBERS, ROWS, dice_kernel
 
 print(inspect.getsource(dice_kernel.fn))
 

@@ -641,7 +641,7 @@ h200.table("cross_entropy", "bfloat16")
 # %%
 import inspect
 
-from benchmarks.split_rows import join_kernel, part_kernel, split_loss
+from benchmarks.experiments.lesson_06 import join_kernel, part_kernel, split_loss
 
 print(inspect.getsource(part_kernel.fn), inspect.getsource(join_kernel.fn), sep="\n")
 
@@ -850,11 +850,11 @@ print(f"{apart.bytes_total / together.bytes_total:.2f} times fewer bytes")
 # conditions first. Both sides are the paper's own kernels. Unfused, safe softmax writes its probabilities, and top-k
 # reads them. Fused, **only the winners are written**, of 4000 rows of 25,000 fp32 scores, `k` being 5. And there are
 # two fused versions, one with safe softmax's two reads and one with online softmax's single one, so that what fusing
-# does can be told from what online softmax does. All three are made again in `benchmarks/top_k_parts.py`. By their
+# does can be told from what online softmax does. All three are made again in `benchmarks/experiments/lesson_06.py`. By their
 # bytes:
 
 # %%
-from benchmarks.top_k_parts import VERSIONS
+from benchmarks.experiments.lesson_06 import VERSIONS
 
 few = wide[:2]
 trips = {name: measure(version, few).bytes_total / few.nbytes for name, version in VERSIONS.items()}

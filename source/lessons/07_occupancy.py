@@ -134,7 +134,7 @@ def turns(pitch, banks=32):
 column.compare(turns(32))
 
 # %% [markdown]
-# That is a count on paper. A kernel that does little else (`benchmarks/inside_an_sm.py`) says whether it holds; the
+# That is a count on paper. A kernel that does little else (`benchmarks/experiments/lesson_07.py`) says whether it holds; the
 # profiler counts its turns:
 
 # %%
@@ -349,14 +349,14 @@ print("gradient right to one part in 100,000:", bool(error < 1e-5))
 # And its traffic? However many steps: two rows in, one out.
 
 # %%
-from benchmarks.over_fusion import chain_gradient
+from benchmarks.experiments.lesson_07 import chain_gradient
 from helpers.instruments import measure
 
 for steps in (1, 12):
     print(f"{steps:2} steps: {measure(chain_gradient, x, grad_y, steps)}")
 
 # %% [markdown]
-# (`benchmarks/over_fusion.py` has the kernel above and its launcher, for timing it.)
+# (`benchmarks/experiments/lesson_07.py` has the kernel above and its launcher, for timing it.)
 #
 # ## The over-fusion lab
 #
@@ -496,7 +496,7 @@ table(("steps", "blocks", "spilled", "us a step"), rows)
 # **Why a block matters.** Is it memory that waits? No: moved at the speed of a copy, these bytes would take
 
 # %%
-from benchmarks.over_fusion import ROWS
+from benchmarks.experiments.lesson_07 import ROWS
 
 copied = 12 * ROWS * 1024 / h200.copy_bandwidth
 print(f"{1e3 * copied:.2f} ms; ten steps take {1e3 * pieces[10][1].median:.2f} ms")
@@ -661,7 +661,7 @@ ratio = predict_first("4 warps with 8 numbers a thread, against 64 with 1", unit
 ratio
 
 # %%
-from benchmarks.inside_an_sm import ROUNDS
+from benchmarks.experiments.lesson_07 import ROUNDS
 
 parallel = h200.experiment("parallelism")
 

@@ -129,10 +129,10 @@ loaded.compare(per_flop * flops / 1e9)
 # Each step of the kernel gets a line: FLOP for each byte loaded and the bytes of the large layer, from the meter; what
 # the compiler makes of it on an A100, an H100 and a B200 (registers a thread, KB of shared memory, and the instruction
 # that multiplies); and the time on an H200, as recorded. `run(kernel, x, w, bias, act, **settings)` makes room for y
-# and launches a program for each tile (`benchmarks/matmul_steps.py`, which keeps this lesson's kernels for timing).
+# and launches a program for each tile (`benchmarks/experiments/lesson_08.py`, which keeps this lesson's kernels for timing).
 
 # %%
-from benchmarks.matmul_steps import STEPS, arguments, run
+from benchmarks.experiments.lesson_08 import STEPS, arguments, run
 
 GPUS = ("A100", "H100", "B200")
 MULTIPLIES = ("UTCHMMA", "HGMMA", "HMMA", "FHFMA", "FFMA2", "FFMA")
@@ -1028,7 +1028,7 @@ print(
 # with the addition, no longer with the product.
 
 # %%
-from benchmarks.matmul_steps import FEW_ROWS, join_kernel, split
+from benchmarks.experiments.lesson_08 import FEW_ROWS, join_kernel, split
 
 print(inspect.getsource(join_kernel.fn))
 
@@ -1107,7 +1107,7 @@ print(f"131 tiles with two owners: {2 * 131 * 128 * 256 * 4 / 1e6:.0f} MB writte
 # all the same, a program must make whole rows: a tile of few rows and all columns.
 
 # %%
-from benchmarks.matmul_steps import WHOLE_ROWS, linear_layer_norm, whole_rows_kernel
+from benchmarks.experiments.lesson_08 import WHOLE_ROWS, linear_layer_norm, whole_rows_kernel
 
 print(inspect.getsource(whole_rows_kernel.fn))
 
@@ -1178,10 +1178,10 @@ longer.compare(norms[1024]["one launch"].median / norms[1024]["cuBLAS and LayerN
 #
 # And a whole feed-forward layer, `gelu(x @ up.T) @ down.T`? One launch would keep the hidden values in registers; but a
 # program that owns 128 of 11008 hidden values has a part of **every** output, and must add it in memory
-# (`benchmarks/ffn_one_launch.py`).
+# (`benchmarks/experiments/lesson_08.py`).
 
 # %%
-from benchmarks.ffn_one_launch import BLOCK, SHAPE
+from benchmarks.experiments.lesson_08 import BLOCK, SHAPE
 
 tokens, width, hidden = SHAPE
 print(f"spared: {2 * 2 * tokens * hidden / 1e6:.0f} MB of hidden values, written and read")

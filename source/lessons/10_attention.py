@@ -748,7 +748,7 @@ units
 # **How many times faster is full attention without exponentials, heads of 64, H200?**
 
 # %%
-from benchmarks.roofs import COUNTS
+from benchmarks.experiments.lesson_01 import COUNTS
 
 without = predict_first("times faster without exponentials, heads of 64, H200", unit="times")
 without
@@ -948,8 +948,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.attention_claims import masked
-from benchmarks.attention_claims import written_out as in_one_line
+from benchmarks.experiments.lesson_10 import masked
+from benchmarks.experiments.lesson_10 import written_out as in_one_line
 
 for name, function in (("full", in_one_line), ("causal", masked)):
     with torch.no_grad():
@@ -1199,7 +1199,7 @@ intensity.on(roofline_chart(roof, points, title, text), "x")
 # %%
 import inspect
 
-from benchmarks.attention_decode import decode, join_kernel, part_kernel
+from benchmarks.experiments.lesson_10 import decode, join_kernel, part_kernel
 
 print(inspect.getsource(part_kernel.fn))
 

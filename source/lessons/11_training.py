@@ -397,7 +397,7 @@ for name, sums in gradient_of.items():
 # All are right, and the atomic ones are each right in their own way: the last digits hang on who came first.
 #
 # A GPU needs no table to shuffle its programs. Our backward kernel on an H200, 32,768 rows of 4096, with the weight's
-# gradient added up in three ways (`benchmarks/gradient_sums.py`): atomics from a program for each row; atomics from
+# gradient added up in three ways (`benchmarks/experiments/lesson_11.py`): atomics from a program for each row; atomics from
 # only as many programs as keep the GPU busy, each for many rows; partial sums from as many. **The same call twenty
 # times, on the same inputs: how many different gradients come of atomics from a program a row?**
 
@@ -681,8 +681,8 @@ for name, operation in (("norm", norm), ("careless", careless)):
 # in the **forward** pass. It goes into both products, and the next chunk's logits take its place:
 
 # %%
-from benchmarks.linear_loss import LinearLoss, linear_loss, step
-from benchmarks.linear_loss import written_out as logits_and_loss
+from benchmarks.experiments.lesson_11 import LinearLoss, linear_loss, step
+from benchmarks.experiments.lesson_11 import written_out as logits_and_loss
 
 print(inspect.getsource(LinearLoss))
 

@@ -256,7 +256,7 @@ norm_bytes.compare(written_out.bytes_total / fused.unique_total)
 #
 # In 16 bits, LayerNorm reads and writes two bytes an element, the quantising kernel reads two and writes one: seven.
 # Fused, two come in and one goes out. On an H200, 32,768 rows in bf16, a norm of PyTorch's or of ours and then int8 in
-# a kernel of its own (`benchmarks/quantised.py`). **How many times faster is one kernel than PyTorch's norm and then
+# a kernel of its own (`benchmarks/experiments/lesson_12.py`). **How many times faster is one kernel than PyTorch's norm and then
 # int8, at 4096 columns?**
 # <!-- given 16 bits: bf16 -->
 
@@ -410,7 +410,12 @@ weight_bytes = predict_first(
 weight_bytes
 
 # %%
-from benchmarks.quantised import expert_inputs, experts_kernel, fused_experts, separate_experts
+from benchmarks.experiments.lesson_12 import (
+    expert_inputs,
+    experts_kernel,
+    fused_experts,
+    separate_experts,
+)
 
 source = inspect.getsource(experts_kernel.fn).splitlines()
 first = next(number for number, line in enumerate(source) if "tl.zeros" in line)
@@ -665,7 +670,7 @@ format_gain.on(curves_chart(gains, title, **axes, log=True, limit=even), "y")
 # block, which must leave them every 128 terms anyway:
 
 # %%
-from benchmarks.quantised import FP8_WAYS, fp8_kernel
+from benchmarks.experiments.lesson_12 import FP8_WAYS, fp8_kernel
 
 source = inspect.getsource(fp8_kernel.fn).splitlines()
 first, last = (

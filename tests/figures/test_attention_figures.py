@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.attention_claims import written_out
-from benchmarks.attention_steps import causal
+from benchmarks.experiments.lesson_10 import causal, written_out
 from helpers.figures import AttentionLengthsExplorer, AttentionTilesExplorer, AttentionUnitsExplorer
 from helpers.figures.attention import busy_units as units
 from helpers.figures.attention import score_tiles as tiles

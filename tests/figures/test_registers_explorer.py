@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from benchmarks.over_fusion import COLUMNS, chain_gradient_kernel
+from benchmarks.experiments.lesson_07 import COLUMNS, chain_gradient_kernel
 from helpers.figures.occupancy.register_file import register_file_chart
 from helpers.figures.occupancy.register_growth import RegistersExplorer, registers_axes
 from helpers.instruments.resources import compile_for

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from benchmarks.matmul_steps import grouped_kernel, run
+from benchmarks.experiments.lesson_08 import grouped_kernel, run
 from helpers.figures.matmul.tile_choice import OTHERS, STAGES, TILES, WARPS, TileChoiceExplorer, Tiling, asked, ridge
 from helpers.instruments import compile_for, measure, occupancy
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.matmul_steps import grouped_kernel
+from benchmarks.experiments.lesson_08 import grouped_kernel
 from helpers.figures.matmul.tile_order import (
     GROUPS,
     PROGRAMS,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.convolutions import TILE as KERNEL_TILE
-from benchmarks.convolutions import conv_bn_relu
+from benchmarks.experiments.lesson_09 import TILE as KERNEL_TILE
+from benchmarks.experiments.lesson_09 import conv_bn_relu
 from helpers.figures.matmul.convolution_windows import (
     CELL,
     FILTERS,

@@ -14,12 +14,12 @@ import triton.language as tl
 from kernels.deep import scaled
 from kernels.options import settings
 
-SIZE = 4
+SIZE = BLOCK = 4
 
 @triton.jit
 def one_kernel(x_ptr, BLOCK: tl.constexpr):
     """Doc."""
-    tl.store(x_ptr, scaled(tl.load(x_ptr)))  # a comment
+    tl.store(x_ptr, scaled(tl.load(x_ptr + BLOCK)))  # a comment
 
 def _forward(x):
     one_kernel[(1,)](x, num_warps=4, **settings(x.shape[0]))
@@ -90,7 +90,7 @@ def changed(tmp_path):
 
 
 def test_what_a_kernel_consists_of_and_its_settings_change_it(changed):
-    assert changed(("rowwise/one", "tl.load(x_ptr)", "tl.load(x_ptr + 1)")) == {"one_kernel"}
+    assert changed(("rowwise/one", "tl.load(x_ptr + BLOCK)", "tl.load(x_ptr + 1)")) == {"one_kernel"}
     assert (
         changed(("deep", "x * FACTOR", "x + FACTOR")) == changed(("deep", "(2)", "(3)")) == {"one_kernel", "two_kernel"}
     )
@@ -101,7 +101,7 @@ def test_what_a_kernel_consists_of_and_its_settings_change_it(changed):
 
 def test_what_says_nothing_of_the_kernel_changes_nothing(changed):
     assert changed(("rowwise/one", "# a comment", "# another"), ("rowwise/one", "Doc.", "Other.")) == set()
-    assert changed(("rowwise/one", "SIZE = 4", "SIZE = 5"), ("rowwise/one", "First.", "Second.")) == set()
+    assert changed(("rowwise/one", "BLOCK = 4", "BLOCK = 5"), ("rowwise/one", "First.", "Second.")) == set()
     assert changed(("rowwise/two", "x.numel()", "x.shape[0] > 8")) == set()
     compile_arguments = "\ndef _compile_arguments(n) -> tuple:\n    return two_kernel, (n,), {'num_warps': 8}\n"
     assert changed(("rowwise/two", "\ndef chosen", f"{compile_arguments}\ndef chosen")) == set()

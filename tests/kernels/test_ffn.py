@@ -4,7 +4,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, doubled
 
-from benchmarks.ffn_one_launch import ffn_one_launch
+from benchmarks.experiments.lesson_08 import ffn_one_launch
 from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import measure
 from kernels import ffn, variant

@@ -1,4 +1,7 @@
-"""add+GELU and a transpose in CUDA C++ as lesson 14 writes them: wide loads, registers capped, bank conflicts."""
+"""Lesson 14: CUDA by hand.
+
+add+GELU and a transpose in CUDA C++ as lesson 14 writes them: wide loads, registers capped, bank conflicts.
+"""
 
 from functools import partial
 
@@ -132,3 +135,10 @@ def measure_transpose() -> dict[str, Timing]:
     y = torch.empty_like(x)
     calls = {tile: partial(transposed, x, width) for tile, width in TILES.items()}
     return benchmark_together(calls | {"copy": lambda: y.copy_(x)}, runs=30)
+
+
+EXPERIMENTS = {
+    "cuda_four_ways": measure,
+    "cuda_caps": measure_caps,
+    "cuda_transpose": measure_transpose,
+}

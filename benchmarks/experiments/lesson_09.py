@@ -1,7 +1,13 @@
-"""Lesson 09's convolution on a GPU: what each step of conv + batch norm + ReLU takes, what the layout of the pictures
+"""Lesson 09: a convolution as an implicit matrix product, and what its taps ask of L2 and of memory.
+
+Lesson 09's convolution on a GPU: what each step of conv + batch norm + ReLU takes, what the layout of the pictures
 does, and from how many channels on cuDNN's own fused kernel wins.
 
 `conv_bn_relu` is the kernel that the lesson builds: it decodes and masks every element, in any strides.
+
+What Nsight Compute counts of lesson 09's convolution: what its taps ask of L2, and of memory.
+
+`python -m benchmarks.experiments.lesson_09` is the program that is profiled, one kernel after each marker.
 """
 
 from collections.abc import Callable
@@ -12,6 +18,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from benchmarks.hardware_counters import counters, profiled
 from benchmarks.peers.conv import peers
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels.tiled.conv_bn_act import LARGE, OP, conv_bn_act, conv_bn_act_reference
@@ -176,3 +183,46 @@ def measure_channels() -> dict[int, dict[str, Timing]]:
         calls["cuDNN fused"] = partial(peers("conv_bn_act", inputs)["cuDNN fused"], *inputs)
         found[channels] = benchmark_together(calls, runs=20)
     return found
+
+
+SHAPE = (64, 128, 56, 56, 256, 3)
+METRICS = {
+    "lts__t_sectors_op_read.sum": "l2_read",  # sectors of 32 bytes
+    "dram__bytes_read.sum": "dram_read",
+    "gpu__time_duration.sum": "nanoseconds",
+}
+
+
+def counted_calls() -> dict[tuple[str, int], callable]:
+    """(who and layout, stride) -> a launch, in bf16."""
+    x, w, *vectors = OP.inputs(*SHAPE, dtype=torch.bfloat16, device="cuda")
+    scale, shift = folded(*vectors)
+    last, first = w.permute(0, 2, 3, 1).contiguous(), x.contiguous()
+    found = {}
+    for stride in (1, 2):
+        found["channels last", stride] = partial(conv_bn_relu, x, last, scale, shift, stride)
+        found["channels first", stride] = partial(conv_bn_relu, first, last, scale, shift, stride)
+        found["catalogue", stride] = partial(conv_bn_act, x, w, *vectors, "relu", stride)
+    return found
+
+
+def measure_counters() -> dict[str, dict[int, dict[str, int]]]:
+    """Who and layout -> stride -> METRICS' names -> the counter."""
+    calls, found = counted_calls(), {}
+    for call in calls.values():
+        call()  # here too, so that the record knows which kernels were launched
+    rows = counters("benchmarks.experiments.lesson_09", METRICS)
+    for (who, stride), (row,) in zip(calls, rows, strict=True):
+        found.setdefault(who, {})[stride] = {name: row[name] for name in METRICS.values()}
+    return found
+
+
+EXPERIMENTS = {
+    "conv_steps": measure_steps,
+    "conv_layouts": measure_layouts,
+    "conv_channels": measure_channels,
+    "conv_counters": measure_counters,
+}
+
+if __name__ == "__main__":
+    profiled(counted_calls().values())

@@ -1,4 +1,4 @@
-"""What random numbers cost: bias, dropout and residual with no dice, one Philox evaluation a number, one for four."""
+"""Lesson 04: what random numbers cost: bias, dropout and residual with no dice, with tl.rand, with tl.rand4x."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments.timing import Timing, benchmark_together
+from benchmarks.experiments import timed
 
 ROWS, COLUMNS = 16384, 4096
 NUMBERS = {"no dice": 0, "tl.rand": 1, "tl.rand4x": 4}  # how many each evaluation makes
@@ -36,11 +36,10 @@ def with_dice(each: int, x: torch.Tensor, bias: torch.Tensor, residual: torch.Te
     return y
 
 
-def measure() -> dict[str, dict[str, Timing]]:
-    """dtype -> how the numbers are made -> time on the GPU, for ROWS x COLUMNS."""
-    found = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        x, residual = torch.randn(2, ROWS, COLUMNS, device="cuda", dtype=dtype)
-        versions = {name: partial(with_dice, each, x, x[0].clone(), residual) for name, each in NUMBERS.items()}
-        found[str(dtype).removeprefix("torch.")] = benchmark_together(versions)
-    return found
+def dice(dtype: str) -> dict:
+    """How the numbers are made -> call, for ROWS x COLUMNS."""
+    x, residual = torch.randn(2, ROWS, COLUMNS, device="cuda", dtype=getattr(torch, dtype))
+    return {name: partial(with_dice, each, x, x[0].clone(), residual) for name, each in NUMBERS.items()}
+
+
+EXPERIMENTS = {"dice": timed(dice, ("bfloat16", "float32"))}

@@ -1,19 +1,66 @@
-"""What one launch costs, taken apart: the host's share by who launches, the GPU's share by what the kernel first does.
+"""Lesson 02: a chain of elementwise operations, eager and fused, and one launch taken apart.
 
-The bare launch is cuLaunchKernel called from a loop in C: no Python, no operator, no allocation. An empty kernel has no
-memory to wait for; one that copies 1024 numbers has, near (they lie in L2) or far (L2 is cold).
+In a chain each operation reads one tensor and writes one, so eager moves 2N tensors for N operations and fused moves 2.
+
+Of a launch: the host's share by who launches, the GPU's share by what the kernel first does. The bare launch is
+cuLaunchKernel called from a loop in C: no Python, no operator, no allocation. An empty kernel has no memory to wait
+for; one that copies 1024 numbers has, near (they are in L2) or far (L2 is cold).
 """
 
 import ctypes
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 
+from benchmarks.experiments import timed
 from helpers.instruments.timing import CALLS_PER_ROW, Timing, benchmark_together
+
+LENGTHS = tuple(range(1, 9))
+ELEMENTS = 2**28  # for the lengths: 1 GB in fp32, far beyond any L2
+SIZES = tuple(2**power for power in range(10, 29, 2))
+OPERATIONS = 4  # for the sizes
+
+
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr, BLOCK: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < elements
+    y = tl.load(x_ptr + offset, mask=inside)
+    for _ in tl.static_range(OPERATIONS):
+        y = y * 0.9
+    tl.store(y_ptr + offset, y, mask=inside)
+
+
+def fused(x: torch.Tensor, operations: int) -> torch.Tensor:
+    """A contiguous fp32 tensor times 0.9, `operations` times, in one launch."""
+    y = torch.empty_like(x)
+    scale_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), OPERATIONS=operations, BLOCK=1024, num_warps=4)
+    return y
+
+
+def eager(x: torch.Tensor, operations: int) -> torch.Tensor:
+    """The same in as many launches as operations."""
+    for _ in range(operations):
+        x = x * 0.9
+    return x
+
+
+def chain_lengths() -> dict:
+    """(operations, version) -> call."""
+    x = torch.rand(ELEMENTS, device="cuda")
+    return {(n, name): partial(call, x, n) for n in LENGTHS for name, call in (("eager", eager), ("fused", fused))}
+
+
+def chain_of_4(elements: int) -> dict:
+    """Version -> call, of OPERATIONS operations."""
+    x = torch.rand(elements, device="cuda")
+    return {"eager": partial(eager, x, OPERATIONS), "fused": partial(fused, x, OPERATIONS)}
+
 
 RUNS = 50
 NUMBERS = 1024
@@ -77,7 +124,7 @@ def bare_launch() -> Timing:
     return Timing(median.item(), low.item(), high.item(), RUNS)
 
 
-def measure() -> dict[str, dict[str, Timing]]:
+def launches() -> dict[str, dict[str, Timing]]:
     """ "host" -> who launches -> seconds a call in a row of calls; "gpu" -> what the kernel does -> the GPU's own."""
     x = torch.rand(NUMBERS, device="cuda")
     y = torch.empty_like(x)
@@ -92,3 +139,10 @@ def measure() -> dict[str, dict[str, Timing]]:
     near = benchmark_together({"empty": empty, "near": copy}, runs=RUNS, cold=False)
     far = benchmark_together({"far": copy}, runs=RUNS)
     return {"host": {"bare": bare_launch()} | host, "gpu": near | far}
+
+
+EXPERIMENTS = {
+    "chain_lengths": timed(chain_lengths, runs=20),
+    "chain_sizes": timed(chain_of_4, SIZES, clocks=("gpu", "call"), runs=20),
+    "launches": launches,
+}

@@ -1,9 +1,11 @@
-"""Softmax and top-k as in the paper that fused them: what fusing is worth, and what one read instead of two.
+"""Lesson 06: cross entropy of few rows in parts, and softmax with top-k as in the paper that fused them.
 
-Unfused, safe softmax reads its input three times and writes probabilities, which top-k reads: five trips. Fused, the
-probabilities are not written: two trips, one for the maximum, one for the sum and the winners. Online, one trip.
+Few rows: each is shared by several programs, a row in 1 to 16 parts, and a second launch joins them.
 
-Source: Milakov and Gimelshein, arXiv:1805.02867, section 5.2: 4000 rows of up to 25000 columns, k = 5, fp32.
+Softmax and top-k: unfused, safe softmax reads its input three times and writes probabilities, which top-k reads: five
+trips. Fused, the probabilities are not written: two trips, one for the maximum, one for the sum and the winners.
+Online, one trip. Source: Milakov and Gimelshein, arXiv:1805.02867, section 5.2: 4000 rows of up to 25000 columns,
+k = 5, fp32.
 """
 
 from functools import partial
@@ -12,13 +14,66 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments.timing import Timing, benchmark_together
-from kernels.online_softmax import LOG2_E, absorb, combine
+from benchmarks.experiments import timed
+from kernels import online_softmax
+from kernels.online_softmax import LOG2_E, combine
 from kernels.rowwise.softmax_topk import largest, sort_key
 from kernels.tuned.top_k import index_of
 
-ROWS, K = 4000, 5
-COLUMNS = (1000, 25000)
+COLUMNS = 32768
+PARTS = (1, 2, 4, 8, 16)
+BLOCK = 2048
+
+
+@triton.jit
+def absorb(peak, total, x):
+    higher = tl.maximum(peak, tl.max(x))
+    return higher, total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))
+
+
+@triton.jit
+def part_kernel(x_ptr, peaks_ptr, totals_ptr, columns, each, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    peak, total = -float("inf"), 0.0
+    for start in range(part * each, tl.minimum(part * each + each, columns), BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * columns + col, mask=col < columns, other=-float("inf"))
+        peak, total = absorb(peak, total, x.to(tl.float32))
+    place = row * tl.num_programs(1) + part
+    tl.store(peaks_ptr + place, peak)
+    tl.store(totals_ptr + place, total)
+
+
+@triton.jit
+def join_kernel(x_ptr, labels_ptr, peaks_ptr, totals_ptr, losses_ptr, columns, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    part = row * PARTS + tl.arange(0, PARTS)
+    peaks, totals = tl.load(peaks_ptr + part), tl.load(totals_ptr + part)
+    peak = tl.max(peaks)
+    total = tl.sum(totals * tl.exp(peaks - peak))
+    at_label = tl.load(x_ptr + row * columns + tl.load(labels_ptr + row)).to(tl.float32)
+    tl.store(losses_ptr + row, peak + tl.log(total) - at_label)
+
+
+def split_loss(x: torch.Tensor, labels: torch.Tensor, parts: int) -> torch.Tensor:
+    """Cross entropy of each row: (rows, columns) and (rows,) to (rows,) fp32. `parts` is a power of two."""
+    rows, columns = x.shape
+    peaks, totals = torch.empty(2, rows, parts, device=x.device)
+    losses = torch.empty(rows, device=x.device)
+    each = triton.cdiv(columns, parts * BLOCK) * BLOCK  # whole blocks
+    part_kernel[(rows, parts)](x, peaks, totals, columns, each, BLOCK=BLOCK)
+    join_kernel[(rows,)](x, labels, peaks, totals, losses, columns, PARTS=parts)
+    return losses
+
+
+def split_rows(rows: int) -> dict:
+    """Parts per row -> call, of both launches, for rows of COLUMNS in bf16."""
+    x = torch.randn(rows, COLUMNS, device="cuda", dtype=torch.bfloat16)
+    labels = torch.randint(COLUMNS, (rows,), device="cuda")
+    return {parts: partial(split_loss, x, labels, parts) for parts in PARTS}
+
+
+TOP_K_ROWS, K = 4000, 5
 LANES, EACH = tl.constexpr(256), tl.constexpr(4)
 NUM_WARPS = 8
 
@@ -84,7 +139,7 @@ def top_k_kernel(
         x = load(x_ptr, columns_from(start), cols)
         before = peak
         if SOFTMAX == "online":
-            peak, total = absorb(peak, total, x)
+            peak, total = online_softmax.absorb(peak, total, x)
         else:
             peak = tl.maximum(peak, tl.max(x, axis=1))
             if SOFTMAX == "safe":
@@ -127,12 +182,11 @@ VERSIONS = {
 }
 
 
-def measure() -> dict[int, dict[str, Timing]]:
-    """Columns -> version -> time on the GPU, in fp32; PyTorch's two operators beside ours."""
-    found = {}
-    for columns in COLUMNS:
-        x = torch.randn(ROWS, columns, device="cuda")
-        versions = {name: partial(version, x) for name, version in VERSIONS.items()}
-        versions["PyTorch"] = lambda x=x: torch.topk(torch.softmax(x, -1), K)
-        found[columns] = benchmark_together(versions)
-    return found
+def top_k_parts(columns: int) -> dict:
+    """Version -> call, in fp32; PyTorch's two operators beside ours."""
+    x = torch.randn(TOP_K_ROWS, columns, device="cuda")
+    versions = {name: partial(version, x) for name, version in VERSIONS.items()}
+    return versions | {"PyTorch": lambda: torch.topk(torch.softmax(x, -1), K)}
+
+
+EXPERIMENTS = {"split_rows": timed(split_rows, (8, 128, 4096)), "top_k_parts": timed(top_k_parts, (1000, 25000))}

@@ -1,4 +1,6 @@
-"""What quantised weights and activations gain in a linear layer and in a layer of experts, and what they lose.
+"""Lesson 12: quantised layers.
+
+What quantised weights and activations gain in a linear layer and in a layer of experts, and what they lose.
 
 Weights are (out_cols, cols) or (experts, out_cols, cols), as nn.Linear has them. Formats: int8 with one scale an
 output; FP8 (e4m3) with a scale a tensor, a row, or a block of 128; MXFP4, two e2m1 values a byte and an e8m0 scale for
@@ -353,3 +355,12 @@ def measure_fp8_sums(size: int = 256) -> dict[int, dict[str, dict[str, float]]]:
                 error = (call().double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
                 found[terms].setdefault(name, {})[signs] = error.item()
     return found
+
+
+EXPERIMENTS = {
+    "quantised_layer_norm": measure_layer_norm,
+    "quantised_experts": measure_experts,
+    "quantised_formats": measure_formats,
+    "quantised_fp8_sums": measure_fp8_sums,
+    "quantised_fp8_times": measure_fp8_times,
+}

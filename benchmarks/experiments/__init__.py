@@ -1,0 +1,52 @@
+"""What lessons show of a GPU where there is none, one module per lesson; benchmarks/run.py runs and records them.
+
+Each module has the kernels that its lesson does not define itself, and EXPERIMENTS: name in the record -> a function
+that returns nested dicts of Timing or numbers. Most are `timed`: calls by name, timed together, at one size or several.
+"""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+
+from helpers.instruments.timing import Timing, benchmark_together
+
+CLOCKS = {"gpu": {}, "call": {"launches": True}}  # the GPU's own time; a call in a row of calls by the host's clock
+
+
+def timed(calls: Callable[..., dict], sizes: Iterable | None = None, *, clocks: Iterable[str] = (), **options):
+    """Return a function that times calls together: the experiment.
+
+    Args:
+        calls: calls() -> {key: call}, or calls(size) where there are sizes; a tuple as key nests: outer first.
+        sizes: each a run of its own, and the outermost key of the result.
+        clocks: of CLOCKS, keys of the result then; the GPU's own time alone where not given.
+        options: of benchmark_together.
+    """
+
+    def once(functions: dict) -> dict:
+        if clocks:
+            return {clock: nested(benchmark_together(functions, **CLOCKS[clock], **options)) for clock in clocks}
+        return nested(benchmark_together(functions, **options))
+
+    def experiment() -> dict:
+        return once(calls()) if sizes is None else {size: once(calls(size)) for size in sizes}
+
+    return experiment
+
+
+def nested(times: dict[object, Timing]) -> dict:
+    """Return the same with a dict for each part of a key."""
+    found = {}
+    for key, time in times.items():
+        *outer, last = key if isinstance(key, tuple) else (key,)
+        functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, found)[last] = time
+    return found
+
+
+def experiments() -> dict[str, Callable[[], dict]]:
+    """Return name -> function of every lesson's experiments."""
+    found = {}
+    for module in pkgutil.iter_modules(__path__):
+        found |= importlib.import_module(f"{__name__}.{module.name}").EXPERIMENTS
+    return found
