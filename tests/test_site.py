@@ -257,8 +257,9 @@ def shown(figure) -> tuple[str, str]:
 @pytest.mark.parametrize("recorded", [{}, {"figure0": {"text": "another"}}], ids=["missing", "another"])
 def test_no_page_shows_a_still_of_a_figure_that_moves(course, tmp_path, monkeypatch, recorded):
     monkeypatch.setattr(build_site, "recorded", lambda lesson: recorded)
-    message = r"notebooks/00_small.ipynb: the figure of `journey\(h200\)` is not recorded: run `make notebooks`"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(
+        ValueError, match=r"00_small.ipynb: the figure of `traffic_animation\(h200\)` is not recorded: run"
+    ):
         build_site.build(course.root, tmp_path / "site")
 
 

@@ -32,7 +32,7 @@ def test_what_a_class_gets(tree):
     )
     assert sorted(path.name for path in (tree / "helpers").iterdir()) == sorted(
         "__init__.py cli.py colab.py course_contents.py doctor.py figures instruments jupyterlab lab.py learning "
-        "prompt_websocket.py".split()
+        "prompt_websocket.py style.py".split()
     )
     for folder in ("notebooks", "exercises", "kernels"):
         assert files_in(tree / folder) == files_in(ROOT / folder)
