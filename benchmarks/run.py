@@ -347,7 +347,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.changed:
             known = recorded(results_file().stem).experiments
             wanted = {name: wanted[name] for name in wanted if not is_current(known.get(name, {}).get("kernels"))}
-        record(results_file(), run, [], {name: measured(time) for name, time in wanted.items()})
+        for name, experiment in wanted.items():
+            record(results_file(), run, [], {name: measured(experiment)})  # one by one: nothing done is lost
         print(f"recorded in {results_file().name}")
     return 0
 
