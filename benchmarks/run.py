@@ -75,7 +75,7 @@ def measure_op(
     functions = {"fused": op.fused, "plain": plain(op.fused)}
     functions |= {} if only else {"eager": op.reference}
     compiled = {}
-    if limits and not only:
+    if limits:
         torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
         if op.name not in NOT_COMPILED:
             functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
@@ -87,7 +87,7 @@ def measure_op(
     with torch.no_grad():
         short = inputs[0].numel() <= SHORT
         rows = timed_rows(op.name, shape, dtype, forward, op.work(shape, dtype), limits, short)
-    rows[0] |= compiled
+    next((row for row in rows if row["provider"] == "plain"), rows[0]).update(compiled)  # `op.kernel` is the plain one
     if op.backward_work is not None:
         backward = {
             provider: backward_pass(function, inputs)
@@ -177,6 +177,8 @@ def rivals_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float
     """As `peers_of`, but for those of another operation."""
     name, _, direction = row["kernel"].partition(" ")
     of = (name, direction or "forward")
+    if time == "call":  # the host's clock differs between runs
+        rows = [other for other in rows if other.get("run") == row.get("run")]
     others = peers_of(row, rows, time)
     return {peer: others[peer] for peer in others if peer != "plain" and (*of, peer) not in NOT_THE_SAME}
 
@@ -254,24 +256,23 @@ def measured(experiment: Callable) -> dict:
 
 
 def merged(old: list[dict], new: list[dict], runs: list[dict], number: int) -> list[dict]:
-    """Rows with newer ones of ours alone: plain's replace plain's, and the rest stays as it was measured.
+    """Rows with newer ones of ours alone: plain's replace plain's, and the peers' stay as they were measured.
 
-    A row of ours is of the kernels that it launches now where its run had them."""
+    So does a row of ours where its run had the kernels that ours launches now; otherwise the newer one replaces it."""
 
     def of(row):
         return row["kernel"], tuple(row["shape"]), row["dtype"]
 
-    launched = {of(row): row["kernels"] for row in new if row["provider"] == "fused"}
+    newer = {(of(row), row["provider"]): row | {"run": number} for row in new}
     found = []
     for row in old:
-        if row["provider"] == "plain" and of(row) in launched:
-            continue
-        kernels = launched.get(of(row))
-        if kernels and row["provider"] == "fused" and {*kernels} <= {*runs[row["run"]].get("kernels", {}).values()}:
-            row = row | {"kernels": kernels}
-        found.append(row)
-        if row["provider"] == "fused":
-            found += [r | {"run": number} for r in new if r["provider"] == "plain" and of(r) == of(row)]
+        ours = newer.get((of(row), "fused"))
+        if ours is None or row["provider"] not in ("fused", "plain"):
+            found.append(row)
+        elif row["provider"] == "fused":
+            same = {*ours["kernels"]} <= {*runs[row["run"]].get("kernels", {}).values()}
+            found.append(row | {"kernels": ours["kernels"]} if same else ours)
+            found += [newer[of(row), "plain"]] if (of(row), "plain") in newer else []
     return found
 
 
@@ -346,7 +347,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.changed:
             known = recorded(results_file().stem).experiments
             wanted = {name: wanted[name] for name in wanted if not is_current(known.get(name, {}).get("kernels"))}
-        record(results_file(), run, [], {name: measured(time) for name, time in wanted.items()})
+        for name, experiment in wanted.items():
+            record(results_file(), run, [], {name: measured(experiment)})  # one by one: nothing done is lost
         print(f"recorded in {results_file().name}")
     return 0
 

@@ -94,8 +94,10 @@ def test_lines_are_merged_into_a_record_that_newer_lines_replace(tmp_path):
 
 def test_times_of_ours_alone_leave_the_peers_where_they_are(tmp_path):
     run = {"date": "2026-11-22", "versions": {"torch": "2.11"}, "ceilings": {"copy_bytes_per_second": 4e12}}
+    run["kernels"] = {"kernels.softmax": "now"}
     every = line("softmax", 2.0, gpu={"fused": [2.0] * 3, "plain": [3.0] * 3, "QuACK": [2.5] * 3})
-    alone = line("softmax", 1.9, gpu={"fused": [1.9] * 3, "plain": [2.9] * 3}, only=["fused", "plain"])
+    same = {"fused": ["now"], "plain": ["plain"]}
+    alone = line("softmax", 1.9, gpu={"fused": [1.9] * 3, "plain": [2.9] * 3}, only=["fused", "plain"], kernels=same)
     other = line("l2_norm", 1.0, only=["fused", "plain"], refused={"plain": "ValueError: no"})
     for name, day, those in (("1", "2026-11-22", [every]), ("2", "2026-11-23", [alone, other])):
         text = "\n".join(map(json.dumps, [{"run": run | {"date": day}, "gpu": "NVIDIA H200"}, *those]))
@@ -195,12 +197,23 @@ def test_a_point_shows_an_earlier_kernel_where_its_own_is_not_there_any_more(mon
     assert "earlier" not in SWEEP.summary()
 
 
-@pytest.mark.parametrize(("now", "known"), [("same", ["same"]), ("another", None)])
-def test_an_older_time_is_of_todays_kernel_where_its_run_had_that_kernel(now, known):
-    before = line("softmax", 2.0, run=0) | {"kernels": None}
-    alone = sweep.point_of(line("softmax", 1.9, kernels={"fused": [now], "plain": ["other"]}), 1)
-    found = sweep.merged(before, alone, [RUN | {"kernels": {"kernels.anywhere": "same"}}, RUN])
-    assert (found["run"], found["kernels"], found["ours"]["kernels"]) == (0, known, ["other"])
+def test_our_older_time_stays_where_its_run_had_the_kernel_and_is_replaced_otherwise():
+    runs = [RUN | {"kernels": {"kernels.anywhere": "same"}}, RUN]
+    peers = {"gpu": {"fused": [2.0] * 3, "QuACK": [2.5] * 3}, "calls": {"fused": [9.0] * 3, "QuACK": [8.0] * 3}}
+    before = line("softmax", 2.0, run=0) | peers | {"kernels": None}
+    alone = {
+        now: sweep.point_of(line("softmax", 1.9, kernels={"fused": [now], "plain": ["other"]}), 1)
+        for now in ("same", "another")
+    }
+    found = sweep.merged(before, alone["same"], runs)
+    assert found == before | {"kernels": ["same"], "ours": alone["same"]["ours"]}
+    found = sweep.merged(before, alone["another"], runs)
+    assert (found["run"], found["fused_run"], found["kernels"], found["calls"]) == (0, 1, ["another"], {})
+    assert found["gpu"] == {"fused": [1.9] * 3, "QuACK": [2.5] * 3}
+    assert found["ours"]["kernels"] == ["other"]
+    text = RecordedSweep("NVIDIA H200", [RUN, RUN | {"date": "2026-12-01"}], [found]).summary()
+    assert "2026-11-22 to 2026-12-01" in text
+    assert "1 of 1 points hold our time against peers' times of an earlier run" in text.splitlines()
 
 
 def test_the_plain_kernel_is_shown_beside_ours():

@@ -230,19 +230,21 @@ def point_of(line: dict, run: int) -> dict:
 
 
 def merged(point: dict, line: dict, runs: list[dict]) -> dict:
-    """Return a recorded point with a newer measurement of ours alone: the peers and our time beside them stay.
+    """Return a recorded point with a newer measurement of ours alone; the peers' times stay.
 
-    The kernels that ours launches now are those of the older time, too, where its run had them."""
-    found = point | {"ours": line["ours"]}
-    if set(line["kernels"]) <= set(runs[point["run"]].get("kernels", {}).values()):
-        found["kernels"] = line["kernels"]
+    So does our time beside them where its run had the kernels that ours launches now. Otherwise the newer one takes its
+    place, with its run as "fused_run". Calls are then compared no more: the host's clock differs between runs."""
+    found = point | {"ours": line["ours"], "kernels": line["kernels"]}
+    of_run = runs[point.get("fused_run", point["run"])].get("kernels", {})
+    if not set(line["kernels"]) <= set(of_run.values()):
+        found |= {"gpu": point["gpu"] | {"fused": line["gpu"]["fused"]}, "calls": {}, "fused_run": line["run"]}
     return found
 
 
 def record(files: list[Path], results: Path = RESULTS) -> Path:
     """Merge runs' lines into <gpu>_sweep.json of the folder `results`; a point's newest measurement replaces others.
 
-    Lines of --only replace a recorded point's "ours" alone: its peers, and our time beside theirs, stay as they are."""
+    Lines of --only leave the peers' times of a recorded point as they are: see `merged`."""
     lines = list(read(files))
     gpu = next(line["gpu"] for line in lines if "run" in line)
     path = results / f"{file_name(gpu)}_sweep.json"
@@ -261,7 +263,7 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
             number = same[0] if same else len(content["runs"]) - 1
         elif "failed" not in line or key_of(line) not in found:
             only, key, point = line.pop("only", None), key_of(line), point_of(line, number)
-            alone = only and "gpu" in found.get(key, {})
+            alone = only and "fused" in found.get(key, {}).get("gpu", {}) and "fused" in line.get("gpu", {})
             found[key] = merged(found[key], point, content["runs"]) if alone else point
     order = {key: i for i, key in enumerate(sorted(found))}
     content["points"] = sorted(found.values(), key=lambda point: order[key_of(point)])

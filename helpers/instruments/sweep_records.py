@@ -6,10 +6,10 @@ It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. 
 own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward, and there of
 BARE, too: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its
 ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their
-time on the GPU holds the host's; "run": which of the runs measured it;
-"kernels": the fingerprints of the kernels that ours launched. "ours": the same clocks of "fused" and, where a tuned
-kernel takes the point, of "plain", timed beside each other, with a "run" of its own, perhaps later, and the plain
-kernel's fingerprints. A point that failed has "failed", why, in place of the times.
+time on the GPU holds the host's; "run": which of the runs measured it; "kernels": the fingerprints of the kernels that
+ours launched. "ours": the same clocks of "fused" and, where a tuned kernel takes the point, of "plain", timed beside
+each other, with a "run" of its own, perhaps later, and the plain kernel's fingerprints; "fused_run": the run of our
+time beside the peers, where it is not theirs. A point that failed has "failed", why, in place of the times.
 """
 
 import functools
@@ -153,7 +153,15 @@ class RecordedSweep:
 
     def label(self, points: Iterable[dict]) -> str:
         """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
-        return Recorded(self.gpu, [self.runs[number] for number in sorted({p["run"] for p in points})], [], {}).label
+        return Recorded(
+            self.gpu,
+            [
+                self.runs[number]
+                for number in sorted({p[run] for p in points for run in ("run", "fused_run") if run in p})
+            ],
+            [],
+            {},
+        ).label
 
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
@@ -308,7 +316,10 @@ class RecordedSweep:
         """Lines that tell how many of these points show an earlier version of one of our kernels; none where none."""
         found = [(sum(map(is_earlier, points)), "our"), (sum(map(is_earlier_plain, points)), "the plain")]
         text = f"of {len(points)} points show an earlier version of"
-        return [f"{number} {text} {whose} kernel" for number, whose in found if number]
+        lines = [f"{number} {text} {whose} kernel" for number, whose in found if number]
+        if apart := sum("fused_run" in point for point in points):
+            lines.append(f"{apart} of {len(points)} points hold our time against peers' times of an earlier run")
+        return lines
 
 
 def pass_of(point: dict) -> str:
