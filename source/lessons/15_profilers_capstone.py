@@ -155,7 +155,7 @@ pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**
 #
 # ## The other kernels
 #
-# LayerNorm+GELU, softmax, linear+GELU, attention. Where a ratio is not one, ask why before you read on:
+# LayerNorm+GELU, softmax, linear+GELU. Where a ratio is not one, ask why before you read on:
 
 # %% tags=["nbval-ignore-output"]
 bf16 = torch.bfloat16
@@ -163,7 +163,6 @@ compared = {
     "layer_norm_act": beside("layer_norm_act", (16384, 4096), bf16, small=(16, 4096), times=2**10),
     "softmax": beside("softmax", (16384, 4096), bf16, small=(16, 4096), times=2**10),
     "linear_act": beside("linear_act", (4096, 4096, 4096), bf16),
-    "flash_attention": beside("flash_attention", (1, 16, 2048, 128, False), bf16),
 }
 for name, pairs in compared.items():
     display(pair_table((pair for pair in pairs if pair.ratio != 1), name))
