@@ -2,7 +2,7 @@
 
     fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE] [--anew] [--changed]
     fusion bench --sweep [KERNEL ...] --only fused plain        without peers, whose recorded times stay
-    fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200
+    fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200; --gpu NAME: another
     fusion bench --sweep --record FILE ...           lines of runs into benchmarks/results/<gpu>_sweep.json
 
 Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep/worker.py) that build a point
@@ -301,13 +301,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--changed", action="store_true", help="points recorded with an earlier version of a kernel")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
+    parser.add_argument("--gpu", default="h200", metavar="NAME", help="whose record, by its file (default: h200)")
     parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")
     options = parser.parse_args(arguments)
     if options.record:
         print(f"recorded in {record(options.record)}")
         return 0
     if options.recorded:
-        print(report(recorded_sweep(), options.kernels))
+        print(report(recorded_sweep(options.gpu), options.kernels))
         return 0
     every = points()
     known = sorted({point.kernel for point in every})

@@ -89,6 +89,15 @@ def _returns_options(node: ast.AST | None) -> bool:
     return isinstance(node, Function) and node.returns is not None and "dict" in ast.unparse(node.returns)
 
 
+def _shown(node: object) -> str:
+    """Write out a syntax tree, the same in every version of Python: fields that hold nothing are left out, because
+    versions differ in which of these a node has, and ast.dump in which of them it writes."""
+    if isinstance(node, ast.AST):
+        fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in fields)})"
+    return f"[{', '.join(map(_shown, node))}]" if isinstance(node, list) else repr(node)
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -164,9 +173,9 @@ class Code:
 
             if isinstance(tree, (ast.FunctionDef, ast.ClassDef)):
                 tree.name = ""
-                shown = ast.dump(Names().generic_visit(tree))
+                shown = _shown(Names().generic_visit(tree))
             else:
-                shown = ast.dump(Names().visit(tree.value)) if tree.value else ""
+                shown = _shown(Names().visit(tree.value)) if tree.value else ""
             self._codes[where] = _digest(shown)
         return self._codes[where]
 
@@ -223,7 +232,7 @@ class Code:
         for node in ast.walk(self.definition(launcher)):
             launch = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
             if launch and self._used(launcher[0], node.func.value) == kernel:
-                yield from (ast.dump(each) for each in node.keywords if isinstance(each.value, ast.Constant))
+                yield from (_shown(each) for each in node.keywords if isinstance(each.value, ast.Constant))
 
     def fingerprint(self, kernel: Name) -> str:
         """A kernel's fingerprint: "code.settings"."""

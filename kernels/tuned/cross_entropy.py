@@ -211,20 +211,28 @@ def _takes(logits: Tensor, *_) -> bool:
     return logits.numel() > 0
 
 
-@tuned("cross_entropy", "forward", takes=_takes, gain="not yet measured", compile_arguments=_compile_arguments)
+GAIN = "1.15x at 2671 x 50257, 1.25x at 52429 x 2560, 1.4x at 2048 x 127; level at 8192 x 16384 (H100, bf16)"
+
+
+@tuned("cross_entropy", "forward", takes=_takes, gain=GAIN, compile_arguments=_compile_arguments)
 def forward(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
     """Return the losses."""
     return _launch(logits, labels, None, ignore_index, label_smoothing)
 
 
-@tuned("cross_entropy", "training", takes=_takes, gain="not yet measured")
+@tuned("cross_entropy", "training", takes=_takes, gain=GAIN)
 def training(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the losses, and each row's maximum and log2 of the sum."""
     sums = per_row(logits, 2)
     return _launch(logits, labels, sums, ignore_index, label_smoothing), sums
 
 
-@tuned("cross_entropy", "backward", takes=lambda _, logits, *rest: logits.numel() > 0, gain="not yet measured")
+@tuned(
+    "cross_entropy",
+    "backward",
+    takes=lambda _, logits, *rest: logits.numel() > 0,
+    gain="1.14x at 2048 x 50257, 1.5x at 130944 x 1025, 1.95x at 1056833 x 127; level at 32768 x 4096 (H100, bf16)",
+)
 def backward(
     grad_losses: Tensor, logits: Tensor, labels: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:

