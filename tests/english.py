@@ -25,7 +25,7 @@ THING = (
     r"(?:bytes?|B|KB|MB|GB|bits?|registers?|numbers?|elements?|values?|blocks?|warps?|threads?|lanes?|sectors?|"
     r"requests?|instructions?|programs?|loads?|stores?|rows?|columns?|FLOPs?|operations?|products?|additions?|"
     r"launch(?:es)?|kernels?|tokens?|tiles?|heads?|quer(?:y|ies)|keys?|points?|bars?|panels?|lines?|cells?|scales?|"
-    r"biases|bias|stages?|steps?|files?|copies|copy|calls?|us|boxe?s?|results?|names?|passes|pass|evaluations?|"
+    r"biases|bias|stages?|steps?|files?|copies|copy|calls?|us|box(?:es)?|results?|names?|passes|pass|evaluations?|"
     r"scores?|exponentials?|picture|answers?|counters?|dollars)"
 )
 UNIT = (
@@ -65,7 +65,8 @@ FAULTS = {
     "F6": (  # what and who as nouns
         r"(?<=[.!;:,] )[Ww]hat (?!if\b|about\b|happens|for\b|did\b|do\b|does\b|kind\b)[^?.;]{4,90}[.;:,](?=\s|$)|"
         r"\b(?:of|than|with|by|from|for|to|into|in|beside|between|before|after|but|as|and|or|on|at) what "
-        r"(?!if\b|they|kind)[a-z']+\b(?![^.;]*\?)|(?<=[.!;:,] )[Ww]ho(?:ever)? [^?.;]{4,90}[.;,]|\b[Ww]hoever\b"
+        r"(?!if\b|they|kind)[a-z']+\b(?![^.;]*\?)|(?<=[.!;:,] )(?:who|whoever|Who|Whoever) [^?.;]{4,90}[.;,]|"
+        r"\b(?:whoever|Whoever)\b"
     ),
     "F7": (  # of which, from X on, Of ... first
         r"\b(?:of|by|from|to|with|for|at|on|under|through|than|after|behind|beyond|about|around) wh(?:ich|om|ose)\b"
