@@ -25,6 +25,8 @@ ANSWERS = {
     "mask_kernel": [("exists = element < BLOCK", "exists = element < elements")],
     "block_sum_kernel": [("tl.store(y_ptr, tl.sum(x))", "tl.store(y_ptr + program, tl.sum(x))")],
     "square_kernel": [("tl.load(x_ptr + element)", "tl.load(x_ptr + element).to(tl.float32)")],
+    "mask_again_kernel": [("counter = position", "counter = element")],
+    "grad_gate_kernel": [("slope = share", "slope = share * (1 + gate * (1 - share))")],
     "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
 }
 
