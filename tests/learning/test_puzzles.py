@@ -27,6 +27,10 @@ ANSWERS = {
     "square_kernel": [("tl.load(x_ptr + element)", "tl.load(x_ptr + element).to(tl.float32)")],
     "mask_again_kernel": [("counter = position", "counter = element")],
     "grad_gate_kernel": [("slope = share", "slope = share * (1 + gate * (1 - share))")],
+    "variance_kernel": [
+        ("centred = x - tl.sum(x) / columns", "centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)")
+    ],
+    "mean_kernel": [("mean = tl.sum(x) / columns", "mean = tl.sum(x.to(tl.float32)) / columns")],
     "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
 }
 
