@@ -43,7 +43,7 @@ def test_the_map_opens_the_first_lesson_which_runs_and_serves_everybody(lesson_p
     assert lesson_page.kernel_errors() == []
     # An explorer is drawn when it comes into sight.
     lesson = page.locator(".jp-NotebookPanel:visible")
-    lesson.get_by_text("What is to be found", exact=True).scroll_into_view_if_needed()
+    lesson.get_by_text("What you should see", exact=True).scroll_into_view_if_needed()
     lesson.get_by_role("slider", name="rows").wait_for()
     assert lesson_page.violations() == []
     assert lesson.get_by_role("slider", name="rows").get_attribute("aria-valuetext") == "1,024"

@@ -424,7 +424,7 @@ h200.table("residual_layer_norm", "bfloat16")
 # %% [markdown]
 # Faster than the bytes allow, because PyTorch's kernel does not reach copy bandwidth and ours nearly does. The second
 # line, rows of 1024, comes close to the claimed figure; wider rows stay well below it. On the smallest tensor the GPU
-# gains more than claimed, its caller (the columns after `call`) much less. **Verdict: fair for one size**, which the
+# gains more than claimed, and its caller (the columns after `call`) loses time. **Verdict: fair for one size**, which the
 # claim does not name. Note `torch.compile`: it makes the same fusion and comes close.
 #
 # ## RMSNorm
