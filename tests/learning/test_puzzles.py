@@ -126,6 +126,19 @@ def test_right_values_that_move_too_much_are_not_solved():
     )
 
 
+@triton.jit
+def constant_kernel(x_ptr, b_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + element, tl.load(x_ptr + element) + 1.0)
+
+
+def test_right_values_without_reading_an_input_are_not_solved():
+    ones = torch.ones(8)
+    assert repr(puzzle(constant_kernel, 2, x[:8], ones, wanted=x[:8] + ones, BLOCK=4)).startswith(
+        "Not yet: right values, but 8 B/element, and 12 must cross"
+    )
+
+
 def test_a_wrong_value_is_named_with_the_right_one():
     shown = repr(puzzle(copy_kernel, 3, x, wanted=2 * x, elements=10, step=4, BLOCK=4))
     assert shown.startswith("Not yet: element 0 is 1, 2 is right\n  It moves 8 B/element.")
