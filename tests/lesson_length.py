@@ -22,7 +22,7 @@ PUZZLE = re.compile(r"^puzzle\(|choose_edges\(", re.MULTILINE)
 EXPLORER = re.compile(r"\b[A-Z]\w*(?:Explorer|Simulator|Stepper|Flowchart)\(")
 FIGURE = re.compile(r"\b(?:\w+_(?:chart|picture|animation)|watch)\(|" + EXPLORER.pattern)
 NOT_READ = re.compile(r"<!--.*?-->|\]\([^)]*\)|<[^>\n]{1,80}>|\$[^$]*\$", re.DOTALL)
-NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
+NUMBER_CELL = re.compile(r"<td[^>]*>[^<]*\d[^<]*</td>")
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,16 @@ def length_of(path: Path) -> Length:
         puzzles=sum(bool(PUZZLE.search(source)) for source in code),
         explorers=sum(bool(EXPLORER.search(source)) for source in code),
         figures=sum(bool(FIGURE.search(source)) for source in code),
-        large_tables=sum(len(NUMBER.findall(table)) > LARGE_TABLE for table in tables_in(outputs)),
+        large_tables=sum(numbers > LARGE_TABLE for numbers in numbers_in_tables(outputs)),
         announced=int(re.search(r"About (\d+) minutes", text)[1]),
     )
 
 
-def tables_in(cells: list) -> list[str]:
-    """The text of every table that the cells show."""
-    shown = [output.get("data", {}) for cell in cells if cell.cell_type == "code" for output in cell.get("outputs", [])]
-    return [data["text/plain"] for data in shown if "<table" in data.get("text/html", "")]
+def numbers_in_tables(cells: list) -> list[int]:
+    """Count the numbers of every table that the cells show: its data cells with a digit."""
+    outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.get("outputs", [])]
+    shown = [output.get("data", {}).get("text/html", "") for output in outputs]
+    return [len(NUMBER_CELL.findall(text)) for text in shown if "<table" in text]
 
 
 def main() -> None:

@@ -25,6 +25,10 @@ ANSWERS = {
     "mask_kernel": [("exists = element < BLOCK", "exists = element < elements")],
     "block_sum_kernel": [("tl.store(y_ptr, tl.sum(x))", "tl.store(y_ptr + program, tl.sum(x))")],
     "square_kernel": [("tl.load(x_ptr + element)", "tl.load(x_ptr + element).to(tl.float32)")],
+    "transposed_kernel": [("x_ptr + row * row_stride + column", "x_ptr + row * row_stride + column * column_stride")],
+    "two_blocks_kernel": [
+        ("first = tl.program_id(0) * BLOCK + block * BLOCK", "first = (2 * tl.program_id(0) + block) * BLOCK")
+    ],
     "mask_again_kernel": [("counter = position", "counter = element")],
     "grad_gate_kernel": [("slope = share", "slope = share * (1 + gate * (1 - share))")],
     "variance_kernel": [
