@@ -1,10 +1,15 @@
 """Each lesson's main thread fits the minutes it announces, and has something to write: docs/writing.md has the rule."""
 
+import itertools
+import re
+
 import jupytext
+import nbformat
 import pytest
 
 from tests.lesson_length import LESSONS, Length, length_of, main_thread
 
+CLAIM = re.compile(r"\*\*[Cc]laim:.*?\*\*", re.DOTALL)
 MOST_MINUTES, MOST_WORDS, MOST_LARGE_TABLES = 75, 3200, 1
 WITHOUT_PUZZLES = ("00", "01", "02", "03")  # these have one at least, the others two
 # Lessons whose edit is not done, one a line: take yours out.
@@ -50,6 +55,33 @@ def test_going_further_is_the_end_and_asks_nothing(path):
     markdown = [cell.source for cell in further if cell.cell_type == "markdown"]
     assert [line for text in markdown for line in text.splitlines() if line.startswith("## ")][1:] == []
     assert not any("predict_first(" in cell.source for cell in further)
+
+
+def unasked(cells: list) -> list[str]:
+    """The bold questions, but for those of the first cell and of claims, that no cell asks before the next text."""
+    found = []
+    for at, cell in enumerate(cells[1:], 1):
+        if cell.cell_type == "markdown":
+            code = itertools.takewhile(lambda each: each.cell_type == "code", cells[at + 1 :])
+            guesses = sum("= predict_first(" in each.source for each in code)
+            questions = re.findall(r"\*\*[^*]*\?\*\*", CLAIM.sub("", cell.source))
+            found += questions if len(questions) > guesses else []
+    return found
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem.partition("_")[0])
+def test_every_bold_question_has_its_guess(path):
+    if path.stem.partition("_")[0] in UNEDITED:
+        pytest.skip("not edited yet")
+    assert unasked(main_thread(jupytext.read(path, fmt="py:percent").cells)) == []
+
+
+def test_a_bold_question_without_a_guess_is_found():
+    markdown, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
+    opening, question = markdown("**Why?**"), markdown("**Claim: is it twice?** **How many\nbytes?**")
+    asks = code('moved = predict_first("bytes", unit="B")')
+    assert unasked([opening, question, code("def f(): ..."), asks]) == []
+    assert unasked([opening, question, code("f()"), markdown("More."), asks]) == ["**How many\nbytes?**"]
 
 
 LENGTH = {"lesson": "04", "words": 1500, "lines": 60, "guesses": 4, "puzzles": 2, "explorers": 1}

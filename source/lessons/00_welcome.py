@@ -36,12 +36,13 @@ from helpers.instruments import DEVICES, OPERATIONS
 least = add_gelu_launch.times(DEVICES["A100"], "fp32")
 waiting.compare(
     least["memory"] / least["CUDA cores"],
-    "By the data sheet, for the fused kernel. The arithmetic units idle most of the time: they wait for memory. So the way "
+    "By the data sheet, for the fused kernel. The arithmetic units idle most of the time: they "
+    "wait for memory. So the way "
     "to be faster is to move fewer bytes.",
 )
 
 # %% [markdown]
-# Now watch both ways side by side: as two kernels, and fused into one. Each tensor is divided into sixteen tiles. Press
+# Now watch both ways side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Each tensor is divided into sixteen tiles. Press
 # **Play**, or move the slider. (The times were recorded on an H200; in between, tiles are assumed to cross at an even
 # pace.)
 
@@ -54,7 +55,7 @@ traffic_animation(h200, count="tiles")
 
 # %% [markdown]
 # The pink tiles, the sum, go out and come straight back, and no other kernel reads them. The rest of this lesson counts
-# that.
+# that [traffic](../docs/glossary.md#traffic).
 
 # %% tags=["hide-input"]
 import torch
@@ -130,7 +131,8 @@ print("the result is right:", torch.equal(attempt.result, unfused.result))
 display(attempt.launch_table())
 in_place.compare(
     attempt.bytes_total / 1e6,
-    "Still two launches: one writes the sum, the other reads it, and now a is gone. A test of the result passes; the "
+    "Still two launches: one writes the sum, the other reads it, and now a is gone. A test of "
+    "the result passes; the "
     "meter shows the mistake.",
 )
 
@@ -242,8 +244,8 @@ explorer
 # ## Fewer bytes, less time?
 #
 # If the GPU waits for memory, time should shrink with the bytes. These times are from a real GPU. You may have none, so
-# the course carries measurements, each labelled with the GPU, the versions and the day. `eager` is PyTorch as you write
-# it, `torch.compile` its compiler's output, `fused` our kernel; `us` are microseconds.
+# the course carries measurements, each labelled with the GPU, the versions and the day. [`eager`](../docs/glossary.md#eager) is
+# PyTorch as you write it, `torch.compile` its compiler's output, `fused` our kernel; `us` are microseconds.
 
 # %% tags=["hide-input"]
 rows = []

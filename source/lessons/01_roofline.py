@@ -86,7 +86,8 @@ import math
 orders = math.log10(a100.ridge / relu.intensity)
 share.compare(
     100 * a100.attainable(relu.intensity) / a100.peak,
-    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) under the ridge: the peak could be a hundred times lower, "
+    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) under the ridge: the peak could "
+    "be a hundred times lower, "
     "and ten times the arithmetic would take no longer.",
 )
 
@@ -117,7 +118,7 @@ gpu_picture("A100", lit="memory")
 #
 # ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with batch norm and ReLU,
 # attention: **how many of these nine are memory-bound on an A100, at 4096 rows of 4096 columns, when fused?** (Later
-# lessons explain each. The matmul multiplies *rows* × *columns* by *columns* × *columns*. The convolution is 3 × 3, over
+# lessons explain each. The [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by *columns* × *columns*. The convolution is 3 × 3, over
 # *rows* pixels, with *columns* channels in and out. Attention compares each row with every other.)
 
 # %% tags=["hide-input"]
@@ -136,14 +137,15 @@ for name, versions_of in OPERATIONS.items():
 display(table(("", "unfused", "fused", "on an A100"), rows, "FLOP/byte in fp16, 4096 x 4096"))
 memory_bound.compare(
     bounds.count("memory"),
-    "Operations that touch each element a few times are memory-bound, by far. Only those that reuse each element many times "
+    "Operations that touch each element a few times are memory-bound, by far. Only those that "
+    "reuse each element many times "
     "can be compute-bound: a matmul, a convolution, attention.",
 )
 
 # %% [markdown]
 # ## The picture
 #
-# Intensity along the bottom, performance upwards, both logarithmic. The thick slope is memory's limit, the flat lines are
+# This is the [roofline](../docs/glossary.md#roofline). Intensity along the bottom, performance upwards, both logarithmic. The thick slope is memory's limit, the flat lines are
 # peaks: the tensor cores' at the top, then the CUDA cores', then the special functions'. The thin slope is that of
 # [shared memory](../docs/glossary.md#shared-memory), a small memory inside each processor, for the bytes that cross
 # there (lesson 08).
@@ -216,7 +218,8 @@ def matmul(size: int, itemsize: int = 2) -> Work:
 found = matmul(1024).intensity
 claimed.compare(
     found,
-    f"Verdict: fails. 1024 FLOP/byte is {1024 / found:.0f} times too high: it counts elements, not bytes, and forgets the "
+    f"Verdict: fails. 1024 FLOP/byte is {1024 / found:.0f} times too high: it counts elements, "
+    "not bytes, and forgets the "
     "output.",
 )
 
@@ -321,7 +324,8 @@ per_element = h200_fp32.ridge * 8 / 2
 print(h200.label_of("free_flops"))
 free_steps.compare(
     measured_free,
-    f"The data sheet's ridge, {h200_fp32.ridge:.1f} FLOP/byte, is {per_element:.0f} multiply-adds per element: between the "
+    f"The data sheet's ridge, {h200_fp32.ridge:.1f} FLOP/byte, is {per_element:.0f} "
+    "multiply-adds per element: between the "
     "last size that is free and the first that is not.",
 )
 

@@ -132,7 +132,8 @@ before = measure(lambda: gelu(a + b, approximate="tanh"))
 after = 3 * a.nbytes  # read a, read b, write the result
 with_two.compare(
     100 * (1 - after / before.bytes_total),
-    "Verdict: fails here, holds for chains that read one tensor. An input from outside must be read, fused or not.",
+    "Verdict: fails here, holds for chains that read one tensor. An input from outside must be "
+    "read, fused or not.",
 )
 
 # %% [markdown]
@@ -495,7 +496,8 @@ print(example)
 display(example.tensor_table())
 linear_saving.compare(
     100 * intermediate / example.bytes_total,
-    f"Verdict: fails, only a quarter is saved, half of what is claimed. The example forgets {weights / 1e6:.2f} MB of "
+    "Verdict: fails, only a quarter is saved, half of what is claimed. The example forgets "
+    f"{weights / 1e6:.2f} MB of "
     "weights: they are also read, and they are larger than any of the four tensors.",
 )
 

@@ -293,7 +293,8 @@ h200.table("add_gelu", "float32")
 times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(
     times["eager"].median / times["fused"].median,
-    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. The bytes alone allow no more "
+    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. The bytes "
+    "alone allow no more "
     f"than {fewer_bytes:.2f}x, and the measured speedups come close to that.",
 )
 
@@ -482,7 +483,8 @@ print(f"in int64: {firsts[1].item():,}")
 # %% tags=["hide-input"]
 first.compare(
     firsts[0].item(),
-    "int32 ends at 2^31 - 1 and wraps around: the kernel would store before its tensor. The mask lets it pass, "
+    "int32 ends at 2^31 - 1 and wraps around: the kernel would store before its tensor. The "
+    "mask lets it pass, "
     "because a negative number is less than `elements`.",
 )
 

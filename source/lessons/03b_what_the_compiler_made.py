@@ -89,14 +89,16 @@ registers
 compiled = compile_for(fused_kernel, x, x, x, n, device="A100", BLOCK=1024, num_warps=4)
 registers.compare(
     compiled.registers,
-    "No more than the larger of the two: the sum's register is free again as soon as GELU has used it.",
+    "No more than the larger of the two: the sum's register is free again as soon as GELU has "
+    "used it.",
 )
 
 # %% [markdown]
 # **Claim: fusing takes add+GELU from 24 to 32 registers.** The compiler's report (the end of this lesson explains spills,
 # lesson 07 the other lines):
 
-# %% tags=["answers-registers"]
+# %% tags=["hide-input", "answers-registers"]
+print(f"unfused: add {added.registers}, GELU {gelued.registers} registers per thread")
 compiled
 
 # %% [markdown]
@@ -124,7 +126,7 @@ load_count.compare(
 # instruction comes from. Names with an R are registers. `@!P0` is a **predicate**, the mask at work: a thread that it
 # excludes skips the instruction.
 #
-# CUDA programmers write `float4` for such loads. In Triton the compiler uses them when it can prove two things: that
+# CUDA programmers write `float4` for loads of that [width](../docs/glossary.md#load-width). In Triton the compiler uses them when it can prove two things: that
 # neighbouring elements belong to one thread, which it arranges itself, and that the address is a multiple of 16 bytes.
 # It learns that at launch, from the pointers that you pass: the **divisibility hint**.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
@@ -188,7 +190,8 @@ for stride in (1, 2, 16):
 display(table(("stride", "loads per thread"), rows))
 wide_strides.compare(
     sum("LDG.128" in found for _, found in rows),
-    "Only with a stride of 1 does the compiler know that elements are neighbours. A multiple of 16 is of no help.",
+    "Only with a stride of 1 does the compiler know that elements are neighbours. A multiple "
+    "of 16 is of no help.",
 )
 
 # %% [markdown]

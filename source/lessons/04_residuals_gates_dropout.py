@@ -249,7 +249,8 @@ disagree
 # %% tags=["hide-input"]
 disagree.compare(
     100 * np.not_equal(*masks(64, 1000, 0.1, by_position)).mean(),
-    "Dropped by one and kept by the other, or the reverse: independent masks disagree on 2 p (1 - p) of the "
+    "Dropped by one and kept by the other, or the reverse: independent masks disagree on 2 p "
+    "(1 - p) of the "
     "elements. These nearly do: they have next to nothing in common.",
 )
 
@@ -401,9 +402,12 @@ display(
 )
 dice_time.compare(
     dice["bfloat16"]["tl.rand"].median / without,
-    "More than the bound, for two likely reasons: it counts all instructions alike, but the integer multiplies "
-    "of Philox (IMAD) start at a lower rate; and with so many registers per thread fewer warps fit on an SM. With "
-    "rand4x the random numbers still cost something in bf16, though the bound is now below the time of the bytes.",
+    "More than the bound, for two likely reasons: it counts all instructions alike, but the "
+    "integer multiplies "
+    "of Philox (IMAD) start at a lower rate; and with so many registers per thread fewer warps "
+    "fit on an SM. With "
+    "rand4x the random numbers still cost something in bf16, though the bound is now below the "
+    "time of the bytes.",
 )
 
 # %% [markdown]
@@ -422,8 +426,10 @@ shares = {
 }
 dropout_speed_up.compare(
     dropout_times["eager"].median / dropout_times["fused"].median,
-    f"The bytes allow {15 / 6:g}x: 15 per element become 6. The rest is that PyTorch's kernels reach only "
-    f"{shares['eager']:.0%} of copy bandwidth. torch.compile fuses to the same 6 bytes and reaches {shares['torch.compile']:.0%}: "
+    f"The bytes allow {15 / 6:g}x: 15 per element become 6. The rest is that PyTorch's kernels "
+    "reach only "
+    f"{shares['eager']:.0%} of copy bandwidth. torch.compile fuses to the same 6 bytes and "
+    f"reaches {shares['torch.compile']:.0%}: "
     "it draws with tl.rand.",
 )
 
@@ -463,7 +469,8 @@ halves = measure(swiglu, gate, up)
 display(halves.launch_table())
 fewer.compare(
     unfused.bytes_total / halves.bytes_total,
-    "Below one: the fused call moves more bytes than PyTorch's two kernels. The kernel takes elements one after "
+    "Below one: the fused call moves more bytes than PyTorch's two kernels. The kernel takes "
+    "elements one after "
     "another, and the halves are not contiguous, so the host wrapper copies them first.",
 )
 
@@ -520,7 +527,8 @@ memory_saved.compare(100 * (1 - together.total / apart.total))
 # %% tags=["hide-input", "answers-memory_saved"]
 mask_and_none = saved_for_backward(sublayer_end, x, bias, residual).total
 print(
-    f"SwiGLU: {1 - together.total / apart.total:.0%} less; the sublayer's end: all {mask_and_none:,} B"
+    f"SwiGLU: {1 - together.total / apart.total:.0%} less; the sublayer's end: all "
+    f"{mask_and_none:,} B"
 )
 
 # %% [markdown]
@@ -564,7 +572,7 @@ lighter = steps["unfused"].bytes_total / steps["fused"].bytes_total
 traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer bytes")
 
 # %% [markdown]
-# Is recomputing always better? Take `gelu(x + residual)`. GELU's slope needs the sum. Store it: the forward pass writes
+# Is [recomputing](../docs/glossary.md#recompute) always better? Take `gelu(x + residual)`. GELU's slope needs the sum. Store it: the forward pass writes
 # it, the backward pass reads it. Or save `x` and `residual` and add them again: the backward pass reads *two* tensors
 # instead of one, and two must be saved. The rule:
 #
@@ -606,7 +614,8 @@ times = h200.times("swiglu", gate_shape, "bfloat16")
 eager = times["eager"].median
 gate_speed_up.compare(
     eager / times["fused"].median,
-    f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does as well as our kernel: two "
+    f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does as well as "
+    "our kernel: two "
     "elementwise operations are just what it fuses.",
 )
 
@@ -615,6 +624,7 @@ gate_speed_up.compare(
 # Triton kernels.)
 
 # %% tags=["hide-input"]
+display(h200.table("swiglu", "bfloat16"))
 chart, fused_row = timing_chart(times, h200.label_of("swiglu")), list(times).index("fused")
 in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
@@ -748,8 +758,8 @@ table(("", "the bytes", *NUMBERS), rows, h200.label_of("dice"))
 # On large tensors GeGLU gains more than SwiGLU, because PyTorch's GELU does not reach copy bandwidth.
 
 # %% tags=["hide-input"]
-print("swiglu, geglu, residual_act:")
-for name in ("swiglu", "geglu", "residual_act"):
+print("geglu, residual_act:")
+for name in ("geglu", "residual_act"):
     display(h200.table(name, "bfloat16"))
 
 # %% [markdown]

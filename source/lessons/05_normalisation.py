@@ -124,8 +124,10 @@ result = normalise(first_kernel, torch.tensor([2.0, 4.0] * 500, device=device)[N
 found = 1 / result[0, 1].item() ** 2  # the kernel divides by the root of it
 wrong_variance.compare(
     round(found, 4),
-    "The padding held 0, and then every position subtracted the mean: each of the 24 now adds the mean's square to "
-    "the sum. Larger means make it worse, and a mean of 0 hides it, which is why tests with randn alone pass.",
+    "The padding held 0, and then every position subtracted the mean: each of the 24 now adds "
+    "the mean's square to "
+    "the sum. Larger means make it worse, and a mean of 0 hides it, which is why tests with "
+    "randn alone pass.",
 )
 
 # %% [markdown]
@@ -218,7 +220,8 @@ one_pass_variance_kernel[(400,)](near_100, found, 1000, BLOCK=1024)
 right_digits = -torch.log10((found / exact - 1).abs())
 digits.compare(
     round(right_digits.median().item(), 1),
-    f"The median of 400 rows; the worst row has {right_digits.min():.1f}. Both terms are near 10,000, their difference "
+    f"The median of 400 rows; the worst row has {right_digits.min():.1f}. Both terms are near "
+    "10,000, their difference "
     "is near 1: four of the seven digits cancel.",
 )
 
@@ -412,7 +415,8 @@ together = measure(residual_layer_norm, x, r, ones, zeros)
 display(apart.launch_table())
 fewer.compare(
     apart.bytes_total / together.unique_total,
-    "Five passes become four. (Every program reads weight and bias, but from the cache: here they count once.)",
+    "Five passes become four. (Every program reads weight and bias, but from the cache: here "
+    "they count once.)",
 )
 
 # %% [markdown]
@@ -462,7 +466,8 @@ for columns in (4096, 16384, 32768, 65536):
 display(table(("columns", "registers per thread", "occupancy", "spilled"), rows))
 widest.compare(
     16 * 32 * 128,
-    "At that width the row alone would take every register, which leaves none for addresses and sums: the kernel "
+    "At that width the row alone would take every register, which leaves none for addresses "
+    "and sums: the kernel "
     "spills some to memory.",
 )
 
