@@ -125,7 +125,7 @@ def verdict(
         return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", str(hazard)
     per_element = f"{traffic.bytes_total / out.numel():.4g} B/element"
     if missing:
-        return f"Not yet: {len(missing)} of {out.numel()} elements are stored by nobody", ""
+        return f"Not yet: {len(missing)} of {out.numel()} elements are never stored", ""
     if wrong:
         first = min(wrong)
         found, right = out.flatten()[first].item(), wanted.flatten()[first].item()
@@ -135,7 +135,7 @@ def verdict(
         return f"Not yet: right values, but {per_element}, and {enough}", "An input is not read, or not all of it."
     if traffic.bytes_total > least:
         enough = f"{least / out.numel():.4g} are enough"
-        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move what need not be moved."
+        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move bytes that need not move."
     return f"Solved: right values, every lane in its place, {per_element}", ""
 
 
