@@ -46,6 +46,8 @@ def test_the_map_opens_the_first_lesson_which_runs_and_serves_everybody(lesson_p
     lesson.get_by_text("What you should see", exact=True).scroll_into_view_if_needed()
     lesson.get_by_role("slider", name="rows").wait_for()
     assert lesson_page.violations() == []
+    widths = lesson.locator(".jp-RenderedMarkdown > p").evaluate_all("all => all.map(each => each.clientWidth)")
+    assert 0 < max(widths) <= 46 * 16, "lines of about 80 characters"
     assert lesson.get_by_role("slider", name="rows").get_attribute("aria-valuetext") == "1,024"
     assert lesson.get_by_label(f"{QUESTION}:").count() == 1
     move_slider(page)
