@@ -229,6 +229,23 @@ def test_show_me_answers_without_a_guess(two_questions):
     assert "1.667" not in shown(two_questions), "the other question stays open"
 
 
+def test_going_further_is_folded_until_its_heading_is_opened(lesson_page):
+    lesson_page.server.end_kernels()
+    v4 = nbformat.v4
+    cells = [v4.new_markdown_cell("## Now you\n\nThe exercise."), v4.new_code_cell("1 + 1")]
+    cells += [v4.new_markdown_cell("## Going further", metadata={"jp-MarkdownHeadingCollapsed": True})]
+    cells += [v4.new_markdown_cell("### Other widths"), v4.new_code_cell("2 + 2")]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, lesson_page.server.root / "notebooks/further.ipynb")
+    lesson_page.open_lesson("notebooks/further.ipynb")
+    page = lesson_page.page.locator(".jp-NotebookPanel:visible")
+    expect(page.get_by_role("heading", name="Going further")).to_be_visible()
+    expect(page.get_by_role("heading", name="Other widths")).to_be_hidden()
+    page.get_by_role("button", name="2 cells hidden").click()
+    expect(page.get_by_role("heading", name="Other widths")).to_be_visible()
+
+
 def test_without_a_browser_the_kernel_is_the_courses_own_python(server, tmp_path):
     """Whatever the learner has called python3, wherever Jupyter may find it; and nothing of the learner's changes."""
     home = tmp_path / "home"
