@@ -133,6 +133,7 @@ def _fold(cell: dict, waits: list[str]) -> None:
     if waits and cell["outputs"]:
         jupyter["outputs_hidden"] = True
         cell["metadata"][WAITS] = waits
-    cell["metadata"].pop("jupyter", None)
     if jupyter:
-        cell["metadata"]["jupyter"] = jupyter
+        cell["metadata"]["jupyter"] = jupyter  # keeps the order of the keys
+    else:
+        cell["metadata"].pop("jupyter", None)

@@ -11,7 +11,9 @@ a cell's header says what the cell is:
     # %% grade_id="add-gelu"            an answer cell: it holds a solution region
     # %% grade_id="values" points=6     a check cell
     # %% tags=["nbval-ignore-output"]   its output depends on the machine: nbval runs it and compares nothing
-    # %% tags=["hide-input"]            JupyterLab shows the cell folded
+    # %% tags=["hide-input"]            JupyterLab and the site show its code folded
+
+In a lesson, the section "## Going further", which is the last, is shown folded.
 
 A notebook is built again when anything it was made from has changed: its source, this file, a module of the project or
 a record that one of them uses (source/made_from.py). Each remembers, in its metadata, the digest of each of these and
@@ -44,6 +46,7 @@ from source.made_from import IN_BROWSER, Project, changed, older_than  # noqa: E
 STUB = "raise NotImplementedError  # your code here"
 CELL_TIMEOUT = 300  # seconds
 EDITED = "was edited after it was built"
+FURTHER = "## Going further"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 # What a notebook written on any machine says of its kernel.
@@ -105,6 +108,8 @@ def cell_of(cell: NotebookNode, source: Path) -> NotebookNode:
     metadata = {"tags": tags} if tags else {}
     if "hide-input" in tags:
         metadata["jupyter"] = {"source_hidden": True}
+    if cell.cell_type == "markdown" and cell.source.partition("\n")[0] == FURTHER:
+        metadata["jp-MarkdownHeadingCollapsed"] = True
     grade_id = cell.metadata.get("grade_id")
     if grade_id is None:
         if "BEGIN SOLUTION" in cell.source or "BEGIN HIDDEN TESTS" in cell.source:

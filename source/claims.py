@@ -4,7 +4,8 @@
     python source/claims.py --check    write nothing; fail where the page is stale
 
 A lesson quotes a claim as `**Claim: ...**`; the rest of that cell is the conditions it is tried under. A later markdown
-cell judges it, `**Verdict: ...**`, and what the cells between show, where nbval compares it, is what was measured.
+cell judges it, `**Verdict: ...**`, or a code cell's output does, in a paragraph that begins "Verdict: ", whose first
+sentence is the verdict. What the cells up to there show, where nbval compares it, is what was measured.
 """
 
 import json
@@ -19,6 +20,7 @@ from helpers.instruments.recordings import recorded  # noqa: E402, as build.py t
 
 CLAIM = re.compile(r"\*\*[Cc]laim: ?(.*?)\*\*", re.DOTALL)
 VERDICT = re.compile(r"\*\*Verdict: ?(.*?)\*\*(.*?)(?:\n\n|\Z)", re.DOTALL)
+SHOWN_VERDICT = re.compile(r"^Verdict: (.*?\.)(?:\s+|\Z)(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 HEADING = """\
 # Claims that circulate, and how they fared
 
@@ -55,8 +57,13 @@ def claims_in(path: Path) -> list[dict]:
         text = text_of(cell)
         if cell["cell_type"] == "code":
             if open_claim is not None:
-                open_claim["measured"] += [shown] if (shown := shown_by(cell)) else []
+                shown = shown_by(cell)
+                verdict = SHOWN_VERDICT.search(shown)
+                open_claim["measured"] += [measured] if (measured := SHOWN_VERDICT.sub("", shown).rstrip()) else []
                 open_claim["recorded"] |= "h200" in text
+                if verdict:
+                    found.append(open_claim | {"verdict": in_one_line(verdict[1]), "why": in_one_line(verdict[2])})
+                    open_claim = None
             continue
         if open_claim is not None and (verdict := VERDICT.search(text)):
             found.append(open_claim | {"verdict": in_one_line(verdict[1]), "why": in_one_line(verdict[2])})

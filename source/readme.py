@@ -75,9 +75,7 @@ def results(run: Recorded, block: dict) -> str:
     used = {tuple(run.runs[each]["versions"].items()) for each in runs} | {tuple(block["versions"].items())}
     [versions] = [dict(each) for each in used]
     said = f"Python {versions['python']}, PyTorch {versions['torch']}, Triton {versions['triton']}"
-    columns = (
-        "lesson | what is fused | written out | torch.compile | best of others | plain | ours | of the limit | taken"
-    )
+    columns = "lesson | what is fused | unfused | torch.compile | best of others | plain | ours | of the limit | taken"
     heading = f"| {columns} |"
     return "\n".join(
         [f"{run.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|--:|---|", *lines]

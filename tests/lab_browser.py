@@ -108,7 +108,9 @@ class LessonPage:
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         self.page.wait_for_function(
             r"""() => {
-                const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.textContent);
+                // A folded input has a placeholder, whose prompt is empty.
+                const shown = '.jp-CodeCell .jp-InputPrompt:not(.jp-Placeholder-prompt)';
+                const prompts = [...document.querySelectorAll(shown)].map(prompt => prompt.textContent);
                 return prompts.length && prompts.every(prompt => /\[\d+\]/.test(prompt));
             }""",
             timeout=timeout_s * 1000,

@@ -285,6 +285,14 @@ def test_cells_carry_nbgraders_metadata(built):
     assert check == common | {"grade": True, "solution": False, "locked": True, "grade_id": "value", "points": 3}
 
 
+def test_going_further_is_collapsed_and_no_other_heading(tmp_path):
+    path = tmp_path / "00_one.py"
+    path.write_text("# %% [markdown]\n# ## A lesson\n\n# %% [markdown]\n# ## Going further\n#\n# More.\n")
+    one, further = build.read_source(path).cells
+    assert one.metadata == {}
+    assert further.metadata == {"jp-MarkdownHeadingCollapsed": True}
+
+
 def test_an_exercise_carries_its_original(built):
     course = json.loads((built / "exercises/03_double.ipynb").read_text())["metadata"]["kernel_fusion"]
     assert course["exercise"] == "03_double"

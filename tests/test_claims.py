@@ -48,6 +48,14 @@ def test_a_claim_its_conditions_what_was_measured_and_the_verdict(tmp_path):
     assert "3 ms" not in page
 
 
+def test_a_verdict_may_be_in_the_output_that_answers(tmp_path):
+    answer = "speed-up: 1.7; you made no guess\nVerdict: holds at 1.7\ntimes. The bytes\nagree."
+    cells = ("markdown", CLAIM), ("code", "1.0 times"), ("code", answer), ("code", "later")
+    (found,) = claims.claims_in(lesson(tmp_path / "notebooks", *cells))
+    assert (found["verdict"], found["why"]) == ("holds at 1.7 times.", "The bytes agree.")
+    assert found["measured"] == ["1.0 times", "speed-up: 1.7; you made no guess"]
+
+
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
@@ -65,7 +73,12 @@ def test_a_claim_that_is_not_judged_or_not_tested(tmp_path, cells, message):
 def test_every_claim_of_a_source_is_judged(source, tmp_path):
     """Whatever the cells between show: here each code cell shows something."""
     cells = jupytext.read(source, fmt="py:percent").cells
-    kinds = [("markdown", cell.source) if cell.cell_type == "markdown" else ("code", "shown") for cell in cells]
+    kinds = [
+        ("markdown", cell.source)
+        if cell.cell_type == "markdown"
+        else ("code", "shown\nVerdict: judged." if "Verdict: " in cell.source else "shown")
+        for cell in cells
+    ]
     found = claims.claims_in(lesson(tmp_path, *kinds))
     claimed = sum(len(claims.CLAIM.findall(cell.source)) for cell in cells if cell.cell_type == "markdown")
     assert len(found) == claimed

@@ -43,9 +43,11 @@ def test_the_map_opens_the_first_lesson_which_runs_and_serves_everybody(lesson_p
     assert lesson_page.kernel_errors() == []
     # An explorer is drawn when it comes into sight.
     lesson = page.locator(".jp-NotebookPanel:visible")
-    lesson.get_by_text("What is to be found", exact=True).scroll_into_view_if_needed()
+    lesson.get_by_text("What you should see", exact=True).scroll_into_view_if_needed()
     lesson.get_by_role("slider", name="rows").wait_for()
     assert lesson_page.violations() == []
+    widths = lesson.locator(".jp-RenderedMarkdown > p").evaluate_all("all => all.map(each => each.clientWidth)")
+    assert 0 < max(widths) <= 46 * 16, "lines of about 80 characters"
     assert lesson.get_by_role("slider", name="rows").get_attribute("aria-valuetext") == "1,024"
     assert lesson.get_by_label(f"{QUESTION}:").count() == 1
     move_slider(page)
@@ -225,6 +227,23 @@ def test_show_me_answers_without_a_guess(two_questions):
     page.get_by_role("button", name="Show me").first.click()
     page.get_by_text(f"{QUESTION}: 20 MB; you made no guess").wait_for()
     assert "1.667" not in shown(two_questions), "the other question stays open"
+
+
+def test_going_further_is_folded_until_its_heading_is_opened(lesson_page):
+    lesson_page.server.end_kernels()
+    v4 = nbformat.v4
+    cells = [v4.new_markdown_cell("## Now you\n\nThe exercise."), v4.new_code_cell("1 + 1")]
+    cells += [v4.new_markdown_cell("## Going further", metadata={"jp-MarkdownHeadingCollapsed": True})]
+    cells += [v4.new_markdown_cell("### Other widths"), v4.new_code_cell("2 + 2")]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, lesson_page.server.root / "notebooks/further.ipynb")
+    lesson_page.open_lesson("notebooks/further.ipynb")
+    page = lesson_page.page.locator(".jp-NotebookPanel:visible")
+    expect(page.get_by_role("heading", name="Going further")).to_be_visible()
+    expect(page.get_by_role("heading", name="Other widths")).to_be_hidden()
+    page.get_by_role("button", name="2 cells hidden").click()
+    expect(page.get_by_role("heading", name="Other widths")).to_be_visible()
 
 
 def test_without_a_browser_the_kernel_is_the_courses_own_python(server, tmp_path):

@@ -12,10 +12,24 @@ NOTEBOOKS = sorted(path for folder in ("notebooks", "solutions") for path in (RO
 
 UNIT = (
     r"[kKMGTP]?i?B(?:/s|/element)?|bytes?|bits?|[kMGTP]?FLOPs?(?:/s|/byte)?|[kMG]?Hz|[mµun]s|(?<=\s)s|seconds?|"
-    r"%|per cent|times|(?<=\d)x|registers?|launch(?:es)?"
+    r"%|per ?cent|times|(?<=\d)[x×]|registers?|launch(?:es)?"
 )
 QUANTITY = re.compile(rf"(?<![\w./])(\d+(?:,\d{{3}})*(?:\.\d+)?)[\s-]?({UNIT})(?![\w/])")
-SAME = {"byte": "B", "bytes": "B", "bit": "bits", "per cent": "%", "times": "x", "µs": "us", "register": "registers"}
+FACTOR = re.compile(
+    r"\b(?:speed-?up|slow-?down|factor) of (\d+(?:\.\d+)?)(?![\w.]*\d)(?!\s?(?:%|[a-zµ×]*(?:times|x|×|s)\b))",
+    re.IGNORECASE,
+)
+SAME = {
+    "byte": "B",
+    "bytes": "B",
+    "bit": "bits",
+    "per cent": "%",
+    "percent": "%",
+    "times": "x",
+    "×": "x",
+    "µs": "us",
+    "register": "registers",
+}
 SAME |= {"second": "s", "seconds": "s", "launch": "launches", "FLOPs": "FLOP"}
 
 GIVEN = re.compile(r"<!-- given (.+?): \S.*?-->", re.DOTALL)
@@ -25,7 +39,9 @@ NO_PROSE = re.compile(r"<!--.*?-->|```.*?```|`[^`]*`|\$[^$]*\$|\]\([^)]*\)", re.
 
 def quantities(text: str) -> list[str]:
     """Every number with a unit, each unit in one spelling: "12,000 bytes" is "12000 B"."""
-    return [f"{number.replace(',', '')} {SAME.get(unit, unit)}" for number, unit in QUANTITY.findall(text)]
+    found = [(each.start(), each[1], each[2]) for each in QUANTITY.finditer(text)]
+    found += [(each.start(), each[1], "x") for each in FACTOR.finditer(text)]
+    return [f"{number.replace(',', '')} {SAME.get(unit, unit)}" for _, number, unit in sorted(found)]
 
 
 def unaccounted(text: str, shown: str = "") -> list[str]:
@@ -63,6 +79,8 @@ def test_every_quantity_in_prose_is_accounted_for(path):
         ("The fused kernel takes 5.2 µs.", ["5.2 us"]),
         ("It is 1.86 times faster, moves 12 MB at 3,350 GB/s,\nand needs 32\nregisters.", None),
         ("At 40 % occupancy, 16-bit loads, 1.5x", ["40 %", "16 bits", "1.5 x"]),
+        ("It is 1.7× faster, 12 percent less, a speedup of 1.7; a slowdown of 2.", ["1.7 x", "12 %", "1.7 x", "2 x"]),
+        ("3 × 3 taps, 3×3 taps, a speed-up of 200 us", ["200 us"]),
         ("**Claim: it is 1.86 times faster.** It is not: 1.6 times.", ["1.6 x"]),
         ('The paper\'s **claim: "up to 5 times\nfaster"** fails', []),
         ("A register has 32 bits. <!-- given 32 bits: CUDA C++ Programming Guide -->", []),

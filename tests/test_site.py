@@ -85,6 +85,9 @@ def course(tmp_path_factory):
     for source, told in (*said, ("predictions()", "all of it")):
         shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
         cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
+    collapsed = {"jp-MarkdownHeadingCollapsed": True}
+    cells.append(nbformat.v4.new_markdown_cell("## Going further\n\nOther sizes.", metadata=collapsed))
+    cells.append(nbformat.v4.new_code_cell("other_sizes()"))
     live = {f"figure{number}": export_interactive(figure) for number, figure in enumerate(figures.values())}
     for name, text in {
         "README.md": "# A course\n\nOf one lesson.\n\n## Start\n\nHere.\n",
@@ -179,6 +182,16 @@ def test_links_lead_somewhere(sample):
     missing = {page.target for page in sample.pages if not (sample.out / page.target).exists()}
     assert broken_links(sample, missing) == []
     assert broken_links(sample, missing - {"notebooks/02_bytes_and_launches.html"}) != []
+
+
+def test_going_further_is_folded_with_all_that_follows(course):
+    page = markup(course.out, "notebooks/00_small")
+    (further,) = page.select("details.further")
+    assert not further.has_attr("open")
+    assert further.select_one("#going-further")
+    assert "other_sizes" in further.get_text()
+    assert not further.select("nav, .fusion-guess")
+    assert "other_sizes" not in page.select_one("main").get_text().replace(further.get_text(), "")
 
 
 def test_the_first_page_is_small(sample):

@@ -65,10 +65,12 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], sides: Seq
             f'<td style="{style}">{_escaped(cell)}</td>' for cell, style in zip(others, styles[1:], strict=True)
         )
         body += "</tr>"
-    caption = "<br>".join(map(html.escape, title.splitlines()))
-    caption = f'<caption style="text-align:left">{caption}</caption>' if title else ""
+    # A caption would be as narrow as its table: the title is a line above it, and the table's name.
+    shown, name = "<br>".join(map(html.escape, title.splitlines())), html.escape("; ".join(title.splitlines()))
+    above = f'<div class="fusion-table-title" style="max-width:46rem">{shown}</div>' if title else ""
+    name = f' aria-label="{name}"' if title else ""
     head = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
-    return f'<table class="fusion-table">{caption}{head}<tbody>{body}</tbody></table>'
+    return f'{above}<table class="fusion-table"{name}>{head}<tbody>{body}</tbody></table>'
 
 
 def _escaped(cell: str) -> str:

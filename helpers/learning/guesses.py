@@ -1,6 +1,7 @@
 """Predictions before measurements: a question, the learner's guess, what was found."""
 
 import contextlib
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from helpers.learning.parse_guess import number_in
 from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.style import css
 
+FINDING_WIDTH = 96  # characters: a cell shows 100 at 1024 pixels
 _HERE = Path(__file__).parent
 _predictions: dict[str, "Guess"] = {}
 
@@ -61,12 +63,19 @@ class Guess:
         except ValueError as error:
             return None, str(error)
 
-    def compare(self, measured: float) -> str:
-        """Keep the measurement and return one line that sets the guess beside it; the field shows both on a scale."""
+    def compare(self, measured: float, finding: str = "") -> str:
+        """Keep the measurement and return one line that compares the guess with it; the field shows both on a scale.
+
+        Args:
+            measured: in the question's unit.
+            finding: shown below, wrapped: an explanation, or "Verdict: ..." on a claim. Prose that would
+                give the answer away belongs here, because a notebook folds this output until the guess.
+        """
         self.measured = measured
         self._show()
         self._keep()
-        return Unquoted(f"{self.question}: {self._line()}")
+        lines = [f"{self.question}: {self._line()}", *textwrap.wrap(finding, FINDING_WIDTH)]
+        return Unquoted("\n".join(lines))
 
     def on(
         self,

@@ -26,7 +26,7 @@ def puzzle(kernel, programs: int, *inputs: torch.Tensor, wanted: torch.Tensor, *
     """Run `kernel[(programs,)](*inputs, out, **more)` under the meter and say whether it is right.
 
     Right means: `out`, poisoned with NaN, ends as `wanted`; no lane lies outside its tensor, no two programs store to
-    one element, each input is read once and `out` written once.
+    one element, all of each input is read, and once, and `out` is written once.
 
     Args:
         kernel: the reader's @triton.jit kernel.
@@ -125,14 +125,17 @@ def verdict(
         return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", str(hazard)
     per_element = f"{traffic.bytes_total / out.numel():.4g} B/element"
     if missing:
-        return f"Not yet: {len(missing)} of {out.numel()} elements are stored by nobody", ""
+        return f"Not yet: {len(missing)} of {out.numel()} elements are never stored", ""
     if wrong:
         first = min(wrong)
         found, right = out.flatten()[first].item(), wanted.flatten()[first].item()
         return f"Not yet: element {first} is {found:.6g}, {right:.6g} is right", f"It moves {per_element}."
+    if traffic.bytes_total < least:
+        enough = f"{least / out.numel():.4g} must cross"
+        return f"Not yet: right values, but {per_element}, and {enough}", "An input is not read, or not all of it."
     if traffic.bytes_total > least:
         enough = f"{least / out.numel():.4g} are enough"
-        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move what need not be moved."
+        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move bytes that need not move."
     return f"Solved: right values, every lane in its place, {per_element}", ""
 
 

@@ -25,7 +25,7 @@ def self_test(
         known, hint = json.loads(base64.b64decode(sealed))
         correct = known if correct is None else correct
     if answer is None or answer is ...:
-        return Unquoted("not answered yet: put your number in place of the dots and run the cell")
+        return Unquoted("not answered yet: replace the dots with your number and run the cell")
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         raise TypeError(f"an answer is a number, got {answer!r}: write it without quotes or unit")
     if math.isclose(answer, correct, rel_tol=within):

@@ -1,19 +1,19 @@
 # %% [markdown]
 # # 03 Your first fused kernel
 #
-# A GPU runs thousands of threads. A tensor has as many numbers as it has; no power of two, no multiple of anything.
-# **Who takes which number, and what do the threads do that have none?**
+# A GPU runs thousands of threads. A tensor's length can be anything: not a power of two, not a multiple of the block.
+# **Which thread takes which element, and what do the threads do that have none?**
 #
 # After this lesson you can
 #
-# - write a Triton kernel: program instances, blocks, pointers, masks, strides, casts;
-# - find a wrong mask with the meter, even where every value is right, and a race;
-# - fuse two elementwise operations into one kernel, and predict what that brings at any size.
+# - write a Triton kernel: programs, blocks, pointers, masks, strides, casts;
+# - find a wrong mask with the meter, even where every value is right, and a data race;
+# - fuse two elementwise operations into one kernel, and predict the gain at any size.
 #
-# About 40 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to
+# About 55 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to
 # [exercise 03](../exercises/03_fused_add_gelu.ipynb).
 
-# %%
+# %% tags=["hide-input"]
 import torch
 import triton
 import triton.language as tl
@@ -27,16 +27,17 @@ from kernels.interpreter import runtime
 device = "cuda" if runtime.has_gpu() else "cpu"
 
 # %% [markdown]
-# ## Program instances
+# ## Programs and blocks
 #
-# A Triton kernel is a Python function that many **program instances** run, each on its own **block** of numbers. An
-# instance knows one thing that sets it apart: its number, `tl.program_id(0)`. From that it works out which elements
-# are its own. Let three instances sign what is theirs. `watch` runs a launch and then lets you walk through it: press
-# **Play**, or step with the arrow keys.
+# A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run, each on its own
+# [block](../docs/glossary.md#block) of elements. (Triton's documentation calls them program instances.) A program knows
+# one thing that sets it apart: its number, `tl.program_id(0)`. From that it works out which elements are its own. Let
+# three programs sign theirs. `watch` runs a launch and lets you walk through it: press **Play**, or step with the arrow
+# keys.
 #
-# A block's places are its **lanes**. Memory is read and written in **sectors** of 32 bytes; how many of them a step
-# touches is said below the picture. `program` appears twice: as the one number that it is, and repeated on every lane,
-# as it is stored.
+# The places of a block are its [positions](../docs/glossary.md#position). Memory is read and written in
+# [sectors](../docs/glossary.md#sector) of 32 bytes; the line below the picture counts how many a step touches.
+# (Messages and pictures call them lanes.) `program` appears twice: as the single number that it is, and repeated at every position, as it is stored.
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 
@@ -54,30 +55,35 @@ watch(sign_kernel[(3,)], out, BLOCK=4)
 # %% [markdown]
 # Read it again, line by line:
 #
-# - `sign_kernel[(3,)](...)` launches three instances. They run in any order, many at a time.
-# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3: the numbers of its lanes. Everything in Triton is done on whole
-#   blocks. A block's length is a power of two, known when the kernel is compiled: `tl.constexpr`.
+# - `sign_kernel[(3,)](...)` launches three programs: `(3,)` is the [grid](../docs/glossary.md#grid). They run in any
+#   order, many at a time.
+# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3: the numbers of its positions. Every operation in Triton works on whole
+#   blocks. A block's length is a power of two that is known when the kernel is compiled:
+#   [`tl.constexpr`](../docs/glossary.md#constexpr).
 # - A tensor arrives as the address of its first element. `out_ptr + element` is a block of addresses.
 # - `tl.store` writes a block, `tl.load` reads one.
 #
-# There is no `for` over elements, and no thread: which thread takes which element of the block is the compiler's
-# business. [Lesson 03b](03b_what_the_compiler_made.ipynb) shows its choice.
+# There is no `for` over elements, and no thread: the compiler decides which thread takes which element of the block.
+# [Lesson 03b](03b_what_the_compiler_made.ipynb) shows its choice.
 #
-# **How many instances does a tensor of a million numbers need, in blocks of 1024?**
+# **How many programs does a tensor of a million elements need, in blocks of 1024?**
 
-# %%
-instances = predict_first("instances for 1,000,000 numbers in blocks of 1024", unit="")
-instances
+# %% tags=["hide-input"]
+programs = predict_first("programs for 1,000,000 elements in blocks of 1024", unit="")
+programs
 
-# %%
-instances.compare(triton.cdiv(1_000_000, 1024))
+# %% tags=["hide-input"]
+programs.compare(
+    triton.cdiv(1_000_000, 1024), "Rounded up, or the last elements would go unprocessed."
+)
 
 # %% [markdown]
-# Rounded up, or the last numbers would have nobody. `triton.cdiv` does that.
+# `triton.cdiv` computes that number.
 #
 # ## A kernel with a mistake
 #
-# Addition, the obvious way:
+# Addition, the obvious way. `launch` is its [host wrapper](../docs/glossary.md#host-wrapper), the Python function that
+# allocates the result and chooses the grid:
 
 
 # %%
@@ -96,7 +102,7 @@ def launch(kernel, a, b, block=4):
 
 
 # %% [markdown]
-# Twelve numbers in blocks of four: three instances, and nothing to complain of.
+# Twelve elements in blocks of four: three programs, and no complaint.
 
 # %%
 a12, b12 = torch.randn(2, 12, device=device)
@@ -105,10 +111,10 @@ print("right:", torch.equal(twelve.result, a12 + b12))
 twelve
 
 # %% [markdown]
-# Now ten numbers. Still three instances. **How many elements does the last one touch that are not there?**
+# Now ten elements. Still three programs. **How many elements does the last one touch that do not exist?**
 
-# %%
-beyond = predict_first("elements beyond the end, 10 numbers in blocks of 4", unit="")
+# %% tags=["hide-input"]
+beyond = predict_first("elements beyond the end, 10 elements in blocks of 4", unit="")
 beyond
 
 # %%
@@ -117,31 +123,32 @@ ten = measure(launch, unmasked_kernel, a10, b10)
 print("right:", torch.equal(ten.result, a10 + b10))
 
 # %% [markdown]
-# Right! A test of values is content. The meter is not: it knows where each tensor ends.
+# Every value is right: a test passes. The meter does not let it pass, because it knows where each tensor ends.
 
 # %%
 ten
 
-# %%
+# %% tags=["hide-input"]
 beyond.compare(ten.hazards[0].elements)
 
 # %% [markdown]
-# (An instance has three numbers, as a launch may be laid out in up to three dimensions. Ours has one.) Its steps, one
-# by one; what is out of bounds is orange-red:
+# (A program's number has three parts, because a grid has up to three dimensions. Ours has one.) Here are its steps;
+# [out-of-bounds](../docs/glossary.md#out-of-bounds) accesses are orange-red:
 
 # %%
-watch(unmasked_kernel[(3,)], a10, b10, torch.empty_like(a10), 10, BLOCK=4)
+slope = torch.arange(10.0, device=device)
+watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLOCK=4)
 
 # %% [markdown]
-# On a GPU this kernel reads what lies behind `a` and `b`, and *overwrites what lies behind `y`*: some other tensor of
-# your model. No message, no crash, most days. (Where no GPU is, this course refuses such a launch even when no meter
-# watches, and names the lane.)
+# On a GPU this kernel reads past the ends of `a` and `b`, and *overwrites the memory after `y`*: some other tensor of
+# your model. No message, no crash, most days. (Without a GPU, this course refuses such a launch even when no meter
+# watches, and names the position.)
 #
 # ## The mask
 #
-# A **mask** says which lanes of a block may load and store: a block of yes and no. Write one. As it stands, this
-# kernel asks the wrong question: look at the picture, where lanes that the mask keeps out are dotted. **Change the
-# marked line until it says "Solved".**
+# A [mask](../docs/glossary.md#mask) decides which positions of a block may load and store: a block of true and false.
+# Write one. This kernel's mask tests the wrong thing: in the picture, positions that the mask keeps out are dotted.
+# **Change the marked line until it says "Solved".**
 
 
 # %%
@@ -157,10 +164,10 @@ tenths = torch.arange(10.0)
 puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>exists = element < elements</code>: a lane counts where its element exists,
+# <details><summary>Answer</summary><code>exists = element < elements</code>: a position counts where its element exists,
 # whatever the block.</details>
 #
-# Somebody else writes `<=` into the addition. **Is it right?**
+# A colleague writes `<=` in the addition. The meter reviews it:
 
 
 # %%
@@ -176,8 +183,8 @@ def off_by_one_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 measure(launch, off_by_one_kernel, a10, b10)
 
 # %% [markdown]
-# One element too many: they are numbered from 0 to `elements - 1`. Put right, nothing is left to report, and the
-# bytes are those of ten numbers, not of twelve:
+# One element too many: they are numbered from 0 to `elements - 1`. With the right mask there is nothing left to report,
+# and the bytes are those of ten elements, not of twelve:
 
 
 # %%
@@ -195,7 +202,7 @@ measure(launch, add_kernel, a10, b10)
 # %% [markdown]
 # ## Two kernels, then one
 #
-# GELU in its exact form is $y = \tfrac{s}{2}\,(1 + \mathrm{erf}(s/\sqrt{2}))$. As a kernel of its own, after the
+# GELU in its exact form is $y = \tfrac{s}{2}\,(1 + \mathrm{erf}(s/\sqrt{2}))$. As a separate kernel, after the
 # addition:
 
 
@@ -222,12 +229,8 @@ unfused = measure(two_kernels, a, b)
 unfused
 
 # %% [markdown]
-# Look at the two kernels. The first ends by storing the sum; the second begins by loading it. Take both lines out,
-# put what is left together, and you have fused them. **How many bytes an element will the fused kernel move?**
-
-# %%
-per_element = predict_first("bytes an element of the fused kernel, fp32", unit="B")
-per_element
+# The first kernel ends by storing the sum; the second begins by loading it. Delete both lines, join the rest, and you
+# have fused them:
 
 
 # %%
@@ -245,71 +248,69 @@ def fused_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 fused = measure(launch, fused_kernel, a, b, 1024)
 fused
 
-# %%
-close = torch.allclose(fused.result, gelu(a + b), rtol=1e-5, atol=1e-6)
-print("agrees with PyTorch:", close)
-per_element.compare(fused.bytes_total / a.numel())
-
-# %%
+# %% tags=["hide-input"]
 from helpers.figures import traffic_chart
 
-times_fewer = unfused.bytes_total / fused.bytes_total
-title = f"One kernel moves {times_fewer:.2f} times fewer bytes than two"
-chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
-per_element.on(
-    chart, "x", lambda nbytes: nbytes * a.numel(), row=1, says=lambda b: f"{b / 1e6:.4g} MB"
-)
+close = torch.allclose(fused.result, gelu(a + b), rtol=1e-5, atol=1e-6)
+print("agrees with PyTorch:", close)
+fewer_bytes = unfused.bytes_total / fused.bytes_total
+title = f"One kernel moves {fewer_bytes:.2f}x fewer bytes than two"
+traffic_chart({"unfused": unfused, "fused": fused}, title)
 
 # %% [markdown]
-# (`y_ptr` in the upper bar is the sum: the meter calls it by the parameter through which it was first seen.)
+# (`y_ptr` in the upper bar is the sum: the meter names it after the parameter through which it first saw it.)
 #
-# ## One million, ten million, a hundred million
+# ## One million elements, timed
 #
 # **Claim: fusing add and GELU, on a million numbers in fp32, makes it 1.86 times faster and cuts the traffic by 40 %:
-# reads from 12 to 8 MB, writes from 8 to 4 MB.** (The claim names no GPU; ours is an H200.) The traffic you can test:
+# reads from 12 to 8 MB, writes from 8 to 4 MB.** (The claim names no GPU; ours is an H200.) You can test the traffic:
 
-# %%
+# %% tags=["hide-input"]
 million = 1_000_000
-scale = million / a.numel()
+per_million = million / a.numel()
 print(f"{1 - fused.bytes_total / unfused.bytes_total:.0%} less")
 rows = []
 for name, traffic in (("unfused", unfused), ("fused", fused)):
-    read, written = scale * traffic.bytes_read, scale * traffic.bytes_written
+    read, written = per_million * traffic.bytes_read, per_million * traffic.bytes_written
     rows.append((name, f"{read / 1e6:.1f} MB", f"{written / 1e6:.1f} MB"))
 table(("", "read", "written"), rows)
 
 # %% [markdown]
-# It holds, to the byte. **And the time? How many times faster do you expect, if time follows the bytes?**
+# The traffic holds, to the byte. **And the time: what speedup do you expect on a million elements, if time follows the
+# bytes?**
 
-# %%
-speed_up = predict_first("speed-up from fusing add+GELU, 1M numbers", unit="times")
+# %% tags=["hide-input"]
+speed_up = predict_first("speedup from fusing add+GELU, 1M elements", unit="times")
 speed_up
 
-# %%
+# %% tags=["hide-input"]
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
 h200.table("add_gelu", "float32")
 
-# %%
+# %% tags=["hide-input"]
 times = h200.times("add_gelu", (2**20,), "float32")
-speed_up.compare(times["eager"].median / times["fused"].median)
+speed_up.compare(
+    times["eager"].median / times["fused"].median,
+    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. The bytes "
+    "alone allow no more "
+    f"than {fewer_bytes:.2f}x, and the measured speedups come close to that.",
+)
 
 # %% [markdown]
-# **Verdict: fails for the time on this GPU, holds for the traffic to the byte.** The claimed speed-up could not come
-# from bytes alone: they allow no more than the chart above says, and the measured speed-ups come close to that. On a
-# million numbers the bytes are not all: starting kernels takes a good part of the time, and takes it twice where there
-# are two; on the other side the sum may still lie in the **cache** when GELU reads it back: a small, faster memory
-# between the large one and the processor, which keeps what was touched last. (The recorded kernel is the course's own,
-# with GELU's tanh form, which you will write in the exercise. Its arithmetic costs nothing either way.)
+# On a million elements, bytes are not everything. Starting a kernel takes a good part of the time, and two kernels pay
+# for it twice. On the other hand, GELU may find the sum still in the **cache**: a small, fast memory between DRAM and
+# the processor, which keeps the most recently used data. (The recorded kernel is the course's own, with the tanh form
+# of GELU that you will write in the exercise. Its arithmetic costs nothing either way.)
 #
-# Those are the GPU's times. The columns on the right are what a call costs its caller, Python and launch included. In
-# a row of calls as small as the first, the fused kernel makes its caller wait *no less*: lesson 02 has the reason. The
-# gain is the GPU's, and yours where the GPU is what everybody waits for.
+# Those are the GPU's times. The columns on the right are the cost of a call to its caller, Python and launch included.
+# In a row of calls as small as the first, the fused kernel saves its caller *nothing*: lesson 02 has the reason. The GPU
+# gains, and you gain where the program waits for the GPU.
 #
-# With a GPU at hand, your kernel, here:
+# With a GPU, time your own kernel:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 from functools import partial
 
 from helpers.instruments import benchmark_together
@@ -324,11 +325,11 @@ else:
     print(f"No GPU here. Recorded above: {h200.label}.")
 
 # %% [markdown]
-# ## Casts: in which dtype the arithmetic is done
+# ## Casts: the dtype of the arithmetic
 #
-# Half-precision inputs move half the bytes. But arithmetic on them is done in half precision, too, unless you say
-# otherwise, and fp16 ends at 65504. This kernel is to give the square of each number, divided by 100. Every result
-# fits. **What goes wrong, and what does the marked line need?**
+# Half-precision inputs move half the bytes. But arithmetic on them is also done in half precision unless you cast, and
+# fp16 ends at 65504. This kernel should square each element and divide by 100. Every result fits into fp16. **Put the
+# marked line right.**
 
 
 # %%
@@ -347,9 +348,9 @@ puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 # <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: squares above 65504 do not
 # exist in fp16; in fp32 they do, and the quotient fits again.</details>
 #
-# So load, then `.to(tl.float32)`, then compute. It costs no traffic: the cast is done on what has arrived, and the
-# store rounds back to what `y_ptr` points to. Range is half of it; the other half is that a chain of operations in
-# fp32 is rounded to fp16 *once*, at the store. How much is that worth? A cube, both ways:
+# So load, then `.to(tl.float32)`, then compute. It costs no traffic: the cast works on values already in registers, and
+# the store rounds to the dtype of `y_ptr`. Range is one half of it; the other is that a chain of operations in fp32 is
+# rounded to fp16 *once*, at the store. How much is that worth? A cube, both ways:
 
 
 # %%
@@ -363,27 +364,24 @@ def cube_kernel(x_ptr, y_ptr, elements, WIDE: tl.constexpr, BLOCK: tl.constexpr)
     tl.store(y_ptr + element, x * x * x, mask=exists)
 
 
-def cube(x, wide):
-    y = torch.empty_like(x)
-    cube_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), WIDE=wide, BLOCK=1024)
-    return y
-
-
-# %%
+# %% tags=["hide-input"]
 halves = torch.linspace(-8, 8, 4096, device=device, dtype=torch.float16)
 nearest = (halves.double() ** 3).half()
 for wide in (False, True):
-    off = (cube(halves, wide) != nearest).double().mean()
+    cubes = torch.empty_like(halves)
+    cube_kernel[(4,)](halves, cubes, halves.numel(), WIDE=wide, BLOCK=1024)
+    off = (cubes != nearest).double().mean()
     print(f"WIDE={wide}: {off:.1%} of the results are not the nearest fp16 number")
 
 # %% [markdown]
-# Cast first for a third reason: `tl.exp`, `tl.sqrt`, `tl.erf` and `tl.sigmoid` take fp32. (`tl.sigmoid(x)` is
-# $1/(1+e^{-x})$; with it you can write others, as $\tanh x = 2\,\sigma(2x) - 1$.)
+# There is a third reason to cast first: `tl.exp`, `tl.sqrt`, `tl.erf` and `tl.sigmoid` take fp32. (`tl.sigmoid(x)` is
+# $1/(1+e^{-x})$; it gives you others, such as $\tanh x = 2\,\sigma(2x) - 1$.)
 #
-# ## Strides: where a tensor lies in memory
+# ## Strides: where a tensor is in memory
 #
-# A tensor is an address and a **stride** for each dimension: how many elements further on the next one lies. A
-# kernel sees the address alone. `matrix[:, 1:5]` is a view: no copy, and its rows do not lie end to end.
+# A tensor is an address and a [stride](../docs/glossary.md#stride) for each dimension: how many elements further the
+# next index is. A kernel sees only the address. `matrix[:, 1:5]` is a view: no copy, and its rows are not
+# [contiguous](../docs/glossary.md#contiguous).
 
 # %%
 matrix = torch.arange(18.0).view(3, 6)
@@ -392,9 +390,9 @@ print("shape", tuple(middle.shape), "strides", middle.stride())
 print("contiguous:", middle.is_contiguous())
 
 # %% [markdown]
-# This kernel doubles a row a program, and believes that rows lie end to end. The picture shows the view as it lies in
-# memory. `stride` is given and not yet used. **Put the marked line right.** (The result is contiguous: there the
-# rows do lie end to end.)
+# In this kernel each program doubles one row, and it assumes that rows follow each other without gaps. The picture
+# shows the view as it is in memory. `stride` is passed but not used yet. **Put the marked line right.** (The result is
+# contiguous, so there the assumption holds.)
 
 
 # %%
@@ -409,11 +407,11 @@ middle = torch.arange(18.0).view(3, 6)[:, 1:5]
 puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMNS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins a stride
-# further on, not a row's length.</details>
+# <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins one stride
+# further on, not one row's length.</details>
 #
-# What does `add_kernel`, which knows no strides, make of such a view, with zeros to add to it? It takes 12 elements
-# of each, in the order of memory.
+# `add_kernel` knows no strides. Given such a view, with zeros to add to it, it takes 12 elements of each in the order of
+# memory:
 
 # %%
 views = torch.arange(18.0, device=device).view(3, 6)[:, 1:5], torch.zeros(3, 4, device=device)
@@ -422,9 +420,9 @@ print("right:", torch.equal(unaware.result, views[0] + views[1]))
 unaware
 
 # %% [markdown]
-# Not slow: *wrong*. There are two ways out. Pass strides, as `row_kernel` does; or have the launcher say
-# `x.contiguous()`, which copies what does not lie in order and returns everything else as it is. The copy is a launch
-# and a pass over memory:
+# Not slow: *wrong*. There are two ways out. Pass strides, as `row_kernel` does. Or let the host wrapper call
+# `x.contiguous()`, which copies a tensor that is not in order and returns any other as it is. The copy is a launch and a
+# pass over memory. (Allocate the result *after* that: `torch.empty_like` of a transposed view has the view's strides.)
 
 # %%
 in_order = measure(lambda a, b: launch(add_kernel, a.contiguous(), b.contiguous()), *views)
@@ -432,10 +430,10 @@ print("right:", torch.equal(in_order.result, views[0] + views[1]))
 in_order.launch_table()
 
 # %% [markdown]
-# ## A race
+# ## A data race
 #
-# Programs run at the same time, in any order. Here three programs add up four numbers each. The sum of each block is
-# wanted. **What happens to the sums? Put the marked line right.**
+# Programs run at the same time, in any order. Here three programs each add up four elements, and each should deliver
+# its own sum. Run it, see where the sums end up, and **put the marked line right.**
 
 
 # %%
@@ -451,107 +449,98 @@ sums = quarters.view(3, 4).sum(1)
 puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: a place for each program. All
-# in one place, the last to arrive wins, and nobody knows who that is.</details>
+# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: one place for each program. In a
+# shared place the last to arrive wins, and the order is not defined.</details>
 #
-# A race need not show in the values: where all programs store the same, or the right one happens to be last, tests
-# pass for months. The meter reports it all the same, since it knows who stored what.
+# A [data race](../docs/glossary.md#data-race) may not show in the values: where all programs store the same, or the
+# right one happens to come last, tests pass for months. The meter reports it anyway, because it records which program
+# stored what.
 #
 # ## Two billion elements
 #
-# Your kernels count elements in int32: a program's number is one, and so is `tl.arange`. **What is the number of the
-# first element of program 2,097,152, in blocks of 1024?**
+# Your kernels count elements in int32: a program's number is one, and so is `tl.arange`. **What number does
+# `tl.program_id(0) * BLOCK` give for the first element of program 2,097,152, in blocks of 1024?** (That is program
+# 2^21.)
+
+# %% tags=["hide-input"]
+first = predict_first("first element of program 2^21 in blocks of 1024, computed in int32", unit="")
+first
 
 
 # %%
 @triton.jit
 def first_element_kernel(program_ptr, first_ptr, BLOCK: tl.constexpr):
-    program = tl.load(
-        program_ptr
-    )  # in place of tl.program_id(0): as many programs would take a while
+    program = tl.load(program_ptr)  # stands for tl.program_id(0): launching 2^21 would take a while
     tl.store(first_ptr, program * BLOCK)
     tl.store(first_ptr + 1, program.to(tl.int64) * BLOCK)
 
 
-# %%
 program = torch.tensor([2**21], dtype=torch.int32, device=device)
 firsts = torch.empty(2, dtype=torch.int64, device=device)
 first_element_kernel[(1,)](program, firsts, BLOCK=1024)
-print("in int32:", firsts[0].item())
-print("in int64:", firsts[1].item())
+print(f"in int64: {firsts[1].item():,}")
+
+# %% tags=["hide-input"]
+first.compare(
+    firsts[0].item(),
+    "int32 ends at 2^31 - 1 and wraps around: the kernel would store before its tensor. The "
+    "mask lets it pass, "
+    "because a negative number is less than `elements`.",
+)
 
 # %% [markdown]
-# Negative: the kernel would store *before* its tensor. The mask lets it pass, since a negative number is less than
-# `elements`. Tensors of that size are rare and real: a batch of logits over a large vocabulary has as many numbers.
-# The remedy is one cast, and it must come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. From
-# the exercise on, write it so.
+# Tensors of that size are rare but real: a batch of logits over a large vocabulary has as many elements. The remedy is
+# one cast, and it must come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. From the exercise on,
+# write it so.
 #
-# ## Which block, how many warps
+# ## Block size and warps
 #
 # Two numbers are yours to choose: `BLOCK`, and `num_warps`, an option of the launch:
-# `kernel[grid](..., BLOCK=1024, num_warps=4)`. A **warp** is 32 threads, and 4 warps share a block unless you say
-# otherwise: in a block of 1024, a thread has eight elements. **By what factor is the worst of these choices slower
-# than the best, on an H200?** (The course's own add+GELU, 4 warps, blocks of 256 to 8192.)
-
-# %%
-worst = predict_first("slowest over fastest block, 256 to 8192, 4 warps", unit="times")
-worst
-
-# %%
-from benchmarks.experiments.lesson_03 import ELEMENTS
-
-sweep = h200.experiment("occupancy_sweep")
-blocks = (256, 512, 1024, 2048, 4096, 8192)
-on_four = [sweep[f"{block}x4"].median for block in blocks]
-rows = ((block, f"{1e6 * each:.0f} us") for block, each in zip(blocks, on_four, strict=True))
-timed = f"add+GELU of {ELEMENTS:,} numbers in fp32, 4 warps, the GPU's own time"
-display(table(("block", "time"), rows, f"{timed}\n{h200.label_of('occupancy_sweep')}"))
-worst.compare(max(on_four) / min(on_four))
-
-# %% [markdown]
-# Over a wide range it does not matter: the memory is the limit, and any of these keeps it busy. So take a block of
-# 1024 on 4 warps, which gives a thread at least four neighbours, and turn to what does matter, the bytes. Where the
-# edges of that range are, and why, is lesson 03b's matter.
+# `kernel[grid](..., BLOCK=1024, num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads, and 4 warps share a
+# block unless you choose otherwise: in a block of 1024, each thread has eight elements. The grid must grow with the
+# tensor, because one program runs on one of the GPU's many processors. Over a wide range nothing else matters here:
+# memory is the limit, and most choices keep it busy. Take a block of 1024 on 4 warps. Lesson 03b measures where that
+# range ends, and why.
 #
-# ## What you said, what was found
+# ## Your predictions vs the measurements
 
-# %%
+# %% tags=["hide-input"]
 predictions()
 
 # %% [markdown]
 # ## Test yourself
 #
-# 1. A kernel has no mask, and your tensors all have 4096 × 4096 numbers, in blocks of 1024. Is it wrong?
-# <details><summary>Answer</summary>Not for these. It will be on the first tensor whose length is no multiple of the
-# block, and values alone may not show it.</details>
+# 1. A kernel has no mask, and your tensors all have 4096 × 4096 elements, in blocks of 1024. Is it wrong?
+# <details><summary>Answer</summary>Not for these. It will be on the first tensor whose length is not a multiple of the
+# block size, and values alone may not show it.</details>
 #
 # 2. Only the store is masked. What can go wrong?
-# <details><summary>Answer</summary>The loads still read beyond the end: values nobody stores, but the address may not
-# be yours to read. The meter reports an out-of-bounds read.</details>
+# <details><summary>Answer</summary>The loads still read beyond the end: those values are never stored, but the address
+# may not be yours to read. The meter reports an out-of-bounds read.</details>
 #
 # 3. Two programs store the same right value to one element. Does it matter?
-# <details><summary>Answer</summary>Not to the result. It is a store too many, and it hides the next mistake: the day
-# that the values differ, the result depends on who was last.</details>
+# <details><summary>Answer</summary>Not to the result. It is one store too many, and it hides the next mistake: the day
+# the values differ, the result depends on which program came last.</details>
 #
-# 4. A slice `x[:, 1:]` of a matrix comes into this lesson's `fused_kernel`. What happens?
-# <details><summary>Answer</summary>The result is wrong: the kernel takes as many numbers in order as the slice has,
-# and those are not the slice's. Pass strides, or make it contiguous in the launcher. (With strides it is right, and
+# 4. A slice `x[:, 1:]` of a matrix is passed to this lesson's `fused_kernel`. What happens?
+# <details><summary>Answer</summary>The result is wrong: the kernel takes as many elements in a row as the slice has,
+# and those are not the slice's. Pass strides, or make it contiguous in the host wrapper. (With strides it is right, and
 # its loads are narrow: lesson 03b.)</details>
 #
-# 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes an element does it move? Put your number in place of
-#    the dots.
+# 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes per element does it move? Replace the dots with your
+#    number.
 
 # %%
 answer = ...
 tensors = torch.rand(4, 1000, dtype=torch.float16)
 correct = tensors.nbytes / tensors[0].numel()
-self_test(answer, correct, "three inputs and one output cross; two bytes a number")
+self_test(answer, correct, "three inputs and one output cross; two bytes per element")
 
 # %% [markdown]
 # ## Now you
 #
 # You have built the kernel for one dtype, contiguous tensors and the exact GELU.
-# [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for the whole: GELU's tanh form, half-precision inputs, any
-# strides, no elements at all, and loads as wide as they can be, for which blocks of 1024 on 4 warps will do. Next:
-# [03b What the compiler made of it](03b_what_the_compiler_made.ipynb), where the machine code says why a block of
-# 1024 was a good choice.
+# [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for all of it: GELU's tanh form, half-precision inputs, any
+# strides, empty tensors, and the widest loads, which a block of 1024 on 4 warps gives you. Next:
+# [03b What the compiler made of it](03b_what_the_compiler_made.ipynb), where the machine code shows why 1024 was a good
+# choice.

@@ -92,7 +92,7 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
         data["text/plain"]
         == metadata["image/png"]["alt"]
         == (
-            "A warp fetches 4 sectors and uses 100% of their bytes. fp32, 1 a lane, stride 1, offset 0: "
+            "A warp fetches 4 sectors and uses 100% of their bytes. fp32, 1 per lane, stride 1, offset 0: "
             "4 sectors, 128 of 128 bytes used"
         )
     )
@@ -104,7 +104,7 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
         ({"dtype": "int4"}, "no dtype 'int4' here"),
         ({"stride": 5}, "the stride slider has no 5"),
         ({"offset": 99}, "the offset slider has no 99"),
-        ({"elements": 3}, "3 elements a lane"),
+        ({"elements": 3}, "3 elements per lane"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(arguments, message):

@@ -24,7 +24,11 @@ def test_text_and_html_say_the_same():
     ]
     assert cells_of(made) == [["", "time", "by 2"], ["fused", "4.5 us", "16"], ["a < b", "12,345.0 us", ""]]
     page = BeautifulSoup(made._repr_html_(), "html.parser")
-    assert page.caption.text == "recorded & toldin us"
+    title, shown = page.contents
+    assert title.text == "recorded & toldin us", (
+        "above the table, as wide as its words: a caption is as narrow as the table"
+    )
+    assert (shown.name, shown["aria-label"]) == ("table", "recorded & told; in us")
     assert [head["scope"] for head in page.find_all("th")] == ["col"] * 3 + ["row"] * 2
 
 

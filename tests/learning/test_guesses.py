@@ -40,6 +40,13 @@ def test_a_guess_beside_what_was_found(guess, measured, line):
     assert repr(guessed(guess).compare(measured)) == line
 
 
+def test_a_finding_is_shown_below_and_wrapped():
+    shown = repr(guessed("20").compare(20, "Verdict: holds. " + "It is " * 30))
+    assert shown.splitlines()[0].endswith("20 MB, as you said")
+    assert shown.splitlines()[1].startswith("Verdict: holds. It is")
+    assert max(map(len, shown.splitlines())) <= 100
+
+
 def test_a_guess_that_is_no_number_is_asked_about():
     line = repr(guessed("20,5").compare(20))
     assert line == "bytes: 20 MB; your guess: 20,5: is it 20.5 or 205? Type it without the comma"

@@ -25,6 +25,16 @@ ANSWERS = {
     "mask_kernel": [("exists = element < BLOCK", "exists = element < elements")],
     "block_sum_kernel": [("tl.store(y_ptr, tl.sum(x))", "tl.store(y_ptr + program, tl.sum(x))")],
     "square_kernel": [("tl.load(x_ptr + element)", "tl.load(x_ptr + element).to(tl.float32)")],
+    "transposed_kernel": [("x_ptr + row * row_stride + column", "x_ptr + row * row_stride + column * column_stride")],
+    "two_blocks_kernel": [
+        ("first = tl.program_id(0) * BLOCK + block * BLOCK", "first = (2 * tl.program_id(0) + block) * BLOCK")
+    ],
+    "mask_again_kernel": [("counter = position", "counter = element")],
+    "grad_gate_kernel": [("slope = share", "slope = share * (1 + gate * (1 - share))")],
+    "variance_kernel": [
+        ("centred = x - tl.sum(x) / columns", "centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)")
+    ],
+    "mean_kernel": [("mean = tl.sum(x) / columns", "mean = tl.sum(x.to(tl.float32)) / columns")],
     "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
 }
 
@@ -99,7 +109,7 @@ x = torch.arange(1.0, 11.0)
     [
         ({"elements": 10, "step": 4}, "Solved: right values, every lane in its place, 8 B/element"),
         ({"elements": 11, "step": 4}, "Not yet: lanes load what lies outside their tensor"),
-        ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements are stored by nobody"),
+        ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements are never stored"),
         ({"elements": 10, "step": 3}, "Not yet: two programs store to one element"),
     ],
 )
@@ -117,6 +127,19 @@ def test_wrong_lanes_and_no_others_are_called_wrong():
 def test_right_values_that_move_too_much_are_not_solved():
     assert repr(puzzle(twice_kernel, 2, x[:8], wanted=x[:8] ** 2, BLOCK=4)).startswith(
         "Not yet: right values, but 12 B/element, and 8 are enough"
+    )
+
+
+@triton.jit
+def constant_kernel(x_ptr, b_ptr, y_ptr, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + element, tl.load(x_ptr + element) + 1.0)
+
+
+def test_right_values_without_reading_an_input_are_not_solved():
+    ones = torch.ones(8)
+    assert repr(puzzle(constant_kernel, 2, x[:8], ones, wanted=x[:8] + ones, BLOCK=4)).startswith(
+        "Not yet: right values, but 8 B/element, and 12 must cross"
     )
 
 

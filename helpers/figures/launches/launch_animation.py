@@ -66,7 +66,7 @@ def _scene(run: Recorded, numbers: int) -> Animation:
         Note("grey in the GPU's lane: it waits to be given work", LEFT + 30, bottom),
     ]
     slowest, quickest = max(ends, key=ends.get), min(ends, key=ends.get)
-    title = f"{numbers:,} numbers: {slowest} takes {plain(ends[slowest] / ends[quickest])} times as long as {quickest}"
+    title = f"{numbers:,} elements: {quickest} is {plain(ends[slowest] / ends[quickest])} times faster than {slowest}"
     told = (
         (0.0, "The CPU launches; the GPU runs what it was given."),
         *sorted((end, f"{name} is done.") for name, end in ends.items()),

@@ -48,9 +48,9 @@ class KernelLine:
 
 
 def blocks_chart(panels: list[KernelLine], title: str, told: str) -> Chart:
-    """A panel a line of the kernel: on top its tensor as it lies in memory, below a row a program with its lanes.
+    """Draw one panel per line of the kernel: on top its tensor as it is in memory, below one row per program.
 
-    A box is a lane, with its number, at the element that it asks for; dotted: the mask keeps it out; red: wrong.
+    A box is a lane, with its number, at the element that it accesses; dotted: masked; red: wrong.
 
     Args:
         panels: the lines, in order.
@@ -108,8 +108,8 @@ def _told(panel: KernelLine) -> str:
         if lanes.wrong.any():
             row += f" (wrong: {spans(lanes.elements[lanes.wrong])})"
         rows.append(row)
-    nobody = f"; nobody stores {spans(np.array(sorted(panel.missing)))}" if panel.missing else ""
-    return f"{panel.source}\n    " + "; ".join(rows) + nobody
+    never = f"; never stored: {spans(np.array(sorted(panel.missing)))}" if panel.missing else ""
+    return f"{panel.source}\n    " + "; ".join(rows) + never
 
 
 def spans(elements: np.ndarray) -> str:

@@ -75,13 +75,13 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
             0.0,
             "Both read a and b. The first of two kernels adds and writes the sum to memory; the fused one keeps it.",
         ),
-        (half_way, "The second kernel reads the same sum back, to apply GELU: a round trip for nothing."),
+        (half_way, "The second kernel reads the same sum back, to apply GELU: a wasted round trip."),
         (ways["unfused"], "Both have the same result."),
     )
     ratio = ways["unfused"] / ways["fused"]
     scene = Animation(
         (WIDTH, CHIP + 84), longest, 14.0, "µs", 1e6,
-        f"The same result, {plain(ratio)} times sooner: the sum never leaves the chip",
+        f"The same result, {plain(ratio)} times faster: the sum never leaves the chip",
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,
     )  # fmt: skip
     return Film({"add + GELU": scene}, frame=0.68)

@@ -93,7 +93,7 @@ def operation_axes():
             axes.text(x, AXIS + 10, si(10.0**power, "s"), ha="center", va="center_baseline")
         x = _at(_start())
         axes.plot((x, x), (SIZE[1] + 20, AXIS + 18), color=LIMIT, lw=1, ls=":")
-        told = f"a launch alone takes {si(_start(), 's')} (recorded on an H200)"
+        told = f"the launch alone takes {si(_start(), 's')} (recorded on an H200)"
         axes.text(x + 4, AXIS + 24, told, va="center_baseline")
     return figure, axes
 

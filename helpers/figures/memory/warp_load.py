@@ -70,7 +70,7 @@ def warp_axes(rows: int) -> tuple[Figure, Axes]:
         height = figure.bbox.height
         axes = figure.add_axes((0.03, 34 / height, 0.94, 1 - 62 / height))
         axes.set(xlim=(0, SHOWN), ylim=(rows - 0.4, -0.7), yticks=())
-        axes.set_xlabel("memory from the tensor's first byte on (bytes; a line a sector)")
+        axes.set_xlabel("memory from the tensor's first byte on (bytes; one line per sector)")
         axes.xaxis.set_major_locator(MultipleLocator(4 * SECTOR))
         axes.xaxis.set_minor_locator(MultipleLocator(SECTOR))
         axes.grid(axis="x", which="minor")
@@ -85,7 +85,7 @@ def blocks(load: WarpLoad) -> tuple[list[tuple[int, int]], list[tuple[int, int]]
 
 
 def warp_chart(loads: dict[str, WarpLoad], title: str) -> Chart:
-    """One row a load: a box is a sector fetched, what is filled are the bytes that a lane wants.
+    """One row per load: boxes are fetched sectors, filled parts the bytes that lanes request.
 
     Args:
         loads: what to call each -> the load.
@@ -107,11 +107,11 @@ def warp_chart(loads: dict[str, WarpLoad], title: str) -> Chart:
 STRIDES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # elements from a lane's first to the next lane's
 OFFSETS = tuple(range(17))  # elements
 DTYPES = ("fp32", "fp16", "fp8")
-WIDTHS = (1, 2, 4)  # elements a lane, one next to another
+WIDTHS = (1, 2, 4)  # neighbouring elements per lane
 
 
 def warp_load(dtype: str, stride: int, offset: int, elements: int) -> WarpLoad:
-    """A load of `elements` neighbours a lane; the next lane's lie `stride` times as far on as they are wide.
+    """A load of `elements` neighbours per lane; lanes begin `stride` such widths apart.
 
     Raises:
         ValueError: none of DTYPES.
@@ -126,28 +126,28 @@ def _told(dtype: str, stride: int, offset: int, elements: int) -> tuple[str, str
     load = warp_load(dtype, stride, offset, elements)
     share = load.wanted / (SECTOR * len(load.sectors))
     title = f"A warp fetches {len(load.sectors)} sectors and uses {share:.0%} of their bytes"
-    name = f"{dtype}, {elements} a lane, stride {stride}, offset {offset}"
+    name = f"{dtype}, {elements} per lane, stride {stride}, offset {offset}"
     return title, name
 
 
 class WarpExplorer(Explorer):
-    """The sectors of a warp's load, with sliders for stride and offset, and a choice of dtype and elements a lane.
+    """The sectors of a warp's load, with sliders for stride and offset, and a choice of dtype and elements per lane.
 
     Its controls are widgets: `stride`, `offset`, `dtype` and `elements`; what it shows is also the string `text`.
     Displayed where no kernel runs, it is a picture and that text.
 
     Raises:
-        ValueError: an unknown dtype, a number of elements a lane that is not offered, or a value not on the sliders.
+        ValueError: an unknown dtype, a number of elements per lane that is not offered, or a value not on the sliders.
     """
 
     def __init__(self, dtype: str = "fp32", stride: int = 1, offset: int = 0, elements: int = 1):
         warp_load(dtype, 1, 0, 1)  # refuses what cannot be shown
         if elements not in WIDTHS:
-            raise ValueError(f"{elements} elements a lane: choose from {', '.join(map(str, WIDTHS))}")
+            raise ValueError(f"{elements} elements per lane: choose from {', '.join(map(str, WIDTHS))}")
         self.stride = slider("stride", STRIDES, stride)
         self.offset = slider("offset", OFFSETS, offset)
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
-        self.elements = widgets.Dropdown(options=list(WIDTHS), value=elements, description="a lane")
+        self.elements = widgets.Dropdown(options=list(WIDTHS), value=elements, description="per lane")
         super().__init__(FramePlayer(), [self.stride, self.offset], [[self.dtype, self.elements]])
 
     def _at(self, stride: int, offset: int) -> tuple[str, int, int, int]:

@@ -1,0 +1,72 @@
+"""English that reads translated does not grow: docs/writing.md has the rules, tests/english.py counts."""
+
+from collections import Counter
+
+import pytest
+
+from tests.english import ALL, KINDS, faults_in, hits
+
+# Fault: its ceilings in lessons, exercises, docs, code. Lower one when you have lowered its count.
+CEILINGS = {
+    "F1": (100, 41, 2, 118),
+    "F2": (70, 4, 0, 53),
+    "F3": (77, 31, 14, 163),
+    "F4": (83, 25, 27, 165),
+    "F5": (56, 16, 3, 142),
+    "F6": (155, 41, 37, 433),
+    "F7": (58, 17, 6, 223),
+    "F8": (31, 13, 2, 51),
+    "F9": (125, 39, 28, 199),
+    "F10a": (48, 12, 2, 0),
+    "F10b": (1, 3, 0, 404),
+    "F10c": (1, 2, 0, 108),
+}
+
+
+def test_no_fault_is_more_frequent_than_its_ceiling():
+    counts = Counter((each.fault, each.kind) for each in hits())
+    over = [
+        f"{fault} in {kind}: {counts[fault, kind]}, at most {ceiling}"
+        for fault, ceilings in CEILINGS.items()
+        for kind, ceiling in zip(KINDS, ceilings, strict=True)
+        if counts[fault, kind] > ceiling
+    ]
+    assert over == [], "`python tests/english.py --list FAULT KIND` shows each place; docs/writing.md has the rules"
+
+
+def test_every_fault_has_its_ceilings():
+    assert tuple(CEILINGS) == ALL
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "fault"),
+    [
+        ("markdown", "It needs 32 registers a thread.", "F1"),
+        ("markdown", "It takes three times as long.", "F2"),
+        ("markdown", "The store stands inside the loop.", "F3"),
+        ("markdown", "The meter says how many bytes move.", "F4"),
+        ("markdown", "The width is no multiple of the block.", "F5"),
+        ("markdown", "It halves the traffic. What is left is the input.", "F6"),
+        ("markdown", "A thread has registers, of which few are free.", "F7"),
+        ("markdown", "Both are to be loaded first.", "F8"),
+        ("markdown", "It is summed in place of the first.", "F9"),
+        ("markdown", "## Dice that anyone can throw again", "F10a"),
+        ("docstring", "Whether the tensors overlap.", "F10b"),
+        ("message", "block size: a power of two is expected", "F10c"),
+    ],
+)
+def test_each_fault_is_found(what, text, fault):
+    assert fault in [found for found, _, _ in faults_in(what, text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It needs 32 registers per thread and is 3x slower.",
+        "The meter counts the bytes; `what it says` is code. <!-- what stands here is not shown. -->",
+        "The width is not a multiple of the block size.",
+        "## Philox: random numbers without state",
+    ],
+)
+def test_plain_english_has_no_fault(text):
+    assert list(faults_in("markdown", text)) == []
