@@ -15,6 +15,7 @@ REPOSITORY = {
     "bench": ("benchmarks/run.py",),
     "grade": ("helpers/grading", "solutions"),
     "gradescope": ("helpers/grading", "solutions"),
+    "mark": ("helpers/grading", "solutions"),
     "new-exercise": ("helpers/grading", "source/exercises"),
     "release": ("helpers/grading", "solutions"),
 }
@@ -64,6 +65,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     grade.add_argument("--by", default="", metavar="NAME", help="who comments (default: this user)")
     grade.add_argument("--variant", metavar="WORD", help="that the class's exercises were released with")
+
+    mark = commands.add_parser("mark", help="points and comments by hand, one answer after another, in a browser")
+    mark.add_argument("report", help="the --out folder of a `fusion grade`")
+    mark.add_argument("--by", default="", metavar="NAME", help="who marks (default: this user)")
 
     release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
     release.add_argument("folder", help="a new folder, such as student/")
@@ -157,6 +162,10 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 late=arguments.late,
                 variant=arguments.variant,
             )
+        case "mark":
+            from helpers.grading.marking_page import mark_by_hand
+
+            return mark_by_hand(Path(arguments.report), arguments.by)
         case "release":
             from helpers.grading.release import release
 

@@ -101,7 +101,7 @@ INVALID = {
     "no text": invalid("is not JSON", lambda _: b"\xff\xfe\x00"),
     "deeply nested lists": invalid("is not JSON", lambda _: b"[" * 200_000),
     "deeply nested objects": invalid("is not JSON", lambda _: b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
-    "a huge file": invalid("at most 5,000,000 are graded", lambda _: b" " * 6_000_000),
+    "a huge file": invalid("is larger than 25 MB", lambda _: b" " * 26_000_000),
     "a number of 5 million digits": invalid("is not JSON", lambda _: b"1" * 4_999_999),
     "a list": invalid("not a notebook of format 4", lambda _: b"[]"),
     "cells of numbers": invalid("not a notebook of format 4", lambda _: b'{"cells": [1], "metadata": {}}'),

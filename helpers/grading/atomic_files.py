@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file beside its place and move it there: a run that is stopped leaves it whole or absent."""
     beside = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        with open(beside, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

@@ -72,12 +72,14 @@ class Class:
         found: what is to be graded, one for each student and exercise.
         left: what is not, with the reason: (path, reason).
         trails: where each path leads, through zips in zips.
+        notes: what an instructor should know of it, a line each.
     """
 
     root: Path
     found: tuple[Found, ...]
     left: tuple[tuple[str, str], ...]
     trails: dict[str, Trail]
+    notes: tuple[str, ...] = ()
 
     def read(self, path: str) -> bytes:
         """A notebook's bytes, a little more than are graded at most; OSError where it cannot be read."""
@@ -92,7 +94,8 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
         student: a regular expression with a group `student`, searched in the path, instead of the usual ones.
 
     Raises:
-        FileNotFoundError, ValueError: no such folder or zip, a pattern without its group, or nothing in it.
+        FileNotFoundError, ValueError: no such folder or zip, a pattern without its group, nothing in it, or two
+            hand-ins whose names, given by hand, differ only in ways that one does not see.
     """
     pattern = compiled(student) if student else None
     if not root.exists():
@@ -109,24 +112,35 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
     common = "" if metadata else common_folder(list(trails), [path for path, _ in left])
     metadata = metadata or metadata_of_gradescope(root, common + METADATA)
     names = {folder: named(submitters) for folder, (submitters, _) in metadata.items()}
-    answered = []
+    answered, written = [], defaultdict(dict)
     for path in sorted(trails, key=natural):
         exercise, why = exercise_of(path, lambda path: read(root, trails[path]), exercises)
-        whose = student_of(path.removeprefix(common), exercise, pattern, names)
+        name, number = student_of(path.removeprefix(common), exercise, pattern, names)
+        whose = composed(name), number
+        if whose[0] and not number:
+            written[whose[0]].setdefault(name, path)
         if not exercise:
             left.append((path, why))
         elif not whose[0]:
             why = "no student in its name, or two: put it in a folder of the student's name, or give --student"
             left.append((path, why))
         else:
-            answered.append((path, exercise, whose))
-    shown = told_apart({whose for _, _, whose in answered})
+            answered.append((path, exercise, whose, name))
+    shown = told_apart({whose for _, _, whose, _ in answered})
     chosen: dict[tuple[str, str], str] = {}
-    for path, exercise, whose in answered:
+    spelled: dict[tuple[str, str], str] = {}
+    for path, exercise, whose, name in answered:
+        # With no number of a platform to tell two apart, one would replace the other's work.
+        before = spelled.setdefault((shown[whose], exercise), name)
+        if before != name and not whose[1]:
+            raise ValueError(
+                f"{root} has {exercise} of {before!a} and of {name!a}, names that read alike: "
+                "rename one folder, or take one hand-in away"
+            )
         if earlier := chosen.get((shown[whose], exercise)):
             left.append((earlier, f"a later one is graded: {path}"))
         chosen[shown[whose], exercise] = path
-    told_of = {path: whose for path, _, whose in answered}
+    told_of = {path: whose for path, _, whose, _ in answered}
     found = tuple(
         found_at(student, exercise, path, path.removeprefix(common), told_of[path], {} if pattern else metadata)
         for (student, exercise), path in sorted(chosen.items())
@@ -135,7 +149,12 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
     for path, why in left:
         name = names.get(path.removeprefix(common).split("/")[0])
         told.append((path, f"{why} (of {name[0]})" if name else why))
-    return Class(root, found, tuple(sorted(told)), trails)
+    notes = tuple(
+        f"taken for one student, though written {' and '.join(map(ascii, spellings))}: {', '.join(spellings.values())}"
+        for spellings in written.values()
+        if len(spellings) > 1
+    )
+    return Class(root, found, tuple(sorted(told)), trails, notes)
 
 
 def found_at(student: str, exercise: str, path: str, below: str, whose: tuple[str, str], metadata: dict) -> Found:
@@ -196,27 +215,24 @@ def exercise_of(path: str, read: Callable[[str], bytes], exercises: dict[str, Ex
 def student_of(
     path: str, exercise: str, pattern: re.Pattern | None, names: dict[str, tuple[str, str]]
 ) -> tuple[str, str]:
-    """The student's name, and the platform's number or address, both empty where unknown.
-
-    Accents are in one form, whichever the system that named the file has.
-    """
+    """The student's name as it is written, and the platform's number or address, both empty where unknown."""
     if pattern:
-        return composed(match["student"] or "") if (match := pattern.search(path)) else "", ""
+        return (match["student"] or "") if (match := pattern.search(path)) else "", ""
     first, _, below = path.partition("/")
     if below and first in names:
         return names[first]
     if told := [match for known in (MOODLE, CANVAS) if (match := known.match(path))]:
         # A file uploaded to Canvas may be called as Moodle would call another student's.
-        return (composed(told[0]["student"]), told[0]["id"]) if len(told) == 1 else ("", "")
+        return (told[0]["student"], told[0]["id"]) if len(told) == 1 else ("", "")
     if below and not first.lower().endswith(".zip"):
-        return composed(first), ""
+        return first, ""
     stem = Path(first).stem
     without = re.sub(re.escape(exercise), "", stem, flags=re.IGNORECASE) if exercise else stem
-    return composed(without).strip("_- .") if below or without != stem else "", ""
+    return without.strip("_- .") if below or without != stem else "", ""
 
 
 def composed(name: str) -> str:
-    """A name in one form, however its accents and spaces are written, without signs that nobody sees."""
+    """Return a name in one form, however its accents and spaces are written, without characters that do not show."""
     return " ".join(unicodedata.normalize("NFC", UNSEEN.sub("", name)).split())
 
 

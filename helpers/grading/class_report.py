@@ -3,6 +3,8 @@
     results/<student>/<exercise>.json    each result, hidden checks' messages included
     results/<student>/results.json       for Gradescope: hidden checks redacted and not shown
     feedback/<student>.html              for the student, to be sent as it is: hidden checks redacted
+    feedback.zip                         all of these, by name; feedback_moodle.zip and feedback_canvas.zip, where the
+                                         hand-ins came from there: as the platform takes them back
     grades.csv, junit.xml, report.html   for the instructor
     totals.csv                           students by exercises
     canvas.csv, moodle.csv, gradescope.csv, with a roster: for the platform
@@ -18,7 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree
 
-from helpers.grading import exports
+from helpers.grading import exports, feedback_zips
 from helpers.grading.atomic_files import write_whole
 from helpers.grading.class_folder import Class
 from helpers.grading.csv_tables import shown
@@ -65,6 +67,14 @@ def write(
             write_whole(out / "answers" / f"{name}.html", answers_page(name, graded, links))
     for student, text in feedback.items():
         write_whole(out / "feedback" / f"{links[student]}.html", text)
+    paths = {row.student: [each.path for each in students.found if each.student in row.folders] for row in book.rows}
+    zips = {"feedback": feedback_zips.named_pages(feedback)}
+    zips |= {f"feedback_{each}": feedback_zips.pages_for(each, feedback, paths) for each in feedback_zips.PREFIXES}
+    for name, files in zips.items():
+        if files:
+            write_whole(out / f"{name}.zip", feedback_zips.zipped(files))
+        else:
+            (out / f"{name}.zip").unlink(missing_ok=True)
     for page in (out / "feedback").glob("*.html"):
         if page.stem not in {links[student] for student in feedback}:
             page.unlink()  # an earlier run's, of a name that a roster has changed since

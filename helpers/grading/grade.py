@@ -20,7 +20,7 @@ from helpers.learning.submission_policy.screening import Screened, run_instead, 
 INVALID, REFUSED = "invalid", "refused"
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR, INVALID, REFUSED)
 CELL_TIMEOUT = 30.0  # seconds
-MAX_BYTES = 5_000_000  # of a notebook
+MAX_BYTES = 25_000_000  # of a notebook, outputs included; these are dropped unread
 MAX_SAID = 2000  # characters of a message
 
 
@@ -105,7 +105,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
 def opened(content: bytes, name: str, exercise: Exercise) -> tuple[dict, dict[str, str]]:
     """A notebook's JSON and its answers, grade_id -> source; ValueError, one line, where it is not the exercise's."""
     if len(content) > MAX_BYTES:
-        raise ValueError(f"{name} has {len(content):,} bytes, at most {MAX_BYTES:,} are graded: clear its outputs")
+        raise ValueError(f"{name} is larger than {MAX_BYTES / 1e6:g} MB, the limit with its outputs: clear them")
     notebook = parsed_notebook(content, name)
     course = notebook["metadata"].get("kernel_fusion")
     held = course.get("exercise") if isinstance(course, dict) else None

@@ -180,7 +180,7 @@ def gradebook(
             said = tuple(marks.get((key, name), ()))
             entries.append(entry_of(name, worth[name], found, result, person, said, rules, unread))
         rows.append(StudentGrades(key, person, tuple(under), tuple(entries)))
-    return Gradebook(tuple(rows), worth, rules, tuple(notes_on(rows, worth, rules, unread)))
+    return Gradebook(tuple(rows), worth, rules, (*students.notes, *notes_on(rows, worth, rules, unread)))
 
 
 def finder(roster: Roster | None, folders: dict[str, list[str]]):

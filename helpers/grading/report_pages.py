@@ -14,7 +14,7 @@ from helpers.grading.csv_tables import shown
 from helpers.grading.exercise import Exercise
 from helpers.grading.grade import STATES, Result, clean
 from helpers.grading.gradebook import Entry, Gradebook, StudentGrades, remarks
-from helpers.grading.similarity import MAX_READ, PYTHON_LEXER, THRESHOLD, AlikePair
+from helpers.grading.similarity import MAX_READ, PYTHON_LEXER, THRESHOLD, AlikePair, groups
 from helpers.learning.outcome import EDGE, PASS
 from helpers.style import LIMIT, PURPLE, REPORT_FONT
 
@@ -37,7 +37,7 @@ tr + tr td { border-top: 1px solid GREY } pre { white-space: pre-wrap; margin: 0
 """.replace("GREY", LIMIT)
 )
 LIGHT, DARK = HtmlFormatter(style="default", linenos="inline"), HtmlFormatter(style="github-dark")
-MAX_PAIRS = 100  # of an exercise
+MAX_GROUPS = 100  # of an exercise
 Kept = list[tuple[str, Result]]
 
 
@@ -231,20 +231,22 @@ def points_of(entry: Entry, book: Gradebook) -> str:
 
 
 def alike_table(exercise: str, pairs: list[AlikePair], linked) -> str:
-    lines = [
-        [
-            f"{linked(pair.students[0], exercise)} and {linked(pair.students[1], exercise)}",
-            f"{pair.likeness:.0%}",
-            " and ".join(f"{each:.0%}" for each in pair.to_model),
-        ]
-        for pair in pairs[:MAX_PAIRS]
-    ]
-    more = f"<p>And {len(pairs) - MAX_PAIRS} pairs more.</p>\n" if len(pairs) > MAX_PAIRS else ""
+    found = groups(pairs)
+    lines = []
+    for group in found[:MAX_GROUPS]:
+        to_model = {name: share for pair in group for name, share in zip(pair.students, pair.to_model, strict=True)}
+        shares = (
+            f"{group[-1].likeness:.0%} to {group[0].likeness:.0%}" if len(group) > 1 else f"{group[0].likeness:.0%}"
+        )
+        students = [f"{linked(name, exercise)} ({to_model[name]:.0%})" for name in sorted(to_model)]
+        lines.append([", ".join(students), shares])
+    more = f"<p>And {len(found) - MAX_GROUPS} groups more.</p>\n" if len(found) > MAX_GROUPS else ""
     return (
         f"<h2>Alike in {escape(exercise)}</h2>\n"
-        f"<p>At least {THRESHOLD:.0%} of what two have beyond the given text is the same, whatever names were chosen. "
-        "No points hang on it. Two that are both close to the model answer may have come there alone.</p>\n"
-        + rows(["students", "alike", "each to the model answer"], lines)
+        f"<p>Each row is a group: each of its answers shares at least {THRESHOLD:.0%} of what it has beyond the given "
+        "text with another of the group, whatever names were chosen. No points depend on it. In brackets: how much an "
+        "answer is like the model answer; two that are both close to it may have come there alone.</p>\n"
+        + rows(["students", "alike"], lines)
         + more
     )
 

@@ -53,6 +53,20 @@ def alike(exercise: Exercise, graded: list[tuple[str, Result]]) -> list[AlikePai
     return sorted(pairs, key=lambda pair: (-pair.likeness, pair.students))
 
 
+def groups(pairs: list[AlikePair]) -> list[list[AlikePair]]:
+    """The pairs by groups of students who are linked by them, the most alike first.
+
+    Seven copies of one answer are one group, not 21 pairs."""
+    found: list[tuple[set[str], list[AlikePair]]] = []
+    for pair in pairs:
+        linked = [each for each in found if each[0] & set(pair.students)]
+        found = [each for each in found if each not in linked]
+        students = set(pair.students).union(*(each[0] for each in linked))
+        found.append((students, [*(one for each in linked for one in each[1]), pair]))
+    ordered = [sorted(own, key=lambda pair: (-pair.likeness, pair.students)) for _, own in found]
+    return sorted(ordered, key=lambda own: (-own[0].likeness, own[0].students))
+
+
 def likeness(one: Grams, other: Grams) -> float:
     return len(one & other) / len(one | other) if one or other else 0.0
 

@@ -220,6 +220,20 @@ def test_a_name_is_one_however_its_accents_are_written(tmp_path):
     assert set(students_of(handed_in(tmp_path, files)).values()) == {"Jos\u00e9"}
 
 
+@pytest.mark.parametrize("other", ["a\u200blice", "alice ", "al\u00adice"])
+def test_a_name_that_reads_like_anothers_replaces_nobodys_work(tmp_path, other):
+    """Folders named by hand: a blank or a character that does not show makes another hand-in."""
+    with pytest.raises(ValueError, match="names that read alike: rename one folder, or take one hand-in away"):
+        handed_in(tmp_path, {f"alice/{NOTEBOOK}": CONTENT, f"{other}/{NOTEBOOK}": CONTENT})
+
+
+def test_a_name_written_in_two_ways_is_flagged(tmp_path):
+    found = handed_in(tmp_path, {f"alice/{NOTEBOOK}": CONTENT, "a\u200blice/05_layer_norm.ipynb": CONTENT})
+    [note] = found.notes
+    assert note.startswith("taken for one student, though written")
+    assert "'a\\u200blice'" in note
+
+
 def test_attempts_of_one_student_are_no_namesakes(tmp_path):
     students = handed_in(tmp_path, {f"smith_1_{attempt}_{NOTEBOOK}": CONTENT for attempt in (2, 3)})
     assert students_of(students) == {f"smith_1_3_{NOTEBOOK}": "smith"}

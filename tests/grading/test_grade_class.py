@@ -268,7 +268,8 @@ def test_a_run_that_was_stopped_goes_on(graded_class, tmp_path, capsys):
         return re.sub(r"<h2>Slowest.*", "", text, flags=re.DOTALL)
 
     for path, content in before.items():
-        assert without_times(path.read_bytes()) == without_times(content), path
+        now = path.read_bytes()
+        assert now == content if path.suffix == ".zip" else without_times(now) == without_times(content), path
 
 
 @needs_sandbox

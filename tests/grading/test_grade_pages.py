@@ -97,7 +97,7 @@ def test_the_instructor_reads_what_hidden_checks_said():
     assert page.count("seed 1729 of the hidden check") == 2
     assert 'id="jones"' in MADE["answers"]
     assert f'href="answers/{NAME}.html#jones"' in MADE["class"]
-    assert re.search(r"and jones\s*90%\s*50% and 40%", Seen(MADE["class"]).text)
+    assert re.search(r"\(50%\), jones \(40%\)\s*90%", Seen(MADE["class"]).text)
 
 
 def test_lines_are_numbered_as_messages_number_them():

@@ -1,6 +1,7 @@
 """Answers that are alike: the threshold lies between the repository's own right answers and copies of them."""
 
 import re
+from itertools import combinations
 
 import answers
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from helpers.grading import similarity
 from helpers.grading.exercise import exercises_in
 from helpers.grading.grade import Result
+from helpers.grading.similarity import AlikePair, groups
 
 EXERCISES = exercises_in()
 WHOLE = [each for each in answers.all_answers() if each.whole and not each.wrong]
@@ -70,3 +72,16 @@ def test_pairs_come_the_most_alike_first_and_earn_nothing():
     pairs = alike(name, model_of(name), model_of(name) | other, model_of(name))
     assert pairs[0].students == ("0", "2")
     assert [pair.likeness for pair in pairs] == sorted((pair.likeness for pair in pairs), reverse=True)
+
+
+def test_seven_copies_are_one_group_and_two_others_another():
+    copies = [AlikePair((f"s{a}", f"s{b}"), 1.0, (0.5, 0.5)) for a, b in combinations(range(7), 2)]
+    others = [AlikePair(("x", "y"), 0.6, (0.1, 0.9))]
+    found = groups([*others, *copies])
+    assert [len({name for pair in group for name in pair.students}) for group in found] == [7, 2]
+
+
+def test_a_chain_is_one_group():
+    chain = [AlikePair((one, other), 0.7, (0, 0)) for one, other in (("a", "b"), ("c", "d"), ("b", "c"))]
+    [group] = groups(chain)
+    assert {name for pair in group for name in pair.students} == set("abcd")

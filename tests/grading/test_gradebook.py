@@ -379,7 +379,7 @@ def test_where_nothing_tells_when_that_is_said():
         ("10 % a day, at most 50 %, grace 15 min", "16 min", "1.5"),
         ("10 % a day, at most 50 %, grace 15 min", "1 day", "1.5"),
         ("10 % a day, at most 50 %, grace 15 min", "1 day 1 min", "3"),
-        ("10% per day; AT MAX 50%", "40 days", "7.5"),
+        ("10% per day; AT MOST 50%", "40 days", "7.5"),
         ("7,5 % an hour", "2 h", "2.25"),
         ("20 % once", "1 min", "3"),
         ("20 %, grace 1 week", "7 days", "0"),

@@ -15,6 +15,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 # Ends of lines to str.splitlines, and so to linecache and inspect; to Python's parser none, or a blank.
 LINE_ENDS = {"\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"}
 CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*[-\w.]+")  # PEP 263
+LONG_NUMBER = re.compile(r"0[xob][0-9a-f_]{3500,}|\d[\d_]{4000,}", re.IGNORECASE)  # Python writes out 4,300 digits
 DECORATOR = re.compile(r"@triton\.jit[ \t]*(#.*)?$")
 TRITONS_CUT = re.compile(r"^def\s+\w+\s*\(", re.MULTILINE)  # triton/runtime/jit.py
 
@@ -26,6 +27,8 @@ def characters_of_two_readings(source: str) -> tuple[int, str] | None:
             return number, f"the character U+{ord(strange[0]):04X} ends a line to some who read it: delete it"
         if "\r" in line.removesuffix("\r"):
             return number, "the character U+000D ends a line to some who read it: delete it"
+        if LONG_NUMBER.search(line):
+            return number, "a number of thousands of digits, which Python does not write out: compute it, as 2**100"
         if number <= 2 and CODING.match(line):
             return number, "a text in a notebook is UTF-8: delete the line that says which encoding it has"
     return None
