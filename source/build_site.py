@@ -215,7 +215,13 @@ class Site:
             ],
         }  # fmt: skip
         # As globals: resources are copied, deeply, for each page.
-        shown = {"page": page, "site": self, "live": name if live else "", "map": self.map if page is self.front else (), **around}
+        shown = {
+            "page": page,
+            "site": self,
+            "live": name if live else "",
+            "map": self.map if page is self.front else (),
+            **around,
+        }
         self.exporter.environment.globals.update(shown)
         markup, _ = self.exporter.from_notebook_node(notebook)
         self._save(page.target, markup)
@@ -275,7 +281,7 @@ class Site:
 
     @functools.cached_property
     def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, float]]]]]]:
-        """Per part its name, its aim, and (page, lesson, its first picture, its exercises with their points) of each."""
+        """Per part its name, its aim, and its lessons: page, lesson, first picture, exercises with their points."""
         of = {self.root / page.source: page for page in self.pages}
         return [
             (
@@ -301,7 +307,7 @@ class Site:
         png = next((each.data["image/png"] for each in outputs if "image/png" in each.get("data", {})), None)
         if png is None:
             return ""
-        picture = Image.open(io.BytesIO(base64.b64decode(png)))
+        picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
         picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
         name = f"assets/pictures/{path.stem}.png"
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,15 @@ from helpers.learning.saved_guesses import kept_in
 PARTS = (
     ("00", "Memory", "Why most kernels wait for memory, how to count what they move, and a first fused kernel."),
     ("04", "Kernels", "Fused kernels one idea at a time: elementwise, row-wise, matmul, attention, training, int8."),
-    ("13", "Deciding", "What to fuse in a whole model, what Triton decides for you, and how to check it in a profiler."),
+    (
+        "13",
+        "Deciding",
+        "What to fuse in a whole model, what Triton decides for you, and how to check it in a profiler.",
+    ),
 )
 WHAT = (
-    "Each lesson is a notebook: it asks for your guess, then measures. Exercises ask you to write the kernel. No GPU is "
-    "needed."
+    "Each lesson is a notebook: it asks for your guess, then measures. Exercises ask you to write the kernel. No GPU "
+    "is needed."
 )
 BOXES = 5  # of the bar that says how much of a lesson is done
 
