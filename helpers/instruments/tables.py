@@ -65,13 +65,10 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], sides: Seq
             f'<td style="{style}">{_escaped(cell)}</td>' for cell, style in zip(others, styles[1:], strict=True)
         )
         body += "</tr>"
+    caption = "<br>".join(map(html.escape, title.splitlines()))
+    caption = f'<caption style="text-align:left">{caption}</caption>' if title else ""
     head = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
-    drawn = f'<table class="fusion-table">{head}<tbody>{body}</tbody></table>'
-    if not title:
-        return drawn
-    # Above the table, not a <caption>: that is as wide as the table and would break under two narrow columns.
-    label = "<br>".join(map(html.escape, title.splitlines()))
-    return f'<figure class="fusion-table-figure" style="margin:0"><figcaption>{label}</figcaption>{drawn}</figure>'
+    return f'<table class="fusion-table">{caption}{head}<tbody>{body}</tbody></table>'
 
 
 def _escaped(cell: str) -> str:

@@ -61,7 +61,7 @@ def amount(resource: str, value: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bar:
+class SmBar:
     """What one resource of an SM has, and what each resident block takes of it: warps, registers or bytes."""
 
     resource: str  # as PANELS names it
@@ -83,11 +83,11 @@ class Bar:
         return self.block * (self.blocks + 1) > self.total
 
 
-def sm_bars(occupancy: Occupancy) -> list[Bar]:
+def sm_bars(occupancy: Occupancy) -> list[SmBar]:
     """What an SM's blocks take of its warps, registers and shared memory, as the hardware allocates them."""
     limiters = {resource: limiter for limiter, resource in SWEPT.items()}
     allocated = {resource: occupancy.allocated[limiters.get(resource, resource)] for resource in PANELS}
-    return [Bar(resource, block, occupancy.blocks, total) for resource, (block, total) in allocated.items()]
+    return [SmBar(resource, block, occupancy.blocks, total) for resource, (block, total) in allocated.items()]
 
 
 def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
@@ -147,7 +147,7 @@ def occupancy_chart(occupancy: Occupancy) -> Chart:
     return Chart(figure, f"{finding(occupancy)}. {occupancy!r}")
 
 
-def _draw_sm(figure: Figure, bars: list[Bar], limiting: list[str], left: float, right: float) -> None:
+def _draw_sm(figure: Figure, bars: list[SmBar], limiting: list[str], left: float, right: float) -> None:
     """The SM's bars; lengths in points, from the page's top left corner."""
     page_width, page_height = figure.bbox.size
 
