@@ -1,8 +1,10 @@
 """The look of the whole course: every colour, size and font of a picture, a live figure or a report is set here.
 
-Unfused is an orange circle, fused a blue square, limits are grey. A picture is drawn on a transparent background in
-colours that read on a white and on a dark page alike: text in the one grey that is as far from white as from
-JupyterLab's dark #111111 (4.3:1 each; no colour reaches 4.5:1 on both), and a grey edge round each orange or blue mark.
+Unfused is an orange circle, fused a blue square, limits are grey. A live figure's text takes the page's colour (TEXT
+becomes currentColor), and each orange or blue mark has a grey edge. A still picture is drawn for a light page, on a
+transparent background: near-black text with a white halo, which does not show on white and keeps the text readable on
+a dark page. The course's own style sheets invert lightness on dark pages and keep hues, so stills have full contrast
+in both themes.
 
 Matplotlib takes STYLE, hand-written SVG takes the constants, and style sheets and scripts in the browser get the same
 values from `css` and `javascript`.
@@ -17,6 +19,8 @@ BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW)  # of things that only have to differ
 TEXT = "#797979"
 LIMIT = "#7a7a7a"
+STILL_TEXT = "#1a1a1a"  # 17:1 on white; inverted, 15:1 on JupyterLab's dark #111111
+HALO = "white"
 FAINT = LIMIT + "55"  # see-through: lines of a table, gaps of a timeline
 
 UNFUSED, FUSED, WRONG = ORANGE, BLUE, VERMILION

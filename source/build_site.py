@@ -17,9 +17,11 @@ no kernel would still be ours to show.
 
 import argparse
 import base64
+import functools
 import hashlib
 import html
 import importlib
+import io
 import json
 import pkgutil
 import re
@@ -33,13 +35,14 @@ from anywidget import AnyWidget
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from PIL import Image
 from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import helpers.figures  # noqa: E402, as build.py this runs as a script
-from helpers.learning.course_map import Lesson, lessons_of  # noqa: E402
+from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
 from helpers.learning.questions import answers_of  # noqa: E402
 from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
@@ -48,7 +51,7 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
-SEARCHED = 1500  # letters of a section that the search reads
+THUMBNAIL = 144  # pixels, at twice the density
 
 
 @dataclass
@@ -188,7 +191,7 @@ class Site:
         for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
             rendered = MarkdownWithMath(renderer=Renderer(page, self)).render(part)
             section = page.sections[-1][1] if page.sections else ""
-            page.texts[section] = f"{page.texts.get(section, '')} {words_of(rendered)}"[:SEARCHED]
+            page.texts[section] = f"{page.texts.get(section, '')} {words_of(rendered)}"
             shown += rendered
         return re.sub(r"(<table>.*?</table>)", r'<div class="wide">\1</div>', shown, flags=re.DOTALL)
 
@@ -212,7 +215,13 @@ class Site:
             ],
         }  # fmt: skip
         # As globals: resources are copied, deeply, for each page.
-        shown = {"page": page, "site": self, "live": name if live else "", "map": self.map(), **around}
+        shown = {
+            "page": page,
+            "site": self,
+            "live": name if live else "",
+            "map": self.map if page is self.front else (),
+            **around,
+        }
         self.exporter.environment.globals.update(shown)
         markup, _ = self.exporter.from_notebook_node(notebook)
         self._save(page.target, markup)
@@ -270,13 +279,40 @@ class Site:
         front[2].metadata["map"] = True
         self.write(self.front, nbformat.v4.new_notebook(cells=front), first)
 
-    def map(self) -> list[tuple[Page, Lesson, list[tuple[Page, float]]]]:
-        """(page, lesson, its exercises with their points) of each lesson."""
+    @functools.cached_property
+    def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, float]]]]]]:
+        """Per part its name, its aim, and its lessons: page, lesson, first picture, exercises with their points."""
         of = {self.root / page.source: page for page in self.pages}
         return [
-            (of[lesson.path], lesson, [(of[path], sum(done.points.values())) for path, done in lesson.exercises])
-            for lesson in self.lessons
+            (
+                name,
+                aim,
+                [
+                    (
+                        of[lesson.path],
+                        lesson,
+                        self.thumbnail(lesson.path),
+                        [(of[path], sum(done.points.values())) for path, done in lesson.exercises],
+                    )
+                    for lesson in lessons
+                ],
+            )
+            for name, aim, lessons in parts_of(self.lessons)
         ]
+
+    def thumbnail(self, path: Path) -> str:
+        """The first picture of a lesson, scaled down, as an address under the site's root; empty where it has none."""
+        cells = nbformat.read(path, as_version=4).cells
+        outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+        png = next((each.data["image/png"] for each in outputs if "image/png" in each.get("data", {})), None)
+        if png is None:
+            return ""
+        picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
+        picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+        name = f"assets/pictures/{path.stem}.png"
+        (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+        picture.save(self.out / name, "PNG", optimize=True)
+        return name
 
     def assets(self) -> None:
         """Style, scripts, and the figures' own, which are those that JupyterLab loads."""

@@ -397,3 +397,24 @@ def test_a_masked_load_of_one_element_takes_its_other():
     load_past_the_end_kernel[(1,)](x, y, 4)
     assert y[:2].tolist() == [0, 0]
     assert y[2].isnan()
+
+
+def test_a_lessons_first_cell_waits_for_neither_torch_nor_triton_nor_matplotlib():
+    """They take seconds to import; a field for a guess needs none of them."""
+    asks = "import sys\nfrom helpers.learning import predict_first\npredict_first('how many', unit='B')\n"
+    heavy = "print([name for name in ('torch', 'triton', 'matplotlib') if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", asks + heavy], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("first", ["import triton; import helpers", "import helpers; import triton"])
+def test_triton_is_interpreted_whichever_is_imported_first(first):
+    """Without a GPU a learner's launch reaches this project's interpreter, and linecache still finds Triton's source."""
+    code = (
+        f"{first}\nimport inspect, triton\nfrom triton.runtime.jit import JITFunction\n"
+        'print(JITFunction.run.__module__, inspect.getsource(triton).startswith(\'"""\'), triton.__spec__.name)'
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    module, found, name = ran.stdout.split()
+    assert (found, name) == ("True", "triton")
+    assert (module == "kernels.interpreter.runtime") == (not torch.cuda.is_available())

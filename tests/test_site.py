@@ -372,7 +372,7 @@ def test_the_keyboard_finds_the_way(chromium, address):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_url("**/notebooks/00_small.html#program-instances")
-    page.get_by_role("button", name="Dark").press("Enter")
+    page.get_by_role("button", name="Dark page").press("Enter")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 21, 22)"
     page = visit.open("index")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -196,6 +196,21 @@ class Occupancy:
     limiters: tuple[str, ...]
     _block: _Block
 
+    @property
+    def allocated(self) -> dict[str, tuple[int, int]]:
+        """What the hardware allocates to a block, and what an SM has: "warps", "registers", "shared memory" (bytes).
+
+        Registers come in units of REGISTER_UNIT per warp, shared memory with what the driver reserves.
+        """
+        block, unit = self._block, self._block.limits.shared_memory_unit
+        size = block.shared_memory + block.limits.reserved_shared_memory + block.dynamic_shared_memory
+        of_a_warp = -(-block.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
+        return {
+            "warps": (block.warps, block.limits.warps),
+            "registers": (block.warps * of_a_warp, REGISTERS),
+            "shared memory": (-(-size // unit) * unit, block.limits.shared_memory),
+        }
+
     @cached_property
     def one_more_block(self) -> dict[str, int]:
         """The least that must go, together, for one more block to fit.

@@ -9,6 +9,20 @@ from helpers.learning.progress import Progress, progress_of, read
 from helpers.learning.questions import answers_of, text
 from helpers.learning.saved_guesses import kept_in
 
+# The course in three parts: the first lesson of each, its name, and what one learns in it.
+PARTS = (
+    ("00", "Memory", "Why most kernels wait for memory, how to count what they move, and a first fused kernel."),
+    ("04", "Kernels", "Fused kernels one idea at a time: elementwise, row-wise, matmul, attention, training, int8."),
+    (
+        "13",
+        "Deciding",
+        "What to fuse in a whole model, what Triton decides for you, and how to check it in a profiler.",
+    ),
+)
+WHAT = (
+    "Each lesson is a notebook: it asks for your guess, then measures. Exercises ask you to write the kernel. No GPU "
+    "is needed."
+)
 BOXES = 5  # of the bar that says how much of a lesson is done
 
 
@@ -83,6 +97,8 @@ def course_map(course: Path) -> str:
         [
             "# The course",
             "",
+            WHAT,
+            "",
             f"**{_where_to_go_on(lessons, course)}**",
             "",
             f"{done[0]} of {done[1]} questions seen, {earned:g} of {points:g} points, about {_hours(left)} of lessons "
@@ -103,7 +119,24 @@ def still_map(course: Path) -> str:
 
 
 def map_table(lessons: list[Lesson], course: Path, still: bool = False) -> list[str]:
-    """The rows; a still one knows of no reader."""
+    """A table per part; a still one knows of no reader."""
+    lines = []
+    for name, aim, own in parts_of(lessons):
+        lines += [f"**{name}.** {aim}", "", *_table(own, course, still), ""]
+    return lines[:-1]
+
+
+def parts_of(lessons: list[Lesson]) -> list[tuple[str, str, list[Lesson]]]:
+    """The name, the aim and the lessons of each of PARTS that has any."""
+    ends = [*(first for first, *_ in PARTS[1:]), "~"]
+    found = [
+        (name, aim, [lesson for lesson in lessons if first <= _number(lesson.path) < end])
+        for (first, name, aim), end in zip(PARTS, ends, strict=True)
+    ]
+    return [part for part in found if part[2]]
+
+
+def _table(lessons: list[Lesson], course: Path, still: bool) -> list[str]:
     if still:
         rows = ["| lesson | minutes | questions | exercises |", "|---|--:|--:|---|"]
     else:

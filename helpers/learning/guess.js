@@ -50,7 +50,8 @@ function render({ model, el }) {
   line.id = `${id}-said`;
   line.setAttribute("role", "status");
   const picture = el.appendChild(document.createElement("div"));
-  label.textContent = `${model.get("question")}:`;
+  const question = model.get("question");
+  label.textContent = question.endsWith("?") ? question : `${question}:`;
   unit.textContent = model.get("unit");
   input.value = model.get("typed");
 

@@ -1,26 +1,30 @@
 """Predictions before measurements: a question, the learner's guess, what was found."""
 
+from __future__ import annotations
+
 import contextlib
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anywidget
 from traitlets import Bool, Int, Unicode
 
-from helpers.figures.frame.chart import Chart
-from helpers.figures.frame.explorer import Explorer
-from helpers.figures.frame.guess_mark import GuessMark, MarkedChart
-from helpers.figures.frame.predicted_vs_measured import guesses_table, predicted_vs_measured
-from helpers.instruments.tables import Table
 from helpers.learning.display_text import Unquoted, number
 from helpers.learning.parse_guess import number_in
 from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.style import css
 
+if TYPE_CHECKING:  # figures need matplotlib, and a lesson's first cell, which asks, is not to wait for it
+    from helpers.figures.frame.chart import Chart
+    from helpers.figures.frame.explorer import Explorer
+    from helpers.figures.frame.guess_mark import MarkedChart
+    from helpers.instruments.tables import Table
+
 FINDING_WIDTH = 96  # characters: a cell shows 100 at 1024 pixels
 _HERE = Path(__file__).parent
-_predictions: dict[str, "Guess"] = {}
+_predictions: dict[str, Guess] = {}
 
 
 class GuessField(anywidget.AnyWidget):
@@ -99,6 +103,9 @@ class Guess:
         Raises:
             ValueError: another axis.
         """
+        from helpers.figures.frame.chart import Chart
+        from helpers.figures.frame.guess_mark import GuessMark, MarkedChart
+
         marked = MarkedChart(shown) if isinstance(shown, Chart) else shown
 
         def mark() -> None:
@@ -132,6 +139,8 @@ class Guess:
         with field.hold_sync():
             field.readable, field.found = not asked, self.measured is not None
             if self.measured is not None:
+                from helpers.figures.frame.predicted_vs_measured import predicted_vs_measured
+
                 field.said = self._line()
                 field.picture = "" if guess is None else predicted_vs_measured(guess, float(self.measured), self.unit)
             elif asked or guess is None:
@@ -178,5 +187,7 @@ def predict_first(question: str, unit: str) -> Guess:
 
 def predictions() -> Table:
     """All questions of this notebook so far: guessed, found; in a notebook with how far each guess was off."""
+    from helpers.figures.frame.predicted_vs_measured import guesses_table
+
     asked = [(each.question, each.guess, each.measured, each.unit) for each in _predictions.values()]
     return guesses_table(asked, number)

@@ -11,7 +11,7 @@
   const theme = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const showTheme = () => theme.setAttribute("aria-pressed", isDark());
+  const showTheme = () => (theme.textContent = isDark() ? "Light page" : "Dark page");
   theme.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     kept.set("fusion-theme", root.dataset.theme);

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.colors import to_rgb
+from matplotlib.colors import rgb_to_hsv, to_rgb
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
@@ -133,24 +133,40 @@ def test_every_chart_has_a_finding_and_a_line_of_text(every_chart):
         assert "\n" not in chart.text
 
 
-@pytest.mark.parametrize(("theme", "light"), [("light", "true"), ("dark", "false")])
-def test_the_labs_own_style_brings_a_pictures_text_to_the_aa_contrast(theme, light):
-    rule = rf'data-jp-theme-light="{light}"] .jp-OutputArea-output figure img {{ filter: brightness\((.+?)\)'
-    (factor,) = re.findall(rule, (COURSE / "helpers/jupyterlab/custom.css").read_text())
-    text = [min(1, float(factor) * part) for part in to_rgb(style.TEXT)]
-    assert contrast(style.TEXT, PAGES[theme]) < 4.5 < contrast(text, PAGES[theme])
+def inverted(colour) -> list[float]:
+    """What `invert(1) hue-rotate(180deg)` makes of a colour (W3C, Filter Effects, 'Filter Functions')."""
+    red, green, blue = (1 - part for part in to_rgb(colour))
+    luminance = 0.213 * red + 0.715 * green + 0.072 * blue
+    return [min(1, max(0, 2 * luminance - part)) for part in (red, green, blue)]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_so_does_the_sites(theme):
-    """A dark page by the reader's system or by the page's button."""
-    sheet = (COURSE / "source/site/site.css").read_text()
-    paper = re.search(r"--page: light-dark\((?P<light>#\w+), (?P<dark>#\w+)\)", sheet)
-    rules = re.findall(r"^(.*)figure img { filter: brightness\((.+?)\); }", sheet, re.MULTILINE)
-    factors = [float(factor) for rule, factor in rules if ("dark" in rule) == (theme == "dark")]
-    assert len(factors) == {"light": 1, "dark": 2}[theme]
-    text = [min(1, min(factors) * part) for part in to_rgb(style.TEXT)]
-    assert contrast(text, paper[theme]) > 4.5
+def test_inverting_swaps_black_and_white_and_keeps_hues():
+    assert inverted("white") == pytest.approx([0, 0, 0])
+    assert inverted("black") == pytest.approx([1, 1, 1])
+    for colour in (style.UNFUSED, style.FUSED, style.GREEN, style.WRONG):
+        assert rgb_to_hsv(inverted(colour))[0] == pytest.approx(rgb_to_hsv(to_rgb(colour))[0], abs=0.08)
+
+
+@pytest.mark.parametrize("file", ["helpers/jupyterlab/custom.css", "source/site/site.css"])
+def test_text_of_a_still_has_full_contrast_on_a_light_and_on_a_dark_page(file):
+    rules = re.findall(r"^(.*)figure img { filter: (.+?); }", (COURSE / file).read_text(), re.MULTILINE)
+    assert rules
+    for selector, rule in rules:
+        assert "dark" in selector or 'light="false"' in selector
+        assert rule == "invert(1) hue-rotate(180deg)"
+    assert contrast(style.STILL_TEXT, PAGES["light"]) > 14
+    assert contrast(inverted(style.STILL_TEXT), PAGES["dark"]) > 14
+
+
+def test_a_still_has_dark_text_and_the_live_figure_keeps_its_own():
+    chart = roofline_chart(roof(), POINTS, "title", "text")
+    chart.figure.draw_without_rendering()
+    before = [text.get_color() for text in texts_of(chart)]
+    picture = Image.open(io.BytesIO(chart.png())).convert("RGBA")
+    darkest = min(sum(colour[:3]) for _, colour in picture.getcolors(1 << 24) if colour[3] > 200)
+    assert darkest < 3 * 0x30
+    assert [text.get_color() for text in texts_of(chart)] == before
+    assert not any(text.get_path_effects() for text in texts_of(chart))
 
 
 def test_the_contrast_check_finds_colours_that_do_not_read():

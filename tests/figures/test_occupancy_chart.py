@@ -1,10 +1,12 @@
 """The sweeps as drawn, against the calculator, and the marks on them."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.figures.occupancy.occupancy_curves import PANELS, finding, occupancy_chart
+from helpers.figures.occupancy.occupancy_curves import PANELS, finding, occupancy_chart, sm_bars
 from helpers.instruments.occupancy_calculator import LIMITS, occupancy
 
 CAPABILITIES = sorted(LIMITS)
@@ -64,3 +66,23 @@ def test_what_lets_one_more_block_in_is_marked_where_it_does(chip):
     assert list(less) == ["registers"]
     assert found.warps_at("registers", 100 - less["registers"]) >= found.warps + 4
     assert marks(occupancy_chart(found).figure.axes[1])[0][0] == 100 - less["registers"]
+
+
+def test_the_sm_holds_what_its_blocks_take():
+    """By hand: 70 registers are 72 per thread, 2304 per warp; 8 warps take 18432, three blocks 55296 of 65536."""
+    bars = {bar.resource: bar for bar in sm_bars(occupancy((9, 0), threads=256, registers=70))}
+    assert bars["registers"].label == "registers: 55,296 of 65,536"
+    assert bars["threads"].label == "warps: 24 of 64"
+    assert bars["shared memory"].label == "shared memory: 3 of 228 KB"  # the driver's kilobyte per block
+    assert [bar.resource for bar in bars.values() if bar.next_is_too_large] == ["registers"]
+
+
+def test_a_resource_that_limits_has_no_room_for_the_next_block():
+    """But for registers, of which each quarter of an SM has its own: the last may not fit though the sum would."""
+    for threads, registers, size in itertools.product((32, 96, 256, 1024), (16, 64, 72, 255), (0, 10_000, 100_000)):
+        found = occupancy((9, 0), threads=threads, registers=registers, dynamic_shared_memory=size)
+        for bar in sm_bars(found):
+            assert bar.block * bar.blocks <= bar.total
+            limiter = {"threads": "warps"}.get(bar.resource, bar.resource)
+            if limiter in found.limiters and limiter != "registers":
+                assert bar.next_is_too_large

@@ -11,7 +11,7 @@ import pytest
 from helpers.figures import OccupancyExplorer
 from helpers.figures.frame.explorer import script
 from helpers.figures.occupancy import occupancy_curves
-from helpers.figures.occupancy.occupancy_curves import finding
+from helpers.figures.occupancy.occupancy_curves import finding, sm_bars
 from helpers.instruments.devices import DEVICES
 
 BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.items()}
@@ -60,6 +60,10 @@ def test_the_browser_agrees_with_helpers_occupancy(frame_of, number):
             drawn += 1
             found = explorer._occupancy()
             assert f">{finding(found)}<" in frame["svg"]
+            for bar in sm_bars(found):
+                assert f">{bar.label}<" in frame["svg"]
+            filled = re.findall(r"<g data-bar=[^>]*>(.*?)</g>", frame["svg"])
+            assert [each.count("<rect") for each in filled] == [found.blocks] * 3
             counts = [found.allowed[resource] for resource in ("warps", "registers", "shared memory", "blocks")]
             assert re.findall("<td>([a-z0-9 ]+)", frame["table"]) == [
                 "no limit" if count == math.inf else f"{count}" for count in counts

@@ -12,12 +12,14 @@ from helpers.figures.performance.roofline_chart import (
     COLUMNS,
     ROWS,
     SHOWN,
+    STEPS,
     RooflineExplorer,
     roofline_axes,
     roofline_scene,
+    roofline_step,
 )
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.operations import ITEMSIZE, OPERATIONS
+from helpers.instruments.operations import ITEMSIZE, OPERATIONS, cost
 from helpers.instruments.recordings import recorded
 from helpers.instruments.roofline import Roofline
 
@@ -190,3 +192,33 @@ def test_a_scene_of_no_rows_is_refused():
 def test_itemsizes_cover_the_catalogue():
     assert {dtype for _, dtype in EVERY} == set(ITEMSIZE)
     assert isinstance(RooflineExplorer(rows=1), RooflineExplorer)
+
+
+def test_the_first_step_has_one_roof_and_one_mark():
+    explorer = RooflineExplorer(show="memory roof")
+    assert "ridge" not in explorer._stage.still
+    assert "TFLOP/s<" not in explorer._stage.still
+    scene = explorer._scene(4096, 4096)
+    [point] = scene.points
+    unfused = cost(OPERATIONS["add+GELU"](4096, 4096, 2).unfused, DEVICES["A100"], "fp16")
+    assert point.intensity == unfused.work.intensity
+    assert point.performance == pytest.approx(2039e9 * point.intensity)
+    assert all(box.layout.display == "none" for box in explorer.operations.values())
+
+
+def test_each_step_adds_something_and_the_last_has_everything():
+    explorer = RooflineExplorer(show="memory roof")
+    stills, counts = [], []
+    for step in STEPS:
+        explorer.show.value = step
+        stills.append(explorer._stage.still)
+        counts.append(len(explorer._scene(4096, 4096).points))
+    assert counts == [1, 2, 2, 11]  # fusing: one operation, unfused and fused
+    assert len(set(stills)) == 4
+    assert "1.67 times faster" in roofline_step("fusing", DEVICES["A100"], "fp16", 4096, 4096).title
+    assert all(box.layout.display == "" for box in explorer.operations.values())
+
+
+def test_a_step_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="the roofline has no step 'first': choose from memory roof"):
+        RooflineExplorer(show="first")

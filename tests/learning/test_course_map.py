@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.learning.course_map import course_map, lessons_of
+from helpers.learning.course_map import course_map, lessons_of, parts_of
 from helpers.learning.progress import course_of, read, record
 from helpers.learning.questions import answers_of
 from helpers.learning.saved_guesses import KeptGuess, keep
@@ -77,3 +77,18 @@ def test_after_a_lesson_comes_the_next_then_its_exercise_then_nothing(course):
     record(exercise, dict.fromkeys(found.points, "pass"), sources)
     assert "**Every lesson and every exercise is done.**" in course_map(course)
     assert row(course, "01 The roofline")[-1] == "[01](exercises/01_roofline.ipynb), 8 of 8 points"
+
+
+def test_the_map_has_three_parts_and_each_lesson_is_in_one():
+    course = Path(__file__).parents[2]
+    parts = parts_of(lessons_of(course))
+    assert [name for name, *_ in parts] == ["Memory", "Kernels", "Deciding"]
+    assert [lesson for *_, own in parts for lesson in own] == lessons_of(course)
+    page = course_map(course)
+    assert (
+        page.index("**Memory.**")
+        < page.index("| [00 Welcome")
+        < page.index("**Kernels.**")
+        < page.index("**Deciding.**")
+    )
+    assert "No GPU is needed." in page

@@ -14,7 +14,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from traitlets import Dict
 
-from helpers.figures.frame.chart import Chart, plain
+from helpers.figures.frame.chart import Chart, plain, with_still
 from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
@@ -177,9 +177,7 @@ class Film:
         return self.text
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        shown, metadata = self.chart()._repr_mimebundle_()
-        view = dict(widgets.VBox([FilmStage(data=self.data())])._repr_mimebundle_())
-        return view | shown, metadata
+        return with_still(dict(widgets.VBox([FilmStage(data=self.data())])._repr_mimebundle_()), self.chart())
 
 
 def _sent(scene: Animation) -> dict:

@@ -1,18 +1,23 @@
 """A chart as a notebook shows it, numbers as text, and axes that several figures share."""
 
 import base64
+import contextlib
 import html
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from matplotlib import rc_context
+from matplotlib import colors, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
 from PIL import Image
 
-from helpers.style import STYLE, TITLE_SIZE
+from helpers.style import HALO, LIMIT, STILL_TEXT, STYLE, TEXT, TITLE_SIZE
+
+_GREY = {colors.to_hex(TEXT), colors.to_hex(LIMIT)}
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class Chart:
     def png(self) -> bytes:
         """The picture, sharp on dense screens; with a palette it has a third of the bytes, and looks the same."""
         drawn, packed = io.BytesIO(), io.BytesIO()
-        self.figure.savefig(drawn, format="png", dpi=192)
+        with _text_of_stills(self.figure):
+            self.figure.savefig(drawn, format="png", dpi=192)
         Image.open(drawn).quantize(256, method=Image.Quantize.FASTOCTREE).save(packed, "PNG", optimize=True)
         return packed.getvalue()
 
@@ -39,10 +45,33 @@ class Chart:
         return data, {"image/png": {"width": width, "height": height, "alt": self.text}}
 
 
+@contextlib.contextmanager
+def _text_of_stills(figure: Figure) -> Iterator[None]:
+    """Draw grey text near-black with a halo (see helpers.style), and leave text on coloured bars as it is."""
+    figure.draw_without_rendering()  # which makes the ticks' labels
+    grey = [text for text in figure.findobj(Text) if colors.to_hex(text.get_color()) in _GREY]
+    before = [(text.get_color(), text.get_path_effects()) for text in grey]
+    for text in grey:
+        text.set(color=STILL_TEXT, path_effects=[withStroke(linewidth=1.5, foreground=HALO)])
+    try:
+        yield
+    finally:
+        for text, (color, effects) in zip(grey, before, strict=True):
+            text.set(color=color, path_effects=effects)
+
+
 def page_of(png: str, width: int, height: int, alt: str) -> str:
     """The picture with its description, which neither JupyterLab nor a page made from a notebook knows of an image."""
     picture = f'<img src="data:image/png;base64,{png}" width="{width}" height="{height}" alt="{html.escape(alt)}">'
     return f"<figure>{picture}</figure>"
+
+
+def with_still(view: dict, chart: Chart) -> tuple[dict, dict]:
+    """A live figure's MIME bundle: its widget, and for a page without a kernel the chart, which says how to move it."""
+    still, metadata = chart._repr_mimebundle_()
+    note = '<figcaption class="fusion-run-note">Run this cell to move it.</figcaption></figure>'
+    still["text/html"] = still["text/html"].replace("</figure>", note)
+    return view | still, metadata
 
 
 def si(value: float, unit: str = "") -> str:

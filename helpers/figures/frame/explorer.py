@@ -18,7 +18,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from traitlets import Dict, Int, Unicode
 
-from helpers.figures.frame.chart import Chart
+from helpers.figures.frame.chart import Chart, with_still
 from helpers.figures.frame.guess_mark import GuessMark, guess_mark_svg, sentence
 from helpers.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TEXT_SIZE, TITLE_SIZE, css, javascript
 
@@ -111,10 +111,9 @@ class Explorer(ABC):
     def _repr_mimebundle_(self, include=None, exclude=None):
         view = dict(self._box._repr_mimebundle_())
         try:
-            picture, metadata = self.chart()._repr_mimebundle_()
+            return with_still(view, self.chart())
         except ValueError:
             return view | {"text/plain": self.text}
-        return view | picture, metadata
 
 
 def slider(name: str, options: tuple, value, labels: Iterable[str] | None = None) -> widgets.SelectionSlider:

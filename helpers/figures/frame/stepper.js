@@ -52,7 +52,8 @@ function render({ model, el }) {
     make(line, "code", {}, text || " ");
     return line;
   });
-  const chart = make(panes, "div", { class: "fusion-stepper-chart", role: "img" });
+  const view = make(panes, "div", { class: "fusion-stepper-view" }); // as high as the window allows: it scrolls to what changes
+  const chart = make(view, "div", { class: "fusion-stepper-chart", role: "img" });
   const [width, height] = data.size;
   const rounded = (number) => Math.round(number * 10) / 10;
   const cellSvg = (grid) => {
@@ -131,9 +132,19 @@ function render({ model, el }) {
   };
 
   // Asking the page for a size after it was changed makes it lay everything out at once: it tells by itself.
-  let scale = 1;
-  const sizes = new ResizeObserver(() => (scale = chart.clientWidth / (width + 4)));
+  let scale = 1, seen = Infinity; // pixels of the view
+  const sizes = new ResizeObserver(() => {
+    scale = chart.clientWidth / (width + 4);
+    seen = view.clientHeight;
+  });
   sizes.observe(chart);
+  sizes.observe(view);
+  // The heights at which the lit grids begin and end, in pixels of the picture.
+  const span = (frame) => {
+    const lit = frame.lit.map((number) => data.grids[number]);
+    const ends = lit.map(([, , y, columns, count, , h]) => y + 14 + Math.ceil(count / columns) * h);
+    return [Math.min(...lit.map((grid) => grid[2])) * scale, Math.max(...ends) * scale];
+  };
 
   // Flights and counting, on a canvas over the picture
   let flying = 0;
@@ -175,9 +186,12 @@ function render({ model, el }) {
     const onward = to === at + 1, frame = frames[to];
     const line = lines[frame.line], top = line.offsetTop, bottom = top + line.offsetHeight;
     const above = top < source.scrollTop, below = bottom > source.scrollTop + source.clientHeight;
+    const [upper, lower] = span(frame), from = view.scrollTop;
+    const hidden = frame.lit.length && (upper < from || lower > from + seen);
     state(to > at ? at : -1, to);
     at = to;
     paint(frame);
+    if (hidden) view.scrollTop = Math.min(upper - 8, Math.max(0, lower - seen + 8));
     if (above || below) source.scrollTop = top - 60;
     lines.forEach((line, number) => {
       line.classList.toggle("lit", number === frame.line);

@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from traitlets import Dict
 
-from helpers.figures.frame.chart import Chart
+from helpers.figures.frame.chart import Chart, with_still
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.steps import record
 from helpers.instruments.traffic.watched_launch import KernelStep, Memory, Move, Recording
@@ -547,9 +547,7 @@ class Watch:
     def _repr_mimebundle_(self, include=None, exclude=None):
         if self.scene is None:
             return {"text/plain": self.text}
-        picture, metadata = self.chart()._repr_mimebundle_()
-        view = dict(widgets.VBox([Stepper(data=self.scene.data())])._repr_mimebundle_())
-        return view | picture, metadata
+        return with_still(dict(widgets.VBox([Stepper(data=self.scene.data())])._repr_mimebundle_()), self.chart())
 
 
 def watch(launch, *arguments, **more) -> Watch:

@@ -4,17 +4,22 @@ Tiles of the tensors cross between memory and chip in the order in which the ker
 takes in all is a recorded time; within it, every byte is taken to cross at the same pace.
 """
 
+from itertools import pairwise
+
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note
-from helpers.figures.frame.chart import plain
 from helpers.instruments.recordings import Recorded
 from helpers.style import FUSED, PURPLE, UNFUSED
 
 TILES = 16  # of each tensor, in the picture
 WIDTH, BESIDE = 620, 20  # pixels
-CELL, ROW = (15.5, 15), 28
-MEMORY, CHIP = 58, 228  # tops
+CELL, ROW = (14.4, 15), 26
+MEMORY, CHIP = 58, 190  # tops
+BUS = 16  # pixels wide, at the right of memory and chip
+UNIT = (56, 22)  # a unit of the chip
 SUM = PURPLE  # what makes the useless trip
 ITEM = 4  # bytes of a number
+CROSSING = 2.0  # turns that a tile is in flight; one leaves at each turn
+LEGS = (0.35, 0.7)  # of a crossing: along its row until here, down or up the bus until there, then within the chip
 
 
 def trips(fused: bool) -> list[tuple[str, int, bool]]:
@@ -23,6 +28,22 @@ def trips(fused: bool) -> list[tuple[str, int, bool]]:
         return [step for tile in range(TILES) for step in (("a", tile, True), ("b", tile, True), ("y", tile, False))]
     added = [step for tile in range(TILES) for step in (("a", tile, True), ("b", tile, True), ("a + b", tile, False))]
     return added + [step for tile in range(TILES) for step in (("a + b", tile, True), ("y", tile, False))]
+
+
+def _trip(corners: list[tuple[float, float]], start: float, end: float, paint: str) -> list[MovingBox]:
+    """A tile's way between memory and chip: three straight legs, one after the other."""
+    parts = (0.0, *LEGS, 1.0)
+    if corners[0][1] > corners[-1][1]:  # outwards
+        parts = tuple(1 - part for part in reversed(parts))
+    times = [start + (end - start) * part for part in parts]
+    legs = zip(pairwise(corners), pairwise(times), strict=True)
+    return [MovingBox(*one, *other, CELL[0] - 1.5, 11, begin, stop, paint) for (one, other), (begin, stop) in legs]
+
+
+def _glow(x: float, start: float, end: float, paint: str) -> MovingBox:
+    """A unit at work: its lower edge is lit, so that its name stays readable."""
+    y = CHIP + 20 + UNIT[1] - 5
+    return MovingBox(x + 1, y, x + 1, y, UNIT[0] - 2, 4, max(0.0, start), end, paint)
 
 
 def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Film:
@@ -38,37 +59,62 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
         raise ValueError(f"the animation counts 'GB' or 'tiles', not {count!r}")
     times = run.times("add_gelu", (numbers,), "float32")
     ways = {"unfused": times["eager"].median, "fused": times["fused"].median}
-    longest, movers, bars, notes, counters, boxes = max(ways.values()), [], [], [], [], []
+    longest = max(ways.values())
+    movers, bars, notes, counters, boxes = [], [], [], [], []
     half = (WIDTH - BESIDE) / 2
+    moved = {way: len(trips(way == "fused")) for way in ways}
     for place, (way, seconds) in enumerate(ways.items()):
         left, steps = place * (half + BESIDE), trips(way == "fused")
         colour = UNFUSED if way == "unfused" else FUSED
-        each = seconds / len(steps)
+        turn = seconds / (len(steps) + 1 + CROSSING)
         kernels = "two kernels" if way == "unfused" else "one kernel"
         notes.append(Note(f"{way}: {kernels}", left, 40, bold=True))
-        notes += [Note("memory", left + half, MEMORY - 4, "right"), Note("chip", left + half, CHIP - 4, "right")]
-        boxes.append((left, CHIP, half, 54))
         names = ["a", "b", "a + b", "y"] if way == "unfused" else ["a", "b", "y"]
-        rows = {name: MEMORY + ROW * ["a", "b", "a + b", "y"].index(name) for name in names}
+        rows = {name: MEMORY + ROW * number for number, name in enumerate(["a", "b", "a + b", "y"]) if name in names}
         for name, top in rows.items():
             notes.append(Note(name, left, top + 19))
             boxes.append((left + 40, top + 8, TILES * CELL[0], CELL[1]))
             if name in "ab":
                 bars.append(Bar(left + 40, top + 8, TILES * CELL[0], CELL[1], 0.0, 0.0, colour, 0.25))
+        bus = left + half - BUS
+        boxes += [(bus, MEMORY, BUS, CHIP - MEMORY), (left, CHIP, half, 72)]
+        notes += [
+            Note("memory", bus - 4, MEMORY - 2, "right"),
+            Note("bus", bus - 4, CHIP - 6, "right"),
+            Note("chip", left + 4, CHIP + 14),
+        ]
+        # From the bus on: what adds, the register that holds the sum, what applies GELU.
+        units = {"add": left + 204, "register": left + 128, "GELU": left + 52}
+        for name, x in units.items():
+            boxes.append((x, CHIP + 20, *UNIT))
+            notes.append(Note("a + b" if name == "register" else name, x + UNIT[0] / 2, CHIP + 35, "center"))
+        notes.append(Note("a register", units["register"] + UNIT[0] / 2, CHIP + 67, "center"))
         for number, (name, tile, inwards) in enumerate(steps):
             paint = SUM if name == "a + b" else colour
             x, y = left + 40 + tile * CELL[0], rows[name] + 8
-            inside = left + 40 + tile * CELL[0], CHIP + 8 + 14 * (name in ("b", "y"))
-            ends = ((x, y), inside) if inwards else (inside, (x, y))
-            start, end = number * each, min(seconds, (number + 2.5) * each)
-            movers.append(MovingBox(*ends[0], *ends[1], CELL[0] - 1.5, 11, start, end, paint))
+            unit = {"y": "GELU", "a + b": "GELU" if inwards else "register"}.get(name, "add")
+            # A tile in leaves memory at its turn; one out leaves the chip when what it is made of has arrived.
+            start = (number if inwards else number - 1 + CROSSING) * turn
+            inside = units[unit] + UNIT[0] / 2 - CELL[0] / 2, CHIP + (6 if inwards else 45)
+            corners = [(x, y + 2), (bus + 1, y + 2), (bus + 1, inside[1]), inside]
+            movers += _trip(corners if inwards else corners[::-1], start, start + CROSSING * turn, paint)
+            end = start + CROSSING * turn
             if not inwards:
                 bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, end, end, paint))
+                working = units["add" if name == "a + b" else "GELU"]
+                movers.append(_glow(working, start - turn, start + 0.4 * turn, paint))
+                if name == "a + b" or way == "fused":
+                    movers.append(_glow(units["register"], start - 0.8 * turn, start + 0.4 * turn, SUM))
+                if way == "fused":
+                    movers.append(_glow(units["add"], start - turn, start - 0.3 * turn, paint))
             elif name != "a + b":
                 bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, start, start, paint, 0.5))
-        moved, digits = (len(steps), 0) if count == "tiles" else (len(steps) / TILES * ITEM * numbers / 1e9, 2)
-        counters.append(Counter(way, f"{{}} {count} have crossed", left, CHIP + 74, moved, 0.0, seconds, digits))
-        counters.append(Counter(way, "clock: {} µs", left + 176, CHIP + 74, 1e6 * seconds, 0.0, seconds, 0))
+        share, digits = (moved[way], 0) if count == "tiles" else (moved[way] / TILES * ITEM * numbers / 1e9, 2)
+        bars.append(
+            Bar(left, CHIP + 92, half * moved[way] / max(moved.values()), 7, 0.0, seconds, colour),
+        )
+        counters.append(Counter(way, f"{{}} {count} have crossed", left, CHIP + 88, share, 0.0, seconds, digits))
+        counters.append(Counter(way, "clock: {} µs", left + 176, CHIP + 88, 1e6 * seconds, 0.0, seconds, 0))
     half_way = ways["unfused"] * 3 / 5
     told = (
         (
@@ -78,10 +124,9 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
         (half_way, "The second kernel reads the same sum back, to apply GELU: a wasted round trip."),
         (ways["unfused"], "Both have the same result."),
     )
-    ratio = ways["unfused"] / ways["fused"]
     scene = Animation(
-        (WIDTH, CHIP + 84), longest, 14.0, "µs", 1e6,
-        f"The same result, {plain(ratio)} times faster: the sum never leaves the chip",
+        (WIDTH, CHIP + 104), longest, 14.0, "µs", 1e6,
+        "The same result, but fused, the sum never leaves the chip",
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,
     )  # fmt: skip
     return Film({"add + GELU": scene}, frame=0.68)

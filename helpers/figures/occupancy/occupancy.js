@@ -74,6 +74,42 @@ const panelSvg = (sm, resource, block, limiting, more) => {
   );
 };
 
+// The SM: a bar for each resource, which its blocks fill from the left. Where the next would not fit, it is dashed.
+const smSvg = (sm, block, blocks, limiting) => {
+  const { top, height, step, left: indent, colours } = sm.sm;
+  const start = sm.panels.threads.left + indent;
+  const width = sm.panels["shared memory"].right - start;
+  const warps = Math.ceil(block.threads / 32);
+  const ofWarp = Math.ceil((block.registers * 32) / sm.register_unit) * sm.register_unit;
+  const size = Math.ceil((block.size + sm.reserved) / sm.unit) * sm.unit;
+  const digits = (number) => number.toLocaleString("en");
+  const kilobytes = (number) => `${Number((number / 1024).toPrecision(6))}`;
+  const bars = [
+    ["threads", warps, sm.warps, `warps: ${warps * blocks} of ${sm.warps}`],
+    ["registers", warps * ofWarp, sm.register_file,
+      `registers: ${digits(warps * ofWarp * blocks)} of ${digits(sm.register_file)}`],
+    ["shared memory", size, sm.shared_memory,
+      `shared memory: ${kilobytes(size * blocks)} of ${kilobytes(sm.shared_memory)} KB`],
+  ];
+  return bars.map(([resource, one, total, label], number) => {
+    const y = top + step * number;
+    const wide = (width * one) / total;
+    const box = (x, w, attributes) =>
+      `<rect x="${x.toFixed(1)}" y="${y}" width="${w.toFixed(1)}" height="${height}" ${attributes}/>`;
+    const filled = Array.from({ length: blocks }, (_, at) =>
+      box(start + wide * at, wide, `fill="${colours[at % 2]}" stroke="${sm.grey}" stroke-width="0.5"`)).join("");
+    const left = width - wide * blocks - 4;
+    const rest = one * (blocks + 1) > total && left > 0
+      ? `<rect x="${(start + wide * blocks + 2).toFixed(1)}" y="${y + 2}" width="${left.toFixed(1)}" height="${height - 4}"` +
+        ` fill="none" stroke="${sm.wrong}" stroke-dasharray="4 2"/>` : "";
+    const weight = limiting.includes(resource) ? "bold" : "normal";
+    return (
+      `<text x="${sm.panels.threads.left}" y="${y + height / 2 + 3}" font-weight="${weight}">${label}</text>` +
+      `<g data-bar="${resource}">${filled}</g>${box(start, width, `fill="none" stroke="${sm.grey}"`)}${rest}`
+    );
+  }).join("");
+};
+
 const tableHtml = (allowed) => {
   const names = Object.keys(allowed);
   const cell = (count) => `<td>${count >= 65536 ? "no limit" : count}`;
@@ -109,6 +145,7 @@ const frameOf = (sm, [first, second, third]) => {
     svg:
       sm.opening +
       `<text x="${sm.panels.threads.left}" y="${sm.title_y}" font-size="${STYLE.titleSize}" font-weight="bold">${title}</text>` +
+      smSvg(sm, block, blocks, limiting) +
       RESOURCES.map((resource) => panelSvg(sm, resource, block, limiting, more)).join("") +
       "</svg>",
     text:

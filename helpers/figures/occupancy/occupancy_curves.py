@@ -1,4 +1,4 @@
-"""Occupancy: how many warps are active as threads, registers and shared memory vary, as a chart and live.
+"""Occupancy: an SM that fills with blocks, and how many warps are active as each resource varies; as a chart and live.
 
 The three sliders have nearly two million positions, but each resource allows its number of blocks by itself. These
 numbers are tabulated here, by `helpers.instruments.occupancy_calculator`; the browser takes the least of them.
@@ -12,6 +12,7 @@ import ipywidgets as widgets
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MultipleLocator
 
 from helpers.figures.frame.chart import Chart
@@ -21,23 +22,29 @@ from helpers.instruments.occupancy_calculator import (
     LIMITS,
     MAX_REGISTERS,
     MAX_THREADS,
+    REGISTER_UNIT,
     WARP,
     Limits,
     Occupancy,
     limits,
     occupancy,
 )
-from helpers.style import LIMIT, MARKER_SIZE, MARKERS, STYLE, TEXT, TITLE_SIZE
+from helpers.instruments.occupancy_calculator import REGISTERS as REGISTER_FILE
+from helpers.style import FUSED, LIMIT, MARKER_SIZE, MARKERS, SKY_BLUE, STYLE, TEXT, TITLE_SIZE, WRONG
 
 # Resource -> its axis' label, its largest value and the step between two ticks. Shared memory is in bytes.
 PANELS = {
-    "threads": ("threads a block", MAX_THREADS, 256),
-    "registers": ("registers a thread", MAX_REGISTERS, 64),
-    "shared memory": ("shared memory a block (KB)", 228 * 1024, 48 * 1024),
+    "threads": ("threads per block", MAX_THREADS, 256),
+    "registers": ("registers per thread", MAX_REGISTERS, 64),
+    "shared memory": ("shared memory per block (KB)", 228 * 1024, 48 * 1024),
 }
 SWEPT = {"warps": "threads"}  # limiter -> the resource that a panel sweeps for it, where the names differ
 OWN_LINE, FREEING_LINE = 5, 16  # points above a panel
 TITLE_FROM_TOP = 14  # points
+# The SM above the panels, in points: a bar for each resource, which blocks fill from the left.
+SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT = 26, 15, 21, 150
+SM_HEIGHT = 3 * BAR_STEP + 20
+BLOCKS = (FUSED, SKY_BLUE)  # two colours by turns, so that neighbours differ
 
 
 def finding(occupancy: Occupancy) -> str:
@@ -53,13 +60,44 @@ def amount(resource: str, value: int) -> str:
     return f"{value / 1024:g} KB" if value % 128 == 0 else f"{value} B"
 
 
+@dataclasses.dataclass(frozen=True)
+class SmBar:
+    """What one resource of an SM has, and what each resident block takes of it: warps, registers or bytes."""
+
+    resource: str  # as PANELS names it
+    block: int
+    blocks: int
+    total: int
+
+    @property
+    def label(self) -> str:
+        used = self.block * self.blocks
+        if self.resource == "threads":
+            return f"warps: {used} of {self.total}"
+        if self.resource == "registers":
+            return f"registers: {used:,} of {self.total:,}"
+        return f"shared memory: {used / 1024:g} of {self.total / 1024:g} KB"
+
+    @property
+    def next_is_too_large(self) -> bool:
+        return self.block * (self.blocks + 1) > self.total
+
+
+def sm_bars(occupancy: Occupancy) -> list[SmBar]:
+    """What an SM's blocks take of its warps, registers and shared memory, as the hardware allocates them."""
+    limiters = {resource: limiter for limiter, resource in SWEPT.items()}
+    allocated = {resource: occupancy.allocated[limiters.get(resource, resource)] for resource in PANELS}
+    return [SmBar(resource, block, occupancy.blocks, total) for resource, (block, total) in allocated.items()]
+
+
 def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
     """What stays still on the chart: a panel for each resource; the dotted line is what the SM can hold."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(8, 3))
+        figure = Figure(figsize=(8, 3 + SM_HEIGHT / 72))
+        points = figure.bbox.height
         panels = {}
         for number, (resource, (label, largest, step)) in enumerate(PANELS.items()):
-            axes = figure.add_axes((0.06 + 0.325 * number, 0.15, 0.285, 0.6))
+            axes = figure.add_axes((0.06 + 0.325 * number, 32 / points, 0.285, 130 / points))
             axes.set(xlim=(0, largest * 1.02), ylim=(0, of_sm.warps * 1.1))
             axes.set_xlabel(label)
             axes.xaxis.set_major_locator(MultipleLocator(step))
@@ -67,14 +105,15 @@ def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
             axes.axhline(of_sm.warps, color=LIMIT, linewidth=1, linestyle=":")
             panels[resource] = axes
         panels["shared memory"].xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}")
-        panels["threads"].set_ylabel("active warps an SM")
+        panels["threads"].set_ylabel("active warps per SM")
     return figure, panels
 
 
 def occupancy_chart(occupancy: Occupancy) -> Chart:
     """How many warps are active as threads, registers or shared memory vary, and where this kernel stands.
 
-    Each panel varies one resource and keeps the others. What limits is said above its panel; where changing that one
+    Above, the SM: a bar per resource, which its blocks fill; where the next block would not fit, it is dashed. Each
+    panel varies one resource and keeps the others. What limits is said above its panel; where changing that one
     resource lets one more block in, an open mark shows the value.
     """
     figure, panels = occupancy_axes(limits(occupancy.compute_capability))
@@ -85,6 +124,7 @@ def occupancy_chart(occupancy: Occupancy) -> Chart:
     with rc_context(STYLE):
         left, height = panels["threads"].bbox.x0 / figure.bbox.width, figure.bbox.height
         figure.text(left, 1 - TITLE_FROM_TOP / height, finding(occupancy), size=TITLE_SIZE, weight="bold")
+        _draw_sm(figure, sm_bars(occupancy), limiting, panels["threads"].bbox.x0, panels["shared memory"].bbox.x1)
         for resource, axes in panels.items():
             sweep = occupancy.sweep(resource)
             # Units of allocation end between the sweep's steps, so the kernel's own value may be off them.
@@ -105,6 +145,29 @@ def occupancy_chart(occupancy: Occupancy) -> Chart:
             axes.axvline(sweep.at, color=LIMIT, linewidth=1, linestyle="--")
             axes.plot(sweep.at, occupancy.warps, marker, color=colour, mec=TEXT, **mark)
     return Chart(figure, f"{finding(occupancy)}. {occupancy!r}")
+
+
+def _draw_sm(figure: Figure, bars: list[SmBar], limiting: list[str], left: float, right: float) -> None:
+    """The SM's bars; lengths in points, from the page's top left corner."""
+    page_width, page_height = figure.bbox.size
+
+    def box(x: float, y: float, width: float, height: float, **look) -> None:
+        corner = x / page_width, 1 - (y + height) / page_height
+        figure.add_artist(Rectangle(corner, width / page_width, height / page_height, **look))
+
+    start, width = left + BAR_LEFT, right - left - BAR_LEFT
+    for number, bar in enumerate(bars):
+        top, step = SM_TOP + BAR_STEP * number, width * bar.block / bar.total
+        weight = "bold" if bar.resource in limiting else "normal"
+        figure.text(left / page_width, 1 - (top + BAR_HEIGHT / 2) / page_height, bar.label, va="center", weight=weight)
+        for block in range(bar.blocks):
+            box(
+                start + step * block, top, step, BAR_HEIGHT, facecolor=BLOCKS[block % 2], edgecolor=LIMIT, linewidth=0.5
+            )
+        box(start, top, width, BAR_HEIGHT, fill=False, edgecolor=LIMIT)
+        if bar.next_is_too_large and (room := width - step * bar.blocks - 4) > 0:
+            end = start + step * bar.blocks
+            box(end + 2, top + 2, room, BAR_HEIGHT - 4, fill=False, ec=WRONG, ls="--")
 
 
 THREADS = tuple(range(WARP, MAX_THREADS + 1, WARP))
@@ -131,6 +194,11 @@ def _tables(compute_capability: tuple[int, int]) -> tuple[str, dict]:
         "own_line": OWN_LINE,
         "freeing_line": FREEING_LINE,
         "grey": LIMIT,
+        "sm": {"top": SM_TOP, "height": BAR_HEIGHT, "step": BAR_STEP, "left": BAR_LEFT, "colours": BLOCKS},
+        "wrong": WRONG,
+        "register_unit": REGISTER_UNIT,
+        "register_file": REGISTER_FILE,
+        "shared_memory": of_sm.shared_memory,
         "panels": {
             resource: {
                 "left": axes.bbox.x0,

@@ -6,7 +6,7 @@ All positions of the sliders are drawn beforehand, under a millisecond each, and
 import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ipywidgets as widgets
 from matplotlib import rc_context
@@ -75,13 +75,14 @@ def _units(roof: Roofline) -> str:
 
 
 def roofline_axes(
-    rooflines: Iterable[Roofline], measured: Roofline | None = None, key: bool = True
+    rooflines: Iterable[Roofline], measured: Roofline | None = None, key: bool = True, flat: bool = True
 ) -> tuple[Figure, Axes, list[PlacedLabel]]:
     """What stays still on a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
 
     All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. `measured`, the roof
     that the device was found to hold, is dashed. With `key` the corner tells unfused marks from fused ones, which stand
-    for what is reached at best; without, marks are measurements. Also given: the labels, for others to keep clear of.
+    for what is reached at best; without, marks are measurements. Without `flat` there are only slopes.
+    Also given: the labels, for others to keep clear of.
     """
     rooflines = sorted(rooflines, key=lambda roof: (roof.bandwidth, -roof.peak))
     by_peak = {roof.peak: roof for roof in reversed(rooflines)}  # equal peaks share one line
@@ -102,18 +103,19 @@ def roofline_axes(
         axes.yaxis.set_major_formatter(lambda value, _: si(value))
 
         for roof in slopes:
-            ends = (left, roof.ridge), (roof.bandwidth * left, roof.peak)
+            end = roof.ridge if flat else axes.get_ylim()[1] / roof.bandwidth
+            ends = (left, end), (roof.bandwidth * left, roof.bandwidth * end)
             axes.plot(*ends, color=LIMIT, linewidth=2 if roof is top else 1)
-        for roof in roofs:
+        for roof in roofs if flat else ():
             ends = (roof.peak / fastest, right), (roof.peak, roof.peak)
             axes.plot(*ends, color=LIMIT, linewidth=2 if roof.peak == top.peak else 1)
         if measured:
             ends = (left, measured.ridge, right), (measured.bandwidth * left, measured.peak, measured.peak)
             axes.plot(*ends, color=LIMIT, linewidth=1, linestyle="--")
-        axes.axvline(top.ridge, color=LIMIT, linewidth=1, linestyle=":")
-
-        position = page_position(axes)
-        labels = [_label("left", f"ridge, {plain(top.ridge)}", *position(top.ridge, axes.get_ylim()[0]), 4, -8)]
+        position, labels = page_position(axes), []
+        if flat:
+            axes.axvline(top.ridge, color=LIMIT, linewidth=1, linestyle=":")
+            labels.append(_label("left", f"ridge, {plain(top.ridge)}", *position(top.ridge, axes.get_ylim()[0]), 4, -8))
         for roof in slopes:
             name = f"{LEVELS[roof.level]}, {si(roof.bandwidth, 'B/s')}"
             if roof is not top or roof.bandwidth == fastest:  # above the slope, the slower ones' further down
@@ -121,7 +123,7 @@ def roofline_axes(
                 labels.append(_label("right", name, *position(roof.ridge / below, roof.peak / below), -4, -4))
             else:  # another slope runs above it
                 labels.append(_label("left", name, *position(roof.ridge / 30, roof.peak / 30), 6, 4))
-        for roof in roofs:
+        for roof in roofs if flat else ():
             name = f"{_units(roof)}, {si(roof.peak, 'FLOP/s')}"
             labels.append(_label("right", name, *position(right, roof.peak), 0, -8))
         if measured:
@@ -199,6 +201,7 @@ def roofline_chart(
     title: str,
     text: str,
     measured: Roofline | None = None,
+    flat: bool = True,
 ) -> Chart:
     """Points under the roofs of one device; an unfused and a fused point of the same label are joined.
 
@@ -208,10 +211,11 @@ def roofline_chart(
         title: the finding that the chart shows.
         text: the line that says the same to those who cannot see it.
         measured: the roof that the device was found to hold, dashed.
+        flat: whether to draw the compute roof.
     """
     points = list(points)
     one_or_more = [rooflines] if isinstance(rooflines, Roofline) else rooflines
-    figure, axes, labels = roofline_axes(one_or_more, measured, _has_pairs(points))
+    figure, axes, labels = roofline_axes(one_or_more, measured, _has_pairs(points), flat)
     with rc_context(STYLE):
         figure.text(axes.bbox.x0 / figure.bbox.width, 0.97, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         for label in dict.fromkeys(point.label for point in points):
@@ -236,6 +240,14 @@ def _has_pairs(points: list[Point]) -> bool:
 ROWS = (1, 4, 16, 64, 127, 128, 197, 256, 512, 1000, 1024, 1025, 2048, 4096, 8192, 16384, 32768, 65536)
 COLUMNS = (1, 16, 64, 127, 128, 512, 768, 1024, 1025, 2048, 4096, 5120, 8192, 11008, 16384)
 SHOWN = ("ReLU", "add+GELU", "LayerNorm", "softmax", "matmul+bias+ReLU", "attention")
+EVERYTHING = "everything"
+# The chart in steps: what each adds, and the operations that it shows.
+STEPS = {
+    "memory roof": ("add+GELU",),
+    "compute roof": ("add+GELU", "matmul+bias+ReLU"),
+    "fusing": ("add+GELU",),
+    EVERYTHING: (),  # those that are chosen
+}
 
 
 @dataclass(frozen=True)
@@ -248,6 +260,32 @@ class RooflineScene:
     title: str
     text: str
     costs: dict[str, tuple[Cost, Cost]]  # by operation: unfused, fused
+    flat: bool = True  # whether there is a compute roof
+
+
+def roofline_step(step: str, device: Device, dtype: str, rows: int, columns: int) -> RooflineScene:
+    """One of the first STEPS: one slope and a mark under it; the compute roof; what fusing moves.
+
+    Raises:
+        ValueError: no peak for that dtype, or fewer than one row or column.
+    """
+    roof = Roofline(device, dtype)
+    scene = roofline_scene(device, dtype, rows, columns, STEPS[step])
+    if step == "fusing":
+        return replace(scene, rooflines=(roof,), measured=None)
+    points = [Point(name, cost.work.intensity, cost.performance) for name, (cost, _) in scene.costs.items()]
+    if step == "memory roof":
+        [(name, (cost, _))] = scene.costs.items()
+        intensity = cost.work.intensity
+        points = [Point(name, intensity, roof.bandwidth * intensity)]
+        title = (
+            f"{name} does {plain(intensity)} FLOP per byte: "
+            f"{si(roof.bandwidth, 'B/s')} allow {si(points[0].performance, 'FLOP/s')}"
+        )
+    else:
+        title = f"Below {plain(roof.ridge)} FLOP per byte memory is the limit, above it arithmetic"
+    text = f"{device.name}, {dtype}, shape ({rows}, {columns}), unfused. {title}."
+    return RooflineScene((roof,), None, points, title, text, {}, flat=step != "memory roof")
 
 
 def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operations: Iterable[str]) -> RooflineScene:
@@ -316,8 +354,8 @@ class _Still:
 
 
 @functools.cache
-def _still(rooflines: tuple[Roofline, ...], measured: Roofline | None, key: bool) -> _Still:
-    figure, axes, labels = roofline_axes(rooflines, measured, key)
+def _still(rooflines: tuple[Roofline, ...], measured: Roofline | None, key: bool, flat: bool) -> _Still:
+    figure, axes, labels = roofline_axes(rooflines, measured, key, flat)
     return _Still(still_svg(figure), svg_opening(figure), page_position(axes), (axes.bbox.x0, axes.bbox.x1), labels)
 
 
@@ -345,6 +383,8 @@ def _moving(scene: RooflineScene, still: _Still) -> str:
 
 
 def _table(scene: RooflineScene) -> str:
+    if not scene.costs:
+        return ""
     rows = []
     for name, (unfused, fused) in scene.costs.items():
         cells = [
@@ -365,11 +405,12 @@ def _table(scene: RooflineScene) -> str:
 class RooflineExplorer(Explorer):
     """A roofline with sliders for rows and columns, and a choice of dtype, GPU and operations.
 
-    Its controls are widgets: `rows`, `columns`, `dtype`, `device` (a name) and `operations` (a checkbox by name); what
-    it shows is also the string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `show` (one of STEPS), `rows`, `columns`, `dtype`, `device` (a name) and `operations` (a
+    checkbox by name, in the last step); what it shows is also the string `text`. Displayed where no kernel runs, it is
+    a picture and that text.
 
     Raises:
-        ValueError: an unknown device or operation, a dtype the device has no peak for, a size not on the sliders.
+        ValueError: an unknown device, operation or step, a dtype the device has no peak for, a size not on the sliders.
     """
 
     def __init__(
@@ -379,8 +420,11 @@ class RooflineExplorer(Explorer):
         rows: int = 4096,
         columns: int = 4096,
         operations: Iterable[str] = SHOWN,
+        show: str = EVERYTHING,
     ):
         operations = tuple(operations)
+        if show not in STEPS:
+            raise ValueError(f"the roofline has no step {show!r}: choose from {', '.join(STEPS)}")
         roofline_scene(DEVICES[device], dtype, 1, 1, operations)  # refuses what cannot be shown
         self.rows = slider("rows", ROWS, rows)
         self.columns = slider("columns", COLUMNS, columns)
@@ -392,10 +436,19 @@ class RooflineExplorer(Explorer):
             )
             for name in OPERATIONS
         }
-        choices = [[self.device, self.dtype], list(self.operations.values())]
+        self.show = widgets.Dropdown(options=list(STEPS), value=show, description="show")
+        choices = [[self.show, self.device, self.dtype], list(self.operations.values())]
         super().__init__(FramePlayer(), [self.rows, self.columns], choices)
+        self.show.observe(self._hide_operations, "value")
+        self._hide_operations()
+
+    def _hide_operations(self, _change=None) -> None:
+        for box in self.operations.values():
+            box.layout.display = "" if self.show.value == EVERYTHING else "none"
 
     def _scene(self, rows: int, columns: int) -> RooflineScene:
+        if self.show.value != EVERYTHING:
+            return roofline_step(self.show.value, DEVICES[self.device.value], self.dtype.value, rows, columns)
         chosen = [name for name, box in self.operations.items() if box.value]
         return roofline_scene(DEVICES[self.device.value], self.dtype.value, rows, columns, chosen)
 
@@ -408,7 +461,7 @@ class RooflineExplorer(Explorer):
 
     def chart(self) -> Chart:
         scene = self._scene(self.rows.value, self.columns.value)
-        return roofline_chart(scene.rooflines, scene.points, scene.title, scene.text, scene.measured)
+        return roofline_chart(scene.rooflines, scene.points, scene.title, scene.text, scene.measured, scene.flat)
 
     def _still_and_data(self) -> tuple[str, dict]:
         try:
@@ -416,7 +469,8 @@ class RooflineExplorer(Explorer):
         except ValueError:
             svg, frames = "", [{"svg": "", "text": self.text, "table": ""}] * (len(ROWS) * len(COLUMNS))
         else:
-            still = _still(scenes[0].rooflines, scenes[0].measured, _has_pairs(scenes[0].points))
+            first = scenes[0]
+            still = _still(first.rooflines, first.measured, _has_pairs(first.points), first.flat)
             svg = still.svg
             frames = [{"svg": _moving(scene, still), "text": scene.text, "table": _table(scene)} for scene in scenes]
         return svg, {"frames": frames, "columns": len(COLUMNS)}
