@@ -10,8 +10,8 @@ The model itself is never run. Every tensor that it can reach is exchanged for o
 and put back afterwards (hollow.py), so that a training step leaves weights, gradients and the optimizer's state alone.
 
 Each node says where it comes from: meta["module"], the path of the nn.Module; meta["line"], the innermost line of
-source outside PyTorch; meta["unsure"], where present, what is not known of it. An input of which meta["host"] is true stays on the CPU: the
-steps that an optimizer has counted.
+source outside PyTorch; meta["unsure"], where present, what is not known of it. An input of which meta["host"] is true
+stays on the CPU: the steps that an optimizer has counted.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, Uncertain, as_on_a_gpu
+from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, uncertainty
 from helpers.instruments.fusion.hollow import Hollow, is_users
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3] / "helpers"))
@@ -199,7 +199,7 @@ class _Places(TorchDispatchMode):
         if current is not None and number in self._forward:
             return self._forward[number] | {"backward": True}
         place = {"module": self._modules[-1] if self._modules else "", "line": _line(sys._getframe(2))}
-        if reason := Uncertain.reason():
+        if reason := uncertainty():
             place["unsure"] = reason
         if current is None:
             self._forward.setdefault(number, place)
@@ -213,8 +213,8 @@ def _refuse_writes(func, args, kwargs) -> None:
         for tensor in value if isinstance(value, list | tuple) else [value]:
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
                 raise ValueError(
-                    f"{func.overloadpacket.__name__} writes to a tensor of shape {tuple(tensor.shape)} that the analyser "
-                    "cannot find in the function: pass it, or what holds it, as an argument"
+                    f"{func.overloadpacket.__name__} writes to a tensor of shape {tuple(tensor.shape)} that the "
+                    "analyser cannot find in the function: pass it, or what holds it, as an argument"
                 )
 
 

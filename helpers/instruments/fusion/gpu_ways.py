@@ -1,4 +1,4 @@
-"""Where PyTorch takes another way on a GPU than on a CPU: the GPU's, for tensors that lie on a CPU while they are traced.
+"""Where PyTorch takes another way on a GPU than on a CPU: the GPU's, for tensors that are traced on a CPU.
 
     RMSNorm, dropout, cells of recurrent layers    one kernel each, which a CPU takes apart
     attention       FlashAttention, the memory-efficient kernel, or products and a softmax, by PyTorch's own conditions
@@ -54,23 +54,22 @@ GPU_OPERATORS = {
 }
 
 
-class Uncertain:
-    """`with Uncertain(reason):` operators traced inside are marked with it; the innermost counts."""
+_reasons: list[str] = []
 
-    _reasons: list[str] = []
 
-    def __init__(self, reason: str):
-        self._reason = reason
+@contextlib.contextmanager
+def uncertain(reason: str) -> Iterator[None]:
+    """Operators traced inside are marked with what is not known of them."""
+    _reasons.append(reason)
+    try:
+        yield
+    finally:
+        _reasons.pop()
 
-    def __enter__(self):
-        self._reasons.append(self._reason)
 
-    def __exit__(self, *error):
-        self._reasons.pop()
-
-    @classmethod
-    def reason(cls) -> str | None:
-        return cls._reasons[-1] if cls._reasons else None
+def uncertainty() -> str | None:
+    """What is not known of an operator that is traced now."""
+    return _reasons[-1] if _reasons else None
 
 
 # RMSNorm and dropout
@@ -149,7 +148,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):
     """The kernel that torch.compile makes of it, without what its mask lets it skip."""
-    with Uncertain("flex_attention: its time without what score_mod adds and the mask leaves out"):
+    with uncertain("flex_attention: its time without what score_mod adds and the mask leaves out"):
         found = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, False, scale=scale)
     return found[0], found[1], found[1]
 
@@ -211,7 +210,7 @@ def _recurrent(name: str):
         if isinstance(params, bool) or isinstance(hx, list | tuple) == (name != "LSTM"):
             raise ValueError(f"a packed sequence's lengths are values: give {name} a padded tensor")
         hidden = list(hx) if name == "LSTM" else [hx]
-        with Uncertain(why):
+        with uncertain(why):
             found = _stand_ins.cudnn_rnn(input, hidden, list(params), num_layers, bidirectional, bool(rest and rest[0]))
         return found if name == "LSTM" else found[:2]
 

@@ -204,7 +204,7 @@ class Hollow:
         return {key: self._value(value) for key, value in given.items()}
 
     def _exchange_dict(self, held: dict) -> list:
-        saved = dict(held)
+        saved = dict(dict.items(held))  # not dict(held), which asks a subclass
         kind = collections.OrderedDict if isinstance(held, collections.OrderedDict) else dict
 
         def undo():
@@ -312,7 +312,7 @@ def is_users(file: str) -> bool:
     return not file.startswith((_STANDARD, "<frozen", *_COURSE)) and "site-packages" not in file
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _is_library(kind: type) -> bool:
     if kind.__module__ == "builtins":
         return True

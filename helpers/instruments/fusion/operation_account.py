@@ -7,6 +7,7 @@ of their own.
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
@@ -16,7 +17,6 @@ from helpers.instruments.dry_run import DryRun, EagerLaunch, TritonLaunch, dry_r
 from helpers.instruments.traffic.eager_meter import ALLOCATES, FREE, arguments_of, read_and_changed, tensors_of
 from helpers.instruments.traffic.footprint import Footprint
 from helpers.instruments.traffic.ledger import footprint_of
-
 
 # Results that cost nothing: memory without contents, another name for it, a constant of the program.
 _NOTHING = ALLOCATES | FREE | frozenset("empty_like new_empty new_empty_strided detach alias lift_fresh_copy".split())
@@ -87,6 +87,7 @@ def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: in
 class _Walk(Interpreter):
     def __init__(self, graph: GraphModule, stage: DryRun, progress):
         super().__init__(graph)
+        self.extra_traceback = False
         self._stage, self._progress = stage, progress or (lambda done, of: None)
         self._nodes = len(graph.graph.nodes)
         self.steps: list[TracedStep] = []
@@ -103,6 +104,15 @@ class _Walk(Interpreter):
         return TensorAccess(where, shape, strides, tensor.storage_offset(), tensor.dtype, footprint, name)
 
     def run_node(self, node: Node):
+        try:
+            return self._run_node(node)
+        except Exception as error:
+            file, number = node.meta.get("line") or ("", 0)
+            where = f" of {Path(file).name}:{number}" if file else ""
+            reason = " ".join(str(error).split())[:160]
+            raise ValueError(f"{node.target}{where} cannot be rehearsed: {reason}") from error
+
+    def _run_node(self, node: Node):
         launches = self._stage.launches
         before = len(launches)
         if node.op == "get_attr":
@@ -143,7 +153,6 @@ class _Walk(Interpreter):
             self.steps.append(step)
         self._progress(len(self.steps), self._nodes)
         return result
-
 
     def _is_on_the_host(self, given: dict) -> bool:
         """Whether an operator works on nothing but numbers that stay on the CPU, and constants."""

@@ -27,9 +27,10 @@ ELEMENTWISE = COPIES | frozenset(
     "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy "
     "nll_loss_backward nll_loss2d_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
     "binary_cross_entropy_backward soft_margin_loss_backward _thnn_fused_lstm_cell _thnn_fused_gru_cell "
-    "_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward".split()
+    "_thnn_fused_lstm_cell_backward_impl floor_divide _thnn_fused_gru_cell_backward".split()
 )
 FOREACH = "_foreach_"  # the same for each tensor of a list
+FUSED_OPTIMIZERS = ("_fused_adam", "_fused_adagrad", "_fused_sgd")
 RANDOM = {torch.Tag.nondeterministic_seeded}
 # Also tagged as reductions: sum mean amax amin prod var var_mean std argmax argmin any all logsumexp norm.
 REDUCTIONS = frozenset("sum mean amax amin max min prod var std var_mean argmax argmin any all norm logsumexp".split())
@@ -291,9 +292,20 @@ def unsure_of(step: TracedStep) -> str:
         return f"{target.namespace}.{name}: no kernel of it is known; left out"
     if target.namespace not in ("aten", "as_on_a_gpu"):
         return f"{target.namespace}.{name}: a custom operator; counted as one kernel that moves its tensors once"
-    if kind_of(step) == "opaque" and not (is_known(name) or is_foreach(step) or name.startswith("_fused_ad") or name.startswith("_fused_sgd")):
+    if kind_of(step) == "opaque" and not (
+        is_known(name) or is_foreach(step) or name.startswith("_fused_ad") or name.startswith("_fused_sgd")
+    ):
         return f"aten.{name}: how its kernels work is not known; counted as one that moves its tensors once"
+    if name in CONVOLUTIONS and _is_channels_first(step):
+        return (
+            "convolutions of NCHW tensors: cuDNN may convert their layout before and after, which channels_last avoids"
+        )
     return ""
+
+
+def _is_channels_first(step: TracedStep) -> bool:
+    main = max(step.reads, key=lambda each: each.points)
+    return len(main.shape) == 4 and main.shape[1] > 1 and main.strides[1] != 1
 
 
 def is_left_out(step: TracedStep) -> bool:
@@ -318,7 +330,7 @@ CHUNK = 65536
 def launches_of(step: TracedStep) -> int:
     """Kernels that a GPU launches for it: several where the lists of a foreach operator are long."""
     name = step.node.target.overloadpacket.__name__
-    if not step.launches or not name.startswith((FOREACH, "_fused_adam", "_fused_sgd", "_fused_adagrad")):
+    if not step.launches or not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return len(step.launches)
     lists = [value for value in step.given.values() if isinstance(value, list | tuple) and tensors_of(value)]
     depth = len(lists) + (name[-1] != "_")  # what is no update in place makes another list
