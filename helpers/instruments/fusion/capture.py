@@ -18,6 +18,7 @@ import contextlib
 import linecache
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -110,23 +111,24 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
 
     def call():
         _, inputs, keywords = roots
-        with as_on_a_gpu(), places.followed():
-            return _tensors(model(*inputs, **keywords))
+        return _tensors(model(*inputs, **keywords))
 
     def results(*tensors):
         if symbolic:  # which makes tensors of its own
             hollow.exchange(roots, instead=tensors)
-        found = _gradients(tensors, call(), hollow) if backward else call()
+        with as_on_a_gpu(), places.followed():
+            found = _gradients(tensors, call()) if backward else call()
         return [*(each for each in found if each is not None), *hollow.made_since(roots)]
 
     if hollow.optimizers(fresh=True):
-        call()  # makes the optimizer's state
+        with as_on_a_gpu(), places.followed():
+            call()  # makes the optimizer's state
         hollow.exchange(roots, again=True)
     way = {"tracing_mode": "symbolic" if symbolic else "real", "_allow_non_fake_inputs": True}
     return make_fx(results, **way)(*hollow.stand_ins)
 
 
-def _gradients(tensors, results: list[torch.Tensor], hollow: Hollow) -> list[torch.Tensor | None]:
+def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     results = [each for each in results if each.requires_grad]
     if not wanted or not results:
@@ -170,7 +172,8 @@ class _Places(TorchDispatchMode):
             hooks.register_module_forward_hook(leave, always_call=True),
         ]
         try:
-            with self:
+            with self, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
                 yield
         finally:
             self._modules.clear()

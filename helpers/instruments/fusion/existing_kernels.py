@@ -46,12 +46,12 @@ NORMS = {"native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_t
 def libraries_for(kind: str, names: Iterable[str]) -> list[str]:
     """What libraries do of these operators already."""
     names, found = list(names), []
-    activated = any(name in ACTIVATIONS.split() for name in names)
+    after = dict(zip(names, names[1:], strict=False))
     if kind != "rows" and NORMS & set(names):  # in evaluation, for in training it is a reduction
         found.append("torch.nn.utils.fuse_conv_bn_eval folds the norm into the weights")
-    if "convolution" in names and ("add" in names or "relu" in names):
+    if "convolution" in names and {"add", "relu"} & set(names):
         found.append("cuDNN's fused convolution adds the bias and the residual, and applies ReLU")
-    if "addmm" in names and activated:
+    if after.get("addmm") in ("relu", "gelu"):
         found.append("cuBLASLt's epilogue: torch._addmm_activation for ReLU and GELU")
     if any(name.startswith("_foreach_") for name in names):
         found.append("fused=True of the optimizer: PyTorch's own kernel")

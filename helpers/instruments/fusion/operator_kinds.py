@@ -292,9 +292,7 @@ def unsure_of(step: TracedStep) -> str:
         return f"{target.namespace}.{name}: no kernel of it is known; left out"
     if target.namespace not in ("aten", "as_on_a_gpu"):
         return f"{target.namespace}.{name}: a custom operator; counted as one kernel that moves its tensors once"
-    if kind_of(step) == "opaque" and not (
-        is_known(name) or is_foreach(step) or name.startswith("_fused_ad") or name.startswith("_fused_sgd")
-    ):
+    if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return f"aten.{name}: how its kernels work is not known; counted as one that moves its tensors once"
     if name in CONVOLUTIONS and _is_channels_first(step):
         return (
