@@ -3,6 +3,7 @@
 The kernels are named, not imported: the instruments know no kernel. Casts between dtypes are left out of a pattern.
 """
 
+import itertools
 from collections.abc import Iterable
 
 RMS_NORM = "pow mean add rsqrt mul mul"
@@ -46,7 +47,7 @@ NORMS = {"native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_t
 def libraries_for(kind: str, names: Iterable[str]) -> list[str]:
     """What libraries do of these operators already."""
     names, found = list(names), []
-    after = dict(zip(names, names[1:], strict=False))
+    after = dict(itertools.pairwise(names))
     if kind != "rows" and NORMS & set(names):  # in evaluation, for in training it is a reduction
         found.append("torch.nn.utils.fuse_conv_bn_eval folds the norm into the weights")
     if "convolution" in names and {"add", "relu"} & set(names):
