@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, uncertainty
 from helpers.instruments.fusion.hollow import Hollow, is_users
+from helpers.instruments.fusion.plan import source_name
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3] / "helpers"))
 _STANDARD = str(Path(contextlib.__file__).parent)
@@ -244,7 +245,7 @@ def _refusal(error: Exception, model) -> str:
     where = [frames[-1]]
     if not is_users(where[0].filename):  # in a package: also the user's own line that calls it
         where += [each for each in frames if is_users(each.filename)][-1:]
-    places = ", called in ".join(f"{Path(each.filename).name}:{each.lineno}, {each.name}" for each in where)
+    places = ", called in ".join(f"{source_name(each.filename)}:{each.lineno}, {each.name}" for each in where)
     line = " ".join((where[0].line or linecache.getline(where[0].filename, where[0].lineno or 0)).split())[:100]
     return f"{_name(model)} cannot be traced: {reason}; {places}: `{line}`"
 

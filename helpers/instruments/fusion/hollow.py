@@ -309,7 +309,16 @@ def _names(code) -> set[str]:
 
 def is_users(file: str) -> bool:
     """Whether a source file is the user's own: no package's, no part of Python or of the course."""
-    return not file.startswith((_STANDARD, "<frozen", *_COURSE)) and "site-packages" not in file
+    return not file.startswith((_STANDARD, "<frozen", *_COURSE)) and not _is_installed(str(Path(file).parent))
+
+
+@functools.cache
+def _is_installed(folder: str) -> bool:
+    """Whether a folder belongs to a package that pip put where it is."""
+    top = Path(folder)
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    return next(top.glob("*.dist-info"), None) is not None
 
 
 @functools.cache

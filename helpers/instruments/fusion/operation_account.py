@@ -7,13 +7,13 @@ of their own.
 
 import math
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
 
 from helpers.instruments.dry_run import DryRun, EagerLaunch, TritonLaunch, dry_run_scope
+from helpers.instruments.fusion.plan import source_name
 from helpers.instruments.traffic.eager_meter import ALLOCATES, FREE, arguments_of, read_and_changed, tensors_of
 from helpers.instruments.traffic.footprint import Footprint
 from helpers.instruments.traffic.ledger import footprint_of
@@ -108,7 +108,7 @@ class _Walk(Interpreter):
             return self._run_node(node)
         except Exception as error:
             file, number = node.meta.get("line") or ("", 0)
-            where = f" of {Path(file).name}:{number}" if file else ""
+            where = f" of {source_name(file)}:{number}" if file else ""
             reason = " ".join(str(error).split())[:160]
             raise ValueError(f"{node.target}{where} cannot be rehearsed: {reason}") from error
 

@@ -302,8 +302,9 @@ def unsure_of(step: TracedStep) -> str:
 
 
 def _is_channels_first(step: TracedStep) -> bool:
-    main = max(step.reads, key=lambda each: each.points)
-    return len(main.shape) == 4 and main.shape[1] > 1 and main.strides[1] != 1
+    given = [node.meta.get("val") for node in step.node.all_input_nodes]
+    main = max(given, key=torch.Tensor.numel)
+    return main.dim() == 4 and main.shape[1] > 1 and main.stride(1) != 1
 
 
 def is_left_out(step: TracedStep) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,11 @@ from helpers.instruments.roofline import Work
 def plain_name(operator: str) -> str:
     """An operator's name without the mark of one that works in place: "add" of "add_"."""
     return operator if operator.startswith("_") else operator.rstrip("_")
+
+
+def source_name(file: str) -> str:
+    """A source file's name for people: "cell" of one that a notebook made of a cell."""
+    return "cell" if "ipykernel" in file else Path(file).name
 
 
 @dataclass(frozen=True)

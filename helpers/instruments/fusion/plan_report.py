@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helpers.instruments.fusion.drawing import drawing
 from helpers.instruments.fusion.existing_kernels import COMPILE, call_for, kernel_for, libraries_for
-from helpers.instruments.fusion.plan import WEIGHTS, FusionGroup, FusionPlan
+from helpers.instruments.fusion.plan import WEIGHTS, FusionGroup, FusionPlan, source_name
 from helpers.instruments.prediction import LAUNCH
 from helpers.instruments.traffic.result import size
 from helpers.style import FAINT, REPORT_FONT
@@ -223,7 +223,7 @@ def _source(lines: list[tuple[str, int]]) -> str:
     """Lines of source: file and numbers, and what the first of them says."""
     files: dict[str, list[str]] = {}
     for file, number in lines[:PLACES]:
-        files.setdefault(Path(file).name, []).append(str(number))
+        files.setdefault(source_name(file), []).append(str(number))
     named = ", ".join(f"{file}:{', '.join(numbers)}" for file, numbers in files.items())
     more = f" and {len(lines) - PLACES} more" if len(lines) > PLACES else ""
     said = " ".join(linecache.getline(*lines[0]).split())
