@@ -409,7 +409,7 @@ def test_a_lessons_first_cell_waits_for_neither_torch_nor_triton_nor_matplotlib(
 
 @pytest.mark.parametrize("first", ["import triton; import helpers", "import helpers; import triton"])
 def test_triton_is_interpreted_whichever_is_imported_first(first):
-    """Without a GPU a learner's launch reaches this project's interpreter, and linecache still finds Triton's source."""
+    """Without a GPU a learner's launch reaches this project's interpreter, and inspect still finds Triton's source."""
     code = (
         f"{first}\nimport inspect, triton\nfrom triton.runtime.jit import JITFunction\n"
         'print(JITFunction.run.__module__, inspect.getsource(triton).startswith(\'"""\'), triton.__spec__.name)'

@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from helpers.instruments.traffic.eager_meter import READS_AT, READS_WITHOUT_RESULT, WRITES_AT, EagerMeter
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet
-from helpers.instruments.traffic.ledger import Ledger
+from helpers.instruments.traffic.ledger import Ledger, footprint_of
 from helpers.instruments.traffic.triton_meter import TritonMeter, tensors_in
 from kernels.interpreter import runtime
 from kernels.interpreter.runtime import kernel_code
@@ -210,6 +210,7 @@ class _Shapes(EagerMeter):
         self._launches = launches
         self._moved = {}
         self._unknown = set()  # storages of integers that nobody worked out
+        self._instead_of = {}  # id of positions made up for unknown ones -> themselves, the unknown
 
     def unknown(self, tensor: torch.Tensor) -> torch.Tensor:
         self._unknown.add(self._ledger.storage(tensor))
@@ -237,7 +238,9 @@ class _Shapes(EagerMeter):
             along = dim if "dim" in given else 0
             shape = [-1 if place == along % positions.dim() else 1 for place in range(positions.dim())]
             found = torch.arange(positions.shape[along]).remainder(max(1, of.shape[dim])).view(shape)
-            return found.expand(positions.shape)
+            found = found.expand(positions.shape)
+            self._instead_of[id(found)] = found, positions
+            return found
 
         with _disable_current_modes():
             value = given[argument]
@@ -300,12 +303,19 @@ class _Shapes(EagerMeter):
     def _enter(self, func, given, read, changed, result, place):
         before = len(self._ledger.launches)
         self._moved = {}
+        read = [self._own(*each) for each in read]
+        self._instead_of.clear()
         super()._enter(func, given, read, changed, result, place)
         if len(self._ledger.launches) > before:
             name = self._ledger.launches[-1][0]
             inputs = [tensor for tensor, *_ in read]
             results = [tensor for tensor in _flat(result) if isinstance(tensor, torch.Tensor)]
             self._launches.append(EagerLaunch(name, func, given, inputs, results, self._moved))
+
+    def _own(self, tensor, name, footprint):
+        """What is read where positions were made up: the tensor of those that nobody knows."""
+        _, own = self._instead_of.get(id(tensor), (None, None))
+        return (tensor, name, footprint) if own is None else (own, name, footprint_of(own))
 
     def _move(self, touched, way) -> int:
         distinct = self._distinct(touched, way)

@@ -82,8 +82,8 @@ kernels_left.compare(len(plan.groups))
 # %% [markdown]
 # `analyse` traced the function, rehearsed each operation under the traffic meter's rules, asked of every set of
 # operations whether one kernel may do it and what it would take, and searched the partition with the least predicted
-# time. `plan` prints as a table of what each kernel saves, who does it already, and what would flip the decision. (The
-# last column, and "the score: ...", have a section of their own below.)
+# time. `plan` prints as a table of what each kernel saves, which lines of source it comes from, who does it already, and
+# what would flip the decision. (The last column, and "the score: ...", have a section of their own below.)
 
 # %%
 plan.report()
@@ -725,7 +725,7 @@ for function in (with_if, with_where):
     print(f"{function.__name__:10} {found.graph_count} graphs, {found.graph_break_count} breaks")
 
 # %% [markdown]
-# The analyser takes only what can be traced, and says so. **What does one break cost, in bytes?** A chain of four
+# The analyser takes only what can be traced, and names the line that cannot be. **What does one break cost, in bytes?** A chain of four
 # operations, broken in the middle:
 
 # %%
@@ -738,7 +738,7 @@ break_cost
 try:
     analyse(with_if, x)
 except ValueError as error:
-    print(str(error).rpartition(":")[0])
+    print(error)
 first, second = lambda x: torch.relu(x) * 2, lambda y: torch.sigmoid(y) * 3
 whole = analyse(lambda x: second(first(x)), x).bytes_fused
 halves = analyse(first, x).bytes_fused + analyse(second, x).bytes_fused

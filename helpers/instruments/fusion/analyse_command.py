@@ -17,23 +17,35 @@ def analyse_named(
 ) -> str:
     """The report on `file.py:function` or `package.module:function`, whose function gives (model, inputs).
 
+    Inputs are one tensor, a tuple, or a dict of keyword arguments, which may also come third.
+
     Raises:
         ValueError: there is no such function or device, it gives something else, or its model cannot be analysed.
     """
     if device not in DEVICES:
         raise ValueError(f"no device is called {device!r}: choose from {', '.join(DEVICES)}")
     build = _function(name)
-    given = build()
-    if not (isinstance(given, tuple) and len(given) == 2):
-        raise ValueError(f"{name} gives {type(given).__name__}: it must return (model, inputs)")
-    model, inputs = given
-    inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    model, inputs, keywords = _given(build(), name)
     with _Bar() as bar:
-        plan = analyse(model, *inputs, device=device, backward=backward, epilogues=epilogues, progress=bar.show)
+        options = {"device": device, "backward": backward, "epilogues": epilogues, "progress": bar.show}
+        plan = analyse(model, *inputs, keywords=keywords, **options)
     report = FusionReport(plan)
     if page:
         report.save(page)
     return repr(report)
+
+
+def _given(given, name: str) -> tuple:
+    """(model, inputs, keywords) of what a function returned; inputs in a dict are keyword arguments."""
+    if not (isinstance(given, tuple) and len(given) in (2, 3)):
+        raise ValueError(f"{name} gives {type(given).__name__}: it must return (model, inputs)")
+    model, inputs, *more = given
+    keywords = more[0] if more else {}
+    if not isinstance(keywords, dict):
+        raise ValueError(f"{name} gives {type(keywords).__name__} third: it must return (model, inputs, keywords)")
+    if isinstance(inputs, dict):
+        inputs, keywords = (), {**inputs, **keywords}
+    return model, inputs if isinstance(inputs, tuple | list) else (inputs,), keywords
 
 
 def _function(name: str):

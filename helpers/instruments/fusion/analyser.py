@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.fusion.capture import capture
-from helpers.instruments.fusion.cost import Costs, GroupCost, eager_costs
+from helpers.instruments.fusion.cost import Costs, GroupCost, eager_costs, eager_time
 from helpers.instruments.fusion.graph_nodes import FusionNode, nodes_of
 from helpers.instruments.fusion.legality import Legality, NotLegalError, bits
 from helpers.instruments.fusion.operation_account import TracedStep, account
-from helpers.instruments.fusion.operator_kinds import arithmetic_of, kind_of
+from helpers.instruments.fusion.operator_kinds import arithmetic_of, is_left_out, kind_of, launches_of, unsure_of
 from helpers.instruments.fusion.plan import FusionEdge, FusionGroup, FusionPlan, TracedOperation
 from helpers.instruments.fusion.score import score_of
 from helpers.instruments.fusion.search import partition
@@ -19,6 +19,7 @@ from helpers.instruments.roofline import Work
 def analyse(
     model: Callable,
     *inputs,
+    keywords: dict | None = None,
     device: str | Device = "H200",
     backward: bool = False,
     epilogues: bool = True,
@@ -27,10 +28,12 @@ def analyse(
     """The partition of `model(*inputs)` into kernels that should take the least time on a GPU that need not be here.
 
     Args:
-        model: an nn.Module, a torch.export.ExportedProgram, or any function that can be traced.
+        model: an nn.Module, a torch.export.ExportedProgram, or any function that can be traced: a whole training step,
+            too. All that it can reach is left as it was.
         inputs: its arguments. Tensors on any device: `torch.empty(shape, dtype=..., device="meta")` takes no memory.
             Only shapes, strides and dtypes count, and the values of integers, which may be positions: of those that
             nobody knows, as many different ones as there can be.
+        keywords: its keyword arguments.
         device: a name in DEVICES, or a Device.
         backward: also the gradients of all parameters and inputs that require one.
         epilogues: whether to build kernels round matrix products and convolutions, too; else the library keeps them.
@@ -40,32 +43,44 @@ def analyse(
         TypeError: model cannot be called.
         ValueError: an unknown device or a CPU, or a model that cannot be traced, or whose shapes depend on data.
     """
-    graph, steps, predictions, costs, inlined = _prepare(model, inputs, device, backward, epilogues, progress)
-    groups = partition(costs, _part_of(progress, "search"))
+    graph, steps, predictions, costs, inlined = _prepare(model, inputs, keywords, device, backward, epilogues, progress)
     operations = _operations(graph, steps, predictions)
-    return FusionPlan(
-        device=costs.device,
-        graph=graph,
-        operations=operations,
-        edges=_edges(steps, inlined, costs.legality),
-        groups=tuple(_group(mask, costs, inlined, operations) for mask in groups),
-    )
+
+    def plan(costs: Costs, progress, today: Callable[[], FusionPlan] | None) -> FusionPlan:
+        groups = partition(costs, progress)
+        return FusionPlan(
+            device=costs.device,
+            graph=graph,
+            operations=operations,
+            edges=_edges(steps, inlined, costs.legality),
+            groups=tuple(_group(mask, costs, inlined, operations) for mask in groups),
+            _today=today,
+        )
+
+    def today() -> FusionPlan:
+        left = Costs(Legality(costs.nodes, epilogues=False), costs.device, costs.eager)
+        return plan(left, lambda done, of: None, None)
+
+    return plan(costs, _part_of(progress, "search"), today if epilogues else None)
 
 
 def costs_of(model: Callable, *inputs, device: str | Device = "H200", backward=False, epilogues=True) -> Costs:
     """What `analyse` searches in: the nodes of the graph, which of them one kernel may do, and its cost."""
-    return _prepare(model, inputs, device, backward, epilogues, None)[3]
+    return _prepare(model, inputs, None, device, backward, epilogues, None)[3]
 
 
-def _prepare(model, inputs, device, backward, epilogues, progress):
+def _prepare(model, inputs, keywords, device, backward, epilogues, progress):
     device = device if isinstance(device, Device) else DEVICES[device]
     if device.sms is None:
         raise ValueError(f"{device.name} is a CPU: name a GPU to fuse for, such as device='H200'")
     traced = _part_of(progress, "trace")
     traced(0, 1)
-    graph, tensors = capture(model, *inputs, backward=backward)
+    graph, tensors = capture(model, *inputs, keywords=keywords, backward=backward)
     traced(1, 1)
     steps = account(graph, tensors, device.sms, _part_of(progress, "rehearse"))
+    for step in steps:
+        if is_left_out(step):
+            step.launches.clear()
     predictions, missing = _eager(steps, device)
     nodes, inlined = nodes_of(steps, missing)
     costs = Costs(Legality(nodes, epilogues), device, eager_costs(nodes, predictions))
@@ -102,15 +117,15 @@ def _operations(graph, steps: list[TracedStep], predictions: dict) -> tuple[Trac
         first = value[0] if isinstance(value, list | tuple) and value else value
         shaped = hasattr(first, "shape") and first is not None
         step = by_name.get(node.name)
-        kind, work, launches, time = "view", Work(0, 0, 0), 0, 0.0
+        kind, work, launches, time, unsure = "view", Work(0, 0, 0), 0, 0.0, ""
         if step is not None:
             kind = kind_of(step)
             moved = [operand for launch, _ in predictions[step.index] for operand in launch.operands.values()]
             arithmetic = arithmetic_of(step, kind)
             flops = arithmetic.product + arithmetic.fp32
             work = Work(flops, sum(each.read for each in moved), sum(each.written for each in moved))
-            launches = len(step.launches)
-            time = sum(each.time for _, each in predictions[step.index])
+            launches, unsure = launches_of(step), unsure_of(step)
+            time = eager_time(step, predictions[step.index])
         found.append(
             TracedOperation(
                 name=node.name,
@@ -122,6 +137,10 @@ def _operations(graph, steps: list[TracedStep], predictions: dict) -> tuple[Trac
                 work=work,
                 launches=launches,
                 time=time,
+                module=node.meta.get("module", ""),
+                line=node.meta.get("line"),
+                backward=node.meta.get("backward", False),
+                unsure=unsure,
             )
         )
     return tuple(found)

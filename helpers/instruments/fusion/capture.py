@@ -3,186 +3,273 @@
 Nothing is decomposed further and nothing made functional, so that each node is what eager PyTorch launches, views and
 writes in place included. The backward pass is autograd's own, traced likewise: AOTAutograd's joint graph has the same
 operators, but is functional, so that what a model writes in place would be copies there. Where PyTorch takes another
-way on a GPU than on a CPU (RMSNorm, dropout, attention), the GPU's is taken.
+way on a GPU than on a CPU (gpu_ways.py: RMSNorm, dropout, attention, recurrent layers, autocast, optimizers), the
+GPU's is taken.
+
+The model itself is never run. Every tensor that it can reach is exchanged for one without values while it is traced,
+and put back afterwards (hollow.py), so that a training step leaves weights, gradients and the optimizer's state alone.
+
+Each node says where it comes from: meta["module"], the path of the nn.Module; meta["line"], the innermost line of
+source outside PyTorch; meta["unsure"], where present, what is not known of it. An input of which meta["host"] is true
+stays on the CPU: the steps that an optimizer has counted.
 """
 
 import contextlib
+import linecache
+import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
-from unittest import mock
+from pathlib import Path
 
 import torch
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-aten = torch.ops.aten
+from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, uncertainty
+from helpers.instruments.fusion.hollow import Hollow, is_users
+from helpers.instruments.fusion.plan import source_name
 
-# On a CPU, PyTorch takes these two apart before any tracer sees them; the graph gets the GPU's operators for them.
-_library = torch.library.Library("as_on_a_gpu", "DEF")
-_library.define("_fused_rms_norm(Tensor x, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)")
-_library.define(
-    "_fused_rms_norm_backward(Tensor grad, Tensor x, int[] normalized_shape, Tensor rstd, Tensor? weight, "
-    "bool[2] output_mask) -> (Tensor, Tensor)"
-)
-_stand_ins = torch.ops.as_on_a_gpu
-GPU_OPERATORS = {
-    _stand_ins._fused_rms_norm.default: aten._fused_rms_norm.default,
-    _stand_ins._fused_rms_norm_backward.default: aten._fused_rms_norm_backward.default,
-}
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3] / "helpers"))
+_STANDARD = str(Path(contextlib.__file__).parent)
 
 
-@torch.library.impl(_library, "_fused_rms_norm", "Meta")
-def _rms_norm_shapes(x, normalized_shape, weight, eps):
-    rows = x.shape[: x.dim() - len(normalized_shape)]
-    # It computes in fp32, whatever its input.
-    return torch.empty_like(x), x.new_empty((*rows, *(1 for _ in normalized_shape)), dtype=torch.float32)
-
-
-@torch.library.impl(_library, "_fused_rms_norm_backward", "Meta")
-def _rms_norm_backward_shapes(grad, x, normalized_shape, rstd, weight, output_mask):
-    return torch.empty_like(x), torch.empty_like(weight) if weight is not None else x.new_empty(())
-
-
-def _keep_for_backward(ctx, inputs, output):
-    x, ctx.normalized_shape, weight, _ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, output[1])
-
-
-def _backward_of_rms_norm(ctx, grad, _):
-    x, weight, rstd = ctx.saved_tensors
-    needed = [True, weight is not None]
-    found = _stand_ins._fused_rms_norm_backward(grad, x, ctx.normalized_shape, rstd, weight, needed)
-    return found[0], None, found[1] if needed[1] else None, None
-
-
-torch.library.register_autograd(
-    "as_on_a_gpu::_fused_rms_norm", _backward_of_rms_norm, setup_context=_keep_for_backward, lib=_library
-)
-
-
-def _rms_norm(input, normalized_shape, weight=None, eps=None):
-    return _stand_ins._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
-
-
-def _dropout(input, p=0.5, training=True, inplace=False):
-    if inplace or not training or not 0 < p < 1:
-        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
-    return torch.native_dropout(input, p, True)[0]
-
-
-def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """FlashAttention for 16-bit values without a mask, the memory-efficient kernel for the rest, as PyTorch chooses."""
-    given = query, key, value
-    if query.dim() != 4 or enable_gqa or query.shape[-1] != value.shape[-1]:
-        return _as_everywhere(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
-        return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
-            attn_mask = nothing.masked_fill_(attn_mask.logical_not(), float("-inf"))
-        attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
-    keep = torch.is_grad_enabled() and any(each.requires_grad for each in given)
-    return aten._scaled_dot_product_efficient_attention(*given, attn_mask, keep, dropout_p, is_causal, scale=scale)[0]
-
-
-_as_everywhere = functional.scaled_dot_product_attention
-WAYS = {
-    functional.rms_norm: _rms_norm,
-    torch.rms_norm: _rms_norm,
-    functional.dropout: _dropout,
-    torch.dropout: _dropout,
-    functional.scaled_dot_product_attention: _attention,
-}
-
-
-class _GpusWays(TorchFunctionMode):
-    """RMSNorm, dropout and attention as a GPU runs them."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return WAYS.get(func, func)(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    # The mode does not see what a function of PyTorch calls in turn; that finds the names replaced.
-    names = ("rms_norm", "dropout", "scaled_dot_product_attention")
-    with _GpusWays(), contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(functional, name, WAYS[getattr(functional, name)]))
-        yield
-
-
-def capture(model: Callable, *inputs, backward: bool = False) -> tuple[GraphModule, list]:
-    """Trace `model(*inputs)` without running it.
+def capture(
+    model: Callable, *inputs, keywords: dict | None = None, backward: bool = False
+) -> tuple[GraphModule, list[torch.Tensor]]:
+    """Trace `model(*inputs, **keywords)` without running it.
 
     Args:
-        model: an nn.Module, whose parameters and buffers become inputs of the graph, any function, or a
-            torch.export.ExportedProgram, of which sizes that are left open stay symbols in the graph's shapes.
+        model: an nn.Module, any function, or a torch.export.ExportedProgram, of which sizes that are left open stay
+            symbols in the graph's shapes. What torch.compile made is unwrapped. A function may be a whole training
+            step: modules and optimizers that it reaches become inputs of the graph, and are left as they were. A step
+            of an optimizer that has no state yet is traced as one after the first.
         inputs: its arguments, nested or not; tensors on any device, "meta" among them.
+        keywords: its keyword arguments.
         backward: also the gradients of all that requires one, parameters and inputs: of the result, if it is one
             number, else of its product with gradients that become inputs of the graph.
 
     Returns:
-        the graph, and what it takes: the tensors of parameters, buffers and inputs in turn.
+        the graph, and what it takes: the tensors of parameters, buffers and inputs, then others that it reaches.
 
     Raises:
         TypeError: model cannot be called.
-        ValueError: it cannot be traced, for example because what it does depends on values.
+        ValueError: it cannot be traced, for example because what it does depends on values; with the line at fault.
     """
     exported = model if isinstance(model, torch.export.ExportedProgram) else None
-    if exported:
-        model = exported.module()
+    model = exported.module() if exported else unwrapped(model)
     if not callable(model):
         raise TypeError(f"a module or a function is expected, got {type(model).__name__}: wrap it in a lambda")
-    state = dict(model.named_parameters()) | dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
-    leaves, tree = tree_flatten((state, inputs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def call(*tensors):
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        state, given = tree_unflatten(filled, tree)
-        with _as_on_a_gpu():
-            return _tensors(torch.func.functional_call(model, state, given) if state else model(*given))
-
-    def call_and_differentiate(*tensors):
-        wanted = [tensor for tensor in tensors if tensor.requires_grad]
-        results = [each for each in call(*tensors) if each.requires_grad]
-        if not wanted or not results:
-            raise ValueError("nothing requires a gradient: set requires_grad of an input, or leave out backward")
-        alone = len(results) == 1 and results[0].numel() == 1
-        incoming = None if alone else [torch.ones_like(each) for each in results]
-        return torch.autograd.grad(results, wanted, incoming, allow_unused=True)
-
-    real = [leaves[place] for place in places]
+    keywords = dict(keywords or {})
     open_sizes = _open_sizes(exported) if exported else []
     fake = open_sizes[0].fake_mode if open_sizes else FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        with fake:
-            stand_ins = [_stand_in(tensor) for tensor in real]
-            if open_sizes:
-                stand_ins[len(stand_ins) - len(open_sizes) :] = open_sizes
-            way = {"tracing_mode": "symbolic" if open_sizes else "real", "_allow_non_fake_inputs": True}
-            traced = make_fx(call_and_differentiate if backward else call, **way)(*stand_ins)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:160]
-        raise ValueError(f"{_name(model)} cannot be traced: {type(error).__name__}: {reason}") from error
-    for node in traced.graph.nodes:
+    hollow = Hollow(fake)
+    roots = [model, list(inputs), keywords]
+    with hollow, torch.random.fork_rng(devices=[]):
+        first = [*_state(model), *(each for each in tree_leaves((inputs, keywords)) if isinstance(each, torch.Tensor))]
+        try:
+            for place, tensor in enumerate(first):
+                known = len(first) - len(open_sizes) <= place
+                hollow.stand_in(tensor, open_sizes[place - len(first)] if known else None)
+            hollow.exchange(roots)
+            with fake:
+                traced = _trace(model, roots, hollow, backward, bool(open_sizes))
+        except Exception as error:
+            raise ValueError(_refusal(error, model)) from error
+        wanted = len({id(tensor) for tensor in first})
+        for node, tensor in zip(traced.graph.find_nodes(op="placeholder"), hollow.tensors, strict=True):
+            node.meta["host"] = id(tensor) in hollow.on_the_host()
+        real = _without_unused(traced, hollow.tensors, wanted)
+    for node in reversed(traced.graph.nodes):
         if node.op == "call_function":
             node.target = GPU_OPERATORS.get(node.target, node.target)
+            if getattr(node.target, "namespace", "") == "profiler" and not node.users:
+                traced.graph.erase_node(node)
     traced.recompile()
     return traced, real
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return shape.requires_grad_(tensor.requires_grad)
+def unwrapped(model):
+    """What torch.compile was given, of a compiled module or function."""
+    while (
+        inner := getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None)
+    ) is not None:
+        model = inner
+    return model
+
+
+def _state(model) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+
+
+def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> GraphModule:
+    places = _Places(hollow.modules(model))
+
+    def call():
+        _, inputs, keywords = roots
+        return _tensors(model(*inputs, **keywords))
+
+    def results(*tensors):
+        if symbolic:  # which makes tensors of its own
+            hollow.exchange(roots, instead=tensors)
+        with as_on_a_gpu(), places.followed():
+            found = _gradients(tensors, call()) if backward else call()
+        return [*(each for each in found if each is not None), *hollow.made_since(roots)]
+
+    if hollow.optimizers(fresh=True):
+        with as_on_a_gpu(), places.followed():
+            call()  # makes the optimizer's state
+        hollow.exchange(roots, again=True)
+    way = {"tracing_mode": "symbolic" if symbolic else "real", "_allow_non_fake_inputs": True}
+    return make_fx(results, **way)(*hollow.stand_ins)
+
+
+def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    results = [each for each in results if each.requires_grad]
+    if not wanted or not results:
+        raise ValueError("nothing requires a gradient: set requires_grad of an input, or leave out backward")
+    alone = len(results) == 1 and results[0].numel() == 1
+    incoming = None if alone else [torch.ones_like(each) for each in results]
+    return list(torch.autograd.grad(results, wanted, incoming, allow_unused=True))
+
+
+def _without_unused(traced: GraphModule, tensors: list[torch.Tensor], wanted: int) -> list[torch.Tensor]:
+    """Drop inputs beyond the first `wanted` that nothing uses; returns the tensors of those that are left."""
+    left = []
+    for place, (node, tensor) in enumerate(zip(traced.graph.find_nodes(op="placeholder"), tensors, strict=True)):
+        if place < wanted or node.users:
+            left.append(tensor)
+        else:
+            traced.graph.erase_node(node)
+    return left
+
+
+class _Places(TorchDispatchMode):
+    """Notes at each node which module and which line of source it comes from, and refuses writes to real tensors.
+
+    A node of the backward pass has the place of the operator that it differentiates.
+    """
+
+    def __init__(self, names: dict[int, str]):
+        super().__init__()
+        self._names, self._modules, self._forward = names, [], {}
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        def enter(module, inputs):
+            self._modules.append(self._names.get(id(module), type(module).__name__))
+
+        def leave(module, inputs, results):
+            self._modules.pop()
+
+        handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            with self, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
+                yield
+        finally:
+            self._modules.clear()
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        _refuse_writes(func, args, kwargs)
+        mode = get_proxy_mode()
+        if mode is None:
+            return func(*args, **kwargs)
+        nodes = mode.tracer.graph._root  # a doubly linked list: its last node is the root's predecessor
+        last = nodes._prev
+        place = self._place()
+        result = func(*args, **kwargs)
+        node = nodes._prev
+        while node is not last:
+            node.meta.update(place)
+            node = node._prev
+        return result
+
+    def _place(self) -> dict:
+        current = torch._C._current_autograd_node()
+        number = current._sequence_nr() if current is not None else torch.autograd._get_sequence_nr() - 1
+        if current is not None and number in self._forward:
+            return self._forward[number] | {"backward": True}
+        place = {"module": self._modules[-1] if self._modules else "", "line": _line(sys._getframe(2))}
+        if reason := uncertainty():
+            place["unsure"] = reason
+        if current is None:
+            self._forward.setdefault(number, place)
+        return place
+
+
+def _refuse_writes(func, args, kwargs) -> None:
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
+                raise ValueError(
+                    f"{func.overloadpacket.__name__} writes to a tensor of shape {tuple(tensor.shape)} that the "
+                    "analyser cannot find in the function: pass it, or what holds it, as an argument"
+                )
+
+
+def _is_library(file: str) -> bool:
+    """PyTorch, Python's own modules, and this one: lines of theirs say nothing of a model."""
+    standard = file.startswith(_STANDARD) and "site-packages" not in file
+    return standard or file.startswith((*_LIBRARIES, "<frozen", "<string>", "<eval_with_key>"))
+
+
+def _line(frame) -> tuple[str, int] | None:
+    while frame is not None:
+        if not _is_library(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _refusal(error: Exception, model) -> str:
+    """One line: what cannot be traced, why, and the line of source that asks for it."""
+    reason = _reason(error)
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]
+    if not frames:
+        return f"{_name(model)} cannot be traced: {reason}"
+    where = [frames[-1]]
+    if not is_users(where[0].filename):  # in a package: also the user's own line that calls it
+        where += [each for each in frames if is_users(each.filename)][-1:]
+    places = ", called in ".join(f"{source_name(each.filename)}:{each.lineno}, {each.name}" for each in where)
+    line = " ".join((where[0].line or linecache.getline(where[0].filename, where[0].lineno or 0)).split())[:100]
+    return f"{_name(model)} cannot be traced: {reason}; {places}: `{line}`"
+
+
+WHY = {
+    "aten._local_scalar_dense.default": "a number is taken out of a tensor (.item(), float(x), a branch on its value), "
+    "and the values are not known",
+    "aten.equal.default": "whether two tensors are equal depends on their values",
+    "aten.nonzero.default": "the shape of a result depends on values (nonzero, x[mask], torch.where(mask))",
+    "aten.masked_select.default": "the shape of a result depends on values (masked_select)",
+    "aten.unique_consecutive.default": "the shape of a result depends on values (unique)",
+    "aten._unique2.default": "the shape of a result depends on values (unique)",
+    "aten.bincount.default": "the shape of a result depends on values (bincount without minlength)",
+    "aten.repeat_interleave.Tensor": "the shape of a result depends on values (repeat_interleave without output_size)",
+}
+
+
+def _reason(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+        return WHY.get(said, f"{said}: its result depends on values")
+    if type(error) is ValueError and not said.startswith("Cannot"):
+        return said[:200]
+    return f"{type(error).__name__}: {said[:160]}"
 
 
 def _open_sizes(exported: torch.export.ExportedProgram) -> list[torch.Tensor]:

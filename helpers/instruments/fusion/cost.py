@@ -14,6 +14,8 @@ from helpers.instruments import prediction
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.graph_nodes import PRODUCTS, FusionNode
 from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, NotLegalError, bits, is_split
+from helpers.instruments.fusion.operation_account import TracedStep
+from helpers.instruments.fusion.operator_kinds import launches_of
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS
 from helpers.instruments.operations import Launch
 from helpers.instruments.roofline import SPECIAL, Work
@@ -162,6 +164,8 @@ class Costs:
     def _needed(self, node: FusionNode, mask: int):
         """The writes of a node that outlive the kernel."""
         wanted = {link.storage for link in node.links if not mask >> link.target & 1}
+        if not node.links and not node.step.kept:
+            return node.step.writes
         return [write for write in node.step.writes if write.storage in wanted or write.storage in node.step.kept]
 
     def _row_settings(self, group, space, live, nbytes) -> tuple[float, int, float, int]:
@@ -207,11 +211,11 @@ class Costs:
         return not read.sources or any(not mask >> source & 1 for source in read.sources)
 
 
-def eager_costs(nodes: list[FusionNode], launches: dict[int, list]) -> list[GroupCost]:
-    """Each node as eager PyTorch runs it; `launches`: step -> (launch, its prediction)."""
+def eager_costs(nodes: list[FusionNode], predicted: dict[int, list]) -> list[GroupCost]:
+    """Each node as eager PyTorch runs it; `predicted`: step -> (launch, its prediction)."""
     found = []
     for node in nodes:
-        of = launches[node.step.index]
+        of = predicted[node.step.index]
         moved = [operand for launch, _ in of for operand in launch.operands.values()]
         flops = node.arithmetic.product + node.arithmetic.fp32
         work = Work(flops, sum(each.read for each in moved), sum(each.written for each in moved))
@@ -219,7 +223,13 @@ def eager_costs(nodes: list[FusionNode], launches: dict[int, list]) -> list[Grou
         for _, each in of:
             for name, seconds in each.terms.items():
                 terms[name] = terms.get(name, 0.0) + seconds
-        live = len(node.step.reads)
-        time = sum(each.time for _, each in of)
-        found.append(GroupCost("eager", work, len(of), time, live, 0, max(terms, key=terms.get)))
+        live, launches = len(node.step.reads), launches_of(node.step)
+        bound = max(terms, key=terms.get) if terms else "nothing"
+        found.append(GroupCost("eager", work, launches, eager_time(node.step, of), live, 0, bound))
     return found
+
+
+def eager_time(step: TracedStep, predicted: list) -> float:
+    """Seconds of a step's launches, those that a long list of tensors adds among them."""
+    more = launches_of(step) - len(step.launches)
+    return sum(each.time for _, each in predicted) + more * prediction.LAUNCH

@@ -3,6 +3,7 @@
 The kernels are named, not imported: the instruments know no kernel. Casts between dtypes are left out of a pattern.
 """
 
+import itertools
 from collections.abc import Iterable
 
 RMS_NORM = "pow mean add rsqrt mul mul"
@@ -38,6 +39,24 @@ CALLS = {
     "_fused_rms_norm": "torch.nn.functional.rms_norm",
     RMS_NORM: "torch.nn.functional.rms_norm",
 }
+
+
+NORMS = {"native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_training"}
+
+
+def libraries_for(kind: str, names: Iterable[str]) -> list[str]:
+    """What libraries do of these operators already."""
+    names, found = list(names), []
+    after = dict(itertools.pairwise(names))
+    if kind != "rows" and NORMS & set(names):  # in evaluation, for in training it is a reduction
+        found.append("torch.nn.utils.fuse_conv_bn_eval folds the norm into the weights")
+    if "convolution" in names and {"add", "relu"} & set(names):
+        found.append("cuDNN's fused convolution adds the bias and the residual, and applies ReLU")
+    if after.get("addmm") in ("relu", "gelu"):
+        found.append("cuBLASLt's epilogue: torch._addmm_activation for ReLU and GELU")
+    if any(name.startswith("_foreach_") for name in names):
+        found.append("fused=True of the optimizer: PyTorch's own kernel")
+    return found
 
 
 def kernel_for(kind: str, names: Iterable[str]) -> str | None:

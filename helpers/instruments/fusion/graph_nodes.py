@@ -112,7 +112,7 @@ def nodes_of(
                 points=points,
                 arithmetic=arithmetic_of(step, kinds[step.index]),
                 random=is_random(step),
-                itemsize=max(each.dtype.itemsize for each in (*step.reads, *step.writes)),
+                itemsize=max((each.dtype.itemsize for each in (*step.reads, *step.writes)), default=1),
                 name=base_name(step),
                 extents=extents_of(step, kind) if step.writes else {},
                 kept=bool(step.kept),

@@ -78,10 +78,12 @@ class Legality:
         return found == mask
 
     def stored(self, mask: int, placed: int) -> int:
-        """The nodes inside whose results go to memory: kept, or read by one of those placed outside."""
+        """The nodes inside whose results go to memory: kept, read by one of those placed outside, or by nobody, which
+        PyTorch writes all the same."""
         found = 0
         for place in bits(mask):
-            if self.nodes[place].kept or self.readers[place] & placed & ~mask:
+            readers = self.readers[place]
+            if self.nodes[place].kept or readers & placed & ~mask or not readers:
                 found |= 1 << place
         return found
 

@@ -13,9 +13,13 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves
 
 from helpers.instruments.dry_run import DryRun, EagerLaunch, TritonLaunch, dry_run_scope
-from helpers.instruments.traffic.eager_meter import arguments_of, read_and_changed, tensors_of
+from helpers.instruments.fusion.plan import source_name
+from helpers.instruments.traffic.eager_meter import ALLOCATES, FREE, arguments_of, read_and_changed, tensors_of
 from helpers.instruments.traffic.footprint import Footprint
 from helpers.instruments.traffic.ledger import footprint_of
+
+# Results that cost nothing: memory without contents, another name for it, a constant of the program.
+_NOTHING = ALLOCATES | FREE | frozenset("empty_like new_empty new_empty_strided detach alias lift_fresh_copy".split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,7 @@ class TracedStep:
     """One node of the graph. `reads` and `writes` of memory; `launches` as they were rehearsed; `waits`: step -> Wait.
 
     kept: of the writes, those that outlive the graph: results, and what the caller's own tensors now hold.
+    A step without launches makes something of which no kernel is known.
     """
 
     index: int
@@ -82,10 +87,12 @@ def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: in
 class _Walk(Interpreter):
     def __init__(self, graph: GraphModule, stage: DryRun, progress):
         super().__init__(graph)
+        self.extra_traceback = False
         self._stage, self._progress = stage, progress or (lambda done, of: None)
         self._nodes = len(graph.graph.nodes)
         self.steps: list[TracedStep] = []
         self.given: set[int] = set()  # the caller's storages
+        self._numbers: set[int] = set()  # storages of numbers that stay on the CPU
         self.results: list[TensorAccess] = []
 
     def access(self, tensor: torch.Tensor, name: str = "") -> TensorAccess | None:
@@ -97,6 +104,15 @@ class _Walk(Interpreter):
         return TensorAccess(where, shape, strides, tensor.storage_offset(), tensor.dtype, footprint, name)
 
     def run_node(self, node: Node):
+        try:
+            return self._run_node(node)
+        except Exception as error:
+            file, number = node.meta.get("line") or ("", 0)
+            where = f" of {source_name(file)}:{number}" if file else ""
+            reason = " ".join(str(error).split())[:160]
+            raise ValueError(f"{node.target}{where} cannot be rehearsed: {reason}") from error
+
+    def _run_node(self, node: Node):
         launches = self._stage.launches
         before = len(launches)
         if node.op == "get_attr":
@@ -104,7 +120,9 @@ class _Walk(Interpreter):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             result = super().run_node(node)
             if node.op == "placeholder":
-                self.given |= {id(self._stage.ledger.storage(each)) for each in tensors_of(result)}
+                storages = {id(self._stage.ledger.storage(each)) for each in tensors_of(result)}
+                self.given |= storages
+                self._numbers |= storages if node.meta.get("host") else set()
             if node.op == "output":
                 self.results = [
                     found
@@ -117,6 +135,8 @@ class _Walk(Interpreter):
             return torch.ops.aten.lift_fresh.default(*args)
         given = arguments_of(node.target, args, kwargs)
         read, changed = read_and_changed(node.target, given, whole=True)
+        if self._is_on_the_host(given):
+            return self._run_on_the_host(node.target, args, kwargs)
         step = TracedStep(len(self.steps), node, given)
         step.reads = [found for tensor, name, _ in read if (found := self.access(tensor, name))]
         step.writes = [found for tensor, name, _ in changed if (found := self.access(tensor, name))]
@@ -129,7 +149,23 @@ class _Walk(Interpreter):
         if step.launches:
             _weigh(step)
             self.steps.append(step)
+        elif made and node.target.overloadpacket.__name__ not in _NOTHING and not node.target.is_view:
+            self.steps.append(step)
         self._progress(len(self.steps), self._nodes)
+        return result
+
+    def _is_on_the_host(self, given: dict) -> bool:
+        """Whether an operator works on nothing but numbers that stay on the CPU, and constants."""
+        storages = [self._stage.ledger.storage(each) for value in given.values() for each in tensors_of(value)]
+        known = [id(each) in self._numbers for each in storages]
+        return any(known) and all(mine or each.free for mine, each in zip(known, storages, strict=True))
+
+    def _run_on_the_host(self, operator, args, kwargs):
+        launches, ledger = self._stage.launches, self._stage.ledger
+        before = len(launches), len(ledger.launches)
+        result = self._stage.run(operator, args, kwargs)
+        del launches[before[0] :], ledger.launches[before[1] :]
+        self._numbers |= {id(ledger.storage(each)) for each in tensors_of(result)}
         return result
 
 

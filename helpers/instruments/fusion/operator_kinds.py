@@ -4,6 +4,7 @@ FLOPs are counted as kernels/costs.py says. Matrix products, convolutions and at
 torch.utils.flop_counter.
 """
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,8 @@ from torch.utils.flop_counter import flop_registry
 from helpers.instruments.fusion.operation_account import TensorAccess, TracedStep
 from helpers.instruments.fusion.plan import plain_name
 from helpers.instruments.operations import EXP_RESULTS, TANH_RESULTS
-from helpers.instruments.prediction import product_flops
+from helpers.instruments.prediction import KINDS, product_flops
+from helpers.instruments.traffic.eager_meter import tensors_of
 from kernels import costs
 
 COPIES = frozenset("_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like".split())
@@ -23,8 +25,12 @@ ELEMENTWISE = COPIES | frozenset(
     "rand rand_like randn randn_like uniform_ normal_ glu log_sigmoid_forward log_sigmoid_backward prelu hardswish "
     "slice_backward select_backward scalar_tensor new_zeros new_ones new_full linspace eye dropout _prelu_kernel "
     "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy "
-    "nll_loss_backward nll_loss2d_backward".split()
+    "nll_loss_backward nll_loss2d_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
+    "binary_cross_entropy_backward soft_margin_loss_backward _thnn_fused_lstm_cell _thnn_fused_gru_cell "
+    "_thnn_fused_lstm_cell_backward_impl floor_divide _thnn_fused_gru_cell_backward".split()
 )
+FOREACH = "_foreach_"  # the same for each tensor of a list
+FUSED_OPTIMIZERS = ("_fused_adam", "_fused_adagrad", "_fused_sgd")
 RANDOM = {torch.Tag.nondeterministic_seeded}
 # Also tagged as reductions: sum mean amax amin prod var var_mean std argmax argmin any all logsumexp norm.
 REDUCTIONS = frozenset("sum mean amax amin max min prod var std var_mean argmax argmin any all norm logsumexp".split())
@@ -98,6 +104,9 @@ ARITHMETIC = {
     "logsumexp": (3, EXP_RESULTS),
     "hardswish": (4, 0),
     "mse_loss": (3, 0),
+    "lerp": (3, 0),
+    "_thnn_fused_lstm_cell": (5, 4),  # of each gate, a quarter of the elements
+    "_thnn_fused_gru_cell": (5, 3),
     "binary_cross_entropy_with_logits": (8, 2),
 }
 Space = tuple[tuple[int, bool], ...]  # (size, whether it is reduced) of each run of dimensions, outermost first
@@ -117,6 +126,15 @@ def base_name(step: TracedStep) -> str:
     return plain_name(step.node.target.overloadpacket.__name__)
 
 
+def is_foreach(step: TracedStep) -> bool:
+    return step.node.target.overloadpacket.__name__.startswith(FOREACH)
+
+
+def is_pointwise_foreach(step: TracedStep) -> bool:
+    name = step.node.target.overloadpacket.__name__.removeprefix(FOREACH)
+    return is_foreach(step) and name not in ("norm", "max", "powsum")
+
+
 def is_random(step: TracedStep) -> bool:
     name = base_name(step)
     return bool(RANDOM & set(step.node.target.tags)) and not name.startswith("_scaled_dot_product")
@@ -126,8 +144,10 @@ def kind_of(step: TracedStep) -> str:
     """As TracedOperation.kind, but for "view"."""
     target = step.node.target
     name, own = base_name(step), target.overloadpacket.__name__
-    if target.namespace != "aten" or not step.writes:
+    if target.namespace not in ("aten", "as_on_a_gpu") or not step.writes or not step.launches:
         return "opaque"
+    if is_pointwise_foreach(step):
+        return "elementwise"
     if name.startswith("_scaled_dot_product"):
         return "attention"
     if name in MATMULS:
@@ -196,13 +216,15 @@ def space_of(step: TracedStep, kind: str) -> Space:
 
 def points_of(step: TracedStep, kind: str) -> int:
     """Elements that the operation goes over: of its result, or of what it reduces or scatters."""
+    if is_foreach(step):
+        return max(sum(each.points for each in step.writes), 1)
     read = [each.points for each in step.reads]
     if kind == "gather" and base_name(step) != "nll_loss_forward":
         read = []
     if kind == "scatter":
         read = [each.points for each in step.reads if each.name != "self"] or read
         return max(read, default=1)
-    return max(*read[:1], *(each.points for each in step.writes), 1)
+    return max([*read[:1], *(each.points for each in step.writes), 1])
 
 
 def extents_of(step: TracedStep, kind: str) -> dict[int, str]:
@@ -220,6 +242,8 @@ def extents_of(step: TracedStep, kind: str) -> dict[int, str]:
 
 
 def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
+    if not step.launches:
+        return Arithmetic(0, 0, 0)
     packet = step.node.target.overloadpacket
     if packet in flop_registry:
         product = product_flops(step.node.target, step.given, step.launches[-1].results)
@@ -228,10 +252,10 @@ def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
     name = base_name(step)
     if name in COPIES or kind in ("gather", "scatter"):
         return Arithmetic(0, 0, 0)
-    flops, special = ARITHMETIC.get(name, (1, 0))
-    points = (
-        points_of(step, kind) if kind in ("reduction", "normalisation") else max(each.points for each in step.writes)
-    )
+    flops, special = ARITHMETIC.get(plain_name(name.removeprefix(FOREACH)), (1, 0))
+    points = max((each.points for each in step.writes), default=0)
+    if kind in ("reduction", "normalisation") or is_foreach(step):
+        points = points_of(step, kind)
     return Arithmetic(0, flops * points, special * points)
 
 
@@ -251,3 +275,70 @@ def _order(access: TensorAccess) -> tuple:
         else:
             runs.append([size, stride])
     return tuple(map(tuple, runs)), access.offset
+
+
+# What PyTorch has for a CPU alone.
+_OF_A_CPU = re.compile(r"_for_cpu|^_?mkldnn_|^onednn|^_sparse_|^_mkl_")
+
+
+def unsure_of(step: TracedStep) -> str:
+    """What is not known of an operation; empty where its launches, bytes and arithmetic are."""
+    target, name = step.node.target, step.node.target.overloadpacket.__name__
+    if _OF_A_CPU.search(name) or target.namespace in ("mkldnn", "mkl", "onednn"):
+        return f"{target.namespace}.{name}: PyTorch has it for a CPU alone; what a GPU runs is not known, and left out"
+    if reason := step.node.meta.get("unsure"):
+        return reason
+    if not step.launches:
+        return f"{target.namespace}.{name}: no kernel of it is known; left out"
+    if target.namespace not in ("aten", "as_on_a_gpu"):
+        return f"{target.namespace}.{name}: a custom operator; counted as one kernel that moves its tensors once"
+    if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
+        return f"aten.{name}: how its kernels work is not known; counted as one that moves its tensors once"
+    if name in CONVOLUTIONS and _is_channels_first(step):
+        return (
+            "convolutions of NCHW tensors: cuDNN may convert their layout before and after, which channels_last avoids"
+        )
+    return ""
+
+
+def _is_channels_first(step: TracedStep) -> bool:
+    given = [node.meta.get("val") for node in step.node.all_input_nodes]
+    main = max(given, key=torch.Tensor.numel)
+    return main.dim() == 4 and main.shape[1] > 1 and main.stride(1) != 1
+
+
+def is_left_out(step: TracedStep) -> bool:
+    """Whether there is no kernel of a GPU's to put a price on."""
+    return not step.launches or bool(_OF_A_CPU.search(step.node.target.overloadpacket.__name__))
+
+
+def is_known(name: str) -> bool:
+    """Whether what PyTorch's kernel of it reaches was measured, or follows from its FLOPs."""
+    return name in MEASURED or getattr(torch.ops.aten, name, None) in flop_registry
+
+
+MEASURED = frozenset(name for names in KINDS.values() for name in names.split())
+
+# Tensors and blocks of a launch that works off lists of tensors, by how many lists it takes, and elements of a block.
+# Source: aten/src/ATen/native/cuda/MultiTensorApply.cuh.
+TENSORS_OF_A_LAUNCH = (110, 64, 48, 36, 30)
+BLOCKS_OF_A_LAUNCH = 320
+CHUNK = 65536
+
+
+def launches_of(step: TracedStep) -> int:
+    """Kernels that a GPU launches for it: several where the lists of a foreach operator are long."""
+    name = step.node.target.overloadpacket.__name__
+    if not step.launches or not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
+        return len(step.launches)
+    lists = [value for value in step.given.values() if isinstance(value, list | tuple) and tensors_of(value)]
+    depth = len(lists) + (name[-1] != "_")  # what is no update in place makes another list
+    most = TENSORS_OF_A_LAUNCH[min(depth, len(TENSORS_OF_A_LAUNCH)) - 1]
+    launches = tensors = blocks = 0
+    for tensor in tensors_of(lists[0]):
+        tensors += 1
+        for left in reversed(range(-(-tensor.numel() // CHUNK))):
+            blocks += 1
+            if blocks == BLOCKS_OF_A_LAUNCH or (tensors == most and not left):
+                launches, blocks, tensors = launches + 1, 0, min(left, 1)
+    return max(1, launches + (blocks > 0))

@@ -1,7 +1,9 @@
 """What the analyser says of a model: its operations, the edges between them, and which of them one kernel should do."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,11 @@ def plain_name(operator: str) -> str:
     return operator if operator.startswith("_") else operator.rstrip("_")
 
 
+def source_name(file: str) -> str:
+    """A source file's name for people: "cell" of one that a notebook made of a cell."""
+    return "cell" if "ipykernel" in file else Path(file).name
+
+
 @dataclass(frozen=True)
 class TracedOperation:
     """One ATen operator of the traced graph, as eager PyTorch runs it.
@@ -24,6 +31,9 @@ class TracedOperation:
     shape, dtype, strides: of its first result.
     work: FLOPs, and the bytes that the traffic meter counts; launches: as the meter counts them, 0 for a view.
     time: s, predicted, L2 as the operations before left it.
+    module: path of the nn.Module that called it; line: file and number of the innermost line outside PyTorch; of the
+        backward pass, those of the operation that it differentiates.
+    unsure: what is not known of it, empty where nothing is missing; `time` is then the least that it can take.
     """
 
     name: str
@@ -35,6 +45,10 @@ class TracedOperation:
     work: Work
     launches: int
     time: float
+    module: str = ""
+    line: tuple[str, int] | None = None
+    backward: bool = False
+    unsure: str = ""
 
     @property
     def operator(self) -> str:
@@ -120,6 +134,28 @@ class FusionPlan:
     operations: tuple[TracedOperation, ...]
     edges: tuple[FusionEdge, ...]
     groups: tuple[FusionGroup, ...]
+    _today: Callable[[], "FusionPlan"] | None = field(default=None, compare=False)
+
+    @cached_property
+    def today(self) -> "FusionPlan":
+        """The plan with what torch.compile supplies: products and convolutions stay the library's."""
+        return self._today() if self._today else self
+
+    @cached_property
+    def unsure(self) -> dict[str, tuple[TracedOperation, ...]]:
+        """What is not known -> the operations that it is not known of, those that take longest first."""
+        found: dict[str, list[TracedOperation]] = {}
+        for operation in self.operations:
+            if operation.unsure:
+                found.setdefault(operation.unsure, []).append(operation)
+        order = sorted(found, key=lambda reason: -sum(each.time for each in found[reason]))
+        return {reason: tuple(found[reason]) for reason in order}
+
+    @property
+    def unsure_share(self) -> float:
+        """Of the predicted time of eager PyTorch, that of operations of which something is not known."""
+        unsure = sum(each.time for operations in self.unsure.values() for each in operations)
+        return unsure / self.time_unfused if self.time_unfused else float(bool(self.unsure))
 
     @cached_property
     def by_name(self) -> dict[str, TracedOperation]:

@@ -1,18 +1,24 @@
 """A plan as text and as a page: what to fuse, what it brings, who does it, what would change the decision."""
 
 import html
+import linecache
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from helpers.instruments.fusion.drawing import drawing
-from helpers.instruments.fusion.existing_kernels import COMPILE, call_for, kernel_for
-from helpers.instruments.fusion.plan import WEIGHTS, FusionGroup, FusionPlan
+from helpers.instruments.fusion.existing_kernels import COMPILE, call_for, kernel_for, libraries_for
+from helpers.instruments.fusion.plan import WEIGHTS, FusionGroup, FusionPlan, source_name
 from helpers.instruments.prediction import LAUNCH
 from helpers.instruments.traffic.result import size
 from helpers.style import FAINT, REPORT_FONT
 
-HEAD = ("operations", "kernel of", "bytes", "launches", "predicted", "registers", "score", "who does it", "flips")
+HEAD = ("operations", "kernel of", "bytes", "launches", "predicted", "share", "registers", "score")
+HEAD += ("where", "who does it", "flips")
+IN_LINE = 8  # of these, those that stand in the first line of a row of text
+PLACES = 4  # modules or lines that a row names
+REASONS = 6  # things that are not known, of which the report's first lines name each
 REACH = 0.3  # by which a weight may change to count as what flips a decision
 FUSE = 0.5  # a score from which on fusing is advised
 PAGE = """<!doctype html>
@@ -20,7 +26,7 @@ PAGE = """<!doctype html>
 :root {{ color-scheme: light dark }} body {{ font: {font}; margin: 2rem auto; max-width: 70rem }}
 table {{ border-collapse: collapse; width: 100% }} td, th {{ padding: .3rem .6rem; text-align: left;
 border-bottom: 1px solid {faint}; vertical-align: top }}
-td:nth-child(n+3):nth-child(-n+7) {{ white-space: nowrap }}
+td:nth-child(n+3):nth-child(-n+8) {{ white-space: nowrap }}
 .picture {{ overflow: auto }} svg text {{ fill: CanvasText }}
 </style></head><body>
 <h1>What to fuse on {device}</h1><p>{summary}</p>{table}
@@ -45,31 +51,83 @@ class FusionReport:
             f"{_time(plan.time_fused)}, {gain:.2f} times as fast"
         )
 
+    def headlines(self) -> list[str]:
+        """What it brings, with kernels that somebody has to write and with torch.compile's today; what is not sure."""
+        plan, today = self.plan, self.plan.today
+        lines = [self.summary()]
+        if today.time_fused <= 1.005 * plan.time_fused:
+            if self.groups():
+                lines.append("torch.compile writes these kernels today")
+        else:
+            lines.append(
+                f"with torch.compile's kernels of today, products and convolutions left to the library: "
+                f"{today.launches_fused} launches, {size(today.bytes_fused)}, {_time(today.time_fused)}, "
+                f"{plan.time_unfused / today.time_fused:.2f} times as fast; for the rest somebody has to write kernels"
+            )
+        if plan.unsure:
+            lines.append(f"unsure: {plan.unsure_share:.0%} of eager's time, which may be longer, because of")
+        for reason, operations in list(plan.unsure.items())[:REASONS]:
+            time = sum(each.time for each in operations)
+            lines.append(f"    {len(operations)} x {reason} ({f'at least {_time(time)}' if time else 'no time'})")
+        if len(plan.unsure) > REASONS:
+            lines.append(f"    and {len(plan.unsure) - REASONS} more")
+        return lines
+
     def groups(self) -> list[FusionGroup]:
         """The groups that change something, the one that saves most first."""
         changed = [group for group in self.plan.groups if group.kind != "eager"]
         return sorted(changed, key=lambda group: group.time - group.time_unfused)
 
+    def folded(self) -> list[list[FusionGroup]]:
+        """The same, groups of equal layers together: the same operators on as many bytes."""
+        found: dict[tuple, list[FusionGroup]] = {}
+        for group in self.groups():
+            names = tuple(self.plan.by_name[name].operator for name in group.operations)
+            shapes = tuple(self.plan.by_name[name].shape for name in group.operations)
+            key = names, shapes, group.kind, group.work, group.work_unfused, group.launches, len(group.recomputed)
+            found.setdefault(key, []).append(group)
+        return sorted(found.values(), key=lambda equal: sum(each.time - each.time_unfused for each in equal))
+
     def rows(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                _operations(group),
-                group.kind,
-                f"{size(group.work_unfused.bytes)} -> {size(group.work.bytes)}",
-                f"{group.launches_unfused} -> {group.launches}",
-                f"{_time(group.time_unfused)} -> {_time(group.time)}",
-                f"{group.registers}",
-                f"{group.score.total:.2f}",
-                self.who(group),
-                "; ".join(flips(group)),
-            )
-            for group in self.groups()
-        ]
+        return [self._row(equal) for equal in self.folded()]
+
+    def _row(self, equal: list[FusionGroup]) -> tuple[str, ...]:
+        group, count = equal[0], len(equal)
+        before, after = sum(each.time_unfused for each in equal), sum(each.time for each in equal)
+        names = [self.plan.by_name[name].operator for name in group.operations]
+        return (
+            _operations(group) if count == 1 else f"{count} x {_shortened(names)}",
+            group.kind,
+            f"{size(count * group.work_unfused.bytes)} -> {size(count * group.work.bytes)}",
+            f"{count * group.launches_unfused} -> {count * group.launches}",
+            f"{_time(before)} -> {_time(after)}",
+            f"{before / self.plan.time_unfused:.0%}" if self.plan.time_unfused else "",
+            f"{group.registers}",
+            f"{group.score.total:.2f}",
+            self.where(equal),
+            self.who(group),
+            "; ".join(flips(group)),
+        )
+
+    def where(self, equal: list[FusionGroup]) -> str:
+        """Modules and lines of source that equal groups come from."""
+        operations = [self.plan.by_name[name] for group in equal for name in group.operations]
+        modules, lines = {}, {}
+        for each in operations:
+            path = re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", each.module) if len(equal) > 1 else each.module
+            modules.setdefault(path, None)
+            if each.line:
+                lines.setdefault(each.line, None)
+        back = "the backward pass of " if all(each.backward for each in operations) else ""
+        found = [back + _together([path for path in modules if path])] if any(modules) else []
+        if lines:
+            found.append(_source(list(lines)))
+        return "; ".join(found)
 
     def who(self, group: FusionGroup) -> str:
         """Which kernel of kernels/, which call of PyTorch does it, and what torch.compile does."""
         names = [self.plan.by_name[name].operator for name in group.operations]
-        found = [COMPILE.get(group.kind)]
+        found = [*libraries_for(group.kind, names), COMPILE.get(group.kind)]
         if call := call_for(group.kind, names):
             found.insert(0, call)
         if kernel := kernel_for(group.kind, names):
@@ -78,17 +136,19 @@ class FusionReport:
 
     def __repr__(self):
         rows = [HEAD, *self.rows()]
-        widths = [max(len(row[place]) for row in rows) for place in range(7)]
-        lines = [self.summary()]
+        widths = [max(len(row[place]) for row in rows) for place in range(IN_LINE)]
+        lines = self.headlines()
         for row in rows:
             lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
             if row is not rows[0]:
-                lines += [f"    {cell}" for cell in row[7:] if cell]
-        left = sum(group.kind == "eager" for group in self.plan.groups)
-        return "\n".join([*lines, f"{left} more operations stay PyTorch's own kernels"])
+                lines += [f"    {cell}" for cell in row[IN_LINE:] if cell]
+        left = [group for group in self.plan.groups if group.kind == "eager"]
+        share = sum(group.time_unfused for group in left) / (self.plan.time_unfused or 1)
+        return "\n".join([*lines, f"{len(left)} more operations stay PyTorch's own kernels, {share:.0%} of the time"])
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.summary())}</p>{_table(HEAD, self.rows())}"
+        lines = "<br>".join(html.escape(line) for line in self.headlines())
+        return f"<p>{lines}</p>{_table(HEAD, self.rows())}"
 
     def page(self) -> str:
         """The whole report as one HTML page that needs nothing else."""
@@ -98,7 +158,7 @@ class FusionReport:
             font=REPORT_FONT,
             faint=FAINT,
             device=html.escape(self.plan.device.name),
-            summary=html.escape(self.summary()),
+            summary="<br>".join(html.escape(line) for line in self.headlines()),
             table=_table(HEAD, self.rows()),
             edges=_table(("from", "to", "bytes", "why"), edges),
             picture=drawing(self.plan).svg,
@@ -132,11 +192,42 @@ def flips(group: FusionGroup) -> list[str]:
 
 
 def _operations(group: FusionGroup) -> str:
-    names = list(group.operations)
+    again = f" (again: {', '.join(group.recomputed)})" if group.recomputed else ""
+    return _shortened(list(group.operations)) + again
+
+
+def _shortened(names: list[str]) -> str:
     if len(names) > 6:
         names = [*names[:3], f"... {len(names) - 5} more ...", *names[-2:]]
-    again = f" (again: {', '.join(group.recomputed)})" if group.recomputed else ""
-    return " ".join(names) + again
+    return " ".join(names)
+
+
+def _together(paths: list[str]) -> str:
+    """Paths of modules, what they begin with written once."""
+    more = f", {len(paths) - PLACES} more" if len(paths) > PLACES else ""
+    parts = [path.split(".") for path in paths[:PLACES]]
+    common = []
+    if len(parts) > 1:
+        common = [parts[0] for parts in takewhile(_alike, zip(*parts, strict=False))]
+    rest = [".".join(part[len(common) :]) or "itself" for part in parts]
+    if not common:
+        return ", ".join(rest) + more
+    return f"{'.'.join(common)}: {', '.join(rest)}{more}"
+
+
+def _alike(parts: tuple[str, ...]) -> bool:
+    return len(set(parts)) == 1
+
+
+def _source(lines: list[tuple[str, int]]) -> str:
+    """Lines of source: file and numbers, and what the first of them says."""
+    files: dict[str, list[str]] = {}
+    for file, number in lines[:PLACES]:
+        files.setdefault(source_name(file), []).append(str(number))
+    named = ", ".join(f"{file}:{', '.join(numbers)}" for file, numbers in files.items())
+    more = f" and {len(lines) - PLACES} more" if len(lines) > PLACES else ""
+    said = " ".join(linecache.getline(*lines[0]).split())
+    return f"{named}{more}" + (f" `{said[:80]}`" if said else "")
 
 
 def _time(seconds: float) -> str:

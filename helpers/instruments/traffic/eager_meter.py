@@ -26,7 +26,7 @@ WRAPS_A_SCALAR = frozenset(["lift_fresh", "scalar_tensor"])
 ALLOCATES = frozenset(["empty", "empty_strided"])
 
 # PyTorch writes these as lists of other operators that differ from machine to machine; a GPU library runs each as one.
-ONE_KERNEL = frozenset("copy_ convolution convolution_backward".split())
+ONE_KERNEL = frozenset("copy_ convolution convolution_backward _grouped_mm".split())
 
 # Without a tensor for a result, and yet reading one. Others of that kind ask for a shape or a flag.
 READS_WITHOUT_RESULT = frozenset(["equal", "_local_scalar_dense"])

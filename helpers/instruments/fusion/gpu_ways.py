@@ -1,0 +1,355 @@
+"""Where PyTorch takes another way on a GPU than on a CPU: the GPU's, for tensors that are traced on a CPU.
+
+    RMSNorm, dropout, cells of recurrent layers    one kernel each, which a CPU takes apart
+    attention       FlashAttention, the memory-efficient kernel, or products and a softmax, by PyTorch's own conditions
+    LSTM, GRU, RNN  one call of cuDNN
+    autocast        CUDA's rules on which operators run in 16 bits and which in fp32
+    optimizers      the foreach kernels, CUDA's default
+    flex_attention  the kernel that torch.compile makes of it
+    "cuda"          as a device: stays where it is
+
+What is chosen inside a library, or depends on values, is marked as uncertain.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+import torch._dynamo
+from torch.amp import autocast_mode
+from torch.nn import functional
+from torch.nn.attention import flex_attention as flex
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import register_flop_formula
+
+aten = torch.ops.aten
+
+# On a CPU, PyTorch takes these apart before any tracer sees them; the graph gets the GPU's operators for them.
+_library = torch.library.Library("as_on_a_gpu", "DEF")
+_library.define("_fused_rms_norm(Tensor x, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)")
+_library.define(
+    "_fused_rms_norm_backward(Tensor grad, Tensor x, int[] normalized_shape, Tensor rstd, Tensor? weight, "
+    "bool[2] output_mask) -> (Tensor, Tensor)"
+)
+_library.define(
+    "cudnn_rnn(Tensor x, Tensor[] hidden, Tensor[] weights, int layers, bool bidirectional, bool batch_first) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "cudnn_rnn_backward(Tensor grad, Tensor x, Tensor[] hidden, Tensor[] weights, Tensor output) -> Tensor[]"
+)
+_library.define(
+    "_thnn_fused_gru_cell(Tensor input_gates, Tensor hidden_gates, Tensor hx, Tensor? input_bias, Tensor? hidden_bias) "
+    "-> (Tensor, Tensor)"
+)
+_library.define(
+    "_thnn_fused_gru_cell_backward(Tensor grad, Tensor workspace, bool has_bias) -> (Tensor, Tensor, Tensor, Tensor?)"
+)
+_stand_ins = torch.ops.as_on_a_gpu
+GPU_OPERATORS = {
+    _stand_ins._fused_rms_norm.default: aten._fused_rms_norm.default,
+    _stand_ins._fused_rms_norm_backward.default: aten._fused_rms_norm_backward.default,
+}
+
+
+_reasons: list[str] = []
+
+
+@contextlib.contextmanager
+def uncertain(reason: str) -> Iterator[None]:
+    """Operators traced inside are marked with what is not known of them."""
+    _reasons.append(reason)
+    try:
+        yield
+    finally:
+        _reasons.pop()
+
+
+def uncertainty() -> str | None:
+    """What is not known of an operator that is traced now."""
+    return _reasons[-1] if _reasons else None
+
+
+# RMSNorm and dropout
+
+
+@torch.library.impl(_library, "_fused_rms_norm", "Meta")
+def _rms_norm_shapes(x, normalized_shape, weight, eps):
+    rows = x.shape[: x.dim() - len(normalized_shape)]
+    # It computes in fp32, whatever its input.
+    return torch.empty_like(x), x.new_empty((*rows, *(1 for _ in normalized_shape)), dtype=torch.float32)
+
+
+@torch.library.impl(_library, "_fused_rms_norm_backward", "Meta")
+def _rms_norm_backward_shapes(grad, x, normalized_shape, rstd, weight, output_mask):
+    return torch.empty_like(x), torch.empty_like(weight) if weight is not None else x.new_empty(())
+
+
+def _keep_for_backward(ctx, inputs, output):
+    x, ctx.normalized_shape, weight, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _backward_of_rms_norm(ctx, grad, _):
+    x, weight, rstd = ctx.saved_tensors
+    needed = [True, weight is not None]
+    found = _stand_ins._fused_rms_norm_backward(grad, x, ctx.normalized_shape, rstd, weight, needed)
+    return found[0], None, found[1] if needed[1] else None, None
+
+
+torch.library.register_autograd(
+    "as_on_a_gpu::_fused_rms_norm", _backward_of_rms_norm, setup_context=_keep_for_backward, lib=_library
+)
+
+
+def _rms_norm(input, normalized_shape, weight=None, eps=None):
+    return _stand_ins._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+
+
+def _dropout(input, p=0.5, training=True, inplace=False):
+    if inplace or not training or not 0 < p < 1:
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    return torch.native_dropout(input, p, True)[0]
+
+
+# Attention
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """As PyTorch chooses on a GPU (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+
+    FlashAttention takes 16-bit values without a mask, fewer heads of keys among them; the memory-efficient kernel the
+    rest, but not fewer heads; what neither takes is written out in products and a softmax.
+    """
+    given = query, key, value
+    settings = torch.backends.cuda
+    heads_alike = query.dim() == 4 and query.shape[1] == key.shape[1] == value.shape[1]
+    is_dense = query.dim() == 4 and (heads_alike or enable_gqa)
+    wide = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] == value.shape[-1] <= 256
+    if is_dense and attn_mask is None and wide and settings.flash_sdp_enabled():
+        return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
+    if heads_alike and settings.mem_efficient_sdp_enabled() and query.dtype != torch.float64:
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
+                attn_mask = nothing.masked_fill_(attn_mask.logical_not(), float("-inf"))
+            attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
+        keep = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+        return aten._scaled_dot_product_efficient_attention(*given, attn_mask, keep, dropout_p, is_causal, scale=scale)[
+            0
+        ]
+    return torch._scaled_dot_product_attention_math(
+        *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):
+    """The kernel that torch.compile makes of it, without what its mask lets it skip."""
+    with uncertain("flex_attention: its time without what score_mod adds and the mask leaves out"):
+        found = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, False, scale=scale)
+    return found[0], found[1], found[1]
+
+
+# Recurrent layers
+
+
+@torch.library.impl(_library, "cudnn_rnn", "Meta")
+def _rnn_shapes(x, hidden, weights, layers, bidirectional, batch_first):
+    width = hidden[0].shape[-1] * (2 if bidirectional else 1)
+    return x.new_empty(*x.shape[:-1], width), torch.empty_like(hidden[0]), torch.empty_like(hidden[-1])
+
+
+@torch.library.impl(_library, "cudnn_rnn_backward", "Meta")
+def _rnn_backward_shapes(grad, x, hidden, weights, output):
+    return [torch.empty_like(each) for each in (x, *hidden, *weights)]
+
+
+def _keep_rnn(ctx, inputs, output):
+    x, hidden, weights, *_ = inputs
+    ctx.counts = len(hidden), len(weights)
+    ctx.save_for_backward(x, *hidden, *weights, output[0])
+
+
+def _backward_of_rnn(ctx, grad, *_):
+    x, *others, output = ctx.saved_tensors
+    hidden, weights = others[: ctx.counts[0]], others[ctx.counts[0] :]
+    found = _stand_ins.cudnn_rnn_backward(grad, x, hidden, weights, output)
+    return found[0], found[1 : 1 + len(hidden)], found[1 + len(hidden) :], None, None, None
+
+
+torch.library.register_autograd("as_on_a_gpu::cudnn_rnn", _backward_of_rnn, setup_context=_keep_rnn, lib=_library)
+
+
+@register_flop_formula(_stand_ins.cudnn_rnn)
+def _rnn_flops(x, hidden, weights, *others, out_shape=None, **named) -> int:
+    """Each weight matrix meets each element of the sequence once."""
+    places = x[0] * x[1] if len(x) == 3 else x[0]
+    return sum(2 * places * weight[0] * weight[1] for weight in weights if len(weight) == 2)
+
+
+@register_flop_formula(_stand_ins.cudnn_rnn_backward)
+def _rnn_backward_flops(grad, x, hidden, weights, *others, out_shape=None, **named) -> int:
+    return 2 * _rnn_flops(x, hidden, weights)
+
+
+@register_flop_formula(aten._grouped_mm)
+def _grouped_flops(one, other, *others, out_shape=None, **named) -> int:
+    """(rows, k) by (groups, k, n), each row with the matrix of its group; or by (k, n) in groups of k."""
+    if len(one) == 3 and len(other) == 3:
+        return 2 * one[0] * one[1] * one[2] * other[2]
+    return 2 * one[-2] * one[-1] * other[-1]
+
+
+def _recurrent(name: str):
+    why = f"cuDNN's {name}: how many kernels it runs, and how long each step waits for the one before"
+
+    def run(input, hx, params, has_biases, num_layers=None, dropout=0.0, train=False, bidirectional=False, *rest):
+        if isinstance(params, bool) or isinstance(hx, list | tuple) == (name != "LSTM"):
+            raise ValueError(f"a packed sequence's lengths are values: give {name} a padded tensor")
+        hidden = list(hx) if name == "LSTM" else [hx]
+        with uncertain(why):
+            found = _stand_ins.cudnn_rnn(input, hidden, list(params), num_layers, bidirectional, bool(rest and rest[0]))
+        return found if name == "LSTM" else found[:2]
+
+    return run
+
+
+@torch.library.impl(_library, "_thnn_fused_gru_cell", "Meta")
+def _gru_cell_shapes(input_gates, hidden_gates, hx, input_bias, hidden_bias):
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+@torch.library.impl(_library, "_thnn_fused_gru_cell_backward", "Meta")
+def _gru_cell_backward_shapes(grad, workspace, has_bias):
+    gates = grad.new_empty(grad.shape[0], 3 * grad.shape[1])
+    bias = grad.new_empty(3 * grad.shape[1]) if has_bias else None
+    return gates, torch.empty_like(gates), torch.empty_like(grad), bias
+
+
+def _backward_of_gru_cell(ctx, grad, _):
+    gates, hidden_gates, hx, bias = _stand_ins._thnn_fused_gru_cell_backward(grad, ctx.saved_tensors[0], ctx.has_bias)
+    return gates, hidden_gates, hx, bias, bias
+
+
+def _keep_gru_cell(ctx, inputs, output):
+    ctx.has_bias = inputs[3] is not None
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1])
+
+
+torch.library.register_autograd(
+    "as_on_a_gpu::_thnn_fused_gru_cell", _backward_of_gru_cell, setup_context=_keep_gru_cell, lib=_library
+)
+
+
+def _lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+    return aten._thnn_fused_lstm_cell(input @ w_ih.t(), hx[0] @ w_hh.t(), hx[1], b_ih, b_hh)[:2]
+
+
+def _gru_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+    return _stand_ins._thnn_fused_gru_cell(input @ w_ih.t(), hx @ w_hh.t(), hx, b_ih, b_hh)[0]
+
+
+WAYS = {
+    functional.rms_norm: _rms_norm,
+    torch.rms_norm: _rms_norm,
+    functional.dropout: _dropout,
+    torch.dropout: _dropout,
+    functional.scaled_dot_product_attention: _attention,
+    torch.lstm: _recurrent("LSTM"),
+    torch.gru: _recurrent("GRU"),
+    torch.rnn_tanh: _recurrent("RNN"),
+    torch.rnn_relu: _recurrent("RNN"),
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    torch.Tensor.cuda: lambda tensor, *others, **named: tensor,
+}
+
+# CUDA's autocast (aten/src/ATen/autocast_mode.h): products run in 16 bits, as on a CPU; these in fp32, unlike there,
+IN_FP32 = frozenset(
+    "pow rpow exp expm1 log log10 log2 log1p reciprocal rsqrt acos asin cosh sinh tan erfinv softplus layer_norm "
+    "native_layer_norm group_norm cosine_similarity nll_loss nll_loss2d nll_loss_nd cross_entropy_loss kl_div l1_loss "
+    "smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp".split()
+)
+# and these give fp32 of what they get.
+TO_FP32 = frozenset("softmax log_softmax sum prod cumsum cumprod norm linalg_vector_norm".split())
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class _GpusWays(TorchFunctionMode):
+    """The ways above for what PyTorch's functions are called with."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if _names_cuda(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.to:
+            args = tuple("cpu" if _names_cuda(each) else each for each in args)
+        if torch.is_autocast_enabled("cpu"):
+            args, kwargs = _as_autocast_does(getattr(func, "__name__", "").strip("_"), args, kwargs)
+        return WAYS.get(func, func)(*args, **kwargs)
+
+
+def _names_cuda(device) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and device.split(":")[0] == "cuda"
+
+
+def _as_autocast_does(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dtype in HALVES]
+    if not tensors:
+        return args, kwargs
+    if name in IN_FP32:
+        args = tuple(each.float() if isinstance(each, torch.Tensor) and each.dtype in HALVES else each for each in args)
+        kwargs = {
+            key: each.float() if isinstance(each, torch.Tensor) and each.dtype in HALVES else each
+            for key, each in kwargs.items()
+        }
+    elif name in TO_FP32 and not any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values())):
+        kwargs = {**kwargs, "dtype": torch.float32}
+    return args, kwargs
+
+
+def _autocast(self, device_type, dtype=None, enabled=True, cache_enabled=None):
+    """CUDA's autocast, entered as that of the CPU, where the tensors are while they are traced."""
+    if device_type == "cuda":
+        device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+    _plain_autocast(self, device_type, dtype, enabled, cache_enabled)
+
+
+_plain_autocast = autocast_mode.autocast.__init__
+
+
+def _foreach_by_default(params, differentiable, use_fused=False) -> tuple[bool, bool]:
+    return False, not differentiable
+
+
+STEPS = 1000.0  # of an optimizer that has been running for a while: what depends on it is a number, and no kernel
+
+
+def _number(value):
+    return STEPS if isinstance(value, torch.Tensor) else value
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Inside, PyTorch's functions take the GPU's ways."""
+    with contextlib.ExitStack() as stack:
+        # The mode does not see what a function of PyTorch calls in turn; that finds the names replaced.
+        for name in ("rms_norm", "dropout", "scaled_dot_product_attention"):
+            stack.enter_context(mock.patch.object(functional, name, WAYS[getattr(functional, name)]))
+        stack.enter_context(mock.patch.object(autocast_mode.autocast, "__init__", _autocast))
+        stack.enter_context(mock.patch.object(flex, "flex_attention_hop", _flex_attention))
+        stack.enter_context(mock.patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim"):
+                for attribute, ours in (("_default_to_fused_or_foreach", _foreach_by_default), ("_get_value", _number)):
+                    if hasattr(module, attribute):
+                        stack.enter_context(mock.patch.object(module, attribute, ours))
+        stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))  # what is compiled runs eagerly
+        stack.enter_context(_GpusWays())
+        yield
