@@ -26,6 +26,15 @@ ANSWERS = {
     "block_sum_kernel": [("tl.store(y_ptr, tl.sum(x))", "tl.store(y_ptr + program, tl.sum(x))")],
     "square_kernel": [("tl.load(x_ptr + element)", "tl.load(x_ptr + element).to(tl.float32)")],
     "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
+    "k_mask_kernel": [("x = tl.load(x_ptr + at)", "x = tl.load(x_ptr + at, mask=(k < K)[None, :], other=0.0)")],
+    "join_parts_kernel": [
+        ("y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)", "y += tl.load(parts_ptr + part * N + col)"),
+        ("tl.store(y_ptr + col, y)", "tl.store(y_ptr + col, tl.maximum(y, 0.0))"),
+    ],
+    "column_mask_kernel": [("s = q * k", 's = tl.where(inside, q * k, -float("inf"))')],
+    "scalar_flash_kernel": [
+        ("acc = acc + tl.sum(p * v[None, :], axis=1)", "acc = acc * shrink + tl.sum(p * v[None, :], axis=1)")
+    ],
 }
 
 
