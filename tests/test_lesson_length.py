@@ -16,9 +16,7 @@ WITHOUT_PUZZLES = ("00", "01", "02", "03")  # these have one at least, the other
 UNEDITED = {
     "06",
     "07",
-    "08",
     "09",
-    "10",
     "11",
     "12",
     "13",

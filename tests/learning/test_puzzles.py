@@ -36,6 +36,15 @@ ANSWERS = {
     ],
     "mean_kernel": [("mean = tl.sum(x) / columns", "mean = tl.sum(x.to(tl.float32)) / columns")],
     "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
+    "k_mask_kernel": [("x = tl.load(x_ptr + at)", "x = tl.load(x_ptr + at, mask=(k < K)[None, :], other=0.0)")],
+    "join_parts_kernel": [
+        ("y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)", "y += tl.load(parts_ptr + part * N + col)"),
+        ("tl.store(y_ptr + col, y)", "tl.store(y_ptr + col, tl.maximum(y, 0.0))"),
+    ],
+    "column_mask_kernel": [("s = q * k", 's = tl.where(inside, q * k, -float("inf"))')],
+    "scalar_flash_kernel": [
+        ("acc = acc + tl.sum(p * v[None, :], axis=1)", "acc = acc * shrink + tl.sum(p * v[None, :], axis=1)")
+    ],
 }
 
 
