@@ -6,10 +6,12 @@ answer was written, so that a stored pass can be compared word for word.
 """
 
 import ast
+import contextlib
 import functools
 import html
 import linecache
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -80,17 +82,22 @@ class AnswerError(Exception):
         self.look_at = look_at
 
 
-def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
+def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Outcome]:
     """Turn a function that returns the text of a pass, or raises, into one that returns an Outcome.
 
     The first argument of `run` is the learner's answer; `name=` names the check. AnswerError gives a fail; a bare
-    NotImplementedError, which is what a stub raises, gives not attempted; any other exception gives an error.
+    NotImplementedError, which is what a stub raises, gives not attempted; any other exception gives an error. Where
+    `compiled`, nothing passes that launches a kernel which Triton's compiler does not take (`checks.launches`).
     """
 
     @functools.wraps(run)
     def check(answer, *args, name: str, **kwargs) -> Outcome:
         try:
-            outcome = Outcome(name, PASS, run(answer, *args, **kwargs))
+            with watched_launches() if compiled else contextlib.nullcontext() as launches:
+                message = run(answer, *args, **kwargs)
+                if launches is not None:
+                    launches.require_compiled()
+            outcome = Outcome(name, PASS, message)
         except Exception as error:
             origins = list(causes(error))
             failure = next((cause for cause in origins if isinstance(cause, AnswerError)), None)
@@ -106,6 +113,15 @@ def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
         return outcome
 
     return check
+
+
+def watched_launches() -> contextlib.AbstractContextManager:
+    """A context that watches the launches of kernels; where Triton was never imported there are none."""
+    if "triton" not in sys.modules:
+        return contextlib.nullcontext()
+    from helpers.learning.checks.launches import Launches
+
+    return Launches()
 
 
 def unwritten(name: str) -> Outcome:

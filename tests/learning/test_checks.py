@@ -269,7 +269,12 @@ def test_offsets_in_the_last_pass_of_a_long_loop_are_found(own):
 
     def state(wide, rows):
         return check_offsets(
-            lambda x: copy(x, wide), lambda n: (torch.ones(n, 64, device=DEVICE),), (2, 4), rows, name="large"
+            lambda x: copy(x, wide),
+            lambda n: (torch.ones(n, 64, device=DEVICE),),
+            (2, 4),
+            rows,
+            programs=1,
+            name="large",
         ).state
 
     assert state(True, 2**26) == PASS

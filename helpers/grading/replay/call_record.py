@@ -4,6 +4,7 @@ Nothing shown here is believed. Values are compared outside, and what was done i
 (`replayed_call`).
 """
 
+import functools
 import json
 from pathlib import Path
 from unittest import mock
@@ -43,7 +44,7 @@ def emit(check: str, calls: str) -> None:
     display({"text/plain": f"{len(shown)} calls", MIME: json.dumps(shown)}, raw=True)
 
 
-@as_check
+@functools.partial(as_check, compiled=False)  # the replay compiles
 def record_call(answer, inputs: tuple, entry: dict) -> str:
     """Call the answer; what it returned and what it did are put into `entry`."""
     record = Record(inputs)

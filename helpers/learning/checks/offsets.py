@@ -7,6 +7,7 @@ found where they do, by Triton's own check (`sanitize_overflow`). Of a long loop
 the first passes are made and the last.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -16,34 +17,43 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
+from helpers.instruments.resources import lower_for
 from helpers.instruments.traffic import MeteredElsewhere, measure
+from helpers.learning.checks.launches import DEVICE
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 from kernels.interpreter import runtime
 
 MAX_ACCESSES = 2000  # of the program instance, where `while` goes over all of a large tensor
+SMS = 108  # of an A100
 ENDS = 32  # passes of a loop at each of its ends
 
 
 @as_check
-def check_offsets(answer: Callable, inputs_of: Callable[[int], tuple], sizes: tuple[int, int], size: int) -> str:
-    """Find 32-bit integers that overflow in the kernels that `answer(*inputs_of(size))` would launch.
+def check_offsets(
+    answer: Callable, inputs_of: Callable[[int], tuple], sizes: tuple[int, int], size: int, programs: int = 2
+) -> str:
+    """Find 32-bit integers that overflow in the kernels that `answer(*inputs_of(size))` would launch, and grids that
+    leave most of a GPU without work.
 
     Args:
         answer: the learner's function.
         inputs_of: a size, such as a number of rows -> the arguments of a call, whose launch grows in proportion.
         sizes: two small ones, which are called; the launches must differ in proportion to them.
         size: the large one.
+        programs: how many a grid must have at least that does not grow with the size.
         name: the check's name.
     """
     share = (size - sizes[0]) / (sizes[1] - sizes[0])
     smaller, larger = (inputs_of(each) for each in sizes)
     if isinstance(answer, MeteredElsewhere):
-        launched, stray = answer.strays(smaller, larger, share)
+        few, most, stray = answer.strays(smaller, larger, share)
     else:
         grids, larger = [(grid, given) for _, grid, given in launches_on(answer, smaller)], launches_on(answer, larger)
-        launched, stray = bool(larger), find_overflow(grids, larger, share)
-    if not launched:
+        few, most = [grid for grid, _ in grids], [grid for _, grid, _ in larger]
+        stray = find_overflow(grids, larger, share) if is_spread(few, most, programs) else None
+    if not most:
         raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
+    require_programs(few, most, programs)
     if stray:
         raise AnswerError(f"{size:,} in place of {sizes[1]}: {stray[0]}", stray[1])
     return f"no offset of 32 bits overflows at {size:,}."
@@ -63,6 +73,10 @@ def find_overflow(
         grown = {name: grow(given.get(name), value, share) for name, value in next_given.items()}
         large_grid = tuple(grow(a, b, share) for a, b in zip(grid, next_grid, strict=True))
         try:
+            if any(
+                grown[kernel.arg_names[place]] != next_given.get(kernel.arg_names[place]) for place in kernel.constexprs
+            ):
+                lower_for(kernel, device=DEVICE, **grown)
             with runtime.observed(LastInstance()), long_loops_cut(kernel):
                 kernel[large_grid](**{**grown, "debug": True})
         except InterpreterError as error:
@@ -70,10 +84,34 @@ def find_overflow(
                 where = f"{quoted_line(*error.place)}: tl.program_id(0).to(tl.int64), before it is multiplied"
                 return f"{kernel.fn.__name__}: an integer of 32 bits passes 2^31", where
         except ValueError as error:
+            if "does not compile" in str(error):
+                return str(error), "the constants of the launch that grow with the tensor: let the grid grow instead"
             return str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most"
         except Enough:
             pass
     return None
+
+
+def is_spread(smaller: list[tuple], larger: list[tuple], least: int) -> bool:
+    few, most = (max(map(math.prod, grids), default=0) for grids in (smaller, larger))
+    return most > few or most >= least
+
+
+def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> None:
+    """Raise AnswerError where few programs do the work, and no more of it where the tensors are larger.
+
+    Args:
+        smaller, larger: the grids of a call's launches, and of those of a larger one.
+        least: how many programs a grid must have that does not grow.
+    """
+    if not is_spread(smaller, larger, least):
+        most = max(map(math.prod, larger), default=0)
+        programs = "one program does" if most == 1 else f"{most} programs do"
+        each = " for each SM of an A100" * (least == SMS)
+        raise AnswerError(
+            f"{programs} all the work, however large the tensors are: most of a GPU has nothing to do",
+            f"the grid: let it grow with the tensors, or give it {least} programs at least{each and ', one' + each}",
+        )
 
 
 class Enough(Exception):  # noqa: N818

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import Case
+from helpers.learning.checks.launches import LaunchError, fresh_copy, measure_in_any_order
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
 from kernels.interpreter import runtime
@@ -58,6 +58,8 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
             judge(case)
         except Exception as error:
             failure = next((cause for cause in causes(error) if isinstance(cause, AnswerError)), None)
+            if isinstance(failure, LaunchError):  # at this launch as at all others
+                raise
             if failure is None and not failed:
                 error.add_note(f"on {case.where}")
                 raise
@@ -78,7 +80,7 @@ def check_case(answer: Callable, reference: Callable, case: Case, unlike: dict[s
     """Raise AnswerError where `answer` differs from `reference` on one case."""
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
-        traffic = measure(answer, *inputs)
+        traffic = measure_in_any_order(answer, *inputs)
     require_no_hazards(traffic, case.where, case.look_at if case.whole or not in_order(case.inputs) else "")
     written = {name: moved.written for name, moved in traffic.by_tensor.items()}
     try:
@@ -255,12 +257,6 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
 def of_tensors(function: Callable, inputs: tuple) -> list:
     """The inputs of a call, its tensors through `function`, its numbers as they are."""
     return [function(x) if isinstance(x, torch.Tensor) else x for x in inputs]
-
-
-def fresh_copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy with x's values, strides and offset, in a storage of its own."""
-    storage = x.untyped_storage().clone()
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, x.storage_offset(), x.shape, x.stride())
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
