@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from helpers.grading.replay.tensors import Storages, inputs_from_json, is_plain, values_as_json
 from helpers.instruments.traffic import measure
+from helpers.learning.checks.numbers import listed
 from helpers.learning.checks.values import outputs_start_as_nan
 from helpers.learning.outcome import PASS, AnswerError, as_check
 
@@ -56,6 +57,7 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
     # Metered, so that a kernel without its mask cannot write over this process's memory.
     with outputs_start_as_nan():
         result = measure(recorded, *inputs).result
+    result = listed(result)
     if is_plain(result):
         entry |= {"values": values_as_json(result), "plain": result}
         return ""
@@ -63,7 +65,9 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
     for tensor in result if several else [result]:
         if not isinstance(tensor, torch.Tensor):
             kind = type(tensor).__name__ + (" in a tuple" if several else "")
-            raise AnswerError(f"got {kind}, expected a tensor", "what your function returns")
+            raise AnswerError(
+                f"got {kind}, which is neither a tensor nor plain numbers and strings", "what your function returns"
+            )
     view_of = record.storages.view_of
     views = [view_of(tensor) for tensor in result] if several else view_of(result)
     entry |= {"values": values_as_json(result), "steps": record.steps, "result": views}
