@@ -93,13 +93,13 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         why = "\n".join(map(str, found.refusals))
         return result(all_alike(exercise, REFUSED, why), left_out, flags=(REFUSED,))
     verdicts, runs = run(found, judge, junit)
-    unreadable = "".join(f"\n{why}" for why in found.unreadable.values())
+    unreadable = "".join(f"{why}\n" for why in found.unreadable.values())
     checks = []
     for check in exercise.checks:
         state, message = verdicts.get(check) or without_verdict(runs, check)
         if state == ERROR and (why := refusal_behind(message, found, exercise.cells)):
             state, message = REFUSED, str(why)
-        checks.append(checked(exercise, check, state, message + unreadable * (state == ERROR)))
+        checks.append(checked(exercise, check, state, unreadable * (state == ERROR) + message))
     flags = tuple(sorted({check.state for check in checks if check.state in (ERROR, REFUSED)}))
     return result(checks, left_out, flags)
 

@@ -163,7 +163,7 @@ hint
 # **Does it compute the right thing?** Odd widths, views, a constant row, NaN, three dtypes, one wide row.
 
 # %% grade_id="values" points=7
-check_values(layer_norm, reference, norm_cases(1, 2, seed=5), name="values")
+check_values(layer_norm, reference, norm_cases(1, 2, seed=5, one_rounding=True), name="values")
 
 # %% [markdown]
 # **Does it survive a large mean?** Mean 10,000, deviation 2.
@@ -196,7 +196,7 @@ check_offsets(layer_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, nam
 check_values(
     layer_norm,
     reference,
-    norm_cases(1, 2, seed=1729, widths=(2, 255, 2049), widest=5001),
+    norm_cases(1, 2, seed=1729, widths=(2, 255, 2049), widest=5001, one_rounding=True),
     name="other-values",
 )
 # END HIDDEN TESTS

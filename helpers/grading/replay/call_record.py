@@ -33,9 +33,11 @@ def emit(check: str, calls: str) -> None:
         calls: the file that says, for each check, what is called with which inputs.
     """
     answers = get_ipython().user_ns
-    shown = []
+    shown: list[dict] = []
     for call in json.loads(Path(calls).read_text())[check]:
         entry: dict = {}
+        if call["function"] not in answers:
+            raise NameError(f"name {call['function']!r} is not defined")
         outcome = record_call(answers[call["function"]], inputs_from_json(call), entry, name=check)
         if outcome.state != PASS:
             entry = {"stopped": {"state": outcome.state, "message": outcome.message, "look_at": outcome.look_at}}

@@ -56,8 +56,9 @@ def dropout_cases(
         place = len(found)
         p = rates[place % len(rates)] if p is None else p
         told = f"p = {p:.6g}, seed = {place + 1}"
-        # Where x + bias and the residual nearly cancel, the result hangs on their last digits.
-        found.append(Case(label, (*inputs, p, place + 1), look_at, torch.float32, told))
+        # Where x + bias and the residual nearly cancel, the result depends on their last digits.
+        low = inputs[0].dtype in (torch.float16, torch.bfloat16)
+        found.append(Case(label, (*inputs, p, place + 1), look_at, torch.float32, told, one_rounding=low))
 
     formula = "the formula: what is dropped, what is scaled, what is added after"
     number = "each element's number, row * columns + column, and whose column the bias is"
@@ -84,6 +85,17 @@ def dropout_cases(
         name = str(dtype).removeprefix("torch.")
         like = [x.to(dtype) for x in tensors(rows, cols, draw)]
         add(name, like, f"{name}: load, convert to float32, compute, then store")
+        if len(like) == 3:
+            # x + bias has more digits than 16 bits hold, or passes 65504; the residual takes most of it off again.
+            x, bias, residual = (256.0, 1.0, -256.0) if dtype == torch.bfloat16 else (60000.0, 10000.0, -50000.0)
+            sizes = (each.sigmoid() for each in tensors(rows, cols, draw)[1:2])
+            large = [torch.full_like(like[0], x), (bias * next(sizes)).to(dtype), torch.full_like(like[2], residual)]
+            add(
+                f"{name}, terms that cancel",
+                large,
+                f"{name}: x + bias in float32, and nothing rounded before the store",
+                0.0,
+            )
     add("no elements", tensors(0, cols, draw), "the empty tensor: return before launching on it")
     return found
 

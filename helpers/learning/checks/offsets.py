@@ -23,7 +23,7 @@ from helpers.learning.checks.launches import DEVICE
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 from kernels.interpreter import runtime
 
-MAX_ACCESSES = 2000  # of the program instance, where `while` goes over all of a large tensor
+MAX_ACCESSES = 20_000  # of the program instance, where `while` goes over all of a large tensor
 SMS = 108  # of an A100
 ENDS = 32  # passes of a loop at each of its ends
 
@@ -88,7 +88,10 @@ def find_overflow(
                 return str(error), "the constants of the launch that grow with the tensor: let the grid grow instead"
             return str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most"
         except Enough:
-            pass
+            return (
+                f"{kernel.fn.__name__}: the last program makes over {MAX_ACCESSES:,} loads and stores",
+                "the loop: write `for .. in range(..)`, whose ends alone are run here, or let the grid grow",
+            )
     return None
 
 
@@ -129,7 +132,7 @@ class LastInstance:
         pass
 
     def access(self, kind, addresses, mask, itemsize) -> np.ndarray:
-        self._left -= 1
+        self._left -= bool(np.any(mask))
         if self._left < 0:
             raise Enough
         return np.zeros(addresses.shape, dtype=bool)
@@ -155,9 +158,11 @@ def long_loops_cut(kernel: JITFunction) -> Iterator[None]:
 
 
 def grow(smaller: object, larger: object, share: float) -> object:
-    """An argument of the launch: a whole number goes on as it went from the smaller to the larger call."""
-    if type(smaller) is int and type(larger) is int and smaller != larger:
+    """An argument of the launch: a number goes on as it went from the smaller to the larger call."""
+    if type(smaller) is type(larger) is int and smaller != larger:
         return smaller + round((larger - smaller) * share)
+    if type(smaller) is type(larger) is float and smaller != larger:
+        return smaller + (larger - smaller) * share
     return larger
 
 

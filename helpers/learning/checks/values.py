@@ -2,8 +2,10 @@
 
 The reference runs twice: in float64, which is taken for exact, and in the inputs' own dtype, which shows the error
 that PyTorch itself makes. An answer may make twice that error, plus one unit in the last place of the largest value.
-Where the result hangs on digits that the inputs no longer have, as a norm's at mean 10^4, a case says so
-(`input_error`): then it may also make the error that one unit in the last place of the inputs makes.
+Where the result depends on digits that the inputs no longer have, as a norm's at mean 10^4, a case says so
+(`input_error`): then it may also make the error that one unit in the last place of the inputs makes. Where an exercise
+asks for float32 throughout, a case in 16 bits says so (`one_rounding`): then an element may be off by half a unit in
+its last place, and by what float32 arithmetic loses.
 """
 
 import contextlib
@@ -142,8 +144,13 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
     moved = exact
     if case.input_error is not None:
         moved = as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))
+    single = as_tuple(reference(*of_tensors(in_float32, case.inputs))) if case.one_rounding else exact
     for number, (name, (mine, truth, wanted), near) in enumerate(zip(names, results, moved, strict=True)):
-        wrong = differs(mine, truth, wanted, near, case.relative)
+        if case.one_rounding and wanted.dtype in (torch.float16, torch.bfloat16):
+            wrong = rounded_twice(mine, truth, single[number], case)
+            wanted = truth.to(wanted.dtype)
+        else:
+            wrong = differs(mine, truth, wanted, near, case.relative, case.conditioning)
         if wrong.any():
             which = f"{name}: " if len(results) > 1 else ""
             metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
@@ -160,6 +167,7 @@ def differs(
     usual: torch.Tensor,
     near: torch.Tensor | None = None,
     relative: bool = False,
+    conditioning: float = 1.0,
 ) -> torch.Tensor:
     """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
 
@@ -180,11 +188,36 @@ def differs(
     def furthest(other: torch.Tensor) -> torch.Tensor:
         return ((other.double() - exact).abs() / size)[finite].max() if finite.any() else exact.new_zeros(())
 
-    tolerance = (2 * furthest(usual) + kind.eps + (0 if near is None else furthest(near))) * size
+    tolerance = (2 * furthest(usual) + conditioning * kind.eps + (0 if near is None else furthest(near))) * size
     error = (got.double() - exact).abs()
     same = (got == usual) | (got.isnan() & usual.isnan())
     # An error that is NaN is no error within the tolerance.
     return torch.where(finite, ~(error <= tolerance), ~same)
+
+
+def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, case: Case) -> torch.Tensor:
+    """Where `got`, of 16 bits, is further from `exact` than one rounding and what float32 arithmetic loses.
+
+    `single` is the reference in float32: another order of its operations may lose a few times as much.
+    """
+    nearest = exact.to(got.dtype)
+    finite = nearest.isfinite()
+    size = exact.abs() if case.relative else exact.abs()[finite].max() if finite.any() else exact.new_ones(())
+    lost = ((single.double() - exact).abs() / size.clamp(min=torch.finfo(got.dtype).tiny))[finite]
+    allowed = 4 * (lost.max() if finite.any() else 0) + 4 * case.conditioning * torch.finfo(torch.float32).eps
+    wrong = ~((got.double() - exact).abs() <= half_ulp(exact, got.dtype) + allowed * size)
+    return torch.where(finite, wrong, ~((got == nearest) | (got.isnan() & nearest.isnan())))
+
+
+def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Half the distance of neighbouring numbers of `dtype` at each value: the error of one rounding to nearest."""
+    kind = torch.finfo(dtype)
+    power = torch.frexp(exact.abs().clamp(min=kind.tiny)).exponent
+    return torch.ldexp(torch.full_like(exact, kind.eps / 4), power)
+
+
+def in_float32(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.is_floating_point() else x
 
 
 def other_codes(got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None) -> torch.Tensor:
