@@ -34,8 +34,8 @@ class Hints:
         return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
 
     def __call__(self, number: int | str = 1, check: str | None = None) -> Hint:
-        """Return hint `number`, from 1, on `check`; without one, on the check that failed last, or else on the first that
-        has not passed. `hint("traffic")` is the first on that one."""
+        """Return hint `number`, from 1, on `check`; without one, on the check that failed last, or else on the first
+        that has not passed. `hint("traffic")` is the first on that one."""
         if isinstance(number, str):
             number, check = 1, number
         if check is None:

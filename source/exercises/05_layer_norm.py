@@ -172,10 +172,12 @@ check_values(layer_norm, reference, norm_cases(1, 2, seed=5, one_rounding=True),
 check_values(layer_norm, reference, large_mean_cases(2, seed=5), name="mean")
 
 # %% [markdown]
-# **Is it fused?** One launch; x read once, y written once; weight and bias at most once a row.
+# **Is it fused?** One launch; x read once, y written once; weight and bias at most once per row; in float32 and in
+# bfloat16. And no register spills in rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=5
-check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), name="traffic")
+wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device), 1e-5
+check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), widest=wide, name="traffic")
 
 # %% [markdown]
 # **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say

@@ -146,10 +146,14 @@ hint
 check_values(residual_rms_norm, reference, norm_cases(2, 1, seed=6), name="values")
 
 # %% [markdown]
-# **Is it fused?** One launch; x and the residual read once, both results written once.
+# **Is it fused?** One launch; x and the residual read once, both results written once; in float32 and in bfloat16.
+# And no register spills in rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=4
-check_passes(residual_rms_norm, (x, residual, weight, 1e-6), reads=(1, 1, 8), name="traffic")
+wide = *torch.randn(2, 2, 8192, device=device), torch.randn(8192, device=device), 1e-6
+check_passes(
+    residual_rms_norm, (x, residual, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic"
+)
 
 # %% [markdown]
 # **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say

@@ -583,6 +583,10 @@ def test_hints_come_one_at_a_time_for_the_first_check_that_has_not_passed(hint):
     assert repr(hint("values")) == "values, hint 1 of 2: look"
     assert repr(hint()) == "traffic, hint 1 of 1: count"
     assert repr(hint(1.5)) == "traffic: its hints are hint(1) to hint(1)."
+    # What failed last is asked about, wherever it stands among the checks.
+    outcome.latest["traffic"] = Outcome("traffic", FAIL, "")
+    assert repr(hint(1)) == "traffic, hint 1 of 1: count"
+    del outcome.latest["traffic"]
     values(stub)
     assert repr(hint(1)) == "values, hint 1 of 2: look"
     outcome.latest.update({name: Outcome(name, PASS, "") for name in ("values", "traffic")})

@@ -128,9 +128,9 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
     """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
 
-    Means of 1000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of two; rows of equal elements; -inf; then
-    padding, in rows of each of `widths` elements, with k from 1 to 5, and as many winners as there are columns; more
-    dimensions; strided and transposed tensors; 16 bits; `widest` elements; no row at all.
+    Means of 1000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of two; rows
+    of equal elements; -inf; then padding, in rows of each of `widths` elements, with k from 1 to 5, and as many winners
+    as there are columns; more dimensions; strided and transposed tensors; 16 bits; `widest` elements; no row at all.
     """
     draw = normal(seed)
 
