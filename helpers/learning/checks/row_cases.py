@@ -167,6 +167,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     found.append(
         call("mean -20000", f"{PADDING}; they must be below any number of the row: -inf", 2, 2, 100, mean=-2e4)
     )
+    lowest = call("every element -3e38", f"{PADDING}; -inf alone is below any number of a row", 2, 2, 100)
+    lowest.inputs[0][:] = -3e38
+    found.append(replace(lowest, input_error=None))
     found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
     found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
