@@ -137,7 +137,9 @@ class Record(TorchDispatchMode):
             case torch.Tensor():
                 if not self.storages.knows(value):
                     raise AnswerError(
-                        "a tensor is used that was made outside the function", "what your function takes from outside"
+                        "a tensor is used that no recorded step of this function made: it comes from outside, or from "
+                        "PyTorch code that is not an operator",
+                        "where the tensors come from: the arguments, what you allocate, and your kernels",
                     )
                 return {"tensor": self.storages.view_of(value)}
             case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():

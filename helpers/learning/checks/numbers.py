@@ -171,7 +171,11 @@ def times_off(got: float, expected: float) -> str:
             for factor in (size, 2.0 ** (10 * round(math.log2(size) / 10))):
                 if math.isclose(ratio * factor, 1.0, rel_tol=1e-3):
                     return f"the unit: yours is in {unit}"
-    return "what is counted too often" if ratio > 1 else "what is left out, or counted with too small a size"
+    return (
+        "what is counted too often, or with too large a size"
+        if ratio > 1
+        else "what is left out, or counted with too small a size"
+    )
 
 
 def shown(value: object) -> str:

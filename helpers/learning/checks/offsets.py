@@ -7,6 +7,7 @@ found where they do, by Triton's own check (`sanitize_overflow`). Of a long loop
 the first passes are made and the last.
 """
 
+import linecache
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -85,6 +86,10 @@ def find_overflow(
                 what, remedy = "of 32 bits passes 2^31", "tl.program_id(0).to(tl.int64), before it is multiplied"
                 if watching.narrowed:
                     what, remedy = "of 64 bits is cut to 32", "leave element numbers and offsets in int64"
+                elif "program_id" not in linecache.getline(*error.place):
+                    remedy = (
+                        "make one operand int64 with .to(tl.int64), before the product; a row counted in a loop, too"
+                    )
                 return f"{kernel.fn.__name__}: an integer {what}", f"{quoted_line(*error.place)}: {remedy}"
             if watching.left < 0 or "passes through loops" in str(error):
                 return (

@@ -268,6 +268,11 @@ def in_order(inputs: tuple) -> bool:
 
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
     """Where to look; `whole` says that every element of the result was stored."""
+    if not in_order(case.inputs) and not got.is_contiguous():
+        return (
+            f"the result's strides, {got.stride()}: torch.empty_like copies the layout of the tensor it is given, and "
+            "your kernel stores in order; make the result like a contiguous tensor"
+        )
     # Outputs start as NaN, integers as the largest there is.
     start = got.isnan() if got.is_floating_point() else got == torch.iinfo(got.dtype).max
     unwritten = start & wrong & ~usual.isnan()
@@ -275,8 +280,8 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
         return case.look_at
     if whole:
         return (
-            "what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; lanes that a mask keeps "
-            f"from loading, which hold anything unless other= says what; and {case.look_at}"
+            f"where the NaN comes from: a masked load without other=, an exponential that overflows, 0 / 0, inf - inf; "
+            f"and {case.look_at}"
         )
     # So these were never stored, or came of reading what was never stored.
     if unwritten.all():
