@@ -274,9 +274,11 @@ check_numbers(
     roofline_questions.ridge,
     [
         (2e12, 1e12),
+        (1e12, 4e12),
         *roofline_questions.fp16_gpus().values(),
         *draw_questions(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
     ],
+    within=1e-6,
     name="ridge",
 )
 
@@ -311,7 +313,8 @@ check_numbers(
 check_numbers(
     compute_bound_on,
     roofline_questions.compute_bound_on,
-    [
+    [(8, 4, {"left of its ridge": [4, 1], "on its ridge": [2, 1], "right of its ridge": [1, 1]})]
+    + [
         (*roofline_questions.product_work(n, n, n, 2), roofline_questions.fp16_gpus())
         for n in (64, 512, 4096)
     ]

@@ -28,6 +28,8 @@ SAMPLE = [
     ("03_fused_add_gelu", "one program"),
     ("03_fused_add_gelu", "late cast"),
     ("03_fused_add_gelu", "empty loads"),
+    ("01_roofline", "ridge rounded"),
+    ("01_roofline", "gpus strict"),
 ]
 
 
