@@ -145,7 +145,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     found.append(call("mean 1000", "the exponential: take the row's maximum off first", 1, 2, 64, mean=1e3))
     below = "the maximum: it is that of the row, and -inf where there is no element; 0 is larger than any number here"
     found.append(call("mean -1000", below, 1, 2, 64, mean=-1e3))
-    spread = call("one half 200 above the other", "the maximum: that of the whole row, wherever it is", 2, 2, 128)
+    spread = call("one half 200 above the other", "the maximum: that of the whole row, wherever it is", 1, 2, 128)
     spread.inputs[0][0, 64:] += 200.0
     spread.inputs[0][1, :64] += 200.0
     found.append(spread)
