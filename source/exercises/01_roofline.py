@@ -313,12 +313,12 @@ check_numbers(
 check_numbers(
     compute_bound_on,
     roofline_questions.compute_bound_on,
-    [(8, 4, {"left of its ridge": [4, 1], "on its ridge": [2, 1], "right of its ridge": [1, 1]})]
-    + [
+    [
         (*roofline_questions.product_work(n, n, n, 2), roofline_questions.fp16_gpus())
         for n in (64, 512, 4096)
     ]
-    + roofline_questions.products_and_gpus(4, 5),
+    + roofline_questions.products_and_gpus(4, 5)
+    + [(8, 4, {"left of its ridge": [4, 1], "on its ridge": [2, 1], "right of its ridge": [1, 1]})],
     name="gpus",
 )
 
