@@ -76,7 +76,7 @@ def norm_cases(
     found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
     alone = call("", "", 3, 65).inputs
     found += [
-        replace(case, inputs=(*case.inputs, *alone[tensors:]))
+        replace(case, inputs=(*case.inputs, *alone[tensors:]), conditioning=shift_conditioning(sum(alone[:tensors])))
         for case in cases.in_turn(alone[:tensors], cases.transposed, "transposed", STRIDES)
     ]
     found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
