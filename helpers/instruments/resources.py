@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 import triton
 from triton import knobs
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, CompiledKernel, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -221,6 +222,32 @@ def compile_for(
     )
     _check_fits(resources, compiled)
     return resources
+
+
+def lower_for(kernel: JITFunction, /, *args, device: str | Device = "H100", **options) -> None:
+    """Run Triton's front end on a kernel as a launch with these arguments would: milliseconds, and no machine code.
+
+    Args:
+        args, device, options: as `compile_for` takes them.
+
+    Raises:
+        TypeError: arguments that do not fit the kernel's parameters.
+        ValueError: the kernel is not in Triton's language, in one line that quotes its line.
+    """
+    device = device if isinstance(device, Device) else DEVICES[device]
+    target = _target(device)
+    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None, **options}
+    source, parsed = _as_launched(kernel, target, args, options)
+    backend = make_backend(target)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    try:
+        with _one_compilation_at_a_time, _naming(target), _diagnosed(), contextlib.redirect_stdout(io.StringIO()):
+            generated = backend.get_codegen_implementation(parsed)
+            source.make_ir(target, parsed, generated, backend.get_module_map(), context)
+    except Exception as error:  # whatever Triton raises, it is about this kernel
+        raise ValueError(f"{kernel.fn.__name__} does not compile for {device.name}: {_complaint(error)}") from None
 
 
 def _called(thing) -> str:

@@ -6,10 +6,12 @@ answer was written, so that a stored pass can be compared word for word.
 """
 
 import ast
+import contextlib
 import functools
 import html
 import linecache
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,6 +31,9 @@ latest: dict[str, "Outcome"] = {}
 
 # Who wants to know each outcome as it comes.
 listeners: list[Callable[["Outcome"], None]] = []
+
+# Who may refuse an answer before a check runs: (functions that the check is given) -> why, or "".
+gates: list[Callable[[list[Callable]], str]] = []
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,25 @@ class AnswerError(Exception):
         self.look_at = look_at
 
 
-def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
+def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Outcome]:
     """Turn a function that returns the text of a pass, or raises, into one that returns an Outcome.
 
     The first argument of `run` is the learner's answer; `name=` names the check. AnswerError gives a fail; a bare
-    NotImplementedError, which is what a stub raises, gives not attempted; any other exception gives an error.
+    NotImplementedError, which is what a stub raises, gives not attempted; any other exception gives an error. Where
+    `compiled`, nothing passes that launches a kernel which Triton's compiler does not take (`checks.launches`).
     """
 
     @functools.wraps(run)
     def check(answer, *args, name: str, **kwargs) -> Outcome:
         try:
-            outcome = Outcome(name, PASS, run(answer, *args, **kwargs))
+            functions = [each for each in (answer, *args, *kwargs.values()) if callable(each)]
+            if why := next(filter(None, (gate(functions) for gate in gates)), ""):
+                raise AnswerError(f"refused: {why}", "that line: `fusion check` and the grading would not run it")
+            with watched_launches() if compiled else contextlib.nullcontext() as launches:
+                message = run(answer, *args, **kwargs)
+                if launches is not None:
+                    launches.require_compiled()
+            outcome = Outcome(name, PASS, message)
         except Exception as error:
             origins = list(causes(error))
             failure = next((cause for cause in origins if isinstance(cause, AnswerError)), None)
@@ -98,8 +111,11 @@ def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
                 outcome = Outcome(name, FAIL, str(failure), failure.look_at)
             elif any(isinstance(cause, NotImplementedError) and not cause.args for cause in origins):
                 outcome = unwritten(name)
+            elif wrong := syntax_error(name):
+                outcome = wrong
             else:
                 outcome = Outcome(name, ERROR, *described(error, answer))
+        latest.pop(name, None)  # the latest of all comes last
         latest[name] = outcome
         for listener in listeners:
             listener(outcome)
@@ -108,12 +124,30 @@ def as_check(run: Callable[..., str]) -> Callable[..., Outcome]:
     return check
 
 
+def watched_launches() -> contextlib.AbstractContextManager:
+    """A context that watches the launches of kernels; where Triton was never imported there are none."""
+    if "triton" not in sys.modules:
+        return contextlib.nullcontext()
+    from helpers.learning.checks.launches import Launches
+
+    return Launches()
+
+
 def unwritten(name: str) -> Outcome:
     """The outcome where a stub is all there is: nothing was written, or Python cannot read what was."""
+    return syntax_error(name) or Outcome(
+        name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again"
+    )
+
+
+def syntax_error(name: str) -> Outcome | None:
+    """The outcome where Python cannot read a cell of this notebook that defines something: what follows from that is
+    not worth telling. None where it can."""
     shell = get_ipython()
-    if shell is not None and (wrong := unread(shell.user_ns.get("In", []))):
-        return Outcome(name, ERROR, f"SyntaxError: {wrong.msg}", f"your line {wrong.lineno}, `{wrong.text.strip()}`")
-    return Outcome(name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again")
+    wrong = unread(shell.user_ns.get("In", [])) if shell is not None else None
+    return wrong and Outcome(
+        name, ERROR, f"SyntaxError: {wrong.msg}", f"your line {wrong.lineno}, `{wrong.text.strip()}`"
+    )
 
 
 def unread(ran: list[str]) -> SyntaxError | None:

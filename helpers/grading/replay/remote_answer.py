@@ -134,8 +134,10 @@ class RemoteAnswer:
         self._keep_sound(reply, tensors, inputs)
         return compiled
 
-    def strays(self, smaller: tuple, larger: tuple, share: float) -> tuple[bool, tuple[str, str] | None]:
-        """Whether two calls launch, and what `checks.offsets.find_overflow` finds in what they grow to."""
+    def strays(
+        self, smaller: tuple, larger: tuple, share: float
+    ) -> tuple[list[tuple], list[tuple], tuple[str, str] | None]:
+        """The grids that two calls launch, and what `checks.offsets.find_overflow` finds in what they grow to."""
         calls = []
         for inputs in (smaller, larger):
             call = self._question(self._replay.next_call())
@@ -145,8 +147,10 @@ class RemoteAnswer:
             self._keep_sound(reply, tensors, inputs)
             calls.append(call)
         found = self._replay.read(lambda: [text(each) for each in reply["stray"]])
-        launched = any("kernel" in step for step in calls[1]["call"]["steps"])
-        return launched, (found[0], found[1]) if len(found) == 2 else None
+        few, most = (
+            [tuple(map(number, step["grid"])) for step in call["call"]["steps"] if "kernel" in step] for call in calls
+        )
+        return few, most, (found[0], found[1]) if len(found) == 2 else None
 
     def cuda_kernel(self, source: str, name: str, device: str) -> "CudaElsewhere":
         return CudaElsewhere({"source": source, "name": name, "device": device}, self._replay)

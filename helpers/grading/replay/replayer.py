@@ -36,6 +36,7 @@ from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.compiled_code import launches
 from helpers.learning.checks.gradients import last_program_first
+from helpers.learning.checks.launches import Launches, measure_in_any_order
 from helpers.learning.checks.offsets import find_overflow, launches_on
 from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
 
@@ -45,6 +46,7 @@ class Replayer:
 
     def __init__(self):
         self._answers, self._kernels = None, {}
+        self._launches = Launches()
         self._cuda = functools.lru_cache(maxsize=8)(cuda_kernel)
 
     def reply(self, question: dict, payload: bytes, _descriptors: list[int]) -> tuple[dict, bytes]:
@@ -54,7 +56,11 @@ class Replayer:
             if question["answers"] != self._answers:
                 show_lines(question["answers"])
                 self._kernels, self._answers = kernels_of(question["answers"]), question["answers"]
-            return self._again(question, payload)
+                self._launches = Launches()
+            with self._launches:
+                reply = self._again(question, payload)
+            self._launches.require_compiled()
+            return reply
         except Exception as error:
             return {"raised": raised_as_json(error)}, b""
 
@@ -66,7 +72,9 @@ class Replayer:
         order = last_program_first() if question["backwards"] else contextlib.nullcontext()
         with outputs_start_as_nan(), order:
             if "devices" not in question:
-                return packed(measure(call, *inputs), inputs, before)
+                if question["backwards"]:
+                    return packed(measure(call, *inputs), inputs, before)
+                return packed(measure_in_any_order(call, *inputs), inputs, before)
             seen, traffic = launches(call, inputs)
         said, results = packed(traffic, inputs, before)
         compiled = [

@@ -28,7 +28,9 @@ class Traffic:
     hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; of CUDA C++ also what Hazard lists.
         Initial contents are known of tensors that the call itself allocates. A race is two program instances storing
         to one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
-        took, or an exchange of 0, until the next atomic there. In CUDA C++ it is two threads of a
+        took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
+        of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
+        its load. In CUDA C++ it is two threads of a
         block at one byte of shared memory, one of them writing, with no barrier between.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: what the function returned.

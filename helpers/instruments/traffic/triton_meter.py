@@ -254,6 +254,12 @@ class TritonMeter:
         if kind != "write":
             if storage.fresh and not storage.written.covers(footprint, base):
                 self._report_uninitialised(site, operand, footprint, base)
+            if kind == "read" and storage in self._earlier:
+                # An atomic that the writer made after its store and this program before its read puts them in order.
+                seen = self._held | {address for _, address in self._atomics}
+                for locks, earlier in self._earlier[storage].items():
+                    if locks.isdisjoint(seen) and earlier.meets(footprint, base):
+                        self._report_race("unsynchronised read", site, operand, footprint, base, seen)
             storage.read.add(footprint, base)
             region.read += nbytes
             line.read += nbytes
@@ -268,7 +274,7 @@ class TritonMeter:
         if kind == "write":
             for locks, earlier in self._earlier.get(storage, {}).items():
                 if locks.isdisjoint(self._held) and earlier.meets(footprint, base):
-                    self._report_race(site, operand, footprint, base)
+                    self._report_race("race", site, operand, footprint, base, self._held)
             self._pending.append((operand, footprint, base, self._held))
 
     def _count_outside(self, kind, site, pattern, origin, itemsize):
@@ -304,18 +310,18 @@ class TritonMeter:
         where = f"{{0}}{element(operand.tensor, byte)}"
         self._report("uninitialised read", site, operand.region, where, unset.size // operand.tensor.element_size())
 
-    def _report_race(self, site, operand, footprint, base):
-        if ("race", *site.place) in self.ledger.hazards:
+    def _report_race(self, kind, site, operand, footprint, base, seen):
+        if (kind, *site.place) in self.ledger.hazards:
             return
         mine = ByteSet(operand.storage.size)
         mine.add(footprint, base)
         for storage, other, place, program, locks in self._stores:
-            if storage is operand.storage and locks.isdisjoint(self._held) and mine.meets(other, place):
+            if storage is operand.storage and locks.isdisjoint(seen) and mine.meets(other, place):
                 theirs = ByteSet(storage.size)
                 theirs.add(other, place)
                 both = np.flatnonzero(mine.map() & theirs.map())
-                where = f"{{0}}{element(operand.tensor, int(both[0]))}, stored by {program} too"
-                self._report("race", site, operand.region, where, both.size // operand.tensor.element_size())
+                where = f"{{0}}{element(operand.tensor, int(both[0]))}, stored by {program}" + " too" * (kind == "race")
+                self._report(kind, site, operand.region, where, both.size // operand.tensor.element_size())
                 return
 
     def _report(self, kind, site, region, where, elements):

@@ -9,6 +9,7 @@ LOOK_AT = {
     "out-of-bounds atomic": "which of its lanes have an element? Mask the others",
     "uninitialised read": "nothing was stored there before",
     "race": "two programs store here; each element needs one owner",
+    "unsynchronised read": "another program of the same launch stored this, and on a GPU may not have done so yet",
 }
 
 

@@ -7,28 +7,47 @@ import torch
 
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
+from helpers.learning.checks.compiled_code import compiled_launches, require_no_spills
 from helpers.learning.checks.memory_errors import require_no_hazards
-from helpers.learning.checks.traffic_checks import lines_of
+from helpers.learning.checks.traffic_checks import MORE_LAUNCHES, in_16_bits, launched, lines_of, told_of_16_bits
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
 
 
 @as_check
-def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> str:
-    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory.
+def check_passes(
+    answer: Callable, inputs: tuple, reads: tuple[float, ...], widest: tuple = (), device: str = "A100"
+) -> str:
+    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory; and
+    the same where float32 inputs become bfloat16. With `widest`, no register of a call spills.
 
     Args:
         answer: the learner's function, returning a tensor or a tuple of tensors.
         inputs: its arguments, tensors first; the first tensor's elements are what bytes are counted by.
         reads: for each tensor, how many times it may be read; where this is 1, it must be read just once.
+        widest: arguments of a call on the widest rows that are promised.
+        device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
+    require_passes(answer, inputs, reads)
+    low = in_16_bits(inputs)
+    if low is not None:
+        with told_of_16_bits():
+            require_passes(answer, low, reads)
+    if widest:
+        for resources in compiled_launches(answer, widest, (device,))[0]:
+            require_no_spills(resources, described(widest))
+    return "1 launch; what must be read once is read once, results are written once and nothing else is."
+
+
+def require_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> None:
+    """Raise AnswerError where one call makes other passes than `check_passes` asks for."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     elements = inputs[0].numel()
     results = as_tuple(traffic.result)
     if not all(isinstance(result, torch.Tensor) and result.numel() for result in results):
-        raise AnswerError("a result is no tensor, or has no elements", "what your function returns")
+        raise AnswerError("a result is not a tensor, or has no elements", "what your function returns")
     require_one_launch(traffic)
 
     def refuse(what: str, look_at: str) -> None:
@@ -41,7 +60,7 @@ def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> s
             each, least = read / elements, most * x.nbytes / elements
             refuse(
                 f"{name} is read {times(read / x.nbytes)}: {each:.4g} B/element, {least:.4g} needed",
-                "the loads above: what was loaded once is at hand in its variable",
+                "the loads above: use the variable that already holds the value",
             )
         if most == 1 and read < x.nbytes:
             refuse(f"{name} is read to {read / x.nbytes:.0%}", "what is never read")
@@ -54,7 +73,7 @@ def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> s
             refuse(
                 f"{name} is written {times(of_result.written / result.nbytes)} and read "
                 f"{times(of_result.read / result.nbytes)}",
-                "the stores: a result is stored when it is done, and never read back",
+                "the stores: store a result once it is done, and do not read it back",
             )
     if moved:
         name, of_other = next(iter(moved.items()))
@@ -62,17 +81,12 @@ def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> s
             f"{name}: {of_other.written / elements:.4g} B/element out, {of_other.read / elements:.4g} in, 0 needed",
             "that tensor: what lives only inside the kernel belongs in registers",
         )
-    return "1 launch; what must be read once is read once, results are written once and nothing else is."
 
 
 def require_one_launch(traffic: Traffic) -> None:
     """Raise AnswerError unless the call was one launch."""
     if traffic.launches != 1:
-        names = ", ".join(name for name, _ in traffic.by_launch)
-        raise AnswerError(
-            f"{traffic.launches} launches ({names}), 1 needed",
-            "your launcher: every PyTorch operation that does work is a launch of its own",
-        )
+        raise AnswerError(f"{launched(traffic)}, 1 needed", MORE_LAUNCHES)
 
 
 def times(count: float) -> str:

@@ -1,7 +1,8 @@
 """Does the answer move only the bytes it must, in as few launches as it can?"""
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -16,7 +17,8 @@ from helpers.learning.outcome import AnswerError, as_check, quoted_line
 def check_traffic(
     answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, cached: tuple[int, ...] = ()
 ) -> str:
-    """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given.
+    """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given; and
+    half the bytes where float32 inputs become bfloat16.
 
     Args:
         answer: the learner's function, returning one tensor.
@@ -26,32 +28,66 @@ def check_traffic(
         cached: places among the inputs of what is so small that every program may read it: a cache serves it.
         name: the check's name.
     """
+    names = list(inspect.signature(answer).parameters)
+    small = {names[place] for place in cached}
+    require_traffic(answer, inputs, launches, bytes_per_element, small)
+    low = in_16_bits(inputs)
+    if low is not None:
+        with told_of_16_bits():
+            require_traffic(answer, low, launches, bytes_per_element / 2, small)
+    return f"{launches} launch{'es' * (launches != 1)}, {bytes_per_element:g} B/element."
+
+
+def require_traffic(
+    answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, small: set[str] = frozenset()
+) -> None:
+    """Raise AnswerError where a call makes other launches, or moves other bytes, than given; of `small` tensors none
+    are counted."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     elements = traffic.result.numel() if isinstance(traffic.result, torch.Tensor) else 0
     if not elements:
         raise AnswerError("the result has no elements", "what your function returns")
-    names = list(inspect.signature(answer).parameters)
-    small = {names[place] for place in cached}
     counted = traffic.bytes_total - sum(traffic.by_tensor[name].read for name in small & traffic.by_tensor.keys())
     moved = f"{counted / elements:.4g} B/element, {bytes_per_element:g} needed"
     if traffic.launches != launches:
-        kernels = ", ".join(name for name, _ in traffic.by_launch)
-        raise AnswerError(
-            f"{traffic.launches} launches ({kernels}), {launches} needed; {moved}",
-            "your launcher: every PyTorch operation that does work is a launch of its own",
-        )
+        raise AnswerError(f"{launched(traffic)}, {launches} needed; {moved}", MORE_LAUNCHES)
     if counted < bytes_per_element * elements:
         raise AnswerError("\n".join([moved, *lines_of(traffic, elements)]), "what is never read, or never written")
     if counted > bytes_per_element * elements:
         again = "".join(
             f"{name} is read {times}; " for name, times in repeats(traffic, answer, inputs) if name not in small
         )
-        raise AnswerError(
-            "\n".join([again + moved, *lines_of(traffic, elements)]),
-            "the loads and stores above: what was loaded once is at hand in its variable",
-        )
-    return f"{launches} launch{'es' * (launches != 1)}, {bytes_per_element:g} B/element."
+        raise AnswerError("\n".join([again + moved, *lines_of(traffic, elements)]), REUSE)
+
+
+MORE_LAUNCHES = "your launcher: every PyTorch operation that does work is a launch of its own"
+REUSE = "the loads and stores above: use the variable that already holds the value"
+
+
+def launched(traffic: Traffic) -> str:
+    """A call's launches, counted and named."""
+    names = ", ".join(name for name, _ in traffic.by_launch)
+    return f"{traffic.launches} launch{'es' * (traffic.launches != 1)} ({names})" if names else "no launch"
+
+
+def in_16_bits(inputs: tuple) -> tuple | None:
+    """The inputs of a call with float32 tensors as bfloat16; None where there are none."""
+    if not any(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in inputs):
+        return None
+    return tuple(x.bfloat16() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in inputs)
+
+
+@contextlib.contextmanager
+def told_of_16_bits() -> Iterator[None]:
+    """Let a failure say that it is one of bfloat16 alone."""
+    try:
+        yield
+    except AnswerError as error:
+        where = error.look_at
+        if where == MORE_LAUNCHES:
+            where = f"{where}, conversions as well; allocate the result in the dtype of x: tl.store converts"
+        raise AnswerError(f"in bfloat16: {error}", where) from None
 
 
 @as_check
@@ -75,17 +111,10 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
     cut = 1 - mine.bytes_total / theirs.bytes_total
     told = f"{mine.bytes_total:,} of {theirs.bytes_total:,} B, {100 * cut:.1f}% less, {100 * least:g}% needed"
     if mine.launches > launches:
-        kernels = ", ".join(name for name, _ in mine.by_launch)
-        raise AnswerError(
-            f"{mine.launches} launches ({kernels}), at most {launches}; {told}",
-            "your launcher: every PyTorch operation that does work is a launch of its own",
-        )
+        raise AnswerError(f"{launched(mine)}, at most {launches}; {told}", MORE_LAUNCHES)
     if not cut >= least:
         elements = max(x.numel() for x in inputs if isinstance(x, torch.Tensor))
-        raise AnswerError(
-            "\n".join([told, *lines_of(mine, elements)]),
-            "the loads and stores above: what was loaded once is at hand in its variable",
-        )
+        raise AnswerError("\n".join([told, *lines_of(mine, elements)]), REUSE)
     where = "what is computed at this size: the check of values, above, says more"
     compare(mine.result, given, unfused, Case("at this size", inputs, where, input_error=inputs[0].dtype))
     return f"{mine.launches} launch{'es' * (mine.launches != 1)}, {100 * cut:.1f}% less traffic."
