@@ -114,6 +114,8 @@ try:
     print(kernel[3, made["threads"]].resources)
 except NotImplementedError:
     print("nothing to try yet")
+except (RuntimeError, TypeError, ValueError) as error:
+    print(error)
 
 # %% [markdown]
 # ## Checks
@@ -151,7 +153,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Values**: a row shorter than the block, one that fills it, one of an odd length; and large numbers.
+# **Values**: a row shorter than the block, one that fills it, one of an odd length; large
+# numbers, and a row far below zero.
 
 # %% grade_id="values" points=5
 check_cuda_rows(softmax_cuda, reference, [100, 1024, 1001], scales=(1, 60), name="values")
@@ -172,7 +175,7 @@ check_cuda_traffic(softmax_cuda, [1001, 4096], name="traffic")
 # **Machine code**: the row lies in registers, and loads are wide where they may be.
 
 # %% grade_id="code" points=4
-check_cuda_code(softmax_cuda, [1024, 1001, 4096], name="code")
+check_cuda_code(softmax_cuda, [1024, 1001, 4096, 8191, 8192], name="code")
 
 # %% grade_id="other-widths" points=3
 # Other widths are tried here when the exercise is graded.

@@ -158,3 +158,39 @@ def test_what_strays_under_the_meter_touches_nothing():
     traffic = measure(kernel[1, 64], whole[:32])
     assert whole.sum() == 32
     assert traffic.bytes_written == 128
+
+
+def test_a_device_variable_that_is_written_counts_and_a_table_does_not():
+    kernel = cuda_kernel(
+        """
+__device__ float scratch[1024];
+__device__ const float table[4] = {1, 2, 3, 4};
+__global__ void through(const float* x, float* y) {
+  scratch[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  y[threadIdx.x] = scratch[blockDim.x - 1 - threadIdx.x] * table[threadIdx.x % 4];
+}""",
+        "through",
+    )
+    x, y = torch.randn(256), torch.empty(256)
+    traffic = measure(kernel[1, 256], x, y)
+    assert torch.equal(y, x.flip(0) * torch.tensor([1.0, 2, 3, 4]).repeat(64))
+    assert (traffic.bytes_read, traffic.bytes_written) == (2 * x.nbytes, 2 * x.nbytes)
+
+
+def test_bank_conflicts_are_printed_and_stand_at_their_lines():
+    kernel = cuda_kernel(
+        """
+__global__ void column(float* y) {
+  __shared__ float tile[32 * 32];
+  tile[threadIdx.x * 32] = threadIdx.x;
+  __syncwarp();
+  y[threadIdx.x] = tile[threadIdx.x * 32];
+}""",
+        "column",
+    )
+    traffic = measure(kernel[1, 32], torch.empty(32))
+    assert "shared memory: 2 requests, 64 wavefronts, 62 bank conflicts" in str(traffic)
+    header, *lines = str(traffic.line_table()).splitlines()
+    assert header.endswith("wavefronts  bank conflicts")
+    assert [line.split()[-2:] for line in lines if "tile[" in line] == [["32", "31"]] * 2

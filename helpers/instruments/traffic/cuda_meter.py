@@ -24,6 +24,7 @@ class CudaMeter:
         self._kernel, self._file = launch.kernel.name, launch.kernel.file
         self._moved = ByteCount()
         self._ledger.launches.append((self._kernel, self._moved))
+        self._changed = set()  # variables of the module that this launch wrote
         self._operands = {}  # segment -> the ledger's storage, [(first byte, one past the last, region)]
         names = [parameter.name for parameter in launch.kernel.parameters]
         segments = {
@@ -60,7 +61,8 @@ class CudaMeter:
     def access(self, kind, number, segment, threads, offsets, nbytes) -> None:
         """Count one access of global memory."""
         if segment not in self._operands:
-            return  # a variable of the module: a constant table, which the caches hold
+            self._variable(kind, number, segment, threads, offsets, nbytes)
+            return
         storage, regions = self._operands[segment]
         region = regions[0][2]
         if len(regions) > 1:
@@ -84,6 +86,23 @@ class CudaMeter:
             for account in (region, line, moved):
                 account.written += moving
             ledger.sectors_written += sectors
+
+    def _variable(self, kind, number, segment, threads, offsets, nbytes) -> None:
+        """Count an access of a `__device__` variable; one that nobody writes is a table, which the caches hold."""
+        if kind == "read" and id(segment) not in self._changed:
+            return
+        self._changed.add(id(segment))
+        ledger, line = self._ledger, self._ledger.line(self._file, number)
+        distinct, sectors, requests = requested(threads, offsets, nbytes)
+        line.requests += requests
+        line.request_sectors += sectors
+        moving = (offsets.size if kind == "atomic" else distinct) * nbytes
+        ledger.atomics += offsets.size if kind == "atomic" else 0
+        for account in (ledger.outside, line, self._moved):
+            account.read += moving * (kind != "write")
+            account.written += moving * (kind != "read")
+        ledger.sectors_read += sectors * (kind != "write")
+        ledger.sectors_written += sectors * (kind != "read")
 
     def _check_written(self, number, region, tensor, storage, threads, offsets, nbytes) -> None:
         missing = ~storage.written.marks()[offsets]

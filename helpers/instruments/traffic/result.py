@@ -112,8 +112,11 @@ class Traffic:
         return table(("launch", "read", "written"), rows)
 
     def line_table(self) -> Table:
-        """Bytes read and written by each line of source and, for a kernel's, sectors per request."""
-        rows = []
+        """Bytes read and written by each line of source and, for a kernel's, sectors per request.
+
+        Where CUDA C++ used shared memory, also each line's wavefronts and how many of them are bank conflicts.
+        """
+        rows, banked = [], self.shared_requests > 0
         for (file, number), line in self.by_line.items():
             source = source_line(file, number) or "backward pass"
             each = line.sectors_per_request
@@ -123,9 +126,11 @@ class Traffic:
                     size(line.read),
                     size(line.written),
                     "" if each is None else f"{each:.4g}",
+                    *((str(line.shared_wavefronts or ""), str(line.bank_conflicts or "")) if banked else ()),
                 )
             )
-        return table(("line", "read", "written", "sectors/request"), rows)
+        shared = ("wavefronts", "bank conflicts") if banked else ()
+        return table(("line", "read", "written", "sectors/request", *shared), rows)
 
     def __str__(self):
         text = (
@@ -136,6 +141,11 @@ class Traffic:
             text += f", {self.bytes_total / self.elements:.4g} B/element"
         if self.atomics:
             text += f", {self.atomics} atomic{'s' * (self.atomics != 1)}"
+        if self.shared_requests:
+            text += (
+                f"; shared memory: {self.shared_requests} requests, {self.shared_wavefronts} wavefronts, "
+                f"{self.bank_conflicts} bank conflict{'s' * (self.bank_conflicts != 1)}"
+            )
         return "\n".join([text, *(f"  {hazard}" for hazard in self.hazards)])
 
     __repr__ = __str__

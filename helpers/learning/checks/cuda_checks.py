@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 import torch
 
 from helpers.instruments.cuda.kernel import CudaKernel, cuda_kernel
+from helpers.instruments.occupancy_calculator import WARP
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks import cases
 from helpers.learning.checks.values import described_difference, differs
 from helpers.learning.outcome import AnswerError, as_check
 
 ROWS = 3
+FAR_BELOW_ZERO = 200  # e^-200 is 0 in fp32
 MAX_THREADS = 1024
 MAX_SOURCE = 20_000  # characters
 MAX_LINES_SHOWN = 12  # of the compiler's messages
@@ -31,7 +33,7 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
         columns: the widths that are tried, the simplest first.
-        scales: of x, which is drawn from the normal distribution: each is tried.
+        scales: of x, which is drawn from the normal distribution: each is tried. The last row lies below -200.
         name: the check's name.
     """
     widths = list(columns)
@@ -108,9 +110,22 @@ def check_cuda_code(
                 f"{width} columns: no load or no store moves 16 bytes a thread, though every row is aligned",
                 "float4, or a struct of four floats with alignas(16)",
             )
-        _, x, y = launched(chosen, kernel, width)
+        traffic, x, y = launched(chosen, kernel, width)
         require_right_values(x, y, reference, f"{width} columns")
+        if width % (4 * WARP) == 0:
+            require_wide_accesses(traffic, x, width)
     return "no spills, no stack, wide loads where rows are aligned."
+
+
+def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None:
+    """Raise AnswerError where warps ask more often than with 16 bytes a lane, whatever else the binary holds."""
+    requests = sum(line.requests for line in traffic.by_line.values())
+    least = 2 * x.nbytes // (16 * WARP)  # x loaded and y stored
+    if requests > 1.25 * least:
+        raise AnswerError(
+            f"{width} columns: {requests} loads and stores of a warp ran, {least} are enough with 16 bytes a thread",
+            "which of the loads and stores run: each of them should move a float4",
+        )
 
 
 def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, CudaKernel]:
@@ -148,6 +163,7 @@ def launched(
     """One metered launch on rows of a width: (traffic, x, y)."""
     generator = torch.Generator().manual_seed(1000 * cases.draw + width)
     x = scale * torch.randn(ROWS, width, generator=generator)
+    x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # a maximum that starts at 0 is not this row's
     seen, y = x.clone(), torch.full_like(x, torch.nan)
     try:
         traffic = measure(kernel[ROWS, chosen["threads"]], seen, y, width)
@@ -165,7 +181,7 @@ def require_right_values(x: torch.Tensor, y: torch.Tensor, reference: Callable, 
     if wrong.any():
         raise AnswerError(
             f"{where}: {described_difference(y, expected, wrong)}",
-            "what the threads past the row's end hold, and what is taken off before the exponential",
+            "the first element that differs: its row's maximum, its sum, and who holds what past the row's end",
         )
 
 
