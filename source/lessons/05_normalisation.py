@@ -146,7 +146,7 @@ def variance_kernel(x_ptr, variance_ptr, columns, BLOCK: tl.constexpr):
     tl.store(variance_ptr + row, tl.sum(centred * centred) / columns)
 
 
-three_rows = torch.tensor([[1.0, 2, 3, 4, 5], [-4, -2, 0, 2, 4], [10, 10, 10, 10, 20]])
+three_rows = torch.tensor([[1.0, 2, 3, 4, 5], [-8, -6, 0, 6, 8], [10, 11, 12, 13, 20]])
 puzzle(variance_kernel, 3, three_rows, wanted=three_rows.var(1, correction=0), columns=5, BLOCK=8)
 
 # %% [markdown]

@@ -871,7 +871,7 @@ def join_parts_kernel(parts_ptr, bias_ptr, y_ptr, N, PARTS: tl.constexpr):
     tl.store(y_ptr + col, y)  # <- and here
 
 
-halves = torch.tensor([[3.0, -2, 5, -4, 1, -6, 2, -1], [-1.0, -3, 2, 6, -4, 1, -5, 4]])
+halves = torch.tensor([[3.0, -2, 5, -4, 1, -6, 2, -1], [-1.5, -3, 2.5, 6, -4.5, 1.5, -5, 4]])
 bias_8 = torch.tensor([0.5, 1, -9, 0.25, 1.5, 2, 0.75, -1])
 added = torch.relu(halves.sum(0) + bias_8)
 puzzle(join_parts_kernel, 1, halves, bias_8, wanted=added, N=8, PARTS=2)

@@ -436,8 +436,8 @@ def scalar_flash_kernel(s_ptr, v_ptr, o_ptr, keys, ROWS: tl.constexpr, N: tl.con
     tl.store(o_ptr + row, acc / total)
 
 
-s_4 = torch.tensor([[0.0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]])
-s_4 = torch.cat((s_4, s_4 / 4))
+step = torch.arange(8.0)
+s_4 = torch.stack((step, 7.5 - step, step / 4 + 0.1, 2.05 - step / 4))
 v_8 = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 9])
 weighed = torch.softmax(s_4, dim=-1) @ v_8
 puzzle(scalar_flash_kernel, 1, s_4, v_8, wanted=weighed, keys=8, ROWS=4, N=4)
