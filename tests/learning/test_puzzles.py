@@ -26,6 +26,10 @@ ANSWERS = {
     "block_sum_kernel": [("tl.store(y_ptr, tl.sum(x))", "tl.store(y_ptr + program, tl.sum(x))")],
     "square_kernel": [("tl.load(x_ptr + element)", "tl.load(x_ptr + element).to(tl.float32)")],
     "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
+    "norm_gradient_kernel": [
+        ("dx = rstd * (gw - x_hat)", "dx = rstd * (gw - x_hat * (tl.sum(gw * x_hat) / COLUMNS))"),
+    ],
+    "scores_gradient_kernel": [("ds = p * dp", "ds = p * (dp - tl.sum(p * dp))")],
 }
 
 
