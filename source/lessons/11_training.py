@@ -297,11 +297,13 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: at most twice the error of unfused PyTorch: {max(errors) <= 2}")
 
 # %% [markdown]
-# **How many times fewer bytes does the fused backward pass move, in fp32?** Unfused, PyTorch walks back through the
+# **By what factor does fusing cut the backward pass's traffic, in fp32?** Unfused, PyTorch walks back through the
 # formula operator by operator. Ours reads `x` and the gradient, and writes a gradient; the partial sums are a few rows.
 
 # %% tags=["hide-input"]
-backward_bytes = predict_first("times fewer bytes, RMSNorm's backward pass fused", unit="times")
+backward_bytes = predict_first(
+    "traffic of RMSNorm's backward pass, unfused over fused", unit="times"
+)
 backward_bytes
 
 # %% tags=["hide-input", "nbval-ignore-output"]
@@ -706,11 +708,11 @@ print(inspect.cleandoc("\n" + second_loop))
 # %% [markdown]
 # The size of Llama 3's smaller model: 8192 tokens of width 4096, 128,256 words, in bf16 on an H200. `eager` computes all logits, and
 # the loss in fp32, as most models' code does. At its peak, eager holds three fp32 tensors of the logits' shape. In chunks,
-# the largest tensor left is the weight's gradient, held twice: summed, then scaled by the loss's own gradient. **How many times less memory does the loss take at its peak, with 1024 tokens at a time?**
+# the largest tensor left is the weight's gradient, held twice: summed, then scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak memory?**
 
 # %% tags=["hide-input"]
 large_peak = predict_first(
-    "times less memory at the peak, Llama 3's loss, 1024 tokens at a time", unit="times"
+    "peak memory of Llama 3's loss, eager over 1024 tokens at a time", unit="times"
 )
 large_peak
 
@@ -785,8 +787,8 @@ print("fused and unfused losses agree to a hundred-thousandth over 8 steps:", ap
 # %% [markdown]
 # The difference starts in the last digit of an fp32, because the kernels add in another order, and training magnifies
 # it from step to step. Neither is at fault. **So compare losses step by step at the start, where a wrong gradient shows
-# at once, and as curves later.** Step 0 has no gradient behind it yet; at step 1 the naive gradient is off by thousands
-# of times as much as the fused one. *That* is how a falling loss can tell. A minute of it,
+# at once, and as curves later.** Step 0 has no gradient behind it yet; at step 1 the naive loss is off over a
+# thousand times more than the fused one. *That* is how a falling loss can tell. A minute of it,
 # `python -m benchmarks.training`, recorded:
 
 # %% tags=["hide-input"]
@@ -828,11 +830,13 @@ print("Most of the rest is the matmuls' inputs, which both save. Other sizes giv
 
 # %% [markdown]
 # On an H200, the same model but larger: six layers of width 1024, 8192 tokens per step in sequences of 1024, 32,768
-# words, in bf16. **How many times less memory does a fused step take at its peak than an unfused one, not counting
+# words, in bf16. **By what factor is the peak memory of a fused step lower than that of an unfused one, not counting
 # the weights?**
 
 # %% tags=["hide-input"]
-step_memory = predict_first("times less memory at a step's peak, fused, H200", unit="times")
+step_memory = predict_first(
+    "peak memory of a training step, unfused over fused, H200", unit="times"
+)
 step_memory
 
 # %% tags=["hide-input"]

@@ -30,6 +30,7 @@ ANSWERS = {
         ("dx = rstd * (gw - x_hat)", "dx = rstd * (gw - x_hat * (tl.sum(gw * x_hat) / COLUMNS))"),
     ],
     "scores_gradient_kernel": [("ds = p * dp", "ds = p * (dp - tl.sum(p * dp))")],
+    "centre_kernel": [("y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean", "y = s - mean")],
 }
 
 
