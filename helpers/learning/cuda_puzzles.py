@@ -16,7 +16,7 @@ def cuda_puzzle(
 
     Args:
         source: CUDA C++ with the kernel.
-        name: of the kernel; its parameters are the inputs' pointers, then `out`'s.
+        name: the kernel's name; its parameters are the pointers of the inputs and of `out`.
         blocks, threads: the launch, one-dimensional.
         inputs: a few dozen elements each.
         wanted: the right result, of a floating-point dtype.

@@ -472,9 +472,9 @@ display(table(("", "8192 x 8192"), taken, h200.label_of("cuda_transpose")))
 slower = transposes["tile[32][32]"].median / transposes["tile[32][33]"].median
 conflicts.compare(
     wavefronts[32],
-    f"The fix is one word of padding per row. On an H200 the conflicts cost {slower:.2f}x, far "
-    "less than 32x: only the column loads have them, and meanwhile the SM's other block loads. "
-    "(Even the padded one is no copy; why was not measured.)",
+    f"One word of padding per row removes them. On an H200 they cost {slower:.2f}x, far less "
+    "than 32x: only the column loads have them, and meanwhile the SM's other block loads. "
+    "(Even the padded one is slower than a copy; why was not measured.)",
 )
 
 # %% [markdown]
