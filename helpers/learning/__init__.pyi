@@ -44,6 +44,8 @@ from .checks.tile_cases import scores_cases as scores_cases
 from .checks.traffic_checks import check_cut as check_cut
 from .checks.traffic_checks import check_traffic as check_traffic
 from .checks.values import check_values as check_values
+from .cuda_puzzles import cuda_puzzle as cuda_puzzle
+from .edge_choice import choose_edges as choose_edges
 from .guesses import predict_first as predict_first
 from .guesses import predictions as predictions
 from .hints import Hints as Hints

@@ -1,24 +1,24 @@
 # %% [markdown]
 # # 12 Quantisation and experts: when the weights are the bytes
 #
-# Fusion removes trips to memory. It cannot remove the trip of the weights: each must come in once. But it can come in
-# as one byte, or half of one, if the kernel makes a number of it again on the way to the tensor cores. **How much
-# faster does that make a model, and how wrong?** Both depend on things that people rarely say: how many tokens there
-# are, and what shares a scale.
+# Fusion removes round trips to memory. It cannot remove the read of the weights: each must be loaded once. But a weight
+# can be one byte, or half of one, if the kernel converts it back on its way to the tensor cores. **How much faster does
+# that make a model, and how wrong?** Both depend on things that people rarely mention: the number of tokens, and which
+# elements share a scale.
 #
 # After this lesson you can
 #
-# - quantise rows inside the kernel that makes them, and name the three inputs on which such kernels fail;
-# - say what a scale should cover, from the error of each choice against float64;
-# - dequantise, multiply and quantise in one launch, and say when that pays;
+# - quantise rows inside the kernel that computes them, and name the three inputs on which such kernels fail;
+# - choose what a scale covers, from each choice's error against float64;
+# - dequantise, multiply and quantise in one launch, and decide when that pays;
 # - predict from the number of tokens whether fewer bits make a layer faster, for one layer and for 256 experts;
-# - say what FP8 tensor cores do to a long sum, and what is done against it;
-# - read from compiled code whether a GPU multiplies MXFP4 or only stores it.
+# - explain what FP8 tensor cores do to a long sum, on which GPUs, and the remedy;
+# - compare MXFP4 with NVFP4, and read from compiled code whether a GPU multiplies a format or only stores it.
 #
-# About 60 minutes. It builds on [05](05_normalisation.ipynb) (norms) and [08](08_matmul_epilogues.ipynb) (products),
+# About 55 minutes. It builds on [05](05_normalisation.ipynb) (norms) and [08](08_matmul_epilogues.ipynb) (matmuls),
 # and leads to [exercise 12](../exercises/12_layer_norm_int8.ipynb).
 
-# %%
+# %% tags=["hide-input"]
 import inspect
 
 import torch
@@ -26,8 +26,9 @@ import triton
 import triton.language as tl
 
 import kernels
-from helpers.instruments import compile_for, measure, recorded, table
-from helpers.learning import predict_first, predictions, self_test
+from helpers.figures import curves_chart
+from helpers.instruments import DEVICES, compile_for, measure, recorded, table
+from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels.interpreter import runtime
 
 torch.manual_seed(0)
@@ -35,35 +36,26 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# ## A code and a scale
+# ## Int8 and its scale
 #
-# An int8 holds whole numbers from -128 to 127. To keep other numbers in it, take a **scale** $s$ and store
-# $q = \text{round}(y / s)$, the *code*; $q \cdot s$ is what comes back. With the largest magnitude on 127,
+# An int8 holds integers from -128 to 127. To store other numbers in it, choose a
+# [scale](../docs/glossary.md#scale) $s$ and store $q = \text{round}(y / s)$; reading gives back $q \cdot s$. With the
+# largest magnitude at 127,
 #
 # $$s = \max |y| / 127,$$
 #
-# the codes reach as far as the numbers do, and the error is half a step, $s/2$, at most. (-128 stays unused, so that
-# $-q$ is always a code.)
+# the quantised values reach as far as the row does, and the error is at most half a step, $s/2$. (-128 stays unused, so
+# that $-q$ is always valid.)
+#
+# An error spread evenly over a step has a root mean square of $1/\sqrt{12}$ of it. **For a row of 4096 normally
+# distributed elements, largest about 3.5: how large is the error, in % of the row's own root mean square?**
 
-# %%
-row = torch.tensor([0.023, -1.304, 0.496, 2.54])
-scale = row.abs().max() / 127
-codes = (row / scale).round()
-print(
-    f"scale {scale:.3f}, codes {codes.int().tolist()}, back "
-    f"{[round(x, 3) for x in (codes * scale).tolist()]}"
-)
-
-# %% [markdown]
-# **A row of 4096 normal numbers in int8: how large is the error, in % of the numbers themselves?** (Root mean square
-# of the one over that of the other.)
-
-# %%
+# %% tags=["hide-input"]
 int8_error = predict_first("error of 4096 normal numbers in int8", unit="%")
 int8_error
 
 
-# %%
+# %% tags=["hide-input"]
 def rms(x):
     return x.square().mean().sqrt()
 
@@ -71,20 +63,40 @@ def rms(x):
 row = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 scale = row.abs().max() / 127
 error = (row / scale).round() * scale - row
-print(
-    f"largest magnitude {row.abs().max():.2f}, a step {scale:.4f}; error "
-    f"{100 * rms(error) / rms(row):.2f} %"
+print(f"largest magnitude {row.abs().max():.2f}, a step {scale:.4f}")
+int8_error.compare(
+    round((100 * rms(error) / rms(row)).item(), 2),
+    "So the error depends on how far the largest element sticks out. Keep that in mind.",
 )
-int8_error.compare(round((100 * rms(error) / rms(row)).item(), 2))
 
 # %% [markdown]
-# A step is the largest number over 127, and an error spread evenly over a step has $1/\sqrt{12}$ of it as its root mean
-# square. So the error hangs on **how far the largest number stands out**. Keep that in mind.
+# Write the scale. Each program has one row of four. The kernel returns $y/s$ before rounding; one row is all zeros, as
+# a padding token's is, and its results should be 0. As given, it takes the largest element instead of the largest
+# magnitude. **Fix the marked line, with a scale of at least `1e-12 / 127`.**
+
+
+# %%
+@triton.jit
+def int8_scale_kernel(y_ptr, steps_ptr, COLUMNS: tl.constexpr):
+    at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    y = tl.load(y_ptr + at)
+    scale = tl.max(y) / 127.0  # <- change this line
+    tl.store(steps_ptr + at, y / scale)
+
+
+y = torch.tensor([[3.0, -12.7, 8.0, 0.5], [1, 2.54, -1.5, 2], [0, 0, 0, 0]])
+wanted = y / (y.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127)
+puzzle(int8_scale_kernel, 3, y, wanted=wanted, COLUMNS=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0</code>: without the
+# floor, a row of zeros divides 0 by 0. The conversion to int8 then happens to turn NaN into 0, and the NaN shows up
+# later, wherever a kernel divides by the scale.</details>
 #
-# ## Quantise where the row is made
+# ## Quantise where the row is computed
 #
-# A product in int8 wants int8 for its input. That input is most often a norm's result: the row is in registers, its
-# largest magnitude is one more reduction, and one byte an element goes out. With RMSNorm, which is shorter:
+# An int8 matmul needs an int8 input. That input is usually a norm's result: the row is in registers, its largest
+# magnitude is one more reduction, and one byte per element goes out. With RMSNorm, which is shorter than LayerNorm:
 
 
 # %%
@@ -97,15 +109,15 @@ def norm_int8_kernel(
     x = tl.load(x_ptr + row * cols + col, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / cols + eps) * weight
-    scale = clip * tl.max(tl.abs(y), axis=0) / 127.0
+    scale = clip * tl.maximum(tl.max(tl.abs(y), axis=0), 1e-12) / 127.0
     tl.store(scale_ptr + row, scale)
     tl.store(q_ptr + row * cols + col, TO_INT8(y, scale), mask=inside)
 
 
 # %% [markdown]
-# `clip` lets the codes reach to less than the largest: at 0.9 the few numbers above it are all held at 127, and the
-# many others get finer steps. The last step comes as a function, because it is the one that goes wrong. The first is
-# what one writes: add a half, cut off, keep within bounds.
+# `clip` lets the range end below the largest magnitude: at 0.9, the few values above it are clamped to 127, and the
+# many others get finer steps. The last step is a function argument, because it is the one that goes wrong. The obvious
+# version adds a half, truncates, and clamps:
 
 
 # %%
@@ -115,7 +127,7 @@ def careless(y, scale):
     return tl.minimum(tl.maximum(q, -127), 127)
 
 
-# %%
+# %% tags=["hide-input"]
 def norm_int8(x, weight, to_int8, clip=1.0):
     rows, cols = x.shape
     q, scale = torch.empty_like(x, dtype=torch.int8), torch.empty(rows, 1, device=x.device)
@@ -130,69 +142,51 @@ def in_pytorch(x, weight, clip=1.0):
     return (y / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
-# %%
-x, weight = torch.randn(8, 1000, device=device), torch.randn(1000, device=device)
-
-
 def furthest(found, expected):
     return (found[0].int() - expected[0].int()).abs().max().item()
 
 
-print(
-    "codes within one of PyTorch's:",
-    furthest(norm_int8(x, weight, careless), in_pytorch(x, weight)) <= 1,
-)
+x, weight = torch.randn(8, 1000, device=device), torch.randn(1000, device=device)
+off = furthest(norm_int8(x, weight, careless), in_pytorch(x, weight))
+print("random rows, clip 1: within one of PyTorch's:", off <= 1)
 
 # %% [markdown]
-# It passes: with random numbers it nearly always would. **Now `clip` is 0.5. What does `careless` make of a number
-# whose code should be held at 127, if $y/s$ is 200?**
+# It passes, and with random numbers it nearly always would. **Now `clip` is 0.5, and $y/s$ is 200 somewhere. What does
+# `careless` store instead of 127?**
 
-# %%
-of_200 = predict_first("the int8 that becomes of 200.0", unit="")
+# %% tags=["hide-input"]
+of_200 = predict_first("the int8 that 200.0 turns into", unit="")
 of_200
 
 
-# %%
+# %% tags=["hide-input"]
 @triton.jit
-def codes_kernel(y_ptr, q_ptr, TO_INT8: tl.constexpr, BLOCK: tl.constexpr):
+def convert_kernel(y_ptr, q_ptr, TO_INT8: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(q_ptr + at, TO_INT8(tl.load(y_ptr + at), 1.0))
 
 
-# %%
-def codes_of(numbers, to_int8):
+def converted(numbers, to_int8):
     y = torch.tensor(numbers, device=device)
     q = torch.empty_like(y, dtype=torch.int8)
-    codes_kernel[(1,)](y, q, TO_INT8=to_int8, BLOCK=len(numbers))
+    convert_kernel[(1,)](y, q, TO_INT8=to_int8, BLOCK=len(numbers))
     return q.tolist()
 
 
 HARD = [200.0, -200.0, 127.4, 0.5, 1.5, 2.5, 3.5, -0.5]
 print("numbers ", HARD)
-print("careless", codes_of(HARD, careless))
+print("careless", converted(HARD, careless))
 off = furthest(norm_int8(x, weight, careless, 0.5), in_pytorch(x, weight, 0.5))
-print(f"clip 0.5: off by up to {off} codes")
-of_200.compare(codes_of(HARD, careless)[0])
-
-# %% [markdown]
-# An integer that becomes an int8 keeps its **low byte**, and the clamp comes too late to see it. The largest numbers of
-# a row turn into wrong ones of the other sign. (From a float to int8 in one step it is worse: what an int8 cannot hold
-# then has no defined result, as in C++, and a GPU's compiler may give another than this machine.) **Clamp while it is a
-# float.**
-#
-# The second fault is in the halves: 0.5 became 1 and 1.5 became 2, away from zero each time. **On average over the
-# halves from 0.5 to 99.5, how far off is that, and how far off if they go to the *even* neighbour?**
-
-# %%
-halves = torch.arange(100, dtype=torch.float64) + 0.5
-print(
-    f"away from zero: {((halves + 0.5).floor() - halves).mean():+.2f}; to even: "
-    f"{(halves.round() - halves).mean():+.2f}"
+print(f"clip 0.5: off by up to {off}")
+of_200.compare(
+    converted(HARD, careless)[0],
+    "An integer converted to int8 keeps its low byte, so the clamp comes too late. Directly from "
+    "float to int8 it is worse: out of range, the result is undefined, as in C++.",
 )
 
 # %% [markdown]
-# Half a step outwards each time, against nothing: magnitudes grow. Exact halves are rare in a norm's results, and the
-# right way costs nothing more. PyTorch rounds to even; so does a float's own addition, and that is the trick: at
+# **Clamp while it is a float.** The second fault is rounding 0.5 to 1 and 1.5 to 2, away from zero every time, so
+# magnitudes grow. PyTorch rounds halves to the *even* neighbour. So does fp32 addition, and that is the trick: at
 # $1.5 \cdot 2^{23}$ an fp32 has no digits below 1, so *adding* it rounds.
 
 
@@ -204,138 +198,90 @@ def careful(y, scale):
     return tl.where(q < -127.0, -127.0, q).to(tl.int8)
 
 
-print("careful ", codes_of(HARD, careful))
+print("careful ", converted(HARD, careful))
 off = furthest(norm_int8(x, weight, careful, 0.5), in_pytorch(x, weight, 0.5))
-print("clip 0.5: codes within one of PyTorch's:", off <= 1)
+print("clip 0.5: within one of PyTorch's:", off <= 1)
 
 # %% [markdown]
-# The third input is a row of zeros: a padding token has one. **What are its scale and its codes?**
+# The third input is a row that holds NaN. `tl.max` and `tl.maximum` drop NaN, unless told `propagate_nan`, so such a
+# row can get a harmless scale. It should not: exercise 12 asks for that.
+#
+# How much traffic does fusing save? `kernels.layer_norm_int8` against the same in PyTorch, operator by operator:
 
-# %%
-zeros = torch.zeros(1, 1000, device=device)
-zero_q, zero_scale = norm_int8(zeros, weight, careful)
-print(
-    f"ours: scale {zero_scale.item()}, codes {zero_q.unique().tolist()}; 0 / 0 = "
-    f"{(torch.zeros(1) / 0).item()}"
-)
-zero_q, zero_scale = kernels.layer_norm_int8(zeros, weight, torch.zeros_like(weight))
-print(f"the catalogue's: scale above 0: {zero_scale.item() > 0}, codes {zero_q.unique().tolist()}")
+# %% tags=["hide-input"]
+op = kernels.CATALOGUE["layer_norm_int8"]
+print("\n".join(inspect.getsource(op.reference).rstrip().splitlines()[4:]))
 
 # %% [markdown]
-# Ours divides 0 by 0. The conversion happens to make 0 of NaN, so the codes look right, and the NaN shows up wherever
-# somebody divides by the scale. The catalogue's kernel lets no scale fall below a tiny number. And a row that *holds*
-# NaN? `tl.max` and `tl.maximum` drop NaN, so such a row can come out with a harmless scale. It should not: exercise 12
-# asks for that.
-#
-# ## What it saves
-#
-# LayerNorm and int8, `kernels.layer_norm_int8`, beside the same in PyTorch. **How many times fewer bytes, in fp32?**
+# **By what factor does the fused kernel cut the traffic, in fp32**, on 16 rows of 4096?
 
-# %%
-norm_bytes = predict_first("times fewer bytes, LayerNorm and int8 fused, fp32", unit="times")
+# %% tags=["hide-input"]
+norm_bytes = predict_first("traffic of LayerNorm and int8, unfused over fused, fp32", unit="times")
 norm_bytes
 
-# %%
+# %% tags=["hide-input"]
 wide, gain, shift = torch.randn(16, 4096, device=device), *torch.randn(2, 4096, device=device)
-op = kernels.CATALOGUE["layer_norm_int8"]
-written_out, fused = (measure(function, wide, gain, shift) for function in (op.reference, op.fused))
-print(
-    f"written out: {written_out.launches} launches, {written_out.bytes_total / wide.numel():.1f} "
-    "B/element"
-)
-print(
-    f"fused:       {fused.launches} launch, {fused.unique_total / wide.numel():.1f} B/element "
-    "(weight, bias: once)"
-)
-norm_bytes.compare(written_out.bytes_total / fused.unique_total)
+unfused, fused = (measure(function, wide, gain, shift) for function in (op.reference, op.fused))
+each = f"{unfused.bytes_total / wide.numel():.1f} B/element"
+print(f"unfused: {unfused.launches} launches, {each}")
+print(f"fused:   {fused.launches} launch, {fused.unique_total / wide.numel():.1f} B/element")
+norm_bytes.compare(unfused.bytes_total / fused.unique_total)
 
 # %% [markdown]
-# Nobody in earnest writes it out so. The claim that circulates compares with *two* kernels:
+# No serious code writes it out like that. The claim that circulates compares with *two* kernels:
 #
-# **Claim: "LayerNorm + quantisation, fused, is 2.5 to 3 times faster than separate kernels."**
-#
-# In 16 bits, LayerNorm reads and writes two bytes an element, the quantising kernel reads two and writes one: seven.
-# Fused, two come in and one goes out. On an H200, 32,768 rows in bf16, a norm of PyTorch's or of ours and then int8 in
-# a kernel of its own (`benchmarks/experiments/lesson_12.py`). **How many times faster is one kernel than PyTorch's norm and then
-# int8, at 4096 columns?**
-# <!-- given 16 bits: bf16 -->
+# **Claim: "LayerNorm + quantisation, fused, is 2.5 to 3 times faster than separate kernels."** In bf16 on an H200,
+# 32,768 rows; the int8 kernel is ours in both cases:
 
-# %%
-norm_gain = predict_first("times faster than two kernels, H200, 32768 x 4096", unit="times")
-norm_gain
-
-# %%
+# %% tags=["hide-input"]
 separate, rows = h200.experiment("quantised_layer_norm"), []
 for cols, ways in separate.items():
     one, taken = ways["one kernel"].median, [time.median for time in ways.values()]
     rows.append((cols, *(f"{1e6 * each:.0f} us, {each / one:.2f}x" for each in taken)))
-display(table(("columns", *ways), rows, h200.label_of("quantised_layer_norm")))
-times = separate[4096]
-two = times["PyTorch's LayerNorm, then int8"].median
-norm_gain.compare(two / times["one kernel"].median)
-
-# %%
-from helpers.figures import timing_chart
-
-chart, one_row = (
-    timing_chart(times, f"{h200.label_of('quantised_layer_norm')}, bf16"),
-    list(times).index("one kernel"),
-)
-in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
-norm_gain.on(chart, "x", lambda gain: two / gain, row=one_row, says=in_us)
-
-# %%
-h200.table("layer_norm_int8", "bfloat16")
+heads = ("columns", "PyTorch's LayerNorm, then int8", "our LayerNorm, then int8", "one kernel")
+display(table(heads, rows, h200.label_of("quantised_layer_norm")))
+print("\nVerdict: fair, against PyTorch's norm; the bytes say 7 to 3.")
+print("Against our norm the gain is what the bytes promise, less a little. Against every operator")
+print("by itself it would be far larger. Ask of such a number what the baseline was.")
 
 # %% [markdown]
-# **Verdict: fair, against PyTorch's norm; the bytes say 7 to 3.** Beside PyTorch's LayerNorm and a good kernel for int8
-# it is about what is claimed, and more on narrow rows, where that norm is slow. Beside the catalogue's norm it is what
-# the bytes promise, less a little. Written operator by operator it is about fifteen times, where the work is not
-# short; and `torch.compile`, left to itself, comes near on narrow rows. **Ask of such a number what the other side
-# was.**
-
-# %% [markdown]
-# ## What shares a scale
+# ## Which elements share a scale?
 #
-# A scale a row was a choice. One for the whole tensor would be less to store; one for every 128 numbers of a row, more.
-# And int8 is one grid of 256 numbers; **FP8** is another. `e4m3`, with 4 bits of exponent and 3 of mantissa, has steps
-# that grow with the number, like any float:
+# A per-row scale was a choice. One for the whole tensor takes less memory, one for every 128 elements of a row more.
+# And int8 is one grid of 256 values; **FP8** is another. `e4m3`, with 4 bits of exponent and 3 of mantissa, has steps
+# that grow with the value, like any float:
 # <!-- given 4 bits, 3 bits: the name e4m3, Micikevicius et al., arXiv:2209.05433 -->
 
-# %%
+# %% tags=["hide-input"]
 rows = []
 for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16):
     kind = torch.finfo(dtype)
     rows.append((dtype, f"{kind.max:.3g}", f"{kind.tiny:.2g}", f"{1 + kind.eps:g}"))
 display(table(("", "largest", "smallest normal", "next after 1"), rows))
 numbers = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-print(
-    f"e4m3: {100 * (numbers < 4.48).float().mean():.0f} % of its numbers are below a hundredth of "
-    "the largest"
-)
+small = 100 * (numbers < 4.48).float().mean()
+print(f"e4m3: {small:.0f} % of its values are below a hundredth of the largest")
 
 # %% [markdown]
-# We try them on a product of rows `x` and weights, both rounded, and compare with float64. Only the rounding counts,
-# for the sums are float64 too. `size` numbers side by side share a scale, which puts the largest of them on the grid's
-# largest.
+# Try them on a matmul of rows `x` and weights, both rounded, against float64. `size` neighbouring elements share a
+# scale, which puts the largest of them at the grid's largest.
 
 
 # %%
 def to_grid(x, size, grid, largest):
-    """x with each of its numbers on a grid times the scale of its group of `size`."""
     groups = x.reshape(-1, size)
     scale = groups.abs().amax(-1, keepdim=True) / largest
     return (grid(groups / scale) * scale).reshape(x.shape)
 
 
+# %% tags=["hide-input"]
 def e4m3(x):
     return x.to(torch.float8_e4m3fn).to(x.dtype)
 
 
 GRIDS = {"int8": (torch.round, 127), "e4m3": (e4m3, 448)}
-SHARED = {"the tensor": None, "a row": 1024, "128 of a row": 128}
+SHARED = {"per tensor": None, "per row": 1024, "per 128 of a row": 128}
 
-# %%
 draw = torch.Generator().manual_seed(0)
 plain_x, w = (torch.randn(rows, 1024, generator=draw, dtype=torch.float64) for rows in (64, 256))
 outlier_x = plain_x.clone()
@@ -348,17 +294,18 @@ def product_error(x, rounded_x, rounded_w):
 
 # %% [markdown]
 # In a language model's activations a few *columns* are far larger than the rest, for every token (Dettmers et al.,
-# arXiv:2208.07339). `outlier_x` has one, a hundred times as large. **Int8 with a scale a row: what share of `outlier_x`
-# is rounded to zero?**
+# arXiv:2208.07339). `outlier_x` is normally distributed, with one of its 1024 columns a hundred times as large: a
+# step of int8 is then about 0.7 in a typical row. **With a per-row scale, what share of `outlier_x` is rounded to
+# zero?**
 
-# %%
+# %% tags=["hide-input"]
 zeroed = predict_first(
-    "of x is rounded to 0, int8, a scale a row, one column 100 times as large", unit="%"
+    "of x is rounded to 0, int8, per-row scale, one column 100 times as large", unit="%"
 )
 zeroed
 
 
-# %%
+# %% tags=["hide-input"]
 def tried(x, size, grid):
     rounded_x, rounded_w = (to_grid(each, size or each.numel(), *grid) for each in (x, w))
     zeros = 100 * (rounded_x == 0).double().mean()
@@ -367,179 +314,146 @@ def tried(x, size, grid):
 
 rows = []
 for name, grid in GRIDS.items():
-    for what, size in SHARED.items():
+    for shared, size in SHARED.items():
         found = (*tried(plain_x, size, grid), *tried(outlier_x, size, grid))
-        rows.append((f"{name}, a scale for {what}", *found))
-columns = ("", "normal", "zeros", "with an outlier column", "zeros")
-display(table(columns, rows))
+        rows.append((f"{name}, scale {shared}", *found))
+display(table(("", "normal", "zeros", "with an outlier column", "zeros"), rows))
 rounded = to_grid(outlier_x, 1024, *GRIDS["int8"])
-zeroed.compare(round(100 * (rounded == 0).double().mean().item()))
+zeroed.compare(
+    round(100 * (rounded == 0).double().mean().item()),
+    "For normal numbers int8 is the better byte: its values are evenly spaced, and FP8 spends more "
+    "than half of its own near zero. An outlier column spoils int8 and leaves FP8 alone, because "
+    "a float's error is proportional to each element, whatever its neighbours are. A per-row scale "
+    "helps little against a column, since each row has it; a scale per 128 confines the damage.",
+)
 
 # %% [markdown]
-# Three things to see:
-#
-# - **Of normal numbers int8 is the better byte**, with a scale a row by more than three times: its 255 codes are evenly
-#   spaced, and FP8 spends more than half of its own on numbers that are hardly there.
-# - **An outlier column spoils int8 and leaves FP8 alone.** A float's error is in proportion to each number, whatever
-#   its neighbours are. (With a scale a row it even falls: the outlier, now most of the result, is on the grid
-#   exactly.)
-# - **A scale a row helps only in part against a column**: each row has the outlier in it. A scale for 128 numbers does
-#   better: the outlier spoils those 128 and no other. Another way is to divide such columns by a factor and multiply
-#   the weights' by it beforehand (SmoothQuant, arXiv:2211.10438). And blocks help FP8, too, once an outlier is so large
-#   that the rest falls off FP8's lower end: DeepSeek-V3 was trained with them (arXiv:2412.19437).
-#
-# So is a scale a block always better? It has a price: where it stands in the product.
+# (Two other remedies: divide such columns by a factor and multiply the weights' by it beforehand, as in SmoothQuant,
+# arXiv:2211.10438; or scale FP8 per block as well, as DeepSeek-V3 was trained, arXiv:2412.19437.) Is a scale per block
+# always better? It has a cost, which follows from its place in the matmul:
 #
 # $$\sum_k x_k s_x \cdot w_k s_w = s_x s_w \sum_k x_k w_k \qquad \text{but} \qquad
 # \sum_b s_{x,b}\, s_{w,b} \sum_{k \in b} x_k w_k$$
 #
-# A scale a row (of `x`) and a row of weights comes off the sum: one multiplication an output, in the epilogue, free. A
-# scale a block must be applied inside the walk along K, to every partial sum. We will see what that costs.
+# Per-row scales factor out of the sum: one multiplication per output, free in the epilogue. A per-block scale belongs
+# inside the loop over K. **Write it**: each program computes the dot product of one row of `q` with one of `x`, in two
+# blocks of four, each with a scale. As given, the second block's scale also multiplies the first block's sum.
+
+
+# %%
+@triton.jit
+def block_scales_kernel(q_ptr, x_ptr, scale_ptr, y_ptr, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
+    row, acc = tl.program_id(0), 0.0
+    for block in range(BLOCKS):
+        at = (row * BLOCKS + block) * SIZE + tl.arange(0, SIZE)
+        product = tl.sum(tl.load(q_ptr + at) * tl.load(x_ptr + at))
+        scale = tl.load(scale_ptr + row * BLOCKS + block)
+        acc = (acc + product) * scale  # <- change this line
+    tl.store(y_ptr + row, acc)
+
+
+q = torch.tensor([[1.0, -2, 3, 4, 5, -6, 7, 8], [8, 7, -6, 5, 4, 3, -2, 1]])
+vector = torch.tensor([[2.0, 1, 0, 3, -1, 2, 1, 4], [1, 2, 3, 0, 2, -2, 5, 1]])
+scales = torch.tensor([[0.5, 0.25], [2.0, 0.125]])
+dequantised = q * scales.repeat_interleave(4, dim=1)
+wanted = (dequantised * vector).sum(1)
+puzzle(block_scales_kernel, 2, q, vector, scales, wanted=wanted, BLOCKS=2, SIZE=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>acc += product * scale</code>: each block's sum is scaled before it joins the
+# others. On tensor cores that is one multiply-add per output and block, on values that first have to leave the
+# tensor cores' own summing.</details>
 #
 # ## Dequantise, multiply, quantise
 #
-# Int8 weights need no int8 activations. Keep `x` in bf16, load the weights as bytes, make them bf16 **in registers**,
-# multiply; the scale comes off in the epilogue, and there the result is quantised for the next layer. Written as three
-# kernels, each weight goes to memory and back: one byte in, two out, two in again. **With one token and a large layer,
-# how many times fewer bytes does the one kernel move?**
+# Int8 weights don't need int8 activations. Keep `x` in bf16, load the weights as bytes, convert them to bf16 **in
+# registers**, multiply; apply the per-row scale in the epilogue, and quantise the result there for the next layer:
+#
+# ```python
+# for start in range(0, cols, BLOCK_IN):
+#     weight = tl.load(...)                      # int8 bytes
+#     x = tl.load(...)                           # bf16
+#     acc = tl.dot(weight.to(tl.bfloat16), x, acc)
+# y = acc * scale[:, None]                       # one scale per row of weights
+# q, y_scale = to_int8(y, axis=0)                # one scale per token and 128 outputs
+# ```
+#
+# It takes one scale per token *and 128 outputs*, not one per token: a tile holds 128 of a token's outputs, and the rest
+# of the row belongs to other programs. (The measured kernel, `experts_kernel` in
+# `benchmarks/experiments/lesson_12.py`, converts the bytes without a conversion instruction.) As three kernels,
+# dequantise, matmul, quantise, the weights pass through memory in between, in bf16. **With one token and a large layer,
+# by what factor does the one kernel cut the traffic?**
 
-# %%
+# %% tags=["hide-input"]
 weight_bytes = predict_first(
-    "times fewer bytes, dequantise + matmul + quantise, one token", unit="times"
+    "traffic of dequantise, matmul, quantise over one kernel's, one token", unit="times"
 )
 weight_bytes
 
-# %%
-from benchmarks.experiments.lesson_12 import (
-    expert_inputs,
-    experts_kernel,
-    fused_experts,
-    separate_experts,
-)
+# %% tags=["hide-input"]
+from benchmarks.experiments.lesson_12 import expert_inputs, fused_experts, separate_experts
 
-source = inspect.getsource(experts_kernel.fn).splitlines()
-first = next(number for number, line in enumerate(source) if "tl.zeros" in line)
-print("\n".join(source[first:]))
-
-# %% [markdown]
-# - `in_units` makes a 16-bit float of each byte without a conversion instruction, exactly; the factor that it leaves is
-#   taken off with the scale.
-# - `to_int8` is your `careful` and the scale. It takes **one scale for each token and 128 outputs**, not one a token.
-#   Why not a row, as before?
-# <!-- given 16 bits: bf16 and fp16 -->
-#
-# <details><summary>Answer</summary>A tile holds 128 of a token's outputs; the others are in other programs. The largest
-# of the row is known when all are done: lesson 08's norm after a matmul, again. A scale a block asks nobody. (The
-# product that follows then has to take it so.)</details>
-
-# %%
 inputs = [each.to(device) for each in expert_inputs(1, (1, 512, 1024), dtype=torch.float16)]
-print("codes within one:", furthest(fused_experts(*inputs), separate_experts(*inputs)) <= 1)
-three, one = (measure(function, *inputs) for function in (separate_experts, fused_experts))
+off = furthest(fused_experts(*inputs), separate_experts(*inputs))
+print("quantised results within one:", off <= 1)
+one = measure(fused_experts, *inputs)
 by_hand = 3 * inputs[1].numel() + 2 * inputs[1].numel()  # 1 in, 2 out; 2 in
-print(f"PyTorch, operator by operator: {three.launches} launches, {three.bytes_total / 1e6:.2f} MB")
-print(
-    f"three kernels, weights alone: {by_hand / 1e6:.2f} MB; one kernel: "
-    f"{one.unique_total / 1e6:.2f} MB"
-)
-weight_bytes.compare(by_hand / inputs[1].numel())
+print(f"weights in three kernels: {by_hand / 1e6:.2f} MB; one: {one.unique_total / 1e6:.2f} MB")
+weight_bytes.compare(by_hand / inputs[1].numel(), "One byte in and two out, two in, against one.")
 
 # %% [markdown]
 # **Claim: "in a mixture of experts, dequantise + matmul + quantise fused is 3 to 4 times faster."** A *mixture of
-# experts* has many such layers and sends each token to a few of them. Here are 64 experts of 2048 x 768, in bf16 on an
-# H200, with equally many tokens for each. `eager` is PyTorch operator by operator; `torch.compile` makes three kernels:
-# dequantise, cuBLAS's product, quantise. **How many times faster than these three is one, with 8 tokens an expert?**
+# [experts](../docs/glossary.md#expert)* has many such layers and sends each token to a few of them. Here are 64 experts
+# of 2048 x 768, in bf16 on an H200, each with the same number of tokens. `eager` is PyTorch operator by operator;
+# `torch.compile` makes three kernels.
 
-# %%
-moe_gain = predict_first(
-    "times faster than three kernels, 64 experts, 8 tokens each, H200", unit="times"
-)
-moe_gain
-
-# %%
+# %% tags=["hide-input"]
 of_experts = h200.experiment("quantised_experts")
-weights = 64 * 768 * 2048  # bytes, in int8
 rows, slower = [], ("torch.compile", "eager")
 for tokens, ways in of_experts.items():
-    gains = (f"{ways[name].median / ways['fused'].median:.1f} times" for name in slower)
+    gains = (f"{ways[name].median / ways['fused'].median:.1f}x" for name in slower)
     rows.append((tokens, *(f"{1e6 * time.median:.0f} us" for time in ways.values()), *gains))
-columns = ("tokens an expert", *ways, *(f"of {name}" for name in slower))
+columns = ("tokens per expert", *ways, *(f"over {name}" for name in slower))
 display(table(columns, rows, h200.label_of("quantised_experts")))
-rates = [
-    share * weights / of_experts[1][name].median
-    for name, share in (("torch.compile", 5), ("fused", 1))
-]
-print(
-    "one token: weights come and go at", " and ".join(f"{rate / 1e12:.1f} TB/s" for rate in rates)
-)
-moe_gain.compare(of_experts[8]["torch.compile"].median / of_experts[8]["fused"].median)
-
-# %%
-from helpers.figures import curves_chart
-
-gains = {
-    name: {n: ways[name].median / ways["fused"].median for n, ways in of_experts.items()}
-    for name in slower
-}
-even = {"as fast": dict.fromkeys(of_experts, 1)}
-axes = {"x": "tokens an expert", "y": "times as long as one kernel takes"}
-title = "One kernel wins with few tokens, and loses with many"
-moe_gain.on(curves_chart(gains, title, **axes, log=True, limit=even), "y")
+print("\nVerdict: holds for few tokens, and reverses for many.")
+print("Up to 64 tokens per expert the weights' bytes decide. Beyond, arithmetic counts, and the")
+print("fused kernel unpacks each weight again for every tile of tokens; three kernels do it once.")
 
 # %% [markdown]
-# **Verdict: holds for few tokens, and turns round for many.** The three kernels move five times as many bytes; one
-# kernel gains less than that, for theirs come nearer to the memory's rate. Up to 64 tokens for each expert the claim is
-# right. From there on arithmetic counts, and the fused kernel unpacks each weight *again for every tile of tokens*,
-# while the three unpack it once. With 1024 tokens an expert they win: fuse this for decoding, and not for long prompts.
-
-# %% [markdown]
-# ## Whose bytes?
+# Fuse this for decoding, not for long prompts.
 #
-# A linear layer reads its weights once, whatever comes; rows of tokens come and go. With $T$ tokens the weights are
-# $n \cdot m$ numbers and the rows $T(n + m)$; the FLOPs are $2Tnm$. Few tokens: all bytes are weights, the intensity is
-# about $T$ FLOP a byte in bf16, two hundred times below the ridge at $T = 1$. That is *decoding*, one token at a time
-# for each user. Experts make it worse: 64 tokens that take 8 of 64 experts each are *eight an expert*, and nearly all
-# 64 are read.
-# Find out:
+# ## How the number of tokens decides
 #
-# 1. One expert (a dense layer). From how many tokens on do int8 weights gain nothing any more? What still gains?
-# 2. 64 experts, of which a token takes 8. Where is that point now, and why?
-# 3. 256 experts: how many of them do 8 tokens read? How many do 128?
+# A linear layer reads its weights once, however many tokens there are. With $T$ tokens the weights are $n \cdot m$
+# elements, the activations $T(n + m)$, and the FLOPs $2Tnm$. With few tokens nearly all bytes are weights, and the
+# arithmetic intensity in bf16 is about $T$ FLOP/byte, two hundred times below the ridge point at $T = 1$. That is
+# [decoding](../docs/glossary.md#decode), one token at a time per user. Experts make it worse: 64 tokens that take 8 of
+# 64 experts each are *eight per expert*, and nearly all 64 are read. A token misses an expert with probability
+# $1 - k/E$, and all $T$ miss it with $(1 - k/E)^T$, if the router spreads them evenly. Find out:
+#
+# 1. One expert (a dense layer). From how many tokens do int8 weights gain nothing? What still gains?
+# 2. 64 experts, 8 per token. Where is that point now, and why?
+# 3. 256 experts: how many of them do 8 tokens read? And 128 tokens?
 # 4. At 8192 tokens and 256 experts, what does FP8 gain that int8 weights do not?
 
-# %%
+# %% tags=["hide-input"]
 from helpers.figures import ExpertLayer, ExpertWeightsExplorer
 
 explorer = ExpertWeightsExplorer(tokens=16, experts=64, top_k=8, size="2048 x 768", device="H200")
 explorer
 
 # %% [markdown]
-# <details><summary>What is to be found</summary>1. From 512 on. FP8 on both sides is still twice as fast: it multiplies
-# faster, too. 2. From 2048: an expert sees an eighth of the tokens, so its weights rule for longer. 3. 8 tokens read 57
-# of them, though they could read 64; 128 tokens 252, nearly all. 4. All is arithmetic there. FP8 tensor cores have
-# twice the rate; int8 weights are multiplied in bf16.</details>
+# <details><summary>What you should see</summary>1. From 512. FP8 on both sides is still twice as fast, because it also
+# multiplies faster. 2. From 2048: an expert sees an eighth of the tokens, so its weights dominate for longer. 3. 8
+# tokens read 57 of them, though they could read 64; 128 tokens read 252, nearly all. 4. Everything is arithmetic there.
+# FP8 tensor cores have twice the rate; int8 weights are multiplied in bf16.</details>
 #
-# How many experts are read is a matter of chance: a token misses one with the chance $1 - k/E$, all $T$ miss it with
-# $(1 - k/E)^T$. Is that so with a router's own choices, if they are even?
+# The explorer's time is the data sheet's, a *lower bound*. Now the clock, on an H200: `kernels.moe_int8`, which takes
+# int8 weights and bf16 tokens. It is a **grouped matmul**: one launch for all experts, whose sizes only the router
+# knows (Going further has its code).
 
-# %%
-draw = torch.Generator().manual_seed(0)
-rows = []
-for tokens in (1, 8, 32, 128):
-    logits = torch.randn(200, tokens, 64, generator=draw)
-    read = logits.topk(8, dim=-1).indices.flatten(1)
-    drawn = sum(len(each.unique()) for each in read) / 200
-    formula = ExpertLayer(64, 8, 1, 1).touched(tokens)
-    rows.append((tokens, f"{drawn:.1f}", f"{formula:.1f}"))
-table(("tokens", "of 64 experts, mean of 200 draws", "by the formula"), rows)
-
-# %% [markdown]
-# A real router is not quite even; then fewer are read. Now hold the model against the clock. The explorer's time is the
-# data sheet's, so it is a *lower bound*. On an H200, `kernels.moe_int8`, which takes int8 weights and bf16 tokens:
-
-# %%
+# %% tags=["hide-input"]
 from helpers.figures.matmul.expert_weights import FORMATS, counted, seconds
-from helpers.instruments import DEVICES
 
 layer = ExpertLayer(64, 8, 2048, 768)
 rows = []
@@ -550,126 +464,50 @@ for tokens in (1, 8, 64, 512, 8192):
     ours, theirs = (1e6 * found[name].median for name in ("fused", "grouped_mm"))
     shown = (f"{1e6 * least:.1f} us", f"{ours:.1f} us", f"{theirs:.0f} us")
     rows.append((tokens, f"{layer.touched(tokens):.0f}", *shown))
-others = "PyTorch's grouped matmul, dequantised before"
-columns = ("tokens", "experts read", "least time", "recorded", others)
+others = "dequantised, then PyTorch's grouped matmul"
+columns = ("tokens", "experts read", "lower bound", "recorded", others)
 table(columns, rows, f"{h200.label_of('moe_int8')}\nthe GPU's own time, cold L2")
 
 # %% [markdown]
-# From 8 to 64 tokens the time hardly moves, though there is eight times as much to compute: arithmetic is not what it
-# waits for. (Nor are the weights all of it: their least time is about half.) More tokens come along nearly free, and
-# that is why a server waits to fill a batch.
+# From 8 to 64 tokens the time hardly grows, with eight times the arithmetic. More tokens come along nearly free, which
+# is why a server waits to fill a batch.
 #
-# ## Experts, grouped
-#
-# One token's 8 experts are one small kernel's work; 8192 tokens make 64 matrix products of different heights, which
-# nobody knows before the router has chosen. One launch for each would mean 64 of them, and a trip to the host to ask
-# how high they are. The **grouped matmul** (`kernels/tiled/moe_int8.py`) is one launch for all: its grid is for the
-# worst case, each program counts through the experts' tiles until it finds its own, and what is left over ends at once:
+# And other formats, in one large dense layer, 8192 to 28,672 as in Llama 3 with 70 billion parameters. `int8 weights` is the
+# kernel from above without its last step; `fp8` has both sides in a byte and uses NVIDIA's library:
 
-# %%
-from kernels.tiled.moe_int8 import moe_int8_kernel
-
-source = inspect.getsource(moe_int8_kernel.fn).splitlines()
-first, last = (
-    next(n for n, line in enumerate(source) if text in line) for text in ("tiles_out =", "entry = ")
-)
-print("\n".join(source[first : last + 1]))
-
-# %% [markdown]
-# A tile has room for 32 tokens or more, and an expert's last tile is rarely full. **128 tokens, 8 of 64 experts each:
-# what share of the tiles' rows holds no token?** Tiles of 32.
-
-# %%
-padding = predict_first(
-    "of the rows of tiles hold no token, 128 tokens, 64 experts, tiles of 32", unit="%"
-)
-padding
-
-# %%
-draw = torch.Generator().manual_seed(0)
-found = []
-for tokens in (128, 512, 8192):
-    chosen = torch.randn(tokens, 64, generator=draw).topk(8, dim=-1).indices
-    count = torch.bincount(chosen.flatten(), minlength=64)
-    rows = 32 * ((count + 31) // 32).sum().item()
-    empty = 100 * (1 - tokens * 8 / rows)
-    found.append((tokens, f"{count.min()} to {count.max()}", f"{empty:.0f} %"))
-    if tokens == 128:
-        padding.compare(round(empty))
-table(("tokens", "an expert", "of the tiles' rows are empty"), found)
-
-# %% [markdown]
-# With few tokens half of the arithmetic is for nobody, **and it hardly matters**, for arithmetic is not what is short
-# there. With many it would matter, and there tiles may grow, for their share of padding falls. So the catalogue chooses
-# tiles by the mean number of tokens an expert has. For up to 8 tokens and for up to 64 it has kernels of their own: a
-# launch that lists each expert's tokens would be a good part of so short a time.
-#
-# ## Formats, on the clock
-#
-# One large dense layer: from 8192 to 28,672 numbers, as in Llama 3 with 70 billion parameters. `int8 weights` is the
-# kernel from above without its last step, `mxfp4 weights` a kernel that we come to; `int8` and `fp8` have both sides in
-# a byte and go through PyTorch to NVIDIA's libraries. **With 16 tokens, how many times faster than bf16 are int8
-# weights?**
-
-# %%
-format_gain = predict_first(
-    "times faster than bf16, int8 weights, 16 tokens, 28672 x 8192, H200", unit="times"
-)
-format_gain
-
-# %%
+# %% tags=["hide-input"]
 formats = h200.experiment("quantised_formats")
-large = ExpertLayer(1, 1, 8192, 28672)
-kept_as = {
-    "int8": "FP8 both",
-    "fp8": "FP8 both",
-    "mxfp4 weights": "MXFP4 weights",
-}  # int8 at FP8's rate
-rows = []
-for tokens, ways in formats.items():
-    for name, time in ways.items():
-        kept = FORMATS[kept_as.get(name.split(",")[0], name)]
-        least = max(seconds(large.work(tokens, kept), kept, DEVICES["H200"]))
-        gain = ways["bf16"].median / time.median
-        shown = (f"{1e6 * each:.0f} us" for each in (time.median, least))
-        rows.append((counted(tokens), name, *shown, f"{gain:.2f} times"))
-columns = ("", "", "time", "at least", "bf16's speed")
-display(table(columns, rows, h200.label_of("quantised_formats")))
-format_gain.compare(formats[16]["bf16"].median / formats[16]["int8 weights"].median)
-
-# %%
-shown = {"fp8": "fp8, a scale a tensor"} | {
-    name: name for name in ("int8 weights", "mxfp4 weights")
-}
+ways_shown = {"fp8": "fp8, a scale a tensor", "int8 weights": "int8 weights"}
+ways_shown["mxfp4 weights"] = "mxfp4 weights"
 gains = {
     name: {tokens: ways["bf16"].median / ways[key].median for tokens, ways in formats.items()}
-    for name, key in shown.items()
+    for name, key in ways_shown.items()
 }
 even = {"bf16": dict.fromkeys(formats, 1)}
-axes = {"x": "tokens", "y": "times as fast as bf16"}
-title = "FP8 keeps its promise with any number of tokens, int8 weights with few"
-format_gain.on(curves_chart(gains, title, **axes, log=True, limit=even), "y")
+axes = {"x": "tokens", "y": "speedup over bf16"}
+title = "FP8 gains with any number of tokens, int8 weights with few"
+print(h200.label_of("quantised_formats"))
+curves_chart(gains, title, **axes, log=True, limit=even)
 
 # %% [markdown]
-# - **FP8 keeps what the data sheet promises**, about twice the speed, with one token as with 8192: fewer bytes at the
-#   one end, faster products at the other. A scale a row costs some of it where there are few tokens.
-# - **Int8 weights gain only where there are few tokens, and less than the bytes say**: our kernel unpacks, and does not
-#   keep the memory as busy as bf16's does. With many tokens it loses, as among the experts.
-# - **MXFP4 has a quarter of the bytes and is slower than bf16 throughout.** Why, we will see in the code.
-# - `int8` on both sides should be as fast as FP8; the library's product for it is not, here (and PyTorch's way to it
-#   refuses so few tokens as 16).
+# - **FP8 keeps the data sheet's promise**, about twice the speed from one token to 8192: fewer bytes at one end, faster
+#   matmuls at the other.
+# - **Int8 weights gain only with few tokens, and less than the bytes promise**: our kernel unpacks, and does not keep
+#   DRAM as busy as bf16's does.
+# - **This MXFP4 kernel is slower than bf16 throughout.** That is a verdict on `tl.dot_scaled` as compiled for Hopper
+#   (below), not on the format. Weight-only kernels made for Hopper, such as Marlin, Machete or Triton's own MXFP4
+#   kernels, were not timed here.
 #
-# Fewer bytes are an *offer*. What becomes of it is a matter of the kernel, and of what the hardware multiplies.
-
-# %% [markdown]
 # ## FP8's sums
 #
-# A product in fp16 adds in fp32, and the course has relied on that since lesson 08. Hopper's tensor cores add FP8 with
-# fewer bits than fp32 has. The sum leaves them for fp32 registers only when the kernel says so. Our kernel
-# (`fp8_kernel`) has three ways: all of the sum in the tensor cores; out to fp32 after each 128 terms; and a scale a
-# block, which must leave them every 128 terms anyway:
+# Lesson 08 relied on an fp16 matmul that sums in fp32. FP8 on Hopper is different. The accumulator is in fp32 registers
+# as before, but the tensor cores' *adder* is narrow: it aligns each group of products to the accumulator's exponent and
+# drops the bits that do not fit (DeepSeek-V3, arXiv:2412.19437, section 3.3). The larger the sum, the more of each new
+# product is lost. The remedy is to
+# start from zero every 128 terms and add the short sums with ordinary fp32 additions, outside the tensor cores. Our
+# kernel has three ways: one long sum; short sums in fp32; and per-block scales, which need short sums anyway:
 
-# %%
+# %% tags=["hide-input"]
 from benchmarks.experiments.lesson_12 import FP8_WAYS, fp8_kernel
 
 source = inspect.getsource(fp8_kernel.fn).splitlines()
@@ -677,93 +515,93 @@ first, last = (
     next(n for n, line in enumerate(source) if text in line)
     for text in ("for start", "max_num_imprecise")
 )
-print("\n".join(source[first : last + 1]))
+print(inspect.cleandoc("\n" + "\n".join(source[first : last + 1])))
+
+# %% [markdown]
+# Compiled for an H200, 128 x 128 tiles, 8 warps. **How many fp32 additions per thread do the short sums add, every 128
+# terms?**
+
+# %% tags=["hide-input"]
+fp8_additions = predict_first("fp32 additions per thread every 128 terms, 128 x 128 tile", unit="")
+fp8_additions
 
 
-# %%
+# %% tags=["hide-input"]
 def on_paper(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-code = on_paper(8192, 8192, dtype=torch.float8_e4m3fn)
-arguments = (
-    code,
-    code,
-    on_paper(8192, 64),
-    on_paper(64, 64),
-    on_paper(8192, 8192, dtype=torch.bfloat16),
+fp8 = on_paper(8192, 8192, dtype=torch.float8_e4m3fn)
+arguments = (fp8, fp8, on_paper(8192, 64), on_paper(64, 64))
+arguments += (on_paper(8192, 8192, dtype=torch.bfloat16), 8192, 8192, 8192)
+names, rows, compiled = ("QGMMA", "UTCQMMA", "FADD", "FFMA"), [], {}
+for gpu in ("H200", "B200"):
+    for way, (per_block, in_tensor_cores) in FP8_WAYS.items():
+        options = {"PER_BLOCK": per_block, "IN_TENSOR_CORES": in_tensor_cores, "BLOCK_ROWS": 128}
+        compiled[gpu, way] = compile_for(fp8_kernel, *arguments, device=gpu, num_warps=8, **options)
+        counts = (compiled[gpu, way].instructions[name] for name in names)
+        rows.append((gpu, way.replace("a scale a", "scale per"), *counts))
+display(table(("", "", *names), rows))
+short, long = "a scale a row, sums in fp32", "a scale a row"
+print("B200: short sums compile to the same instructions as one long sum:", end=" ")
+print(compiled["B200", short].instructions == compiled["B200", long].instructions)
+fp8_additions.compare(
+    compiled["H200", short].instructions["FADD"],
+    "128 x 128 outputs over 256 threads. Per-block scales turn each FADD into an FFMA.",
 )
-names, rows = ("QGMMA", "FADD", "FFMA"), []
-for way, (per_block, in_tensor_cores) in FP8_WAYS.items():
-    options = {"PER_BLOCK": per_block, "IN_TENSOR_CORES": in_tensor_cores, "BLOCK_ROWS": 128}
-    sizes = (8192, 8192, 8192)
-    found = compile_for(fp8_kernel, *arguments, *sizes, device="H200", num_warps=8, **options)
-    rows.append((way, *(found.instructions[name] for name in names)))
-table(("", *names), rows)
 
 # %% [markdown]
-# `QGMMA` is Hopper's FP8 product. In fp32 there is an addition a thread for each of its 64 outputs, `FADD`, every 128
-# terms; the scales of blocks make it a multiply-add, `FFMA`: as many instructions. **How wrong is a sum of 8192 terms
-# of one sign that stays in the tensor cores, and how wrong one that leaves them?** In units of the result, against
-# float64 of the same e4m3 numbers.
+# `QGMMA` is Hopper's FP8 matmul; here is where it starts from zero (`RZ`) and where from the accumulator:
 
-# %%
-fp8_error = predict_first(
-    "error of a sum of 8192 positive products in the tensor cores, H200", unit="%"
-)
-fp8_error
+# %% tags=["hide-input"]
+for way in (long, short):
+    (start, *_) = (line for line in compiled["H200", way].sass.splitlines() if "QGMMA" in line)
+    print(f"{way.replace('a scale a', 'scale per')}: {start.strip()}")
 
-# %%
+# %% [markdown]
+# On a B200 the option changes nothing; its sums were not measured here. On Hopper, the error of a sum of positive products,
+# relative to the result, against float64 of the same e4m3 values:
+
+# %% tags=["hide-input"]
 sums = h200.experiment("quantised_fp8_sums")
-rows = []
-for terms, ways in sums.items():
-    for name, error in ways.items():
-        both = (f"{100 * error[kind]:.4f} %" for kind in ("both signs", "positive"))
-        rows.append((f"{terms} terms", name, *both))
-title = f"{h200.label_of('quantised_fp8_sums')}\nerror of sums"
-display(table(("", "", "with both signs", "of positive numbers"), rows, title))
-fp8_error.compare(100 * sums[8192]["Triton, a scale a row"]["positive"])
-
-# %%
 ways_shown = {
-    "in the tensor cores": "Triton, a scale a row",
+    "one long sum": "Triton, a scale a row",
     "cuBLAS, fast sums": "cuBLAS, fast sums",
-    "out every 128 terms": "Triton, a scale a row, sums in fp32",
+    "fp32 every 128 terms": "Triton, a scale a row, sums in fp32",
 }
 growing = {
     name: {terms: 100 * ways[key]["positive"] for terms, ways in sums.items()}
     for name, key in ways_shown.items()
 }
 axes = {"x": "terms of the sum", "y": "error of sums of positive numbers (%)"}
-title = "Out of the tensor cores every 128 terms, a sum's error does not grow"
-fp8_error.on(curves_chart(growing, title, **axes, log=True), "y")
+title = "With fp32 additions every 128 terms, a sum's error does not grow"
+print(h200.label_of("quantised_fp8_sums"))
+curves_chart(growing, title, **axes, log=True)
 
-# %%
+# %% tags=["hide-input"]
 rows = []
 for name, time in h200.experiment("quantised_fp8_times").items():
     rate = f"{2 * 8192**3 / time.median / 1e12:.0f} TFLOP/s"
-    rows.append((name, f"{1e3 * time.median:.2f} ms", rate))
+    rows.append((name.replace("a scale a", "scale per"), f"{1e3 * time.median:.2f} ms", rate))
 table(("", "time", "rate"), rows, h200.label_of("quantised_fp8_times"))
 
 # %% [markdown]
-# A sum that stays in the tensor cores keeps too few bits. With numbers of one sign, a part of each new product falls
-# off the end of the growing sum, and the longer the sum, the more. Of both signs it is far less; beside what rounding
-# to e4m3 has cost before, it hardly counts there. Out to fp32 every 128 terms, the error no longer grows. cuBLAS does
-# so unless it is told `use_fast_accum=True`. (Its fast sums of 8192 terms and more lose less than ours.)
+# With values of both signs the loss is far smaller (Going further). The price of short sums: in our kernel they cost
+# more than half of the time again, because the additions wait for the matmul and the next matmul waits for them. cuBLAS
+# uses them unless you pass `use_fast_accum=True`, and loses a few percent, so most of the cost can be hidden. **Once
+# you pay for short sums, per-block scales are nearly free.** That was DeepSeek-V3's bargain.
 #
-# And the price? In our kernel it is more than half as much time again, for the additions wait for the product and the
-# next product for them; FP8 then gains next to nothing on bf16, and with blocks it loses. cuBLAS pays a few per cent,
-# so most of it can be hidden. A scale a block costs hardly more than the additions do: **once the sum leaves, scales
-# are nearly free.** That was DeepSeek-V3's bargain.
-
-# %% [markdown]
-# ## Four bits and a shared power of two
+# ## Four bits: MXFP4 and NVFP4
 #
-# The Open Compute Project's **microscaling** formats fix the block at 32 numbers and make its scale a power of two, in
-# a byte of its own (`e8m0`: nothing but an exponent). **MXFP8** keeps e4m3 numbers so, **MXFP4** numbers of 4 bits: a
-# sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (`e2m1`). A power of two cannot put a block's largest number on the grid's
-# largest exactly: it goes by the exponent alone, and what then lies beyond is held at the largest.
+# An `e2m1` number has 4 bits: a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. Two formats build on it:
+#
+# - **MXFP4** (Open Compute Project) gives every 32 elements a scale in a byte, a power of two (`e8m0`: nothing but an
+#   exponent). That cannot put a block's largest element at exactly 6; larger ones are clamped. **MXFP8** does the same
+#   with e4m3 elements.
+# - **NVFP4** (NVIDIA, Blackwell) gives every 16 elements a scale in `e4m3`, itself scaled once per tensor. The scale
+#   has a mantissa, so the largest element lands close to 6.
 # <!-- given 4 bits: OCP Microscaling Formats (MX) Specification 1.0 -->
+
 
 # %%
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
@@ -782,104 +620,121 @@ def microscaled(x, grid, largest):
     return (grid((groups / 2**exponent).clamp(-largest, largest)) * 2**exponent).reshape(x.shape)
 
 
-# %% [markdown]
-# **How many bits does a number take in MXFP4, its share of the scale included, and how large is the error of a product
-# whose *weights* are MXFP4?**
+def nvfp4(x):
+    groups, tensor_scale = x.reshape(-1, 16), x.abs().max() / (448 * 6)
+    scale = e4m3(groups.abs().amax(-1, keepdim=True) / 6 / tensor_scale) * tensor_scale
+    return (e2m1((groups / scale).clamp(-6, 6)) * scale).reshape(x.shape)
 
-# %%
-mx_error = predict_first("error of a product with MXFP4 weights, normal numbers", unit="%")
+
+# %% [markdown]
+# With its share of the scale, an element takes 4.25 bits in MXFP4 and 4.5 in NVFP4. Between 2 and 4 `e2m1` has steps
+# of 1, between 4 and 6 of 2. **How large is the error of a matmul whose *weights* are MXFP4, normally distributed?**
+# <!-- given 4.25 bits: 4 + 8 / 32 -->
+
+# %% tags=["hide-input"]
+mx_error = predict_first("error of a matmul with MXFP4 weights, normal numbers", unit="%")
 mx_error
 
-# %%
+# %% tags=["hide-input"]
 formats_of = {
     "bf16": (16, lambda x: x.bfloat16().double()),
-    "int8, a scale a row": (8 + 32 / 1024, lambda x: to_grid(x, 1024, torch.round, 127)),
-    "int8, a scale for 128": (8 + 32 / 128, lambda x: to_grid(x, 128, torch.round, 127)),
-    "e4m3, a scale a row": (8 + 32 / 1024, lambda x: to_grid(x, 1024, e4m3, 448)),
-    "e4m3, a scale for 128": (8 + 32 / 128, lambda x: to_grid(x, 128, e4m3, 448)),
+    "int8, scale per row": (8 + 32 / 1024, lambda x: to_grid(x, 1024, torch.round, 127)),
+    "e4m3, scale per row": (8 + 32 / 1024, lambda x: to_grid(x, 1024, e4m3, 448)),
     "MXFP8": (8 + 8 / 32, lambda x: microscaled(x, e4m3, 448.0)),
     "MXFP4": (4 + 8 / 32, lambda x: microscaled(x, e2m1, 6.0)),
-    "4 bits, a scale for 32": (4 + 16 / 32, lambda x: to_grid(x, 32, torch.round, 7)),
+    "NVFP4": (4 + 8 / 16, nvfp4),
+    "4-bit integers, scale per 32": (4 + 16 / 32, lambda x: to_grid(x, 32, torch.round, 7)),
 }
-# %%
 rows = []
 for name, (bits, rounded) in formats_of.items():
     alone = product_error(plain_x, plain_x, rounded(w))
     both = [product_error(x, rounded(x), rounded(w)) for x in (plain_x, outlier_x)]
     rows.append((name, f"{bits:.2f}", *(f"{each:.2f} %" for each in (alone, *both))))
-columns = ("", "bits", "weights alone", "both", "both, with an outlier column in x")
+columns = ("", "bits", "weights alone", "both", "both, outlier column in x")
 display(table(columns, rows))
-mx_error.compare(round(product_error(plain_x, plain_x, microscaled(w, e2m1, 6.0)).item(), 1))
+mx_error.compare(
+    round(product_error(plain_x, plain_x, microscaled(w, e2m1, 6.0)).item(), 1),
+    "NVFP4 is more exact than MXFP4 for a quarter of a bit per element, and slightly more exact "
+    "than 4-bit integers of the same size.",
+)
 
 # %% [markdown]
-# Every error is against float64, and each is what the *rounding* does: no kernel that takes these codes can do better.
-# (A better choice of scales can: the specification's loses where it holds numbers at the largest.) MXFP4's is dozens of
-# times bf16's. Whether a model bears that is not a matter of kernels: one measures the model (and most keep activations
-# in more bits, which is the column *weights alone*). Note the last line: 4 bits as whole numbers, with a finer
-# scale for the same 32, are *more* exact for normal weights than MXFP4, for a quarter of a bit each. What MXFP4 has is
-# hardware.
-#
-# What would it save? Weights of a model of 70 billion, and the least time for a token that must read them all:
+# Each error is what the *rounding* does: no kernel that takes these values can do better. (A better choice of scales
+# can.) Whether a model tolerates it is not a question of kernels: measure the model. Most keep activations in more
+# bits, the column *weights alone*. What would it save? The weights of a model of 70 billion, and the minimum time for
+# a token that must read them all:
 
-# %%
+# %% tags=["hide-input"]
 bandwidth = DEVICES["H200"].memory_bandwidth
 print(f"an H200 reads {bandwidth / 1e12:.2f} TB/s")
 rows = []
-for name in ("bf16", "int8, a scale a row", "MXFP8", "MXFP4"):
+for name in ("bf16", "int8, scale per row", "MXFP8", "MXFP4", "NVFP4"):
     size = 70e9 * formats_of[name][0] / 8
     rows.append((name, f"{size / 1e9:.1f} GB", f"{1e3 * size / bandwidth:.1f} ms"))
-table(("", "weights", "a token"), rows)
+table(("", "weights", "per token"), rows)
 
 # %% [markdown]
-# In Triton, `tl.dot_scaled` takes both sides with their scales, or one side in 16 bits without. It is one line, on any
-# GPU; what it becomes is another matter. A tile with MXFP4 weights, and bf16, MXFP8 or MXFP4 rows:
+# In Triton, `tl.dot_scaled` takes both sides with their scales, or one side in 16 bits without. It is one line on any
+# GPU. Does the GPU multiply the format, or does the compiler unpack it? A tile with 4-bit weights, and rows in bf16,
+# e4m3 or 4 bits, compiled for two GPUs:
 # <!-- given 16 bits: bf16 and fp16 -->
 
 
 # %%
 @triton.jit
 def tile_kernel(
-    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, y_ptr, X: tl.constexpr, WIDTH: tl.constexpr
-):
-    i, packed, block = (
-        tl.arange(0, 128),
-        tl.arange(0, 64),
-        tl.arange(0, 4),
-    )  # 128 numbers: 64 bytes, 4 scales
+    x_ptr,
+    x_scale_ptr,
+    w_ptr,
+    w_scale_ptr,
+    y_ptr,
+    X: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SCALES: tl.constexpr,
+):  # 128 x 128 elements: rows of 64 bytes in 4 bits, with 4 (MXFP4) or 8 (NVFP4) scales
+    i, packed, block = tl.arange(0, 128), tl.arange(0, 64), tl.arange(0, SCALES)
     x = tl.load(x_ptr + i[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :])
     w = tl.load(w_ptr + i[None, :] * 64 + packed[:, None])
-    w_scale = tl.load(w_scale_ptr + i[:, None] * 4 + block[None, :])
-    if X == "bf16":
-        y = tl.dot_scaled(x, None, X, w, w_scale, "e2m1")
-    else:
-        x_scale = tl.load(x_scale_ptr + i[:, None] * 4 + block[None, :])
-        y = tl.dot_scaled(x, x_scale, X, w, w_scale, "e2m1")
+    w_scale = tl.load(w_scale_ptr + i[:, None] * SCALES + block[None, :])
+    x_scale = None if X == "bf16" else tl.load(x_scale_ptr + i[:, None] * SCALES + block[None, :])
+    y = tl.dot_scaled(x, x_scale, X, w, w_scale, "e2m1")
     tl.store(y_ptr + i[:, None] * 128 + i[None, :], y)
 
 
-# %%
-byte, scales = on_paper(128, 64, dtype=torch.uint8), on_paper(128, 4, dtype=torch.uint8)
-rows_in = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e2m1": torch.uint8}
-for kind, dtype in rows_in.items():
-    width = 64 if kind == "e2m1" else 128
+# %% tags=["hide-input"]
+cases = {
+    "bf16 x MXFP4": ("bf16", torch.bfloat16, 128, torch.uint8, 4),
+    "e4m3 x MXFP4": ("e4m3", torch.float8_e4m3fn, 128, torch.uint8, 4),
+    "MXFP4 x MXFP4": ("e2m1", torch.uint8, 64, torch.uint8, 4),
+    "NVFP4 x NVFP4": ("e2m1", torch.uint8, 64, torch.float8_e4m3fn, 8),
+}
+rows = []
+for name, (kind, dtype, width, scale_dtype, count) in cases.items():
+    shown = []
     for gpu in ("H200", "B200"):
-        arguments = on_paper(128, width, dtype=dtype), scales, byte, scales, on_paper(128, 128)
-        found = compile_for(tile_kernel, *arguments, device=gpu, X=kind, WIDTH=width)
-        products = {name: count for name, count in found.instructions.items() if "MMA" in name}
-        print(f"{kind} x MXFP4 on {gpu}: {products}")
+        scale_of = on_paper(128, count, dtype=scale_dtype)
+        tensors = (on_paper(128, width, dtype=dtype), scale_of)
+        tensors += (on_paper(128, 64, dtype=torch.uint8), scale_of, on_paper(128, 128))
+        options = {"X": kind, "WIDTH": width, "SCALES": count}
+        try:
+            found = compile_for(tile_kernel, *tensors, device=gpu, **options).instructions
+            shown.append(", ".join(f"{n} {op}" for op, n in found.items() if "MMA" in op))
+        except ValueError:
+            shown.append("does not compile")
+    rows.append((name, *shown))
+table(("", "H200", "B200"), rows)
 
 # %% [markdown]
-# `HGMMA` is Hopper's product in **bf16**: an H200 has nothing for 4 bits, so the compiler unpacks the codes into bf16
-# first, as our int8 kernel does. The bytes are saved, the arithmetic is not, and unpacking comes on top: above, MXFP4
-# was slower than bf16. A B200 has something: `UTCQMMA` multiplies 8 bits with scales, `UTCOMMA` 4 bits by 4, each at
-# twice the rate of the one before. Beside bf16 rows even a B200 unpacks: `UTCHMMA`. **A format that is stored is not
-# yet one that is multiplied.** With few tokens storing can be enough, if unpacking keeps pace; with many, only
-# multiplying helps.
-# <!-- given 4 bits, 8 bits: e2m1 and e4m3 -->
+# `HGMMA` is Hopper's matmul in **bf16**: an H200 has no 4-bit matmul, so the compiler unpacks MXFP4 into bf16 first.
+# The bytes are saved, the arithmetic is not, and unpacking comes on top. On a B200, `UTCQMMA` multiplies 8-bit elements
+# with scales, and `UTCOMMA` 4-bit ones, in MXFP4 or NVFP4, each at twice the rate of the one before. Next to bf16 rows
+# even a B200 unpacks: `UTCHMMA`. **A format that is stored is not yet one that is multiplied.** With few tokens storing
+# can be enough, if unpacking keeps up; with many, only multiplying helps.
+# <!-- given 8 bits, 4 bits: e4m3 and e2m1 -->
 #
-# ## What you said, what was found
+# ## Your predictions vs the measurements
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["hide-input", "nbval-ignore-output"]
 predictions()
 
 # %% [markdown]
@@ -888,13 +743,12 @@ predictions()
 # 1. A kernel computes `q = (y / scale).to(tl.int8)` and then clamps to -127 and 127. Its tests pass. Name an input that
 #    breaks it, and what comes out.
 # <details><summary>Answer</summary>Anything beyond 127 steps, as with a scale below the largest magnitude: its result
-# is not defined. Where the low byte is kept, 200 becomes -56. (It also cuts fractions off instead of
-# rounding.)</details>
+# is undefined. Where the low byte is kept, 200 becomes -56. (It also truncates instead of rounding.)</details>
 #
-# 2. A colleague gives each row of the activations a scale of its own, and the error stays large. Which columns do you
-#    look at, and what do you propose?
-# <details><summary>Answer</summary>A few columns that are large in every row: each row's scale is theirs. Scales for
-# blocks of a row; FP8, whose error is in proportion to each number; or dividing those columns by a factor and
+# 2. A colleague gives each row of the activations its own scale, and the error stays large. Which columns do you look
+#    at, and what do you propose?
+# <details><summary>Answer</summary>A few columns that are large in every row: they set each row's scale. Scales for
+# blocks of a row; FP8, whose error is proportional to each element; or dividing those columns by a factor and
 # multiplying the weights' by it.</details>
 #
 # 3. Int8 weights make your model twice as fast for one user. What will they do for a batch of 4096 tokens?
@@ -902,16 +756,17 @@ predictions()
 # and they multiply bf16 as before, with unpacking on top. FP8 or int8 on both sides could still gain. Experts with few
 # tokens each still gain.</details>
 #
-# 4. Why can a matmul's epilogue quantise with a scale for 128 outputs, but not with one for a row?
-# <details><summary>Answer</summary>The row's largest is spread over programs, none of which sees it. (Unless one
-# program has whole rows, at the price of lesson 08.)</details>
+# 4. Why can a matmul's epilogue quantise with a scale per 128 outputs, but not per row?
+# <details><summary>Answer</summary>The row's largest magnitude is spread over programs, and none sees all of it. A
+# program would need whole rows, or a cluster of thread blocks that exchange their maxima, which CUDA offers from Hopper
+# on and Triton does not.</details>
 #
-# 5. A scale a block costs an FP8 kernel of DeepSeek's kind almost nothing. Why?
-# <details><summary>Answer</summary>Its sums leave the tensor cores every 128 terms anyway, for the sake of their
-# digits. The scale makes of each addition a multiply-add.</details>
+# 5. Per-block scales cost an FP8 kernel of DeepSeek's kind on Hopper almost nothing. Why?
+# <details><summary>Answer</summary>Its sums restart every 128 terms anyway, because of the narrow adder. The scale
+# turns each fp32 addition into a multiply-add.</details>
 #
-# 6. 32 experts, of which each token takes 4. How many experts do 8 tokens read on average? Put your number in place of
-#    the dots, to one digit after the point.
+# 6. 32 experts, 4 per token. How many experts do 8 tokens read on average? Replace the dots by your number, to one
+#    digit after the point.
 
 # %%
 answer = ...
@@ -922,3 +777,82 @@ self_test(answer, round(ExpertLayer(32, 4, 1, 1).touched(8), 1), "E (1 - (1 - k/
 #
 # [Exercise 12](../exercises/12_layer_norm_int8.ipynb) asks for LayerNorm and int8 in one kernel, zero rows, NaN and
 # all.
+
+# %% [markdown]
+# ## Going further
+#
+# ### Grouped matmul
+#
+# One token's 8 experts are one small kernel's work; 8192 tokens make 64 matmuls of different heights, unknown before
+# the router has chosen. One launch for each would mean 64 of them, and a round trip to the host to ask how high they
+# are. The grouped matmul (`kernels/tiled/moe_int8.py`) is one launch for all: its grid is for the worst case, each
+# program counts through the experts' tiles until it finds its own, and surplus programs end at once:
+
+# %% tags=["hide-input"]
+from kernels.tiled.moe_int8 import moe_int8_kernel
+
+source = inspect.getsource(moe_int8_kernel.fn).splitlines()
+first, last = (
+    next(n for n, line in enumerate(source) if text in line) for text in ("tiles_out =", "entry = ")
+)
+print(inspect.cleandoc("\n" + "\n".join(source[first : last + 1])))
+
+# %% [markdown]
+# A tile has room for 32 tokens or more, and an expert's last tile is rarely full. With 8 of 64 experts per token and
+# tiles of 32:
+
+# %% tags=["hide-input"]
+draw = torch.Generator().manual_seed(0)
+found = []
+for tokens in (128, 512, 8192):
+    chosen = torch.randn(tokens, 64, generator=draw).topk(8, dim=-1).indices
+    count = torch.bincount(chosen.flatten(), minlength=64)
+    padded = 32 * ((count + 31) // 32).sum().item()
+    empty = 100 * (1 - tokens * 8 / padded)
+    found.append((tokens, f"{count.min()} to {count.max()}", f"{empty:.0f} %"))
+table(("tokens", "per expert", "of the tiles' rows are empty"), found)
+
+# %% [markdown]
+# With few tokens half of the arithmetic is wasted, **and it hardly matters**: arithmetic isn't the bottleneck there.
+# With many it would matter, and there tiles can grow, because their share of padding falls. So our kernel chooses tiles
+# by the mean number of tokens per expert. For up to 8 and up to 64 tokens there are separate kernels: a launch that
+# lists each expert's tokens would be a large part of so short a time.
+#
+# ### All formats and token counts
+#
+# `int8` has both sides in a byte and goes through PyTorch to NVIDIA's library. It should be as fast as FP8; the
+# library's matmul for it is not, here (and PyTorch's way to it refuses so few tokens as 16).
+
+# %% tags=["hide-input"]
+large = ExpertLayer(1, 1, 8192, 28672)
+kept_as = {"int8": "FP8 both", "fp8": "FP8 both", "mxfp4 weights": "MXFP4 weights"}
+rows = []
+for tokens, ways in formats.items():
+    for name, time in ways.items():
+        kept = FORMATS[kept_as.get(name.split(",")[0], name)]
+        least = max(seconds(large.work(tokens, kept), kept, DEVICES["H200"]))
+        shown = (f"{1e6 * each:.0f} us" for each in (time.median, least))
+        rows.append((counted(tokens), name, *shown, f"{ways['bf16'].median / time.median:.2f}x"))
+columns = ("", "", "time", "lower bound", "speedup over bf16")
+table(columns, rows, h200.label_of("quantised_formats"))
+
+# %% [markdown]
+# ### FP8 sums of both signs
+
+# %% tags=["hide-input"]
+rows = []
+for terms, ways in sums.items():
+    for name, error in ways.items():
+        both = (f"{100 * error[kind]:.4f} %" for kind in ("both signs", "positive"))
+        rows.append((f"{terms} terms", name.replace("a scale a", "scale per"), *both))
+title = f"{h200.label_of('quantised_fp8_sums')}\nerror of sums"
+table(("", "", "with both signs", "of positive numbers"), rows, title)
+
+# %% [markdown]
+# With both signs the accumulator stays small, and rounding to e4m3 has already cost far more. cuBLAS's fast sums of
+# 8192 and more terms lose less than ours.
+#
+# ### LayerNorm and int8 in every recorded shape
+
+# %% tags=["hide-input"]
+h200.table("layer_norm_int8", "bfloat16")

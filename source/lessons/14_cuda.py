@@ -1,40 +1,43 @@
 # %% [markdown]
 # # 14 CUDA C++: what Triton decided for you
 #
-# In Triton you wrote about blocks: load a block, add it, store it. Somebody decided which thread takes which number,
-# in what order, how a sum gets from one thread to another, and when they wait. In CUDA C++ you decide. **How much of
-# it must you say, what happens if you say it wrong, and was the compiler's answer any worse than yours?**
+# In Triton you wrote about blocks: load a block, add it, store it. The compiler decided which thread takes which
+# element, in what order, how a sum gets from one thread to another, and when threads wait. In CUDA C++ you decide.
+# **How much of it must you write, what happens if you get it wrong, and was the compiler's answer any worse than
+# yours?**
 #
 # After this lesson you can
 #
-# - write a kernel of threads, warps and blocks, and say which sectors it fetches;
-# - use `float4`, `__launch_bounds__` and `__maxnreg__`, knowing what each costs;
-# - reduce a row with shuffles and shared memory, and find the barrier that is missing;
-# - avoid bank conflicts, and arrays that end up in memory;
-# - read what Triton wrote for you beside what you wrote.
+# - write a kernel of threads, warps and blocks, and predict which sectors it fetches;
+# - load with `float4`, and explain what that gains;
+# - reduce a row with shuffles and shared memory, and find a missing barrier;
+# - avoid bank conflicts, and local arrays that end up in memory;
+# - compare the code that Triton generated with yours.
 #
-# About 50 minutes. It needs no GPU: NVIDIA's compiler runs here, and what it wrote (**PTX**) is executed on the CPU,
-# with every byte counted. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to
+# About 60 minutes. It needs no GPU: NVIDIA's compiler runs here, and the [PTX](../docs/glossary.md#ptx) that it writes
+# is executed on the CPU, with every byte counted. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to
 # [exercise 14](../exercises/14_cuda_softmax.ipynb).
 
-# %%
+# %% tags=["hide-input"]
 import re
 
 import torch
 import triton
 import triton.language as tl
 
+from helpers.figures import watch
 from helpers.instruments import compile_for, cuda_kernel, measure, recorded, table
-from helpers.learning import predict_first, predictions, self_test
+from helpers.learning import cuda_puzzle, predict_first, predictions, self_test
 from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
+h200 = recorded("h200")
 
 # %% [markdown]
 # ## The smallest kernel
 #
 # A kernel is written for **one thread**. The launch says how many there are: here `twice[4, 256]`, in a C++ program
-# `twice<<<4, 256>>>`, four blocks of 256 threads. Each finds out which one it is, and takes its own number. `y` is a
+# `twice<<<4, 256>>>`, four thread blocks of 256 threads. Each computes its own index and takes that element. `y` is a
 # plain C++ pointer: no mask, no check.
 
 # %%
@@ -50,71 +53,61 @@ twice[4, 256](numbers, doubled, 1000)
 print("all doubled:", torch.equal(doubled, 2 * numbers))
 
 # %% [markdown]
-# Four blocks of 256 are 1024 threads, and 24 of them have no number. Take the `if` away, and they read past the end of
-# `x` and store past the end of `y`, into whatever lies there. On a GPU that may go unnoticed for years. Here it does
-# not:
+# Four blocks of 256 are 1024 threads, and 24 of them have no element. Remove the `if`, and they read past the end of
+# `x` and store past the end of `y`, into whatever is there. On a GPU that may go unnoticed for years. Not here:
 
 # %%
 careless = cuda_kernel(scale_source.replace("if (i < n) ", ""), "twice")
 print(measure(careless[4, 256], numbers.clone(), doubled.clone(), 1000))
 
 # %% [markdown]
-# A mistake in C++ itself is told as the compiler says it, with your line marked:
-
-# %%
-try:
-    cuda_kernel(scale_source.replace("2 * x[i]", "2 * z[i]"), "twice")
-except ValueError as error:
-    print(error)
-
-# %% [markdown]
+# (A mistake in C++ itself prints the compiler's message, with your line marked. `printf` is not available here.)
+#
 # ## Which thread reads which address
 #
-# The hardware does not see your threads one by one. It runs 32 neighbours together, a **warp**; `lane` is a thread's
-# place in it. One load of a warp is one *request*, and memory answers in **sectors** of 32 bytes.
+# The hardware does not run threads one by one. It runs 32 neighbours together, a [warp](../docs/glossary.md#warp);
+# `lane` is a thread's place in it. One load by a warp is one *request*, and memory answers in
+# [sectors](../docs/glossary.md#sector) of 32 bytes.
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 #
 # Below is a grid of four blocks of 64 threads. Thread `i` reads `x[i * stride]`.
 #
 # 1. Move the thread from 31 to 32, and from 63 to 64. What changes?
-# 2. From which stride on does it make no difference any more?
-# 3. All together, what do the threads of one warp read at stride 1?
+# 2. At what stride does a larger stride stop making a difference?
+# 3. Together, what do the threads of one warp read at stride 1?
 
-# %%
+# %% tags=["hide-input"]
 from helpers.figures import ThreadsExplorer
 
 explorer = ThreadsExplorer(stride=1, thread=35)
 explorer
 
 # %% [markdown]
-# <details><summary>What is to be found</summary>1. From 31 to 32 the warp, from 63 to 64 the block. 2. From 8 on: a
-# sector holds eight numbers, so that each lane has one of its own. 3. One run of memory without a gap: the request is
+# <details><summary>What you should see</summary>1. From 31 to 32 the warp, from 63 to 64 the block. 2. At 8: a sector
+# holds eight elements, so each lane then has its own. 3. One contiguous piece of memory: the request is
 # <i>coalesced</i>.</details>
 #
-# What it costs, on a GPU: $2^{24}$ numbers, each read once, further and further apart (by a Triton kernel that sums
-# them).
+# The cost on a GPU: $2^{24}$ elements, each read once, farther and farther apart (by a Triton kernel that sums them).
 
-# %%
-h200 = recorded("h200")
+# %% tags=["hide-input"]
 strides = h200.experiment("strides")
 print(h200.label_of("strides"))
-told = (f"stride {each}: {1e6 * strides[each].median:.0f} us" for each in (1, 2, 4, 8, 16, 32))
-print(", ".join(told))
+times = (f"stride {each}: {1e6 * strides[each].median:.0f} us" for each in (1, 2, 4, 8, 16, 32))
+print(", ".join(times))
 
 # %% [markdown]
-# Up to 8 the time goes nearly as the sectors do. Beyond, a request asks for no more of them, and still it takes
-# longer: from 8 to 16 it doubles once more, as if memory handed over two sectors where one is asked for. That is
-# inferred from the times; no counter was read here.
+# Up to 8 the time grows nearly as the sectors do. Beyond, a request needs no more of them, and still it gets slower:
+# L2 fetches sectors in pairs, which lesson 15 reads from a counter.
 #
-# Now a kernel, metered. **With two neighbours a thread (thread `i` takes `x[2i]`, then `x[2i + 1]`), how many
-# sectors does a request of a warp fetch?** All that it fetches is used in the end.
+# Now a kernel, metered. **If each thread takes two neighbours (thread `i` takes `x[2i]`, then `x[2i + 1]`), how many
+# sectors does one request fetch?** Everything fetched is used in the end.
 
-# %%
-pairs = predict_first("sectors a request, two neighbours a thread one by one", unit="sectors")
+# %% tags=["hide-input"]
+pairs = predict_first("sectors per request, two neighbours per thread", unit="sectors")
 pairs
 
 # %%
-two_a_thread = """
+two_per_thread = """
 __global__ void neighbours(const float* x, float* y, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   y[2 * i] = 2 * x[2 * i];
@@ -125,25 +118,27 @@ __global__ void apart(const float* x, float* y, int n) {
   y[i] = 2 * x[i];
   y[i + n / 2] = 2 * x[i + n / 2];
 }"""
+
+# %% tags=["hide-input"]
 x, y = torch.randn(2, 4096, device=device)
+fetched = {}
 for name in ("neighbours", "apart"):
-    found = measure(cuda_kernel(two_a_thread, name)[8, 256], x, y, 4096)
-    each = found.sectors_per_request
-    print(f"{name:10} {found.bytes_total:,} bytes, {each:g} sectors a request")
-    if name == "neighbours":
-        said = pairs.compare(each)
-said
+    found = measure(cuda_kernel(two_per_thread, name)[8, 256], x, y, 4096)
+    fetched[name] = found.sectors_per_request
+    print(f"{name:10} {found.bytes_total:,} bytes, {fetched[name]:g} sectors per request")
+pairs.compare(
+    fetched["neighbours"],
+    "The bytes are the same, but each sector is requested twice: once for x[2i], again for "
+    "x[2i + 1]. A cache may serve the second request, but it has to be made.",
+)
 
 # %% [markdown]
-# The bytes are the same, the sectors asked for are twice as many: each is fetched once for `x[2i]` and again for
-# `x[2i + 1]`. A cache may serve the second time, but the request has to be made. So in CUDA C++, of one load,
-# neighbours in a *warp* take neighbours in memory, and one thread's next load lies far off. In Triton the compiler laid
-# `tl.arange` out over the lanes for you.
+# So in CUDA C++ neighbours in a *warp* take neighbours in memory, and one thread's next load is far away, as in
+# `apart`. In Triton the compiler laid `tl.arange` out over the lanes for you.
 #
-# ## add+GELU, four ways
+# ## add+GELU with float4
 #
-# **One: a number a thread. Two: `float4`**, four numbers that are loaded by one instruction. A template makes them one
-# kernel: only the type differs.
+# `float4` is four floats that one instruction loads. A template makes both kernels one: only the type differs.
 
 # %%
 add_gelu_source = r"""
@@ -163,182 +158,82 @@ __global__ void add_gelu(const T* a, const T* b, T* y, int n) {
 }
 """
 
-# %%
+# %% [markdown]
+# $2^{14}$ elements, blocks of 256. The `float` version makes 1536 requests. **How many does `float4` make?**
+# <!-- given 1536 requests: 3 tensors of 2^14 elements, 32 per request -->
+
+# %% tags=["hide-input"]
+requests = predict_first("requests of add+GELU with float4, 2^14 elements", unit="")
+requests
+
+# %% tags=["hide-input"]
 a, b = torch.randn(2, 2**14, device=device)
 expected = torch.nn.functional.gelu(a.double() + b.double(), approximate="tanh")
-ways = {}
+ways, made = {}, {}
 for type, width in (("float", 1), ("float4", 4)):
     ways[type] = cuda_kernel(add_gelu_source, f"add_gelu<{type}>", device="H200")
     y = torch.empty_like(a)
     found = measure(ways[type][2**14 // width // 256, 256], a, b, y, 2**14 // width)
-    requests = sum(line.requests for line in found.by_line.values())
+    made[type] = sum(line.requests for line in found.by_line.values())
     print(f"{type:6} right: {torch.allclose(y.double(), expected, atol=1e-6)}", end=", ")
-    print(f"{found.bytes_total / a.numel():g} B/element, {requests} requests")
+    print(f"{found.bytes_total / a.numel():g} B/element, {made[type]} requests")
+requests.compare(made["float4"])
 
 # %% [markdown]
-# The same bytes in a quarter of the requests. **Claim: "vectorised loads bring another 1.2 to 1.3 times."** Is it so?
-# (It was said of a fused add+GELU of a million fp32 numbers, on a GPU that was not named: both sizes are below.) **In
-# blocks of 256 threads, how many times as long does the kernel with one number a thread take?** (100 million numbers
-# on an H200.)
+# **Claim: "vectorised loads bring another 1.2 to 1.3 times."** It was made about a fused add+GELU of a million fp32
+# numbers, on a GPU that was not named. On an H200, at that size and at a hundred million:
 
-# %%
-wide = predict_first("time of one number a thread against float4, blocks of 256", unit="times")
-wide
-
-# %%
+# %% tags=["hide-input"]
 four_ways = h200.experiment("cuda_four_ways")
-large = max(four_ways)
+small, large = min(four_ways), max(four_ways)
 rows = []
-for threads, times in four_ways[large].items():
-    one, four = times["one number"].median, times["float4"].median
-    rows.append((threads, *(f"{1e6 * each:.0f} us" for each in (one, four)), f"{one / four:.2f}"))
-title = f"{h200.label_of('cuda_four_ways')}\n{large:,} numbers"
-table(("threads", "one number", "float4", "ratio"), rows, title)
-
-# %%
-small = min(four_ways)
-rows = []
-for threads, times in four_ways[small].items():
-    ratio = times["one number"].median / times["float4"].median
-    rows.append((threads, f"{ratio:.2f} times as long"))
-display(table(("threads", f"{small:,} numbers"), rows))
-times = four_ways[large][256]
-wide.compare(times["one number"].median / times["float4"].median)
-
-# %%
-from helpers.figures import curves_chart
-
-took = {
-    way: {threads: 1e6 * times[way].median for threads, times in four_ways[large].items()}
-    for way in ("one number", "float4")
-}
-axes = {"x": "threads a block", "y": f"time of {large:,} numbers on an H200 (µs)"}
-least = min(took["one number"], key=took["one number"].get)
-title = f"One number a thread is at its best in blocks of {least}"
-chart, of_four = curves_chart(took, title, **axes), took["float4"][256]
-wide.on(chart, "y", lambda ratio: ratio * of_four, says=lambda us: f"{us:.0f} µs")
+for threads, taken in four_ways[large].items():
+    one, four = taken["one number"].median, taken["float4"].median
+    million = four_ways[small][threads]
+    ratios = (one / four, million["one number"].median / million["float4"].median)
+    shown = (f"{1e6 * each:.0f} us" for each in (one, four))
+    rows.append((threads, *shown, *(f"{ratio:.2f}x" for ratio in ratios)))
+title = f"{h200.label_of('cuda_four_ways')}\n{large:,} elements; last column {small:,}"
+heads = ("threads per block", "float", "float4", "speedup", "a million: speedup")
+display(table(heads, rows, title))
+print("\nVerdict: fails as a rule; it is less at a million, except in the smallest blocks, and")
+print("more at 100 million.")
+print("There, blocks of 256 come close. The difference is bytes in flight per SM (lesson 07's")
+print("Little's law): a thread that loads one element of each input has few. Occupancy is not it:")
+full = {ways["float"].resources_for(threads).occupancy().fraction for threads in four_ways[large]}
+print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)}.")
 
 # %% [markdown]
-# **Verdict: fails as a rule; it is less at a million numbers, but for the smallest blocks, and more at 100 million,
-# where blocks of 256 come close.** What counts is how many bytes are under way on an SM (lesson 07's Little's law): a
-# thread that loads one number of each input has few. Occupancy is not what differs, since at each of the four sizes
-# the SM is full of threads:
-
-# %%
-rows = []
-for threads in four_ways[large]:
-    rows.append((threads, repr(ways["float"].resources_for(threads).occupancy())))
-table(("threads", "occupancy"), rows)
-
-# %% [markdown]
-# Why then is 256 best? A likely reason, not measured here: such threads are soon done, and between the end of a block
-# and the first load of the next nothing is under way in its place. Small blocks change most often, and a large one
-# waits until there is room for all of its threads.
-#
-# **Three and four: more numbers a thread, and fewer registers.** Eight `float4` of each input are to be loaded before
-# the first is used. That would take 64 registers for them alone: watch what the compiler makes of it.
-# <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
-
-# %%
-eight_source = r"""
-__device__ void eight(const float4* a, const float4* b, float4* y) {
-  int i = blockIdx.x * blockDim.x * 8 + threadIdx.x;
-  float4 s[8], t[8];
-  for (int k = 0; k < 8; k++) {
-    s[k] = a[i + k * blockDim.x];
-    t[k] = b[i + k * blockDim.x];
-  }
-  for (int k = 0; k < 8; k++) y[i + k * blockDim.x] = gelu(s[k] + t[k]);
-}
-template <typename T>
-__global__ void as_it_is(const T* a, const T* b, T* y) { eight(a, b, y); }
-
-template <int BLOCKS>
-__global__ void __launch_bounds__(256, BLOCKS)
-bounded(const float4* a, const float4* b, float4* y) { eight(a, b, y); }
-
-template <int REGISTERS>
-__global__ void __maxnreg__(REGISTERS)
-capped(const float4* a, const float4* b, float4* y) { eight(a, b, y); }
-"""
-
-# %% [markdown]
-# `__launch_bounds__(256, 8)` is a promise and a wish: no launch has more than 256 threads a block, and eight blocks
-# shall fit on an SM. `__maxnreg__(24)` names the most registers itself. **How many bytes does a thread spill if
-# eight blocks of 256 shall fit?** (Stores and loads together. An SM has 65,536 registers.)
-# <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications -->
-
-# %%
-spilled = predict_first("bytes spilled by a thread when eight blocks shall fit", unit="B")
-spilled
-
-# %%
-names = ("as_it_is<float4>", "bounded<5>", "bounded<6>", "bounded<8>", "capped<24>")
-eights = {name: cuda_kernel(add_gelu_source + eight_source, name, device="H200") for name in names}
-rows = []
-for name, kernel in (ways | eights).items():
-    need = kernel.resources_for(256)
-    share = (need.occupancy().blocks, f"{need.occupancy().fraction:.0%}")
-    rows.append((name, f"{need.registers} registers", f"{need.spill_bytes} B", *share))
-    if name == "bounded<8>":
-        said = spilled.compare(need.spill_bytes)
-display(table(("", "a thread", "spilled", "blocks", "occupancy"), rows))
-said
-
-# %% [markdown]
-# With fewer than 64 registers not all is loaded first, whatever the source says: the assembler moves loads behind the
-# first sums. Registers and spills are as NVIDIA's assembler, **ptxas**, tells them:
-# <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
-
-# %%
-print("\n".join(line for line in eights["bounded<8>"].log.splitlines() if " bytes " in line))
-order = re.findall(r"LDG\.E\.128|FADD", eights["as_it_is<float4>"].resources.sass)
-print(
-    f"as_it_is<float4>: {order.index('FADD')} of {order.count('LDG.E.128')} loads before the first "
-    "sum"
-)
-
-# %% [markdown]
-# And what it is worth. **Claim: "spilled registers are 100 times slower."**
-
-# %%
-caps = h200.experiment("cuda_caps")
-rows = []
-for kernel, (cap, time) in zip(eights.values(), caps.items(), strict=True):
-    need = kernel.resources_for(256)
-    told = (f"{need.spill_bytes} B", f"{need.occupancy().fraction:.0%}")
-    rows.append((cap, *told, f"{1e6 * time.median:.0f} us"))
-display(table(("", "spilled", "occupancy", "time"), rows, h200.label_of("cuda_caps")))
-worst = max(time.median for time in caps.values()) / caps["as it is"].median
-print(f"the slowest takes {worst:.2f} times as long as the one that spills nothing")
-
-# %% [markdown]
-# **Verdict: fails for a kernel; the worst of these does not take three times as long.** (Of one access that goes all
-# the way to memory it may be true: lesson 07.) But neither did any cap gain: half the occupancy was enough, since many
-# `float4` a thread are bytes enough under way, and every spill is a store and a load more. In lesson 07 a cap gained;
-# here none does. (And one `float4` a thread, above, is as fast as eight.)
-#
-# **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** Somebody has read that off a kernel that we
-# do not have. Off ours, by this compiler:
-
-# %%
-apart_source = add_gelu_source.replace("gelu(a[i] + b[i])", "{}")
-for name, body in (("add", "a[i] + b[i]"), ("GELU", "gelu(a[i])"), ("both", "gelu(a[i] + b[i])")):
-    kernel = cuda_kernel(apart_source.replace("{}", body, 1), "add_gelu<float>", device="H200")
-    print(f"{name:4} {kernel.resources.registers} registers")
-
-# %% [markdown]
-# **Verdict: fails here; fusing took none more than GELU alone.** The sum replaces its parts, and what is replaced
-# gives its register back.
-#
 # ## A block that works together: LayerNorm
 #
-# A row needs sums over all its numbers, and each thread has only its own. Two steps bring them together:
+# A row needs sums over all its elements, and each thread has only its own. Two steps bring them together:
 #
-# 1. Within a warp, `__shfl_xor_sync(mask, v, far)` hands each lane the `v` of the lane whose number differs in one
-#    bit. Five of these (16, 8, 4, 2, 1) and every lane has the sum of 32. No memory is involved.
-# 2. Between the warps of a block the way is **shared memory**, a piece of the SM's own that the whole block sees: each
-#    warp leaves its sum there, all wait at a **barrier**, `__syncthreads()`, and then all read.
+# 1. Within a warp, `__shfl_xor_sync(mask, v, far)` gives each lane the `v` of the lane whose number differs in one
+#    bit. After five of these [shuffles](../docs/glossary.md#shuffle) (16, 8, 4, 2, 1) every lane has the sum of 32. No
+#    memory is involved.
+# 2. Between the warps of a block the data goes through [shared memory](../docs/glossary.md#shared-memory): each warp
+#    stores its sum there, all wait at a [barrier](../docs/glossary.md#barrier), `__syncthreads()`, and then all read.
+#
+# Start with the first. Each of two warps should store the sum of its 32 elements. **Fix the loop.** (This cell is
+# CUDA C++: edit the text between the quotes.)
+
+# %%
+warp_sums_source = """
+__global__ void warp_sums(const float* x, float* y) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float v = x[threadIdx.x];
+  for (int far = 16; far > 1; far /= 2)  // <- change this line
+    v += __shfl_xor_sync(0xffffffff, v, far);
+  if (lane == 0) y[warp] = v;
+}"""
+x = torch.arange(64.0)
+cuda_puzzle(warp_sums_source, "warp_sums", 1, 64, x, wanted=x.view(2, 32).sum(1))
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>for (int far = 16; far > 0; far /= 2)</code>: the last exchange, with the
+# direct neighbour, was missing, so lane 0 had the even elements only.</details>
+#
+# And both together, as a function for any operation:
 
 # %%
 reduce_source = """
@@ -350,15 +245,15 @@ __device__ float of_block(float v, float* of_warps) {
   Op op;
   for (int far = 16; far > 0; far /= 2) v = op(v, __shfl_xor_sync(0xffffffff, v, far));
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
-  __syncthreads();  // every warp has left its own
+  __syncthreads();  // every warp has stored its value
   v = of_warps[0];
   for (int warp = 1; warp < blockDim.x / 32; warp++) v = op(v, of_warps[warp]);
-  __syncthreads();  // all have read: the next reduction may write
+  __syncthreads();  // all have read: the next reduction may overwrite
   return v;
 }"""
 
 # %% [markdown]
-# LayerNorm, one block a row, as one writes it first:
+# LayerNorm, one block per row, in its first version:
 
 # %%
 layer_norm_source = """
@@ -376,17 +271,14 @@ __global__ void layer_norm(
 }"""
 
 # %% [markdown]
-# **How many bytes an element does it move?** The least is one trip in and one out, 8; weight and bias are shared by
-# all rows, and each block reads them.
-#
-# <!-- given 8 B: two fp32 numbers -->
+# **How many bytes per element does it request?** Weight and bias are shared by all rows, but each block reads them.
 
-# %%
-row_bytes = predict_first("bytes an element that this LayerNorm asks for", unit="B/element")
+# %% tags=["hide-input"]
+row_bytes = predict_first("bytes per element that this LayerNorm requests", unit="B/element")
 row_bytes
 
 
-# %%
+# %% tags=["hide-input"]
 def layer_norm(kernel, x):
     y = torch.empty_like(x)
     kernel[len(x), 256](x, weight, bias, y, x.shape[1])
@@ -400,22 +292,23 @@ first = cuda_kernel(reduce_source + layer_norm_source, "layer_norm")
 found = measure(layer_norm, first, rows)
 print("right:", torch.allclose(found.result.double(), exact, atol=1e-2))
 display(found.tensor_table())
-row_bytes.compare(found.bytes_total / rows.numel())
+row_bytes.compare(
+    found.bytes_total / rows.numel(),
+    "Six reads and writes where two would do: x is read three times. (The caches may serve some.)",
+)
 
 # %% [markdown]
-# Here it is on a row of 64, a warp at a time: two warps, five shuffles each, and the sums of both in shared memory.
-# Before the barrier each has only its own.
+# Here it is on a row of 64: two warps, five shuffles each, and both sums in shared memory. The row is 1 in its first
+# half and 3 in its second. Before the barrier, each warp has only its own half's sum.
 
-# %%
-from helpers.figures import watch
-
-few = torch.arange(64.0, device=device)
+# %% tags=["hide-input"]
+few = torch.ones(64, device=device)
+few[32:] = 3
 watch(first[1, 64], few, torch.ones_like(few), torch.zeros_like(few), torch.empty_like(few), 64)
 
 # %% [markdown]
-# Six trips where two would do: `x` is read three times, and weight and bias once a row. (The caches may serve some of
-# that; nothing in the program says so.) Triton kept the row in registers without being asked. Here you ask, with an
-# array of your own: `float v[4]`, four numbers a thread.
+# Triton kept the row in registers without being asked. Here you ask, with an array: `float v[4]`, four elements per
+# thread.
 
 # %%
 kept_source = """
@@ -444,61 +337,69 @@ print("right:", torch.allclose(found.result.double(), exact, atol=1e-2))
 print(f"{found.bytes_total / rows.numel():g} B/element, {kept.resources.registers} registers")
 
 # %% [markdown]
-# Above the least there are left weight and bias, which every block reads: the caches' work. (Mind the second loop:
-# without its `if`, the padding would count as `-mean` each, the bug of lesson 05.)
+# Above the minimum of 8 there remain weight and bias, which every block reads: the caches' work. (Note the `if` in the
+# second loop: without it, each padding element would count as `-mean`, the bug of lesson 05.)
 #
-# ### Is it an array, or memory?
+# ### Registers or local memory?
 #
-# Registers have no addresses. `v[k]` is a register only if `k` is known when the kernel is compiled, that is, if the
-# loop can be unrolled. Let the loop end where the row ends, which only the launch knows:
+# Registers have no addresses. `v[k]` is a register only if `k` is known at compile time, which means that the loop can
+# be unrolled. Now let the loop end where the row ends, which only the launch knows:
 
 # %%
 loose = kept_source.replace("k < EACH;", "threadIdx.x + k * blockDim.x < columns;")
 in_memory = cuda_kernel(reduce_source + loose, "layer_norm<4>")
+
+# %% tags=["hide-input"]
 for name, kernel in (("k < EACH", kept), ("until the row ends", in_memory)):
     right = torch.allclose(layer_norm(kernel, rows).double(), exact, atol=1e-2)
     need = kernel.resources
     local = sum(n for each, n in need.instructions.items() if each[:3] in ("LDL", "STL"))
     print(f"{name:18} right: {right}, {need.spill_bytes} B spilled", end=", ")
-    print(f"{need.stack:2} B of stack, {local} loads and stores of it in the code")
+    print(f"{need.stack:2} B of stack, {local} local loads and stores in the code")
 
 # %% [markdown]
-# The values are right, nothing was spilled, and yet the row went to **local memory**: `spill_bytes` does not tell,
-# `stack` does.
+# The values are right, nothing was spilled, and yet the row went to **local memory**, which is in DRAM. `spill_bytes`
+# does not show it; `stack` does.
 #
-# ## The barrier that is missing
+# ## A missing barrier
 #
-# `of_block` has two barriers. The second looks idle: after it, `of_block` does nothing but return. **Take it away: how
-# many of the 16 rows come out wrong?** The meter's **sanitizer** looks on: it notes which thread touched which byte,
-# and when.
+# A block of 64 threads reverses a row through shared memory. Something is missing. The meter's **sanitizer** watches
+# shared memory: it records which thread touched which byte, and which barriers were in between. **Add the line.**
 
 # %%
-barrier = "  __syncthreads();  // all have read: the next reduction may write\n"
+reverse_source = """
+__global__ void reverse(const float* x, float* y) {
+  __shared__ float row[64];
+  row[threadIdx.x] = x[threadIdx.x];
+  // <- a line here
+  y[threadIdx.x] = row[63 - threadIdx.x];
+}"""
+x = torch.arange(64.0)
+cuda_puzzle(reverse_source, "reverse", 1, 64, x, wanted=x.flip(0))
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>__syncthreads();</code>: a thread of one warp reads an element that a thread
+# of the other stores. `__syncwarp()` would not do, because it waits for one warp only.</details>
+#
+# `of_block` has two barriers. The second looks idle: after it, `of_block` only returns. Remove it:
+
+# %%
+barrier = "  __syncthreads();  // all have read: the next reduction may overwrite\n"
 racing = cuda_kernel(reduce_source.replace(barrier, "") + kept_source, "layer_norm<4>")
+
+# %% tags=["hide-input"]
 found = measure(layer_norm, racing, rows)
 wrong = ~torch.isclose(found.result.double(), exact, atol=1e-2).all(dim=1)
 print(f"{int(wrong.sum())} of {len(rows)} rows wrong")
 print(found)
 
 # %% [markdown]
-# A kernel that is right here, where the warps run in one order, and wrong on the day when a warp is late. (The line is
-# where `of_block` is called.) The second reduction writes `of_warps` while a slow warp may still read the first one's
-# sums; no value shows it until it happens. The sanitizer does not wait for it: two threads touched one byte, one of
-# them wrote, and no barrier stood between.
+# Every value is right here, where the warps run in one order, and the kernel will be wrong on the day a warp is late.
+# (The reported line is the call of `of_block`.) The second reduction writes `of_warps` while a slow warp may still read
+# the first one's sums. No value shows it until it happens. The sanitizer does not wait for that: two threads touched
+# the same byte, one of them wrote, and no barrier was in between.
 #
-# Without the first, a warp may read a sum before its owner has left it. That too need not show in a value:
-
-# %%
-first_barrier = "  __syncthreads();  // every warp has left its own\n"
-worse = cuda_kernel(reduce_source.replace(first_barrier, "") + kept_source, "layer_norm<4>")
-found = measure(layer_norm, worse, rows)
-wrong = ~torch.isclose(found.result.double(), exact, atol=1e-2).all(dim=1)
-print(f"{int(wrong.sum())} of {len(rows)} rows wrong")
-for hazard in found.hazards:
-    print(hazard)
-
-# %% [markdown]
-# And a barrier that only some threads reach may make them wait for ever. Here that is found, not waited for:
+# And a barrier that only some threads reach may deadlock the block. Here that is detected:
 
 # %%
 stuck_source = """
@@ -506,18 +407,325 @@ __global__ void stuck(float* y) {
   if (threadIdx.x < 100) __syncthreads();
   y[threadIdx.x] = 1;
 }"""
-for hazard in measure(
-    cuda_kernel(stuck_source, "stuck")[1, 256], torch.empty(256, device=device)
-).hazards:
-    print(hazard)
+stuck = cuda_kernel(stuck_source, "stuck")
+print(measure(stuck[1, 256], torch.empty(256, device=device)).hazards[0])
 
 # %% [markdown]
-# In Triton you cannot write any of these: `tl.sum` brought its shuffles, its shared memory and both barriers along.
+# In Triton you cannot write any of these bugs: `tl.sum` comes with its shuffles, its shared memory and its barriers.
 #
-# ## Softmax, with a template for what comes before
+# ## Bank conflicts and padding
 #
-# A template parameter can be a function. The compiler writes each kernel anew, with the function inside it: that is
-# how CUDA C++ fuses, as `tl.constexpr` does it in Triton.
+# Shared memory has 32 **banks** of 4 bytes: word 0 is in bank 0, word 31 in bank 31, word 32 in bank 0 again. A bank
+# serves one word per clock. If lanes need different words from one bank, the request takes several
+# [wavefronts](../docs/glossary.md#wavefront): a [bank conflict](../docs/glossary.md#bank-conflict).
+# <!-- given 4 bytes: CUDA C++ Programming Guide, shared memory -->
+#
+# 1. A warp reads a column of a tile with 32 words per row. How many wavefronts?
+# 2. Which widths are best for columns? Do they hurt the rows?
+# 3. What if all lanes read the same word?
+
+# %% tags=["hide-input"]
+from helpers.figures import BanksExplorer
+
+banks = BanksExplorer(width=32)
+banks
+
+# %% [markdown]
+# <details><summary>What you should see</summary>1. 32: all its words are in one bank. 2. Every odd width, 33 being the
+# smallest that fits; a row takes one wavefront at any width. 3. One wavefront: a word is broadcast to all lanes that
+# want it.</details>
+#
+# A transpose needs both, rows on the way in and columns on the way out (otherwise its stores would not be coalesced):
+
+# %%
+transpose_source = r"""
+template <int WIDTH>
+__global__ void transpose(const float* x, float* y, int n) {
+  __shared__ float tile[32][WIDTH];
+  int row = blockIdx.y * 32, column = blockIdx.x * 32;
+  tile[threadIdx.y][threadIdx.x] = x[(row + threadIdx.y) * n + column + threadIdx.x];
+  __syncthreads();
+  y[(column + threadIdx.y) * n + row + threadIdx.x] = tile[threadIdx.x][threadIdx.y];
+}
+"""
+
+# %% [markdown]
+# On 64 x 64 elements it makes 128 row stores and 128 column loads of shared memory. **How many wavefronts does that
+# take with 32 words per row?**
+
+# %% tags=["hide-input"]
+conflicts = predict_first("wavefronts of a 64 x 64 transpose, 32 words per row", unit="")
+conflicts
+
+# %% tags=["hide-input"]
+x, y = torch.randn(2, 64, 64, device=device)
+wavefronts = {}
+for width in (32, 33):
+    kernel = cuda_kernel(transpose_source, f"transpose<{width}>")
+    found = measure(kernel[(2, 2), (32, 32)], x, y, 64)
+    wavefronts[width] = found.shared_wavefronts
+    counts = f"{found.shared_requests} requests, {wavefronts[width]} wavefronts"
+    print(f"tile[32][{width}] right: {torch.equal(y, x.T)}, {counts}")
+transposes = h200.experiment("cuda_transpose")
+taken = ((name, f"{1e6 * time.median:.0f} us") for name, time in transposes.items())
+display(table(("", "8192 x 8192"), taken, h200.label_of("cuda_transpose")))
+slower = transposes["tile[32][32]"].median / transposes["tile[32][33]"].median
+conflicts.compare(
+    wavefronts[32],
+    f"One word of padding per row removes them. On an H200 they cost {slower:.2f}x, far less "
+    "than 32x: only the column loads have them, and meanwhile the SM's other block loads. "
+    "(Even the padded one is slower than a copy; why was not measured.)",
+)
+
+# %% [markdown]
+# ## CUDA C++ and Triton side by side
+#
+# The course's Triton kernel of add+GELU in blocks of 256 threads, four elements each, against `add_gelu<float4>`:
+
+# %% tags=["hide-input"]
+from kernels.elementwise.add_gelu import add_gelu_kernel, settings
+
+chosen = settings(torch.float32) | {"BLOCK": 1024, "num_warps": 8}
+by_triton = compile_for(add_gelu_kernel, a, a, a, None, 2**14, device="H200", **chosen)
+by_hand = ways["float4"].resources_for(256)
+
+
+def instructions(ptx):
+    """Return the instructions of PTX text, in order."""
+    return re.findall(r"^\s*((?:@!?%\w+ )?[a-z]\w*(?:\.[\w:]+)*\b.*?;)", ptx, re.MULTILINE)
+
+
+for name, need in (("CUDA C++", by_hand), ("Triton", by_triton)):
+    print(f"{name}: {need.registers} registers, {len(instructions(need.ptx))} instructions of PTX")
+    memory = [
+        line for line in instructions(need.ptx) if re.search(r"\b(ld|st)\.global|\bbra\b", line)
+    ]
+    print("\n".join(f"    {line}" for line in memory))
+times = (
+    f"{threads} threads {1e6 * taken['float4'].median:.0f} and {1e6 * taken['Triton'].median:.0f} us"
+    for threads, taken in four_ways[large].items()
+)
+print(f"H200, {large:,} elements, float4 and Triton: {'; '.join(times)}")
+
+# %% [markdown]
+# Much the same. Triton found by itself that four elements are contiguous and aligned to 16 bytes (you promised so by
+# writing `float4`). Your `if` became a branch (`bra`); Triton put a **predicate** before each load and store: `@%p1`,
+# execute if `%p1` is true.
+# <!-- given 16 bytes: a float4 -->
+#
+# Now a row, where threads have to work together:
+
+
+# %%
+@triton.jit
+def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(x_ptr + row * columns + column, mask=inside, other=0.0)
+    mean = tl.sum(x) / columns
+    centred = tl.where(inside, x - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred) / columns + 1e-5)
+    weight, bias = (
+        tl.load(weight_ptr + column, mask=inside),
+        tl.load(bias_ptr + column, mask=inside),
+    )
+    tl.store(y_ptr + row * columns + column, centred * scale * weight + bias, mask=inside)
+
+
+# %% [markdown]
+# There is no barrier in this code. Each `tl.sum` compiles to: shuffles within a warp; each warp stores its sum; one
+# warp adds these up by shuffles and stores the total; all read it. Both use the same shared memory. **How many barriers
+# does the machine code hold?**
+
+# %% tags=["hide-input"]
+barriers = predict_first("barriers in the machine code of Triton's LayerNorm", unit="barriers")
+barriers
+
+# %% tags=["hide-input"]
+t = rows.new_empty(16, 1024)
+triton_for = lambda n: compile_for(
+    layer_norm_kernel, t, t, t, t, n, device="H200", BLOCK=1024, num_warps=8
+)
+cuda_layer_norm = cuda_kernel(reduce_source + kept_source, "layer_norm<4>", device="H200")
+by_hand_row = cuda_layer_norm.resources_for(256)
+found = {
+    "CUDA C++": by_hand_row,
+    "Triton, 1024": triton_for(1024),
+    "Triton, 1000": triton_for(1000),
+}
+names = {
+    "barriers": "BAR",
+    "shuffles": "SHFL",
+    "16-byte loads": "LDG.128",
+    "4-byte loads": "LDG.32",
+}
+counts = {}
+for name, key in names.items():
+    counts[name] = [need.instructions[key] for need in found.values()]
+counts["shared memory, B"] = [need.shared_memory for need in found.values()]
+counts["registers"] = [need.registers for need in found.values()]
+display(table(("", *found), ((name, *row) for name, row in counts.items())))
+barriers.compare(
+    counts["barriers"][1],
+    "Two per sum, before each of its two reads, and one between the sums: the second must not "
+    "overwrite shared memory that a slow warp still reads. Ours has the same guard, inside of_block.",
+)
+
+# %% [markdown]
+# The plan is the same. Triton also took wide loads by itself; we would have to write `float4`, and a second kernel for
+# rows that are not a multiple of four. At 1000 it missed something you know: rows of 1000 are a multiple of four, so
+# `float4` would do, but Triton only checks whether 16 divides `columns`, and takes narrow loads. It even moves a row
+# through shared memory to hand its elements to other threads. What Triton decided for you:
+#
+# | you in CUDA C++ | Triton |
+# |---|---|
+# | `blockIdx.x * blockDim.x + threadIdx.x` | `tl.arange`, laid out over lanes so that requests are coalesced |
+# | `float4`, and that the pointer is aligned | from the pointer's divisibility by 16 |
+# | `if (c < columns)`, and the value of padding | `mask=` and `other=`: still yours |
+# | shuffles, shared memory, `__syncthreads()` | `tl.sum`, `tl.max` |
+# | an array in registers, its loop unrolled | a block of constant size |
+# | `tile[32][33]` | its own layout of shared memory, with padding or a *swizzle* (a row's words in another order) |
+# | `__launch_bounds__`, `__maxnreg__` | `num_warps`, `maxnreg` |
+#
+# What you cannot write in Triton: which thread holds what, and which warp does what. For some of that it has a switch
+# and leaves the details to its compiler: warps with different work (`tl.range(..., warp_specialize=True)`), a *cluster*
+# of blocks (`num_ctas`), inline PTX (`tl.inline_asm_elementwise`).
+#
+# ## Your predictions vs the measurements
+
+# %% tags=["hide-input"]
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. A kernel's values are right in every test and the sanitizer reports a race. Which do you believe?
+# <details><summary>Answer</summary>The sanitizer. The tests saw one order in which warps may run; the race is about
+# another.</details>
+#
+# 2. `float4` on a tensor that starts at `x[1]`: what happens?
+# <details><summary>Answer</summary>The address is not a multiple of 16 bytes: the kernel fails with "misaligned
+# address", reported by the next call that waits for the GPU. Triton would have checked the pointer and compiled narrow
+# loads.</details>
+# <!-- given 16 bytes: a float4 -->
+#
+# 3. `__syncthreads()` inside `if (i < n)`: why is it wrong, and when do you notice?
+# <details><summary>Answer</summary>In the last block some threads never reach it, if `n` is not a multiple of the block
+# size. The result is undefined: it may hang, give wrong values, or work for years. The sanitizer reports it at
+# once.</details>
+#
+# 4. `spill_bytes` is 0 and `stack` is 64. What happened?
+# <details><summary>Answer</summary>A local array has an index that the compiler does not know: it is in memory, though
+# registers did not run out.</details>
+#
+# 5. A block of 512 threads reduces a row as above. How many words of shared memory does it need? Replace the dots by
+#    your number.
+
+# %%
+answer = ...
+self_test(answer, 512 / 32, "one word per warp")
+
+# %% [markdown]
+# 6. A warp reads `tile[lane][k]` of a `tile[32][36]` of fp32. How many wavefronts?
+
+# %%
+answer = ...
+self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, four lanes each")
+
+# %% [markdown]
+# ## Now you
+#
+# [Exercise 14](../exercises/14_cuda_softmax.ipynb) asks for a softmax of your own, of any width. Then comes
+# [lesson 15](15_profilers_capstone.ipynb): profilers, and a block from report to race.
+
+# %% [markdown]
+# ## Going further
+#
+# ### Capping registers: launch bounds and maxnreg
+#
+# Load eight `float4` of each input before using the first. That would take 64 registers for them alone.
+# `__launch_bounds__(256, 8)` is a promise and a request: no launch has more than 256 threads per block, and eight
+# blocks should fit on an SM. `__maxnreg__(24)` sets the maximum directly. Each cap costs spills:
+# <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
+
+# %%
+eight_source = r"""
+__device__ void eight(const float4* a, const float4* b, float4* y) {
+  int i = blockIdx.x * blockDim.x * 8 + threadIdx.x;
+  float4 s[8], t[8];
+  for (int k = 0; k < 8; k++) {
+    s[k] = a[i + k * blockDim.x];
+    t[k] = b[i + k * blockDim.x];
+  }
+  for (int k = 0; k < 8; k++) y[i + k * blockDim.x] = gelu(s[k] + t[k]);
+}
+template <typename T>
+__global__ void as_it_is(const T* a, const T* b, T* y) { eight(a, b, y); }
+
+template <int BLOCKS>
+__global__ void __launch_bounds__(256, BLOCKS)
+bounded(const float4* a, const float4* b, float4* y) { eight(a, b, y); }
+
+template <int REGISTERS>
+__global__ void __maxnreg__(REGISTERS)
+capped(const float4* a, const float4* b, float4* y) { eight(a, b, y); }
+"""
+
+# %%
+names = ("as_it_is<float4>", "bounded<5>", "bounded<6>", "bounded<8>", "capped<24>")
+eights = {name: cuda_kernel(add_gelu_source + eight_source, name, device="H200") for name in names}
+rows_of = []
+for name, kernel in (ways | eights).items():
+    need = kernel.resources_for(256)
+    share = (need.occupancy().blocks, f"{need.occupancy().fraction:.0%}")
+    rows_of.append((name, f"{need.registers} registers", f"{need.spill_bytes} B", *share))
+display(table(("", "per thread", "spilled", "blocks", "occupancy"), rows_of))
+order = re.findall(r"LDG\.E\.128|FADD", eights["as_it_is<float4>"].resources.sass)
+loads = f"{order.index('FADD')} of {order.count('LDG.E.128')} loads"
+print(f"as_it_is<float4>: {loads} before the first sum")
+print("\n".join(line for line in eights["bounded<8>"].log.splitlines() if " bytes " in line))
+
+# %% [markdown]
+# With fewer than 64 registers not everything is loaded first, whatever the source says: NVIDIA's assembler, **ptxas**,
+# whose lines those are, moves loads behind the first sums.
+# <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
+#
+# **Claim: "spilled registers are 100 times slower."**
+
+# %%
+caps = h200.experiment("cuda_caps")
+rows_of = []
+for kernel, (cap, time) in zip(eights.values(), caps.items(), strict=True):
+    need = kernel.resources_for(256)
+    shown = (f"{need.spill_bytes} B", f"{need.occupancy().fraction:.0%}")
+    rows_of.append((cap, *shown, f"{1e6 * time.median:.0f} us"))
+display(table(("", "spilled", "occupancy", "time"), rows_of, h200.label_of("cuda_caps")))
+worst = max(time.median for time in caps.values()) / caps["as it is"].median
+print(f"the slowest is {worst:.2f}x slower than the one that spills nothing")
+
+# %% [markdown]
+# **Verdict: fails for a kernel; the worst of these is not even three times slower.** (For one access that goes all the
+# way to DRAM it may be true: lesson 07.) But no cap gained anything, either. Half the occupancy was enough, because
+# many `float4` per thread put enough bytes in flight, and every spill adds a store and a load. One `float4` per thread,
+# above, is as fast as eight.
+#
+# **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** It was read off a kernel that we do not have.
+# Ours, with this compiler:
+
+# %%
+apart_source = add_gelu_source.replace("gelu(a[i] + b[i])", "{}")
+for name, body in (("add", "a[i] + b[i]"), ("GELU", "gelu(a[i])"), ("both", "gelu(a[i] + b[i])")):
+    kernel = cuda_kernel(apart_source.replace("{}", body, 1), "add_gelu<float>", device="H200")
+    print(f"{name:4} {kernel.resources.registers} registers")
+
+# %% [markdown]
+# **Verdict: fails here; fusing took none more than GELU alone.** The sum replaces its operands, and each of them gives
+# its register back.
+#
+# ### Softmax with a template for its input
+#
+# A template parameter can be a function. The compiler writes each kernel with the function inlined: that is how CUDA
+# C++ fuses, as `tl.constexpr` does in Triton. (Exercise 14 asks for a softmax of any width; try it first.)
 
 # %%
 softmax_source = """
@@ -561,13 +769,11 @@ for name, function in before.items():
     print(f"{need.registers} registers, {sum(need.instructions.values())} instructions")
 
 # %% [markdown]
-# The bytes stay, the instructions grow. `tanhf` is long; the GPU has a short one.
-#
-# ## One instruction by hand: inline PTX
+# ### Inline PTX
 #
 # C++ has no name for every instruction. `asm` writes one into the kernel: `"=f"(y)` is a register that it writes,
 # `"f"(x)` one that it reads. GELU by `tanh.approx` needs one special instruction where the sigmoid needs two, an
-# exponential and a reciprocal. Look for it in the machine code, where it is called `MUFU.TANH`:
+# exponential and a reciprocal. In the machine code it is called `MUFU.TANH`:
 
 # %%
 tanh_source = add_gelu_source.replace(
@@ -580,278 +786,27 @@ by_tanh = cuda_kernel(tanh_source, "add_gelu<float>", device="H200")
 for name, kernel in (("exponential", ways["float"]), ("tanh.approx", by_tanh)):
     special = re.findall(r"MUFU\.\w+", kernel.resources.sass)
     print(f"{name}: {', '.join(special)}")
-
-# %%
 y = torch.empty_like(a)
 by_tanh[2**14 // 256, 256](a, b, y, 2**14)
 print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, atol=2e-3))
 
 # %% [markdown]
-# It is *approximate*: its documented relative error is $2^{-11}$, three digits, about what fp16 holds and far from
-# fp32. And that is the error of `t`: far left of zero `1 + t` cancels, and what is left of GELU, small as it is, may
-# be off by a large part of itself. (The executor here rounds such instructions from double precision, so it flatters
-# them: a GPU decides.)
+# It is *approximate*: its documented relative error is $2^{-11}$, three digits, about fp16's precision and far from
+# fp32's. And that is the error of `t`: far left of zero, `1 + t` cancels, and the small remainder of GELU may be wrong
+# by a large part of itself. (The executor here rounds such instructions from double precision, so it flatters them.)
 #
-# ## Banks, and padding
+# ### Other languages for kernels
 #
-# Shared memory is 32 **banks** of 4 bytes each, by turns: word 0 in bank 0, word 31 in bank 31, word 32 in bank 0. A
-# bank gives one word a clock. If lanes ask for different words of one bank, they are served one after the other, each
-# time a **wavefront**.
-# <!-- given 4 bytes: CUDA C++ Programming Guide, shared memory -->
+# - **CUTLASS**: NVIDIA's C++ templates for matmuls, built on *layouts*, functions from coordinates to memory offsets;
+#   CuTe writes `(32,33):(33,1)` for the padded tile. **CuTe DSL** is the same in Python, compiled at run time. You
+#   decide what each thread and warp does, as here, with layouts instead of index arithmetic.
+# - **Gluon** comes with Triton and uses its compiler, but you write the layouts, the shared memory and the barriers. It
+#   is for the kernel where Triton's own choice is the obstacle.
+# - **cuTile** is NVIDIA's language of tiles in Python: as in Triton you write about blocks, not threads. An array is
+#   loaded by the tile's index instead of by pointers and masks: `ct.load(a, index=(block,), shape=(1024,))`.
+# - **Helion** is one level above Triton: PyTorch's own operators inside a loop over tiles. It generates many Triton
+#   kernels, times them and keeps the fastest. add+GELU is `for tile in hl.tile(a.size(0)): y[tile] =
+#   gelu(a[tile] + b[tile])`.
 #
-# 1. A warp reads a column of a tile with 32 words a row. How many wavefronts?
-# 2. Which widths are best for columns? Do they harm the rows?
-# 3. What if all lanes ask for the same word?
-
-# %%
-from helpers.figures import BanksExplorer
-
-banks = BanksExplorer(width=32)
-banks
-
-# %% [markdown]
-# <details><summary>What is to be found</summary>1. 32: all its words lie in one bank. 2. Every odd width, 33 first of
-# all; a row takes one wavefront at any width. 3. One wavefront: a word is given to all lanes that want it.</details>
-#
-# A transpose needs both, rows on the way in and columns on the way out (or else its stores would not be coalesced):
-
-# %%
-transpose_source = r"""
-template <int WIDTH>
-__global__ void transpose(const float* x, float* y, int n) {
-  __shared__ float tile[32][WIDTH];
-  int row = blockIdx.y * 32, column = blockIdx.x * 32;
-  tile[threadIdx.y][threadIdx.x] = x[(row + threadIdx.y) * n + column + threadIdx.x];
-  __syncthreads();
-  y[(column + threadIdx.y) * n + row + threadIdx.x] = tile[threadIdx.x][threadIdx.y];
-}
-"""
-
-# %% [markdown]
-# **How many times as long does the transpose take with 32 words a row as with 33?** (8192 × 8192 numbers on an H200.)
-# The column's reads take 32 times as many wavefronts.
-# <!-- given 32 times: the explorer above shows it -->
-
-# %%
-padding = predict_first("time of a transpose without padding against one with", unit="times")
-padding
-
-# %%
-x, y = torch.randn(2, 64, 64, device=device)
-for width in (32, 33):
-    found = measure(
-        cuda_kernel(transpose_source, f"transpose<{width}>")[(2, 2), (32, 32)], x, y, 64
-    )
-    print(
-        f"tile[32][{width}] right: {torch.equal(y, x.T)}, {found.shared_requests} requests",
-        end=", ",
-    )
-    print(f"{found.shared_wavefronts} wavefronts, {found.sectors_per_request:g} sectors a request")
-
-# %%
-transposes = h200.experiment("cuda_transpose")
-taken = ((name, f"{1e6 * time.median:.0f} us") for name, time in transposes.items())
-display(table(("", "time"), taken, h200.label_of("cuda_transpose")))
-padded = transposes["tile[32][33]"].median
-padding.compare(transposes["tile[32][32]"].median / padded)
-
-# %%
-from helpers.figures import timing_chart
-
-pair = {name: time for name, time in transposes.items() if name != "copy"}
-chart, row = timing_chart(pair, h200.label_of("cuda_transpose")), list(pair).index("tile[32][32]")
-padding.on(chart, "x", lambda t: t * padded, row=row, says=lambda s: f"{1e6 * s:.0f} µs")
-
-# %% [markdown]
-# Far from 32 times, since only the column's reads take them, and while they do, the SM's other block may go on with
-# its own loads. But they are no longer hidden. (Even the padded one is no copy: each thread moves one number, and a
-# thousand of them wait at a barrier. Which of these costs how much was not measured.)
-# <!-- given 32 times: the explorer above shows it -->
-#
-# ## The same from Triton, side by side
-#
-# Time to look at what was decided for you. The course's own Triton kernel of add+GELU in blocks of 256 threads, four
-# numbers each, against `add_gelu<float4>`:
-
-# %%
-from kernels.elementwise.add_gelu import add_gelu_kernel, settings
-
-chosen = settings(torch.float32) | {"BLOCK": 1024, "num_warps": 8}
-by_triton = compile_for(add_gelu_kernel, a, a, a, None, 2**14, device="H200", **chosen)
-by_hand = ways["float4"].resources_for(256)
-
-
-def instructions(ptx):
-    """The instructions of PTX text, in order."""
-    return re.findall(r"^\s*((?:@!?%\w+ )?[a-z]\w*(?:\.[\w:]+)*\b.*?;)", ptx, re.MULTILINE)
-
-
-for name, need in (("CUDA C++", by_hand), ("Triton", by_triton)):
-    print(f"{name}: {need.registers} registers, {len(instructions(need.ptx))} instructions of PTX")
-    memory = [
-        line for line in instructions(need.ptx) if re.search(r"\b(ld|st)\.global|\bbra\b", line)
-    ]
-    print("\n".join(f"    {line}" for line in memory))
-
-# %% [markdown]
-# Much the same. Triton found out by itself that four numbers lie together and 16 bytes aligned (you said so by writing
-# `float4`), and where you wrote an `if`, which became a branch (`bra`), it put a **predicate** before each load and
-# store: `@%p1`, do it if `%p1` is true. On the clock:
-# <!-- given 16 bytes: a float4 -->
-
-# %%
-taken = []
-for threads, times in four_ways[large].items():
-    taken.append((threads, *(f"{1e6 * times[way].median:.0f} us" for way in ("float4", "Triton"))))
-table(("threads", "float4", "Triton"), taken)
-
-# %% [markdown]
-# Now a row, where threads have to work together:
-
-
-# %%
-@triton.jit
-def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = column < columns
-    x = tl.load(x_ptr + row * columns + column, mask=inside, other=0.0)
-    mean = tl.sum(x) / columns
-    centred = tl.where(inside, x - mean, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred) / columns + 1e-5)
-    y = centred * scale * tl.load(weight_ptr + column, mask=inside) + tl.load(
-        bias_ptr + column, mask=inside
-    )
-    tl.store(y_ptr + row * columns + column, y, mask=inside)
-
-
-# %% [markdown]
-# You wrote no barrier here. **How many does its machine code hold, for rows of 1024?**
-
-# %%
-barriers = predict_first("barriers in the machine code of Triton's LayerNorm", unit="barriers")
-barriers
-
-# %%
-t = rows.new_empty(16, 1024)
-triton_for = lambda n: compile_for(
-    layer_norm_kernel, t, t, t, t, n, device="H200", BLOCK=1024, num_warps=8
-)
-by_hand = cuda_kernel(reduce_source + kept_source, "layer_norm<4>", device="H200").resources_for(
-    256
-)
-found = {"CUDA C++": by_hand, "Triton, 1024": triton_for(1024), "Triton, 1000": triton_for(1000)}
-names = {
-    "barriers": "BAR",
-    "shuffles": "SHFL",
-    "16-byte loads": "LDG.128",
-    "4-byte loads": "LDG.32",
-}
-counts = {}
-for name, key in names.items():
-    counts[name] = [need.instructions[key] for need in found.values()]
-counts["shared memory, B"] = [need.shared_memory for need in found.values()]
-counts["registers"] = [need.registers for need in found.values()]
-display(table(("", *found), ((name, *row) for name, row in counts.items())))
-barriers.compare(counts["barriers"][1])
-
-# %% [markdown]
-# The same plan: shuffles within a warp, a few words of shared memory between warps, barriers around it. Triton adds up
-# the warps' sums by shuffles too, where ours is a loop. It also took wide loads by itself; we would have to write
-# `float4`, and a second kernel for rows that are no multiple of four.
-#
-# At 1000 you could say what it did not find. Rows of 1000 are a multiple of four, so `float4` would do for them; but of
-# `columns` Triton asks only whether 16 divides it, and takes narrow loads. It even passes a row through shared memory,
-# to hand its numbers to other threads. What Triton decided for you:
-#
-# | you in CUDA C++ | Triton |
-# |---|---|
-# | `blockIdx.x * blockDim.x + threadIdx.x` | `tl.arange`, laid out over lanes so that requests are coalesced |
-# | `float4`, and that the pointer is aligned | from the pointer's divisibility, if it was 16 |
-# | `if (c < columns)`, and what padding holds | `mask=` and `other=`: still yours |
-# | shuffles, shared memory, `__syncthreads()` | `tl.sum`, `tl.max` |
-# | an array in registers, its loop unrolled | a block of constant size |
-# | `tile[32][33]` | it lays out shared memory itself, with padding or a *swizzle* (a row's words in another order) |
-# | `__launch_bounds__`, `__maxnreg__` | `num_warps`, `maxnreg` |
-#
-# What you say in CUDA C++ and not there: which thread holds what, and which warp does what. For some of it Triton has
-# a switch, but leaves the how to its compiler: warps with different work (`tl.range(..., warp_specialize=True)`),
-# blocks that talk, a *cluster* (`num_ctas`), an instruction by hand (`tl.inline_asm_elementwise`).
-#
-# ## Where the others stand
-#
-# **CUTLASS** is NVIDIA's C++ templates for matrix products, built on *layouts*, functions from coordinates to places
-# in memory; **CuTe DSL** writes the same in Python and compiles it at run time. You say what each thread and each warp
-# does, as here, but with layouts in place of index arithmetic. A layout is only this:
-
-# %%
-shape, stride = (32, 33), (33, 1)  # CuTe writes (32,33):(33,1)
-place = lambda coordinate: sum(c * s for c, s in zip(coordinate, stride, strict=True))
-print(f"row 2, column 5 of the padded tile lies at word {place((2, 5))}, bank {place((2, 5)) % 32}")
-
-# %% [markdown]
-# **Gluon** is Triton's own lower floor, and comes with Triton: the same compiler, but you write the layouts, the
-# shared memory and the barriers. It is for the kernel in which Triton's choice is the thing that stands in the way.
-# The layout that Triton chose for add+GELU above, said aloud:
-
-# %%
-from triton.experimental.gluon import language as gl
-
-layout = gl.BlockedLayout(size_per_thread=[4], threads_per_warp=[32], warps_per_cta=[8], order=[0])
-print(f"thread: {layout.size_per_thread[0]} numbers, warp: {layout.threads_per_warp[0]}", end=" ")
-print(f"threads, block: {layout.warps_per_cta[0]} warps = 1024 numbers")
-
-# %% [markdown]
-# **cuTile** is NVIDIA's language of tiles in Python: as in Triton you write about blocks and not about threads, and
-# the compiler (by way of *Tile IR*) decides the rest. An array is loaded by the tile's number instead of by pointers
-# and masks: `ct.load(a, index=(block,), shape=(1024,))`.
-#
-# **Helion** stands a floor above Triton: PyTorch's own operators inside a loop over tiles, from which it writes Triton
-# kernels, many of them, times them and keeps the fastest. You need decide neither the block size nor the number of
-# warps nor the loops' order. add+GELU is `for tile in hl.tile(a.size(0)): y[tile] = gelu(a[tile] + b[tile])`.
-#
-# From top to bottom, then: Helion, then Triton and cuTile, then Gluon and CuTe DSL, then CUDA C++, then PTX. Each
-# floor decides less for you. Going down does not of itself move fewer bytes: what is fused, you decide on all of them.
-#
-# ## What you said, what was found
-
-# %%
-predictions()
-
-# %% [markdown]
-# ## Test yourself
-#
-# 1. A kernel's values are right in every test and the sanitizer reports a race. Who is right?
-# <details><summary>Answer</summary>The sanitizer. The tests saw one order in which warps may run; the race is about
-# another.</details>
-#
-# 2. `float4` on a tensor that starts at `x[1]`: what happens?
-# <details><summary>Answer</summary>An address that is no multiple of 16 bytes: the kernel ends with the error
-# "misaligned address", which is told at the next call that waits for the GPU. Triton would have looked at the pointer
-# and compiled narrow loads.</details>
-#
-# 3. `__syncthreads()` inside `if (i < n)`: why is it wrong, and when does one notice?
-# <details><summary>Answer</summary>In the last block some threads never reach it, if `n` is no multiple of the block.
-# What happens then is undefined: it may hang, it may give wrong values, and it may go well for years. The sanitizer
-# says so at once.</details>
-#
-# 4. `spill_bytes` is 0 and `stack` is 64. What happened?
-# <details><summary>Answer</summary>A local array whose index the compiler does not know: it lies in memory, though no
-# register ran out.</details>
-#
-# 5. A block of 512 threads reduces a row as above. How many words of shared memory does it need? Put your number in
-#    place of the dots.
-
-# %%
-answer = ...
-self_test(answer, 512 / 32, "one word a warp")
-
-# %% [markdown]
-# 6. A warp reads `tile[lane][k]` of a `tile[32][36]` of fp32. How many wavefronts?
-
-# %%
-answer = ...
-self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, four lanes each")
-
-# %% [markdown]
-# [Exercise 14](../exercises/14_cuda_softmax.ipynb) asks for a softmax of your own, of any width. Next: the
-# [lab bench](lab_bench.ipynb), every instrument of the course in one line each.
+# From top to bottom: Helion, then Triton and cuTile, then Gluon and CuTe DSL, then CUDA C++, then PTX. Each level
+# decides less for you. Going down does not by itself move fewer bytes: you decide what to fuse on all of them.

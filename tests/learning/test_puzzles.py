@@ -45,6 +45,15 @@ ANSWERS = {
     "scalar_flash_kernel": [
         ("acc = acc + tl.sum(p * v[None, :], axis=1)", "acc = acc * shrink + tl.sum(p * v[None, :], axis=1)")
     ],
+    "norm_gradient_kernel": [
+        ("dx = rstd * (gw - x_hat)", "dx = rstd * (gw - x_hat * (tl.sum(gw * x_hat) / COLUMNS))"),
+    ],
+    "scores_gradient_kernel": [("ds = p * dp", "ds = p * (dp - tl.sum(p * dp))")],
+    "int8_scale_kernel": [
+        ("scale = tl.max(y) / 127.0", "scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0"),
+    ],
+    "block_scales_kernel": [("acc = (acc + product) * scale", "acc += product * scale")],
+    "centre_kernel": [("y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean", "y = s - mean")],
 }
 
 

@@ -55,20 +55,18 @@ def layer_ways(tokens: int, width: int, itemsize: int, inner: float = INNER) -> 
     kept_by_products = 1 + 1 + 1 + wide  # inputs: of q k v, of attention's output, of gate and up, of down
     inside = 3 + 2 + 2 * wide  # q k v; x before each norm; gate and up
     return {
-        "written out": Way(training, (written_out + additions) * unit, (kept_by_products + inside + 2 + wide) * unit),
+        "unfused": Way(training, (written_out + additions) * unit, (kept_by_products + inside + 2 + wide) * unit),
         "fused": Way(training, (fused + additions) * unit, (kept_by_products + inside) * unit),
-        "and norms, gate again": Way(training, (fused + additions + again) * unit, (inside + 1) * unit),
-        "the whole layer again": Way(training + forward, (fused + additions + fused_forward) * unit, unit),
+        "norms, gate recomputed": Way(training, (fused + additions + again) * unit, (inside + 1) * unit),
+        "layer recomputed": Way(training + forward, (fused + additions + fused_forward) * unit, unit),
     }
 
 
 SIZE = (576, 234)  # points
-BARS = dict(
-    zip(("written out", "fused", "and norms, gate again", "the whole layer again"), (66, 104, 142, 180), strict=True)
-)
+BARS = dict(zip(("unfused", "fused", "norms, gate recomputed", "layer recomputed"), (66, 104, 142, 180), strict=True))
 BAR = 22
 TIME = Panel(138, 330, "time of a step, and bytes of its open part", "s")
-KEPT = Panel(424, 478, f"kept ({LAYERS} layers: % of memory)")
+KEPT = Panel(424, 478, f"saved ({LAYERS} layers: % of memory)")
 
 
 def scene(ways: dict[str, Way], device: Device, dtype: str, what: str) -> Scene:
@@ -79,7 +77,7 @@ def scene(ways: dict[str, Way], device: Device, dtype: str, what: str) -> Scene:
     time_scale, kept_scale = (TIME.right - TIME.left) / time_end, (KEPT.right - KEPT.left) / kept_end
     boxes, labels, told = [], [], []
     for name, way in ways.items():
-        y, colour = BARS[name], UNFUSED if name == "written out" else FUSED
+        y, colour = BARS[name], UNFUSED if name == "unfused" else FUSED
         products, rest = (each * time_scale for each in seconds[name])
         boxes += [Box(TIME.left, y, products, BAR, LIMIT), Box(TIME.left + products, y, rest, BAR, None)]
         boxes.append(Box(KEPT.left, y, way.kept * kept_scale, BAR, colour))
@@ -87,7 +85,7 @@ def scene(ways: dict[str, Way], device: Device, dtype: str, what: str) -> Scene:
         share = f"{plain(float(f'{100 * LAYERS * way.kept / device.memory:.2g}'))} %"
         labels.append(Label(f"{time}, {moved}", TIME.left + products + rest + 5, y, "left"))
         labels.append(Label(f"{kept} ({share})", KEPT.left + way.kept * kept_scale + 5, y, "left"))
-        told.append(f"{name}: {time}, of which norms, gate and additions move {moved}, and {kept} kept ({share})")
+        told.append(f"{name}: {time}, of which norms, gate and additions move {moved}, and {kept} saved ({share})")
     labels += [*TIME.ends(time_end, SIZE), *KEPT.ends(kept_end, SIZE)]
     title = finding(ways, seconds)
     return Scene(title, tuple(boxes), tuple(labels), f"{what}: {'; '.join(told)}. {title}.")
@@ -99,8 +97,8 @@ def finding(ways: dict[str, Way], seconds: dict[str, tuple[float, float]]) -> st
     costs = [100 * (sum(seconds[name]) / sum(seconds[fused]) - 1) for name in (cheap, whole)]
     saves = [100 * (1 - ways[name].kept / ways[fused].kept) for name in (cheap, whole)]
     return (
-        f"Norms and gate again: {costs[0]:.0f} % more time, {saves[0]:.0f} % less kept; "
-        f"the whole layer: {costs[1]:.0f} % and {saves[1]:.0f} %"
+        f"Norms and gate recomputed: {costs[0]:.0f} % more time, {saves[0]:.0f} % less saved; "
+        f"the layer: {costs[1]:.0f} % and {saves[1]:.0f} %"
     )
 
 
