@@ -134,8 +134,11 @@ def norm_gradient_kernel(x_ptr, gw_ptr, dx_ptr, COLUMNS: tl.constexpr):
     tl.store(dx_ptr + at, dx)
 
 
-row = torch.tensor([[5.0, 1, -1, 1, -1, 1, 1, 1], [3, -3, 3, 1, 1, -1, 1, -1]], requires_grad=True)
-gw = torch.tensor([[3.0, 1, 4, -1, 5, -9, 2, 6], [5, -3, 5, 8, 9, -7, 9, 3]])
+row = torch.tensor(
+    [[5.0, 1, -1, 1.5, -1.5, 0.5, 2, -0.5], [3, -3, 2.5, 1.25, 0.75, -1.25, 1.75, -0.75]],
+    requires_grad=True,
+)
+gw = torch.tensor([[3.0, 1, 4, -1, 5, -9, 2, 6], [5.5, -3, 5.25, 8, 9, -7, 9.5, 3.5]])
 (right,) = torch.autograd.grad(row * torch.rsqrt(row.square().mean(-1, keepdim=True)), row, gw)
 puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 
@@ -393,8 +396,8 @@ def scores_gradient_kernel(p_ptr, dp_ptr, ds_ptr, KEYS: tl.constexpr):
     tl.store(ds_ptr + at, ds)
 
 
-p = torch.tensor([[8.0, 4, 2, 2], [2, 2, 4, 8], [1, 8, 4, 3]]) / 16
-dp = torch.tensor([[3.0, -1, 4, 1], [-5, 9, 2, 6], [5, 3, -5, 8]])
+p = torch.tensor([[8.0, 4, 2.5, 1.5], [2, 3.5, 4.5, 6], [1, 7, 5, 3]]) / 16
+dp = torch.tensor([[3.0, -1, 4, 1], [-5, 9, 2, 6], [5, 3.5, -5.5, 8]])
 scores = p.double().log().requires_grad_()
 (right,) = torch.autograd.grad(torch.softmax(scores, -1), scores, dp.double())
 puzzle(scores_gradient_kernel, 3, p, dp, wanted=right.float(), KEYS=4)

@@ -84,13 +84,13 @@ def int8_scale_kernel(y_ptr, steps_ptr, COLUMNS: tl.constexpr):
     tl.store(steps_ptr + at, y / scale)
 
 
-y = torch.tensor([[3.0, -12.7, 8.0, 0.5], [1, 2.54, -1.5, 2], [0, 0, 0, 0]])
+y = torch.tensor([[3.0, -12.7, 8.0, 0.5], [1, 2.54, -1.5, 2], [0, 1e-13, -2e-13, 3e-13]])
 wanted = y / (y.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127)
 puzzle(int8_scale_kernel, 3, y, wanted=wanted, COLUMNS=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0</code>: without the
-# floor, a row of zeros divides 0 by 0. The conversion to int8 then happens to turn NaN into 0, and the NaN shows up
+# floor, the last row, which is all but zero, becomes large steps; a row of zeros divides 0 by 0. The conversion to int8 then happens to turn NaN into 0, and the NaN shows up
 # later, wherever a kernel divides by the scale.</details>
 #
 # ## Quantise where the row is computed
@@ -352,8 +352,8 @@ def block_scales_kernel(q_ptr, x_ptr, scale_ptr, y_ptr, BLOCKS: tl.constexpr, SI
     tl.store(y_ptr + row, acc)
 
 
-q = torch.tensor([[1.0, -2, 3, 4, 5, -6, 7, 8], [8, 7, -6, 5, 4, 3, -2, 1]])
-vector = torch.tensor([[2.0, 1, 0, 3, -1, 2, 1, 4], [1, 2, 3, 0, 2, -2, 5, 1]])
+q = torch.tensor([[1.0, -2, 3, 4, 5, -6, 7, 8], [-1, 2, -3, -4, 9, 6, -7, -8]])
+vector = torch.tensor([[2.0, 1, 0, 3, -1, 2.5, 1.5, 4], [-2, 0.5, 3.5, 0.25, 5.5, -3, 5, -0.5]])
 scales = torch.tensor([[0.5, 0.25], [2.0, 0.125]])
 dequantised = q * scales.repeat_interleave(4, dim=1)
 wanted = (dequantised * vector).sum(1)
