@@ -70,8 +70,8 @@ int8_error.compare(
 )
 
 # %% [markdown]
-# Write the scale. Each program has one row of four. The kernel returns $y/s$ before rounding; one row is all zeros, as
-# a padding token's is, and its results should be 0. As given, it takes the largest element instead of the largest
+# Write the scale. Each program has one row of four. The kernel returns $y/s$ before rounding; one row is nearly
+# zero, as a padding token's is, and must not be blown up to full scale. As given, it takes the largest element instead of the largest
 # magnitude. **Fix the marked line, with a scale of at least `1e-12 / 127`.**
 
 
