@@ -24,7 +24,9 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     masked lanes              of a load without `other` hold NaN, or a number that is no index: a GPU promises nothing
     loops that do not end     stopped after MAX_PASSES
     grids that take hours     refused beyond MAX_PROGRAMS
-    float8, libdevice, inline assembly, bfloat16 atomics, @autotune    refused: they need a GPU
+    libdevice                 computed with the errors that CUDA documents, or smaller (see libdevice.py)
+    @autotune, @heuristics    the first configuration that fits runs (see configurations.py)
+    float8, inline assembly, bfloat16 atomics    refused: they need a GPU
 
 What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
 and exponentials are exact to the last bit but one, and program instances run one after another, so races do not race.
@@ -52,13 +54,16 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, CUDAOptions, min_dot_size
 from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
-from triton.language.extra.cuda import libdevice
+from triton.language.extra import libdevice as any_libdevice
+from triton.language.extra.cuda import libdevice as cuda_libdevice
+from triton.language.extra.hip import libdevice as hip_libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
+from kernels.interpreter import libdevice
 from kernels.interpreter.advice import meaning
 from kernels.interpreter.bounds import Bounds
 from kernels.interpreter.hints import PROMISES
@@ -353,12 +358,13 @@ class Builder(interpreter.InterpreterBuilder):
             left, right = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (left, right))
         return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
-    # What only a GPU has
     def create_extern_elementwise(self, libName, libPath, symbol, argList, retType, isPure):
-        raise NotImplementedError(
-            f"libdevice ({symbol}) needs a GPU: write it with tl functions, such as tanh(x) = 2*tl.sigmoid(2*x) - 1"
-        )
+        arguments = [each.data for each in argList]
+        _report(np.exp, arguments[0])  # counted as the special functions are
+        dtype = retType.scalar
+        return interpreter.TensorHandle(libdevice.call(symbol, arguments).astype(_np_dtype(dtype), copy=False), dtype)
 
+    # What only a GPU has
     def create_inline_asm(self, inlineAsm, constraints, values, type, isPure, pack):
         raise NotImplementedError("inline assembly needs a GPU: write the operation with tl functions")
 
@@ -448,6 +454,13 @@ def _one_value(self) -> bool:
     return True  # Triton's own `if mask and ...` asks only whether there is a mask
 
 
+def _refusing(said: str):
+    def refuse(*_, **__):
+        raise NotImplementedError(said)
+
+    return refuse
+
+
 @functools.cache
 def _interpreted_language() -> list:
     """Every (owner, attribute, value) that makes triton.language work on NumPy arrays."""
@@ -457,8 +470,16 @@ def _interpreted_language() -> list:
         interpreter._patch_lang_core(language, changes)
         for name, promise in PROMISES.items():
             changes.set_attr(language, name, promise)
-    for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, libdevice):
+    for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, cuda_libdevice):
         interpreter._patch_builtin(owner, interpreter.interpreter_builder, changes)
+    for name, function in vars(any_libdevice).items():
+        if isinstance(function, types.FunctionType):  # an empty function, which the compiler replaces by the GPU's own
+            own = changes.get((id(cuda_libdevice), name))
+            changes.set_attr(any_libdevice, name, own[2] if own else _refusing(f"NVIDIA's libdevice has no {name}: write it out"))
+    for name, function in vars(hip_libdevice).items():
+        if isinstance(function, types.FunctionType):
+            said = f"triton.language.extra.hip.libdevice.{name} is AMD's: import it from triton.language.extra.libdevice"
+            changes.set_attr(hip_libdevice, name, _refusing(said))
     interpreter._patch_lang_tensor(tl.tensor, changes)
     for name, member in inspect.getmembers(tl.tensor, lambda member: isinstance(member, JITFunction)):
         changes.set_attr(tl.tensor, name, functools.partialmethod(member))
@@ -472,9 +493,34 @@ def _interpreted_language() -> list:
     return list(changes.values())
 
 
+@functools.cache
+def _interpreted_functions() -> dict[int, object]:
+    """id of each function of triton.language -> its interpreted form, for code that imported it by name."""
+    return {
+        id(vars(owner)[name]): value
+        for owner, name, value in _interpreted_language()
+        if isinstance(owner, types.ModuleType) and name in vars(owner)
+    }
+
+
+def _resolved(value):
+    return _interpreted_functions().get(id(value), value)
+
+
+def _resolved_in_another_module(value):
+    # Here Triton's compiler does not put the GPU's function in place of the empty one.
+    if getattr(value, "__module__", None) == any_libdevice.__name__:
+        raise NotImplementedError(
+            f"Triton compiles {value.__name__} of triton.language.extra.libdevice only where the kernel's own file "
+            f"imports it: write from triton.language.extra.libdevice import {value.__name__}"
+        )
+    return _resolved(value)
+
+
 @contextlib.contextmanager
 def _language_interpreted():
     missing = object()
+    _interpreted_functions()  # found by what it replaces, so before it is replaced
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in _interpreted_language()]
     try:
         for owner, name, value in _interpreted_language():
@@ -488,10 +534,29 @@ def _language_interpreted():
                 setattr(owner, name, value)
 
 
-class _CountedLoops(ast.NodeTransformer):
-    """Counts every pass through a loop."""
+class _Rewritten(ast.NodeTransformer):
+    """Counts every pass through a loop, and calls the interpreted form of what other modules hold of Triton's.
+
+    Args:
+        namespace: the kernel's globals.
+    """
 
     COUNT = "_interpreter_counts_a_pass"
+    RESOLVE = "_interpreter_resolves"
+
+    def __init__(self, namespace: dict):
+        self._namespace = namespace
+
+    def visit_Call(self, call):
+        self.generic_visit(call)
+        root = call.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        module = self._namespace.get(root.id) if isinstance(root, ast.Name) and root is not call.func else None
+        if isinstance(module, types.ModuleType) and module.__name__.partition(".")[0] != "triton":
+            resolve = ast.copy_location(ast.Name(self.RESOLVE, ast.Load()), call.func)
+            call.func = ast.copy_location(ast.Call(resolve, [call.func], []), call.func)
+        return call
 
     def visit_For(self, loop):
         self.generic_visit(loop)
@@ -522,6 +587,7 @@ def _count_pass() -> None:
 
 
 _sources: dict[types.FunctionType, types.CodeType] = {}
+_names: dict[types.FunctionType, set[str]] = {}  # that a kernel's source uses
 
 
 def _python_function(kernel: JITFunction):
@@ -529,7 +595,8 @@ def _python_function(kernel: JITFunction):
     code = _sources.get(kernel.fn)
     if code is None:
         filename, first_line = get_jit_fn_file_line(kernel)
-        tree = _CountedLoops().visit(interpreter.ASTTransformer().visit(kernel.parse()))
+        tree = _Rewritten(kernel.fn.__globals__).visit(interpreter.ASTTransformer().visit(kernel.parse()))
+        _names[kernel.fn] = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         ast.increment_lineno(ast.fix_missing_locations(tree), first_line - 1)
         code = _sources[kernel.fn] = compile(tree, filename, "exec")
         if not kernel.fn.__module__.startswith("triton."):
@@ -539,8 +606,12 @@ def _python_function(kernel: JITFunction):
         **kernel.fn.__globals__,
         **{name: cell.cell_contents for name, cell in closure.items()},
         "interpreter_semantic": interpreter.interpreter_semantic,
-        _CountedLoops.COUNT: _count_pass,
+        _Rewritten.COUNT: _count_pass,
+        _Rewritten.RESOLVE: _resolved_in_another_module,
     }
+    for name in _names[kernel.fn]:
+        if name in namespace:
+            namespace[name] = _resolved(namespace[name])
     exec(code, namespace)
     return namespace[kernel.fn.__name__]
 
