@@ -51,6 +51,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, CUDAOptions, min_dot_size
 from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
@@ -63,7 +64,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
-from kernels.interpreter import libdevice
+from kernels.interpreter import configurations, libdevice
 from kernels.interpreter.advice import meaning
 from kernels.interpreter.bounds import Bounds
 from kernels.interpreter.hints import PROMISES
@@ -83,7 +84,6 @@ MOST_HELD = 256  # elements of a block a thread, about its registers; twice as m
 kernel_code: set[types.CodeType] = set()
 
 triton_run = JITFunction.run  # Triton's own launch
-_autotuned_run = Autotuner.run
 _make_ttgir = CUDABackend.make_ttgir
 _triton_np_dtype = interpreter._get_np_dtype
 _triton_block_type = tl.block_type.__init__
@@ -96,6 +96,7 @@ _observer = None
 _bounds = Bounds({})
 _warps = 4
 _passes = 0  # of the program instance that is running
+_accesses = 0  # to memory, of all launches
 
 
 def has_gpu() -> bool:
@@ -125,7 +126,8 @@ def observed(observer):
     addresses in host memory and bools, both of the block's shape, and the size of an element in bytes. It returns the
     lanes that may go through, or None for all: an access outside any tensor must not reach this process's memory.
 
-    It may have a fourth, `lock(address, took)`: after each atomic of one element, whether it was a compare-and-swap
+    It may have more: `configured(name, said)`: after a launch of an autotuned kernel, which configuration ran and why; `withdraw()`: the launch just reported ended at a static assertion and another is to come; and
+    `lock(address, took)`: after each atomic of one element, whether it was a compare-and-swap
     that found what it compared with, or an exchange of 0 for something else, as one takes a lock.
     One that also has `product(left, right)`, called with the operands of each `tl.dot` as arrays, wants none computed;
     its `operation(function, elements)` is called at each operation on a block of floats, with NumPy's function for it.
@@ -231,6 +233,8 @@ def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarra
     Raises:
         IndexError: one of them lies outside every tensor of the launch.
     """
+    global _accesses
+    _accesses += 1
     mask = mask.data if isinstance(mask, interpreter.TensorHandle) else mask  # descriptors pass a bare array
     kept = None if _observer is None else _observer.access(kind, addresses, mask, itemsize)
     lanes = np.asarray(mask if kept is None else kept, dtype=bool)
@@ -470,15 +474,20 @@ def _interpreted_language() -> list:
         interpreter._patch_lang_core(language, changes)
         for name, promise in PROMISES.items():
             changes.set_attr(language, name, promise)
+        changes.set_attr(language, "static_assert", _static_assert)
     for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, cuda_libdevice):
         interpreter._patch_builtin(owner, interpreter.interpreter_builder, changes)
     for name, function in vars(any_libdevice).items():
         if isinstance(function, types.FunctionType):  # an empty function, which the compiler replaces by the GPU's own
             own = changes.get((id(cuda_libdevice), name))
-            changes.set_attr(any_libdevice, name, own[2] if own else _refusing(f"NVIDIA's libdevice has no {name}: write it out"))
+            changes.set_attr(
+                any_libdevice, name, own[2] if own else _refusing(f"NVIDIA's libdevice has no {name}: write it out")
+            )
     for name, function in vars(hip_libdevice).items():
         if isinstance(function, types.FunctionType):
-            said = f"triton.language.extra.hip.libdevice.{name} is AMD's: import it from triton.language.extra.libdevice"
+            said = (
+                f"triton.language.extra.hip.libdevice.{name} is AMD's: import it from triton.language.extra.libdevice"
+            )
             changes.set_attr(hip_libdevice, name, _refusing(said))
     interpreter._patch_lang_tensor(tl.tensor, changes)
     for name, member in inspect.getmembers(tl.tensor, lambda member: isinstance(member, JITFunction)):
@@ -726,13 +735,46 @@ def _interpret(
             line = f"{name}, line {place[1]}, `{linecache.getline(*place).strip()}`" if place else name
             raised = InterpreterError(f"{line}: {meaning(error)}")
             raised.place = place  # file and line, for those who show it
+            raised.static = isinstance(error, _StaticAssertionError)
             raise raised from None
 
 
-def _refuse_autotune(self: Autotuner, *args, **kwargs):
-    if len(self.configs) > 1:
-        raise RuntimeError("@triton.autotune times its configurations on a GPU and there is none: keep one of them")
-    return _autotuned_run(self, *args, **kwargs)
+class _StaticAssertionError(AssertionError):
+    """A static_assert of the kernel that is being interpreted."""
+
+
+def _static_assert(condition, message="") -> None:
+    if not condition:
+        message = message.value if isinstance(message, tl.constexpr) else message
+        raise _StaticAssertionError(f"static_assert fails: {message}" if message else "static_assert fails")
+
+
+def _first_that_fits(self: Autotuner, *args, **kwargs):
+    """Autotuner.run where kernels are interpreted: see configurations.py."""
+    positional = dict(zip(self.arg_names, args, strict=False))
+    refused = None
+    with _disable_current_modes():  # tuning is not part of the call that is metered
+        tried = iter(configurations.candidates(self, positional, kwargs))
+        config, how = next(tried)
+    while config is not None:
+        given = positional | kwargs | config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook(given)
+        before = _accesses
+        try:
+            result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        except InterpreterError as error:
+            if not getattr(error, "static", False) or _accesses != before:
+                raise
+            if hasattr(_observer, "withdraw"):
+                _observer.withdraw()
+            refused, (config, how) = error, next(tried, (None, ""))
+            continue
+        self.best_config = config
+        if hasattr(_observer, "configured"):
+            _observer.configured(self.base_fn.__name__, f"{configurations.shown(config)}: {how}")
+        return result
+    raise refused
 
 
 def _refuse_large_blocks(module, metadata, options, *rest):
@@ -756,6 +798,7 @@ def _replacements() -> dict[tuple[object, str], object]:
         (interpreter.interpreter_builder, "codegen_fns"): interpreter.interpreter_builder.codegen_fns
         | {"min_dot_size": min_dot_size(GPUTarget("cuda", 90, 32))},
         (JITFunction, "run"): _interpreted_run,
+        (Autotuner, "run"): _first_that_fits,
     }
 
 
@@ -790,7 +833,6 @@ def _install() -> None:
     if not has_gpu():
         _for_this_process.enter_context(_replaced(_replacements()))
         _for_this_process.enter_context(large_blocks_refused())
-        _for_this_process.enter_context(_replaced({(Autotuner, "run"): _refuse_autotune}))
 
 
 _install()

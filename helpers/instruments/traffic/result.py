@@ -32,6 +32,8 @@ class Traffic:
         block at one byte of shared memory, one of them writing, with no barrier between.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: what the function returned.
+    configurations: (kernel, configuration) of each kernel of @triton.autotune: where nothing is timed, the first of its
+        configurations runs that fits.
     """
 
     bytes_read: int
@@ -51,6 +53,7 @@ class Traffic:
     hazards: tuple[Hazard, ...]
     elements: int | None
     result: Any
+    configurations: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, ledger: Ledger, result) -> "Traffic":
@@ -76,6 +79,7 @@ class Traffic:
             ),
             elements=elements,
             result=result,
+            configurations=tuple((kernel, said) for kernel, each in ledger.configurations.items() for said in each),
         )
 
     @property
@@ -134,7 +138,8 @@ class Traffic:
             text += f", {self.bytes_total / self.elements:.4g} B/element"
         if self.atomics:
             text += f", {self.atomics} atomic{'s' * (self.atomics != 1)}"
-        return "\n".join([text, *(f"  {hazard}" for hazard in self.hazards)])
+        ran = (f"  {kernel} ran with {said}" for kernel, said in self.configurations)
+        return "\n".join([text, *ran, *(f"  {hazard}" for hazard in self.hazards)])
 
     __repr__ = __str__
 
