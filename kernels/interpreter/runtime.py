@@ -513,6 +513,8 @@ def _interpreted_functions() -> dict[int, object]:
 
 
 def _resolved(value):
+    if isinstance(value, types.FunctionType) and value.__module__ == any_libdevice.__name__:
+        return getattr(any_libdevice, value.__name__, value)  # as the compiler finds it: a module may be loaded twice
     return _interpreted_functions().get(id(value), value)
 
 
@@ -543,8 +545,31 @@ def _language_interpreted():
                 setattr(owner, name, value)
 
 
+class _Index(int):
+    """The index of a loop over a range: a tensor to the compiler, such as one writes i.to(tl.int64) of."""
+
+    def __getattr__(self, name):
+        return getattr(interpreter.interpreter_semantic.to_tensor(int(self)), name)
+
+    def _operator(name):
+        of_int = getattr(int, name)
+
+        def operate(self, other):
+            result = of_int(self, other)
+            return _Index(result) if type(result) is int else result
+
+        return operate
+
+    for _name in ("add", "sub", "mul", "floordiv", "mod"):
+        locals()[f"__{_name}__"], locals()[f"__r{_name}__"] = _operator(f"__{_name}__"), _operator(f"__r{_name}__")
+
+
+def _indices(of):
+    return map(_Index, of) if isinstance(of, range) else of
+
+
 class _Rewritten(ast.NodeTransformer):
-    """Counts every pass through a loop, and calls the interpreted form of what other modules hold of Triton's.
+    """Counts every pass through a loop, makes its index an _Index, and calls the interpreted form of what other modules hold of Triton's.
 
     Args:
         namespace: the kernel's globals.
@@ -552,6 +577,7 @@ class _Rewritten(ast.NodeTransformer):
 
     COUNT = "_interpreter_counts_a_pass"
     RESOLVE = "_interpreter_resolves"
+    INDICES = "_interpreter_indices"
 
     def __init__(self, namespace: dict):
         self._namespace = namespace
@@ -573,6 +599,9 @@ class _Rewritten(ast.NodeTransformer):
         for node in ast.walk(count):
             ast.copy_location(node, loop)
         loop.body.insert(0, count)
+        if isinstance(loop, ast.For):
+            indices = ast.copy_location(ast.Name(self.INDICES, ast.Load()), loop.iter)
+            loop.iter = ast.copy_location(ast.Call(indices, [loop.iter], []), loop.iter)
         return loop
 
     def visit_While(self, loop):
@@ -617,6 +646,7 @@ def _python_function(kernel: JITFunction):
         "interpreter_semantic": interpreter.interpreter_semantic,
         _Rewritten.COUNT: _count_pass,
         _Rewritten.RESOLVE: _resolved_in_another_module,
+        _Rewritten.INDICES: _indices,
     }
     for name in _names[kernel.fn]:
         if name in namespace:
