@@ -99,6 +99,10 @@ def _has_tangent(arguments) -> bool:
     return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
+def _needs_gradient(arguments) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+
+
 def _signed(x):
     """x, with its sign in memory where it is a view that only says so: kernels read memory."""
     return x.resolve_neg() if isinstance(x, torch.Tensor) else x
@@ -120,6 +124,11 @@ def _refuse_transforms_of_operator(name: str, operator) -> None:
     def with_autograd(keyset, *arguments, **named):
         if _has_tangent(arguments):
             raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
+        if torch._C._functorch.get_interpreter_stack() and _needs_gradient(arguments):
+            raise RuntimeError(
+                f"{name} has no gradient of torch.func under torch.compile: take it with torch.autograd.grad, or use "
+                f"{_reference(name)}"
+            )
         return plain(keyset, *arguments, **named)
 
     def refuse_batches(*_):
@@ -175,7 +184,7 @@ def register(
     forward = by_variant(name, "forward", forward)
     forward_op = training_op = _operator(name, forward, fake)
     backward_op, planned_forward = None, planned(forward)
-    apply = apply_in_transforms = forward_op
+    apply = apply_in_transforms = apply_recorded = forward_op
     if backward is None:
 
         def refuse(ctx, *_):
@@ -222,11 +231,22 @@ def register(
         # and takes no other under its transforms. Not `run` itself: two stars bind fastest.
         methods = {"forward": staticmethod(run_and_keep), "backward": staticmethod(by(planned(backward)))}
         apply = type(name, (torch.autograd.Function,), methods).apply
+
+        def refuse_forward_mode(*_):
+            raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
+
         methods |= {
             "forward": staticmethod(lambda *arguments: run(*arguments)),
             "setup_context": staticmethod(setup_context),
+            "jvp": staticmethod(refuse_forward_mode),
         }
         apply_in_transforms = type(name, (torch.autograd.Function,), methods).apply
+        # The same of operators, for modes that record them.
+        methods |= {
+            "forward": staticmethod(lambda *arguments: training_op(*arguments)),
+            "backward": staticmethod(by(backward_op)),
+        }
+        apply_recorded = type(name, (torch.autograd.Function,), methods).apply
         training_op.register_autograd(by(backward_op), setup_context=setup_context)
 
     for operator in {each._qualname: each for each in (forward_op, training_op, backward_op) if each}.values():
@@ -248,16 +268,16 @@ def register(
                 negative = negative or x.is_neg()
         if not torch.compiler.is_compiling():  # there the operators refuse
             _refuse_transforms(name, tensors)
+        if negative and not recorded:
+            arguments = [_signed(x) for x in arguments]
+        if not tracked:
+            return forward_op(*arguments) if recorded else planned_forward(*arguments)
+        transformed = not torch.compiler.is_compiling() and torch._C._functorch.get_interpreter_stack()
+        if transformed and backward is None:
+            raise RuntimeError(f"{name} has no backward pass: use {_reference(name)} where you need one")
         if recorded:
-            result = (training_op if tracked else forward_op)(*arguments)
+            result = (apply_recorded if transformed else training_op)(*arguments)
         else:
-            if negative:
-                arguments = [_signed(x) for x in arguments]
-            if not tracked:
-                return planned_forward(*arguments)
-            transformed = torch._C._functorch.get_interpreter_stack()
-            if transformed and backward is None:
-                raise RuntimeError(f"{name} has no backward pass: use {_reference(name)} where you need one")
             result = (apply_in_transforms if transformed else apply)(*arguments)
         if tracked and training is not None:
             return result[0] if results == 1 else result[:results]
