@@ -114,7 +114,7 @@ def _operator(name: str, function: Callable, fake: Callable):
     return operator
 
 
-def _refuse_transforms_of_operator(name: str, operator) -> None:
+def _refuse_transforms_of_operator(called: Callable, operator) -> None:
     """Make the operator refuse forward mode and vmap where only PyTorch's dispatcher calls it, as in a compiled graph.
 
     A custom operator has no forward-mode derivative, and PyTorch drops the tangents of its arguments in silence.
@@ -122,6 +122,7 @@ def _refuse_transforms_of_operator(name: str, operator) -> None:
     plain = make_autograd_impl(operator._opoverload, operator)
 
     def with_autograd(keyset, *arguments, **named):
+        name = called(arguments)
         if _has_tangent(arguments):
             raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
         if torch._C._functorch.get_interpreter_stack() and _needs_gradient(arguments):
@@ -131,7 +132,8 @@ def _refuse_transforms_of_operator(name: str, operator) -> None:
             )
         return plain(keyset, *arguments, **named)
 
-    def refuse_batches(*_):
+    def refuse_batches(info, in_dims, *arguments):
+        name = called(arguments)
         raise RuntimeError(f"{name} has no rule for vmap: pass the batch as dimensions, or use {_reference(name)}")
 
     operator.register_vmap(refuse_batches)
@@ -157,6 +159,7 @@ def register(
     backward_fake: Callable | None = None,
     gradients: Callable = _all_of_backward,
     results: int = 1,
+    called: Callable | None = None,
 ) -> Callable:
     """The operation as one function: `forward` at once where no gradient is asked for, an autograd function where one
     is (it costs Python less than an operator does), an operator under torch.compile.
@@ -175,11 +178,13 @@ def register(
             Where not given, what `backward` returns. `needed` says of each argument whether its gradient is asked for.
         results: how many tensors y is. Of several, `backward` and `gradients` take as many gradients before what is
             kept; all but the first may be None.
+        called: (arguments) -> the public function's name in messages, where several share the operation.
 
     Returns:
         A function of forward's arguments, by position, that returns y. It checks those that are no tensors
         (options.check_option). A second derivative through it raises RuntimeError.
     """
+    called = called or (lambda arguments: name)
     options = _options(forward)
     forward = by_variant(name, "forward", forward)
     forward_op = training_op = _operator(name, forward, fake)
@@ -205,6 +210,7 @@ def register(
             ctx.set_materialize_grads(False)  # no zeros for the rest of training's results: nobody differentiates them
             ctx.save_for_backward(*tensors)
             ctx.settings = kept[len(tensors) :]
+            ctx.called = called(inputs)
 
         def by(backward):
             def differentiate(ctx, *incoming):
@@ -212,10 +218,10 @@ def register(
                 come = [each for each in (grad_y, *more) if each is not None]
                 if not come:
                     return (None,) * arity
-                _refuse_transforms(name, come)
+                _refuse_transforms(ctx.called, come)
                 incoming = torch.zeros_like(come[0]) if grad_y is None else grad_y, *more
                 arguments = backward, ctx.needs_input_grad, *map(_signed, incoming), *ctx.saved_tensors, *ctx.settings
-                found = _Once.apply(name, gradients, *arguments) if torch.is_grad_enabled() else gradients(*arguments)
+                found = _Once.apply(ctx.called, gradients, *arguments) if torch.is_grad_enabled() else gradients(*arguments)
                 return *found, *(None,) * (arity - len(found))
 
             return differentiate
@@ -250,7 +256,7 @@ def register(
         training_op.register_autograd(by(backward_op), setup_context=setup_context)
 
     for operator in {each._qualname: each for each in (forward_op, training_op, backward_op) if each}.values():
-        _refuse_transforms_of_operator(name, operator)
+        _refuse_transforms_of_operator((lambda _: name) if operator is backward_op else called, operator)
 
     def operation(*arguments):
         tracked = negative = False
@@ -267,7 +273,7 @@ def register(
                 recorded = recorded or x.is_meta or type(x) not in TENSOR_TYPES
                 negative = negative or x.is_neg()
         if not torch.compiler.is_compiling():  # there the operators refuse
-            _refuse_transforms(name, tensors)
+            _refuse_transforms(called(arguments), tensors)
         if negative and not recorded:
             arguments = [_signed(x) for x in arguments]
         if not tracked:
