@@ -143,10 +143,10 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
             f"{operation} takes a label a row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
             f"give it logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)"
         )
-    if logits.dim() > 2 and labels.shape == (logits.shape[0], *logits.shape[2:]):
+    if logits.dim() > 2 and labels.numel() and labels.shape == (logits.shape[0], *logits.shape[2:]):
         raise ValueError(
-            f"{operation} takes logits of (..., classes), and {tuple(logits.shape)} may be PyTorch's (N, classes, ...): "
-            "give it logits.flatten(0, -2) and labels.flatten(), or logits.movedim(1, -1).flatten(0, -2)"
+            f"{operation} takes logits of (..., classes), and {tuple(logits.shape)} may be PyTorch's (N, classes, ...)"
+            ": give it logits.flatten(0, -2) and labels.flatten(), or logits.movedim(1, -1).flatten(0, -2)"
         )
     if labels.device != logits.device:
         raise ValueError(

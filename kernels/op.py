@@ -221,7 +221,8 @@ def register(
                 _refuse_transforms(ctx.called, come)
                 incoming = torch.zeros_like(come[0]) if grad_y is None else grad_y, *more
                 arguments = backward, ctx.needs_input_grad, *map(_signed, incoming), *ctx.saved_tensors, *ctx.settings
-                found = _Once.apply(ctx.called, gradients, *arguments) if torch.is_grad_enabled() else gradients(*arguments)
+                twice = torch.is_grad_enabled()
+                found = _Once.apply(ctx.called, gradients, *arguments) if twice else gradients(*arguments)
                 return *found, *(None,) * (arity - len(found))
 
             return differentiate

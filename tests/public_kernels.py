@@ -7,6 +7,8 @@ pyproject.toml's extra "public" names, installed without what they depend on: th
 what asks for a GPU, Hugging Face or bitsandbytes around it is a stub.
 """
 
+# ruff: noqa: E731, N813, RUF012
+
 import contextlib
 import importlib.machinery
 import json
@@ -77,8 +79,13 @@ class Platform:
 class Finder:
     """Empty modules for everything that is not a file of kernels."""
 
-    real = re.compile(r"vllm\.(v1\.attention\.ops|model_executor\.layers\.mamba\.ops|kernels\.triton)\.\w+|vllm\.utils\.math_utils")
-    empty = {"unsloth": re.compile(r"(transformers|bitsandbytes|unsloth_zoo|peft)(\.|$)"), "vLLM": re.compile(r"vllm(\.|$)")}
+    real = re.compile(
+        r"vllm\.(v1\.attention\.ops|model_executor\.layers\.mamba\.ops|kernels\.triton)\.\w+|vllm\.utils\.math_utils"
+    )
+    empty = {
+        "unsloth": re.compile(r"(transformers|bitsandbytes|unsloth_zoo|peft)(\.|$)"),
+        "vLLM": re.compile(r"vllm(\.|$)"),
+    }
     package = ""  # of the kernel that is being tried
 
     def find_spec(self, name, path=None, target=None):
@@ -167,7 +174,12 @@ def rms_norm():
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction as op
 
     x, w = tensors((6, 200), (200,))
-    return both(lambda x, w: op.apply(x, w, 1e-6, 0.0, "llama", False), lambda x, w: functional.rms_norm(x, (200,), w, 1e-6), x, w)
+    return both(
+        lambda x, w: op.apply(x, w, 1e-6, 0.0, "llama", False),
+        lambda x, w: functional.rms_norm(x, (200,), w, 1e-6),
+        x,
+        w,
+    )
 
 
 @case("Liger")
@@ -175,7 +187,9 @@ def layer_norm():
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction as op
 
     x, w, b = tensors((6, 200), (200,), (200,))
-    return both(lambda x, w, b: op.apply(x, w, b, 1e-6), lambda x, w, b: functional.layer_norm(x, (200,), w, b, 1e-6), x, w, b)
+    return both(
+        lambda x, w, b: op.apply(x, w, b, 1e-6), lambda x, w, b: functional.layer_norm(x, (200,), w, b, 1e-6), x, w, b
+    )
 
 
 @case("Liger")
@@ -266,7 +280,10 @@ def jsd():
     x, y = tensors((5, 120), (5, 120))
     x, y = x.log_softmax(-1), y.log_softmax(-1)
     m = ((x.exp() + y.exp()) / 2).log()
-    expected = 0.5 * (functional.kl_div(m, y, log_target=True, reduction="batchmean") + functional.kl_div(m, x, log_target=True, reduction="batchmean"))
+    expected = 0.5 * (
+        functional.kl_div(m, y, log_target=True, reduction="batchmean")
+        + functional.kl_div(m, x, log_target=True, reduction="batchmean")
+    )
     return lambda: (op.apply(x, y),), (expected,)
 
 
@@ -330,7 +347,12 @@ def layer_norm_residual():
 
     x, w, b, r = tensors((2, 5, 64), (64,), (64,), (2, 5, 64))
     return both(
-        lambda x, w, b, r: layer_norm(x, w, b, r), lambda x, w, b, r: functional.layer_norm(x + r, (64,), w, b), x, w, b, r
+        lambda x, w, b, r: layer_norm(x, w, b, r),
+        lambda x, w, b, r: functional.layer_norm(x + r, (64,), w, b),
+        x,
+        w,
+        b,
+        r,
     )
 
 
@@ -447,7 +469,9 @@ def fused_recurrent_gla():
 
     q, k, v, g = tensors(*[(1, 16, 2, 16)] * 4, scale=0.3)
     g = functional.logsigmoid(g)
-    return both(lambda q, k, v: fused_recurrent_gla(q, k, v, g)[0], lambda q, k, v: naive_recurrent_gla(q, k, v, g)[0], q, k, v)
+    return both(
+        lambda q, k, v: fused_recurrent_gla(q, k, v, g)[0], lambda q, k, v: naive_recurrent_gla(q, k, v, g)[0], q, k, v
+    )
 
 
 @case("fla")
@@ -556,7 +580,7 @@ def geglu_approximate():
 def swiglu_forward_and_backward():
     from unsloth.kernels.swiglu import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel
 
-    e, g, dw = tensors((6, 120), (6, 120), (6, 120))
+    e, g = tensors((6, 120), (6, 120))
     h, de, dg = with_gradients(lambda e, g: functional.silu(e) * g, e, g)
     torch.manual_seed(1)
     upstream = torch.randn_like(h)
@@ -573,7 +597,11 @@ def fast_cross_entropy():
     from unsloth.kernels.cross_entropy_loss import Fast_CrossEntropyLoss as op
 
     labels = torch.tensor([0, 3, 119, 7, 5])
-    return both(lambda x: op.apply(x, labels), lambda x: functional.cross_entropy(x, labels, reduction="none"), tensors((5, 120)))
+    return both(
+        lambda x: op.apply(x, labels),
+        lambda x: functional.cross_entropy(x, labels, reduction="none"),
+        tensors((5, 120)),
+    )
 
 
 @case("unsloth")
@@ -626,10 +654,20 @@ def hqq_mixed_mm():
 
     x = tensors((128, 128), dtype=torch.float16)
     packed = torch.randint(0, 16, (128, 256), dtype=torch.uint8)
-    scale, zero = tensors((256, 2), (256, 2), dtype=torch.float16)
-    weight = (packed.T.reshape(256, 2, 64).float() - zero[..., None].float()) * scale[..., None].float()
+    scale, zero = tensors((256, 4), (256, 4), dtype=torch.float16)
+    weight = (packed.T.reshape(256, 4, 32).float() - zero[..., None].float()) * scale[..., None].float()
     weight = weight.reshape(256, 128)
-    ours = lambda: (triton_mixed_mm(x, pack_2xint4(packed), scale.T.contiguous(), zero.T.contiguous(), transposed=False, group_size=64, fp8_fast_accum=False),)
+    ours = lambda: (
+        triton_mixed_mm(
+            x,
+            pack_2xint4(packed),
+            scale.T.contiguous(),
+            zero.T.contiguous(),
+            transposed=False,
+            group_size=32,
+            fp8_fast_accum=False,
+        ),
+    )
     return ours, ((x.float() @ weight.T).half(),)
 
 
@@ -709,7 +747,9 @@ def prefill_attention():
         return (y,)
 
     parts = [
-        functional.scaled_dot_product_attention(*(x[a:b].transpose(0, 1) for x in (q, k, v)), is_causal=True).transpose(0, 1)
+        functional.scaled_dot_product_attention(*(x[a:b].transpose(0, 1) for x in (q, k, v)), is_causal=True).transpose(
+            0, 1
+        )
         for a, b in ((0, 8), (8, 20))
     ]
     return ours, (torch.cat(parts),)
@@ -728,7 +768,9 @@ def decode_attention():
         return (y,)
 
     parts = [
-        functional.scaled_dot_product_attention(q[i][:, None], *(x[8 * i : 8 * i + n].transpose(0, 1) for x in (k, v)))[:, 0]
+        functional.scaled_dot_product_attention(q[i][:, None], *(x[8 * i : 8 * i + n].transpose(0, 1) for x in (k, v)))[
+            :, 0
+        ]
         for i, n in enumerate((8, 5))
     ]
     return ours, (torch.stack(parts),)

@@ -199,8 +199,8 @@ def compile_for(
     target = _target(device)
     if not isinstance(undecorated(kernel), JITFunction):
         raise TypeError(
-            f"compile_for takes a @triton.jit kernel, got {_called(kernel)}: write it in a file or a notebook cell under "
-            "@triton.jit"
+            f"compile_for takes a @triton.jit kernel, got {_called(kernel)}: write it in a file or a notebook cell "
+            "under @triton.jit"
         )
     if num_warps not in (None, 1, 2, 4, 8, 16, 32):
         raise ValueError(f"num_warps is a power of two from 1 to 32, got {num_warps}")

@@ -511,7 +511,8 @@ def call(symbol: str, arguments: list[np.ndarray]) -> np.ndarray:
     """
     function = FUNCTIONS.get(symbol.removeprefix("__nv_"))
     if function is None:
+        name = symbol.removeprefix("__nv_")
         raise NotImplementedError(
-            f"libdevice's {symbol.removeprefix('__nv_')} is not interpreted, it needs a GPU: write it with tl's functions"
+            f"libdevice's {name} is not interpreted, it needs a GPU: write it with tl's functions"
         )
     return np.asarray(function(*np.broadcast_arrays(*arguments)))

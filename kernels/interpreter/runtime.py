@@ -22,7 +22,7 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     multiple_of and its kin   held against the values: what is not true is refused
     accesses outside          of every tensor of the launch: refused, for they would reach this process's memory
     masked lanes              of a load without `other` hold NaN, or a number that is no index: a GPU promises nothing
-    loops that do not end     stopped after MAX_PASSES
+    loops that do not end     stopped after MAX_PASSES, or MAX_SECONDS
     grids that take hours     refused beyond MAX_PROGRAMS
     libdevice                 computed with the errors that CUDA documents, or smaller (see libdevice.py)
     @autotune, @heuristics    the first configuration that fits runs (see configurations.py)
@@ -44,6 +44,7 @@ import linecache
 import math
 import re
 import threading
+import time
 import types
 
 import ml_dtypes
@@ -74,7 +75,9 @@ if triton.knobs.runtime.interpret:
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
-MAX_PASSES = 2**16  # through the loops of one program instance, half a minute of an ordinary body
+MAX_PASSES = 2**16  # through the loops of one program instance
+MAX_SECONDS = 8.0  # of a CPU, for one program instance that has made MANY_PASSES
+MANY_PASSES = 2**12
 MAX_PROGRAMS = 2**20  # of one launch, ten minutes of a small kernel
 LANES = 32  # of a warp
 VECTOR = 16  # bytes, the widest load of one lane
@@ -96,6 +99,7 @@ _observer = None
 _bounds = Bounds({})
 _warps = 4
 _passes = 0  # of the program instance that is running
+_began = 0.0  # seconds of the CPU when it began
 _accesses = 0  # to memory, of all launches
 
 
@@ -126,9 +130,10 @@ def observed(observer):
     addresses in host memory and bools, both of the block's shape, and the size of an element in bytes. It returns the
     lanes that may go through, or None for all: an access outside any tensor must not reach this process's memory.
 
-    It may have more: `configured(name, said)`: after a launch of an autotuned kernel, which configuration ran and why; `withdraw()`: the launch just reported ended at a static assertion and another is to come; and
-    `lock(address, took)`: after each atomic of one element, whether it was a compare-and-swap
-    that found what it compared with, or an exchange of 0 for something else, as one takes a lock.
+    It may have more: `configured(name, said)`, after a launch of an autotuned kernel: which configuration ran and why;
+    `withdraw()`: the launch just reported ended at a static assertion and another is to come; `lock(address, took)`,
+    after each atomic of one element: whether it was a compare-and-swap that found what it compared with, or an exchange
+    of 0 for something else, as one takes a lock.
     One that also has `product(left, right)`, called with the operands of each `tl.dot` as arrays, wants none computed;
     its `operation(function, elements)` is called at each operation on a block of floats, with NumPy's function for it.
     """
@@ -551,17 +556,20 @@ class _Index(int):
     def __getattr__(self, name):
         return getattr(interpreter.interpreter_semantic.to_tensor(int(self)), name)
 
-    def _operator(name):
-        of_int = getattr(int, name)
 
-        def operate(self, other):
-            result = of_int(self, other)
-            return _Index(result) if type(result) is int else result
+def _add_operator(name: str) -> None:
+    of_int = getattr(int, name)
 
-        return operate
+    def operate(self, other):
+        result = of_int(self, other)
+        return _Index(result) if type(result) is int else result
 
-    for _name in ("add", "sub", "mul", "floordiv", "mod"):
-        locals()[f"__{_name}__"], locals()[f"__r{_name}__"] = _operator(f"__{_name}__"), _operator(f"__r{_name}__")
+    setattr(_Index, name, operate)
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    _add_operator(f"__{_name}__")
+    _add_operator(f"__r{_name}__")
 
 
 def _indices(of):
@@ -569,7 +577,8 @@ def _indices(of):
 
 
 class _Rewritten(ast.NodeTransformer):
-    """Counts every pass through a loop, makes its index an _Index, and calls the interpreted form of what other modules hold of Triton's.
+    """Counts every pass through a loop, makes its index an _Index, and calls Triton's functions that other modules hold
+    in their interpreted form.
 
     Args:
         namespace: the kernel's globals.
@@ -617,10 +626,11 @@ class _Rewritten(ast.NodeTransformer):
 def _count_pass() -> None:
     global _passes
     _passes += 1
-    if _passes > MAX_PASSES:
+    slow = _passes >= MANY_PASSES and _passes % 64 == 0 and time.thread_time() - _began > MAX_SECONDS
+    if slow or _passes > MAX_PASSES:
         raise RuntimeError(
-            f"{MAX_PASSES:,} passes through loops in one program instance: does this one end? Change what its "
-            "condition compares, or take larger blocks"
+            f"{min(_passes, MAX_PASSES):,} passes through loops in one program instance: does this one end? Change "
+            "what its condition compares, or take larger blocks"
         )
 
 
@@ -743,7 +753,7 @@ def _in_order(grid: tuple[int, int, int]):
 def _interpret(
     kernel: JITFunction, grid: tuple[int, int, int], instances, arguments: dict, warps: int, debug: bool
 ) -> None:
-    global _bounds, _warps, _passes
+    global _bounds, _warps, _passes, _began
     _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
     # Triton looks for overflow with eight operations to each of integers, and without debug=True tells nobody.
@@ -756,7 +766,7 @@ def _interpret(
             arguments = {name: value if name in constants else _as_argument(value) for name, value in arguments.items()}
             for index in _in_order(grid) if instances is None else instances:
                 builder.set_grid_idx(*index)
-                _passes = 0
+                _passes, _began = 0, time.thread_time()
                 if _observer is not None:
                     _observer.program(index)
                 function(**arguments)

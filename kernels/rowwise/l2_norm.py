@@ -97,7 +97,8 @@ def l2_norm(x: Tensor, *, eps: float = 1e-12, **more) -> Tensor:
 
     Raises:
         TypeError: x is not a floating-point tensor, or `more` is given.
-        ValueError: x has no dimension, eps is negative or not a normal number in fp32, or is on the CPU where kernels run on a GPU.
+        ValueError: x has no dimension, eps is negative or not a normal number in fp32, or x is on the CPU where
+            kernels run on a GPU.
     """
     refuse("l2_norm", more)
     check_alike("l2_norm", x=x)

@@ -1,4 +1,4 @@
-"""@triton.autotune and @triton.heuristics where nothing is timed: which configuration runs, which compiles, and hooks."""
+"""@triton.autotune and @triton.heuristics where nothing is timed: which configuration runs and compiles, and hooks."""
 
 import pytest
 import torch
@@ -32,7 +32,8 @@ even = triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0
 scale_kernel = triton.autotune([config(16), config(32, 2), config(64)], key=["n"])(even(scale_body))
 
 
-def tuned(configs=(config(16), config(32, 2), config(64)), **options):
+def tuned(configs=(), **options):
+    configs = configs or (config(16), config(32, 2), config(64))
     return triton.autotune(list(configs), key=["n"], **options)(even(scale_body))
 
 

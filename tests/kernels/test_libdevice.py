@@ -1,8 +1,9 @@
-"""libdevice in the interpreter: against mpmath in 60 digits, within the errors that CUDA documents; however imported."""
+"""libdevice in the interpreter, however imported: against mpmath, within the errors that CUDA documents."""
 
 import math
 import re
 import types
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -249,7 +250,7 @@ def test_integers_and_conversions(name, given, dtype, expected):
 
 
 def test_what_is_in_tritons_libdevice_is_here_but_for_bessel_functions():
-    source = open(of_cuda.__file__).read()
+    source = Path(of_cuda.__file__).read_text()
     missing = set(re.findall(r'"__nv_(\w+)"', source)) - set(libdevice.FUNCTIONS)
     bessel = {f"{name}{f}" for name in ("j0", "j1", "jn", "y0", "y1", "yn") for f in ("", "f")}
     bessel |= {f"cyl_bessel_i{n}{f}" for n in "01" for f in ("", "f")}

@@ -154,7 +154,7 @@ def calls_of_other_functions(device):
         ),
         "class weights": (
             lambda: kernels.cross_entropy(x, labels, w),
-            "takes ignore_index as int, got a tensor of shape (40,): for class weights use torch.nn.functional.cross_en",
+            "takes ignore_index as int, got a tensor of shape (40,): for class weights use torch.nn.functional.cross",
         ),
         "(N, C, d) logits": (
             lambda: kernels.cross_entropy(torch.randn(5, 4, 4, device=device), labels.new_zeros(5, 4)),
@@ -199,9 +199,18 @@ def calls_of_other_functions(device):
         "softmax's dim": (lambda: kernels.softmax(x, dim=-1), "takes no dim: use x.movedim(dim, -1)"),
         "normalize's p": (lambda: kernels.l2_norm(x, p=1), "takes no p: use torch.nn.functional.normalize"),
         "normalize's p by place": (lambda: kernels.l2_norm(x, 2.0), "takes 1 positional argument but 2 were given"),
-        "an eps that is 0 in fp32": (lambda: kernels.rms_norm(x, w, eps=1e-50), "takes eps of 2^-126 to 2^128, as fp32"),
-        "an eps that is infinite in fp32": (lambda: kernels.l2_norm(x, eps=1e39), "takes eps of 2^-126 to 2^128, as fp32"),
-        "a scale that is 0 in fp32": (lambda: kernels.flash_attention(q, q, q, scale=1e-50), "takes a scale of 2^-126 to"),
+        "an eps that is 0 in fp32": (
+            lambda: kernels.rms_norm(x, w, eps=1e-50),
+            "takes eps of 2^-126 to 2^128, as fp32",
+        ),
+        "an eps that is infinite in fp32": (
+            lambda: kernels.l2_norm(x, eps=1e39),
+            "takes eps of 2^-126 to 2^128, as fp32",
+        ),
+        "a scale that is 0 in fp32": (
+            lambda: kernels.flash_attention(q, q, q, scale=1e-50),
+            "takes a scale of 2^-126 to",
+        ),
     }
 
 
@@ -256,7 +265,9 @@ def test_a_module_checks_its_options_when_it_is_made(make, said):
 def test_messages_name_the_function_that_was_called(device):
     x = torch.randn(3, 40, device=device)
     for function, name in ((kernels.layer_norm, "layer_norm"), (kernels.layer_norm_act, "layer_norm_act")):
-        with pytest.raises(RuntimeError, match=rf"^{name} has no forward-mode derivative: use kernels\.{name}\.reference"):
+        with pytest.raises(
+            RuntimeError, match=rf"^{name} has no forward-mode derivative: use kernels\.{name}\.reference"
+        ):
             torch.func.jvp(function, (x,), (x,))
         with pytest.raises(RuntimeError, match=rf"^{name} is differentiable once, .* use kernels\.{name}\.reference"):
             torch.autograd.functional.hvp(lambda x, function=function: function(x).square().sum(), x, x)

@@ -235,7 +235,9 @@ MIXED = {
     "forward over reverse": lambda function, x: torch.func.hessian(squared(function))(x),
     "linearized": lambda function, x: torch.func.linearize(torch.func.grad(squared(function)), x),
     "jvp of a gradient": lambda function, x: jvp(torch.func.grad(squared(function)), x),
-    "jvp of a gradient in a dispatch mode": inside(Mode, lambda function, x: jvp(torch.func.grad(squared(function)), x)),
+    "jvp of a gradient in a dispatch mode": inside(
+        Mode, lambda function, x: jvp(torch.func.grad(squared(function)), x)
+    ),
 }
 
 
