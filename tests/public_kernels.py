@@ -621,7 +621,7 @@ def fast_rope():
 
 @case("torchao")
 def int_matmul():
-    from torchao.kernel.intmm_triton import int_matmul_kernel, int8_mm_kernel_configs
+    from torchao.kernel.intmm_triton import int8_mm_kernel_configs, int_matmul_kernel
 
     a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 64), (64, 48)))
     c = torch.zeros(32, 48, dtype=torch.int32)
