@@ -184,7 +184,10 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
         case "inspect":
             from helpers.instruments.resources import inspect_kernel
 
-            print(inspect_kernel(arguments.kernel, arguments.arguments, arguments.device))
+            found = inspect_kernel(arguments.kernel, arguments.arguments, arguments.device)
+            print(found)
+            for number, configuration in enumerate(found.configurations, 1):
+                print(f"{'  configurations' if number == 1 else '':<16} {number}: {configuration}")
             return 0
         case "analyse":
             from helpers.instruments.fusion.analyse_command import analyse_named

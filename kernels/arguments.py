@@ -28,7 +28,7 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
     first = None
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{operation} takes tensors, got {name} of type {type(tensor).__name__}: use torch.tensor")
+            raise TypeError(_not_a_tensor(operation, name, tensor))
         if tensor.dtype not in dtypes:
             taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise TypeError(f"{operation} takes {taken}, got {name} of {tensor.dtype}: convert it with .to(dtype)")
@@ -108,7 +108,7 @@ def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str
     """
     for name, vector in vectors.items():
         if not isinstance(vector, torch.Tensor):
-            raise TypeError(f"{operation} takes tensors, got {name} of type {type(vector).__name__}: use torch.tensor")
+            raise TypeError(_not_a_tensor(operation, name, vector))
         if vector.dtype not in FLOATS:
             taken = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
             raise TypeError(f"{operation} takes {taken}, got {name} of {vector.dtype}: convert it with .to(dtype)")
@@ -129,7 +129,7 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
 
     Raises:
         TypeError: logits are not a floating-point tensor, labels not one of int64.
-        ValueError: two devices, shapes that do not fit, or no class.
+        ValueError: two devices, shapes that do not fit, no class, or shapes that fit (N, classes, ...) as well.
     """
     check_alike(operation, logits=logits)
     check_columns(operation, logits)
@@ -141,7 +141,12 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"{operation} takes a label a row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
-            f"give it logits of (..., classes) and labels of (...)"
+            f"give it logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)"
+        )
+    if logits.dim() > 2 and labels.numel() and labels.shape == (logits.shape[0], *logits.shape[2:]):
+        raise ValueError(
+            f"{operation} takes logits of (..., classes), and {tuple(logits.shape)} may be PyTorch's (N, classes, ...)"
+            ": give it logits.flatten(0, -2) and labels.flatten(), or logits.movedim(1, -1).flatten(0, -2)"
         )
     if labels.device != logits.device:
         raise ValueError(
@@ -269,6 +274,8 @@ _ATTENTION = {
     "softmax_scale": "scale",
 }
 INSTEAD = {
+    "softmax": {"dim": "x.movedim(dim, -1)", "dtype": "x.to(dtype)"},
+    "l2_norm": {"p": "torch.nn.functional.normalize", "dim": "x.movedim(dim, -1)"},
     "flash_attention": _ATTENTION | {"attn_mask": "kernels.attention_scores with a mask, times v"},
     "attention_scores": _ATTENTION | {"attn_mask": "mask"},
     "cross_entropy": dict.fromkeys(("weight", "ce_weight", "target"), "torch.nn.functional.cross_entropy")
@@ -287,6 +294,36 @@ def refuse(operation: str, given: dict) -> None:
         raise TypeError(f"{operation} takes no {name}: {mend}")
 
 
+_ORDER = "pass causal and scale by name: the order of scaled_dot_product_attention is another"
+_SHAPE = "leave the shape out, the last dimension is normalized"
+# (operations, argument, types, what to do): what callers give who know another function's arguments.
+_MEANT = (
+    (("flash_attention",), "causal", torch.Tensor, "for a mask use kernels.attention_scores with mask, times v"),
+    (("flash_attention", "attention_scores"), "causal", type(None), _ORDER),
+    (("cross_entropy",), "ignore_index", torch.Tensor, "for class weights use torch.nn.functional.cross_entropy"),
+    (("conv_bn_act",), "stride", tuple | list, "pass one int for both directions"),
+    (("conv_bn_act",), "padding", tuple | list, "pass one int for both directions"),
+    (("conv_bn_act",), "padding", str, "pass (kernel size - 1) // 2 for 'same', 0 for 'valid'"),
+    (("linear_act",), "residual", str, "pass act by name"),
+    (("ffn",), "gate", str, "pass act by name"),
+    (("softmax_dropout", "bias_dropout_residual"), "seed", float, "pass p by name"),
+    (("rms_norm", "layer_norm", "layer_norm_act", "layer_norm_int8"), "weight", tuple | list | int, _SHAPE),
+)
+
+
+def meant(operation: str, name: str, value) -> str | None:
+    """Return what to do instead, where a value is one that another function takes at this place; else None."""
+    for operations, argument, types, instead in _MEANT:
+        if operation in operations and name == argument and isinstance(value, types):
+            return instead
+    return None
+
+
+def _not_a_tensor(operation: str, name: str, value) -> str:
+    mend = meant(operation, name, value) or "use torch.tensor"
+    return f"{operation} takes tensors, got {name} of type {type(value).__name__}: {mend}"
+
+
 def _shown(value) -> str:
     """Return a value for a message, in one line."""
     if isinstance(value, torch.Tensor):
@@ -295,6 +332,10 @@ def _shown(value) -> str:
 
 
 def _mend(operation: str, name: str, kind: type, value) -> str:
+    if instead := meant(operation, name, value):
+        return instead
+    if name == "eps" and value is None:
+        return "pass one float, PyTorch's None is torch.finfo(x.dtype).eps"
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return f"pass {name}.item()"
     if value is None or isinstance(value, torch.Tensor | str | tuple | list):
@@ -314,7 +355,7 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
 
     Raises:
         TypeError: another type.
-        ValueError: NaN, infinity, an integer beyond 64 bits, or what LIMITS leaves out.
+        ValueError: NaN, infinity, an integer beyond 64 bits, what LIMITS leaves out, or an eps that fp32 does not have.
     """
     if value is None and optional:
         return
@@ -330,6 +371,8 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
     if kind in (int, float) and not least <= value <= most:
         above = f"to {most:g}" if most < math.inf else "or above"
         raise ValueError(f"{operation} takes {name} of {least:g} {above}, got {value}: choose one in that range")
+    if name == "eps" and value and not 2.0**-126 <= value < 2.0**128:
+        raise ValueError(f"{operation} takes eps of 2^-126 to 2^128, as fp32 has it, or 0, got {value}: choose another")
 
 
 def ones_unless(weight: Tensor | None, x: Tensor) -> Tensor:

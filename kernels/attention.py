@@ -77,7 +77,9 @@ def value_per_row(x: torch.Tensor) -> torch.Tensor:
     return padded_empty(x.shape[:3], x.new_empty(0, dtype=dtype))
 
 
-def check_heads(operation: str, scale: float | None, enable_gqa: bool, more: dict, **tensors: torch.Tensor) -> None:
+def check_heads(
+    operation: str, causal: bool, scale: float | None, enable_gqa: bool, more: dict, **tensors: torch.Tensor
+) -> None:
     """Check q, k and, if given, v, and the options of attention.
 
     Raises:
@@ -105,6 +107,7 @@ def check_heads(operation: str, scale: float | None, enable_gqa: bool, more: dic
         raise ValueError(f"{operation} takes {wrong[0]}, got {shapes}: {wrong[1]}")
     check_option(operation, "scale", scale, float, optional=True)
     if scale is not None and scale <= 0:
+        check_option(operation, "causal", causal, bool)
         raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
     if scale is not None and q.dtype != torch.float64 and not 2.0**-126 <= scale < 2.0**127:
         raise ValueError(f"{operation} takes a scale of 2^-126 to 2^127, as fp32 has it, got {scale}: scale q instead")

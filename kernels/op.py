@@ -99,6 +99,10 @@ def _has_tangent(arguments) -> bool:
     return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
+def _needs_gradient(arguments) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+
+
 def _signed(x):
     """x, with its sign in memory where it is a view that only says so: kernels read memory."""
     return x.resolve_neg() if isinstance(x, torch.Tensor) else x
@@ -110,7 +114,7 @@ def _operator(name: str, function: Callable, fake: Callable):
     return operator
 
 
-def _refuse_transforms_of_operator(name: str, operator) -> None:
+def _refuse_transforms_of_operator(called: Callable, operator) -> None:
     """Make the operator refuse forward mode and vmap where only PyTorch's dispatcher calls it, as in a compiled graph.
 
     A custom operator has no forward-mode derivative, and PyTorch drops the tangents of its arguments in silence.
@@ -118,11 +122,18 @@ def _refuse_transforms_of_operator(name: str, operator) -> None:
     plain = make_autograd_impl(operator._opoverload, operator)
 
     def with_autograd(keyset, *arguments, **named):
+        name = called(arguments)
         if _has_tangent(arguments):
             raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
+        if torch._C._functorch.get_interpreter_stack() and _needs_gradient(arguments):
+            raise RuntimeError(
+                f"{name} has no gradient of torch.func under torch.compile: take it with torch.autograd.grad, or use "
+                f"{_reference(name)}"
+            )
         return plain(keyset, *arguments, **named)
 
-    def refuse_batches(*_):
+    def refuse_batches(info, in_dims, *arguments):
+        name = called(arguments)
         raise RuntimeError(f"{name} has no rule for vmap: pass the batch as dimensions, or use {_reference(name)}")
 
     operator.register_vmap(refuse_batches)
@@ -148,6 +159,7 @@ def register(
     backward_fake: Callable | None = None,
     gradients: Callable = _all_of_backward,
     results: int = 1,
+    called: Callable | None = None,
 ) -> Callable:
     """The operation as one function: `forward` at once where no gradient is asked for, an autograd function where one
     is (it costs Python less than an operator does), an operator under torch.compile.
@@ -166,16 +178,18 @@ def register(
             Where not given, what `backward` returns. `needed` says of each argument whether its gradient is asked for.
         results: how many tensors y is. Of several, `backward` and `gradients` take as many gradients before what is
             kept; all but the first may be None.
+        called: (arguments) -> the public function's name in messages, where several share the operation.
 
     Returns:
         A function of forward's arguments, by position, that returns y. It checks those that are no tensors
         (options.check_option). A second derivative through it raises RuntimeError.
     """
+    called = called or (lambda arguments: name)
     options = _options(forward)
     forward = by_variant(name, "forward", forward)
     forward_op = training_op = _operator(name, forward, fake)
     backward_op, planned_forward = None, planned(forward)
-    apply = apply_in_transforms = forward_op
+    apply = apply_in_transforms = apply_recorded = forward_op
     if backward is None:
 
         def refuse(ctx, *_):
@@ -196,6 +210,7 @@ def register(
             ctx.set_materialize_grads(False)  # no zeros for the rest of training's results: nobody differentiates them
             ctx.save_for_backward(*tensors)
             ctx.settings = kept[len(tensors) :]
+            ctx.called = called(inputs)
 
         def by(backward):
             def differentiate(ctx, *incoming):
@@ -203,10 +218,11 @@ def register(
                 come = [each for each in (grad_y, *more) if each is not None]
                 if not come:
                     return (None,) * arity
-                _refuse_transforms(name, come)
+                _refuse_transforms(ctx.called, come)
                 incoming = torch.zeros_like(come[0]) if grad_y is None else grad_y, *more
                 arguments = backward, ctx.needs_input_grad, *map(_signed, incoming), *ctx.saved_tensors, *ctx.settings
-                found = _Once.apply(name, gradients, *arguments) if torch.is_grad_enabled() else gradients(*arguments)
+                twice = torch.is_grad_enabled()
+                found = _Once.apply(ctx.called, gradients, *arguments) if twice else gradients(*arguments)
                 return *found, *(None,) * (arity - len(found))
 
             return differentiate
@@ -222,15 +238,26 @@ def register(
         # and takes no other under its transforms. Not `run` itself: two stars bind fastest.
         methods = {"forward": staticmethod(run_and_keep), "backward": staticmethod(by(planned(backward)))}
         apply = type(name, (torch.autograd.Function,), methods).apply
+
+        def refuse_forward_mode(*_):
+            raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
+
         methods |= {
             "forward": staticmethod(lambda *arguments: run(*arguments)),
             "setup_context": staticmethod(setup_context),
+            "jvp": staticmethod(refuse_forward_mode),
         }
         apply_in_transforms = type(name, (torch.autograd.Function,), methods).apply
+        # The same of operators, for modes that record them.
+        methods |= {
+            "forward": staticmethod(lambda *arguments: training_op(*arguments)),
+            "backward": staticmethod(by(backward_op)),
+        }
+        apply_recorded = type(name, (torch.autograd.Function,), methods).apply
         training_op.register_autograd(by(backward_op), setup_context=setup_context)
 
     for operator in {each._qualname: each for each in (forward_op, training_op, backward_op) if each}.values():
-        _refuse_transforms_of_operator(name, operator)
+        _refuse_transforms_of_operator((lambda _: name) if operator is backward_op else called, operator)
 
     def operation(*arguments):
         tracked = negative = False
@@ -247,17 +274,17 @@ def register(
                 recorded = recorded or x.is_meta or type(x) not in TENSOR_TYPES
                 negative = negative or x.is_neg()
         if not torch.compiler.is_compiling():  # there the operators refuse
-            _refuse_transforms(name, tensors)
+            _refuse_transforms(called(arguments), tensors)
+        if negative and not recorded:
+            arguments = [_signed(x) for x in arguments]
+        if not tracked:
+            return forward_op(*arguments) if recorded else planned_forward(*arguments)
+        transformed = not torch.compiler.is_compiling() and torch._C._functorch.get_interpreter_stack()
+        if transformed and backward is None:
+            raise RuntimeError(f"{name} has no backward pass: use {_reference(name)} where you need one")
         if recorded:
-            result = (training_op if tracked else forward_op)(*arguments)
+            result = (apply_recorded if transformed else training_op)(*arguments)
         else:
-            if negative:
-                arguments = [_signed(x) for x in arguments]
-            if not tracked:
-                return planned_forward(*arguments)
-            transformed = torch._C._functorch.get_interpreter_stack()
-            if transformed and backward is None:
-                raise RuntimeError(f"{name} has no backward pass: use {_reference(name)} where you need one")
             result = (apply_in_transforms if transformed else apply)(*arguments)
         if tracked and training is not None:
             return result[0] if results == 1 else result[:results]

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import check_option
+from kernels.arguments import check_option, meant
 
 
 @triton.jit
@@ -135,7 +135,8 @@ def check_dropout(operation: str, x: torch.Tensor, seed: torch.Tensor | None, p:
         return
     if not isinstance(seed, torch.Tensor) or seed.dtype != torch.int64:
         kind = seed.dtype if isinstance(seed, torch.Tensor) else type(seed).__name__
-        raise TypeError(f"{operation} takes seed in a tensor of torch.int64, got {kind}: use torch.tensor(seed)")
+        mend = meant(operation, "seed", seed) or "use torch.tensor(seed)"
+        raise TypeError(f"{operation} takes seed in a tensor of torch.int64, got {kind}: {mend}")
     if seed.numel() != 1 or seed.device != x.device:
         raise ValueError(
             f"{operation} takes a seed of one value on {x.device}, got {tuple(seed.shape)} on {seed.device}: "

@@ -374,6 +374,11 @@ class _Sampler:
             executed[frame.f_lineno, frame.f_lasti] += 1
         return self._meter.access(kind, addresses, mask, itemsize)
 
+    def withdraw(self):
+        if self._pending is not None and self._launches and self._launches[-1] is self._pending[0]:
+            self._launches.pop()
+        self._pending = None
+
     def lock(self, address, took):
         self._meter.lock(address, took)
 

@@ -7,6 +7,7 @@ Triton's own compiler and NVIDIA's assembler do the work; the driver is not aske
 
 import ast
 import contextlib
+import copy
 import importlib
 import io
 import os
@@ -28,14 +29,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, CompiledKernel, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import cache, driver
+from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.errors import PTXASError
 from triton.runtime.jit import JITFunction, MockTensor, create_function_from_signature
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP, Occupancy, limits, occupancy
 from helpers.instruments.sass import SassView, count, disassemble
 from helpers.instruments.source_lines import with_source
-from kernels.interpreter import runtime
+from kernels.interpreter import configurations, runtime
 
 OLDEST = (7, 5)  # the oldest compute capability that Triton and its assembler target
 TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
@@ -68,6 +71,8 @@ class Resources:
         ptx: the code that Triton hands to NVIDIA's assembler.
         cubin: the assembled code.
         file: where the kernel's own lines are to be read.
+        configuration: of an autotuned kernel, the one that was compiled, in words.
+        configurations: all of an autotuned kernel, in its order; those passed over say why.
     """
 
     kernel: str
@@ -83,6 +88,8 @@ class Resources:
     ptx: str
     cubin: bytes
     file: str = field(default="", compare=False)
+    configuration: str = ""
+    configurations: tuple[str, ...] = ()
 
     @property
     def spill_bytes(self) -> int:
@@ -151,21 +158,26 @@ class Resources:
                 f"  stack          {self.stack} B a thread",
                 f"  shared memory  {self.shared_memory} B a block",
                 f"  occupancy      {self.occupancy()}",
+                *([f"  configuration  {self.configuration}"] if self.configuration else []),
             ]
         )
 
 
 def compile_for(
-    kernel: JITFunction,
+    kernel: JITFunction | Autotuner | Heuristics,
     /,
     *args,
     device: str | Device = "H100",
-    num_warps: int = 4,
-    num_stages: int = 3,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
     maxnreg: int | None = None,
     **constexprs,
 ) -> Resources:
     """Compile a kernel of `@triton.jit`, or of `@gluon.jit`, as a launch with these arguments would on `device`.
+
+    Under `@triton.heuristics` its values are computed as in a launch. Under `@triton.autotune` the first configuration
+    is compiled that `prune_configs_by` leaves, that has the constexprs and options given here and that fits the device;
+    `configurations` of the result lists all of them.
 
     Like a launch, the compiler learns each argument's type, whether a pointer is aligned to 16 bytes and an integer a
     multiple of 16 (which decides how wide loads become), and integers that are 1. Nothing runs, so tensors may be on
@@ -174,8 +186,8 @@ def compile_for(
     Args:
         args: as in a launch: tensors, TensorDescriptors, numbers; a torch.dtype stands for an aligned pointer to it.
         device: a name in DEVICES, or a Device.
-        num_warps: a block, a power of two up to 32.
-        num_stages: loads in flight ahead of a loop's arithmetic.
+        num_warps: a block, a power of two up to 32; by default that of the configuration, or 4.
+        num_stages: loads in flight ahead of a loop's arithmetic; by default those of the configuration, or 3.
         maxnreg: the most registers a thread may have, 1 to 255; None leaves it to the compiler.
         constexprs: the kernel's other parameters by name, and any launch option of Triton.
 
@@ -186,15 +198,100 @@ def compile_for(
     """
     device = device if isinstance(device, Device) else DEVICES[device]
     target = _target(device)
-    if not isinstance(kernel, JITFunction):
-        mend = "pass its .fn" if hasattr(kernel, "fn") else "write it in a file or a notebook cell under @triton.jit"
-        raise TypeError(f"compile_for takes a @triton.jit kernel, got {_called(kernel)}: {mend}")
-    name = kernel.fn.__name__
-    if num_warps not in (1, 2, 4, 8, 16, 32):
+    if not isinstance(undecorated(kernel), JITFunction):
+        raise TypeError(
+            f"compile_for takes a @triton.jit kernel, got {_called(kernel)}: write it in a file or a notebook cell "
+            "under @triton.jit"
+        )
+    if num_warps not in (None, 1, 2, 4, 8, 16, 32):
         raise ValueError(f"num_warps is a power of two from 1 to 32, got {num_warps}")
     if maxnreg is not None and not 1 <= maxnreg <= MAX_REGISTERS:
         raise ValueError(f"maxnreg is 1 to {MAX_REGISTERS} registers a thread, got {maxnreg}")
-    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg, **constexprs}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+    options = {name: value for name, value in options.items() if value is not None} | constexprs
+    if isinstance(kernel, JITFunction):
+        return _compiled(kernel, device, target, args, options)
+    return _first_that_fits(kernel, device, target, args, options)
+
+
+def undecorated(kernel):
+    """Return the kernel under decorators such as @triton.autotune and @triton.heuristics."""
+    while isinstance(kernel, Autotuner | Heuristics):
+        kernel = kernel.fn
+    return kernel
+
+
+def _first_that_fits(kernel, device: Device, target: GPUTarget, args: tuple, options: dict) -> Resources:
+    name, found, listed, refused = undecorated(kernel).fn.__name__, None, [], []
+    for config, jitted, arguments, settings in _configured(kernel, args, options):
+        said = configurations.shown(config) if config else ""
+        if found is None:
+            try:
+                found = replace(_compiled(jitted, device, target, arguments, settings), configuration=said)
+            except ValueError as error:
+                if not config:
+                    raise
+                refused.append(f"{said}: {error}")
+                said = refused[-1]
+        listed += [said] if said else []
+    if found is None:
+        tuned = next(each for each in _decorators(kernel) if isinstance(each, Autotuner))
+        if refused:
+            raise ValueError(f"no configuration of {name} fits {device.name}; the last: {refused[-1]}")
+        known = "; ".join(map(configurations.shown, tuned.configs[:8]))
+        names = {name for config in tuned.configs for name in config.all_kwargs()}
+        given = ", ".join(f"{key}={value}" for key, value in options.items() if key in names) or "what is given"
+        raise ValueError(f"no configuration of {name} has {given}: it has {known}; for another compile {name}.fn")
+    return replace(found, configurations=tuple(listed))
+
+
+def _decorators(kernel) -> Iterator:
+    while isinstance(kernel, Autotuner | Heuristics):
+        yield kernel
+        kernel = kernel.fn
+
+
+def _configured(kernel, args: tuple, options: dict) -> Iterator[tuple]:
+    """(configuration or None, kernel of @triton.jit, arguments, options) of each way to launch a decorated kernel."""
+    if isinstance(kernel, Heuristics):
+        positional = dict(zip(kernel.arg_names, args, strict=False))
+        for name, value in kernel.values.items():
+            try:
+                options = {**options, name: value({**positional, **options})}
+            except (AttributeError, KeyError, TypeError) as error:
+                told = " ".join(str(error).split())
+                raise TypeError(
+                    f"the heuristic of {name} in {undecorated(kernel).fn.__name__} fails ({told}): pass tensors, on "
+                    "device meta say, and all arguments that it asks for"
+                ) from None
+        yield from _configured(kernel.fn, args, options)
+    elif isinstance(kernel, Autotuner):
+        tuned = {name for config in kernel.configs for name in config.all_kwargs()}
+        fixed = {name: value for name, value in options.items() if name in tuned}
+        others = {name: value for name, value in options.items() if name not in fixed}
+        for config in configurations.pruned(kernel, dict(zip(kernel.arg_names, args, strict=False)), others):
+            its = config.all_kwargs()
+            if any(its.get(name) != value for name, value in fixed.items()):
+                continue
+            arguments = tuple(map(_apart, args)) if config.pre_hook else args
+            if config.pre_hook:  # such as one that sets the block of a tensor descriptor
+                config.pre_hook(dict(zip(kernel.arg_names, arguments, strict=False)) | others | its)
+            for _, *found in _configured(kernel.fn, arguments, others | its):
+                yield config, *found
+    else:
+        yield None, kernel, args, options
+
+
+def _apart(argument):
+    """A copy of a tensor descriptor, for a hook to change; a tensor without data, for it to zero."""
+    if isinstance(argument, torch.Tensor):
+        return argument.to("meta")
+    return copy.copy(argument) if isinstance(argument, TensorDescriptor) else argument
+
+
+def _compiled(kernel: JITFunction, device: Device, target: GPUTarget, args: tuple, options: dict) -> Resources:
+    name = kernel.fn.__name__
+    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None} | options
     source, parsed = _as_launched(kernel, target, args, options)
     try:
         compiled, log = _compile(source, target, parsed)
@@ -390,7 +487,7 @@ def _complaint(error: Exception) -> str:
         error = error.__cause__
     if not isinstance(error, CompilationError):
         return " ".join(str(error).split()) or type(error).__name__
-    said = " ".join((error.error_message or "").split())
+    said = " ".join((error.error_message or "").split()) or "it does not hold"  # of a static_assert without a message
     if error.src is None or not hasattr(error.node, "lineno"):
         return said
     lines = error.src.splitlines()
@@ -461,8 +558,8 @@ def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H10
     except ModuleNotFoundError as error:
         raise ValueError(f"cannot import {module_name}: {error}") from None
     kernel = getattr(module, name, None)
-    if not isinstance(kernel, JITFunction):
-        found = [key for key, value in vars(module).items() if isinstance(value, JITFunction)]
+    if not isinstance(undecorated(kernel), JITFunction):
+        found = [key for key, value in vars(module).items() if isinstance(undecorated(value), JITFunction)]
         raise ValueError(f"{module_name} has no @triton.jit kernel {name}: it has {', '.join(found) or 'none'}")
     op = getattr(module, "OP", None)
     if not arguments and getattr(op, "kernel", None) is kernel:

@@ -56,6 +56,10 @@ _MEANINGS = (
     ),
     (r"maximum recursion depth", "a kernel cannot call itself: write a loop"),
     (r"'Builder' object has no attribute 'create_(\w+)'", r"the interpreter has no \1: it needs a GPU"),
+    (
+        r"^\(triton\.language\.(\w+)(?:, triton\.language\.(\w+))?\b.*\)$",
+        r"libdevice has no such function of \1 \2: write x.to(tl.float32) first",
+    ),
     (r"^'complex\d+'", "a kernel has no complex numbers: pass torch.view_as_real(x)"),
     (r"integer to be specialized too large", "an integer argument takes at most 64 bits: pass a smaller one"),
     (r"multiple values for argument '_semantic'", "too many arguments: pass all but the first few by name"),
@@ -87,5 +91,5 @@ def meaning(error: Exception) -> str:
         )
     for pattern, means in _MEANINGS:
         if found := re.search(pattern, said):
-            return found.expand(means)
+            return " ".join(found.expand(means).replace(" :", ":").split())
     return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."

@@ -22,9 +22,11 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     multiple_of and its kin   held against the values: what is not true is refused
     accesses outside          of every tensor of the launch: refused, for they would reach this process's memory
     masked lanes              of a load without `other` hold NaN, or a number that is no index: a GPU promises nothing
-    loops that do not end     stopped after MAX_PASSES
+    loops that do not end     stopped after MAX_PASSES, or MAX_SECONDS
     grids that take hours     refused beyond MAX_PROGRAMS
-    float8, libdevice, inline assembly, bfloat16 atomics, @autotune    refused: they need a GPU
+    libdevice                 computed with the errors that CUDA documents, or smaller (see libdevice.py)
+    @autotune, @heuristics    the first configuration that fits runs (see configurations.py)
+    float8, inline assembly, bfloat16 atomics    refused: they need a GPU
 
 What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
 and exponentials are exact to the last bit but one, and program instances run one after another, so races do not race.
@@ -42,6 +44,7 @@ import linecache
 import math
 import re
 import threading
+import time
 import types
 
 import ml_dtypes
@@ -49,16 +52,20 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, CUDAOptions, min_dot_size
 from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
-from triton.language.extra.cuda import libdevice
+from triton.language.extra import libdevice as any_libdevice
+from triton.language.extra.cuda import libdevice as cuda_libdevice
+from triton.language.extra.hip import libdevice as hip_libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
+from kernels.interpreter import configurations, libdevice
 from kernels.interpreter.advice import meaning
 from kernels.interpreter.bounds import Bounds
 from kernels.interpreter.hints import PROMISES
@@ -68,7 +75,9 @@ if triton.knobs.runtime.interpret:
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
-MAX_PASSES = 2**16  # through the loops of one program instance, half a minute of an ordinary body
+MAX_PASSES = 2**16  # through the loops of one program instance
+MAX_SECONDS = 8.0  # of a CPU, for one program instance that has made MANY_PASSES
+MANY_PASSES = 2**12
 MAX_PROGRAMS = 2**20  # of one launch, ten minutes of a small kernel
 LANES = 32  # of a warp
 VECTOR = 16  # bytes, the widest load of one lane
@@ -78,7 +87,6 @@ MOST_HELD = 256  # elements of a block a thread, about its registers; twice as m
 kernel_code: set[types.CodeType] = set()
 
 triton_run = JITFunction.run  # Triton's own launch
-_autotuned_run = Autotuner.run
 _make_ttgir = CUDABackend.make_ttgir
 _triton_np_dtype = interpreter._get_np_dtype
 _triton_block_type = tl.block_type.__init__
@@ -91,6 +99,8 @@ _observer = None
 _bounds = Bounds({})
 _warps = 4
 _passes = 0  # of the program instance that is running
+_began = 0.0  # seconds of the CPU when it began
+_accesses = 0  # to memory, of all launches
 
 
 def has_gpu() -> bool:
@@ -120,8 +130,10 @@ def observed(observer):
     addresses in host memory and bools, both of the block's shape, and the size of an element in bytes. It returns the
     lanes that may go through, or None for all: an access outside any tensor must not reach this process's memory.
 
-    It may have a fourth, `lock(address, took)`: after each atomic of one element, whether it was a compare-and-swap
-    that found what it compared with, or an exchange of 0 for something else, as one takes a lock.
+    It may have more: `configured(name, said)`, after a launch of an autotuned kernel: which configuration ran and why;
+    `withdraw()`: the launch just reported ended at a static assertion and another is to come; `lock(address, took)`,
+    after each atomic of one element: whether it was a compare-and-swap that found what it compared with, or an exchange
+    of 0 for something else, as one takes a lock.
     One that also has `product(left, right)`, called with the operands of each `tl.dot` as arrays, wants none computed;
     its `operation(function, elements)` is called at each operation on a block of floats, with NumPy's function for it.
     """
@@ -226,6 +238,8 @@ def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarra
     Raises:
         IndexError: one of them lies outside every tensor of the launch.
     """
+    global _accesses
+    _accesses += 1
     mask = mask.data if isinstance(mask, interpreter.TensorHandle) else mask  # descriptors pass a bare array
     kept = None if _observer is None else _observer.access(kind, addresses, mask, itemsize)
     lanes = np.asarray(mask if kept is None else kept, dtype=bool)
@@ -353,12 +367,13 @@ class Builder(interpreter.InterpreterBuilder):
             left, right = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (left, right))
         return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
-    # What only a GPU has
     def create_extern_elementwise(self, libName, libPath, symbol, argList, retType, isPure):
-        raise NotImplementedError(
-            f"libdevice ({symbol}) needs a GPU: write it with tl functions, such as tanh(x) = 2*tl.sigmoid(2*x) - 1"
-        )
+        arguments = [each.data for each in argList]
+        _report(np.exp, arguments[0])  # counted as the special functions are
+        dtype = retType.scalar
+        return interpreter.TensorHandle(libdevice.call(symbol, arguments).astype(_np_dtype(dtype), copy=False), dtype)
 
+    # What only a GPU has
     def create_inline_asm(self, inlineAsm, constraints, values, type, isPure, pack):
         raise NotImplementedError("inline assembly needs a GPU: write the operation with tl functions")
 
@@ -448,6 +463,13 @@ def _one_value(self) -> bool:
     return True  # Triton's own `if mask and ...` asks only whether there is a mask
 
 
+def _refusing(said: str):
+    def refuse(*_, **__):
+        raise NotImplementedError(said)
+
+    return refuse
+
+
 @functools.cache
 def _interpreted_language() -> list:
     """Every (owner, attribute, value) that makes triton.language work on NumPy arrays."""
@@ -457,8 +479,21 @@ def _interpreted_language() -> list:
         interpreter._patch_lang_core(language, changes)
         for name, promise in PROMISES.items():
             changes.set_attr(language, name, promise)
-    for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, libdevice):
+        changes.set_attr(language, "static_assert", _static_assert)
+    for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, cuda_libdevice):
         interpreter._patch_builtin(owner, interpreter.interpreter_builder, changes)
+    for name, function in vars(any_libdevice).items():
+        if isinstance(function, types.FunctionType):  # an empty function, which the compiler replaces by the GPU's own
+            own = changes.get((id(cuda_libdevice), name))
+            changes.set_attr(
+                any_libdevice, name, own[2] if own else _refusing(f"NVIDIA's libdevice has no {name}: write it out")
+            )
+    for name, function in vars(hip_libdevice).items():
+        if isinstance(function, types.FunctionType):
+            said = (
+                f"triton.language.extra.hip.libdevice.{name} is AMD's: import it from triton.language.extra.libdevice"
+            )
+            changes.set_attr(hip_libdevice, name, _refusing(said))
     interpreter._patch_lang_tensor(tl.tensor, changes)
     for name, member in inspect.getmembers(tl.tensor, lambda member: isinstance(member, JITFunction)):
         changes.set_attr(tl.tensor, name, functools.partialmethod(member))
@@ -472,9 +507,36 @@ def _interpreted_language() -> list:
     return list(changes.values())
 
 
+@functools.cache
+def _interpreted_functions() -> dict[int, object]:
+    """id of each function of triton.language -> its interpreted form, for code that imported it by name."""
+    return {
+        id(vars(owner)[name]): value
+        for owner, name, value in _interpreted_language()
+        if isinstance(owner, types.ModuleType) and name in vars(owner)
+    }
+
+
+def _resolved(value):
+    if isinstance(value, types.FunctionType) and value.__module__ == any_libdevice.__name__:
+        return getattr(any_libdevice, value.__name__, value)  # as the compiler finds it: a module may be loaded twice
+    return _interpreted_functions().get(id(value), value)
+
+
+def _resolved_in_another_module(value):
+    # Here Triton's compiler does not put the GPU's function in place of the empty one.
+    if getattr(value, "__module__", None) == any_libdevice.__name__:
+        raise NotImplementedError(
+            f"Triton compiles {value.__name__} of triton.language.extra.libdevice only where the kernel's own file "
+            f"imports it: write from triton.language.extra.libdevice import {value.__name__}"
+        )
+    return _resolved(value)
+
+
 @contextlib.contextmanager
 def _language_interpreted():
     missing = object()
+    _interpreted_functions()  # found by what it replaces, so before it is replaced
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in _interpreted_language()]
     try:
         for owner, name, value in _interpreted_language():
@@ -488,10 +550,57 @@ def _language_interpreted():
                 setattr(owner, name, value)
 
 
-class _CountedLoops(ast.NodeTransformer):
-    """Counts every pass through a loop."""
+class _Index(int):
+    """The index of a loop over a range: a tensor to the compiler, such as one writes i.to(tl.int64) of."""
+
+    def __getattr__(self, name):
+        return getattr(interpreter.interpreter_semantic.to_tensor(int(self)), name)
+
+
+def _add_operator(name: str) -> None:
+    of_int = getattr(int, name)
+
+    def operate(self, other):
+        result = of_int(self, other)
+        return _Index(result) if type(result) is int else result
+
+    setattr(_Index, name, operate)
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    _add_operator(f"__{_name}__")
+    _add_operator(f"__r{_name}__")
+
+
+def _indices(of):
+    return map(_Index, of) if isinstance(of, range) else of
+
+
+class _Rewritten(ast.NodeTransformer):
+    """Counts every pass through a loop, makes its index an _Index, and calls Triton's functions that other modules hold
+    in their interpreted form.
+
+    Args:
+        namespace: the kernel's globals.
+    """
 
     COUNT = "_interpreter_counts_a_pass"
+    RESOLVE = "_interpreter_resolves"
+    INDICES = "_interpreter_indices"
+
+    def __init__(self, namespace: dict):
+        self._namespace = namespace
+
+    def visit_Call(self, call):
+        self.generic_visit(call)
+        root = call.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        module = self._namespace.get(root.id) if isinstance(root, ast.Name) and root is not call.func else None
+        if isinstance(module, types.ModuleType) and module.__name__.partition(".")[0] != "triton":
+            resolve = ast.copy_location(ast.Name(self.RESOLVE, ast.Load()), call.func)
+            call.func = ast.copy_location(ast.Call(resolve, [call.func], []), call.func)
+        return call
 
     def visit_For(self, loop):
         self.generic_visit(loop)
@@ -499,6 +608,9 @@ class _CountedLoops(ast.NodeTransformer):
         for node in ast.walk(count):
             ast.copy_location(node, loop)
         loop.body.insert(0, count)
+        if isinstance(loop, ast.For):
+            indices = ast.copy_location(ast.Name(self.INDICES, ast.Load()), loop.iter)
+            loop.iter = ast.copy_location(ast.Call(indices, [loop.iter], []), loop.iter)
         return loop
 
     def visit_While(self, loop):
@@ -514,14 +626,16 @@ class _CountedLoops(ast.NodeTransformer):
 def _count_pass() -> None:
     global _passes
     _passes += 1
-    if _passes > MAX_PASSES:
+    slow = _passes >= MANY_PASSES and _passes % 64 == 0 and time.thread_time() - _began > MAX_SECONDS
+    if slow or _passes > MAX_PASSES:
         raise RuntimeError(
-            f"{MAX_PASSES:,} passes through loops in one program instance: does this one end? Change what its "
-            "condition compares, or take larger blocks"
+            f"{min(_passes, MAX_PASSES):,} passes through loops in one program instance: does this one end? Change "
+            "what its condition compares, or take larger blocks"
         )
 
 
 _sources: dict[types.FunctionType, types.CodeType] = {}
+_names: dict[types.FunctionType, set[str]] = {}  # that a kernel's source uses
 
 
 def _python_function(kernel: JITFunction):
@@ -529,7 +643,8 @@ def _python_function(kernel: JITFunction):
     code = _sources.get(kernel.fn)
     if code is None:
         filename, first_line = get_jit_fn_file_line(kernel)
-        tree = _CountedLoops().visit(interpreter.ASTTransformer().visit(kernel.parse()))
+        tree = _Rewritten(kernel.fn.__globals__).visit(interpreter.ASTTransformer().visit(kernel.parse()))
+        _names[kernel.fn] = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         ast.increment_lineno(ast.fix_missing_locations(tree), first_line - 1)
         code = _sources[kernel.fn] = compile(tree, filename, "exec")
         if not kernel.fn.__module__.startswith("triton."):
@@ -539,8 +654,13 @@ def _python_function(kernel: JITFunction):
         **kernel.fn.__globals__,
         **{name: cell.cell_contents for name, cell in closure.items()},
         "interpreter_semantic": interpreter.interpreter_semantic,
-        _CountedLoops.COUNT: _count_pass,
+        _Rewritten.COUNT: _count_pass,
+        _Rewritten.RESOLVE: _resolved_in_another_module,
+        _Rewritten.INDICES: _indices,
     }
+    for name in _names[kernel.fn]:
+        if name in namespace:
+            namespace[name] = _resolved(namespace[name])
     exec(code, namespace)
     return namespace[kernel.fn.__name__]
 
@@ -633,7 +753,7 @@ def _in_order(grid: tuple[int, int, int]):
 def _interpret(
     kernel: JITFunction, grid: tuple[int, int, int], instances, arguments: dict, warps: int, debug: bool
 ) -> None:
-    global _bounds, _warps, _passes
+    global _bounds, _warps, _passes, _began
     _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
     # Triton looks for overflow with eight operations to each of integers, and without debug=True tells nobody.
@@ -646,7 +766,7 @@ def _interpret(
             arguments = {name: value if name in constants else _as_argument(value) for name, value in arguments.items()}
             for index in _in_order(grid) if instances is None else instances:
                 builder.set_grid_idx(*index)
-                _passes = 0
+                _passes, _began = 0, time.thread_time()
                 if _observer is not None:
                     _observer.program(index)
                 function(**arguments)
@@ -655,13 +775,46 @@ def _interpret(
             line = f"{name}, line {place[1]}, `{linecache.getline(*place).strip()}`" if place else name
             raised = InterpreterError(f"{line}: {meaning(error)}")
             raised.place = place  # file and line, for those who show it
+            raised.static = isinstance(error, _StaticAssertionError)
             raise raised from None
 
 
-def _refuse_autotune(self: Autotuner, *args, **kwargs):
-    if len(self.configs) > 1:
-        raise RuntimeError("@triton.autotune times its configurations on a GPU and there is none: keep one of them")
-    return _autotuned_run(self, *args, **kwargs)
+class _StaticAssertionError(AssertionError):
+    """A static_assert of the kernel that is being interpreted."""
+
+
+def _static_assert(condition, message="") -> None:
+    if not condition:
+        message = message.value if isinstance(message, tl.constexpr) else message
+        raise _StaticAssertionError(f"static_assert fails: {message}" if message else "static_assert fails")
+
+
+def _first_that_fits(self: Autotuner, *args, **kwargs):
+    """Autotuner.run where kernels are interpreted: see configurations.py."""
+    positional = dict(zip(self.arg_names, args, strict=False))
+    refused = None
+    with _disable_current_modes():  # tuning is not part of the call that is metered
+        tried = iter(configurations.candidates(self, positional, kwargs))
+        config, how = next(tried)
+    while config is not None:
+        given = positional | kwargs | config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook(given)
+        before = _accesses
+        try:
+            result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        except InterpreterError as error:
+            if not getattr(error, "static", False) or _accesses != before:
+                raise
+            if hasattr(_observer, "withdraw"):
+                _observer.withdraw()
+            refused, (config, how) = error, next(tried, (None, ""))
+            continue
+        self.best_config = config
+        if hasattr(_observer, "configured"):
+            _observer.configured(self.base_fn.__name__, f"{configurations.shown(config)}: {how}")
+        return result
+    raise refused
 
 
 def _refuse_large_blocks(module, metadata, options, *rest):
@@ -685,6 +838,7 @@ def _replacements() -> dict[tuple[object, str], object]:
         (interpreter.interpreter_builder, "codegen_fns"): interpreter.interpreter_builder.codegen_fns
         | {"min_dot_size": min_dot_size(GPUTarget("cuda", 90, 32))},
         (JITFunction, "run"): _interpreted_run,
+        (Autotuner, "run"): _first_that_fits,
     }
 
 
@@ -719,7 +873,6 @@ def _install() -> None:
     if not has_gpu():
         _for_this_process.enter_context(_replaced(_replacements()))
         _for_this_process.enter_context(large_blocks_refused())
-        _for_this_process.enter_context(_replaced({(Autotuner, "run"): _refuse_autotune}))
 
 
 _install()

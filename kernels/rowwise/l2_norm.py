@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import as_rows, cdiv, check_alike, check_columns
+from kernels.arguments import as_rows, cdiv, check_alike, check_columns, refuse
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
 
@@ -85,7 +85,7 @@ l2_norm_op = register("l2_norm", _forward, lambda x, eps: like(x))
 
 
 @planned
-def l2_norm(x: Tensor, eps: float = 1e-12) -> Tensor:
+def l2_norm(x: Tensor, *, eps: float = 1e-12, **more) -> Tensor:
     """Divide each row of `x` by its Euclidean norm, in one launch. Not differentiable.
 
     Args:
@@ -96,15 +96,17 @@ def l2_norm(x: Tensor, eps: float = 1e-12) -> Tensor:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.
 
     Raises:
-        TypeError: x is not a floating-point tensor.
-        ValueError: x has no dimension, or is on the CPU where kernels run on a GPU.
+        TypeError: x is not a floating-point tensor, or `more` is given.
+        ValueError: x has no dimension, eps is negative or not a normal number in fp32, or x is on the CPU where
+            kernels run on a GPU.
     """
+    refuse("l2_norm", more)
     check_alike("l2_norm", x=x)
     check_columns("l2_norm", x)
     return l2_norm_op(x, eps)
 
 
-def l2_norm_reference(x: Tensor, eps: float = 1e-12) -> Tensor:
+def l2_norm_reference(x: Tensor, *, eps: float = 1e-12) -> Tensor:
     """Compute the same in PyTorch, unfused."""
     norm = (x * x).sum(dim=-1, keepdim=True).sqrt()
     return x / norm.clamp_min(eps)

@@ -28,6 +28,7 @@ from kernels.arguments import (
     cdiv,
     check_alike,
     check_columns,
+    check_option,
     multiprocessors,
     next_power_of_2,
     ones_unless,
@@ -404,6 +405,7 @@ layer_norm_op = register(
     keep=lambda arguments, result: (*arguments[:3], *result[1:], arguments[3]),
     backward=gradients,
     backward_fake=lambda grad_y, x, weight, bias, mean, rstd, act: (like(x), like(weight), like(bias)),
+    called=lambda arguments: "layer_norm" if arguments[3] is None else "layer_norm_act",
 )
 
 
@@ -433,6 +435,10 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, run by layer_norm."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        check_option("LayerNorm", "eps", self.eps, float)
 
     def forward(self, x: Tensor) -> Tensor:
         return over_last(layer_norm, self.normalized_shape, x, self.weight, self.bias, eps=self.eps)

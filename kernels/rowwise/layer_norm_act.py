@@ -59,6 +59,7 @@ class LayerNormAct(torch.nn.LayerNorm):
     def __init__(self, *arguments, act: str = "gelu_tanh", **options):
         super().__init__(*arguments, **options)
         check_activation("LayerNormAct", act)
+        check_option("LayerNormAct", "eps", self.eps, float)
         self.act = act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

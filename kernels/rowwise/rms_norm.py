@@ -28,6 +28,7 @@ from kernels.arguments import (
     cdiv,
     check_alike,
     check_columns,
+    check_option,
     multiprocessors,
     next_power_of_2,
     ones_unless,
@@ -299,6 +300,10 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
 
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, run by rms_norm; its eps of None is the dtype's own, as there."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        check_option("RMSNorm", "eps", self.eps, float, optional=True)
 
     def forward(self, x: Tensor) -> Tensor:
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps

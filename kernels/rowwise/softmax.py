@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels import costs
-from kernels.arguments import as_rows, check_alike, check_columns
+from kernels.arguments import as_rows, check_alike, check_columns, refuse
 from kernels.online_softmax import LOG2_E, absorb
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise.blocks import CHUNK, MAX_COLUMNS, compute_dtype, row_settings
@@ -212,7 +212,7 @@ softmax_op = register(
 
 
 @planned
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: torch.Tensor, **more) -> torch.Tensor:
     """Take the softmax over the last dimension in one launch, differentiable once.
 
     Args:
@@ -223,9 +223,10 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         inputs), rounded once. A row of nothing but -inf, with NaN or with inf in it is NaN, as in PyTorch.
 
     Raises:
-        TypeError: x is not a floating-point tensor.
+        TypeError: x is not a floating-point tensor, or `more` is given.
         ValueError: x has no dimension, or is on the CPU where kernels run on a GPU.
     """
+    refuse("softmax", more)
     check_alike("softmax", x=x)
     check_columns("softmax", x)
     return softmax_op(x)

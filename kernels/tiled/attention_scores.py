@@ -213,7 +213,7 @@ def attention_scores(
             another result dtype, two devices, or tensors on the CPU where kernels run on a GPU.
     """
     q, k = as_autocast_says(q, k)
-    check_heads("attention_scores", scale, enable_gqa, more, q=q, k=k)
+    check_heads("attention_scores", causal, scale, enable_gqa, more, q=q, k=k)
     check_mask("attention_scores", mask, q, k)
     if dtype not in (None, q.dtype, torch.float32):
         raise ValueError(f"attention_scores gives q's dtype or float32, not {dtype}: use .to(dtype) on its result")

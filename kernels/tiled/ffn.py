@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, cdiv, check_linear, check_together, given
+from kernels.arguments import as_autocast_says, as_matrix, cdiv, check_linear, check_option, check_together, given
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.tiled.linear_act import empty_result, linear_act, linear_act_kernel
 from kernels.tiled.linear_act import settings as linear_settings
@@ -226,6 +226,8 @@ class FeedForward(torch.nn.Module):
     ):
         super().__init__()
         check_activation("FeedForward", act)
+        check_option("FeedForward", "gated", gated, bool)
+        check_option("FeedForward", "bias", bias, bool)
         if gated and bias:
             raise ValueError("FeedForward takes no bias where gated, got both: leave one out")
         self.act, self.up = act, torch.nn.Linear(width, hidden, bias, **options)

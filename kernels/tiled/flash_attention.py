@@ -315,7 +315,7 @@ def flash_attention(
             on the CPU where kernels run on a GPU.
     """
     q, k, v = as_autocast_says(q, k, v)
-    check_heads("flash_attention", scale, enable_gqa, more, q=q, k=k, v=v)
+    check_heads("flash_attention", causal, scale, enable_gqa, more, q=q, k=k, v=v)
     return flash_attention_op(q, k, v, causal, scale)
 
 

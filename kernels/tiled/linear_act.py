@@ -34,6 +34,7 @@ from kernels.arguments import (
     autocasts,
     cdiv,
     check_linear,
+    check_option,
     check_together,
     given,
     multiprocessors,
@@ -278,6 +279,7 @@ class LinearAct(torch.nn.Linear):
         super().__init__(*arguments, **options)
         if act is not None:
             check_activation("LinearAct", act)
+        check_option("LinearAct", "tf32", tf32, bool)
         self.act, self.tf32 = act, tf32
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

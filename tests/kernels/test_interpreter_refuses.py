@@ -143,6 +143,26 @@ def test_a_loop_that_never_ends_is_stopped(monkeypatch):
 
 
 @triton.jit
+def spin_kernel(x_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    while tl.sum(tl.load(x_ptr + i)) < 1.0:
+        tl.store(x_ptr + i, tl.load(x_ptr + i) * 0.5)
+
+
+@interpreted
+def test_an_endless_loop_ends_within_ten_seconds(monkeypatch):
+    began = time.thread_time()
+    with pytest.raises(InterpreterError, match="passes through loops in one program instance: does this one end"):
+        count_kernel[(1,)](torch.zeros(1, dtype=torch.int32), 500, 0, BLOCK=1)
+    assert time.thread_time() - began < 10
+    monkeypatch.setattr(runtime, "MAX_SECONDS", 0.5)  # a body of more work is stopped by the clock
+    began = time.thread_time()
+    with pytest.raises(InterpreterError, match="passes through loops in one program instance: does this one end"):
+        spin_kernel[(1,)](torch.zeros(1024), BLOCK=1024)
+    assert time.thread_time() - began < 5
+
+
+@triton.jit
 def list_kernel(x_ptr, n, step, BLOCK: tl.constexpr):
     passes = [i for i in range(n)]  # noqa: C416
     tl.store(x_ptr, passes[-1])

@@ -134,4 +134,140 @@ def test_fp64_is_fp64_but_for_the_numbers_given(device):
 
 def test_whole_numbers_are_floats(device):
     x = torch.randn(3, 5, device=device)
-    assert torch.equal(kernels.l2_norm(x, 1), kernels.l2_norm(x, 1.0))
+    assert torch.equal(kernels.l2_norm(x, eps=1), kernels.l2_norm(x, eps=1.0))
+
+
+def calls_of_other_functions(device):
+    """What callers write who know PyTorch's functions, and what they are told."""
+    x, w, q = torch.randn(3, 40, device=device), torch.ones(40, device=device), torch.randn(1, 1, 4, 16, device=device)
+    labels, image = torch.zeros(3, dtype=torch.int64, device=device), torch.randn(1, 8, 6, 6, device=device)
+    weight, vectors = torch.randn(4, 8, 3, 3, device=device), torch.rand(4, 4, device=device)
+    up, down = torch.randn(80, 40, device=device), torch.randn(40, 80, device=device)
+    return {
+        "a mask as SDPA's fourth": (
+            lambda: kernels.flash_attention(q, q, q, torch.ones(4, 4, device=device) > 0),
+            "takes causal as bool, got a tensor of shape (4, 4): for a mask use kernels.attention_scores with mask",
+        ),
+        "SDPA's order": (
+            lambda: kernels.flash_attention(q, q, q, None, 0.0, True),
+            "takes causal as bool, got None of type NoneType: pass causal and scale by name: the order of scaled_dot_",
+        ),
+        "class weights": (
+            lambda: kernels.cross_entropy(x, labels, w),
+            "takes ignore_index as int, got a tensor of shape (40,): for class weights use torch.nn.functional.cross",
+        ),
+        "(N, C, d) logits": (
+            lambda: kernels.cross_entropy(torch.randn(5, 4, 4, device=device), labels.new_zeros(5, 4)),
+            "and (5, 4, 4) may be PyTorch's (N, classes, ...): give it logits.flatten(0, -2) and labels.flatten()",
+        ),
+        "(N, C, d) logits of other sizes": (
+            lambda: kernels.cross_entropy(torch.randn(5, 7, 4, device=device), labels.new_zeros(5, 4)),
+            "got (5, 4): give it logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)",
+        ),
+        "two strides": (
+            lambda: kernels.conv_bn_act(image, weight, *vectors, stride=(2, 2)),
+            "takes stride as int, got (2, 2) of type tuple: pass one int for both directions",
+        ),
+        "a padding's name": (
+            lambda: kernels.conv_bn_act(image, weight, *vectors, padding="same"),
+            "got 'same' of type str: pass (kernel size - 1) // 2 for 'same', 0 for 'valid'",
+        ),
+        "PyTorch's eps of None": (
+            lambda: kernels.rms_norm(x, w, eps=None),
+            "takes eps as float, got None of type NoneType: pass one float, PyTorch's None is torch.finfo(x.dtype).eps",
+        ),
+        "p as the second": (
+            lambda: kernels.softmax_dropout(x, 0.5),
+            "takes seed in a tensor of torch.int64, got float: pass p by name",
+        ),
+        "layer_norm's shape": (
+            lambda: kernels.layer_norm(x, (40,), w, w),
+            "got weight of type tuple: leave the shape out, the last dimension is normalized",
+        ),
+        "rms_norm's shape": (
+            lambda: kernels.rms_norm(x, [40], w),
+            "got weight of type list: leave the shape out, the last dimension is normalized",
+        ),
+        "an activation as linear_act's fourth": (
+            lambda: kernels.linear_act(x, up, None, "relu"),
+            "got residual of type str: pass act by name",
+        ),
+        "an activation as ffn's fourth": (
+            lambda: kernels.ffn(x, up, down, "relu"),
+            "got gate of type str: pass act by name",
+        ),
+        "softmax's dim": (lambda: kernels.softmax(x, dim=-1), "takes no dim: use x.movedim(dim, -1)"),
+        "normalize's p": (lambda: kernels.l2_norm(x, p=1), "takes no p: use torch.nn.functional.normalize"),
+        "normalize's p by place": (lambda: kernels.l2_norm(x, 2.0), "takes 1 positional argument but 2 were given"),
+        "an eps that is 0 in fp32": (
+            lambda: kernels.rms_norm(x, w, eps=1e-50),
+            "takes eps of 2^-126 to 2^128, as fp32",
+        ),
+        "an eps that is infinite in fp32": (
+            lambda: kernels.l2_norm(x, eps=1e39),
+            "takes eps of 2^-126 to 2^128, as fp32",
+        ),
+        "a scale that is 0 in fp32": (
+            lambda: kernels.flash_attention(q, q, q, scale=1e-50),
+            "takes a scale of 2^-126 to",
+        ),
+    }
+
+
+CALLS = list(calls_of_other_functions("cpu"))
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_as_another_function_takes_it_is_one_true_line(what, device):
+    call, said = calls_of_other_functions(device)[what]
+    with pytest.raises((TypeError, ValueError)) as raised:
+        call()
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_messages_suggest_works(device):
+    x, logits = torch.randn(3, 40, device=device), torch.randn(5, 4, 4, device=device)
+    labels = torch.randint(4, (5, 4), device=device)
+    theirs = torch.nn.functional.cross_entropy(logits, labels)
+    ours = kernels.cross_entropy(logits.movedim(1, -1).flatten(0, -2), labels.flatten())
+    torch.testing.assert_close(ours, theirs)
+    rows = kernels.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    torch.testing.assert_close(rows, torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()))
+    torch.testing.assert_close(kernels.softmax(x.movedim(0, -1)).movedim(-1, 0), x.softmax(0))
+    eps = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(kernels.rms_norm(x, eps=eps), torch.nn.functional.rms_norm(x, (40,), eps=None))
+    image, weight, vectors = torch.randn(1, 8, 6, 6), torch.randn(4, 8, 3, 3), torch.rand(4, 4)
+    assert kernels.conv_bn_act(image.to(device), weight.to(device), *vectors.to(device), padding=1).shape[2:] == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: kernels.FlashAttention(causal="no"), "FlashAttention takes causal as bool, got 'no'"),
+        (lambda: kernels.FlashAttention(scale="1"), "FlashAttention takes scale as float, got '1'"),
+        (lambda: kernels.LayerNorm(40, eps="a"), "LayerNorm takes eps as float, got 'a'"),
+        (lambda: kernels.LayerNorm(40, eps=-1.0), "LayerNorm takes eps of 0 or above, got -1.0"),
+        (lambda: kernels.LayerNormAct(40, eps=None), "LayerNormAct takes eps as float, got None"),
+        (lambda: kernels.RMSNorm(40, eps=1e-50), "RMSNorm takes eps of 2^-126 to 2^128, as fp32 has it"),
+        (lambda: kernels.LinearAct(4, 4, tf32="yes"), "LinearAct takes tf32 as bool, got 'yes'"),
+        (lambda: kernels.FeedForward(4, 8, gated="yes"), "FeedForward takes gated as bool, got 'yes'"),
+        (lambda: kernels.FeedForward(4, 8, bias=1), "FeedForward takes bias as bool, got 1"),
+    ],
+)
+def test_a_module_checks_its_options_when_it_is_made(make, said):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        make()
+    assert str(raised.value).startswith(said)
+    assert "\n" not in str(raised.value)
+
+
+def test_messages_name_the_function_that_was_called(device):
+    x = torch.randn(3, 40, device=device)
+    for function, name in ((kernels.layer_norm, "layer_norm"), (kernels.layer_norm_act, "layer_norm_act")):
+        with pytest.raises(
+            RuntimeError, match=rf"^{name} has no forward-mode derivative: use kernels\.{name}\.reference"
+        ):
+            torch.func.jvp(function, (x,), (x,))
+        with pytest.raises(RuntimeError, match=rf"^{name} is differentiable once, .* use kernels\.{name}\.reference"):
+            torch.autograd.functional.hvp(lambda x, function=function: function(x).square().sum(), x, x)

@@ -7,6 +7,8 @@ from accuracy import as_tuple, is_float
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
@@ -75,6 +77,37 @@ class Subclass(torch.Tensor):
     """A tensor class of a user's own."""
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that holds another, and sees every operator."""
+
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+
+    def __init__(self, x):
+        self.held = x
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(Wrapper, lambda x: x.held, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Wrapper, function(*args, **kwargs))
+
+
+class Mode(TorchDispatchMode):
+    """A dispatch mode that changes nothing."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def inside(mode, transform):
+    def run(function, x):
+        with mode():
+            return transform(function, x)
+
+    return run
+
+
 def dual(function, x):
     with forward_ad.dual_level():
         return function(forward_ad.make_dual(x, torch.ones_like(x)))
@@ -112,6 +145,19 @@ def jvp(function, x):
     return torch.func.jvp(function, (x,), (torch.ones_like(x),))
 
 
+def dual_wrapper(function, x):
+    with forward_ad.dual_level():
+        return function(forward_ad.make_dual(Wrapper(x), Wrapper(torch.ones_like(x))))
+
+
+def vmap(function, x):
+    return torch.func.vmap(function)(torch.stack([x, x]))
+
+
+def jacobian(function, x, **options):
+    return torch.autograd.functional.jacobian(lambda x: as_tuple(function(x))[0], x, vectorize=True, **options)
+
+
 LOST = {
     "dual numbers": (dual, "forward-mode"),
     "dual numbers of a subclass": (dual_subclass, "forward-mode"),
@@ -122,6 +168,15 @@ LOST = {
     "vmap": (lambda function, x: torch.func.vmap(function)(torch.stack([x, x])), "vmap"),
     "vmap traced": (lambda function, x: make_fx(torch.func.vmap(function))(torch.stack([x, x])), "vmap"),
     "batched gradients": (batched_gradients, "batched gradients"),
+    "dual numbers in a dispatch mode": (inside(Mode, dual), "forward-mode"),
+    "dual numbers of a wrapper": (dual_wrapper, "forward-mode"),
+    "jvp in a mode of one's own": (inside(Mode, jvp), "forward-mode"),
+    "jacfwd": (lambda function, x: torch.func.jacfwd(function)(x), "forward-mode"),
+    "jacobian in forward mode": (lambda function, x: jacobian(function, x, strategy="forward-mode"), "forward-mode"),
+    "vmap in a dispatch mode": (inside(Mode, vmap), "vmap"),
+    "vmap of a counter": (inside(lambda: FlopCounterMode(display=False), vmap), "vmap"),
+    "jacobian of a batch": (jacobian, "batched gradients"),
+    "batched gradients in a dispatch mode": (inside(Mode, batched_gradients), "batched gradients"),
 }
 COMPILED = {
     "jvp": (compiled(jvp), "forward-mode"),
@@ -133,7 +188,7 @@ COMPILED = {
 @pytest.mark.parametrize("how", LOST)
 def test_what_would_be_lost_is_refused(op, inputs, how):
     """A tangent that PyTorch would drop, or a batch of which a kernel would see one sample."""
-    if how == "batched gradients" and not op.backward_work:
+    if LOST[how][1] == "batched gradients" and not op.backward_work:
         pytest.skip("has no backward pass")
     transform, word = LOST[how]
     with pytest.raises(RuntimeError) as raised:
@@ -150,20 +205,81 @@ def test_what_would_be_lost_is_refused_in_compiled_graphs(name, how, device):
     one_line(raised, word, f"kernels.{name}.reference")
 
 
-@OPS
-def test_a_functional_gradient_is_right_or_refused(op, inputs):
-    def of_first(x):
-        return as_tuple(op.fused(x, *inputs[1:]))[0].sum()
+def squared(function):
+    return lambda x: as_tuple(function(x))[0].square().sum()
 
+
+def twice(function, x, of=lambda x: x):
+    x = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(squared(function)(of(x)), x, create_graph=True)
+    return torch.autograd.grad(found.square().sum(), x)
+
+
+def functional_twice(function, x):
+    return torch.func.grad(lambda x: torch.func.grad(squared(function))(x).sum())(x)
+
+
+SECOND = {
+    "eager": twice,
+    "in a dispatch mode": inside(Mode, twice),
+    "of a counter": inside(lambda: FlopCounterMode(display=False), twice),
+    "of a subclass": lambda function, x: twice(function, x, lambda x: x.as_subclass(Subclass)),
+    "traced": lambda function, x: make_fx(lambda x: twice(function, x))(x),
+    "functional": functional_twice,
+    "functional in a dispatch mode": inside(Mode, functional_twice),
+    "functional, traced": lambda function, x: make_fx(lambda x: functional_twice(function, x))(x),
+    "reverse over reverse": lambda function, x: torch.func.jacrev(torch.func.grad(squared(function)))(x),
+    "hvp": lambda function, x: torch.autograd.functional.hvp(squared(function), x, torch.ones_like(x)),
+}
+MIXED = {
+    "forward over reverse": lambda function, x: torch.func.hessian(squared(function))(x),
+    "linearized": lambda function, x: torch.func.linearize(torch.func.grad(squared(function)), x),
+    "jvp of a gradient": lambda function, x: jvp(torch.func.grad(squared(function)), x),
+    "jvp of a gradient in a dispatch mode": inside(
+        Mode, lambda function, x: jvp(torch.func.grad(squared(function)), x)
+    ),
+}
+
+
+@OPS
+@pytest.mark.parametrize("how", [*SECOND, *MIXED])
+def test_second_derivatives_are_refused(op, inputs, how):
+    if not op.backward_work:
+        pytest.skip("has no backward pass")
+    with pytest.raises(RuntimeError) as raised:
+        (SECOND | MIXED)[how](lambda x: op.fused(x, *inputs[1:]), inputs[0])
+    one_line(raised, "differentiable once" if how in SECOND else "derivative", "kernels.", ".reference")
+
+
+FUNCTIONAL = {
+    "eager": lambda function, x: torch.func.grad(function)(x),
+    "in a dispatch mode": inside(Mode, lambda function, x: torch.func.grad(function)(x)),
+    "of a counter": inside(lambda: FlopCounterMode(display=False), lambda function, x: torch.func.grad(function)(x)),
+    "traced": lambda function, x: make_fx(torch.func.grad(function))(x)(x),
+}
+
+
+@OPS
+@pytest.mark.parametrize("how", FUNCTIONAL)
+def test_a_functional_gradient_is_right_or_refused(op, inputs, how):
+    of_first = squared(lambda x: op.fused(x, *inputs[1:]))
     if op.backward_work:
+        found = FUNCTIONAL[how](of_first, inputs[0])
         torch.testing.assert_close(
-            torch.func.grad(of_first)(inputs[0]),
-            torch.autograd.grad(of_first(inputs[0].requires_grad_()), inputs[0])[0],
+            found, torch.autograd.grad(of_first(inputs[0].requires_grad_()), inputs[0])[0], rtol=0, atol=0
         )
     else:
         with pytest.raises(RuntimeError) as raised:
-            torch.func.grad(of_first)(inputs[0])
+            FUNCTIONAL[how](of_first, inputs[0])
         one_line(raised, f"{op.name} has no backward pass")
+
+
+def test_a_functional_gradient_under_compile_is_refused(device):
+    def gradient(function, x):
+        return torch.func.grad(lambda x: function(x).sum())(x)
+
+    with pytest.raises(RuntimeError, match=r"has no gradient of torch\.func under torch\.compile: take it with"):
+        compiled(gradient)(kernels.softmax, torch.randn(3, 5, device=device))
 
 
 def test_the_reference_that_messages_name_is_there():

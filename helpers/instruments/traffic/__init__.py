@@ -69,7 +69,7 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
             given, the GPU of the tensors; without one the H200, which the course refers to.
 
     Raises:
-        TypeError: fn is not callable or comes from torch.compile, or a tensor is sparse or nested.
+        TypeError: fn is not callable or comes from torch.compile, or uses a tensor that is sparse or nested.
         ValueError: a kernel was launched with no tensor, or `device` is unknown or no GPU.
     """
     if isinstance(fn, MeteredElsewhere):
@@ -80,7 +80,8 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
         raise TypeError("measure cannot see into torch.compile's kernels: give it the function as it was before")
     ledger = Ledger()
     for name, tensor in _names(fn, args):
-        ledger.name(tensor, name, given=True)
+        if tensor.layout is torch.strided and not tensor.is_nested:  # others matter only where they are used
+            ledger.name(tensor, name, given=True)
     triton = TritonMeter(ledger, _multiprocessors(device))
     with runtime.observed(triton), observers.observed(CudaMeter(ledger)), EagerMeter(ledger):
         result = fn(*args)

@@ -73,6 +73,12 @@ class LaneRecorder:
     def lock(self, address: int, took: bool) -> None:
         self._before.lock(address, took)
 
+    def configured(self, name: str, said: str) -> None:
+        self._before.configured(name, said)
+
+    def withdraw(self) -> None:
+        self._before.withdraw()
+
 
 def _distance(tensor, address: int) -> int:
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -107,6 +107,7 @@ class Ledger:
         self.sectors_written = 0
         self.atomics = 0
         self.elements = 0  # of the largest tensor touched
+        self.configurations: dict[str, list[str]] = {}  # autotuned kernel -> which ran, in words
         self.hazards: dict[tuple, tuple[Hazard, Region]] = {}  # "{0}" in a hazard's text is the region's name
 
     def storage(self, tensor: torch.Tensor) -> Storage:

@@ -34,6 +34,8 @@ class Traffic:
         block at one byte of shared memory, one of them writing, with no barrier between.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: what the function returned.
+    configurations: (kernel, configuration) of each kernel of @triton.autotune: where nothing is timed, the first of its
+        configurations runs that fits.
     """
 
     bytes_read: int
@@ -53,6 +55,7 @@ class Traffic:
     hazards: tuple[Hazard, ...]
     elements: int | None
     result: Any
+    configurations: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, ledger: Ledger, result) -> "Traffic":
@@ -78,6 +81,7 @@ class Traffic:
             ),
             elements=elements,
             result=result,
+            configurations=tuple((kernel, said) for kernel, each in ledger.configurations.items() for said in each),
         )
 
     @property
@@ -146,7 +150,8 @@ class Traffic:
                 f"; shared memory: {self.shared_requests} requests, {self.shared_wavefronts} wavefronts, "
                 f"{self.bank_conflicts} bank conflict{'s' * (self.bank_conflicts != 1)}"
             )
-        return "\n".join([text, *(f"  {hazard}" for hazard in self.hazards)])
+        ran = (f"  {kernel} ran with {said}" for kernel, said in self.configurations)
+        return "\n".join([text, *ran, *(f"  {hazard}" for hazard in self.hazards)])
 
     __repr__ = __str__
 

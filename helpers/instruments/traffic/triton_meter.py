@@ -178,6 +178,18 @@ class TritonMeter:
         if 0 not in grid:
             self.ledger.launches.append((self._kernel, self.moved))
 
+    def withdraw(self) -> None:
+        """Forget the launch just reported, which moved nothing."""
+        if self.ledger.launches and self.ledger.launches[-1][1] is self.moved:
+            self.ledger.launches.pop()
+        self._pending = []
+
+    def configured(self, name: str, said: str) -> None:
+        """Note which of an autotuned kernel's configurations ran, in words."""
+        self.ledger.configurations.setdefault(name, [])
+        if said not in self.ledger.configurations[name]:
+            self.ledger.configurations[name].append(said)
+
     def program(self, index) -> None:
         for place, (operand, footprint, base, locks) in enumerate(self._pending):
             locks |= {address for stores, address in self._atomics if stores > place}

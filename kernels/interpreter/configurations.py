@@ -1,0 +1,106 @@
+"""Which configuration of an `@triton.autotune`d kernel runs where none can be timed.
+
+A GPU times a kernel's configurations at its first call and keeps the fastest. Here the first one runs that the kernel's
+own rules leave: `prune_configs_by` is asked as Triton asks it, a configuration whose static assertions fail is passed
+over, and values of `@triton.heuristics` are computed as ever. What a GPU has already chosen for these arguments is
+taken. Hooks run as they would at the first call with these arguments: `pre_hook` and `reset_to_zero` once, as the end
+of tuning resets what tuning wrote; nothing needs to be restored (`restore_value`), for nothing was tried.
+
+Shared memory is not looked at: compile_for (helpers.instruments) compiles for a GPU and passes over what does not fit.
+"""
+
+import weakref
+from collections.abc import Iterator
+
+import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import AutotunerError
+
+# The arguments with which each kernel was called already, as its tuning tells them apart.
+_called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def shown(config: triton.Config) -> str:
+    """Return a configuration in one line: its parameters and the launch options that are not Triton's defaults."""
+    named = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    named |= {"num_ctas": config.num_ctas} if config.num_ctas not in (None, 1) else {}
+    named |= {"maxnreg": config.maxnreg} if config.maxnreg is not None else {}
+    return ", ".join(f"{name}={value}" for name, value in named.items())
+
+
+def pruned(tuner: Autotuner, arguments: dict, named: dict) -> list[triton.Config]:
+    """Return the configurations that `prune_configs_by` leaves, in the order in which it would have them tried.
+
+    A performance model that asks for a GPU is left out: it only chooses among configurations that are right.
+
+    Args:
+        arguments: positional arguments of the launch, by parameter.
+        named: its keyword arguments.
+
+    Raises:
+        AutotunerError: `early_config_prune` failed, or left none.
+    """
+    name = tuner.base_fn.__name__
+    tuner.nargs = arguments
+    try:
+        found = tuner.configs
+        if tuner.early_config_prune:
+            try:
+                found = tuner.early_config_prune(tuner.configs, arguments, **named)
+            except Exception as error:
+                told = " ".join(str(error).split()) or type(error).__name__
+                raise AutotunerError(
+                    f"{name}: its early_config_prune failed without a GPU ({told}): launch {name}.fn with "
+                    "the parameters of one configuration"
+                ) from None
+            if not found:
+                raise AutotunerError(f"{name}: its early_config_prune left no configuration: relax it for this size")
+        if tuner.perf_model and len(found) > 1:
+            try:
+                times = {config: tuner.perf_model(**arguments, **named, **config.all_kwargs()) for config in found}
+                found = sorted(found, key=times.get)
+            except Exception:  # whatever it asks of the GPU that is not there
+                return list(found)
+        return list(found)
+    finally:
+        tuner.nargs = None
+
+
+def _key(tuner: Autotuner, arguments: dict) -> tuple:
+    """As Autotuner.run makes it."""
+    given = {name: value for name, value in arguments.items() if name in tuner.arg_names}
+    key = [given[name] for name in tuner.keys if name in given]
+    return tuple(key + [str(value.dtype) for value in given.values() if hasattr(value, "dtype")])
+
+
+def candidates(tuner: Autotuner, arguments: dict, named: dict) -> Iterator[tuple[triton.Config, str]]:
+    """Yield each configuration to try and how it is chosen, in order; hooks that tuning runs once have run before.
+
+    Args:
+        arguments: positional arguments of the launch, by parameter.
+        named: its keyword arguments.
+
+    Raises:
+        ValueError: the launch itself gives a value for what is tuned.
+        AutotunerError: as pruned.
+    """
+    name = tuner.base_fn.__name__
+    conflicts = named.keys() & {each for config in tuner.configs for each in config.kwargs}
+    if conflicts:
+        raise ValueError(
+            f"{name} is autotuned and sets {', '.join(sorted(conflicts))} itself: leave it out, or launch {name}.fn"
+        )
+    if len(tuner.configs) == 1:
+        yield tuner.configs[0], "the only configuration"
+        return
+    key = _key(tuner, arguments | named)
+    if key in tuner.cache:
+        yield tuner.cache[key], f"timed best of {len(tuner.configs)} configurations on this GPU"
+        return
+    found = pruned(tuner, arguments, named)
+    before = _called.setdefault(tuner, set())
+    if key not in before:
+        before.add(key)
+        tuner.pre_hook(arguments | named | found[0].all_kwargs(), reset_only=True)
+    for config in found:
+        yield config, f"the first of {len(tuner.configs)} configurations that fits"
