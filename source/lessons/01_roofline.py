@@ -154,8 +154,9 @@ memory_bound.compare(
 # operations need fewer bytes. "Unfused" means one launch per step of its formula (but add+GELU with PyTorch's own GELU,
 # which is one launch).
 #
-# Move the sliders, with the mouse or with the arrow keys, and add other operations. (If you guessed, the height that you
-# gave the ReLU is marked.) Find out:
+# The chart starts with one roof and one operation. Choose the next step under *show*: the compute roof, then what
+# fusing moves, then everything, where you can add operations. Move the sliders, with the mouse or the arrow keys. (If
+# you guessed, the height that you gave the ReLU is marked.) Find out:
 #
 # 1. Which operations does *columns* move, and which stay?
 # 2. At how many columns does the matmul cross the ridge? Where on a T4, where on an H100?
@@ -165,7 +166,7 @@ memory_bound.compare(
 from helpers.figures import RooflineExplorer
 
 few = ("ReLU", "add+GELU", "matmul+bias+ReLU", "attention")
-explorer = RooflineExplorer(device="A100", dtype="fp16", rows=4096, columns=4096, operations=few)
+explorer = RooflineExplorer(device="A100", operations=few, show="memory roof")
 share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]
