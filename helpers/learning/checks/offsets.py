@@ -81,7 +81,10 @@ def find_overflow(
                 kernel[large_grid](**{**grown, "debug": True})
         except InterpreterError as error:
             if "overflow detected" in str(error):
-                where = f"{quoted_line(*error.place)}: tl.program_id(0).to(tl.int64), before it is multiplied"
+                grown_axes = [
+                    axis for axis, (few, many) in enumerate(zip(next_grid, large_grid, strict=True)) if many > few
+                ]
+                where = f"{quoted_line(*error.place)}: {widened(grown_axes)}, before it is multiplied"
                 return f"{kernel.fn.__name__}: an integer of 32 bits passes 2^31", where
         except ValueError as error:
             if "does not compile" in str(error):
@@ -112,6 +115,15 @@ def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> N
             f"{programs} all the work, however large the tensors are: most of a GPU has nothing to do",
             f"the grid: let it grow with the tensors, or give it {least} programs at least{each and ', one' + each}",
         )
+
+
+def widened(axes: list[int]) -> str:
+    """The number that a kernel has to widen, where the grid grows along these axes with the size, or along none."""
+    if len(axes) == 1:
+        return f"tl.program_id({axes[0]}).to(tl.int64)"
+    return (
+        "a program's number .to(tl.int64)" if axes else "the loop's number .to(tl.int64), as by tl.cast(row, tl.int64)"
+    )
 
 
 class Enough(Exception):  # noqa: N818
