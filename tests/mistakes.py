@@ -27,15 +27,15 @@ from helpers.learning.outcome import ERROR, FAIL, Outcome
 
 # kind -> what must be said, as a regular expression
 TOLD = {
-    "mask": r"out-of-bounds (read|store)[^\n]*\n(.*\n)*.*Mask the others",
+    "mask": r"out-of-bounds (read|store)[^\n]*\n(.*\n)*.*(Mask the others|lets these lanes through)",
     "padding value": r"the lanes past the row's end|other= says|the edges|of -inf|below 0",
     "stride": r"the strides|as it likes|wider",
     "accumulation": r"float16: .*(before the sums|then store)|the accumulator",
     "rounding": r"rounded to 16 bits before the store",
-    "scale": r"the formula|the scale|multiplied by|gelu",
+    "scale": r"the formula|the scale|multiplied by|gelu|this is what",
     "eps": r"eps: ",
     "maximum": r"take the (row's )?maximum off",
-    "rescaling": r"the rescaling",
+    "rescaling": r"the rescaling|never multiplied by f",
     "order of axes": r"element's number|causal mask|which mask is whose|the grid|which are whose|the formula|edges",
     "offset width": r"an integer of 32 bits passes 2\^31(.*\n)*.*to\(tl\.int64\)",
     "NaN and inf": r"NaN|each can win once|rows without a key",

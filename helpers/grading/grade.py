@@ -15,7 +15,7 @@ from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
 from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
 from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
-from helpers.learning.submission_policy.screening import Screened, run_instead, screened
+from helpers.learning.submission_policy.screening import Screened, refusal_behind, run_instead, screened
 
 INVALID, REFUSED = "invalid", "refused"
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR, INVALID, REFUSED)
@@ -89,16 +89,18 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
     left_out = left_out_of(notebook, answers, exercise.given)
     found = screened(answers, exercise.cells)
-    if found.refusals:
+    if found.refused and not found.readable:
         why = "\n".join(map(str, found.refusals))
         return result(all_alike(exercise, REFUSED, why), left_out, flags=(REFUSED,))
     verdicts, runs = run(found, judge, junit)
-    unreadable = "".join(f"\n{why}" for why in found.unreadable.values())
+    unreadable = "".join(f"{why}\n" for why in found.unreadable.values())
     checks = []
     for check in exercise.checks:
         state, message = verdicts.get(check) or without_verdict(runs, check)
-        checks.append(checked(exercise, check, state, message + unreadable * (state == ERROR)))
-    flags = tuple(sorted({ERROR for check in checks if check.state == ERROR}))
+        if state == ERROR and (why := refusal_behind(message, found, exercise.cells)):
+            state, message = REFUSED, str(why)
+        checks.append(checked(exercise, check, state, unreadable * (state == ERROR) + message))
+    flags = tuple(sorted({check.state for check in checks if check.state in (ERROR, REFUSED)}))
     return result(checks, left_out, flags)
 
 
@@ -127,8 +129,8 @@ def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[s
     """Run the exercise with these answers in the sandbox; the verdicts on the checks that came to an end."""
     judge.start()
     verdicts = {}
-    answers = found.readable | {answer: run_instead(why) for answer, why in found.unreadable.items()}
-    needed = {cell["id"] for cell in judge.exercise.cells if "points" not in cell} - found.unreadable.keys()
+    answers = found.readable | {answer: run_instead(why) for answer, why in found.left_out.items()}
+    needed = {cell["id"] for cell in judge.exercise.cells if "points" not in cell} - found.left_out.keys()
     notebook = assembled(judge.exercise, answers, judge.calls_file)
     with (
         tempfile.TemporaryDirectory(prefix="fusion-spec-") as folder,

@@ -1,7 +1,7 @@
 """`fusion check`: a learner grades their own notebook."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nbformat
@@ -11,7 +11,7 @@ from helpers.learning import progress
 from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 from helpers.learning.submission import Submission, read_submission, up_to_the_last_check
-from helpers.learning.submission_policy.screening import screened
+from helpers.learning.submission_policy.screening import refusal_behind, run_instead, screened
 
 CELL_TIMEOUT = 60.0  # seconds; a check takes under five
 HIDDEN, REFUSED = "hidden", "refused"
@@ -55,7 +55,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
     """Run a submission's checks, on answers that the grading would take."""
     checks = [cell for cell in submission.original if "points" in cell]
     found = screened(submission.answers, submission.original)
-    if found.refusals:
+    if found.refused and not found.readable:
         why = "\n".join(map(str, found.refusals))
         refused = [(HIDDEN, "") if cell["pass"] is None else (REFUSED, why) for cell in checks]
         return [
@@ -64,7 +64,8 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
         ]
     # A check that needs no broken answer is run all the same.
     needed = {cell["id"] for cell in submission.original if "points" not in cell} - submission.answers.keys()
-    runs = run_cells(assembled(submission), needed, cell_timeout)
+    answers = submission.answers | {answer: run_instead(why) for answer, why in found.refused.items()}
+    runs = run_cells(assembled(replace(submission, answers=answers)), needed, cell_timeout)
     broken = {name: f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem}
     stopped = next(iter(broken.values()), "")
     unmade = {answer: broken[answer] for answer in submission.answers if answer in broken}
@@ -76,6 +77,8 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
             for answer, problem in unmade.items():
                 if re.search(rf"\b{missing[1]}\b", submission.answers[answer]):
                     message = f"not run: {problem}"
+            if why := refusal_behind(f"NameError: name '{missing[1]}' is not defined", found, submission.original):
+                state, message = REFUSED, str(why)
         results.append(CheckResult(cell["id"], state, cell["points"], message))
     return results
 

@@ -3,7 +3,7 @@
 import html
 from dataclasses import dataclass
 
-from helpers.learning.outcome import PASS, latest
+from helpers.learning.outcome import ERROR, FAIL, PASS, latest
 from helpers.style import PURPLE
 
 
@@ -21,7 +21,7 @@ class Hint:
 
 
 class Hints:
-    """The hints of an exercise: `hint(1)`, then `hint(2)`, for the first check that has not passed.
+    """The hints of an exercise: `hint(1)`, then `hint(2)`, for the check that failed last.
 
     Args:
         hints: for each check, in the order in which they stand, its hints from the vaguest to the plainest.
@@ -34,12 +34,14 @@ class Hints:
         return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
 
     def __call__(self, number: int | str = 1, check: str | None = None) -> Hint:
-        """Hint `number`, from 1, on `check`, or on the first check that has not passed; `hint("traffic")` is the first
-        on that one."""
+        """Return hint `number`, from 1, on `check`; without one, on the check that failed last, or else on the first
+        that has not passed. `hint("traffic")` is the first on that one."""
         if isinstance(number, str):
             number, check = 1, number
         if check is None:
-            check = next((name for name in self.hints if name not in latest or latest[name].state != PASS), None)
+            seen = [name for name, outcome in latest.items() if name in self.hints and outcome.state in (FAIL, ERROR)]
+            left = [name for name in self.hints if name not in latest or latest[name].state != PASS]
+            check = next(iter([*reversed(seen), *left]), None)
         if check is None:
             return Hint("Every check here has passed.")
         if check not in self.hints:

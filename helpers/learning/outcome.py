@@ -32,6 +32,9 @@ latest: dict[str, "Outcome"] = {}
 # Who wants to know each outcome as it comes.
 listeners: list[Callable[["Outcome"], None]] = []
 
+# Who may refuse an answer before a check runs: (functions that the check is given) -> why, or "".
+gates: list[Callable[[list[Callable]], str]] = []
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -93,6 +96,9 @@ def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Ou
     @functools.wraps(run)
     def check(answer, *args, name: str, **kwargs) -> Outcome:
         try:
+            functions = [each for each in (answer, *args, *kwargs.values()) if callable(each)]
+            if why := next(filter(None, (gate(functions) for gate in gates)), ""):
+                raise AnswerError(f"refused: {why}", "that line: `fusion check` and the grading would not run it")
             with watched_launches() if compiled else contextlib.nullcontext() as launches:
                 message = run(answer, *args, **kwargs)
                 if launches is not None:
@@ -105,8 +111,11 @@ def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Ou
                 outcome = Outcome(name, FAIL, str(failure), failure.look_at)
             elif any(isinstance(cause, NotImplementedError) and not cause.args for cause in origins):
                 outcome = unwritten(name)
+            elif wrong := syntax_error(name):
+                outcome = wrong
             else:
                 outcome = Outcome(name, ERROR, *described(error, answer))
+        latest.pop(name, None)  # the latest of all comes last
         latest[name] = outcome
         for listener in listeners:
             listener(outcome)
@@ -126,10 +135,19 @@ def watched_launches() -> contextlib.AbstractContextManager:
 
 def unwritten(name: str) -> Outcome:
     """The outcome where a stub is all there is: nothing was written, or Python cannot read what was."""
+    return syntax_error(name) or Outcome(
+        name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again"
+    )
+
+
+def syntax_error(name: str) -> Outcome | None:
+    """The outcome where Python cannot read a cell of this notebook that defines something: what follows from that is
+    not worth telling. None where it can."""
     shell = get_ipython()
-    if shell is not None and (wrong := unread(shell.user_ns.get("In", []))):
-        return Outcome(name, ERROR, f"SyntaxError: {wrong.msg}", f"your line {wrong.lineno}, `{wrong.text.strip()}`")
-    return Outcome(name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again")
+    wrong = unread(shell.user_ns.get("In", [])) if shell is not None else None
+    return wrong and Outcome(
+        name, ERROR, f"SyntaxError: {wrong.msg}", f"your line {wrong.lineno}, `{wrong.text.strip()}`"
+    )
 
 
 def unread(ran: list[str]) -> SyntaxError | None:

@@ -9,11 +9,14 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome, listeners
+from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome, gates, listeners
+from helpers.learning.submission_policy.screening import screened
 
 FOLDER = ".progress"
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR)
@@ -178,10 +181,11 @@ def watch() -> None:
             watcher = Watcher(Path(name))
             shell.events.register("pre_run_cell", watcher.runs)
             listeners.append(watcher.said)
+            gates.append(watcher.refusal)
 
 
 class Watcher:
-    """Keeps which answers have been run, and records what the checks say of them."""
+    """Keeps which answers have been run, screens them as the grading does, and records what the checks say of them."""
 
     def __init__(self, notebook: Path):
         self.notebook = notebook
@@ -190,6 +194,28 @@ class Watcher:
     def runs(self, info) -> None:
         if info.cell_id is not None:
             self.ran[info.cell_id] = info.raw_cell
+
+    def refusal(self, functions: list[Callable]) -> str:
+        """Why the grading would refuse one of the answers that these functions come from, or use; empty where it would
+        not, or where that is not known."""
+        course = course_of(self.notebook)
+        if course is None:
+            return ""
+        asked = {cell["id"] for cell in course["original"] if cell["answer"]}
+        answers = {answer: source for answer, source in self.ran.items() if answer in asked}
+        refused = screened(answers, course["original"]).refused
+        used = {getattr(each, "__name__", "") for each in functions}
+        for _ in answers:  # what a used function's cell names is used, too
+            used |= {
+                word
+                for source in answers.values()
+                if not used.isdisjoint(re.findall(r"^def (\w+)", source, re.MULTILINE))
+                for word in re.findall(r"\w+", source)
+            }
+        for answer, why in refused.items():
+            if not used.isdisjoint(re.findall(r"^(?:def )?(\w+)(?=\(| *[:=])", answers[answer], re.MULTILINE)):
+                return str(why)
+        return ""
 
     def said(self, outcome: Outcome) -> None:
         course = course_of(self.notebook)

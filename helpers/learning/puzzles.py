@@ -19,30 +19,44 @@ HAZARDS = {
     "race": "two programs store to one element, and on a GPU either may be the last",
     "out-of-bounds read": "lanes load what lies outside their tensor",
     "out-of-bounds store": "lanes store outside their tensor",
+    "unsynchronised read": "a program loads what another stored, and on a GPU that one may not have run yet",
 }
 
 
-def puzzle(kernel, programs: int, *inputs: torch.Tensor, wanted: torch.Tensor, **more) -> Chart | Unquoted:
+def puzzle(
+    kernel,
+    programs: int,
+    *inputs: torch.Tensor,
+    wanted: torch.Tensor,
+    shared: tuple[str, ...] = (),
+    **more,
+) -> Chart | Unquoted:
     """Run `kernel[(programs,)](*inputs, out, **more)` under the meter and say whether it is right.
 
     Right means: `out`, poisoned with NaN, ends as `wanted`; no lane lies outside its tensor, no two programs store to
-    one element, each input is read once and `out` written once.
+    one element, every element of each input is read, and once, and `out` is written once.
 
     Args:
         kernel: the reader's @triton.jit kernel.
         programs: how many instances to launch.
         inputs: its tensors, a few dozen elements each.
         wanted: the right result, of a floating-point dtype.
+        shared: the kernel's names of inputs that many elements of the result share, such as a bias: a cache serves
+            them, so they may be read again.
         more: what else the kernel takes, by name: sizes, strides, its constexprs.
 
     Returns:
         The picture, whose text begins with "Solved" or "Not yet"; one line where the kernel does not run.
 
     Raises:
-        ValueError: more programs than a picture holds, or none.
+        ValueError: more programs than a picture holds, or none; equal numbers in an input, where a kernel that takes
+            one for another would be right.
     """
     if not 1 <= programs <= MAX_PROGRAMS:
         raise ValueError(f"{programs} programs: a puzzle has 1 to {MAX_PROGRAMS}")
+    for name, x in zip(kernel.arg_names, inputs, strict=False):
+        if x.unique().numel() < x.numel():
+            raise ValueError(f"{name} of {kernel.fn.__name__} has equal numbers: give a puzzle distinct ones")
     out = torch.full_like(wanted, torch.nan, memory_format=torch.contiguous_format)
     try:
         traffic, accesses = trace(_named(kernel, programs, more, len(inputs) + 1), *inputs, out)
@@ -56,9 +70,16 @@ def puzzle(kernel, programs: int, *inputs: torch.Tensor, wanted: torch.Tensor, *
     wrong_values = wrong_elements(out, wanted)
     stored = {element for access in accesses if access.kind != "read" for element in access.elements[access.active]}
     missing = frozenset(wrong_values - stored)
+    again = {
+        shared_name: max(0, traffic.by_tensor[shared_name].read - tensors[shared_name].nbytes)
+        for shared_name in shared
+        if shared_name in traffic.by_tensor
+    }
+    moved = traffic.bytes_total - sum(again.values())
     least = sum(tensor.nbytes for tensor in inputs) + wanted.nbytes
-    wrong = wrong_lanes(accesses, own, name, wrong_values, bool(traffic.bytes_total > least))
-    title, told = verdict(traffic, out, wanted, wrong_values, missing, least)
+    wrong = wrong_lanes(accesses, own, name, wrong_values, moved > least, shared)
+    unread = {each: len(own[each]) - len(read_of(accesses, each)) for each in list(tensors)[: len(inputs)]}
+    title, told = verdict(traffic, out, wanted, wrong_values, missing, moved, least, unread)
     return blocks_chart(panels_of(accesses, wrong, own, name, missing), title, told)
 
 
@@ -87,7 +108,15 @@ def wrong_elements(out: torch.Tensor, wanted: torch.Tensor) -> set[int]:
     return set((~near).flatten().nonzero().flatten().tolist())
 
 
-def wrong_lanes(accesses: list[Access], own: dict, out: str, wrong_values: set[int], again: bool) -> list[np.ndarray]:
+def read_of(accesses: list[Access], tensor: str) -> set[int]:
+    """The elements of a tensor that some lane loads."""
+    found = [set(each.elements[each.active]) for each in accesses if each.tensor == tensor and each.kind == "read"]
+    return set().union(*found)
+
+
+def wrong_lanes(
+    accesses: list[Access], own: dict, out: str, wrong_values: set[int], again: bool, shared: tuple[str, ...] = ()
+) -> list[np.ndarray]:
     """For each access, the lanes outside their tensor, those that store what another program stores, and those that
     store a wrong value; with `again`, also those that read what has been read, or store what is stored once more."""
     storing = {}
@@ -107,7 +136,7 @@ def wrong_lanes(accesses: list[Access], own: dict, out: str, wrong_values: set[i
         for lane, element in enumerate(access.elements):
             key = access.tensor, element
             if access.kind == "read":
-                wrong[lane] |= again and (read[key] > 0 or access.tensor == out)
+                wrong[lane] |= again and access.tensor not in shared and (read[key] > 0 or access.tensor == out)
                 read[key] += bool(access.active[lane])
             elif access.kind == "write":
                 wrong[lane] |= len(storing.get(key, ())) > 1 or (access.tensor == out and element in wrong_values)
@@ -117,7 +146,14 @@ def wrong_lanes(accesses: list[Access], own: dict, out: str, wrong_values: set[i
 
 
 def verdict(
-    traffic: Traffic, out: torch.Tensor, wanted: torch.Tensor, wrong: set[int], missing: frozenset[int], least: int
+    traffic: Traffic,
+    out: torch.Tensor,
+    wanted: torch.Tensor,
+    wrong: set[int],
+    missing: frozenset[int],
+    moved: int,
+    least: int,
+    unread: dict[str, int],
 ) -> tuple[str, str]:
     """(title, what more is to be said)."""
     if traffic.hazards:
@@ -130,7 +166,14 @@ def verdict(
         first = min(wrong)
         found, right = out.flatten()[first].item(), wanted.flatten()[first].item()
         return f"Not yet: element {first} is {found:.6g}, {right:.6g} is right", f"It moves {per_element}."
-    if traffic.bytes_total > least:
+    for name, elements in unread.items():
+        if elements:
+            never = "is" if elements == 1 else "are"
+            return (
+                f"Not yet: right on these numbers, but {elements} of {name}'s elements {never} never loaded",
+                f"It moves {per_element}; on other numbers it would be wrong.",
+            )
+    if moved > least:
         enough = f"{least / out.numel():.4g} are enough"
         return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move what need not be moved."
     return f"Solved: right values, every lane in its place, {per_element}", ""

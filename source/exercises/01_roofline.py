@@ -26,6 +26,8 @@
 # ```
 
 # %%
+import math  # for your answers
+
 from helpers.instruments import table
 from helpers.learning import Hints, check_numbers, draw_questions
 from helpers.learning.checks import roofline_questions
@@ -36,7 +38,7 @@ from helpers.learning.checks import roofline_questions
 # The rules of lesson 01: each of +, −, ×, ÷, max and exp on one number is one FLOP. Every launch reads each of its
 # inputs once and writes each of its outputs once. `itemsize` is the bytes of one number: 4 in fp32, 2 in fp16.
 #
-# A ReLU as an example: one max a number; one number in, one out.
+# A ReLU as an example: one max per number; one number in, one out.
 
 
 # %%
@@ -49,8 +51,9 @@ flops, nbytes = relu(4096, 4096, 2)
 print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 
 # %% [markdown]
-# In your answers use the functions' arguments, plain Python and `math`, and nothing else of this notebook: then they
-# can be graded. (Outside the answer cells, do what you like.)
+# **What answers may use:** the functions' arguments, `math`, and any Python that reaches nothing else: no other import,
+# and no other name from this notebook. `fusion check` and the grading refuse such a line, and say which.
+# (Outside the answer cells, do what you like.)
 #
 # ## An addition
 #
@@ -76,10 +79,10 @@ def vector_add(rows, columns, itemsize):
 #
 # | launch | in | out |
 # |---|---|---|
-# | `m = max(x)` of each row | x | one number a row |
+# | `m = max(x)` of each row | x | one number per row |
 # | `d = x - m` | x, m | d |
 # | `e = exp(d)` | d | e |
-# | `s = sum(e)` of each row | e | one number a row |
+# | `s = sum(e)` of each row | e | one number per row |
 # | `y = e / s` | e, s | y |
 #
 # A maximum or a sum over a row of C numbers counts C FLOP. Fused, it is one launch that computes the same.
@@ -98,7 +101,7 @@ def softmax(rows, columns, itemsize, fused):
         # x in, y out. All in between stays on the chip.
         return flops, 2 * numbers * itemsize
     # Five launches read x or what became of it (5), three of them write as much (3). m and s are
-    # written once and read once, a number a row each: next to nothing, but it is counted.
+    # written once and read once, one number per row each: next to nothing, but it is counted.
     return flops, (8 * numbers + 4 * rows) * itemsize
     # END SOLUTION
 
@@ -182,7 +185,7 @@ def compute_bound_on(flops, nbytes, gpus):
 # ## Checks
 #
 # Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -193,7 +196,7 @@ hint = Hints(
         ),
         "softmax": (
             "Add up the table's two columns: how many tensors of the size of x, and how many of "
-            "one number a row?",
+            "one number per row?",
             "FLOP are the same fused and unfused. Fused, only the first input and the last output "
             "are left.",
             "Unfused: the five launches read x, x, d, e, e, and m and s; they write m, d, e, s, y.",
@@ -271,9 +274,11 @@ check_numbers(
     roofline_questions.ridge,
     [
         (2e12, 1e12),
+        (1e12, 4e12),
         *roofline_questions.fp16_gpus().values(),
         *draw_questions(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
     ],
+    within=1e-6,
     name="ridge",
 )
 
@@ -312,7 +317,8 @@ check_numbers(
         (*roofline_questions.product_work(n, n, n, 2), roofline_questions.fp16_gpus())
         for n in (64, 512, 4096)
     ]
-    + roofline_questions.products_and_gpus(4, 5),
+    + roofline_questions.products_and_gpus(4, 5)
+    + [(8, 4, {"left of its ridge": [4, 1], "on its ridge": [2, 1], "right of its ridge": [1, 1]})],
     name="gpus",
 )
 

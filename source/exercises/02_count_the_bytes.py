@@ -21,6 +21,8 @@
 # ```
 
 # %%
+import math  # for your answers
+
 import torch
 from torch.nn.functional import gelu, linear
 
@@ -54,8 +56,9 @@ print(count_scaled_sum(100, 50))
 measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 
 # %% [markdown]
-# In your answers use the functions' arguments, plain Python and `math`, and nothing else of this notebook: then they
-# can be graded. Each gives two numbers: **launches, bytes**.
+# **What answers may use:** the functions' arguments, `math`, and any Python that reaches nothing else: no other import,
+# and no other name from this notebook. `fusion check` and the grading refuse such a line, and say which.
+# Each gives two numbers: **launches, bytes**.
 #
 # ## 1. Scale and shift
 #
@@ -133,7 +136,7 @@ def count_centred(rows, columns):
     # About 2 lines.
     # BEGIN SOLUTION
     n = rows * columns
-    # The mean reads x and writes a number a row. The subtraction reads x again, and those.
+    # The mean reads x and writes one number per row. The subtraction reads x again, and those.
     return 2, 4 * ((n + rows) + (n + rows + n))
     # END SOLUTION
 
@@ -173,7 +176,7 @@ def count_halved(rows, columns):
     """Launches, bytes."""
     # About 2 lines.
     # BEGIN SOLUTION
-    # The conversion reads 4 bytes a number and writes 2; from then on numbers have 2 bytes.
+    # The conversion reads 4 bytes per number and writes 2; from then on numbers have 2 bytes.
     return 2, rows * columns * ((4 + 2) + (2 + 2))
     # END SOLUTION
 
@@ -218,7 +221,7 @@ def linear_gelu(rows, features):
 # ## Checks
 #
 # Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -243,11 +246,11 @@ hint = Hints(
     ),
     chosen=(
         "Three tensors come in. Are all their numbers of one size?",
-        "The mask has one byte a number.",
+        "The mask has one byte per number.",
     ),
     halved=(
         "Two launches. How large is a number before the first, between them, and after?",
-        "The first reads 4 bytes a number and writes 2.",
+        "The first reads 4 bytes per number and writes 2.",
     ),
     **{
         "worked-example": (

@@ -17,7 +17,7 @@
 #
 # ```text
 #   e     20 21 22 23 | 24 25 26 27 | 28 29  .  .     . lanes without an element: masked
-#   b      0  1  2  3 |  4  5  6  7 |  8  9  .  .     one bias a column
+#   b      0  1  2  3 |  4  5  6  7 |  8  9  .  .     one bias per column
 #   u     .9 .4 .1 .6 | .3 .8 .2 .7 | .5 .0           made from the seed, in registers
 #   keep   1  1  0  1 |  1  1  0  1 |  1  0           p = 0.25: kept where u >= p
 #
@@ -47,7 +47,7 @@ from helpers.learning import (
 # ## The unfused reference
 #
 # PyTorch's own, as in lesson 04: `native_dropout` is what `F.dropout` runs on a GPU. `x` and `residual` are `rows` ×
-# `columns`, `bias` has a number a column.
+# `columns`, `bias` has one value per column.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -81,6 +81,9 @@ def reference_backward(grad_y, p, seed):
 #
 # ## Forward
 #
+# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
+# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
+#
 # All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, no element, or more than 2^31.
 # `p` is a
 # float, 0 ≤ p < 1; `seed` an int. Compute in float32, whatever the inputs are.
@@ -103,7 +106,7 @@ def forward_kernel(
     # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every
     # operation.
     x = tl.load(x_ptr + element, mask=exists).to(tl.float32)
-    # Every row reads the bias anew, but it is small: a cache serves it.
+    # Every row rereads the bias, but it is small and stays in cache.
     bias = tl.load(bias_ptr + column, mask=exists).to(tl.float32)
     residual = tl.load(residual_ptr + element, mask=exists).to(tl.float32)
     # The mask is a function of the seed and the element's number, so nobody has to store it.
@@ -176,8 +179,8 @@ def backward(grad_y, p, seed):
 # ## Checks
 #
 # Run them in order, as often as you like. They are worth 13 of the 15 points; two checks on other values, kept for the
-# grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first
-# check that has not passed.
+# grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check that
+# failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -214,10 +217,9 @@ hint = Hints(
             "from memory.",
         ),
         "large": (
-            "Whole numbers in a kernel have 32 bits, unless one of those that meet in an "
-            "operation has 64: they end at 2^31. Which product in your offsets may pass that?",
-            "tl.program_id(0).to(tl.int64), before anything is multiplied with it; in both "
-            "kernels.",
+            "Kernel integers are int32 unless an operand is int64. Which product in your "
+            "offsets can pass 2^31?",
+            "tl.program_id(0).to(tl.int64), before you multiply it; in both kernels.",
         ),
         "large-gradient": ("As in the forward: where is an element's number made?",),
     }
@@ -284,8 +286,9 @@ check_traffic(
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
 
 # %% [markdown]
-# **Do they reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
-# what the large one would be, and its last program instance is run without memory.
+# **Do they reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
+# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
+# 108 programs, one for each SM of an A100.
 
 
 # %%
@@ -332,11 +335,11 @@ check_values(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.bias_dropout_residual`. "Predicted" is made from the code that your
-# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.bias_dropout_residual`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

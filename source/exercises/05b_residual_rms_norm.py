@@ -53,10 +53,13 @@ unfused = measure(reference, x, residual, weight, 1e-6)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
 
 # %% [markdown]
-# **How many bytes an element must be moved?** Two tensors in, two out. Write your number down.
+# **How many bytes per element must move?** Two tensors in, two out. Write your number down.
 
 # %% [markdown]
 # ## Your kernel
+#
+# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
+# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
 
 
 # %% grade_id="kernel"
@@ -115,8 +118,8 @@ def residual_rms_norm(x, residual, weight, eps):
 # ## Checks
 #
 # Run them in order, as often as you like. They are worth 8 of the 10 points; the last check on other values, kept for
-# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first
-# check that has not passed.
+# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -132,9 +135,9 @@ hint = Hints(
         "The sum is at hand when the norm begins: do not load back what you have just stored.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
-        "has 64: they end at 2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+        "Kernel integers are int32 unless an operand is int64. Which product in your offsets "
+        "can pass 2^31?",
+        "tl.program_id(0).to(tl.int64), before you multiply it.",
     ),
 )
 hint
@@ -146,14 +149,19 @@ hint
 check_values(residual_rms_norm, reference, norm_cases(2, 1, seed=6), name="values")
 
 # %% [markdown]
-# **Is it fused?** One launch; x and the residual read once, both results written once.
+# **Is it fused?** One launch; x and the residual read once, both results written once; in float32 and in bfloat16.
+# And no register spills in rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=4
-check_passes(residual_rms_norm, (x, residual, weight, 1e-6), reads=(1, 1, 8), name="traffic")
+wide = *torch.randn(2, 2, 8192, device=device), torch.randn(8192, device=device), 1e-6
+check_passes(
+    residual_rms_norm, (x, residual, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic"
+)
 
 # %% [markdown]
-# **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
-# what the large one would be, and its last program instance is run without memory.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
+# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
+# 108 programs, one for each SM of an A100.
 
 
 # %%
@@ -176,11 +184,11 @@ check_values(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.residual_rms_norm`. "Predicted" is made from the code that your
-# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.residual_rms_norm`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -12,7 +12,8 @@
 # $$\text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p,
 # \text{ and their indices}$$
 #
-# Of equal probabilities, the one with the **lower index** comes first.
+# Of equal elements, the one with the **lower index** comes first. (Elements so far below the maximum that their
+# probabilities round to the same number may come in either order.)
 #
 # **The picture**, for one row and k = 2:
 #
@@ -59,11 +60,14 @@ each = unfused.bytes_total / x.numel()
 print(f"softmax, then topk: {unfused.launches} launches, {each:.3g} B/element")
 
 # %% [markdown]
-# That count is generous: on a GPU, topk reads its input several times. **What is the least, with k = 8 of 1000?**
+# That count is generous: on a GPU, topk reads its input several times. **What is the minimum, with k = 8 of 1000?**
 # Write it down: x in, p out, and a little more.
 
 # %% [markdown]
 # ## Your kernel
+#
+# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
+# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
 #
 # One program for each row. `tl.argmax` gives the lower of equal indices. k is known when the kernel is compiled, so a
 # loop over `tl.static_range(K)` is unrolled.
@@ -133,8 +137,8 @@ def softmax_topk(x, k):
 # ## Checks
 #
 # Run them in order, as often as you like. They are worth 15 of the 20 points; the last check on other values, kept for
-# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first
-# check that has not passed.
+# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -153,9 +157,9 @@ hint = Hints(
         "results with the dtype that they are to have; tl.store converts.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
-        "has 64: they end at 2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+        "Kernel integers are int32 unless an operand is int64. Which product in your offsets "
+        "can pass 2^31?",
+        "tl.program_id(0).to(tl.int64), before you multiply it.",
     ),
 )
 hint
@@ -167,14 +171,17 @@ hint
 check_values(softmax_topk, reference, topk_cases(seed=7), name="values")
 
 # %% [markdown]
-# **Is it fused?** One launch; x read once; probabilities, values and indices written once.
+# **Is it fused?** One launch; x read once; probabilities, values and indices written once; in float32 and in bfloat16.
+# And no register spills in rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=6
-check_passes(softmax_topk, (x, 8), reads=(1,), name="traffic")
+wide = torch.randn(2, 8192, device=device)
+check_passes(softmax_topk, (x, 8), reads=(1,), widest=(wide, 8), name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
-# what the large one would be, and its last program instance is run without memory.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
+# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
+# 108 programs, one for each SM of an A100.
 
 
 # %%
@@ -197,11 +204,11 @@ check_values(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.softmax_topk`. "Predicted" is made from the code that your
-# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.softmax_topk`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

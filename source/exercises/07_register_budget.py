@@ -5,12 +5,12 @@
 # warps share it. **No register may spill, and at least half of an SM's warps must be active, on an A100 and on an
 # RTX 4090.** Neither need be here: the compiler is. About 40 minutes. Lesson 07 has all you need.
 #
-# **The formula**, with 65,536 registers an SM, whatever the GPU; a thread's are counted in whole eights:
+# **The formula**, with 65,536 registers per SM, whatever the GPU; a thread's are counted in whole eights:
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 #
-# $$\text{registers a thread} \le 8 \left\lfloor \frac{65\,536 / 8}{32 \times \text{active warps}} \right\rfloor$$
+# $$\text{registers per thread} \le 8 \left\lfloor \frac{65\,536 / 8}{32 \times \text{active warps}} \right\rfloor$$
 #
-# $$\text{numbers a thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
+# $$\text{numbers per thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
 #
 # **The picture**, a tile of 4 rows of 256 numbers:
 #
@@ -24,6 +24,8 @@
 # ```
 
 # %%
+import math  # for your answers
+
 import torch
 import triton
 import triton.language as tl
@@ -39,7 +41,7 @@ for name in GPUS:
     half = [
         r for r in range(1, 256) if occupancy(capability, threads=128, registers=r).fraction >= 0.5
     ]
-    print(f"{name}: {warps} warps an SM, half of them with {max(half)} registers a thread")
+    print(f"{name}: {warps} warps per SM, half of them with {max(half)} registers per thread")
 
 # %% [markdown]
 # ## The first kernel: rows
@@ -78,7 +80,7 @@ print("right:", torch.allclose(dx.float(), reference(x.float(), dy.float()), ato
 
 # %% [markdown]
 # Its settings are `{"ROWS": .., "num_warps": ..}`, powers of two both. `columns` is a power of two from 256 to 8192.
-# **Every load and store must move 16 bytes a thread, too**, so a thread needs enough neighbouring numbers of two bytes.
+# **Every load and store must also move 16 bytes per thread**, so a thread needs enough neighbouring two-byte numbers.
 # <!-- given 16 bytes: what the check asks for -->
 #
 # Try settings here, as often as you like:
@@ -96,8 +98,9 @@ def compiled_rows(columns, settings, device):
 compiled_rows(4096, {"ROWS": 1, "num_warps": 4}, "A100")
 
 # %% [markdown]
-# In your answers use the functions' arguments, plain Python and `math`, and nothing else of this notebook: then they
-# can be graded. Try with the compiler; in the end, write down a rule.
+# **What answers may use:** the functions' arguments, `math`, and any Python that reaches nothing else: no other import,
+# and no other name from this notebook. `fusion check` and the grading refuse such a line, and say which.
+# Try with the compiler; in the end, write down a rule.
 
 
 # %% grade_id="row-settings-answer"
@@ -106,9 +109,9 @@ def row_settings(columns):
     # About 4 lines.
     # BEGIN SOLUTION
     # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of
-    # an A100's 64 warps leaves 64 registers a thread (half of the 4090's 48 leaves 80, so the A100
+    # an A100's 64 warps leaves 64 registers per thread (half of the 4090's 48 leaves 80, so the A100
     # decides). And a number costs two to three registers here, since x and dy, later y and dy, are
-    # alive together: with 16 numbers a thread that still fits, with 32 it does not. So 8: what is
+    # alive together: with 16 numbers per thread that still fits, with 32 it does not. So 8: what is
     # left over is occupancy.
     numbers = 8
     # A row of 8192 needs 32 warps then. A short row needs one, but an SM holds only so many blocks
@@ -197,14 +200,14 @@ def tile_settings(uses):
 # ## Checks
 #
 # Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     rows=(
-        "Work out numbers a thread = ROWS x columns / (32 num_warps) for what you tried, and "
+        "Work out numbers per thread = ROWS x columns / (32 num_warps) for what you tried, and "
         "write the registers beside it. What is the least that 16 bytes ask for?",
-        "8 numbers of 2 bytes are 16 bytes. Find out how many numbers a thread the A100 stands, "
+        "8 numbers of 2 bytes are 16 bytes. Find out how many numbers per thread the A100 stands, "
         "then keep that number the same for every row length: more warps for longer rows, more "
         "rows for short ones.",
         "A block has 32 warps at most, and an SM holds at most 32 blocks on an A100, 24 on an RTX "
@@ -212,7 +215,7 @@ hint = Hints(
     ),
     tile=(
         "A square tile of n x n uses each number n/2 times. How large must n be?",
-        "Then choose the warps: numbers a thread = n x n / (32 num_warps). Try 32, 16 and 8 on "
+        "Then choose the warps: numbers per thread = n x n / (32 num_warps). Try 32, 16 and 8 on "
         "the A100.",
     ),
 )

@@ -333,7 +333,7 @@ def sum_kernel(a_ptr, b_ptr, c_ptr, BLOCK: tl.constexpr):
     tl.store(c_ptr + element, a + b)
 
 
-left, right = torch.arange(12.0), torch.ones(12)
+left, right = torch.arange(12.0), torch.arange(12.0) / 4
 puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 
 # %% [markdown]

@@ -265,7 +265,7 @@ def add_relu_kernel(a_ptr, b_ptr, y_ptr, BLOCK: tl.constexpr):
     tl.store(y_ptr + element, tl.maximum(s, 0.0))
 
 
-first, second = torch.arange(12.0) - 6, torch.ones(12)
+first, second = torch.arange(12.0) - 6, torch.arange(12.0) / 4
 puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLOCK=4)
 
 # %% [markdown]

@@ -31,7 +31,7 @@ def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> 
         ("m = torch\nm.ops", "line 1: torch stands here alone"),
         ("m = torch.nn.functional\nm.os", "line 1: torch.nn.functional stands here alone"),
         ("[m for m in (tl,)][0].core", "tl stands here alone"),
-        ("import collections", "importing collections is not graded"),
+        ("import collections\nx = collections.Counter()", "importing collections is not graded"),
         # Frames, classes, code as text
         ("(x for x in [1]).gi_frame.f_back", "gi_frame is not open"),
         ("(lambda: (yield))()", "not in the language of answers"),

@@ -58,9 +58,9 @@ def test_a_solution_passes_on_what_it_never_saw(name, draw_stays, tmp_path):
 def test_a_check_that_draws_its_sizes_is_told_before_anything_is_judged(draw_stays, monkeypatch, tmp_path):
     """A right answer would pass on some seeds and fail on others."""
     exercise = exercises_in(only="03")["03_fused_add_gelu"]
-    sizes = "elementwise_cases(2, seed=3, sizes=(1, 127, 1000 + int(torch.randint(999, ()))))"
+    sizes = "elementwise_cases(2, seed=3, sizes=(1, 127, 1000 + int(torch.randint(999, ()))),"
     cells = [
-        cell | {"source": cell["source"].replace("elementwise_cases(2, seed=3)", sizes)}
+        cell | {"source": cell["source"].replace("elementwise_cases(2, seed=3,", sizes)}
         for cell in exercise.cells
         if "points" not in cell or cell["id"] == "values"
     ]

@@ -217,11 +217,24 @@ def summing_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     tl.store(y_ptr + element, tl.sum(tl.load(a_ptr + element, mask=element < elements)), mask=element < elements)
 
 
+def test_a_result_in_the_layout_of_a_transposed_input_is_told_as_that():
+    def answer(a, b):
+        y = torch.empty_like(a)  # before .contiguous(): it has a's strides
+        a, b = a.contiguous(), b.contiguous()
+        add_kernel[(triton.cdiv(y.numel(), 1024),)](a, b, y, y.numel(), BLOCK=1024)
+        return y
+
+    said = values(answer)
+    assert "the first transposed" in said.message
+    assert "the result's strides, (1, 33)" in said.look_at
+    assert "these tensors do not" not in said.look_at
+
+
 def test_lanes_that_a_mask_keeps_out_are_no_zeros():
     case = Case("", (torch.randn(100, device=DEVICE), torch.randn(100, device=DEVICE)), "the sum")
     said = check_values(launcher(summing_kernel, block=128), lambda a, b: a.sum().expand(100), [case], name="values")
     assert said.state == FAIL
-    assert "lanes that a mask keeps from loading, which hold anything unless other= says what" in said.look_at
+    assert "a masked load without other=" in said.look_at
 
 
 # Offsets
@@ -298,7 +311,7 @@ def test_nan_that_was_stored_is_told_from_what_was_not():
     case = Case("mean 10000", (torch.full((100,), 1e4, device=DEVICE), torch.zeros(100, device=DEVICE)), "the formula")
     said = check_values(tanh_by_exponentials, lambda a, b: torch.tanh(a) + b, [case], name="values")
     assert said.state == FAIL
-    assert "inf / inf" in said.look_at
+    assert "inf - inf" in said.look_at
     assert "the grid" not in said.look_at
 
 
@@ -583,6 +596,10 @@ def test_hints_come_one_at_a_time_for_the_first_check_that_has_not_passed(hint):
     assert repr(hint("values")) == "values, hint 1 of 2: look"
     assert repr(hint()) == "traffic, hint 1 of 1: count"
     assert repr(hint(1.5)) == "traffic: its hints are hint(1) to hint(1)."
+    # What failed last is asked about, wherever it stands among the checks.
+    outcome.latest["traffic"] = Outcome("traffic", FAIL, "")
+    assert repr(hint(1)) == "traffic, hint 1 of 1: count"
+    del outcome.latest["traffic"]
     values(stub)
     assert repr(hint(1)) == "values, hint 1 of 2: look"
     outcome.latest.update({name: Outcome(name, PASS, "") for name in ("values", "traffic")})

@@ -156,8 +156,13 @@ def looping_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize(
     ("programs", "least", "state"),
-    [(lambda n: 1, 2, FAIL), (lambda n: 8, 2, PASS), (lambda n: 8, 108, FAIL), (lambda n: 132, 108, PASS)]
-    + [(lambda n: triton.cdiv(n, 64), 108, PASS)],
+    [
+        (lambda n: 1, 2, FAIL),
+        (lambda n: 8, 2, PASS),
+        (lambda n: 8, 108, FAIL),
+        (lambda n: 132, 108, PASS),
+        (lambda n: triton.cdiv(n, 64), 108, PASS),
+    ],
 )
 def test_few_programs_for_any_size_fail(programs, least, state):
     def answer(x):

@@ -108,9 +108,25 @@ def test_a_running_notebook_records_what_its_checks_say(tmp_path, monkeypatch):
         assert progress.progress_of(notebook).changed == ("product",)
         edit(notebook, "product-answer", stub.source)
         assert progress.progress_of(notebook).states == {"product": "not attempted"}
+        # What the grading would refuse is refused here, for the check that needs it and no other.
+        stub.source = "import os\n\n\ndef product(rows, inner, columns, itemsize):\n    return os.getpid()"
+        edit(notebook, "product-answer", stub.source)
+        execute_as_jupyterlab(kernel, stub)
+        for name in ("vector-add", "product"):
+            execute_as_jupyterlab(kernel, next(cell for cell in cells if cell.id == name))
+        assert progress.progress_of(notebook).states == {"vector-add": "pass", "product": "fail"}
+        said = asked(kernel, "helpers.learning.outcome.latest['product'].message")
+        assert "refused: answer 'product-answer', line 1: importing os is not graded" in said
     finally:
         kernel.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def asked(kernel: BlockingKernelClient, expression: str) -> str:
+    """What an expression is worth in the kernel, as text."""
+    code = "import helpers.learning.outcome"
+    reply = kernel.execute_interactive(code, user_expressions={"it": expression}, timeout=60)
+    return reply["content"]["user_expressions"]["it"]["data"]["text/plain"]
 
 
 def execute_as_jupyterlab(kernel: BlockingKernelClient, cell) -> None:

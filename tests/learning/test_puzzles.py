@@ -120,6 +120,40 @@ def test_right_values_that_move_too_much_are_not_solved():
     )
 
 
+@triton.jit
+def add_bias_kernel(x_ptr, bias_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + lane
+    if HOW == "never":
+        bias = lane / 4.0
+    elif HOW == "one":
+        bias = tl.load(bias_ptr) + lane / 4.0
+    else:
+        bias = tl.load(bias_ptr + lane)
+    tl.store(y_ptr + at, tl.load(x_ptr + at) + bias)
+
+
+@pytest.mark.parametrize(
+    ("how", "shared", "beginning"),
+    [
+        ("each", ("bias_ptr",), "Solved: right values"),
+        ("each", (), "Not yet: right values, but 12 B/element, and 9.333 are enough"),
+        ("never", ("bias_ptr",), "Not yet: right on these numbers, but 4 of bias_ptr's elements are never loaded"),
+        ("one", ("bias_ptr",), "Not yet: right on these numbers, but 3 of bias_ptr's elements are never loaded"),
+    ],
+)
+def test_an_input_that_many_elements_share_may_be_read_again_but_must_be_read(how, shared, beginning):
+    bias, wide = torch.arange(4.0) / 4, torch.arange(1.0, 13.0)
+    wanted = (wide.view(3, 4) + bias).flatten()
+    shown = repr(puzzle(add_bias_kernel, 3, wide, bias, wanted=wanted, shared=shared, HOW=how, BLOCK=4))
+    assert shown.startswith(beginning)
+
+
+def test_equal_numbers_in_an_input_are_refused():
+    with pytest.raises(ValueError, match="x_ptr of copy_kernel has equal numbers"):
+        puzzle(copy_kernel, 3, torch.ones(10), wanted=torch.ones(10), elements=10, step=4, BLOCK=4)
+
+
 def test_a_wrong_value_is_named_with_the_right_one():
     shown = repr(puzzle(copy_kernel, 3, x, wanted=2 * x, elements=10, step=4, BLOCK=4))
     assert shown.startswith("Not yet: element 0 is 1, 2 is right\n  It moves 8 B/element.")

@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from helpers.grading.replay.tensors import Storages, inputs_from_json, is_plain, values_as_json
 from helpers.instruments.traffic import measure
+from helpers.learning.checks.numbers import listed
 from helpers.learning.checks.values import outputs_start_as_nan
 from helpers.learning.outcome import PASS, AnswerError, as_check
 
@@ -32,9 +33,11 @@ def emit(check: str, calls: str) -> None:
         calls: the file that says, for each check, what is called with which inputs.
     """
     answers = get_ipython().user_ns
-    shown = []
+    shown: list[dict] = []
     for call in json.loads(Path(calls).read_text())[check]:
         entry: dict = {}
+        if call["function"] not in answers:
+            raise NameError(f"name {call['function']!r} is not defined")
         outcome = record_call(answers[call["function"]], inputs_from_json(call), entry, name=check)
         if outcome.state != PASS:
             entry = {"stopped": {"state": outcome.state, "message": outcome.message, "look_at": outcome.look_at}}
@@ -56,6 +59,7 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
     # Metered, so that a kernel without its mask cannot write over this process's memory.
     with outputs_start_as_nan():
         result = measure(recorded, *inputs).result
+    result = listed(result)
     if is_plain(result):
         entry |= {"values": values_as_json(result), "plain": result}
         return ""
@@ -63,7 +67,9 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
     for tensor in result if several else [result]:
         if not isinstance(tensor, torch.Tensor):
             kind = type(tensor).__name__ + (" in a tuple" if several else "")
-            raise AnswerError(f"got {kind}, expected a tensor", "what your function returns")
+            raise AnswerError(
+                f"got {kind}, which is neither a tensor nor plain numbers and strings", "what your function returns"
+            )
     view_of = record.storages.view_of
     views = [view_of(tensor) for tensor in result] if several else view_of(result)
     entry |= {"values": values_as_json(result), "steps": record.steps, "result": views}
@@ -131,7 +137,9 @@ class Record(TorchDispatchMode):
             case torch.Tensor():
                 if not self.storages.knows(value):
                     raise AnswerError(
-                        "a tensor is used that was made outside the function", "what your function takes from outside"
+                        "a tensor is used that no recorded step of this function made: it comes from outside, or from "
+                        "PyTorch code that is not an operator",
+                        "where the tensors come from: the arguments, what you allocate, and your kernels",
                     )
                 return {"tensor": self.storages.view_of(value)}
             case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():

@@ -29,6 +29,9 @@ class Case:
         arguments: those that are no tensors, for people: "k = 4".
         whole: whether no block or tile of the usual sizes overhangs, so that a stray access is no forgotten mask.
         relative: whether a small number in a result must be as right as a large one, as among probabilities.
+        one_rounding: whether a result of 16 bits must be the exact one, rounded once: computed in float32 throughout.
+        conditioning: by how much a good algorithm may magnify roundings, as a variance about another point than the
+            mean does: units in the last place are allowed times this.
     """
 
     label: str
@@ -38,6 +41,8 @@ class Case:
     arguments: str = ""
     relative: bool = False
     whole: bool = False
+    one_rounding: bool = False
+    conditioning: float = 1.0
 
     @property
     def where(self) -> str:
@@ -91,12 +96,14 @@ def elementwise_cases(
     seed: int,
     sizes: tuple[int, ...] = (1, 127, 1025),
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16),
+    one_rounding: bool = False,
 ) -> list[Case]:
     """Calls of an elementwise operation on `count` tensors alike, the simplest first.
 
     Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
     views; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values are normal, of
-    deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is one.
+    deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is one. With
+    `one_rounding`, results of 16 bits must be rounded once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -131,8 +138,7 @@ def elementwise_cases(
     cases.append(Case("NaN, inf and huge values", tuple(special), "what becomes of NaN and inf"))
     for dtype in dtypes[1:]:
         name = str(dtype).removeprefix("torch.")
-        cases.append(
-            Case(name, tuple(tensors(largest, dtype=dtype)), f"{name}: load, convert to float32, compute, then store")
-        )
+        look_at = f"{name}: load, convert to float32, compute, then store"
+        cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), look_at, one_rounding=one_rounding))
     cases.append(Case("no elements", tuple(tensors(0)), "the empty tensor: return before launching on it"))
     return cases

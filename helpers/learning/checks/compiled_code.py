@@ -29,13 +29,20 @@ def check_vectorised(answer: Callable, inputs: tuple[torch.Tensor, ...], device:
         raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
     for resources in compiled:
         check_widths(resources)
-        if resources.spill_bytes:
-            raise AnswerError(
-                f"{resources.kernel} spills {resources.spill_bytes} bytes of registers to memory on {device}",
-                "the block: fewer elements a program, or more warps, need fewer registers a thread",
-            )
+        require_no_spills(resources)
     major, minor = compiled[0].device.compute_capability
     return f"every load and store is 16 bytes wide on {device} (sm_{major}{minor}), and no register spills."
+
+
+def require_no_spills(resources: Resources, where: str = "") -> None:
+    """Raise AnswerError where registers of a kernel spill to memory."""
+    if resources.spill_bytes:
+        warps = f"{resources.num_warps} warp{'s' * (resources.num_warps != 1)}"
+        raise AnswerError(
+            f"{where and where + ': '}{resources.kernel} spills {resources.spill_bytes} bytes of registers to memory "
+            f"on {resources.device.name}, with {warps}",
+            "num_warps and the block: more warps, or fewer elements per program, need fewer registers per thread",
+        )
 
 
 def check_widths(resources: Resources) -> None:

@@ -39,7 +39,7 @@ def dropout_cases(
     """Calls of a function of tensors, then p and a seed, the simplest first.
 
     Args:
-        seed: decides the tensors' values; the seeds of the calls are 1, 2, 3 and so on.
+        seed: decides the tensors' values; the seeds of the calls are `seed_of` their places.
         tensors: (rows, cols, draw) -> the tensors of a call, where draw(*shape) is a random float32 tensor.
         shapes: (rows, cols) of the calls.
         rates: p of the calls, in turn.
@@ -55,9 +55,11 @@ def dropout_cases(
     def add(label: str, inputs: list[torch.Tensor], look_at: str, p: float | None = None) -> None:
         place = len(found)
         p = rates[place % len(rates)] if p is None else p
-        told = f"p = {p:.6g}, seed = {place + 1}"
-        # Where x + bias and the residual nearly cancel, the result hangs on their last digits.
-        found.append(Case(label, (*inputs, p, place + 1), look_at, torch.float32, told))
+        seed = seed_of(place)
+        told = f"p = {p:.6g}, seed = {seed}"
+        # Where x + bias and the residual nearly cancel, the result depends on their last digits.
+        low = inputs[0].dtype in (torch.float16, torch.bfloat16)
+        found.append(Case(label, (*inputs, p, seed), look_at, torch.float32, told, one_rounding=low))
 
     formula = "the formula: what is dropped, what is scaled, what is added after"
     number = "each element's number, row * columns + column, and whose column the bias is"
@@ -70,7 +72,7 @@ def dropout_cases(
             add("NaN and inf", special, "what becomes of NaN and inf", 0.0)
             number = ""
         add("", tensors(*shape, draw), formula if math.prod(shape) <= 8 else extent)
-    numbers = drawn(len(found) + 1, 100)
+    numbers = drawn(seed_of(len(found)), 100)
     exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()
     add("p is a number that is drawn", tensors(1, 100, draw), "the comparison with p, where both are equal", exactly)
     rows, cols = shapes[-1]
@@ -84,8 +86,24 @@ def dropout_cases(
         name = str(dtype).removeprefix("torch.")
         like = [x.to(dtype) for x in tensors(rows, cols, draw)]
         add(name, like, f"{name}: load, convert to float32, compute, then store")
+        if len(like) == 3:
+            # x + bias has more digits than 16 bits hold, or passes 65504; the residual takes most of it off again.
+            x, bias, residual = (256.0, 1.0, -256.0) if dtype == torch.bfloat16 else (60000.0, 10000.0, -50000.0)
+            sizes = (each.sigmoid() for each in tensors(rows, cols, draw)[1:2])
+            large = [torch.full_like(like[0], x), (bias * next(sizes)).to(dtype), torch.full_like(like[2], residual)]
+            add(
+                f"{name}, terms that cancel",
+                large,
+                f"{name}: x + bias in float32, and nothing rounded before the store",
+                0.0,
+            )
     add("no elements", tensors(0, cols, draw), "the empty tensor: return before launching on it")
     return found
+
+
+def seed_of(place: int) -> int:
+    """The seed of a call: small ones, and large ones in between."""
+    return place + 1 if place % 3 else 1_000_000_007 + place
 
 
 @as_check

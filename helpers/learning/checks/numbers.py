@@ -1,15 +1,19 @@
 """Are the numbers right that an answer works out, for questions that it has not seen?"""
 
+import itertools
 import math
 import numbers
 import random
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Generator, Iterable, KeysView, Sequence, ValuesView
 
 import torch
 
 from helpers.instruments.traffic import measure
 from helpers.learning.checks import cases
 from helpers.learning.outcome import AnswerError, as_check
+
+MAX_LISTED = 10_000  # of a generator, which may have no end
 
 
 def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
@@ -79,12 +83,14 @@ def called(answer: Callable, question: tuple) -> str:
 
 def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], within: float) -> None:
     """Raise AnswerError where an answer is of another kind than expected, or differs."""
+    got = listed(got)
     if isinstance(got, torch.Tensor):
         raise AnswerError(f"{asked} gives a tensor, plain numbers are expected", "what your function returns")
     if isinstance(expected, tuple):
         if not isinstance(got, list | tuple) or len(got) != len(expected):
             wanted = f"{len(expected)} values are expected: {', '.join(parts)}"
-            raise AnswerError(f"{asked} gives {shown(got)}; {wanted}", "what your function returns")
+            where = RETURN if got is None else "what your function returns"
+            raise AnswerError(f"{asked} gives {shown(got)}; {wanted}", where)
         if is_swapped(got, expected, within):
             raise AnswerError(
                 f"{asked} gives {shown(tuple(got))}: the right numbers in another order",
@@ -93,13 +99,23 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
         for part, mine, right in zip(parts, got, expected, strict=True):
             compare_one(mine, right, f"{asked}, {part}", within)
     elif isinstance(expected, set):
-        if not isinstance(got, list | tuple) or not all(isinstance(each, str) for each in got):
+        names = got["set"] if isinstance(got, dict) and got.keys() == {"set"} else got
+        if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
             raise AnswerError(f"{asked} gives {shown(got)}; a list of names is expected", "what your function returns")
-        if wrong := sorted(set(got) ^ expected):
-            where = "should not be there" if wrong[0] in got else "is missing"
-            raise AnswerError(f"{asked}: {wrong[0]} {where}; got {shown(sorted(got))}", "the condition for that one")
+        if wrong := sorted(set(names) ^ expected):
+            where = "should not be there" if wrong[0] in names else "is missing"
+            raise AnswerError(f"{asked}: {wrong[0]} {where}; got {shown(sorted(names))}", "the condition for that one")
     else:
         compare_one(got, expected, asked, within)
+
+
+def listed(value: object) -> object:
+    """A collection or generator as a list, a set as {"set": list}: in forms that JSON has."""
+    if isinstance(value, set | frozenset):
+        return {"set": sorted(value, key=str)}
+    if isinstance(value, KeysView | ValuesView | Generator | filter | map | zip | range | reversed):
+        return list(itertools.islice(value, MAX_LISTED))
+    return value
 
 
 def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:
@@ -116,26 +132,50 @@ def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:
 
 def compare_one(got: object, expected: float | str, asked: str, within: float) -> None:
     if isinstance(expected, str):
-        if isinstance(got, str) and got != expected and got.strip().lower() == expected:
-            raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "how it is spelled: small letters")
-        if got != expected:
-            raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "on which side of the ridge it lies")
-        return
+        if got == expected:
+            return
+        spelled = isinstance(got, str) and re.match(r"\W*(\w+?)(?:\b|_)", got.lower())
+        if spelled and spelled[1] == expected:
+            raise AnswerError(
+                f"{asked}: got {shown(got)}, expected {expected!r}", "how it is spelled: one word in lowercase"
+            )
+        if got is None:
+            raise AnswerError(f"{asked}: got None, expected {expected!r}", RETURN)
+        raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "which side of the ridge it is on")
     if isinstance(got, bool) or not isinstance(got, numbers.Real):
-        raise AnswerError(f"{asked}: got {shown(got)}, a number is expected", "what your function returns")
+        where = RETURN if got is None else "what your function returns"
+        raise AnswerError(f"{asked}: got {shown(got)}, a number is expected", where)
     # NaN is close to nothing.
     if not math.isclose(got, expected, rel_tol=within, abs_tol=0.0):
         raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", times_off(got, expected))
 
 
+RETURN = "what your function returns: print shows a value and returns None"
+
+
 def times_off(got: float, expected: float) -> str:
-    """Where to look, from by how much a number is off."""
+    """Where to look, from the factor by which a number is off."""
     ratio = got / expected if expected else 0
     if not math.isfinite(ratio):
-        return "that number, which is none"
-    if ratio and (known := {2: "twice", 4: "4 times", 0.5: "half", 0.25: "a quarter of"}.get(round(ratio, 3))):
-        return f"a factor: you have {known} what is expected"
-    return "what is counted too often" if ratio > 1 else "what is left out"
+        return "that number, which is not finite"
+    if math.isclose(got * expected, 1.0, rel_tol=1e-2) and not 0.5 < ratio < 2:
+        return "which number divides which: yours is the inverse of what is expected"
+    if ratio > 0:
+        if known := {2: "twice", 4: "4 times", 0.5: "half", 0.25: "a quarter of"}.get(round(ratio, 3)):
+            return f"a factor: yours is {known} the expected value"
+        for unit, size in (
+            ("thousands (kB, kFLOP)", 1e3),
+            ("millions (MB, MFLOP)", 1e6),
+            ("billions (GB, GFLOP)", 1e9),
+        ):
+            for factor in (size, 2.0 ** (10 * round(math.log2(size) / 10))):
+                if math.isclose(ratio * factor, 1.0, rel_tol=1e-3):
+                    return f"the unit: yours is in {unit}"
+    return (
+        "what is counted too often, or with too large a size"
+        if ratio > 1
+        else "what is left out, or counted with too small a size"
+    )
 
 
 def shown(value: object) -> str:

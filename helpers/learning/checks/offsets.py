@@ -7,7 +7,9 @@ found where they do, by Triton's own check (`sanitize_overflow`). Of a long loop
 the first passes are made and the last.
 """
 
+import linecache
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -23,7 +25,7 @@ from helpers.learning.checks.launches import DEVICE
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 from kernels.interpreter import runtime
 
-MAX_ACCESSES = 2000  # of the program instance, where `while` goes over all of a large tensor
+MAX_ACCESSES = 20_000  # of the program instance, where `while` goes over all of a large tensor
 SMS = 108  # of an A100
 ENDS = 32  # passes of a loop at each of its ends
 
@@ -72,26 +74,34 @@ def find_overflow(
     for (grid, given), (kernel, next_grid, next_given) in zip(smaller, larger, strict=False):
         grown = {name: grow(given.get(name), value, share) for name, value in next_given.items()}
         large_grid = tuple(grow(a, b, share) for a, b in zip(grid, next_grid, strict=True))
+        watching = LastInstance()
+        constants = [kernel.arg_names[place] for place in kernel.constexprs]
         try:
-            if any(
-                grown[kernel.arg_names[place]] != next_given.get(kernel.arg_names[place]) for place in kernel.constexprs
-            ):
+            if any(grown.get(name) != next_given.get(name) for name in constants):
                 lower_for(kernel, device=DEVICE, **grown)
-            with runtime.observed(LastInstance()), long_loops_cut(kernel):
+            with runtime.observed(watching), long_loops_cut(kernel), narrowings_found(kernel, watching):
                 kernel[large_grid](**{**grown, "debug": True})
         except InterpreterError as error:
-            if "overflow detected" in str(error):
-                grown_axes = [
-                    axis for axis, (few, many) in enumerate(zip(next_grid, large_grid, strict=True)) if many > few
-                ]
-                where = f"{quoted_line(*error.place)}: {widened(grown_axes)}, before it is multiplied"
-                return f"{kernel.fn.__name__}: an integer of 32 bits passes 2^31", where
+            if "overflow detected" in str(error) or watching.narrowed:
+                sizes = enumerate(zip(next_grid, large_grid, strict=True))
+                axes = [axis for axis, (few, many) in sizes if many > few]
+                what, remedy = "of 32 bits passes 2^31", f"{widened(axes)}, before it is multiplied"
+                if watching.narrowed:
+                    what, remedy = "of 64 bits is cut to 32", "leave element numbers and offsets in int64"
+                elif "program_id" not in linecache.getline(*error.place) and not axes:
+                    remedy = (
+                        "make one operand int64 with .to(tl.int64), before the product; a row counted in a loop, too"
+                    )
+                return f"{kernel.fn.__name__}: an integer {what}", f"{quoted_line(*error.place)}: {remedy}"
+            if watching.left < 0 or "passes through loops" in str(error):
+                return (
+                    f"{kernel.fn.__name__}: the last program makes over {MAX_ACCESSES:,} loads and stores",
+                    "the loop: write `for .. in range(..)`, whose ends alone are run here, or let the grid grow",
+                )
         except ValueError as error:
             if "does not compile" in str(error):
                 return str(error), "the constants of the launch that grow with the tensor: let the grid grow instead"
             return str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most"
-        except Enough:
-            pass
     return None
 
 
@@ -131,18 +141,25 @@ class Enough(Exception):  # noqa: N818
 
 
 class LastInstance:
-    """Runs the last program instance of a launch, and lets none of its accesses through."""
+    """Runs the last program instance of a launch, and lets none of its accesses through.
+
+    Attributes:
+        left: how many accesses it may still make.
+        narrowed: whether a number of 64 bits was converted to 32 that do not hold it.
+    """
+
+    def __init__(self):
+        self.left, self.narrowed = MAX_ACCESSES, False
 
     def launch(self, kernel, grid, on_host, given):
-        self._left = MAX_ACCESSES
         return [tuple(size - 1 for size in grid)]
 
     def program(self, index) -> None:
         pass
 
     def access(self, kind, addresses, mask, itemsize) -> np.ndarray:
-        self._left -= 1
-        if self._left < 0:
+        self.left -= bool(np.any(mask))
+        if self.left < 0:
             raise Enough
         return np.zeros(addresses.shape, dtype=bool)
 
@@ -166,10 +183,36 @@ def long_loops_cut(kernel: JITFunction) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def narrowings_found(kernel: JITFunction, watching: LastInstance) -> Iterator[None]:
+    """Stop a kernel where a line of its own converts an integer to 32 bits that do not hold it.
+
+    What `tl.rand` and its kin convert, the halves of a counter, is meant to be cut.
+    """
+    cast = interpreter.InterpreterBuilder.create_int_cast
+    own = kernel.fn.__code__.co_filename
+
+    def checked(builder, value, dtype, is_signed):
+        result = cast(builder, value, dtype, is_signed)
+        if result.data.dtype.itemsize == 4 and value.data.dtype.itemsize == 8 and (result.data != value.data).any():
+            frame = sys._getframe(1)
+            while frame is not None and frame.f_code not in runtime.kernel_code:
+                frame = frame.f_back
+            if frame is not None and frame.f_code.co_filename == own:
+                watching.narrowed = True
+                raise OverflowError("an integer is cut to 32 bits")
+        return result
+
+    with mock.patch.object(interpreter.InterpreterBuilder, "create_int_cast", checked):
+        yield
+
+
 def grow(smaller: object, larger: object, share: float) -> object:
-    """An argument of the launch: a whole number goes on as it went from the smaller to the larger call."""
-    if type(smaller) is int and type(larger) is int and smaller != larger:
+    """An argument of the launch: a number goes on as it went from the smaller to the larger call."""
+    if type(smaller) is type(larger) is int and smaller != larger:
         return smaller + round((larger - smaller) * share)
+    if type(smaller) is type(larger) is float and smaller != larger:
+        return smaller + (larger - smaller) * share
     return larger
 
 

@@ -7,6 +7,7 @@ import torch
 
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
+from helpers.learning.checks.compiled_code import compiled_launches, require_no_spills
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.traffic_checks import MORE_LAUNCHES, in_16_bits, launched, lines_of, told_of_16_bits
 from helpers.learning.checks.values import as_tuple
@@ -14,14 +15,18 @@ from helpers.learning.outcome import AnswerError, as_check
 
 
 @as_check
-def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> str:
+def check_passes(
+    answer: Callable, inputs: tuple, reads: tuple[float, ...], widest: tuple = (), device: str = "A100"
+) -> str:
     """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory; and
-    the same where float32 inputs become bfloat16.
+    the same where float32 inputs become bfloat16. With `widest`, no register of a call spills.
 
     Args:
         answer: the learner's function, returning a tensor or a tuple of tensors.
         inputs: its arguments, tensors first; the first tensor's elements are what bytes are counted by.
         reads: for each tensor, how many times it may be read; where this is 1, it must be read just once.
+        widest: arguments of a call on the widest rows that are promised.
+        device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
     require_passes(answer, inputs, reads)
@@ -29,6 +34,9 @@ def check_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> s
     if low is not None:
         with told_of_16_bits():
             require_passes(answer, low, reads)
+    if widest:
+        for resources in compiled_launches(answer, widest, (device,))[0]:
+            require_no_spills(resources, described(widest))
     return "1 launch; what must be read once is read once, results are written once and nothing else is."
 
 

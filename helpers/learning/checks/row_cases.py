@@ -35,6 +35,7 @@ def norm_cases(
     widths: tuple[int, ...] = (1, 127, 1025),
     widest: int = 9000,
     eps: str = EPS,
+    one_rounding: bool = False,
 ) -> list[Case]:
     """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
 
@@ -49,13 +50,16 @@ def norm_cases(
         widths: elements of a row.
         widest: elements of the widest row.
         eps: where an answer that fails for an eps of another size is likely to be wrong.
+        one_rounding: whether results of 16 bits must be rounded once.
     """
     draw = normal(seed)
 
     def call(label: str, look_at: str, *shape: int, view=lambda x: x, adding=1e-5, scale=64.0, **kind) -> Case:
         rows = [view(draw(*shape, **kind) * scale) for _ in range(tensors)]
         cols = rows[0].shape[-1]
-        return Case(label, (*rows, *(draw(cols, **kind) for _ in range(vectors)), adding), look_at)
+        inputs = (*rows, *(draw(cols, **kind) for _ in range(vectors)), adding)
+        low = one_rounding and rows[0].dtype in LOW_PRECISION
+        return Case(label, inputs, look_at, one_rounding=low, conditioning=shift_conditioning(sum(rows)))
 
     found = [call("", "the formula", 2, 64)]
     # Of fewer numbers, the largest error of PyTorch's own, which the tolerance is made of, is a matter of luck.
@@ -72,7 +76,7 @@ def norm_cases(
     found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
     alone = call("", "", 3, 65).inputs
     found += [
-        replace(case, inputs=(*case.inputs, *alone[tensors:]))
+        replace(case, inputs=(*case.inputs, *alone[tensors:]), conditioning=shift_conditioning(sum(alone[:tensors])))
         for case in cases.in_turn(alone[:tensors], cases.transposed, "transposed", STRIDES)
     ]
     found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
@@ -83,9 +87,25 @@ def norm_cases(
         )
     for label, kind in (("mean 20", {"mean": 20.0, "scale": 1.0}), ("deviation 8", {"scale": 4.0})):
         found.append(call(f"float16, {label}", WIDEN, 1, 4096, dtype=torch.float16, **kind))
+    wide = "bfloat16: the sums over a wide row; convert to float32 before them"
+    found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
     found.append(call("no rows", "the empty tensor", 0, 65))
     return found
+
+
+def shift_conditioning(rows: torch.Tensor) -> float:
+    """By how much roundings may grow in a variance about any element of its row: 1 + z^2 of the furthest element.
+
+    E[(x - c)^2] - (mean - c)^2 subtracts two numbers that are (mean - c)^2 / variance times what is left.
+    """
+    exact = rows.double()
+    finite = exact[exact.isfinite().all(dim=-1)]
+    if not finite.numel():
+        return 1.0
+    apart = finite - finite.mean(dim=-1, keepdim=True)
+    variance = (apart * apart).mean(dim=-1, keepdim=True)
+    return 1.0 + (apart * apart / variance).nan_to_num(0.0, 0.0, 0.0).max().item()
 
 
 def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 1000)) -> list[Case]:
@@ -95,31 +115,40 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
     return [
         Case(
             "mean 10000",
-            (draw(2, cols, mean=1e4), *(draw(cols) for _ in range(vectors)), 1e-5),
+            (x, *(draw(cols) for _ in range(vectors)), 1e-5),
             look_at if cols == min(widths) else f"{look_at}; {PADDING}",
             input_error=torch.float32,
+            conditioning=shift_conditioning(x),
         )
         for cols in sorted(widths)
+        for x in [draw(2, cols, mean=1e4)]
     ]
 
 
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
     """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
 
-    A mean of 1000; 16 winners, without ties; a wide row that is a power of two; rows of equal elements; -inf; then
-    padding, in rows of each of `widths` elements, with k from 1 to 5, and as many winners as there are columns; more
-    dimensions; strided and transposed tensors; 16 bits; `widest` elements; no row at all.
+    Means of 1000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of two; rows
+    of equal elements; -inf; then padding, in rows of each of `widths` elements, with k from 1 to 5, and as many winners
+    as there are columns; more dimensions; strided and transposed tensors; 16 bits; `widest` elements; no row at all.
     """
     draw = normal(seed)
 
     def call(label: str, look_at: str, k: int, *shape: int, view=lambda x: x, **kind) -> Case:
         inputs = (view((draw(*shape, **kind) * 16).round() / 16), k)
-        # The exponential of a difference hangs on the digits of both numbers.
-        return Case(label, inputs, look_at, torch.float32, f"k = {k}", relative=True)
+        # The exponential of a difference depends on the digits of both numbers.
+        low = inputs[0].dtype in LOW_PRECISION
+        return Case(label, inputs, look_at, torch.float32, f"k = {k}", relative=True, one_rounding=low)
 
     ties = "ties: of equal elements the lower index comes first, and none comes twice"
     found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
     found.append(call("mean 1000", "the exponential: take the row's maximum off first", 1, 2, 64, mean=1e3))
+    below = "the maximum: it is that of the row, and -inf where there is no element; 0 is larger than any number here"
+    found.append(call("mean -1000", below, 1, 2, 64, mean=-1e3))
+    spread = call("one half 200 above the other", "the maximum: that of the whole row, wherever it is", 1, 2, 128)
+    spread.inputs[0][0, 64:] += 200.0
+    spread.inputs[0][1, :64] += 200.0
+    found.append(spread)
     # No two elements of a row are equal: ties come after.
     rounds = call("", "the k rounds: every one finds a winner and stores it at a place of its own", 16, 2, 128)
     rounds.inputs[0][:] = rounds.inputs[0].argsort() / 16
@@ -135,6 +164,12 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
     negative = call("every element below 0", f"{PADDING}; 0 is a larger number than any here", 2, 2, 100, mean=-50.0)
     found.append(negative)
+    found.append(
+        call("mean -20000", f"{PADDING}; they must be below any number of the row: -inf", 2, 2, 100, mean=-2e4)
+    )
+    lowest = call("every element -3e38", f"{PADDING}; -inf alone is below any number of a row", 2, 2, 100)
+    lowest.inputs[0][:] = -3e38
+    found.append(replace(lowest, input_error=None))
     found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
     found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
@@ -142,6 +177,8 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
         found.append(call(name, f"{name}: load, convert to float32, compute, then store", 4, 2, 127, dtype=dtype))
+    wide = "bfloat16: the sum of a wide row's exponentials; convert to float32 before it"
+    found.append(call("bfloat16, a wide row", wide, 2, 1, 4096, dtype=torch.bfloat16))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 2, 1, widest))
     found.append(call("no rows", "the empty tensor", 4, 0, 65))
     return found

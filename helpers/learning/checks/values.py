@@ -2,8 +2,10 @@
 
 The reference runs twice: in float64, which is taken for exact, and in the inputs' own dtype, which shows the error
 that PyTorch itself makes. An answer may make twice that error, plus one unit in the last place of the largest value.
-Where the result hangs on digits that the inputs no longer have, as a norm's at mean 10^4, a case says so
-(`input_error`): then it may also make the error that one unit in the last place of the inputs makes.
+Where the result depends on digits that the inputs no longer have, as a norm's at mean 10^4, a case says so
+(`input_error`): then it may also make the error that one unit in the last place of the inputs makes. Where an exercise
+asks for float32 throughout, a case in 16 bits says so (`one_rounding`): then an element may be off by half a unit in
+its last place, and by what float32 arithmetic loses.
 """
 
 import contextlib
@@ -163,8 +165,13 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
     moved = exact
     if case.input_error is not None:
         moved = as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))
+    single = as_tuple(reference(*of_tensors(in_float32, case.inputs))) if case.one_rounding else exact
     for number, (name, (mine, truth, wanted), near) in enumerate(zip(names, results, moved, strict=True)):
-        wrong = differs(mine, truth, wanted, near, case.relative)
+        if case.one_rounding and wanted.dtype in (torch.float16, torch.bfloat16):
+            wrong = rounded_twice(mine, truth, single[number], case)
+            wanted = truth.to(wanted.dtype)
+        else:
+            wrong = differs(mine, truth, wanted, near, case.relative, case.conditioning)
         if wrong.any():
             which = f"{name}: " if len(results) > 1 else ""
             metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
@@ -181,6 +188,7 @@ def differs(
     usual: torch.Tensor,
     near: torch.Tensor | None = None,
     relative: bool = False,
+    conditioning: float = 1.0,
 ) -> torch.Tensor:
     """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
 
@@ -201,11 +209,36 @@ def differs(
     def furthest(other: torch.Tensor) -> torch.Tensor:
         return ((other.double() - exact).abs() / size)[finite].max() if finite.any() else exact.new_zeros(())
 
-    tolerance = (2 * furthest(usual) + kind.eps + (0 if near is None else furthest(near))) * size
+    tolerance = (2 * furthest(usual) + conditioning * kind.eps + (0 if near is None else furthest(near))) * size
     error = (got.double() - exact).abs()
     same = (got == usual) | (got.isnan() & usual.isnan())
     # An error that is NaN is no error within the tolerance.
     return torch.where(finite, ~(error <= tolerance), ~same)
+
+
+def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, case: Case) -> torch.Tensor:
+    """Where `got`, of 16 bits, is further from `exact` than one rounding and what float32 arithmetic loses.
+
+    `single` is the reference in float32: another order of its operations may lose a few times as much.
+    """
+    nearest = exact.to(got.dtype)
+    finite = nearest.isfinite()
+    size = exact.abs() if case.relative else exact.abs()[finite].max() if finite.any() else exact.new_ones(())
+    lost = ((single.double() - exact).abs() / size.clamp(min=torch.finfo(got.dtype).tiny))[finite]
+    allowed = 4 * (lost.max() if finite.any() else 0) + 4 * case.conditioning * torch.finfo(torch.float32).eps
+    wrong = ~((got.double() - exact).abs() <= half_ulp(exact, got.dtype) + allowed * size)
+    return torch.where(finite, wrong, ~((got == nearest) | (got.isnan() & nearest.isnan())))
+
+
+def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Half the distance of neighbouring numbers of `dtype` at each value: the error of one rounding to nearest."""
+    kind = torch.finfo(dtype)
+    power = torch.frexp(exact.abs().clamp(min=kind.tiny)).exponent
+    return torch.ldexp(torch.full_like(exact, kind.eps / 4), power)
+
+
+def in_float32(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.is_floating_point() else x
 
 
 def other_codes(got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None) -> torch.Tensor:
@@ -256,6 +289,11 @@ def in_order(inputs: tuple) -> bool:
 
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
     """Where to look; `whole` says that every element of the result was stored."""
+    if stored_in_another_layout(got, usual):
+        return (
+            f"the result's strides, {got.stride()}: torch.empty_like copies the layout of the tensor it is given, and "
+            "your kernel stores in order; make the result like a contiguous tensor"
+        )
     # Outputs start as NaN, integers as the largest there is.
     start = got.isnan() if got.is_floating_point() else got == torch.iinfo(got.dtype).max
     unwritten = start & wrong & ~usual.isnan()
@@ -263,8 +301,8 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
         return case.look_at
     if whole:
         return (
-            "what gives NaN: inf - inf, inf / inf or 0 / 0, where an exponential overflows; lanes that a mask keeps "
-            f"from loading, which hold anything unless other= says what; and {case.look_at}"
+            f"where the NaN comes from: a masked load without other=, an exponential that overflows, 0 / 0, inf - inf; "
+            f"and {case.look_at}"
         )
     # So these were never stored, or came of reading what was never stored.
     if unwritten.all():
@@ -273,6 +311,15 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     if start.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
     return f"the store: these elements were never written, or NaN was; every one must be, and {case.look_at}"
+
+
+def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
+    """Whether every value is right in memory order: the result's strides alone are not as the kernel stores."""
+    room = got.untyped_storage().nbytes() // got.itemsize - got.storage_offset()
+    if got.is_contiguous() or not got.is_floating_point() or got.numel() > room:
+        return False
+    in_memory = got.as_strided(got.shape, torch.empty(got.shape, device="meta").stride())
+    return torch.allclose(in_memory.double(), usual.double(), rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
 def of_tensors(function: Callable, inputs: tuple) -> list:

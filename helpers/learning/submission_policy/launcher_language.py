@@ -8,6 +8,7 @@ this says early, and in words, what would fail there.
 import ast
 import builtins
 
+from helpers.learning.submission_policy.global_names import looked_up
 from helpers.learning.submission_policy.kernel_language import OF_LANGUAGE, RefusedError, first_line_of, is_kernel
 
 BUILTINS = frozenset(
@@ -89,6 +90,8 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
         kept: names of the exercise's own that no answer may give another meaning.
     """
     rest = [statement for statement in tree.body if not is_kernel(statement)]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    rest = [statement for statement in rest if not is_unused_import(statement, used | kept)]
     for kernel in tree.body:
         if is_kernel(kernel) and kernel.name in kept | USUAL.keys():
             raise RefusedError(kernel, f"{kernel.name} is the exercise's own: choose another name")
@@ -97,21 +100,53 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
         for node in ast.walk(statement):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 modules |= imported(node, kept)
+    # What a function calls its own it may call as it likes: the notebook's name is not looked up there.
+    outside = looked_up(ast.Module(rest, type_ignores=[]))
+    given = {name for statement in rest for node in ast.walk(statement) for name in imports_of(node)}
+    modules = {name: module for name, module in modules.items() if name in outside or name in given}
     # What one function calls its own would lend the name to all others, so it must be open to all.
     own = {name for statement in rest for name in names_bound(statement)} - modules.keys() - NOT_OPEN
+    own |= {name for statement in rest for name in names_bound(statement)} - outside.keys()
     for statement in rest:
         for name, node in bound_outside(statement):
             if name in kept | USUAL.keys():
                 raise RefusedError(node, f"{name} is the exercise's own: choose another name")
-        given = {each.arg for each in arguments_of(statement)} - modules.keys()
-        check_parts(statement, modules, own | given)
+        check_parts(statement, modules, own)
 
 
-def arguments_of(statement: ast.stmt) -> list[ast.arg]:
-    if not isinstance(statement, ast.FunctionDef):
-        return []
-    given = statement.args
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+# Of the course's dependencies and the standard library: an import of these that no line uses changes nothing.
+UNUSED = frozenset(
+    "numpy torch triton triton.language math matplotlib matplotlib.pyplot typing functools itertools collections "
+    "dataclasses operator random time statistics fractions decimal string re".split()
+)
+UNUSED_NAMES = UNUSED - set("torch triton triton.language".split())  # modules whose names may be imported, unused
+
+
+def is_unused_import(statement: ast.AST, taken: set[str]) -> bool:
+    """Whether this imports, from modules that are harmless by themselves, under names that nobody uses.
+
+    Args:
+        taken: names that the answer uses, and those of the exercise's own.
+    """
+    match statement:
+        case ast.Import(names=aliases):
+            named = [(alias.asname or alias.name.partition(".")[0], alias.name) for alias in aliases]
+            return all(
+                module in UNUSED and (USUAL[name] == module if name in USUAL else name not in taken)
+                for name, module in named
+            )
+        case ast.ImportFrom(module=module, names=aliases, level=0):
+            names = {alias.asname or alias.name for alias in aliases}
+            return module in UNUSED_NAMES and names.isdisjoint(taken | USUAL.keys() | {"*"})
+    return False
+
+
+def imports_of(node: ast.AST) -> set[str]:
+    """The names that an import gives a meaning."""
+    match node:
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+    return set()
 
 
 def check_parts(statement: ast.stmt, modules: dict[str, str], own: set[str]) -> None:

@@ -1,88 +1,126 @@
 """Which Python an answer may be written in that gives numbers or settings, and launches nothing.
 
 Such an answer leaves no launches that could be done again: its values are all there is. So it must not reach what
-would work them out for it, the meter, the compiler, the roofline, which its sandbox holds. Its language is closed, as
-that of kernels is: what is not listed here is refused.
+would work them out for it, the meter, the compiler, the roofline, which its sandbox holds. All of Python is open that
+cannot: what is closed leads to another name of the notebook, to a module other than math, or into the interpreter.
 """
 
 import ast
-import builtins
 from collections.abc import Iterable
 
-from helpers.learning.submission_policy.kernel_language import OF_MATH, Refusal, RefusedError, first_line_of, parsed
+from helpers.learning.submission_policy.global_names import defined, looked_up
+from helpers.learning.submission_policy.kernel_language import Refusal, RefusedError, first_line_of, parsed
+from helpers.learning.submission_policy.launcher_language import NOT_OPEN, OF_MATH, imports_of, is_unused_import
 
 BUILTINS = frozenset(
-    "abs all any bool dict divmod enumerate float frozenset int len list map max min next pow print range reversed "
-    "round set sorted str sum tuple zip".split()
+    "abs all any bin bool bytes callable chr complex dict divmod enumerate filter float format frozenset hash hex int "
+    "isinstance iter len list map max min next oct ord pow print range repr reversed round set slice sorted str sum "
+    "tuple zip "
+    "ArithmeticError AssertionError Exception IndexError KeyError LookupError NotImplementedError OverflowError "
+    "RuntimeError StopIteration TypeError ValueError ZeroDivisionError".split()
 )
-MATH = OF_MATH | frozenset("ceil floor isclose prod gcd lcm log10 inf".split())
-# What else a name may mean in a notebook's kernel.
-GLOBALS = frozenset(dir(builtins)) | frozenset("In Out display exit get_ipython quit".split())
-METHODS = frozenset("items keys values get append extend index count sort copy update add pop setdefault".split())
+# Of numbers, strings, lists, dictionaries, sets and tuples. Not str.format, whose fields reach attributes by text.
+METHODS = frozenset(
+    "add append bit_count bit_length capitalize casefold center clear copy count difference difference_update discard "
+    "endswith extend find fromkeys get index insert intersection intersection_update isalnum isalpha isdecimal isdigit "
+    "isdisjoint islower is_integer isnumeric isspace issubset issuperset isupper items join keys ljust lower lstrip "
+    "partition pop popitem remove removeprefix removesuffix replace reverse rfind rindex rjust rpartition rsplit "
+    "rstrip setdefault sort split splitlines startswith strip swapcase symmetric_difference "
+    "symmetric_difference_update title union update upper values zfill as_integer_ratio conjugate real imag numerator "
+    "denominator".split()
+)
 
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.For, ast.While, ast.Return, ast.Pass)
-STATEMENTS += (ast.Break, ast.Continue, ast.FunctionDef, ast.Import, ast.ImportFrom)
+STATEMENTS += (ast.Break, ast.Continue, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.Assert, ast.Raise, ast.Try)
+STATEMENTS += (ast.Delete, ast.Nonlocal, ast.Match)
 PARTS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.arguments, ast.arg, ast.keyword)
-PARTS += (ast.alias, ast.comprehension)
+PARTS += (ast.alias, ast.comprehension, ast.ExceptHandler, ast.match_case)
+# Not a class pattern, which reads attributes by their names.
+PARTS += (
+    ast.MatchValue,
+    ast.MatchSingleton,
+    ast.MatchSequence,
+    ast.MatchMapping,
+    ast.MatchStar,
+    ast.MatchAs,
+    ast.MatchOr,
+)
 EXPRESSIONS = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List)
 EXPRESSIONS += (ast.Dict, ast.Set, ast.Subscript, ast.Slice, ast.Call, ast.Attribute, ast.Starred, ast.Lambda)
 EXPRESSIONS += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr, ast.FormattedValue)
+EXPRESSIONS += (ast.NamedExpr, ast.Yield, ast.YieldFrom)
+KNOWN = (*STATEMENTS, *EXPRESSIONS, *PARTS, ast.Module)
 
 
 def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterable[str] = ()) -> list[Refusal]:
     """What is refused in answers that give plain values, at most one refusal for each answer.
 
     Args:
-        answers: grade_id -> source, which `policy.screen` lets through.
+        answers: grade_id -> source, which `screening.screen` lets through.
         kept: names of the exercise's own.
         lent: those of them that answers may call.
     """
     trees = {answer: parsed(source) for answer, source in answers.items()}
-    own = {name for tree in trees.values() for name in names_bound(tree)}
-    # A parameter of this name would let every other function speak of the real one.
-    own -= (GLOBALS - BUILTINS) | set(kept)
-    own |= set(lent)
+    # A name that an answer may not have given its meaning would be the notebook's.
+    try:
+        own = {name for tree in trees.values() for name in defined(tree)} - set(kept) - NOT_OPEN
+    except RefusedError:
+        own = set()  # `check_answer` says so of the answer that is not compiled
+    taken = {node.id for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Name)} | set(kept)
     refusals = []
     for answer, tree in trees.items():
         try:
-            for node in ast.walk(tree):
-                check_node(node, own)
+            check_answer(tree, own | BUILTINS | {"math"} | set(lent), taken, set(kept))
         except RefusedError as error:
             refusals.append(Refusal(answer, error.line, str(error)))
     return refusals
 
 
-def names_bound(tree: ast.Module) -> set[str]:
-    """Every name that an answer gives a meaning."""
-    names = set()
+def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[str]) -> None:
+    """Raise RefusedError at the first thing in an answer that is not in the language.
+
+    Args:
+        known: what it may look up in the notebook.
+        taken: names that the answers use, and those of the exercise's own.
+        kept: those of the exercise's own.
+    """
+    outside = looked_up(tree)
+    # A name that one function looks up is the module here, whatever it is in another.
+    is_math = "math" in outside
     for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
-                names.add(name)
-            case ast.ImportFrom(names=imported):
-                names |= {alias.name for alias in imported}
-    return names
+        check_node(node, is_math, taken)
+    imported = {name for node in ast.walk(tree) for name in imports_of(node)}
+    for name, line in defined(tree).items():
+        if name in kept and name not in imported:
+            raise RefusedError(ast.Pass(lineno=line), f"{name} is the exercise's own: choose another name")
+    for name, line in sorted(outside.items(), key=lambda each: each[1]):
+        if name not in known:
+            raise RefusedError(
+                ast.Pass(lineno=line), f"{name}: an answer here may use its arguments, math and what it defines itself"
+            )
 
 
-def check_node(node: ast.AST, own: set[str]) -> None:
+def check_node(node: ast.AST, is_math: bool, taken: set[str]) -> None:
     """Raise RefusedError where a node of an answer is not in the language."""
-    if isinstance(node, ast.Raise) and ast.unparse(node) == "raise NotImplementedError":
-        return  # an exercise's stub
+    if not isinstance(node, KNOWN):
+        raise RefusedError(node, f"`{first_line_of(node)}` is not in the language of answers that give numbers")
     match node:
+        case ast.Import() | ast.ImportFrom() if is_unused_import(node, taken):
+            return
         case ast.Import(names=[ast.alias(name="math", asname=None)]):
             return
-        case ast.ImportFrom(module="math", names=names) if all(a.name in MATH and not a.asname for a in names):
+        case ast.ImportFrom(module="math", names=names) if all(a.name in OF_MATH and not a.asname for a in names):
             return
+        case ast.Import() | ast.ImportFrom():
+            module = getattr(node, "module", None) or node.names[0].name
+            raise RefusedError(
+                node, f"importing {module} is not graded: an answer here may import math, and nothing else"
+            )
         case ast.FunctionDef(decorator_list=[_, *_]):
             raise RefusedError(node, "an answer here is a plain function: no decorator")
-        case ast.Name(id=name) if name not in own | BUILTINS | {"math", "NotImplementedError"}:
-            raise RefusedError(node, f"{name}: an answer here may use its arguments, math and what it defines itself")
-        case ast.Attribute(value=ast.Name(id="math"), attr=name) if "math" not in own and name in MATH:
+        case ast.Attribute(value=ast.Name(id="math"), attr=name) if is_math and name in OF_MATH:
             return
+        case ast.Attribute(attr=name) if name.startswith("_"):
+            raise RefusedError(node, f".{name} reaches into the interpreter")
         case ast.Attribute(attr=name) if name not in METHODS:
             raise RefusedError(node, f"{ast.unparse(node)[:80]} is not open to an answer that gives numbers")
-        case ast.Import() | ast.ImportFrom():
-            raise RefusedError(node, "an answer here may import math, and nothing else")
-    known = (*STATEMENTS, *EXPRESSIONS, *PARTS, ast.Module)
-    if not isinstance(node, known):
-        raise RefusedError(node, f"`{first_line_of(node)}` is not in the language of answers that give numbers")

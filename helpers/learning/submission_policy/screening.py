@@ -1,6 +1,7 @@
 """What is graded of a submission's answers, decided from their text: `fusion check` and `fusion grade` ask the same."""
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,14 +23,25 @@ class Screened:
     """The answers of one submission.
 
     Args:
-        readable: grade_id -> source, of the answers that Python can read.
-        unreadable: grade_id -> where and why not, of the others: they cost the checks that need them.
-        refusals: what the policy refuses; with one of them, nothing is run.
+        readable: grade_id -> source, of the answers that are run.
+        unreadable: grade_id -> where and why not, of those that Python cannot read.
+        refused: grade_id -> where and why, of those that the policy refuses. As an unreadable one, a refused answer
+            costs the checks that need it, and no other.
     """
 
     readable: dict[str, str]
     unreadable: dict[str, Refusal]
-    refusals: list[Refusal]
+    refused: dict[str, Refusal]
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """What is refused, after what cannot be read: what is missed may be defined there."""
+        return [*self.unreadable.values(), *self.refused.values()] if self.refused else []
+
+    @property
+    def left_out(self) -> dict[str, Refusal]:
+        """grade_id -> why, of all that is not run."""
+        return self.unreadable | self.refused
 
 
 def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
@@ -48,25 +60,28 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
         except RefusedError:
             pass  # `screen` says so
     readable = {answer: source for answer, source in answers.items() if answer not in unreadable}
-    kept = kept_by(cells)
-    promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in unreadable)
-    refusals = screen(readable, kept)
-    plain = plain_answers(cells)
-    if not refusals and plain:
-        own = {answer: source for answer, source in (readable | promised).items() if answer in plain}
-        refusals = screen_plain(own, kept, lent_by(cells))
-    if refusals:
-        # What is missed may be defined in what cannot be read.
-        refusals = [*unreadable.values(), *refusals]
-    return Screened(readable, unreadable, refusals)
+    kept, plain, lent = kept_by(cells), plain_answers(cells), lent_by(cells)
+    refused: dict[str, Refusal] = {}
+    while True:
+        # What is run is screened by itself: no answer leans on what one that is left out would have defined.
+        missing = unreadable.keys() | refused.keys()
+        promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in missing)
+        found = screen(readable, kept, plain)
+        if not found and plain:
+            found = screen_plain({a: s for a, s in (readable | promised).items() if a in plain}, kept, lent)
+        if not found:
+            return Screened(readable, unreadable, refused)
+        refused |= {refusal.answer: refusal for refusal in found}
+        readable = {answer: source for answer, source in readable.items() if answer not in refused}
 
 
-def screen(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
+def screen(answers: dict[str, str], kept: Iterable[str] = (), plain: Iterable[str] = ()) -> list[Refusal]:
     """What the policy refuses in a submission's answers, at most one refusal for each answer.
 
     Args:
         answers: grade_id -> source.
         kept: names of the exercise's own that no answer may give another meaning.
+        plain: the answers that `screen_plain` decides on.
     """
     trees, refusals = {}, []
     for answer, source in answers.items():
@@ -77,10 +92,11 @@ def screen(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
     if refusals:
         return refusals
     kept = set(kept)
+    trees = {answer: tree for answer, tree in trees.items() if answer not in plain}
     try:
         names = names_of(trees)
     except RefusedError as error:
-        return [Refusal(next(iter(answers)), error.line, str(error))]
+        return [Refusal(defining(trees, str(error)), error.line, str(error))]
     for answer, tree in trees.items():
         try:
             check_launchers(tree, kept)
@@ -94,9 +110,25 @@ def screen(answers: dict[str, str], kept: Iterable[str] = ()) -> list[Refusal]:
     return refusals
 
 
-def run_instead(unreadable: Refusal) -> str:
-    """What is run in the place of an answer that Python cannot read: it fails as the answer would."""
-    return f"raise SyntaxError({str(unreadable)!r})"
+def defining(trees: dict[str, ast.Module], why: str) -> str:
+    """The last answer with a kernel that `why` names: of two alike, the one that would take the place of the first."""
+    kernels = [(answer, each.name) for answer, tree in trees.items() for each in tree.body if is_kernel(each)]
+    return next(answer for answer, name in reversed(kernels) if name in why.split())
+
+
+def run_instead(why: Refusal) -> str:
+    """What is run in the place of an answer that is left out: it fails, and says why."""
+    return f"raise SyntaxError({str(why)!r})"
+
+
+def refusal_behind(message: str, found: Screened, cells: list[dict]) -> Refusal | None:
+    """The refused answer for want of which a check came to no end: its function or kernel is the name missed."""
+    missing = re.search(r"NameError: name '(\w+)' is not defined", message)
+    defining = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    for answer, refusal in found.refused.items():
+        if missing and re.search(rf"^def {missing[1]}\(|^{missing[1]}\b", defining[answer], re.MULTILINE):
+            return refusal
+    return None
 
 
 def promised_by(cells: Iterable[dict]) -> dict[str, str]:

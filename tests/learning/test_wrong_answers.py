@@ -1,0 +1,79 @@
+"""No answer of `wrong_answers` passes every check of its exercise: a sample here, all on twenty draws if `long`."""
+
+import contextlib
+import io
+import re
+
+import mistakes
+import pytest
+from wrong_answers import WRONG
+
+from helpers.grading.exercise import exercises_in
+from helpers.grading.replay import server
+from helpers.learning.checks import cases
+from helpers.learning.outcome import PASS
+
+ALL = [pytest.param(exercise, name, id=f"{exercise[:2]}-{name}") for exercise, found in WRONG.items() for name in found]
+# What once earned full points.
+SAMPLE = [
+    ("06_softmax_topk", "max0"),
+    ("06_softmax_topk", "other-10000"),
+    ("06_softmax_topk", "sum16"),
+    ("06_softmax_topk", "list.sort"),
+    ("05_layer_norm", "warps1"),
+    ("05_layer_norm", "convert after"),
+    ("05b_residual_rms_norm", "list"),
+    ("04_bias_dropout_residual", "x+bias 16"),
+    ("04_bias_dropout_residual", "int32 counter"),
+    ("03_fused_add_gelu", "one program"),
+    ("03_fused_add_gelu", "late cast"),
+    ("03_fused_add_gelu", "empty loads"),
+    ("01_roofline", "ridge rounded"),
+    ("01_roofline", "gpus strict"),
+]
+
+
+@pytest.fixture(autouse=True)
+def inputs_of_learners(monkeypatch):
+    monkeypatch.setattr(cases, "draw", 0)
+
+
+def passes_every_check(exercise: str, name: str, folder, seeds: range) -> list[int]:
+    """The draws on which a wrong answer passes every check."""
+    changes = WRONG[exercise][name]
+    cells = []
+    for cell in exercises_in(only=exercise)[exercise].cells:
+        source = cell["source"]
+        if cell["answer"]:
+            source = mistakes.without_comments(source)
+            for old, new in changes.items():
+                source = re.sub(mistakes.wrapped(old), lambda _, new=new: new, source)
+        cells.append(cell | {"source": source})
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = server.RunExercise(cells, 0, folder)
+        found = []
+        for run.seed in seeds:
+            if all(run.run_check(check, {}, folder).state == PASS for check in run.checks):
+                found.append(run.seed)
+    return found
+
+
+@pytest.mark.parametrize(("exercise", "name"), SAMPLE)
+def test_what_once_earned_full_points_does_so_no_more(exercise, name, tmp_path):
+    assert passes_every_check(exercise, name, tmp_path, range(1)) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("exercise", "name"), ALL)
+def test_no_wrong_answer_passes_on_twenty_draws(exercise, name, tmp_path):
+    assert passes_every_check(exercise, name, tmp_path, range(20)) == []
+
+
+@pytest.mark.parametrize("exercise", WRONG)
+def test_every_text_to_be_replaced_stands_in_the_model_answer(exercise):
+    cells = exercises_in(only=exercise)[exercise].cells
+    model = [mistakes.without_comments(cell["source"]) for cell in cells if cell["answer"]]
+    for name, changes in WRONG[exercise].items():
+        for old in changes:
+            assert any(re.search(mistakes.wrapped(old), source) for source in model), (name, old)

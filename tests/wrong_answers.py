@@ -1,0 +1,458 @@
+"""Wrong answers that earned points once, or were written to earn them: each is the model answer with texts replaced.
+
+exercise -> name -> {text in the model answer, comments left out: what stands there instead}. None may pass every check.
+"""
+
+WRONG = {
+    "01_roofline": {
+        "add two tensors": {"3 * numbers * itemsize": "2 * numbers * itemsize"},
+        "add four": {"3 * numbers * itemsize": "4 * numbers * itemsize"},
+        "no itemsize": {"3 * numbers * itemsize": "3 * numbers * 4"},
+        "flop 2": {"return numbers, 3": "return 2 * numbers, 3"},
+        "softmax 4 flops": {"flops = 5 * numbers": "flops = 4 * numbers"},
+        "softmax fused 3": {"return flops, 2 * numbers * itemsize": "return flops, 3 * numbers * itemsize"},
+        "softmax no m s": {"(8 * numbers + 4 * rows) * itemsize": "8 * numbers * itemsize"},
+        "softmax 2 rows": {"4 * rows": "2 * rows"},
+        "softmax columns": {"4 * rows": "4 * columns"},
+        "softmax fused ignored": {"if fused:": "if not fused:"},
+        "product 1 flop": {"2 * rows * inner * columns": "rows * inner * columns"},
+        "product no out": {"rows * inner + inner * columns + rows * columns": "rows * inner + inner * columns"},
+        "product minus": {"2 * rows * inner * columns": "(2 * inner - 1) * rows * columns"},
+        "ridge inverse": {"return peak / bandwidth": "return bandwidth / peak"},
+        "ridge rounded": {"return peak / bandwidth": "return round(peak / bandwidth)"},
+        "ridge floor": {"return peak / bandwidth": "return peak // bandwidth"},
+        "bound <=": {"nbytes < ridge": "nbytes <= ridge"},
+        "bound swapped": {'"memory" if': '"compute" if', 'else "compute"': 'else "memory"'},
+        "bound word": {'else "compute"': 'else "compute-bound"'},
+        "gpus memory": {'== "compute"': '== "memory"'},
+        "gpus by peak": {
+            'if bound(flops, nbytes, peak, bandwidth) == "compute"': "if flops / nbytes > peak / bandwidth * 1.001"
+        },
+        "gpus strict": {
+            'if bound(flops, nbytes, peak, bandwidth) == "compute"': "if flops / nbytes > peak / bandwidth"
+        },
+        "gpus all": {'if bound(flops, nbytes, peak, bandwidth) == "compute"': "if True"},
+    },
+    "02_count_the_bytes": {
+        "affine rows": {"4 * (2 * (n + columns) + 2 * n)": "4 * (2 * (n + rows) + 2 * n)"},
+        "affine nobias": {"4 * (2 * (n + columns) + 2 * n)": "4 * 4 * n"},
+        "affine one": {"return 2, 4 * (2 * (n + columns)": "return 1, 4 * (2 * (n + columns)"},
+        "affine broadcast": {"4 * (2 * (n + columns) + 2 * n)": "4 * 6 * n"},
+        "inplace half": {"4 * 4 * n": "2 * 4 * n"},
+        "turned 3": {"return 1, 4 * 2 * rows * columns": "return 3, 4 * 2 * rows * columns"},
+        "turned view": {"return 1, 4 * 2 * rows * columns": "return 0, 0"},
+        "centred columns": {"(n + rows) + (n + rows + n)": "(n + columns) + (n + columns + n)"},
+        "centred no mean": {"(n + rows) + (n + rows + n)": "3 * n"},
+        "centred once": {"(n + rows) + (n + rows + n)": "n + (n + rows + n)"},
+        "mask 4": {"(1 + 4 + 4 + 4)": "(4 + 4 + 4 + 4)"},
+        "mask bit": {"rows * columns * (1 + 4 + 4 + 4)": "rows * columns * 12 + rows * columns // 8"},
+        "half one": {"return 2, rows * columns * ((4 + 2) + (2 + 2))": "return 1, rows * columns * 6"},
+        "half 4s": {"((4 + 2) + (2 + 2))": "((4 + 4) + (2 + 2))"},
+        "worked none": {"features * features + features": "0"},
+        "worked no bias": {"features * features + features": "features * features"},
+        "worked fused drops": {"unfused - 4 * 2 * activations": "unfused - 4 * activations"},
+        "worked fused no weight": {"unfused - 4 * 2 * activations": "4 * 2 * activations"},
+        "MB": {"return 2, 4 * 4 * n": "return 2, 4 * 4 * n / 1e6"},
+    },
+    "03_fused_add_gelu": {
+        "late cast": {
+            "a = tl.load(a_ptr + element, mask=exists).to(tl.float32)": "a = tl.load(a_ptr + element, mask=exists)",
+            "b = tl.load(b_ptr + element, mask=exists).to(tl.float32)": "b = tl.load(b_ptr + element, mask=exists)",
+            "s = a + b": "s = (a + b).to(tl.float32)",
+        },
+        "fp16 inside": {
+            "a = tl.load(a_ptr + element, mask=exists).to(tl.float32)": "a = tl.load(a_ptr + element, mask=exists)",
+            "b = tl.load(b_ptr + element, mask=exists).to(tl.float32)": "b = tl.load(b_ptr + element, mask=exists)",
+            "tl.sigmoid(2 * u)": "tl.sigmoid((2 * u).to(tl.float32))",
+        },
+        "u16": {"tl.sigmoid(2 * u)": "tl.sigmoid((2 * u).to(a_ptr.dtype.element_ty).to(tl.float32))"},
+        "gate16": {"s * tl.sigmoid(2 * u)": "s * tl.sigmoid(2 * u).to(a_ptr.dtype.element_ty).to(tl.float32)"},
+        "0.0447": {"0.044715": "0.0447"},
+        "0.7979": {"0.7978845608028654": "0.7979"},
+        "erf": {"s * tl.sigmoid(2 * u)": "s * 0.5 * (1 + tl.erf(s * 0.7071067811865476))"},
+        "1.702": {"tl.sigmoid(2 * u)": "tl.sigmoid(1.702 * s)"},
+        "one program": {
+            "[(programs,)]": "[(1,)]",
+            "element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)": "element = tl.arange(0, BLOCK)",
+            "block = 1024": "block = triton.next_power_of_2(max(1, a.numel()))",
+        },
+        "exp overflow": {"s * tl.sigmoid(2 * u)": "s * tl.exp(2 * u) / (1 + tl.exp(2 * u))"},
+        "tanh exp": {"s * tl.sigmoid(2 * u)": "s / 2 * (1 + (tl.exp(u) - tl.exp(-u)) / (tl.exp(u) + tl.exp(-u)))"},
+        "<=": {"element < elements": "element <= elements"},
+        "no int64": {".to(tl.int64)": ""},
+        "late int64": {
+            "tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)": "(tl.program_id(0) "
+            "* BLOCK + "
+            "tl.arange(0, "
+            "BLOCK)).to(tl.int64)"
+        },
+        "zeros": {"torch.empty_like(a)": "torch.zeros_like(a)"},
+        "convert after": {
+            "torch.empty_like(a)": "torch.empty(a.shape, dtype=torch.float32, device=a.device)",
+            "return y": "return y.to(a.dtype)",
+        },
+        "numel shape0": {"y.numel(), BLOCK=block": "y.shape[0], BLOCK=block"},
+        "float size": {"y.numel(), BLOCK=block": "float(y.numel()), BLOCK=block", ".to(tl.int64)": ""},
+        "empty loads": {
+            "element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)": "lane "
+            "= "
+            "tl.arange(0, "
+            "BLOCK)\n"
+            "    "
+            "for "
+            "i "
+            "in "
+            "range(0, "
+            "elements "
+            "// "
+            "16777216):\n"
+            "        "
+            "for "
+            "j "
+            "in "
+            "range(0, "
+            "64):\n"
+            "            "
+            "tl.load(a_ptr "
+            "+ "
+            "lane, "
+            "mask=lane "
+            "< "
+            "0)\n"
+            "    "
+            "element "
+            "= "
+            "tl.program_id(0) "
+            "* "
+            "BLOCK "
+            "+ "
+            "lane"
+        },
+        "real loads": {
+            "element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)": "lane "
+            "= "
+            "tl.arange(0, "
+            "BLOCK)\n"
+            "    "
+            "for "
+            "i in "
+            "range(0, "
+            "elements "
+            "// "
+            "16777216):\n"
+            "        "
+            "for "
+            "j in "
+            "range(0, "
+            "64):\n"
+            "            "
+            "for "
+            "k in "
+            "range(0, "
+            "64):\n"
+            "                "
+            "tl.load(a_ptr "
+            "+ "
+            "lane)\n"
+            "    "
+            "element "
+            "= "
+            "tl.program_id(0) "
+            "* "
+            "BLOCK "
+            "+ "
+            "lane"
+        },
+        "list": {"exists = element < elements": "z = [3, 1]\n    z.sort()\n    exists = element < elements"},
+        "block128": {"block = 1024": "block = 128"},
+        "block65536": {"block = 1024": "block = 65536"},
+        "nan0": {"s = a + b": "s = a + b\n    s = tl.where(s == s, s, 0.0)"},
+        "clamp": {"s = a + b": "s = tl.minimum(tl.maximum(a + b, -1e4), 1e4)"},
+        "relu small": {"s * tl.sigmoid(2 * u)": "tl.where(s < -3.5, 0.0, s * tl.sigmoid(2 * u))"},
+        "a twice": {"b_ptr + element": "a_ptr + element"},
+    },
+    "04_bias_dropout_residual": {
+        "x+bias 16": {"(x + bias) * scale": "(x + bias).to(x_ptr.dtype.element_ty).to(tl.float32) * scale"},
+        "all 16": {
+            "x = tl.load(x_ptr + element, mask=exists).to(tl.float32)": "x = tl.load(x_ptr + element, mask=exists)",
+            "bias = tl.load(bias_ptr + column, mask=exists).to(tl.float32)": "bias = "
+            "tl.load(bias_ptr "
+            "+ column, "
+            "mask=exists)",
+        },
+        "dropped 16": {
+            "tl.where(kept, (x + bias) * scale, 0.0)": "tl.where(kept, (x + bias) * "
+            "scale, "
+            "0.0).to(x_ptr.dtype.element_ty).to(tl.float32)"
+        },
+        "scale none": {"(x + bias) * scale": "(x + bias)"},
+        "scale residual": {
+            "residual + tl.where(kept, (x + bias) * scale, 0.0)": "tl.where(kept, "
+            "(residual + "
+            "x + bias) * "
+            "scale, "
+            "residual)"
+        },
+        "bias after": {"tl.where(kept, (x + bias) * scale, 0.0)": "tl.where(kept, x * scale, 0.0) + bias"},
+        "residual dropped": {
+            "residual + tl.where(kept, (x + bias) * scale, 0.0)": "tl.where(kept, residual + (x + bias) * scale, 0.0)"
+        },
+        "> p": {"tl.rand(seed, element) >= p": "tl.rand(seed, element) > p"},
+        "< p": {"tl.rand(seed, element) >= p": "tl.rand(seed, element) < p"},
+        "counter col": {
+            "kept = tl.rand(seed, element) >= p\n    tl.store(y_ptr": "kept = "
+            "tl.rand(seed, "
+            "column) >= "
+            "p\n"
+            "    "
+            "tl.store(y_ptr"
+        },
+        "seed row": {
+            "kept = tl.rand(seed, element) >= p\n    tl.store(y_ptr": "kept = "
+            "tl.rand(seed + "
+            "row, column) "
+            ">= p\n"
+            "    "
+            "tl.store(y_ptr"
+        },
+        "int32 counter": {
+            "kept = tl.rand(seed, element) >= p\n    tl.store(y_ptr": "kept = "
+            "tl.rand(seed, "
+            "element.to(tl.int32)) "
+            ">= p\n"
+            "    "
+            "tl.store(y_ptr"
+        },
+        "grad no scale": {"grad_y * scale, 0.0": "grad_y, 0.0"},
+        "grad16 scale": {
+            "tl.where(kept, grad_y * scale, 0.0)": "tl.where(kept, (grad_y * "
+            "1.0).to(grad_x_ptr.dtype.element_ty) "
+            "* "
+            "scale.to(grad_x_ptr.dtype.element_ty), "
+            "0.0)"
+        },
+        "grad int32": {"element = tl.program_id(0).to(tl.int64) * BLOCK": "element = tl.program_id(0) * BLOCK"},
+        "row int32": {"row = tl.program_id(0).to(tl.int64)": "row = tl.program_id(0)"},
+        "convert after": {
+            "y = torch.empty_like(x)": "y = torch.empty(x.shape, dtype=torch.float32, device=x.device)",
+            "return y": "return y.to(x.dtype)",
+        },
+        "list": {
+            "column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)": "z = [3, 1]\n"
+            "    z.sort()\n"
+            "    column = "
+            "tl.program_id(1) "
+            "* BLOCK + "
+            "tl.arange(0, "
+            "BLOCK)"
+        },
+        "one residual contig": {
+            "x, bias, residual = x.contiguous(), bias.contiguous(), residual.contiguous()": "x, "
+            "bias "
+            "= "
+            "x.contiguous(), "
+            "bias.contiguous()"
+        },
+        "bias noncontig": {
+            "x, bias, residual = x.contiguous(), bias.contiguous(), residual.contiguous()": "x, "
+            "residual "
+            "= "
+            "x.contiguous(), "
+            "residual.contiguous()"
+        },
+        "seed abs": {"tl.rand(seed, element)": "tl.rand(seed % 1024, element)"},
+        "p16": {">= p\n    tl.store(y_ptr": ">= p.to(tl.float16)\n    tl.store(y_ptr"},
+        "x clipped": {"(x + bias) * scale": "tl.minimum(x + bias, 65504.0) * scale"},
+        "nan0": {"(x + bias) * scale, 0.0": "tl.where(x == x, x + bias, 0.0) * scale, 0.0"},
+    },
+    "05_layer_norm": {
+        "n-1": {"tl.sum(centred * centred, axis=0) / cols": "tl.sum(centred * centred, axis=0) / (cols - 1)"},
+        "BLOCK var": {"tl.sum(centred * centred, axis=0) / cols": "tl.sum(centred * centred, axis=0) / BLOCK"},
+        "BLOCK mean": {"tl.sum(x, axis=0) / cols": "tl.sum(x, axis=0) / BLOCK"},
+        "no where": {"tl.where(exists, x - mean, 0.0)": "x - mean"},
+        "no other": {"mask=exists, other=0.0": "mask=exists"},
+        "x16": {"other=0.0).to(tl.float32)": "other=0.0)"},
+        "sum16": {"tl.sum(x, axis=0) / cols": "tl.sum(x.to(x_ptr.dtype.element_ty), axis=0).to(tl.float32) / cols"},
+        "sq16": {
+            "tl.sum(centred * centred, axis=0)": "tl.sum((centred * "
+            "centred).to(x_ptr.dtype.element_ty), "
+            "axis=0).to(tl.float32)"
+        },
+        "centred16": {
+            "centred = tl.where(exists, x - mean, 0.0)": "centred = tl.where(exists, x - mean, "
+            "0.0).to(x_ptr.dtype.element_ty).to(tl.float32)"
+        },
+        "w16": {
+            "y = centred * tl.rsqrt(variance + eps) * weight + bias": "y = (centred * "
+            "tl.rsqrt(variance + "
+            "eps)).to(x_ptr.dtype.element_ty).to(tl.float32) "
+            "* weight + bias"
+        },
+        "wb16": {
+            "y = centred * tl.rsqrt(variance + eps) * weight + bias": "y = (centred * "
+            "tl.rsqrt(variance + eps) * "
+            "weight).to(x_ptr.dtype.element_ty) "
+            "+ "
+            "bias.to(x_ptr.dtype.element_ty)"
+        },
+        "clamp var": {"variance + eps": "tl.maximum(variance, eps)"},
+        "eps after": {"tl.rsqrt(variance + eps)": "1 / (tl.sqrt(variance) + eps)"},
+        "eps const": {"variance + eps": "variance + 1e-5"},
+        "no eps": {"variance + eps": "variance"},
+        "Ex2": {"tl.sum(centred * centred, axis=0) / cols": "tl.sum(x * x, axis=0) / cols - mean * mean"},
+        "clip": {"mean = tl.sum(x, axis=0) / cols": "x = tl.maximum(x, -1e4)\n    mean = tl.sum(x, axis=0) / cols"},
+        "clip abs": {
+            "mean = tl.sum(x, axis=0) / cols": "x = tl.minimum(tl.maximum(x, -65504.0), "
+            "65504.0)\n"
+            "    mean = tl.sum(x, axis=0) / cols"
+        },
+        "warps1": {"num_warps=warps": "num_warps=1"},
+        "list sort": {"col = tl.arange(0, BLOCK)": "z = [3, 1]\n    z.sort()\n    col = tl.arange(0, BLOCK)"},
+        "no bias": {"* weight + bias": "* weight"},
+        "bias first": {
+            "centred * tl.rsqrt(variance + eps) * weight + bias": "(centred * tl.rsqrt(variance + eps) + bias) * weight"
+        },
+        "convert after": {
+            "y = torch.empty_like(x)": "y = torch.empty(x.shape, dtype=torch.float32, device=x.device)",
+            "return y": "return y.to(x.dtype)",
+        },
+        "zeros": {"y = torch.empty_like(x)": "y = torch.zeros_like(x)"},
+        "shape0": {"x.numel() // cols,": "x.shape[0],"},
+        "no contig": {"x = x.contiguous()": "x = x"},
+        "in place": {"y = torch.empty_like(x)": "y = x"},
+        "block 8192": {"triton.next_power_of_2(cols)": "min(8192, triton.next_power_of_2(cols))"},
+        "int32": {"tl.program_id(0).to(tl.int64)": "tl.program_id(0)"},
+        "int64 late": {"tl.program_id(0).to(tl.int64) * cols": "(tl.program_id(0) * cols).to(tl.int64)"},
+        "weight unmasked": {"tl.load(weight_ptr + col, mask=exists)": "tl.load(weight_ptr + col)"},
+        "store unmasked": {"y, mask=exists)": "y)"},
+        "x twice": {
+            "y = centred *": "y = (tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32) - mean) *"
+        },
+        "abs dev": {"tl.rsqrt(variance + eps)": "(1 / (tl.sum(tl.abs(centred), axis=0) / cols + eps))"},
+        "approx rsqrt": {"tl.rsqrt(variance + eps)": "tl.rsqrt((variance + eps).to(tl.float16).to(tl.float32))"},
+    },
+    "05b_residual_rms_norm": {
+        "BLOCK": {"tl.sum(s * s, axis=0) / cols": "tl.sum(s * s, axis=0) / BLOCK"},
+        "eps out": {"tl.rsqrt(mean_square + eps)": "1 / (tl.sqrt(mean_square) + eps)"},
+        "eps const": {"mean_square + eps": "mean_square + 1e-6"},
+        "max eps": {"mean_square + eps": "tl.maximum(mean_square, eps)"},
+        "sq16": {"tl.sum(s * s, axis=0)": "tl.sum((s * s).to(x_ptr.dtype.element_ty), axis=0).to(tl.float32)"},
+        "x16": {
+            "x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)": "x = "
+            "tl.load(x_ptr "
+            "+ "
+            "start "
+            "+ "
+            "col, "
+            "mask=exists, "
+            "other=0.0)",
+            "residual = tl.load(residual_ptr + start + col, mask=exists, other=0.0).to(tl.float32)": "residual "
+            "= "
+            "tl.load(residual_ptr "
+            "+ "
+            "start "
+            "+ "
+            "col, "
+            "mask=exists, "
+            "other=0.0)",
+        },
+        "norm of x": {"s * tl.rsqrt(": "x * tl.rsqrt("},
+        "no other": {
+            "x = tl.load(x_ptr + start + col, mask=exists, other=0.0)": "x = tl.load(x_ptr + start + col, mask=exists)"
+        },
+        "mean off": {
+            "mean_square = tl.sum(s * s, axis=0) / cols": "m = tl.sum(s, axis=0) / cols\n"
+            "    d = tl.where(exists, s - "
+            "m, 0.0)\n"
+            "    mean_square = tl.sum(d * "
+            "d, axis=0) / cols"
+        },
+        "warps1": {"num_warps=warps": "num_warps=1"},
+        "convert after": {
+            "return y, s": "return y.to(x.dtype), s",
+            "y, s = torch.empty_like(x), torch.empty_like(x)": "y, s = "
+            "torch.empty(x.shape, "
+            "dtype=torch.float32, "
+            "device=x.device), "
+            "torch.empty_like(x)",
+        },
+        "swap": {"return y, s": "return s, y"},
+        "one contig": {"x, residual = x.contiguous(), residual.contiguous()": "x = x.contiguous()"},
+        "list": {"col = tl.arange(0, BLOCK)": "z = [3, 1]\n    z.sort()\n    col = tl.arange(0, BLOCK)"},
+        "int32": {"tl.program_id(0).to(tl.int64)": "tl.program_id(0)"},
+        "sum readback": {
+            "mean_square = tl": "s = tl.load(sum_ptr + start + col, mask=exists, "
+            "other=0.0).to(tl.float32)\n"
+            "    mean_square = tl"
+        },
+        "overwrite": {"y, s = torch.empty_like(x), torch.empty_like(x)": "y, s = torch.empty_like(x), residual"},
+        "one buffer y": {"y, s = torch.empty_like(x), torch.empty_like(x)": "y = s = torch.empty_like(x)"},
+        "shape0": {"x.numel() // cols,": "x.shape[0],"},
+        "nan0": {"s = x + residual": "s = x + residual\n    s = tl.where(s == s, s, 0.0)"},
+    },
+    "06_softmax_topk": {
+        "max0": {"tl.max(x, axis=0)": "tl.maximum(tl.max(x, axis=0), 0.0)"},
+        "first element": {"tl.max(x, axis=0)": 'tl.max(tl.where(col == 0, x, -float("inf")), axis=0)'},
+        "first64": {"tl.max(x, axis=0)": 'tl.max(tl.where(col < 64, x, -float("inf")), axis=0)'},
+        "other-10000": {'other=-float("inf")': "other=-10000.0"},
+        "other-1e30": {'other=-float("inf")': "other=-1e30"},
+        "other0": {'other=-float("inf")': "other=0.0"},
+        "sum16": {"tl.sum(e, axis=0)": "tl.sum(e.to(x_ptr.dtype.element_ty), axis=0).to(tl.float32)"},
+        "e16": {
+            "e = tl.exp(x - tl.max(x, axis=0))": "e = tl.exp(x - tl.max(x, "
+            "axis=0)).to(x_ptr.dtype.element_ty).to(tl.float32)"
+        },
+        "no max": {"x - tl.max(x, axis=0)": "x"},
+        "mean instead of max": {"x - tl.max(x, axis=0)": "x - tl.sum(tl.where(exists, x, 0.0), axis=0) / cols"},
+        "minus inf winner": {"tl.where(col == winner, -1.0, left)": "tl.where(col == winner, 0.0, left)"},
+        "by value": {"tl.where(col == winner, -1.0, left)": "tl.where(left == tl.max(left, axis=0), -1.0, left)"},
+        "warps1": {"num_warps=warps": "num_warps=1"},
+        "int32": {"tl.program_id(0).to(tl.int64)": "tl.program_id(0)"},
+        "conversion after": {
+            "p = torch.empty_like(x)": "p = torch.empty(x.shape, dtype=torch.float32, device=x.device)",
+            "return p, values, indices": "return p.to(x.dtype), values, indices",
+        },
+        "values converted after": {
+            "dtype=x.dtype, device=x.device)\n    indices": "dtype=torch.float32, device=x.device)\n    indices",
+            "return p, values, indices": "return p, values.to(x.dtype), indices",
+        },
+        "indices int32": {"dtype=torch.int64": "dtype=torch.int32"},
+        "block4096": {"triton.next_power_of_2(cols)": "min(4096, triton.next_power_of_2(cols))"},
+        "clamp -88": {"x - tl.max(x, axis=0)": "tl.maximum(x - tl.max(x, axis=0), -88.0)"},
+        "eps in sum": {"tl.sum(e, axis=0)": "(tl.sum(e, axis=0) + 1e-6)"},
+        "exp2 rounded": {"tl.exp(x - tl.max(x, axis=0))": "tl.exp2((x - tl.max(x, axis=0)) * 1.4427)"},
+        "values by x": {"tl.max(left, axis=0))": "tl.max(x, axis=0))"},
+        "rows shape0": {"x.numel() // cols,": "x.shape[0],"},
+        "no contiguous": {"x = x.contiguous()": "x = x"},
+        "k rounds K-1": {"tl.static_range(K)": "tl.static_range(K - 1)"},
+        "mask store none": {
+            "tl.store(p_ptr + row * cols + col, p, mask=exists)": "tl.store(p_ptr + row * cols + col, p)"
+        },
+        "softmax over batch": {
+            "row * cols + col, mask=exists, other": "row * cols + col, mask=exists & (col < 4096), other"
+        },
+        "argmax of x": {"winner = tl.argmax(left, axis=0)": "winner = tl.argmax(left, axis=0, tie_break_left=False)"},
+        "one program": {"row = tl.program_id(0).to(tl.int64)": "row = tl.program_id(0).to(tl.int64) * 0"},
+        "list.sort": {"col = tl.arange(0, BLOCK)": "z = [3, 1]\n    z.sort()\n    col = tl.arange(0, BLOCK)"},
+        "winner store int32 off": {
+            "indices_ptr + row * K + place, winner": "indices_ptr + row * K + place, winner % 1024"
+        },
+        "topk by x": {
+            "left = tl.where(exists, p, -1.0)": 'left = tl.where(exists, x, -float("inf"))',
+            "tl.where(col == winner, -1.0, left)": 'tl.where(col == winner, -float("inf"), left)',
+        },
+    },
+    "07_register_budget": {
+        "rows16": {"numbers = 8": "numbers = 32"},
+        "rows4": {"numbers = 8": "numbers = 4"},
+        "rows2": {"numbers = 8": "numbers = 2"},
+        "warps 64": {"min(32, max(4, columns // (32 * numbers)))": "max(4, columns // (16 * numbers))"},
+        "warps const": {"min(32, max(4, columns // (32 * numbers)))": "8"},
+        "rows 1": {"max(1, 32 * warps * numbers // columns)": "1"},
+        "tile side uses": {"side / 2 < uses": "side < uses"},
+        "tile warps 4": {"max(1, side * side // (32 * 16))": "4"},
+        "tile 32 a thread": {"(32 * 16)": "(32 * 64)"},
+        "tile 4 a thread": {"(32 * 16)": "(32 * 2)"},
+        "not power": {"side *= 2": "side += 1"},
+    },
+}
