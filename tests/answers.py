@@ -6,6 +6,7 @@ lines; blank lines stand between them, and between two places of one:
     wrong_eps: eps is added to the deviation, not to the variance.
     rejected by: values
     told: eps: inside the square root
+    never told: the lanes past
     -    y = centred * tl.rsqrt(variance + eps) * weight + bias
     +    y = centred * (1 / (tl.sqrt(variance) + eps)) * weight + bias
 
@@ -36,6 +37,7 @@ class Answer:
         name: begins with "right_" or "wrong_".
         why: what it does otherwise.
         rejected_by, told: the check that must reject a wrong one, and a regular expression that its message matches.
+        never_told: one that its message must not match; empty for none.
         text: a file's text, or the changes to the model answer.
         whole: whether it is a file.
     """
@@ -45,6 +47,7 @@ class Answer:
     why: str
     rejected_by: str
     told: str
+    never_told: str
     text: str
     whole: bool
 
@@ -110,11 +113,11 @@ def answers_in(folder: Path) -> list[Answer]:
     return sorted(found, key=lambda answer: answer.name)
 
 
-def told_in(head: str, prefix: str = "") -> tuple[str, str, str]:
-    """Why, rejected by, told: from the lines that open an answer."""
+def told_in(head: str, prefix: str = "") -> tuple[str, str, str, str]:
+    """Why, rejected by, told, never told: from the lines that open an answer."""
     why, *lines = [line.removeprefix(prefix) for line in head.splitlines()] or [""]
     said = dict(line.split(": ", 1) for line in lines if ": " in line)
-    return why, said.get("rejected by", ""), said.get("told", "")
+    return why, said.get("rejected by", ""), said.get("told", ""), said.get("never told", "")
 
 
 def all_answers() -> list[Answer]:

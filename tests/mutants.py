@@ -115,6 +115,18 @@ SCORES = {  # (before, a text in it, what becomes of it) -> why
     (SCORES_WALK, "minimum", "maximum"): SCORES_UNSEEN,
     (SCORES_WALK, "+ 1", "+ 2"): SCORES_UNSEEN,
 }
+INT8_WEIGHT = "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(tl.float32)"
+BACKWARD_LOADS = {  # what is loaded where nothing exists: before -> why another number may be there
+    "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": (
+        "grad_y is 0 there, and so is whatever the weight scales"
+    ),
+    "bias = tl.load(bias_ptr + col, mask=exists, other=0.0).to(COMPUTE)": (
+        "grad_y is 0 there, and so is the gradient of z, whatever z is"
+    ),
+    "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": (
+        "the weight and x_hat are 0 there; the sum of the bias's gradient is not, and is not stored"
+    ),
+}
 CAPSTONE_LOADS = {  # what is loaded where nothing exists: before -> why another number may stand there
     **{
         f"{of} = tl.load({of}_ptr + at, mask=exists, other=0.0).to({to})": (
@@ -223,6 +235,13 @@ EQUIVALENT = {
         for name in ("11_fused_backward", "15_capstone")
     },
     **{f"15_capstone: {load} -> {load.replace('other=0.0', 'other=1.0')}": why for load, why in CAPSTONE_LOADS.items()},
+    **{
+        f"11_fused_backward: {load} -> {load.replace('other=0.0', 'other=1.0')}": why
+        for load, why in BACKWARD_LOADS.items()
+    },
+    f"12_layer_norm_int8: {INT8_WEIGHT} -> {INT8_WEIGHT.replace('other=0.0', 'other=1.0')}": (
+        "the centred x that it scales is 0 there"
+    ),
     **{
         f"12_layer_norm_int8: {before} -> {before.replace(*change)}": "the bound takes its own place"
         for before, *change in ((MIN, "<", "<="), (ABOVE, ">", ">="), (BELOW, "<", "<="))

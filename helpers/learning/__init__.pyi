@@ -5,6 +5,7 @@ from .checks.code_cases import quantised_cases as quantised_cases
 from .checks.compiled_code import check_vectorised as check_vectorised
 from .checks.conv_cases import batch_norm_cases as batch_norm_cases
 from .checks.conv_cases import conv_cases as conv_cases
+from .checks.conv_cases import conv_rounding_cases as conv_rounding_cases
 from .checks.cuda_checks import check_cuda_code as check_cuda_code
 from .checks.cuda_checks import check_cuda_memory_safety as check_cuda_memory_safety
 from .checks.cuda_checks import check_cuda_rows as check_cuda_rows
@@ -22,6 +23,14 @@ from .checks.linear_traffic import check_linear_traffic as check_linear_traffic
 from .checks.matmul import check_one_rounding as check_one_rounding
 from .checks.matmul import check_tensor_cores as check_tensor_cores
 from .checks.matmul import check_tile_traffic as check_tile_traffic
+from .checks.mistaken_formulas import BACKWARD_MISTAKES as BACKWARD_MISTAKES
+from .checks.mistaken_formulas import BLOCK_BACKWARD_MISTAKES as BLOCK_BACKWARD_MISTAKES
+from .checks.mistaken_formulas import BLOCK_MISTAKES as BLOCK_MISTAKES
+from .checks.mistaken_formulas import CONV_MISTAKES as CONV_MISTAKES
+from .checks.mistaken_formulas import FLASH_MISTAKES as FLASH_MISTAKES
+from .checks.mistaken_formulas import INT8_MISTAKES as INT8_MISTAKES
+from .checks.mistaken_formulas import LINEAR_MISTAKES as LINEAR_MISTAKES
+from .checks.mistaken_formulas import SCORES_MISTAKES as SCORES_MISTAKES
 from .checks.numbers import check_counts as check_counts
 from .checks.numbers import check_numbers as check_numbers
 from .checks.numbers import draw_questions as draw_questions

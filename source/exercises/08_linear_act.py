@@ -2,9 +2,9 @@
 # # Exercise 08: matmul, bias and activation in one kernel [20 points]
 #
 # You will write a tiled matrix product for tensor cores, and give it an epilogue: bias and activation work on the sum
-# while it is still in registers, for nothing, and with a single rounding. About 90 minutes, after
-# [lesson 08](../notebooks/08_matmul_epilogues.ipynb). Its grids of two dimensions, tiles of addresses and `tl.dot` come
-# first once more, on small kernels.
+# while it is still in registers, for free and with a single rounding. About 90 minutes, after
+# [lesson 08](../notebooks/08_matmul_epilogues.ipynb). Small kernels first repeat its two-dimensional grids, tiles of
+# addresses and `tl.dot`.
 #
 # **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as `torch.nn.Linear` keeps it, and $b$ of $N$:
 #
@@ -32,6 +32,7 @@ import triton.language as tl
 
 from helpers.instruments import DEVICES, compile_for, measure, table
 from helpers.learning import (
+    LINEAR_MISTAKES,
     Hints,
     check_offsets,
     check_one_rounding,
@@ -46,7 +47,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# The library adds the bias itself. The activation is a launch of its own, and its input has been rounded to float16.
+# The library adds the bias itself. The activation is a second launch, and its input has been rounded to float16.
 
 # %%
 ACT = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
@@ -92,8 +93,8 @@ who_kernel[3, 2](y, *y.stride(), BLOCK_M=2, BLOCK_N=4)
 y.cpu()
 
 # %% [markdown]
-# The mask of a tile is made alike: `(row < M)[:, None] & (col < N)[None, :]`. Whoever swaps the two strides reads the
-# matrix transposed, and nothing is copied for that.
+# The mask of a tile is built the same way: `(row < M)[:, None] & (col < N)[None, :]`. With the two strides swapped, a
+# kernel reads the transposed matrix, without a copy.
 #
 # `tl.dot(a, b, acc)` is the matrix product of two tiles, added to a third. One program, one tile of 16 x 16,
 # as much of K as tensor cores ask for. Here b is the transpose of w, by its strides:
@@ -120,8 +121,8 @@ dot_kernel[(1,)](a, w, y, SIZE=16, WIDEN=False, PRECISION="tf32")
 print("right:", torch.allclose(y, a.float() @ w.float().T, atol=1e-4))
 
 # %% [markdown]
-# What the machine does with it depends on the operands' dtype. On an A100 (`input_precision` says what becomes of
-# float32 operands, and is `"tf32"` where you say nothing):
+# The instruction depends on the operands' dtype. On an A100 (`input_precision` chooses how float32 operands are
+# multiplied; the default is `"tf32"`):
 
 # %%
 options = {"SIZE": 16, "device": "A100", "num_warps": 1}
@@ -146,7 +147,7 @@ table(("operands", "instruction", "TFLOP/s"), rows)
 # ## Your kernel
 #
 # `tl.program_id(0)` counts tiles of rows, `tl.program_id(1)` tiles of columns. The strides
-# are given, so that x and weight may lie in memory as they like; x may have more than 2^31 elements, row by row.
+# are given, so x and weight may have any layout and are not copied; x may have more than 2^31 elements.
 # ACTIVATION is a string, known at compile time: an `if` on it costs nothing when the kernel runs.
 
 
@@ -247,15 +248,15 @@ hint = Hints(
         "apart. NaN must come through relu: tl.where(s < 0, 0.0, s).",
     ),
     rounding=(
-        "Which values of your kernel have 16 bits? Loads, and the stored result. Everything "
-        "between is float32.",
+        "Which values of your kernel have 16 bits? Only the loaded ones and the stored result. "
+        "Everything between is float32.",
         "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); "
         "bias.to(tl.float32); the activation of the float32 sum; .to(tl.float16) in the store.",
     ),
     traffic=(
-        "How often is each value of x loaded? As often as there are tiles in a row of y. What "
-        "makes that less?",
-        "Tiles of 64 x 64. And the bias: once a tile, after the loop.",
+        "How often is each value of x loaded? Once per tile in a row of y. What makes that less?",
+        "Tiles of 64 x 64. And the bias: once per tile, after the loop. Pass the strides instead "
+        "of copying.",
     ),
     tensor_cores=(
         "Did you multiply without tl.dot? Or convert the tiles to float32, which makes them tf32, "
@@ -264,8 +265,8 @@ hint = Hints(
         "float32 anyway.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
-        "has 64: they end at 2^31. Which product in your offsets may pass that?",
+        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -275,7 +276,7 @@ hint
 # **Does it compute the right thing?** Three activations, sizes that no tile divides, strides, large sums, NaN.
 
 # %% grade_id="values" points=5
-check_values(linear_act, reference, linear_cases(seed=8), name="values")
+check_values(linear_act, reference, linear_cases(seed=8), unlike=LINEAR_MISTAKES, name="values")
 
 # %% [markdown]
 # **Is it rounded once?** Each element must be the float16 nearest to the exact value.
@@ -284,10 +285,12 @@ check_values(linear_act, reference, linear_cases(seed=8), name="values")
 check_one_rounding(linear_act, reference, rounding_cases(seed=9), name="rounding")
 
 # %% [markdown]
-# **Is it fused, and tiled?** One launch; at most 1.1 times the bytes of 64 x 64 tiles.
+# **Is it fused, and tiled?** One launch; at most 1.1 times the bytes of 64 x 64 tiles. x and the weight are
+# transposed here: a copy would be a second launch.
 
 # %% grade_id="traffic" points=4
-check_tile_traffic(linear_act, (x, weight, bias, "gelu"), tile=64, name="traffic")
+transposed = (x.T.contiguous().T, weight.T.contiguous().T, bias, "gelu")
+check_tile_traffic(linear_act, transposed, tile=64, name="traffic")
 
 # %% [markdown]
 # **Do tensor cores do the work**, on float16 operands? Compiled for an A100 and an H100.
@@ -298,8 +301,8 @@ check_tensor_cores(
 )
 
 # %% [markdown]
-# **Does it reach a large matrix?** Of 4 million rows of 1024, which no machine need hold for that: two small launches
-# say what the large one would be, and its last program instance is run without memory.
+# **Does it reach a large matrix?** Of 4 million rows of 1024, which nobody has to allocate: two small launches
+# show what the large one would be, and its last program instance runs without memory.
 
 
 # %%
@@ -318,6 +321,7 @@ check_values(
     linear_act,
     reference,
     linear_cases(seed=1729, sizes=((2, 3, 5), (65, 20, 31), (17, 129, 64), (40, 70, 200))),
+    unlike=LINEAR_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS
@@ -325,9 +329,9 @@ check_values(
 # %% [markdown]
 # ## Yours beside the catalogue's
 #
-# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.linear_act`. "Predicted" is made from the code that your
-# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+# Not graded. Run it once the check above passes: how long your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.linear_act`. "Predicted" comes from the code that your
+# kernel compiles to; if this machine has a GPU, both are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

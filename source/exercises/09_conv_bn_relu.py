@@ -34,13 +34,17 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    CONV_MISTAKES,
     Hints,
     batch_norm_cases,
     check_offsets,
+    check_one_rounding,
     check_passes,
+    check_tensor_cores,
     check_values,
     compare_with_ours,
     conv_cases,
+    conv_rounding_cases,
 )
 
 # %% [markdown]
@@ -64,8 +68,8 @@ least = x.nbytes + weight.nbytes + 2 * 64 * 256
 print(f"{unfused.launches} launches; x, weight and the result: {least / 1e3:.4g} kB")
 
 # %% [markdown]
-# **How often does a kernel read x, if a program makes 64 output pixels of all 64 channels, a tap at a time? How often
-# the weights?** Write your numbers down; the traffic check compares.
+# **How often does a kernel read x, if a program computes 64 output pixels of all 64 channels, one tap at a time? How
+# often the weights?** Write your numbers down; the traffic check compares.
 #
 # ## Your kernel
 #
@@ -198,14 +202,25 @@ hint = Hints(
         "scale = gamma * tl.rsqrt(var + eps); shift = beta + (bias - mean) * scale. Then ReLU. "
         "All in float32.",
     ),
+    rounding=(
+        "Which values of your kernel have 16 bits? Only x, the weights, the bias and the stored "
+        "result. The sum stays float32 until batch norm and ReLU are done.",
+        "Scale the float32 sum, not the float16 weights: weights times scale, rounded, are other "
+        "weights.",
+    ),
+    tensor_cores=(
+        "Did you convert a tile to float32 before tl.dot? Then it multiplies in tf32, at half the "
+        "rate.",
+        "tl.dot(x, weight, acc) with x and weight as they were loaded.",
+    ),
     traffic=(
         "How often is each value of x loaded? For each tap once, and all that for each tile of "
         "output channels. The weights: once for each tile of pixels.",
         "Tiles of 64 x 64; the six vectors after the loop; nothing but y is written.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
-        "has 64: they end at 2^31. Which product in your offsets may pass that?",
+        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64): the pixel's number, and so the picture's, before a stride "
         "multiplies them.",
     ),
@@ -216,24 +231,40 @@ hint
 # **Is it a convolution?** Batch norm does nothing here. Strides, padding, filters and sizes that no tile divides.
 
 # %% grade_id="convolution" points=4
-check_values(conv_bn_relu, reference, conv_cases(seed=9), name="convolution")
+check_values(conv_bn_relu, reference, conv_cases(seed=9), unlike=CONV_MISTAKES, name="convolution")
 
 # %% [markdown]
 # **Is batch norm folded right?** A bias, negative gamma, next to no variance.
 
-# %% grade_id="batch_norm" points=3
-check_values(conv_bn_relu, reference, batch_norm_cases(seed=9), name="batch_norm")
+# %% grade_id="batch_norm" points=2
+check_values(
+    conv_bn_relu, reference, batch_norm_cases(seed=9), unlike=CONV_MISTAKES, name="batch_norm"
+)
+
+# %% [markdown]
+# **Is it rounded once?** Each element must be the float16 nearest to the exact value. Here the sums have a mean of 24,
+# which batch norm takes off.
+
+# %% grade_id="rounding" points=2
+check_one_rounding(conv_bn_relu, reference, conv_rounding_cases(seed=9), name="rounding")
 
 # %% [markdown]
 # **Is it fused, and tiled?** One launch; y written once; x read at most once a tap, the weights and vectors at most
-# once for each 64 pixels; nothing else in memory.
+# once for each 64 pixels; nothing else in memory. x is part of a larger tensor here: a copy would be a second launch.
 
-# %% grade_id="traffic" points=4
-check_passes(conv_bn_relu, inputs, reads=(9, *6 * (4,)), name="traffic")
+# %% grade_id="traffic" points=2
+part_of_larger = (torch.randn(1, 32, 20, 20, device=device).half()[..., 2:18, 2:18], *inputs[1:])
+check_passes(conv_bn_relu, part_of_larger, reads=(9, *6 * (4,)), name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** Of 2^21 pictures, which no machine need hold for that: two small launches say what
-# the large one would be, and its last program instance is run without memory.
+# **Do tensor cores do the work**, on float16 operands? Compiled for an A100 and an H100.
+
+# %% grade_id="tensor_cores" points=1
+check_tensor_cores(conv_bn_relu, inputs, devices=("A100", "H100"), name="tensor_cores")
+
+# %% [markdown]
+# **Does it reach a large tensor?** Of 2^21 pictures, which nobody has to allocate: two small launches show what
+# the large one would be, and its last program instance runs without memory.
 
 
 # %%
@@ -259,15 +290,15 @@ check_offsets(conv_bn_relu, pictures, sizes=(16, 32), size=2**21, name="large")
 # BEGIN HIDDEN TESTS
 others = conv_cases(seed=1729, sizes=((3, 17, 5, 4, 5), (1, 33, 10, 9, 66)))
 others += batch_norm_cases(seed=1729, sizes=((1, 9, 6, 5, 33),))
-check_values(conv_bn_relu, reference, others, name="other-values")
+check_values(conv_bn_relu, reference, others, unlike=CONV_MISTAKES, name="other-values")
 # END HIDDEN TESTS
 
 # %% [markdown]
 # ## Yours beside the catalogue's
 #
-# Not graded, and to be run once the checks above pass: what your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.conv_bn_act`. "Predicted" is made from the code that your
-# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+# Not graded. Run it once the checks above pass: how long your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.conv_bn_act`. "Predicted" comes from the code that your
+# kernel compiles to; if this machine has a GPU, both are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercise 10: attention scores, mask and softmax in one kernel [20 points]
 #
-# Attention's weights are a matrix of N x N for each head. In PyTorch it is written and read several times: by the
-# product, the scaling, the mask, the softmax. You will write it **once**, finished. About 80 minutes. Lesson 10 and
-# exercises 06 and 08 have the parts.
+# Attention's weights are an N x N matrix per head. PyTorch writes and reads it several times: in the product, the
+# scaling, the mask, the softmax. You will write it **once**, finished. About 80 minutes. Lesson 10 and exercises 06 and
+# 08 have the parts.
 #
 # **The formula**, for each head, with $q$ and $k$ of $N \times d$ in float16, and $p$ in float32:
 #
@@ -35,6 +35,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    SCORES_MISTAKES,
     Hints,
     check_offsets,
     check_passes,
@@ -59,15 +60,16 @@ def reference(q, k, valid):
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-q, k = torch.randn(2, 2, 2, 128, 32, device=device).half()
+# As a projection leaves them: the heads of a token side by side.
+q, k = torch.randn(2, 2, 128, 2, 32, device=device).half().transpose(2, 3)
 valid = torch.ones(2, 128, dtype=torch.bool, device=device)
 unfused = measure(reference, q, k, valid)
 each = unfused.bytes_total / (2 * 2 * 128 * 128)
 print(f"{unfused.launches} launches, {each:.3g} B for each weight")
 
 # %% [markdown]
-# **How many bytes for each weight are left when scores never go to memory?** Write your number down. It hardly depends
-# on q and k: with N = 128 and d = 32 they are small beside N x N, and with longer sequences smaller yet.
+# **How many bytes per weight are left when scores never go to memory?** Write your number down. It hardly depends on q
+# and k: with N = 128 and d = 32 they are small next to N x N, and smaller still with longer sequences.
 
 # %% [markdown]
 # ## Your kernel
@@ -190,8 +192,8 @@ hint = Hints(
         "The online softmax keeps a maximum and a sum for each query. When the maximum grows from "
         "m to m', the sum so far is multiplied by exp(m - m'). Then a second loop computes the "
         "same scores and stores exp(s - m) / sum.",
-        "Every element of the result is written by somebody: those right of the diagonal are 0. "
-        "Keys beyond seq must count as masked.",
+        "Every element of the result must be written: those right of the diagonal are 0. Keys "
+        "beyond seq must count as masked.",
     ),
     masked_rows=(
         "What are exp(-inf - -inf) and 0/0? Both are NaN. Where can they arise when a query sees "
@@ -206,8 +208,8 @@ hint = Hints(
         "the loops.",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
-        "has 64: they end at 2^31. Which product in your offsets may pass that?",
+        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
         "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -218,24 +220,28 @@ hint
 # valid.
 
 # %% grade_id="values" points=6
-check_values(attention_scores, reference, scores_cases(seed=10), name="values")
+check_values(
+    attention_scores, reference, scores_cases(seed=10), unlike=SCORES_MISTAKES, name="values"
+)
 
 # %% [markdown]
 # **What of masked rows?** Padding at the end and at the start, one key, none.
 
 # %% grade_id="masked_rows" points=4
-check_values(attention_scores, reference, masked_cases(seed=10), name="masked_rows")
+check_values(
+    attention_scores, reference, masked_cases(seed=10), unlike=SCORES_MISTAKES, name="masked_rows"
+)
 
 # %% [markdown]
-# **Is it fused?** One launch; the weights written once and never read; q read once, k at most as often as tiles of 16
-# queries need it in two passes.
+# **Is it fused?** One launch, with q and k as they lie; the weights written once and never read; q read once, k at most
+# as often as tiles of 16 queries need it in two passes.
 
 # %% grade_id="traffic" points=5
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** Of 60000 sequences of 256, which no machine need hold for that: two small launches say
-# what the large one would be, and its last program instance is run without memory.
+# **Does it reach many weights?** Of 60000 sequences of 256, which nobody has to allocate: two small launches show
+# what the large one would be, and its last program instance runs without memory.
 
 
 # %%
@@ -251,17 +257,16 @@ check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, name="large
 # Other lengths, other masks and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 others = scores_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16)))
-check_values(
-    attention_scores, reference, others + masked_cases(seed=1729, seq=70), name="other-values"
-)
+others += masked_cases(seed=1729, seq=70)
+check_values(attention_scores, reference, others, unlike=SCORES_MISTAKES, name="other-values")
 # END HIDDEN TESTS
 
 # %% [markdown]
 # ## Yours beside the catalogue's
 #
-# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.attention_scores`. "Predicted" is made from the code that your
-# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+# Not graded. Run it once the check above passes: how long your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.attention_scores`. "Predicted" comes from the code that your
+# kernel compiles to; if this machine has a GPU, both are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

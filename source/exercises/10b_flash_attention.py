@@ -1,15 +1,16 @@
 # %% [markdown]
 # # Exercise 10b: FlashAttention, forward [25 points]
 #
-# Exercise 10 wrote the N x N weights once. Here they are **never written**: each tile of weights is multiplied with its
-# values at once, in registers, and forgotten. Memory grows with N, not with its square. About 100 minutes, after
+# Exercise 10 wrote the N x N weights once. Here they are **never written**: each tile of weights is multiplied by its
+# values at once, in registers, and dropped. Memory grows with N, not with its square. About 100 minutes, after
 # exercise 10.
 #
 # **The formula**, for each head, all of $N \times d$ in float16:
 #
 # $$o = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d}\right) v$$
 #
-# and where it is causal, query $i$ sees keys $j \le i$ only.
+# and where it is causal, query $i$ sees keys $j \le i$ only. Scores, maximum, sum and accumulator are float32; the
+# weights become float16 for the second product, as tensor cores want them.
 #
 # **The picture**: one program has BLOCK_M queries, and walks over keys and values, a tile at a time.
 #
@@ -33,6 +34,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    FLASH_MISTAKES,
     Hints,
     check_linear_traffic,
     check_offsets,
@@ -48,18 +50,20 @@ from helpers.learning import (
 
 # %%
 def reference(q, k, v, causal):
-    scores = q @ k.mT / q.shape[-1] ** 0.5
+    single = torch.promote_types(q.dtype, torch.float32)
+    scores = q.to(single) @ k.to(single).mT / q.shape[-1] ** 0.5
     if causal:
         unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(unseen, -torch.inf)
-    return scores.softmax(dim=-1) @ v
+    return scores.softmax(dim=-1).to(v.dtype) @ v
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def inputs_of(seq):
-    return tuple(torch.randn(1, 2, seq, 64, device=device).half() for _ in range(3))
+    # As a projection leaves them: the heads of a token side by side.
+    return tuple(torch.randn(1, seq, 2, 64, device=device).half().transpose(1, 2) for _ in range(3))
 
 
 shorter, longer = inputs_of(128), inputs_of(256)
@@ -181,12 +185,12 @@ def flash_attention(q, k, v, causal):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Sequences of 16 fit in one tile: get these right without a loop, full and then causal. "
-        "The message says which case fails first.",
+        "The first case has 64 tokens, which is one tile of 64 keys: get it right without a loop, "
+        "then 128 tokens with one. The message shows which case fails first.",
         "Sequences that no tile divides: keys beyond seq get a score of -inf, before the maximum "
         "is taken. Scores that grow along the keys: the sum and acc are both multiplied by "
         "exp(old maximum - new maximum).",
-        "Three numbers a row live from tile to tile: top, total and acc (dim of them). In each "
+        "Three values per row live from tile to tile: top, total and acc (dim numbers). In each "
         "tile: s, the new top, e = exp(s - top), then total and acc, in that order.",
     ),
     traffic=(
@@ -194,6 +198,8 @@ hint = Hints(
         "result?",
         "Neither s nor e is ever stored: e goes straight into tl.dot with the tile of v. And acc "
         "is a variable of the loop, not a tensor in memory.",
+        "Causal: the last query of a program is (tl.program_id(0) + 1) * BLOCK_M - 1. Where does "
+        "its loop over keys end?",
     ),
     tensor_cores=(
         "tl.dot wants float16 on both sides, for both of its products.",
@@ -201,8 +207,8 @@ hint = Hints(
         "e.to(tl.float16).",
     ),
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
-        "has 64: they end at 2^31. Which product in your offsets may pass that?",
+        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
         "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
     ),
 )
@@ -212,13 +218,21 @@ hint
 # **Does it compute the right thing?** Full and causal; lengths that no tile divides, strides, scores that grow.
 
 # %% grade_id="values" points=9
-check_values(flash_attention, reference, flash_cases(seed=11), name="values")
+check_values(flash_attention, reference, flash_cases(seed=11), unlike=FLASH_MISTAKES, name="values")
 
 # %% [markdown]
-# **Is there no N x N?** One launch; no memory touched but q, k, v and the result, for 128 tokens and for 256.
+# **Is there no N x N?** One launch, with q, k and v as they lie; no memory touched but q, k, v and the result, for 128
+# tokens and for 256. And a causal call loads at most 85 % of what a full one does: a program stops at its last query.
+# <!-- given 85 %: what this exercise asks for -->
 
 # %% grade_id="traffic" points=7
-check_linear_traffic(flash_attention, (*shorter, False), (*longer, False), name="traffic")
+check_linear_traffic(
+    flash_attention,
+    (*shorter, False),
+    (*longer, False),
+    causal=(*longer, True),
+    name="traffic",
+)
 
 # %% [markdown]
 # **Do tensor cores do the work?** Compiled for an A100 and an H100.
@@ -227,8 +241,8 @@ check_linear_traffic(flash_attention, (*shorter, False), (*longer, False), name=
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach many sequences?** 60000 of 512 tokens, which no machine need hold for that: two small launches
-# say what the large one would be, and its last program instance is run without memory.
+# **Does it reach many sequences?** 60000 of 512 tokens, which nobody has to allocate: two small launches
+# show what the large one would be, and its last program instance runs without memory.
 
 
 # %%
@@ -243,15 +257,15 @@ check_offsets(flash_attention, sequences, sizes=(1, 2), size=60000, name="large"
 # Other lengths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 others = flash_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16)))
-check_values(flash_attention, reference, others, name="other-values")
+check_values(flash_attention, reference, others, unlike=FLASH_MISTAKES, name="other-values")
 # END HIDDEN TESTS
 
 # %% [markdown]
 # ## Yours beside the catalogue's
 #
-# Not graded, and to be run once the check above passes: what your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.flash_attention`. "Predicted" is made from the code that your
-# kernel compiles to; where this machine has a GPU, both are timed on it instead.
+# Not graded. Run it once the check above passes: how long your kernel should take on an H200, at a size that was
+# recorded there, beside `kernels.flash_attention`. "Predicted" comes from the code that your
+# kernel compiles to; if this machine has a GPU, both are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

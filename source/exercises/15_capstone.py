@@ -40,6 +40,8 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    BLOCK_BACKWARD_MISTAKES,
+    BLOCK_MISTAKES,
     Hints,
     check_cut,
     check_gradcheck,
@@ -277,8 +279,8 @@ hint = Hints(
         ),
     },
     large=(
-        "Whole numbers in a kernel have 32 bits, unless one of those that meet in an operation "
-        "has 64: they end at 2^31. Which product in your offsets may pass that?",
+        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
         "tl.program_id(0).to(tl.int64), before it is multiplied; of a loop's row, tl.cast(row, "
         "tl.int64).",
     ),
@@ -292,7 +294,7 @@ hint
 # **Does it compute the right thing?** Odd widths, strange strides, another eps, half precision, NaN, no row.
 
 # %% grade_id="values" points=5
-check_values(forward, block, norm_cases(3, 1, seed=15), name="values")
+check_values(forward, block, norm_cases(3, 1, seed=15), unlike=BLOCK_MISTAKES, name="values")
 
 # %% [markdown]
 # **Is the traffic gone?** Grading meters another size as well.
@@ -309,15 +311,20 @@ check_cut(forward, block, given, least=0.6, launches=1, name="cut")
 
 # %% grade_id="gradients" points=5
 check_values(
-    backward, block_backward, gradient_cases(15, tensors=2, vectors=1, wide=True), name="gradients"
+    backward,
+    block_backward,
+    gradient_cases(15, tensors=2, vectors=1, wide=True),
+    unlike=BLOCK_BACKWARD_MISTAKES,
+    name="gradients",
 )
 
 # %% [markdown]
-# **What does gradcheck say?** It moves each input by a hair, in float64, and looks what the block makes of it.
+# **Does gradcheck agree?** It moves each input a little, in float64, and compares how the block's result changes. Its
+# eps is a power of two: a kernel gets numbers in float32, which would round another.
 
 # %%
 double = {"dtype": torch.float64, "device": device}
-small = (torch.randn(3, 5, **double), torch.randn(3, 5, **double), torch.randn(5, **double), 1e-3)
+small = (torch.randn(3, 5, **double), torch.randn(3, 5, **double), torch.randn(5, **double), 2**-10)
 
 # %% grade_id="gradcheck" points=3
 check_gradcheck(backward, gated_norm, small, name="gradcheck")
@@ -340,8 +347,8 @@ check_cut(backward, block_backward, of_backward, least=0.84, launches=3, name="b
 check_repeats(backward, of_backward, name="repeats")
 
 # %% [markdown]
-# **Do both reach a large tensor?** Of 2^22 rows of 1024, which no machine need hold for that: two small launches say
-# what the large one would be, and of its last program instance the first and last rows are run without memory.
+# **Do both reach a large tensor?** Of 2^22 rows of 1024, which nobody has to allocate: two small launches show
+# what the large one would be, and of its last program instance the first and last rows run without memory.
 
 
 # %%
@@ -388,6 +395,7 @@ check_values(
     forward,
     block,
     norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000),
+    unlike=BLOCK_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS
@@ -396,7 +404,9 @@ check_values(
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 others = gradient_cases(1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1, wide=True)
-check_values(backward, block_backward, others, name="other-gradients")
+check_values(
+    backward, block_backward, others, unlike=BLOCK_BACKWARD_MISTAKES, name="other-gradients"
+)
 # END HIDDEN TESTS
 
 # %% grade_id="other-cut" points=1

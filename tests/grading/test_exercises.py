@@ -50,6 +50,7 @@ def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(answer, tmp_path):
     outcome = answered(answer, tmp_path).run_check(answer.rejected_by, {}, tmp_path)
     assert outcome.state == FAIL, outcome
     assert re.search(answer.told, str(outcome)), outcome
+    assert not answer.never_told or not re.search(answer.never_told, str(outcome)), outcome
 
 
 @pytest.mark.long

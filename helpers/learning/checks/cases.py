@@ -77,7 +77,9 @@ def in_turn(
     for place, x in enumerate(inputs):
         if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
             alone = (*inputs[:place], moved(x), *inputs[place + 1 :])
-            yield Case(f"the {PLACES[place]} {what}", alone, f"{look_at}; here the {PLACES[place]} tensor's", **kind)
+            yield Case(
+                f"the {PLACES[place]} {what}", alone, f"{look_at}; here the {PLACES[place]} tensor's differ", **kind
+            )
 
 
 def distinct_values(x: torch.Tensor, count: int) -> torch.Tensor:

@@ -19,14 +19,19 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
     """Calls of `layer_norm_int8(x, weight, bias, eps, clip)`, clip 1: 16 rows, for the largest magnitudes of two may be
     positive by chance; norm_cases; rows of mean 10^4.
 
-    A scale hangs on one element of its row, and PyTorch's own may be right to the last digit by chance: what an ulp in
-    the inputs makes is forgiven.
+    A scale depends on one element of its row, and PyTorch's own may be right to the last digit by chance: what an ulp
+    in the inputs makes is forgiven.
     """
     draw = normal(seed + 1)
     rows = Case("", (64 * draw(16, 64), draw(64), draw(64), 1e-5), "the formula")  # too large for eps to matter
     found = [
         replace(case, inputs=(*case.inputs, ALL), relative=True, input_error=torch.float32)
-        for case in (rows, *norm_cases(1, 2, seed, widths, widest), *large_mean_cases(2, seed))
+        for case in (
+            rows,
+            *large_mean_cases(2, seed, widths=(64,)),  # what it tells, sums in 16 bits would hide
+            *norm_cases(1, 2, seed, widths, widest),
+            *large_mean_cases(2, seed + 1, widths=(1000,)),
+        )
     ]
     return [replace(case, look_at=DROPPED) if case.label.startswith("NaN") else case for case in found]
 

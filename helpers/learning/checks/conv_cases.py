@@ -82,7 +82,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
         "where a weight of 0 makes NaN of NaN"
     )
     special = draw.call("NaN in one pixel", nan, (1, 16, 6, 6), (16, 16, 3, 3), padding=1)
-    special.inputs[0][0, 3, 2, 2] = torch.nan
+    special.inputs[0][0, :, 2, 2] = torch.nan  # in channel 0 as well, which a sum that goes on too far meets next
     found.append(special)
     found.append(draw.call("no picture", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
     return found
@@ -114,4 +114,17 @@ def batch_norm_cases(
             var = variance * torch.linspace(0, 1, out, device=var.device)
             # Weights so small that the scale does not carry the result out of fp16's range.
             found.append(replace(small, inputs=(x, weight / 32, own / 32, gamma, beta, mean / 32, var, *rest)))
+    return found
+
+
+def conv_rounding_cases(seed: int) -> list[Case]:
+    """Calls whose sums have a mean of 24, which batch norm takes off, so that a sum rounded to 16 bits shows; 1 x 1 and
+    3 x 3."""
+    draw, found = _Draw(seed), []
+    for taps, padding in ((1, 0), (3, 1)):
+        images, filters = (1, 32, 8, 8), (32, 32, taps, taps)
+        case = draw.normed(draw.call(f"{taps} x {taps}", "the rounding", images, filters, padding=padding))
+        x, weight, own, gamma, beta, mean, var, *rest = case.inputs
+        mean = mean + 24  # of the sums: the bias is 24, and batch norm takes as much off
+        found.append(replace(case, inputs=(x, weight, own + 24, gamma + 1, beta, mean, var, *rest)))
     return found

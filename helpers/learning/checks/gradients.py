@@ -14,12 +14,14 @@ from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import PLACES, Case, described, transposed
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STRIDES, WIDEN, normal
-from helpers.learning.checks.traffic_checks import lines_of
-from helpers.learning.checks.values import as_tuple
+from helpers.learning.checks.traffic_checks import in_16_bits, launched, lines_of, told_of_16_bits
+from helpers.learning.checks.values import as_tuple, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime
 
-# Of gradcheck. A step of 1e-6 in float64 tells a derivative near 1 to 1e-9 or so; float32 errs by 1e-7.
+# Of gradcheck, whose step h is 1e-6. Its difference quotient errs by the rounding of two values, u |y| / h, which is
+# 1e-16 * 5 / 1e-6 = 5e-10 for values to 5, and by h^2 / 6 times the third derivative, which is less: 1.5e-9 at most on
+# 500 draws of the exercises' inputs. Arithmetic in float32 errs by 3e-8 at least on each of them.
 ATOL, RTOL = 5e-9, 1e-8
 RUNS = 10  # of one call on a GPU, to see whether it repeats
 
@@ -63,7 +65,7 @@ def gradient_cases(
         more[0] = more[0] * scale  # the gate, or the weights that make what the activation sees
         return Case(label, (grad_y, x, *more, eps), look_at, input_error=x.dtype)
 
-    found = [call("", "the formula: which of the three results is it, and which of its terms?", 2, 64)]
+    found = [call("", "that result's formula, one term after another", 2, 64)]
     # Of fewer rows, the largest error of PyTorch's own, which the tolerance is made of, is a matter of luck.
     found += [
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
@@ -122,11 +124,16 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
     Args:
         answer: the learner's backward pass, returning a gradient for each tensor.
         forward: the operation.
-        inputs: float64 tensors, then a number.
+        inputs: float64 tensors, then a number that float32 holds.
         name: the check's name.
+
+    Raises:
+        ValueError: the number is another in float32, as a kernel gets it; that alone may exceed the tolerance.
     """
     names = list(inspect.signature(forward).parameters)
     *tensors, eps = inputs
+    if torch.tensor(eps, dtype=torch.float32).item() != eps:
+        raise ValueError(f"eps = {eps} is rounded to float32 on its way into a kernel: take a power of two, 2**-10")
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -150,15 +157,17 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
         which = re.search(r"with respect to input (\d+)", str(error))
         what = f"the gradient of {names[int(which[1])]}" if which else str(error).splitlines()[0]
         raise AnswerError(
-            f"float64, shape {tuple(tensors[0].shape)}: gradcheck moves the inputs, and {what} says otherwise",
-            "the formula of that gradient, and the dtype of the arithmetic: float64 for float64",
+            f"float64, shape {tuple(tensors[0].shape)}: gradcheck moves the inputs, and {what} disagrees",
+            "the dtype of the arithmetic, float64 for float64; and the formula of that gradient, where the check of "
+            "gradients has not passed",
         ) from None
     return f"gradcheck agrees in float64 on the gradients of {', '.join(names[: len(tensors)])}."
 
 
 @as_check
 def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest: float) -> str:
-    """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, and all else is little.
+    """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, and all else is little; and the same
+    where float32 inputs become bfloat16, but for the partial sums, which stay wide.
 
     Args:
         answer: the learner's backward pass, returning x's gradient first.
@@ -167,14 +176,24 @@ def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest:
         rest: what weights, partial sums and their sums may move, in times x's bytes.
         name: the check's name.
     """
+    require_gradient_traffic(answer, inputs, launches, rest)
+    low = in_16_bits(inputs)
+    if low is not None:
+        with told_of_16_bits():
+            require_gradient_traffic(answer, low, launches, 2 * rest)
+    return f"grad_y and x are read once, x's gradient is written once, all else is under {rest:g} times x's bytes."
+
+
+def require_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest: float) -> None:
+    """Raise AnswerError where one call moves more than `check_gradient_traffic` allows."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     x, moved = inputs[1], dict(traffic.by_tensor)
     elements = x.numel()
     if traffic.launches > launches:
         raise AnswerError(
-            f"{traffic.launches} launches ({', '.join(name for name, _ in traffic.by_launch)}), at most {launches}",
-            "your launcher: one kernel, and a sum over its partial sums",
+            f"{launched(traffic)}, at most {launches}",
+            "your launcher: one kernel, a sum over its partial sums, a conversion; tl.load converts what it loads",
         )
 
     def refuse(what: str, look_at: str) -> None:
@@ -185,7 +204,7 @@ def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest:
         if read != x.nbytes:
             refuse(
                 f"{name} is read {read / x.nbytes:.3g} times, once needed",
-                "the loads above: what was loaded once is at hand in its variable",
+                "the loads above: use the variable that already holds the value",
             )
     of_result = moved.pop("result[0]", None)
     if of_result is None or of_result.written != x.nbytes or of_result.read:
@@ -197,7 +216,6 @@ def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest:
             f"all but grad_y, x and x's gradient: {others / x.nbytes:.2f} times x's bytes, at most {rest:g}",
             "the partial sums: a program takes many rows, and stores one row of sums",
         )
-    return f"grad_y and x are read once, x's gradient is written once, all else is under {rest:g} times x's bytes."
 
 
 @as_check
@@ -206,20 +224,26 @@ def check_repeats(answer: Callable, inputs: tuple) -> str:
 
     Where there is a GPU, which has an order of its own, it is called again and again instead.
     """
-    results = [as_tuple(answer(*inputs))]
-    if runtime.has_gpu():
-        results += [as_tuple(answer(*inputs)) for _ in range(RUNS - 1)]
-    else:
-        with last_program_first():
-            results.append(as_tuple(answer(*inputs)))
+    with outputs_start_as_nan():
+        results = [as_tuple(answer(*inputs))]
+        if runtime.has_gpu():
+            results += [as_tuple(answer(*inputs)) for _ in range(RUNS - 1)]
+        else:
+            with last_program_first():
+                results.append(as_tuple(answer(*inputs)))
     for number, each in enumerate(zip(*results, strict=True), start=1):
+        which = f"result {number} of {len(results[0])}"
+        if missing := int(each[0].isnan().sum()):
+            raise AnswerError(
+                f"{which} has {missing} elements that are NaN, or were never written", "the grid and the stores"
+            )
         differ = sum(int((other != each[0]).sum()) for other in each[1:])
         if differ:
             raise AnswerError(
-                f"result {number} of {len(results[0])} hangs on the order of the programs: {differ} elements differ",
-                "tl.atomic_add, or what one program reads of another's: give each program a place of its own",
+                f"{which} depends on the order of the programs: {differ} elements differ",
+                "where programs meet, in tl.atomic_add or in what one reads of another's: give each a place of its own",
             )
-    return "the same bits, in whatever order the programs run."
+    return "the same bits, whatever the order of the programs."
 
 
 @contextmanager

@@ -11,26 +11,32 @@ from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.passes import require_one_launch
 from helpers.learning.outcome import AnswerError, as_check
 
+# Of a full call's bytes in a causal one. With as many queries in a tile as half of the sequence, three quarters of the
+# keys and values are loaded; with smaller tiles, fewer.
+SKIPPED = 0.85
+
 
 @as_check
-def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple) -> str:
-    """Meter two calls: one launch each, the result written once, and no byte touched but of inputs and result.
+def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple, causal: tuple | None = None) -> str:
+    """Meter calls: one launch each, the result written once, and no byte touched but of inputs and result.
 
-    What the inputs and the result have is linear in the sequence; a matrix of scores, wherever it is kept, is not.
+    The bytes of inputs and result are linear in the sequence; a matrix of scores, wherever it is kept, is not.
 
     Args:
         answer: the learner's function, returning one tensor.
-        shorter, longer: its arguments for two lengths of the sequence.
+        shorter, longer: its arguments for two lengths of the sequence, of any strides.
+        causal: arguments of a causal call as long as the longer one, which may load at most `SKIPPED` of its bytes.
         name: the check's name.
     """
-    for inputs in (shorter, longer):
+    read = []
+    for inputs in (shorter, longer, *([causal] if causal else [])):
         traffic = measure(answer, *inputs)
         where = described(inputs)
         require_no_hazards(traffic, where)
         require_one_launch(traffic)
         result = traffic.result
         if not isinstance(result, torch.Tensor) or not result.numel():
-            raise AnswerError("the result is no tensor, or has no elements", "what your function returns")
+            raise AnswerError("the result is not a tensor, or has no elements", "what your function returns")
         given = [x for x in inputs if isinstance(x, torch.Tensor)]
         least = sum(x.nbytes for x in given) + result.nbytes
         touched = traffic.unique_total
@@ -49,4 +55,11 @@ def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple) -> str
                 f"{where}: {size(touched)} of memory are touched, {size(least)} needed",
                 "what is never read, or never written",
             )
+        read.append(traffic.bytes_read)
+    if causal and read[-1] > SKIPPED * read[-2]:
+        raise AnswerError(
+            f"{described(causal, 'causal')}: {size(read[-1])} are read, {read[-1] / read[-2]:.0%} of what "
+            f"the full call reads, at most {SKIPPED:.0%} needed",
+            "where the loop over keys ends: a causal program needs no key after its last query",
+        )
     return "1 launch; memory touched grows with the sequence, not with its square."

@@ -1,8 +1,16 @@
 """A kernel that does what a GPU would not forgive fails, whatever it computes."""
 
+import ast
+import functools
+import linecache
+
 from helpers.instruments.traffic import Traffic
 from helpers.learning.outcome import AnswerError, quoted_line
 
+MASKED = (
+    "it has a mask, which lets these lanes through: compare the mask with the offsets, rows with rows and columns with "
+    "columns, and the strides of each"
+)
 LOOK_AT = {
     "out-of-bounds read": "which of its lanes have an element? Mask the others",
     "out-of-bounds store": "which of its lanes have an element? Mask the others",
@@ -23,8 +31,34 @@ def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> No
     """
     # A store past a row's end meets the next row's owner first, and leaves the tensor only at the last.
     for hazard in sorted(traffic.hazards, key=lambda each: not each.kind.startswith("out-of-bounds")):
-        look_at = otherwise if otherwise and hazard.kind.startswith("out-of-bounds") else LOOK_AT[hazard.kind]
+        look_at = LOOK_AT[hazard.kind]
+        if hazard.kind.startswith("out-of-bounds"):
+            look_at = otherwise or (MASKED if has_mask(hazard.file, hazard.line) else look_at)
         raise AnswerError(
             f"{inputs}: {hazard.kind} of {hazard.where}, elements: {hazard.elements}",
             f"{quoted_line(hazard.file, hazard.line)}: {look_at}",
         )
+
+
+def has_mask(file: str, line: int) -> bool:
+    """Whether every load, store and atomic at a source line has a mask, and there is one."""
+    calls = memory_calls("".join(linecache.getlines(file)))
+    here = [masked for lines, masked in calls.items() if line in lines]
+    return bool(here) and all(here)
+
+
+@functools.lru_cache(maxsize=8)
+def memory_calls(source: str) -> dict[range, bool]:
+    """The lines of each load, store and atomic -> whether it has a mask."""
+    found = {}
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            values = {"load": 1, "store": 2}.get(node.func.attr, 2 if node.func.attr.startswith("atomic_") else None)
+            if values is not None:
+                masked = len(node.args) > values or any(each.arg == "mask" for each in node.keywords)
+                found[range(node.lineno, node.end_lineno + 1)] = masked
+    return found

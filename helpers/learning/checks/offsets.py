@@ -83,10 +83,12 @@ def find_overflow(
                 kernel[large_grid](**{**grown, "debug": True})
         except InterpreterError as error:
             if "overflow detected" in str(error) or watching.narrowed:
-                what, remedy = "of 32 bits passes 2^31", "tl.program_id(0).to(tl.int64), before it is multiplied"
+                sizes = enumerate(zip(next_grid, large_grid, strict=True))
+                axes = [axis for axis, (few, many) in sizes if many > few]
+                what, remedy = "of 32 bits passes 2^31", f"{widened(axes)}, before it is multiplied"
                 if watching.narrowed:
                     what, remedy = "of 64 bits is cut to 32", "leave element numbers and offsets in int64"
-                elif "program_id" not in linecache.getline(*error.place):
+                elif "program_id" not in linecache.getline(*error.place) and not axes:
                     remedy = (
                         "make one operand int64 with .to(tl.int64), before the product; a row counted in a loop, too"
                     )
@@ -123,6 +125,15 @@ def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> N
             f"{programs} all the work, however large the tensors are: most of a GPU has nothing to do",
             f"the grid: let it grow with the tensors, or give it {least} programs at least{each and ', one' + each}",
         )
+
+
+def widened(axes: list[int]) -> str:
+    """The number that a kernel has to widen, where the grid grows along these axes with the size, or along none."""
+    if len(axes) == 1:
+        return f"tl.program_id({axes[0]}).to(tl.int64)"
+    return (
+        "a program's number .to(tl.int64)" if axes else "the loop's number .to(tl.int64), as by tl.cast(row, tl.int64)"
+    )
 
 
 class Enough(Exception):  # noqa: N818

@@ -19,8 +19,9 @@ def linear_cases(
 ) -> list[Case]:
     """Calls of `linear_act(x, weight, bias, activation)`: (M, K), (N, K), (N,) in fp16.
 
-    A single tile with each activation, with NaN, with values at which a sum of fp16 overflows; several whole tiles;
-    then each of `sizes`, (M, N, K); each operand alone and both transposed, and in wider matrices; no row at all.
+    A single tile with each activation, with NaN, with sums of +-200, with values at which a sum of fp16 overflows;
+    several whole tiles; then each of `sizes`, (M, N, K); each operand alone and both transposed, and in wider matrices;
+    no row at all.
     """
     draw = normal(seed)
 
@@ -29,7 +30,7 @@ def linear_cases(
         return Case(label, (x.half(), weight.half(), bias.half(), activation), look_at, arguments=activation)
 
     found = [
-        call("", f"the product, every slice of K in it, the bias, and {name}", 16, 16, 128, name)
+        call("", f"the product, with every slice of K in it, the bias, and {name}", 16, 16, 128, name)
         for name in ACTIVATIONS
     ]
     for name in ACTIVATIONS:
@@ -38,6 +39,13 @@ def linear_cases(
         )
         special.inputs[0][3, 5] = torch.nan
         found.append(special)
+    for name in ACTIVATIONS:
+        far = call(
+            "sums of 200 and -200", f"{name} far from 0: e^s overflows float32 for s above 88", 16, 16, 128, name
+        )
+        far.inputs[0][:], far.inputs[1][:] = 1.25, 1.25
+        far.inputs[0][::2] *= -1
+        found.append(far)
     found.append(call("a long row", "the walk along K: every slice is added to the sum", 16, 16, 256, scale=0.25))
     large = call("sums that pass 65504 on their way", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
     large.inputs[0][:, :128], large.inputs[0][:, 128:], large.inputs[1][:] = 200.0, -199.0, 100.0
@@ -101,20 +109,73 @@ def _growing(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
     return q.abs(), k.abs() * steps, *v
 
 
+def _planned(
+    draw, shape: tuple[int, int, int, int], tensors: int, of_queries: torch.Tensor, of_keys: torch.Tensor
+) -> tuple:
+    """Scores that are `of_queries[i] * of_keys[j]`, but for little."""
+    q, k, *v = _attention_call(draw, shape, tensors, scale=0.125)
+    q[..., 0], k[..., 0] = of_queries.to(q.device), shape[-1] ** 0.5 * of_keys.to(k.device)
+    return q, k, *v
+
+
+def _far_below_zero(draw, shape: tuple[int, int, int, int], tensors: int, score: float) -> tuple:
+    keys = torch.full((shape[2],), score / 16)
+    return _planned(draw, shape, tensors, torch.full((shape[2],), 16.0), keys)
+
+
+def _far_apart(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
+    """Every second query's scores are 32 times as large: 120, and the others' not 4."""
+    queries = torch.ones(shape[2])
+    queries[1::2] = 32.0
+    return _planned(draw, shape, tensors, queries, torch.full((shape[2],), 3.75))
+
+
+def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4.0) -> tuple:
+    """Each key's score is `step` above that of the key before: what is hidden from a query is above what it sees."""
+    return _planned(draw, shape, tensors, torch.full((shape[2],), step), torch.arange(float(shape[2])))
+
+
+def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
+    """Four keys share a row's weight, with scores near 1000 that are sums of far larger products: what float16 rounds
+    off a query or a score shows in the weights."""
+    q, k, *v = (draw(*shape) for _ in range(tensors))
+    along = 200 * q[:, :, :1]
+    q = along * torch.linspace(0.999, 1.001, shape[2], device=q.device)[:, None]
+    score = torch.full((shape[2],), 1000.0, device=q.device)
+    score[:: shape[2] // 4] = 1020.0
+    k = k / 2
+    apart = score[:, None] * shape[-1] ** 0.5 - (along * k).sum(-1, keepdim=True)
+    k = k + apart * along / along.square().sum(-1, keepdim=True)
+    return q.half(), k.half(), *(x.half() for x in v)
+
+
 WHOLE = 128  # queries and keys, whole tiles of the usual sizes
 RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks"
 MAXIMUM = "the exponential: take the row's maximum off first"
-SIZES = "the sizes: dim, the scale that hangs on it, and how many tiles of queries and of keys there are"
+SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of queries and of keys there are"
+CARRIED = "what is carried from one tile of keys to the next, and what is done once, after the last"
+LOWEST = "the maximum's start: -inf, for 0 is above every score here"
+MASKED_WITH = f"{LOWEST}; and the score of a masked key, which is -inf, not a large negative number"
+OWN_MAXIMUM = "the maximum: each query has its own (tl.max along axis 1)"
+MASK_FIRST = "the order: the mask comes before the maximum and the exponential, so that no hidden score is the maximum"
+IN_FLOAT32 = (
+    "what is rounded to 16 bits before the exponential: q and k go into tl.dot as loaded, and the scale multiplies the "
+    "float32 scores"
+)
+ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
+KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
 HEADS = "the strides: four for each tensor, and which are whose"
 
 
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all True.
 
-    One tile; scores whose exponentials overflow; another dim; scores that grow along the keys; then each of `shapes`;
-    each tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
+    One tile; scores whose exponentials overflow; other dims; scores that grow along the keys; scores far below 0;
+    queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of `shapes`; each
+    tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
+    extreme = normal(seed + 1)
 
     def call(label: str, look_at: str, inputs: tuple) -> Case:
         batch, _, seq, _ = inputs[0].shape
@@ -126,7 +187,16 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found = [call("", base, _first_key_leads(draw, (1, 1, 64, 16), 2))]
     found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, 64, 16), 2, PEAK)))
     found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 2)))
+    found.append(call("dim 32, large scores", IN_FLOAT32, _of_large_products(extreme, (1, 1, 64, 32), 2)))
     found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 2)))
+    tile = (1, 1, 64, 16)
+    found.append(call("scores far below 0", LOWEST, _far_below_zero(extreme, tile, 2, -150.0)))
+    found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 2, -12000.0)))
+    found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, tile, 2)))
+    found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, (1, 1, WHOLE, 16), 2)))
+    special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 2))
+    special.inputs[0][..., -1, 3] = torch.nan
+    found.append(special)
     found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 3, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
     found += [call(*turned) for turned in _turned(draw, 2)]
@@ -165,27 +235,48 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         )
         inputs = (*_attention_call(draw, (2, heads, keys, 16), 2), valid)
         found.append(Case(label, inputs, look_at, input_error=torch.float32))
+    # Padding whose scores are the largest, 200 above the rest.
+    q, k = _planned(draw, (1, 1, seq, 16), 2, torch.full((seq,), 8.0), torch.zeros(seq))
+    k[..., ::2, 0] = 100.0
+    valid = (torch.arange(seq, device=device) % 2 == 1)[None]
+    found.append(Case("padding with the largest scores", (q, k, valid), MASK_FIRST, input_error=torch.float32))
     return found
 
 
 def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
 
-    One tile, full and causal; scores whose exponentials overflow; another dim; scores that grow along the keys; then
-    each of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that are not
-    contiguous; no batch at all.
+    A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow along the keys;
+    large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible ones;
+    values whose sum passes 65504; NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in
+    the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
+    extreme = normal(seed + 1)
 
-    def call(label: str, look_at: str, inputs: tuple, causal: bool = False) -> Case:
-        return Case(label, (*inputs, causal), look_at, arguments="causal" if causal else "full")
+    def call(label: str, look_at: str, inputs: tuple, causal: bool = False, **kind) -> Case:
+        return Case(label, (*inputs, causal), look_at, arguments="causal" if causal else "full", **kind)
 
+    formula = "the formula: two products, and the softmax between them"
     mask = "the causal mask: key j for query i where j <= i"
-    found = [call("", "the formula: the scale, 1/sqrt(dim), too", _first_key_leads(draw, (1, 1, WHOLE, 16), 3))]
+    found = [call("", formula, _first_key_leads(draw, (1, 1, 64, 16), 3))]
+    found.append(call("", CARRIED, _first_key_leads(draw, (1, 1, WHOLE, 16), 3)))
     found.append(call("", mask, _first_key_leads(draw, (1, 1, WHOLE, 16), 3), True))
     found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, WHOLE, 16), 3, PEAK)))
     found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 3)))
+    tile, two = (1, 1, 64, 16), (1, 1, WHOLE, 16)
+    single = {"input_error": torch.float32}  # the weights depend on float32 scores
+    found.append(call("dim 128, large scores", IN_FLOAT32, _of_large_products(extreme, (1, 1, 64, 128), 3), **single))
     found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 3)))
+    found.append(call("scores far below 0", LOWEST, _far_below_zero(extreme, tile, 3, -40.0), **single))
+    found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 3, -12000.0), True, **single))
+    found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
+    found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
+    q, k, v = _attention_call(extreme, two, 3)
+    found.append(call("values about 1000", ACCUMULATOR, (q / 4, k, 1000 + 64 * v)))
+    special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
+    special.inputs[0][..., -1, 3] = torch.nan
+    found.append(special)
     found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 3, 64, 16), 3)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
     found += [call(*turned, True) for turned in _turned(draw, 3)]

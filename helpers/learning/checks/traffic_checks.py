@@ -93,7 +93,8 @@ def told_of_16_bits() -> Iterator[None]:
 @as_check
 def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
     """Meter `answer(*inputs)` beside `unfused(*inputs)`: so much less traffic, in no more launches than given, and the
-    same result, to twice PyTorch's own error: what is not computed moves nothing.
+    same result, to twice PyTorch's own error: what is not computed moves nothing. And the same where float32 inputs
+    become bfloat16.
 
     Args:
         answer: the learner's function.
@@ -103,6 +104,16 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
         launches: at most.
         name: the check's name.
     """
+    told = require_cut(answer, unfused, inputs, least, launches)
+    low = in_16_bits(inputs)
+    if low is not None:
+        with told_of_16_bits():
+            require_cut(answer, unfused, low, least, launches)
+    return told
+
+
+def require_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
+    """Say by how much the traffic of one call is cut, or raise AnswerError where that is too little."""
     given = of_tensors(fresh_copy, inputs)
     with outputs_start_as_nan():
         mine = measure(answer, *given)
@@ -114,10 +125,27 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
         raise AnswerError(f"{launched(mine)}, at most {launches}; {told}", MORE_LAUNCHES)
     if not cut >= least:
         elements = max(x.numel() for x in inputs if isinstance(x, torch.Tensor))
-        raise AnswerError("\n".join([told, *lines_of(mine, elements)]), REUSE)
+        raise AnswerError("\n".join([told, *lines_of(mine, elements)]), most_moved(mine, answer, inputs))
     where = "what is computed at this size: the check of values, above, says more"
     compare(mine.result, given, unfused, Case("at this size", inputs, where, input_error=inputs[0].dtype))
     return f"{mine.launches} launch{'es' * (mine.launches != 1)}, {100 * cut:.1f}% less traffic."
+
+
+def most_moved(traffic: Traffic, answer: Callable, inputs: tuple) -> str:
+    """Where to look for bytes too many: what is read again, or else the tensor between that moves most."""
+    again = ", ".join(f"{name}, read {times}" for name, times in repeats(traffic, answer, inputs) if name != "weight")
+    if again:
+        return f"{again}: use the variable that already holds the value"
+    given = set(inspect.signature(answer).parameters)
+    others = {
+        name: moved.total
+        for name, moved in traffic.by_tensor.items()
+        if name not in given and not name.startswith("result")
+    }
+    if others:
+        name = max(others, key=others.get)
+        return f"{name}: {others[name]:,} B go through it, which is neither an input nor a result"
+    return REUSE
 
 
 def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str, str]]:

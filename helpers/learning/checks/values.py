@@ -41,7 +41,13 @@ def check_values(
         name: the check's name.
     """
     cases = list(cases)
-    try_each(cases, lambda case: check_case(answer, reference, case, unlike))
+    passed = []
+
+    def judge(case: Case) -> None:
+        check_case(answer, reference, case, unlike, passed)
+        passed.append(case)
+
+    try_each(cases, judge)
     return f"agrees with float64 on {len(cases)} inputs, to twice PyTorch's own error."
 
 
@@ -78,8 +84,18 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
         raise AnswerError("\n".join([str(first), *told[not right :]]), look_at) from first
 
 
-def check_case(answer: Callable, reference: Callable, case: Case, unlike: dict[str, Callable] | None = None) -> None:
-    """Raise AnswerError where `answer` differs from `reference` on one case."""
+def check_case(
+    answer: Callable,
+    reference: Callable,
+    case: Case,
+    unlike: dict[str, Callable] | None = None,
+    passed: Iterable[Case] = (),
+) -> None:
+    """Raise AnswerError where `answer` differs from `reference` on one case.
+
+    An answer that agrees with another formula is said to compute it only if that one would have `passed` as well what
+    the answer has.
+    """
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
         traffic = measure_in_any_order(answer, *inputs)
@@ -88,11 +104,12 @@ def check_case(answer: Callable, reference: Callable, case: Case, unlike: dict[s
     try:
         compare(traffic.result, inputs, reference, case, written)
     except AnswerError as error:
-        other = next((o for o, formula in (unlike or {}).items() if agrees(traffic.result, inputs, formula, case)), "")
+        alike = (o for o, formula in (unlike or {}).items() if agrees(traffic.result, inputs, formula, case))
+        other = next((o for o in alike if all(would_pass(unlike[o], reference, each) for each in passed)), "")
         if not other:
             raise
         message = f"{error}\nthis is what {other} computes, and not what is asked for"
-        raise AnswerError(message, "the formula at the head of this exercise: it is another one") from error
+        raise AnswerError(message, "the formula at the head of this exercise, beside yours") from error
     if runtime.has_gpu():
         inputs = of_tensors(fresh_copy, case.inputs)
         with outputs_start_as_nan():
@@ -106,6 +123,10 @@ def agrees(got: object, inputs: list, reference: Callable, case: Case) -> bool:
     except AnswerError:
         return False
     return True
+
+
+def would_pass(formula: Callable, reference: Callable, case: Case) -> bool:
+    return agrees(formula(*case.inputs), list(case.inputs), reference, case)
 
 
 def compare(got: object, inputs: list, reference: Callable, case: Case, written: dict[str, int] | None = None) -> None:

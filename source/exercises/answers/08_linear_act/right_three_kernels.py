@@ -1,4 +1,4 @@
-# A kernel for each activation about one tiled product; contiguous copies instead of strides; the grid transposed.
+# A kernel for each activation about one tiled product; the grid transposed.
 
 # %%
 import torch
@@ -8,17 +8,17 @@ import triton.language as tl
 
 # %% grade_id="kernel"
 @triton.jit
-def product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE: tl.constexpr):
+def product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE: tl.constexpr):
     acc = tl.zeros((SIZE, SIZE), dtype=tl.float32)
     for k in range(tl.cdiv(K, 64)):
         inner = k * 64 + tl.arange(0, 64)
         x = tl.load(
-            x_ptr + row[:, None] * K + inner[None, :],
+            x_ptr + row[:, None] * xm + inner[None, :] * xk,
             mask=(row[:, None] < M) & (inner[None, :] < K),
             other=0,
         )
         w = tl.load(
-            w_ptr + col[None, :] * K + inner[:, None],
+            w_ptr + col[None, :] * wn + inner[:, None] * wk,
             mask=(col[None, :] < N) & (inner[:, None] < K),
             other=0,
         )
@@ -27,10 +27,10 @@ def product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE: tl.constexpr):
 
 
 @triton.jit
-def relu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
+def relu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.constexpr):
     row = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
-    s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE)
+    s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE)
     y = tl.where(s < 0, 0.0, s)
     tl.store(
         y_ptr + row[:, None] * N + col[None, :], y, mask=(row[:, None] < M) & (col[None, :] < N)
@@ -38,10 +38,10 @@ def relu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
 
 
 @triton.jit
-def gelu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
+def gelu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.constexpr):
     row = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
-    s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE)
+    s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE)
     y = s * (0.5 + 0.5 * tl.erf(s * 0.7071067811865476))
     tl.store(
         y_ptr + row[:, None] * N + col[None, :], y, mask=(row[:, None] < M) & (col[None, :] < N)
@@ -49,10 +49,10 @@ def gelu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
 
 
 @triton.jit
-def silu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
+def silu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.constexpr):
     row = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
-    s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, SIZE)
+    s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE)
     tl.store(
         y_ptr + row[:, None] * N + col[None, :],
         s * tl.sigmoid(s),
@@ -63,9 +63,10 @@ def silu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, SIZE: tl.constexpr):
 # %% grade_id="launcher"
 def linear_act(x, weight, bias, activation):
     kernel = {"relu": relu_kernel, "gelu": gelu_kernel, "silu": silu_kernel}[activation]
-    x, weight = x.contiguous(), weight.contiguous()
     (m, k), (n, _) = x.shape, weight.shape
     y = torch.empty((m, n), dtype=torch.float16, device=x.device)
     if m:
-        kernel[triton.cdiv(n, 64), triton.cdiv(m, 64)](x, weight, bias, y, m, n, k, SIZE=64)
+        kernel[triton.cdiv(n, 64), triton.cdiv(m, 64)](
+            x, weight, bias, y, m, n, k, *x.stride(), *weight.stride(), SIZE=64
+        )
     return y

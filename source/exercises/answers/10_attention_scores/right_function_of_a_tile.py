@@ -1,4 +1,4 @@
-# The scores of a tile as a function of its own; contiguous copies, large tiles.
+# The scores of a tile as a function of its own; large tiles; -1e30 for -inf.
 
 # %%
 import torch
@@ -8,10 +8,14 @@ import triton.language as tl
 
 # %% grade_id="kernel"
 @triton.jit
-def scores(q, k_ptr, valid_ptr, query, first, seq, scale, DIM: tl.constexpr, KEYS: tl.constexpr):
+def scores(
+    q, k_ptr, valid_ptr, query, first, seq, scale, kn, kd, DIM: tl.constexpr, KEYS: tl.constexpr
+):
     key = first + tl.arange(0, KEYS)
     k = tl.load(
-        k_ptr + key[:, None] * DIM + tl.arange(0, DIM)[None, :], mask=key[:, None] < seq, other=0.0
+        k_ptr + key[:, None] * kn + tl.arange(0, DIM)[None, :] * kd,
+        mask=key[:, None] < seq,
+        other=0.0,
     )
     valid = tl.load(valid_ptr + key, mask=key < seq, other=0).to(tl.int1)
     seen = valid[None, :] & (key[None, :] <= query[:, None])
@@ -27,6 +31,14 @@ def attention_scores_kernel(
     heads,
     seq,
     scale,
+    qb,
+    qh,
+    qn,
+    qd,
+    kb,
+    kh,
+    kn,
+    kd,
     DIM: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -36,24 +48,28 @@ def attention_scores_kernel(
     query = tl.program_id(0) % tiles * QUERIES + tl.arange(0, QUERIES)
     inside = query[:, None] < seq
     q = tl.load(
-        q_ptr + (head * seq + query[:, None]) * DIM + tl.arange(0, DIM)[None, :],
+        q_ptr
+        + head // heads * qb
+        + head % heads * qh
+        + query[:, None] * qn
+        + tl.arange(0, DIM)[None, :] * qd,
         mask=inside,
         other=0.0,
     )
-    k_ptr += head * seq * DIM
+    k_ptr += head // heads * kb + head % heads * kh
     valid_ptr += head // heads * seq
     top = tl.zeros([QUERIES], tl.float32) - 1e30
     total = tl.zeros([QUERIES], tl.float32)
     for first in range(0, seq, KEYS):
-        s = scores(q, k_ptr, valid_ptr, query, first, seq, scale, DIM, KEYS)
+        s = scores(q, k_ptr, valid_ptr, query, first, seq, scale, kn, kd, DIM, KEYS)
         before = top
         top = tl.maximum(top, tl.max(s, 1))
         total = total * tl.exp(before - top) + tl.sum(
-            tl.where(s > -1e30, tl.exp(s - top[:, None]), 0.0), 1
+            tl.where(s == -1e30, 0.0, tl.exp(s - top[:, None])), 1
         )
     for first in range(0, seq, KEYS):
-        s = scores(q, k_ptr, valid_ptr, query, first, seq, scale, DIM, KEYS)
-        p = tl.where(s > -1e30, tl.exp(s - top[:, None]) / total[:, None], 0.0)
+        s = scores(q, k_ptr, valid_ptr, query, first, seq, scale, kn, kd, DIM, KEYS)
+        p = tl.where(s == -1e30, 0.0, tl.exp(s - top[:, None]) / total[:, None])
         key = first + tl.arange(0, KEYS)
         tl.store(
             p_ptr + (head * seq + query[:, None]) * seq + key[None, :],
@@ -67,13 +83,15 @@ def attention_scores(q, k, valid):
     batch, heads, seq, dim = q.shape
     p = torch.empty((batch, heads, seq, seq), dtype=torch.float32, device=q.device)
     attention_scores_kernel[(triton.cdiv(seq, 64) * batch * heads,)](
-        q.contiguous(),
-        k.contiguous(),
+        q,
+        k,
         valid,
         p,
         heads,
         seq,
         dim**-0.5,
+        *q.stride(),
+        *k.stride(),
         DIM=dim,
         QUERIES=64,
         KEYS=128,

@@ -8,9 +8,9 @@ import triton.language as tl
 
 # %% grade_id="kernel"
 @triton.jit
-def tile(q, k_ptr, v_ptr, key, query, seq, kn, vn, acc, total, top, MASKED: tl.constexpr):
+def tile(q, k_ptr, v_ptr, key, query, seq, kn, vn, scale, acc, total, top, MASKED: tl.constexpr):
     k = tl.load(k_ptr + key[:, None] * kn, mask=key[:, None] < seq, other=0.0)
-    s = tl.dot(q, tl.trans(k))
+    s = tl.dot(q, tl.trans(k)) * scale
     s = tl.where(key[None, :] < seq, s, float("-inf"))
     if MASKED:
         s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
@@ -54,8 +54,7 @@ def flash_attention_kernel(
         mask=query[:, None] < seq,
         other=0.0,
     )
-    # log2(e) / sqrt(dim), on the queries once instead of on every score.
-    q = (q * (1.4426950408889634 / tl.sqrt(DIM * 1.0))).to(q_ptr.dtype.element_ty)
+    scale = 1.4426950408889634 / tl.sqrt(DIM * 1.0)  # with log2(e), for an exponential to base 2
     k_ptr += batch * kb + head * kh + d * kd
     v_ptr += batch * vb + head * vh + d * vd
     top = tl.zeros([SIZE], tl.float32) - float("inf")
@@ -64,9 +63,13 @@ def flash_attention_kernel(
     free = first if CAUSAL else seq
     for start in range(0, free, SIZE):
         key = start + tl.arange(0, SIZE)
-        acc, total, top = tile(q, k_ptr, v_ptr, key, query, seq, kn, vn, acc, total, top, False)
+        acc, total, top = tile(
+            q, k_ptr, v_ptr, key, query, seq, kn, vn, scale, acc, total, top, False
+        )
     if CAUSAL:
-        acc, total, top = tile(q, k_ptr, v_ptr, query, query, seq, kn, vn, acc, total, top, True)
+        acc, total, top = tile(
+            q, k_ptr, v_ptr, query, query, seq, kn, vn, scale, acc, total, top, True
+        )
     o_ptr += ((batch * tl.num_programs(1) + head) * seq + query[:, None]) * DIM
     tl.store(o_ptr + d, acc / total[:, None], mask=query[:, None] < seq)
 

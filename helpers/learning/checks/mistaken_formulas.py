@@ -1,0 +1,420 @@
+"""Formulas with one mistake each: an answer that computes one of them is told its mistake by name.
+
+Each dictionary is for `check_values(unlike=...)` of one exercise: what the mistaken formula is called -> the formula, a
+function of the exercise's own arguments. Only an answer that differs from the reference is compared with them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+ACTIVATIONS = {"relu": torch.relu, "gelu": functional.gelu, "silu": functional.silu}
+SLICES = (16, 32, 64, 128)  # products along K that a tile of the usual sizes holds
+TILES = (16, 32, 64, 128)  # keys that a tile of the usual sizes holds
+
+
+# Exercise 08: (x, weight, bias, activation)
+
+
+def _linear(x, weight, bias, activation, first: int | None = None, last: int | None = None):
+    """act(x weight^T + bias) with the first or the last products of each sum alone."""
+    part = slice(0, first) if last is None else slice((x.shape[1] - 1) // last * last, None)
+    return ACTIVATIONS[activation](functional.linear(x[:, part], weight[:, part], bias))
+
+
+def _gelu_as_silu(x, weight, bias, activation):
+    other = {"relu": "relu", "gelu": "silu", "silu": "gelu"}[activation]
+    return ACTIVATIONS[other](functional.linear(x, weight, bias))
+
+
+def _sigmoid_for_silu(x, weight, bias, activation):
+    s = functional.linear(x, weight, bias)
+    return s.sigmoid() if activation == "silu" else ACTIVATIONS[activation](s)
+
+
+LINEAR_MISTAKES: dict[str, Callable] = {
+    "the formula without the bias": lambda x, w, b, act: ACTIVATIONS[act](functional.linear(x, w)),
+    "the formula without the activation": lambda x, w, b, act: functional.linear(x, w, b),
+    "the formula with the bias added after the activation": (
+        lambda x, w, b, act: ACTIVATIONS[act](functional.linear(x, w)) + b
+    ),
+    "sigmoid(s) instead of s sigmoid(s)": _sigmoid_for_silu,
+    "the formula with silu and gelu exchanged": _gelu_as_silu,
+    **{f"a sum over the first {n} products alone": partial(_linear, first=n) for n in SLICES},
+    **{f"a sum over the last slice of {n} products alone": partial(_linear, last=n) for n in SLICES},
+}
+
+
+# Exercise 09: (x, weight, bias, gamma, beta, mean, var, stride, padding, eps)
+
+
+def _norm(s, mean, var, gamma, beta, eps):
+    return functional.batch_norm(s, mean.to(s.dtype), var.to(s.dtype), gamma.to(s.dtype), beta.to(s.dtype), eps=eps)
+
+
+def _of_channels(vector, s):
+    return vector.to(s.dtype)[:, None, None]
+
+
+def _variance_for_deviation(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    s = functional.conv2d(x, w, b, stride, padding)
+    scale = gamma / (var + eps)
+    return torch.relu((s - _of_channels(mean, s)) * _of_channels(scale, s) + _of_channels(beta, s))
+
+
+def _root_and_eps(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    s = functional.conv2d(x, w, b, stride, padding)
+    scale = gamma / (var.sqrt() + eps)
+    return torch.relu((s - _of_channels(mean, s)) * _of_channels(scale, s) + _of_channels(beta, s))
+
+
+def _mean_not_scaled(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    s = functional.conv2d(x, w, b, stride, padding)
+    scale = gamma / (var + eps).sqrt()
+    return torch.relu(s * _of_channels(scale, s) - _of_channels(mean - beta, s))
+
+
+def _no_beta(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    return torch.relu(_norm(functional.conv2d(x, w, b, stride, padding), mean, var, gamma, torch.zeros_like(beta), eps))
+
+
+def _no_gamma(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    return torch.relu(_norm(functional.conv2d(x, w, b, stride, padding), mean, var, torch.ones_like(gamma), beta, eps))
+
+
+def _no_relu(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    return _norm(functional.conv2d(x, w, b, stride, padding), mean, var, gamma, beta, eps)
+
+
+def _relu_first(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    return _norm(torch.relu(functional.conv2d(x, w, b, stride, padding)), mean, var, gamma, beta, eps)
+
+
+def _no_bias(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    return torch.relu(_norm(functional.conv2d(x, w, None, stride, padding), mean, var, gamma, beta, eps))
+
+
+def _bias_after_norm(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    y = _norm(functional.conv2d(x, w, None, stride, padding), mean, var, gamma, beta, eps)
+    return torch.relu(y + _of_channels(b, y))
+
+
+def _flipped(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    return torch.relu(_norm(functional.conv2d(x, w.flip(2, 3), b, stride, padding), mean, var, gamma, beta, eps))
+
+
+CONV_MISTAKES: dict[str, Callable] = {
+    "the formula without ReLU": _no_relu,
+    "ReLU first, then batch norm,": _relu_first,
+    "the formula without the convolution's bias": _no_bias,
+    "the formula with the convolution's bias added after batch norm": _bias_after_norm,
+    "the formula without beta": _no_beta,
+    "the formula without gamma": _no_gamma,
+    "the formula with the variance for the deviation": _variance_for_deviation,
+    "the formula with eps outside the root": _root_and_eps,
+    "the formula with the mean taken off after scaling": _mean_not_scaled,
+    "a convolution with the filter turned by 180 degrees": _flipped,
+}
+
+
+# Exercises 10, (q, k, valid), and 10b, (q, k, v, causal)
+
+
+def _wide(x):
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _scores(q, k, scale: Callable[[int], float] = lambda dim: dim**-0.5):
+    return _wide(q) @ _wide(k).mT * scale(q.shape[-1])
+
+
+def _earlier(s, diagonal: int = 0):
+    return torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril(diagonal)
+
+
+def _weights(s, seen, base: float = torch.e, divided: bool = True):
+    """The softmax of the scores that are seen; rows that see none are 0."""
+    s = s.masked_fill(~seen, -torch.inf)
+    top = s.amax(-1, keepdim=True).clamp(min=torch.finfo(s.dtype).min) if s.shape[-1] else s
+    e = torch.as_tensor(base, dtype=s.dtype, device=s.device) ** (s - top)
+    total = e.sum(-1, keepdim=True)
+    return e / total.masked_fill(total == 0, 1.0) if divided else e
+
+
+def _masked(q, k, valid, scale=lambda dim: dim**-0.5, seen=None, **kind):
+    s = _scores(q, k, scale)
+    keys = valid[:, None, None, :]
+    return _weights(s, (keys & _earlier(s)) if seen is None else seen(s, keys), **kind)
+
+
+SCALES = {
+    "the formula without 1/sqrt(dim)": lambda dim: 1.0,
+    "the formula with sqrt(dim) for 1/sqrt(dim)": lambda dim: dim**0.5,
+    "the formula with 1/dim for 1/sqrt(dim)": lambda dim: 1 / dim,
+}
+SEEN = {  # scores, which keys are valid -> what each query sees
+    "the formula without the causal mask": lambda s, keys: keys.expand_as(s),
+    "the formula with j < i for j <= i": lambda s, keys: keys & _earlier(s, -1),
+    "the formula with j >= i for j <= i": lambda s, keys: keys & _earlier(s).mT,
+    "the formula without valid": lambda s, keys: _earlier(s).expand_as(s),
+    "the formula with valid taken for the queries' mask": lambda s, keys: keys.mT & _earlier(s),
+}
+NOT_DIVIDED, BASE_2 = "the formula without the division by the sum", "the formula with 2^s for e^s"
+
+SCORES_MISTAKES: dict[str, Callable] = {
+    **{said: partial(_masked, scale=scale) for said, scale in SCALES.items()},
+    **{said: partial(_masked, seen=seen) for said, seen in SEEN.items()},
+    NOT_DIVIDED: partial(_masked, divided=False),
+    BASE_2: partial(_masked, base=2.0),
+}
+
+
+def _attention(q, k, v, causal, scale=lambda dim: dim**-0.5, diagonal: int = 0, **kind):
+    s = _scores(q, k, scale)
+    seen = _earlier(s, diagonal) if causal else torch.ones_like(s, dtype=torch.bool)
+    return (_weights(s, seen, **kind) @ _wide(v)).to(v.dtype)
+
+
+def _in_tiles(q, k, v, causal, keys: int, order: str):
+    """Flash attention with a mistake in what is carried from one tile of keys to the next."""
+    s = _scores(q, k)
+    if causal:
+        s = s.masked_fill(~_earlier(s), -torch.inf)
+    top = torch.full_like(s[..., :1], -torch.inf)
+    total, acc = torch.zeros_like(top), torch.zeros_like(_wide(q))
+    for start in range(0, s.shape[-1], keys):
+        tile, values = s[..., start : start + keys], _wide(v)[..., start : start + keys, :]
+        grown = torch.maximum(top, tile.amax(-1, keepdim=True))
+        e, shrink = torch.exp(tile - grown), torch.exp(top - grown)
+        top, new, added = grown, e @ values, e.sum(-1, keepdim=True)
+        match order:
+            case "shrunk after adding":
+                total, acc = (total + added) * shrink, (acc + new) * shrink
+            case "acc shrunk after adding":
+                total, acc = total * shrink + added, (acc + new) * shrink
+            case "divided in each tile":
+                total = total * shrink + added
+                acc = (acc * shrink + new) / total
+            case "acc not shrunk":
+                total, acc = total * shrink + added, acc + new
+            case "sum not shrunk":
+                total, acc = total + added, acc * shrink + new
+            case "nothing shrunk":
+                total, acc = total + added, acc + new
+            case "last tile":
+                total, acc = added, new
+    return (acc if order == "divided in each tile" else acc / total).to(v.dtype)
+
+
+TOLD_ORDERS = {
+    "acc and sum multiplied by f after the new tile was added": "shrunk after adding",
+    "acc multiplied by f after the new tile was added": "acc shrunk after adding",
+    "acc divided by the sum in every tile": "divided in each tile",
+    "acc never multiplied by f": "acc not shrunk",
+    "the sum never multiplied by f": "sum not shrunk",
+    "neither acc nor the sum multiplied by f": "nothing shrunk",
+    "the last tile alone": "last tile",
+}
+FLASH_MISTAKES: dict[str, Callable] = {
+    **{said: partial(_attention, scale=scale) for said, scale in SCALES.items()},
+    "the formula without the causal mask": lambda q, k, v, causal: _attention(q, k, v, False),
+    "the formula with j < i for j <= i": partial(_attention, diagonal=-1),
+    NOT_DIVIDED: partial(_attention, divided=False),
+    BASE_2: partial(_attention, base=2.0),
+    **{
+        f"{said}, in tiles of {keys} keys,": partial(_in_tiles, keys=keys, order=order)
+        for said, order in TOLD_ORDERS.items()
+        for keys in TILES
+    },
+}
+
+
+# Exercise 11: (grad_y, x, weight, bias, eps)
+
+
+class _NormBackward:
+    """The values of exercise 11's formulas, in float32 at least."""
+
+    def __init__(self, grad_y, x, weight, bias, eps):
+        self.kind, self.weight, self.grad_y = x.dtype, _wide(weight), _wide(grad_y)
+        self.x = _wide(x)
+        self.centred = self.x - self.x.mean(-1, keepdim=True)
+        self.rstd = torch.rsqrt(self.centred.square().mean(-1, keepdim=True) + eps)
+        self.x_hat = self.centred * self.rstd
+        self.z = self.x_hat * self.weight + _wide(bias)
+        self.gate = torch.sigmoid(1.702 * self.z)
+        self.slope = self.gate + 1.702 * self.z * self.gate * (1 - self.gate)
+        self.grad_z = self.grad_y * self.slope
+
+    def gradients(self, grad_z=None, along=None, mean=True, stretch=True, rstd=None, of_weight=None, of_bias=None):
+        grad_z = self.grad_z if grad_z is None else grad_z
+        along = grad_z * self.weight if along is None else along
+        off = along.mean(-1, keepdim=True) if mean else 0.0
+        turned = self.x_hat * (along * self.x_hat).mean(-1, keepdim=True) if stretch else 0.0
+        of_x = (self.rstd if rstd is None else rstd) * (along - off - turned)
+        of_weight = grad_z * self.x_hat if of_weight is None else of_weight
+        of_bias = grad_z if of_bias is None else of_bias
+        rows = tuple(range(grad_z.dim() - 1))
+        return of_x.to(self.kind), of_weight.sum(rows).to(self.kind), of_bias.sum(rows).to(self.kind)
+
+
+def _backward(changed: Callable[[_NormBackward], dict]) -> Callable:
+    def gradients(grad_y, x, weight, bias, eps):
+        of = _NormBackward(grad_y, x, weight, bias, eps)
+        return of.gradients(**changed(of))
+
+    return gradients
+
+
+def _exchanged(grad_y, x, weight, bias, eps):
+    of_x, of_weight, of_bias = _NormBackward(grad_y, x, weight, bias, eps).gradients()
+    return of_x, of_bias, of_weight
+
+
+BACKWARD_MISTAKES: dict[str, Callable] = {
+    "g_z = g s, without the slope of the gate,": _backward(lambda of: {"grad_z": of.grad_y * of.gate}),
+    "g_z = g, without the gate,": _backward(lambda of: {"grad_z": of.grad_y}),
+    "the slope of the gate without the factor 1.702": _backward(
+        lambda of: {"grad_z": of.grad_y * (of.gate + of.z * of.gate * (1 - of.gate))}
+    ),
+    "the slope of the gate without the factor z": _backward(
+        lambda of: {"grad_z": of.grad_y * (of.gate + 1.702 * of.gate * (1 - of.gate))}
+    ),
+    "the slope of the gate without the term s": _backward(lambda of: {"grad_z": of.grad_y * (of.slope - of.gate)}),
+    "the slope of the gate with a minus": _backward(lambda of: {"grad_z": of.grad_y * (2 * of.gate - of.slope)}),
+    "x's gradient without its first mean, that of g_z w,": _backward(lambda of: {"mean": False}),
+    "x's gradient without its second mean, that of g_z w x_hat,": _backward(lambda of: {"stretch": False}),
+    "x's gradient without either mean": _backward(lambda of: {"mean": False, "stretch": False}),
+    "x's gradient without the factor r": _backward(lambda of: {"rstd": 1.0}),
+    "x's gradient with r squared": _backward(lambda of: {"rstd": of.rstd.square()}),
+    "x's gradient without the factor w": _backward(lambda of: {"along": of.grad_z}),
+    "x's gradient with g for g_z": _backward(lambda of: {"along": of.grad_y * of.weight}),
+    "the weight's gradient with x for x_hat": _backward(lambda of: {"of_weight": of.grad_z * of.x}),
+    "the weight's gradient with x - mean for x_hat": _backward(lambda of: {"of_weight": of.grad_z * of.centred}),
+    "the weight's gradient with z for x_hat": _backward(lambda of: {"of_weight": of.grad_z * of.z}),
+    "the weight's gradient with g for g_z": _backward(lambda of: {"of_weight": of.grad_y * of.x_hat}),
+    "the weight's gradient with the factor w": _backward(lambda of: {"of_weight": of.grad_z * of.weight * of.x_hat}),
+    "the weight's gradient left at 0": _backward(lambda of: {"of_weight": 0 * of.grad_z}),
+    "the bias's gradient left at 0": _backward(lambda of: {"of_bias": 0 * of.grad_z}),
+    "the bias's gradient with g for g_z": _backward(lambda of: {"of_bias": of.grad_y}),
+    "the bias's gradient with the factor w": _backward(lambda of: {"of_bias": of.grad_z * of.weight}),
+    "the gradients of weight and bias, exchanged,": _exchanged,
+}
+
+
+# Exercise 12: (x, weight, bias, eps, clip)
+
+
+def _codes(x, weight, bias, eps, clip, of_codes=None, of_scale=None, largest=None, steps=127, norm=None):
+    y = (norm or functional.layer_norm)(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
+    top = (largest or (lambda y: y.abs().amax(-1, keepdim=True)))(y).clamp_min(1e-12)
+    scale = (clip if of_scale is None else of_scale) * top / steps
+    step = (clip if of_codes is None else of_codes) * top / steps
+    q = (y / step).round().clamp(-127, 127).nan_to_num(0.0)
+    return q.to(torch.int8), scale.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _without(weight: bool, bias: bool):
+    def norm(x, shape, w, b, eps):
+        return functional.layer_norm(x, shape, w if weight else None, b if bias else None, eps)
+
+    return norm
+
+
+INT8_MISTAKES: dict[str, Callable] = {
+    "codes that ignore clip": partial(_codes, of_codes=1.0),
+    "a scale that ignores clip": partial(_codes, of_scale=1.0),
+    "the formula without clip": partial(_codes, of_codes=1.0, of_scale=1.0),
+    "a scale with 128 for 127": partial(_codes, steps=128),
+    "a scale of the largest y, not of the largest |y|,": partial(_codes, largest=lambda y: y.amax(-1, keepdim=True)),
+    "one scale for all rows": partial(_codes, largest=lambda y: y.abs().amax().expand(*y.shape[:-1], 1)),
+    "the formula without the weight": partial(_codes, norm=_without(weight=False, bias=True)),
+    "the formula without the bias": partial(_codes, norm=_without(weight=True, bias=False)),
+}
+
+
+# Exercise 15: (x, gate, residual, weight, eps), and backward (grad_y, x, gate, weight, eps)
+
+
+def _gated(x, gate, residual, weight, eps, of_h=None, of_rms=None, of_norm=lambda n, w: n * w, after=None):
+    wide_x, wide_gate, wide_residual = _wide(x), _wide(gate), _wide(residual)
+    h = wide_x * functional.silu(wide_gate) if of_h is None else of_h(wide_x, wide_gate, wide_residual)
+    mean = h.square().mean(-1, keepdim=True) if of_rms is None else of_rms(h, wide_x)
+    y = of_norm(h * torch.rsqrt(mean + eps), _wide(weight))
+    return (y + wide_residual if after is None else after(y, wide_residual)).to(x.dtype)
+
+
+BLOCK_MISTAKES: dict[str, Callable] = {
+    "the block without the residual": partial(_gated, after=lambda y, residual: y),
+    "the block without the weight": partial(_gated, of_norm=lambda n, w: n),
+    "the block without the gate": partial(_gated, of_h=lambda x, gate, residual: x),
+    "x times sigmoid(gate) for x times silu(gate)": partial(_gated, of_h=lambda x, gate, _: x * gate.sigmoid()),
+    "x times gate for x times silu(gate)": partial(_gated, of_h=lambda x, gate, _: x * gate),
+    "silu of x for silu of the gate": partial(_gated, of_h=lambda x, gate, _: gate * functional.silu(x)),
+    "the root mean square of x for that of h": partial(_gated, of_rms=lambda h, x: x.square().mean(-1, keepdim=True)),
+    "the sum of squares for their mean": partial(_gated, of_rms=lambda h, _: h.square().sum(-1, keepdim=True)),
+    "the residual added before the norm": partial(
+        _gated, of_h=lambda x, gate, residual: x * functional.silu(gate) + residual, after=lambda y, _: y
+    ),
+}
+
+
+class _BlockBackward:
+    """The values of exercise 15's backward pass, in float32 at least."""
+
+    def __init__(self, grad_y, x, gate, weight, eps):
+        self.kind, self.grad_y, self.x, self.gate, self.weight = x.dtype, *map(_wide, (grad_y, x, gate, weight))
+        self.s = self.gate.sigmoid()
+        self.slope = self.s * (1 + self.gate * (1 - self.s))
+        self.h = self.x * self.gate * self.s
+        self.rstd = torch.rsqrt(self.h.square().mean(-1, keepdim=True) + eps)
+        self.h_hat = self.h * self.rstd
+
+    def gradients(self, along=None, stretch=True, rstd=None, by_gate=None, slope=None, of_weight=None):
+        along = self.grad_y * self.weight if along is None else along
+        turned = self.h_hat * (along * self.h_hat).mean(-1, keepdim=True) if stretch else 0.0
+        grad_h = (self.rstd if rstd is None else rstd) * (along - turned)
+        of_x = grad_h * (self.gate * self.s if by_gate is None else by_gate)
+        of_gate = grad_h * self.x * (self.slope if slope is None else slope)
+        of_weight = self.grad_y * self.h_hat if of_weight is None else of_weight
+        rows = tuple(range(of_weight.dim() - 1))
+        return of_x.to(self.kind), of_gate.to(self.kind), of_weight.sum(rows).to(self.kind)
+
+
+def _block_backward(changed: Callable[[_BlockBackward], dict]) -> Callable:
+    def gradients(grad_y, x, gate, weight, eps):
+        of = _BlockBackward(grad_y, x, gate, weight, eps)
+        return of.gradients(**changed(of))
+
+    return gradients
+
+
+def _x_and_gate_exchanged(grad_y, x, gate, weight, eps):
+    of_x, of_gate, of_weight = _BlockBackward(grad_y, x, gate, weight, eps).gradients()
+    return of_gate, of_x, of_weight
+
+
+BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
+    "the gate's gradient with sigmoid(gate) for the slope of silu": _block_backward(lambda of: {"slope": of.s}),
+    "the gate's gradient with silu(gate) for the slope of silu": _block_backward(lambda of: {"slope": of.gate * of.s}),
+    "the gate's gradient without the factor gate in the slope of silu": _block_backward(
+        lambda of: {"slope": of.s * (2 - of.s)}
+    ),
+    "the gate's gradient with the slope of sigmoid": _block_backward(lambda of: {"slope": of.s * (1 - of.s)}),
+    "x's gradient with sigmoid(gate) for silu(gate)": _block_backward(lambda of: {"by_gate": of.s}),
+    "x's gradient without the gate": _block_backward(lambda of: {"by_gate": 1.0}),
+    "gradients in which the root mean square is a constant": _block_backward(lambda of: {"stretch": False}),
+    "the gradients of x and the gate without 1 / RMS": _block_backward(lambda of: {"rstd": 1.0}),
+    "the gradients of x and the gate without the weight": _block_backward(lambda of: {"along": of.grad_y}),
+    "the weight's gradient with h, not divided by its RMS,": _block_backward(
+        lambda of: {"of_weight": of.grad_y * of.h}
+    ),
+    "the weight's gradient with x for h": _block_backward(lambda of: {"of_weight": of.grad_y * of.x * of.rstd}),
+    "the weight's gradient with the factor weight": _block_backward(
+        lambda of: {"of_weight": of.grad_y * of.weight * of.h_hat}
+    ),
+    "the weight's gradient left at 0": _block_backward(lambda of: {"of_weight": 0 * of.grad_y}),
+    "the gradients of x and the gate, exchanged,": _x_and_gate_exchanged,
+}
