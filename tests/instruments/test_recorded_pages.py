@@ -14,16 +14,13 @@ LAUNCHED = read_ncu(recorded_page("ncu.csv"))
 PAGES = {}
 for each in LAUNCHED:
     PAGES.setdefault(each.name, each)
-ROWS = (16384, 4096)
+# The record has pages of layer_norm_act, softmax and flash_attention, too, of kernels that have changed since.
 CASES = {  # name -> shape, dtype, a shape with so many fewer programs, how many
     "add_gelu": ((2**25,), torch.float32, (2**14,), 2**11),
-    "layer_norm_act": (ROWS, torch.bfloat16, (16, 4096), 2**10),
-    "softmax": (ROWS, torch.bfloat16, (16, 4096), 2**10),
     "linear_act": ((4096, 4096, 4096), torch.bfloat16, None, 1),
-    "flash_attention": ((1, 16, 2048, 128, False), torch.bfloat16, None, 1),
 }
 # Registers that the recorded Triton, 3.6, gives and the course's, 3.7, does not, of one source.
-OTHER_REGISTERS = {"layer_norm_act", "linear_act"}
+OTHER_REGISTERS = {"linear_act"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -37,7 +34,7 @@ def test_what_the_compiler_and_the_calculator_said_was_counted(name):
             assert pair.ratio == 1, str(pair)
 
 
-@pytest.mark.parametrize("name", ["add_gelu", "layer_norm_act", "softmax"])
+@pytest.mark.parametrize("name", ["add_gelu"])
 def test_what_the_meter_said_was_counted(name):
     shape, dtype, small, times = CASES[name]
     op = CATALOGUE[name]
