@@ -15,7 +15,7 @@ from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
 from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
 from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
-from helpers.learning.submission_policy.screening import Screened, refusal_behind, run_instead, screened
+from helpers.learning.submission_policy.screening import Screened, needing, refusal_behind, run_instead, screened
 
 INVALID, REFUSED = "invalid", "refused"
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR, INVALID, REFUSED)
@@ -89,7 +89,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         return result(all_alike(exercise, INVALID, str(error)), flags=(INVALID,))
     left_out = left_out_of(notebook, answers, exercise.given)
     found = screened(answers, exercise.cells)
-    if found.refused and not found.readable:
+    if found.refused and needing(found.refused, exercise.cells) >= exercise.checks.keys():
         why = "\n".join(map(str, found.refusals))
         return result(all_alike(exercise, REFUSED, why), left_out, flags=(REFUSED,))
     verdicts, runs = run(found, judge, junit)

@@ -256,7 +256,7 @@ def sums(x, y, z):
 
 
 choose_edges(
-    sums, square, square, square,
+    sums, *(torch.empty_like(square) for _ in range(3)),
     fuse=[("add", "mul"), ("add", "add_1"), ("mul", "sum_1")],  # <- change these
 )  # fmt: skip
 

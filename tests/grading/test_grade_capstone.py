@@ -1,25 +1,29 @@
 """Attacks on the capstone earn nothing that is not due: those refused for their text here, the rest in the long run."""
 
 import re
-from types import SimpleNamespace
 
 import attacks_capstone as attacks
 import pytest
 
 from helpers.grading.exercise import exercises_in
-from helpers.grading.grade import grade
+from helpers.grading.grade import opened
 from helpers.instruments.diagnosis import bubblewrap
+from helpers.learning.submission_policy.screening import needing, screened
 
 EXERCISE = exercises_in(only=attacks.NAME)[attacks.NAME]
+ANSWERS = {cell["id"]: cell["source"] for cell in EXERCISE.cells if cell["answer"]}
 
 
 @pytest.mark.parametrize("name", attacks.NOT_RUN)
 def test_an_attack_that_is_seen_in_its_text_is_not_run(name):
     attack = attacks.NOT_RUN[name]
-    result = grade(attack.content(), f"{attacks.NAME}.ipynb", SimpleNamespace(exercise=EXERCISE)).as_json()
-    assert result["earned"] == 0
-    assert all(check["state"] == "refused" for check in result["checks"]), result
-    assert re.search(attack.told, result["checks"][0]["message"]), result
+    _, answers = opened(attack.content(), f"{attacks.NAME}.ipynb", EXERCISE)
+    found = screened(answers, EXERCISE.cells)
+    assert re.search(attack.told, "\n".join(map(str, found.refusals)))
+    changed = {answer for answer, source in answers.items() if source != ANSWERS[answer]}
+    assert changed & found.refused.keys()
+    assert not found.refused.keys() & found.readable.keys()
+    assert needing(found.refused, EXERCISE.cells)  # it costs a check
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from helpers.learning.submission_policy.kernel_language import (
@@ -119,6 +119,31 @@ def defining(trees: dict[str, ast.Module], why: str) -> str:
 def run_instead(why: Refusal) -> str:
     """What is run in the place of an answer that is left out: it fails, and says why."""
     return f"raise SyntaxError({str(why)!r})"
+
+
+def needing(left_out: Container[str], cells: list[dict]) -> set[str]:
+    """The check cells that need one of these answers, by the names that the exercise's own cells define and use."""
+    trees = {cell["id"]: ast.parse(cell["source"]) for cell in cells}
+    defined: dict[str, set[str]] = {}
+    for cell, tree in trees.items():
+        for node in tree.body:
+            bound = ast.walk(node) if not isinstance(node, ast.FunctionDef | ast.ClassDef) else ()
+            names = {each.id for each in bound if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+            for name in names | ({node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()):
+                defined.setdefault(name, set()).add(cell)
+    uses = {
+        cell: {other for node in ast.walk(tree) if isinstance(node, ast.Name) for other in defined.get(node.id, ())}
+        for cell, tree in trees.items()
+    }
+    found = set()
+    for check in (cell["id"] for cell in cells if "points" in cell):
+        reached, left = set(), {check}
+        while left:
+            reached |= left
+            left = set().union(*(uses[cell] for cell in left)) - reached
+        if any(cell in left_out for cell in reached):
+            found.add(check)
+    return found
 
 
 def refusal_behind(message: str, found: Screened, cells: list[dict]) -> Refusal | None:
