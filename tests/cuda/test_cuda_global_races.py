@@ -6,6 +6,8 @@ import torch
 from helpers.instruments import cuda_kernel, measure
 
 HEAD = """
+#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
 __device__ int scratch[1024];
 __device__ unsigned int arrived;
 __device__ int lock;
@@ -35,6 +37,8 @@ RACES = {
     "last block without counting": "float sum = block_sum(x[i]); if (!threadIdx.x) out[blockIdx.x] = sum;"
     "if (blockIdx.x == 3 && !threadIdx.x) out[8] = out[0] + out[1] + out[2] + out[3];",
     "no lock": "if (!threadIdx.x) *out = *out + x[i];",
+    "four bytes of another thread's sixteen": "if (i < 256) ((float4*)out)[i] = make_float4(i, i, i, 2);"
+    "if (i < 256) out[1024 + i] = out[4 * (i ^ 32) + 3];",
     "sixteen bytes": "((float4*)out)[threadIdx.x] = make_float4(i, i, i, i);",
 }
 SOUND = {
@@ -81,6 +85,14 @@ SOUND = {
       }
       __syncthreads();
       out[8 + i] = x[i];""",
+    "cooperative groups": """
+      auto block = cg::this_thread_block();
+      auto warp = cg::tiled_partition<32>(block);
+      out[i] = x[i];
+      block.sync();
+      float sum = out[i ^ 33];
+      for (int far = 16; far; far /= 2) sum += warp.shfl_down(sum, far);
+      if (warp.thread_rank() == 0) atomicAdd(&out[1024], sum);""",
     "a flag that is volatile": """
       volatile unsigned int* flag = &arrived;
       if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; }
@@ -108,3 +120,45 @@ def test_planted_race_is_found_and_nothing_else(name):
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_pattern_has_no_hazard(name):
     assert hazards(SOUND[name]) == ()
+
+
+def test_blocks_that_run_apart_on_the_cpu_race_too():
+    source = """__global__ void k(float* out) {
+      if (blockIdx.x % 299 == 0 && threadIdx.x == 7) out[5] = 1 + blockIdx.x;
+    }"""
+    (hazard,) = measure(cuda_kernel(source, "k")[300, 256], torch.zeros(8)).hazards
+    assert (hazard.kind, hazard.line, hazard.program, hazard.thread) == ("race", 2, (299, 0, 0), (7, 0, 0))
+    assert hazard.where == "out[5], with thread (7, 0, 0) of block (0, 0, 0) and nothing that orders the two"
+
+
+def test_a_scan_in_two_launches_has_no_race():
+    source = """__global__ void blocks(const float* x, float* y, float* sums) {
+      __shared__ float s[256];
+      int t = threadIdx.x, i = blockIdx.x * 256 + t;
+      s[t] = x[i];
+      __syncthreads();
+      for (int step = 1; step < 256; step *= 2) {
+        float before = t >= step ? s[t - step] : 0;
+        __syncthreads();
+        s[t] += before;
+        __syncthreads();
+      }
+      y[i] = s[t];
+      if (t == 255) sums[blockIdx.x] = s[t];
+    }
+    __global__ void joined(float* y, const float* sums) {
+      float before = 0;
+      for (int block = 0; block < blockIdx.x; block++) before += sums[block];
+      y[blockIdx.x * 256 + threadIdx.x] += before;
+    }"""
+
+    def scan(x):
+        y, sums = torch.empty_like(x), torch.empty(16)
+        cuda_kernel(source, "blocks")[16, 256](x, y, sums)
+        cuda_kernel(source, "joined")[16, 256](y, sums)
+        return y
+
+    x = torch.randint(0, 9, (4096,)).float()
+    traffic = measure(scan, x)
+    assert torch.equal(traffic.result, x.cumsum(0))
+    assert traffic.hazards == ()

@@ -127,19 +127,21 @@ class GlobalFault(NamedTuple):
 class _Shadow:
     """Who touched each cell of one allocation last and when; 0: nobody, else a thread of the grid from 1."""
 
-    def __init__(self, nbytes: int):
-        self.cell = CELL
-        cells = -(-nbytes // CELL)
+    def __init__(self, nbytes: int, cell: int):
+        self.cell = cell
+        cells = -(-nbytes // cell)
         self.writer, self.written = np.zeros(cells, np.int64), np.zeros(cells, np.int32)
         self.reader, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int32)
         self.second, self.read_second = np.zeros(cells, np.int64), np.zeros(cells, np.int32)  # another reader
         self.strong = np.zeros(cells, bool)  # written last by an atomic or a volatile store
-        self.any_written = self.any_strong = self.any_second = False
+        self.any_strong = self.any_second = False
+        self.written_to = self.read_to = 0  # one past the last cell so far
 
     def refine(self, cell: int) -> None:
         times, self.cell = self.cell // cell, cell
         for name in ("writer", "written", "reader", "read", "second", "read_second", "strong"):
             setattr(self, name, np.repeat(getattr(self, name), times))
+        self.written_to, self.read_to = self.written_to * times, self.read_to * times
 
 
 def _places(cells, chosen: np.ndarray) -> np.ndarray:
@@ -185,7 +187,7 @@ class GlobalWatch:
         """
         shadow = self._shadows.get(segment)
         if shadow is None:
-            shadow = self._shadows[segment] = _Shadow(size)
+            shadow = self._shadows[segment] = _Shadow(size, nbytes)
         if nbytes < shadow.cell:
             shadow.refine(nbytes)
         strong = strong or kind == "atomic"
@@ -197,24 +199,27 @@ class GlobalWatch:
         row = int(cells[-1]) - int(cells[0]) == cells.size - 1 and bool((cells[1:] > cells[:-1]).all())
         if row:  # neighbours, as most are: no copies, and no two lanes at one place
             cells = slice(int(cells[0]), int(cells[-1]) + 1)
+        low, high = (cells.start, cells.stop) if row else (0, int(cells.max()) + 1)
         found = []
-        if shadow.any_written:
+        if shadow.written_to > low:
             writer = shadow.writer[cells]
             if shadow.any_strong and (strong or kind == "read"):
                 writer = np.where(shadow.strong[cells], 0, writer)
             found.append(self._unordered(writer, shadow.written, cells, who))
         if kind == "write" and not strong:
-            found.append(self._unordered(shadow.reader[cells], shadow.read, cells, who))
+            if shadow.read_to > low:
+                found.append(self._unordered(shadow.reader[cells], shadow.read, cells, who))
             if shadow.any_second:
                 found.append(self._unordered(shadow.second[cells], shadow.read_second, cells, who))
         if kind != "read":
             shadow.writer[cells], shadow.written[cells] = who, now
-            shadow.any_written = True
+            shadow.written_to = max(shadow.written_to, high)
             if strong or shadow.any_strong:
                 shadow.strong[cells] = strong
                 shadow.any_strong = True
         elif not strong:
-            self._note_read(shadow, cells, who, now, row)
+            self._note_read(shadow, cells, who, now, row, low)
+            shadow.read_to = max(shadow.read_to, high)
         if strong:
             self._clock += 1
             self._ordered[(threads + (self._first - 1)) // self._padded] = self._clock
@@ -224,9 +229,9 @@ class GlobalWatch:
         lanes, others = (np.concatenate(each) for each in zip(*found, strict=True))
         return GlobalFault(lanes // each, others - self._first)
 
-    def _note_read(self, shadow, cells, who, now, row) -> None:
-        before = shadow.reader[cells]
-        if before.any():
+    def _note_read(self, shadow, cells, who, now, row, low) -> None:
+        if shadow.read_to > low:
+            before = shadow.reader[cells]
             other = (before != 0) & (before != who)
             if other.any():
                 places = _places(cells, other)
