@@ -91,7 +91,7 @@ HAZARDS = {
     "uninitialised read": "if (threadIdx.x) s[threadIdx.x] = 1; __syncthreads(); out[threadIdx.x] = s[0];",
     "barrier not reached by all threads": "if (threadIdx.x < 40) __syncthreads(); out[threadIdx.x] = 1;",
     "wrong mask": "out[threadIdx.x] = __shfl_xor_sync(0xffff, x[threadIdx.x], 1);",
-    "shuffle from an absent lane": "if (threadIdx.x % 2) *out = __shfl_xor_sync(__activemask(), x[threadIdx.x], 1);",
+    "shuffle from an absent lane": "if (threadIdx.x % 2) __shfl_xor_sync(__activemask(), x[threadIdx.x], 1);",
 }
 SOUND = {
     "barrier between": "s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); out[threadIdx.x] = s[threadIdx.x ^ 32];",

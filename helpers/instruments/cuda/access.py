@@ -14,6 +14,7 @@ _IGNORED = {
     "lu", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
     "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "noftz",
 }  # fmt: skip
+_STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel"}
 _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
@@ -32,6 +33,7 @@ class Place:
     def __init__(self, decoder, instruction: PtxInstruction, operand, space: str, nbytes: int):
         self._base, self._offset = decoder.address(operand)
         self._line, self._space, self._nbytes = instruction.line, space, nbytes
+        self._strong = not _STRONG.isdisjoint(instruction.modifiers)
 
     def resolve(self, machine, threads, kind: str):
         """For each memory space at hand: (threads, memory by item size -> array, byte offsets), all within bounds.
@@ -42,6 +44,7 @@ class Place:
         base = value(machine, self._base, threads, here.size)
         addresses = base.astype(np.uint64) + np.uint64(self._offset % (1 << 64))
         space = self._space
+        machine.spaces.strong = self._strong
         if space in ("global", "const"):
             yield from machine.spaces.global_access(kind, self._line, threads, here, addresses, self._nbytes)
         elif space == "shared":
@@ -106,12 +109,15 @@ def _store(decoder, instruction: PtxInstruction):
     def step(machine, threads):
         for here, memory, offsets in place.resolve(machine, threads, "write"):
             index = offsets >> (size.bit_length() - 1)
+            watched = machine.observer is not None and memory is not machine.spaces.local
             for number, key in enumerate(keys):
                 data = key if not isinstance(key, tuple) else value(machine, key, here, index.size)
                 place_of = index + number if number else index
+                before = memory[size][place_of] if watched else None
                 memory[size][place_of] = data
-                if space == "shared" and machine.observer is not None:
-                    machine.spaces.check_agreement(instruction.line, here, memory[size][place_of] != data, offsets)
+                if watched:
+                    lost = memory[size][place_of] != data
+                    machine.spaces.check_agreement(instruction.line, here, memory, lost, before != data, offsets)
 
     return step
 

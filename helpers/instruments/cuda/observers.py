@@ -20,6 +20,8 @@ def observed(by):
     `chunk(machine)` before some of its blocks run;
     `access(kind, line, segment, threads, offsets, nbytes)` at each load ("read"), store ("write") and atomic of global
     memory, `shared(...)` and `local(...)` the same without a segment, with offsets into the chunk's own;
+    `stored(line, threads, offsets, lost, changed)` after a store to global memory, for each number a lane stores:
+    which lanes' values another one's has overwritten, and which differ from what was there before;
     `block_synchronised(blocks)`, `warp_synchronised(threads)`;
     `hazard(kind, line, where, block, thread, count)`.
     It may have `outside(kind, line, segment, threads, offsets)`: before the hazard, the lanes that stray from a tensor.

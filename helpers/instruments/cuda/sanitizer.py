@@ -1,4 +1,4 @@
-"""Shared and local memory watched: races that no barrier prevents, and reads of what nobody wrote.
+"""Shared, global and local memory watched: races that nothing prevents, and reads of what nobody wrote.
 
 Every cell of shared memory keeps who wrote it last and who read it since, and when: a block's barriers count its time,
 a warp's __syncwarp and barriers count the warp's own. Two accesses of one cell by two threads race if one of them
@@ -115,6 +115,152 @@ class SharedWatch:
         times, self._cell = self._cell // cell, cell
         for name in ("_writer", "_written", "_atomic", "_reader", "_read", "_readers"):
             setattr(self, name, np.repeat(getattr(self, name), times, axis=-1))
+
+
+class GlobalFault(NamedTuple):
+    """The lanes of one access that race, places in its arrays, and for each the thread before, as the chunk counts."""
+
+    lanes: np.ndarray
+    others: np.ndarray
+
+
+class _Shadow:
+    """Who touched each cell of one allocation last and when; 0: nobody, else a thread of the grid from 1."""
+
+    def __init__(self, nbytes: int, cell: int):
+        self.cell = cell
+        cells = -(-nbytes // cell)
+        self.writer, self.written = np.zeros(cells, np.int64), np.zeros(cells, np.int32)
+        self.reader, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int32)
+        self.second, self.read_second = np.zeros(cells, np.int64), np.zeros(cells, np.int32)  # another reader
+        self.strong = np.zeros(cells, bool)  # written last by an atomic or a volatile store
+        self.any_strong = self.any_second = False
+        self.written_to = self.read_to = 0  # one past the last cell so far
+
+    def refine(self, cell: int) -> None:
+        times, self.cell = self.cell // cell, cell
+        for name in ("writer", "written", "reader", "read", "second", "read_second", "strong"):
+            setattr(self, name, np.repeat(getattr(self, name), times))
+        self.written_to, self.read_to = self.written_to * times, self.read_to * times
+
+
+def _places(cells, chosen: np.ndarray) -> np.ndarray:
+    """Those of the cells, an array or a slice, that are chosen by a mask or by number."""
+    if not isinstance(cells, slice):
+        return cells[chosen]
+    return cells.start + (np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
+
+
+class GlobalWatch:
+    """Global memory of one launch, through all its blocks.
+
+    Two accesses of one place by two threads race if one is a plain store and nothing orders them. Ordered are threads
+    of a block by its barrier, and lanes of a warp by __syncwarp. An atomic, and a volatile or acquire or release
+    access, orders what its block did before: two accesses are ordered if the blocks of both made one since the first,
+    wherever in memory. So a missing __threadfence and an atomic on the wrong place are not found.
+    """
+
+    def __init__(self):
+        self._clock = 1
+        self._shadows = {}
+        self._ordered = np.zeros(0, np.int32)  # each block's last atomic
+
+    def chunk(self, first_block: int, blocks: int, padded: int) -> None:
+        self._padded, self._first = padded, first_block * padded + 1
+        self._ordered = np.append(self._ordered, np.zeros(first_block + blocks - self._ordered.size, np.int32))
+        self._block_time = np.zeros(blocks, np.int32)
+        self._warp_time = np.zeros(blocks * padded // WARP, np.int32)
+
+    def block_synchronised(self, blocks: np.ndarray) -> None:
+        self._clock += 1
+        self._block_time[blocks] = self._clock
+
+    def warp_synchronised(self, threads: np.ndarray | None) -> None:
+        self._clock += 1
+        self._warp_time[slice(None) if threads is None else threads // WARP] = self._clock
+
+    def access(self, segment, size: int, kind: str, strong: bool, threads, offsets, nbytes: int) -> GlobalFault | None:
+        """Note an access, and which of its lanes meet an unordered one; of a store, those race that change a value.
+
+        segment: any key of the allocation, of `size` bytes; strong: volatile, acquire or release; threads: places in
+        the chunk.
+        """
+        shadow = self._shadows.get(segment)
+        if shadow is None:
+            shadow = self._shadows[segment] = _Shadow(size, nbytes)
+        if nbytes < shadow.cell:
+            shadow.refine(nbytes)
+        strong = strong or kind == "atomic"
+        now = self._clock
+        cells, each = offsets // shadow.cell, nbytes // shadow.cell
+        who = threads + self._first
+        if each > 1:
+            cells, who = (cells[:, None] + np.arange(each)).ravel(), np.repeat(who, each)
+        row = int(cells[-1]) - int(cells[0]) == cells.size - 1 and bool((cells[1:] > cells[:-1]).all())
+        if row:  # neighbours, as most are: no copies, and no two lanes at one place
+            cells = slice(int(cells[0]), int(cells[-1]) + 1)
+        low, high = (cells.start, cells.stop) if row else (0, int(cells.max()) + 1)
+        found = []
+        if shadow.written_to > low:
+            writer = shadow.writer[cells]
+            if shadow.any_strong and (strong or kind == "read"):
+                writer = np.where(shadow.strong[cells], 0, writer)
+            found.append(self._unordered(writer, shadow.written, cells, who))
+        if kind == "write" and not strong:
+            if shadow.read_to > low:
+                found.append(self._unordered(shadow.reader[cells], shadow.read, cells, who))
+            if shadow.any_second:
+                found.append(self._unordered(shadow.second[cells], shadow.read_second, cells, who))
+        if kind != "read":
+            shadow.writer[cells], shadow.written[cells] = who, now
+            shadow.written_to = max(shadow.written_to, high)
+            if strong or shadow.any_strong:
+                shadow.strong[cells] = strong
+                shadow.any_strong = True
+        elif not strong:
+            self._note_read(shadow, cells, who, now, row, low)
+            shadow.read_to = max(shadow.read_to, high)
+        if strong:
+            self._clock += 1
+            self._ordered[(threads + (self._first - 1)) // self._padded] = self._clock
+        found = [each for each in found if each is not None]
+        if not found:
+            return None
+        lanes, others = (np.concatenate(each) for each in zip(*found, strict=True))
+        return GlobalFault(lanes // each, others - self._first)
+
+    def _note_read(self, shadow, cells, who, now, row, low) -> None:
+        if shadow.read_to > low:
+            before = shadow.reader[cells]
+            other = (before != 0) & (before != who)
+            if other.any():
+                places = _places(cells, other)
+                shadow.second[places], shadow.read_second[places] = before[other], shadow.read[places]
+                shadow.any_second = True
+        shadow.reader[cells], shadow.read[cells] = who, now
+        if row:
+            return
+        other = shadow.reader[cells] != who  # lanes that read it in this very instruction
+        if other.any():
+            shadow.second[cells[other]], shadow.read_second[cells[other]] = who[other], now
+            shadow.any_second = True
+
+    def _unordered(self, before, when, cells, who):
+        """(places, threads before) of the accesses that nothing orders after those of `before`."""
+        if not before.any():
+            return None
+        places = np.flatnonzero((before != 0) & (before != who))
+        if not places.size:
+            return None
+        one, two, when = before[places] - 1, who[places] - 1, when[_places(cells, places)]
+        here = two - (self._first - 1)
+        block_one, block_two = one // self._padded, two // self._padded
+        ordered = (self._ordered[block_one] > when) & (self._ordered[block_two] > when)
+        ordered |= (block_one == block_two) & (self._block_time[here // self._padded] > when)
+        ordered |= (one // WARP == two // WARP) & (self._warp_time[here // WARP] > when)
+        if ordered.all():
+            return None
+        return places[~ordered], one[~ordered] + 1
 
 
 def wavefronts(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int]:

@@ -21,7 +21,8 @@ class Spaces:
         self._machine, self._memory, self._padded, self.shared_limit = machine, memory, padded, shared_limit
         self.shared_size, self.local_size = machine.shared_size, machine.local_size
         self._shared = self._poisoned(machine.blocks * self.shared_size)
-        self._local = self._poisoned(machine.threads * self.local_size)
+        self.local = self._poisoned(machine.threads * self.local_size)
+        self.strong = False  # whether the access that is made is volatile, or orders others
 
     def shared_words(self) -> np.ndarray:
         """Shared memory of the blocks that run together as fp32 numbers, block after block."""
@@ -88,7 +89,7 @@ class Spaces:
         offsets = addresses.astype(np.int64) + here * self.local_size
         if self._machine.observer is not None:
             self._machine.observer.local(kind, line, here, offsets, nbytes)
-        yield threads, self._local, offsets
+        yield threads, self.local, offsets
 
     def _aligned(self, kind, line, here, addresses, nbytes):
         """The lanes whose address is a multiple of the access; None: all."""
@@ -118,13 +119,16 @@ class Spaces:
         )
         self._machine.hazard(kind, line, where, thread, count)
 
-    def check_agreement(self, line: int, threads, other: np.ndarray, offsets: np.ndarray) -> None:
-        """After a store to shared memory: who finds another value there stored to one byte together with another."""
-        if other.any():
-            here = everyone(self._machine, threads)[other]
-            byte = int(offsets[other][0]) % self.shared_size
+    def check_agreement(self, line: int, threads, memory, lost: np.ndarray, changed: np.ndarray, offsets) -> None:
+        """After a store: the lanes that find another value there, stored together with theirs, and that changed one."""
+        if memory is not self._shared:
+            if hasattr(self._machine.observer, "stored"):
+                self._machine.observer.stored(line, everyone(self._machine, threads), offsets, lost, changed)
+        elif lost.any():
+            here = everyone(self._machine, threads)[lost]
+            byte = int(offsets[lost][0]) % self.shared_size
             where = f"shared memory, byte {byte}, where another thread stores another value at the same time"
-            self._machine.hazard("race", line, where, int(here[0]), int(other.sum()))
+            self._machine.hazard("race", line, where, int(here[0]), int(lost.sum()))
 
 
 def _element(segment: Segment, offset: int) -> str:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from helpers.instruments.cuda.sanitizer import SharedWatch, rows_of, wavefronts
+from helpers.instruments.cuda.sanitizer import GlobalWatch, SharedWatch, rows_of, wavefronts
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard, element
 from helpers.instruments.traffic.ledger import ByteCount, Ledger, footprint_of
@@ -25,6 +25,7 @@ class CudaMeter:
         self._moved = ByteCount()
         self._ledger.launches.append((self._kernel, self._moved))
         self._changed = set()  # variables of the module that this launch wrote
+        self._global = GlobalWatch()
         self._operands = {}  # segment -> the ledger's storage, [(first byte, one past the last, region)]
         names = [parameter.name for parameter in launch.kernel.parameters]
         segments = {
@@ -48,18 +49,26 @@ class CudaMeter:
         self._machine = machine
         padded = machine.threads // machine.blocks
         self._shared = SharedWatch(machine.threads, padded, machine.shared_size) if machine.shared_size else None
+        self._global.chunk(machine.first_block, machine.blocks, padded)
         self._local = np.zeros(machine.threads * machine.local_size, bool)
 
     def block_synchronised(self, blocks) -> None:
+        self._global.block_synchronised(blocks)
         if self._shared is not None:
             self._shared.block_synchronised(blocks)
 
     def warp_synchronised(self, threads) -> None:
+        self._global.warp_synchronised(threads)
         if self._shared is not None:
             self._shared.warp_synchronised(threads)
 
     def access(self, kind, number, segment, threads, offsets, nbytes) -> None:
-        """Count one access of global memory."""
+        """Count one access of global memory, and watch for races."""
+        size = segment.views[1].size
+        self._storing = segment
+        self._racing = self._global.access(segment, size, kind, self._machine.spaces.strong, threads, offsets, nbytes)
+        if self._racing is not None and kind != "write":
+            self._race(number, segment, threads, offsets, self._racing.lanes, self._racing.others)
         if segment not in self._operands:
             self._variable(kind, number, segment, threads, offsets, nbytes)
             return
@@ -86,6 +95,36 @@ class CudaMeter:
             for account in (region, line, moved):
                 account.written += moving
             ledger.sectors_written += sectors
+
+    def stored(self, number, threads, offsets, lost, changed) -> None:
+        """Enter the stores that race: two that leave the same value do not."""
+        if lost.any() and not self._machine.spaces.strong:
+            self._race(number, self._storing, threads, offsets, np.flatnonzero(lost), None)
+        elif self._racing is not None:
+            chosen = changed[self._racing.lanes]
+            if chosen.any():
+                lanes, others = (each[chosen] for each in self._racing)
+                self._race(number, self._storing, threads, offsets, lanes, others)
+
+    def _race(self, number, segment, threads, offsets, lanes, others) -> None:
+        first, count = int(lanes[0]), np.unique(lanes).size
+        region, where = self._named(segment, int(offsets[first]))
+        if others is None:
+            where += ", where another thread stores another value at the same time"
+        else:
+            block, thread = self._machine.where(int(others[0]))
+            where += f", with thread {thread} of block {block} and nothing that orders the two"
+        self._enter("race", number, where, *self._machine.where(int(threads[first])), count, region)
+
+    def _named(self, segment, offset: int):
+        """The region of a byte, and its element as a hazard's text names it."""
+        if segment not in self._operands:
+            size = segment.views[1].size
+            place = f"{segment.name}, byte {offset} of {size}"
+            return self._ledger.outside, place
+        regions = self._operands[segment][1]
+        region = next((each for low, high, each in regions if low <= offset < high), regions[0][2])
+        return region, f"{{0}}{element(segment.tensor, offset)}"
 
     def _variable(self, kind, number, segment, threads, offsets, nbytes) -> None:
         """Count an access of a `__device__` variable; one that nobody writes is a table, which the caches hold."""

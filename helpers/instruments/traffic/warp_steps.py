@@ -175,6 +175,9 @@ class WarpRecorder:
             moving = (inside.size if kind == "atomic" else distinct) * nbytes
             self._move(kind, name, line, warp, elements, active, outside, read, moving, sectors)
 
+    def stored(self, line, threads, offsets, lost, changed) -> None:
+        self._before.stored(line, threads, offsets, lost, changed)
+
     def shared(self, kind, line, threads, offsets, nbytes) -> None:
         self._flush()
         self._before.shared(kind, line, threads, offsets, nbytes)
