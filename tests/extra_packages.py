@@ -18,12 +18,13 @@ def folder_with(extra: str, *, alone: bool = False) -> Path:
     """Return a folder that holds the extra and those of the packages it needs that are not installed.
 
     Args:
-        extra: in pyproject.toml's optional dependencies.
-        alone: install the extra's packages themselves, without what they need.
+        extra: in pyproject.toml's optional dependencies, or its dependency groups.
+        alone: install the packages themselves, without what they need.
 
     Skips the test where pip cannot install them.
     """
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = (settings["project"]["optional-dependencies"] | settings["dependency-groups"])[extra]
     key = hashlib.sha256(LOCK.read_bytes() + " ".join(wanted).encode()).hexdigest()[:8]
     folder = ROOT / ".pytest_cache" / f"{extra}-{key}"
     if alone and not folder.is_dir():
@@ -32,6 +33,19 @@ def folder_with(extra: str, *, alone: bool = False) -> Path:
         report = json.loads(_pip("--dry-run", "--report", "-", "--constraint", str(LOCK), *wanted))
         missing = [f"{each['metadata']['name']}=={each['metadata']['version']}" for each in report["install"]]
         _pip("--no-deps", "--target", str(folder), *missing)
+    return folder
+
+
+def folder_with_alone(*packages: str) -> Path:
+    """Return a folder that holds these packages, "name==version", without what they need.
+
+    Skips the test where pip cannot install them.
+    """
+    folder = ROOT / ".pytest_cache" / f"alone-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
+    made = folder / "complete"
+    if not made.is_file():
+        _pip("--no-deps", "--upgrade", "--target", str(folder), *packages)
+        made.touch()
     return folder
 
 
