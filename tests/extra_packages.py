@@ -36,6 +36,19 @@ def folder_with(extra: str, *, alone: bool = False) -> Path:
     return folder
 
 
+def folder_with_alone(*packages: str) -> Path:
+    """Return a folder that holds these packages, "name==version", without what they need.
+
+    Skips the test where pip cannot install them.
+    """
+    folder = ROOT / ".pytest_cache" / f"alone-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
+    made = folder / "complete"
+    if not made.is_file():
+        _pip("--no-deps", "--upgrade", "--target", str(folder), *packages)
+        made.touch()
+    return folder
+
+
 def _pip(*arguments: str) -> str:
     done = subprocess.run([*PIP, *arguments], capture_output=True, text=True)
     if done.returncode:

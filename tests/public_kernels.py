@@ -3,7 +3,7 @@
     python tests/public_kernels.py FOLDER [NAME ...]
 
 prints a JSON line per kernel: name, launches, largest error, or why it was refused. FOLDER holds the packages that
-pyproject.toml's dependency group "public" names, installed without what they depend on: their own code runs, on CPU tensors, and
+test_public_kernels.py names, installed without what they depend on: their own code runs, on CPU tensors, and
 what asks for a GPU, Hugging Face or bitsandbytes around it is a stub.
 """
 

@@ -28,12 +28,12 @@ class Traffic:
     hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; of CUDA C++ also what Hazard lists.
         Initial contents are known of tensors that the call itself allocates. A race is two program instances storing
         to one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
-         took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
-         of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
-         its load. In CUDA C++ a race is two threads at one place of shared memory, a tensor or a `__device__` variable,
-         one of them with a plain store, and no barrier, __syncwarp or atomic between. In global memory a store of the
-         value that is there already does not race, and an atomic or volatile access orders everything its block did
-         before: a missing __threadfence, or an atomic on the wrong place, is not found.
+        took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
+        of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
+        its load. In CUDA C++ a race is two threads at one place of shared memory, a tensor or a `__device__` variable,
+        one of them with a plain store, and no barrier, __syncwarp or atomic between. In global memory a store of the
+        value that is there already does not race, and an atomic or volatile access orders everything its block did
+        before: a missing __threadfence, or an atomic on the wrong place, is not found.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: what the function returned.
     configurations: (kernel, configuration) of each kernel of @triton.autotune: where nothing is timed, the first of its
