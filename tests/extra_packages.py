@@ -14,21 +14,14 @@ LOCK = ROOT / "requirements.lock"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
 
 
-def folder_with(extra: str, *, alone: bool = False) -> Path:
+def folder_with(extra: str) -> Path:
     """Return a folder that holds the extra and those of the packages it needs that are not installed.
-
-    Args:
-        extra: in pyproject.toml's optional dependencies, or its dependency groups.
-        alone: install the packages themselves, without what they need.
 
     Skips the test where pip cannot install them.
     """
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = (settings["project"]["optional-dependencies"] | settings["dependency-groups"])[extra]
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
     key = hashlib.sha256(LOCK.read_bytes() + " ".join(wanted).encode()).hexdigest()[:8]
     folder = ROOT / ".pytest_cache" / f"{extra}-{key}"
-    if alone and not folder.is_dir():
-        _pip("--no-deps", "--target", str(folder), *wanted)
     if not folder.is_dir():
         report = json.loads(_pip("--dry-run", "--report", "-", "--constraint", str(LOCK), *wanted))
         missing = [f"{each['metadata']['name']}=={each['metadata']['version']}" for each in report["install"]]
