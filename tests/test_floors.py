@@ -14,7 +14,12 @@ FLOORS = ("kernels", "helpers.style", *ROOMS, "helpers")
 # random numbers.
 GROUND = {
     "helpers.style": set(),
-    "helpers.instruments": {"kernels.interpreter.runtime", "kernels.op", "kernels.costs"},
+    "helpers.instruments": {
+        "kernels.interpreter.configurations",
+        "kernels.interpreter.runtime",
+        "kernels.op",
+        "kernels.costs",
+    },
     "helpers.figures": set(),
     "helpers.learning": {"kernels.interpreter.runtime", "kernels.philox"},
     "helpers.grading": set(),

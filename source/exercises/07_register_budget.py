@@ -109,8 +109,8 @@ def row_settings(columns):
     # About 4 lines.
     # BEGIN SOLUTION
     # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of
-    # an A100's 64 warps leaves 64 registers per thread (half of the 4090's 48 leaves 80, so the A100
-    # decides). And a number costs two to three registers here, since x and dy, later y and dy, are
+    # an A100's 64 warps leaves 64 registers per thread (half of the 4090's 48 leaves 80, so the
+    # A100 decides). And a number costs two to three registers here, since x and dy, later y and dy, are
     # alive together: with 16 numbers per thread that still fits, with 32 it does not. So 8: what is
     # left over is occupancy.
     numbers = 8

@@ -160,7 +160,7 @@ for name, rows in (("fives", fives), ("x", x), ("100 * x", 100 * x)):
 table(("of", "rows add up to 1", "equal to PyTorch's"), found)
 
 # %% [markdown]
-# Right. What is left is waste: a row of 10,000 in a block of 16,384 leaves 39 % of it idle, and a row of 64 keeps a
+# Right. What is left is waste: a row of 10,000 in a block of 16,384 leaves over a third of it idle, and a row of 64 keeps a
 # program hardly busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is this kernel with both mended: a **head**,
 # a power of two of columns that every row has, beside a masked **tail** for the rest, and several short rows per
 # program. It also takes rows that are not side by side in memory, and fp64, and writes its exponentials as powers of
@@ -193,7 +193,7 @@ def softmax_kernel(
     if TAIL:
         tail_col = HEAD + tl.arange(0, TAIL)[None, :]
         in_tail = (row < rows) & (tail_col < cols)
-        # Positions past the row's end hold -inf, which changes no maximum and whose exponential adds nothing.
+        # Positions past the end hold -inf, which changes no maximum; its exponential adds nothing.
         x_tail = tl.load(x_ptr + tail_col, mask=in_tail, other=-float("inf"))
         top = tl.maximum(top, tl.max(x_tail, axis=1, keep_dims=True).to(COMPUTE))
     e = tl.exp2((x.to(COMPUTE) - top) * LOG2_E)

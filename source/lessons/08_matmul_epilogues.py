@@ -406,7 +406,8 @@ for beyond in (0.0, float("nan")):
     )
 nans.compare(
     int(wrong.sum()),
-    "Zero times NaN is NaN, and one NaN is enough to spoil a sum. With zeros in memory the mistake passes every test.",
+    "Zero times NaN is NaN, and one NaN is enough to spoil a sum. With zeros in memory the mistake "
+    "passes every test.",
 )
 
 # %% [markdown]
@@ -540,7 +541,7 @@ tiles
 #
 # ## Autotuning: triton.autotune
 #
-# Instead of choosing, you can let Triton search. `triton.autotune` takes a list of configurations and a key:
+# Instead of choosing, you can let Triton search ([autotuning](../docs/glossary.md#autotuning)). `triton.autotune` takes a list of configurations and a key:
 
 # %%
 SEARCHED = ((64, 64, 4, 3), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 4, 3))

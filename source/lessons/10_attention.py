@@ -175,8 +175,8 @@ for name, real in (("behind", behind), ("before", before)):
     print(f"rows that are NaN: {p.isnan().any(dim=-1).sum().item()}")
 padding_weight.compare(
     probabilities(rows_kernel, sees, before)[0][before][:, ~before].sum().item(),
-    "The mask checks whether the query is real, and it is the key that must be. With padding behind, the causal mask "
-    "covers for it, and a test where all keys are real cannot see it.",
+    "The mask checks whether the query is real, and it is the key that must be. With padding behind, "
+    "the causal mask covers for it, and a test where all keys are real cannot see it.",
 )
 
 # %% [markdown]
@@ -306,7 +306,7 @@ print(
 # What is missing is a second loop that computes **the same scores again** and writes `exp(s - peak) / total`.
 # [Exercise 10](../exercises/10_attention_scores.ipynb) asks for the whole. Why recompute them instead of storing them?
 # A score costs `2 d` operations on tensor cores. In memory, it costs four bytes out and four bytes back. **On an H200
-# at head dim 64: how many times longer do the bytes take than the arithmetic?** <!-- given four bytes: a score in fp32
+# at [head dim](../docs/glossary.md#head-dimension) 64: how many times longer do the bytes take than the arithmetic?** <!-- given four bytes: a score in fp32
 # -->
 
 # %% tags=["hide-input"]
@@ -836,8 +836,9 @@ table(("tokens", "saved, unfused", "fused", ""), rows)
 
 # %% [markdown]
 # **Verdict: holds at some lengths, in such a block at 256 and 512 tokens, and is no law.** A share that grows with N
-# cannot be one number: at 128 tokens it is less, at 4096 most of the memory is gone. [Lesson 11](11_training.ipynb)
-# derives the backward pass.
+# cannot be one number: at 128 tokens it is less, at 4096 most of the memory is gone.
+#
+# [Lesson 11](11_training.ipynb) derives the backward pass.
 #
 # ## One token at a time
 #

@@ -238,8 +238,8 @@ losses = {
     name: train(prepared(parts, SMALL, device), SMALL, STEPS, device)
     for name, parts in {"right": UNFUSED, "naive": replace(UNFUSED, norm=naive_norm)}.items()
 }
-for name, each in losses.items():
-    print(f"{name:6} first {each[0]:.2f}, mean of the last 20 {sum(each[-20:]) / 20:.2f}")
+rows = [(name, f"{each[0]:.2f}", f"{sum(each[-20:]) / 20:.2f}") for name, each in losses.items()]
+display(table(("loss", "first", "mean of the last 20"), rows))
 naive_loss.compare(
     round(sum(losses["naive"][-20:]) / 20, 2),
     f"No model can go below {math.log(BRANCHES):.2f}. Both learn: gradients that point roughly the "

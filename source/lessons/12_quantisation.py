@@ -44,7 +44,7 @@ h200 = recorded("h200")
 #
 # $$s = \max |y| / 127,$$
 #
-# the quantised values reach as far as the row does, and the error is at most half a step, $s/2$. (-128 stays unused, so
+# the [quantised](../docs/glossary.md#quantisation) values reach as far as the row does, and the error is at most half a step, $s/2$. (-128 stays unused, so
 # that $-q$ is always valid.)
 #
 # An error spread evenly over a step has a root mean square of $1/\sqrt{12}$ of it. **For a row of 4096 normally

@@ -502,7 +502,8 @@ for name, need in (("CUDA C++", by_hand), ("Triton", by_triton)):
     ]
     print("\n".join(f"    {line}" for line in memory))
 times = (
-    f"{threads} threads {1e6 * taken['float4'].median:.0f} and {1e6 * taken['Triton'].median:.0f} us"
+    f"{threads} threads "
+    f"{1e6 * taken['float4'].median:.0f} and {1e6 * taken['Triton'].median:.0f} us"
     for threads, taken in four_ways[large].items()
 )
 print(f"H200, {large:,} elements, float4 and Triton: {'; '.join(times)}")

@@ -19,7 +19,7 @@ def tier(request):
     """The kernels that a test's parameter `tier` (indirect=True) asks for, or `pytest --tier`: see pytest_addoption."""
     name = getattr(request, "param", None) or request.config.getoption("tier")
     with variant(name) if name else contextlib.nullcontext():
-        yield
+        yield name
 
 
 @pytest.fixture(autouse=True)
