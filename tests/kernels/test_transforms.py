@@ -297,9 +297,7 @@ def test_nested_tensors_and_sparse_vectors_are_refused_in_words(device):
 
 def test_a_tensor_as_an_option_is_shown_in_one_line(device):
     q = torch.randn(1, 1, 4, 16, device=device)
-    with pytest.raises(
-        TypeError, match=r"^flash_attention takes causal as bool, got a tensor .*: for a mask"
-    ):
+    with pytest.raises(TypeError, match=r"^flash_attention takes causal as bool, got a tensor .*: for a mask"):
         kernels.flash_attention(q, q, q, torch.ones(4, 4, device=device) > 0)
 
 
