@@ -28,7 +28,7 @@ PAGES = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#f0f6fc")}  # pap
 WIDTH = 760
 STEPS = 100  # the film's slider has as many
 FRAME, LAST = 80, 3000  # ms
-COLOURS = 48
+COLOURS = 64
 
 
 def picture(theme: str) -> Path:

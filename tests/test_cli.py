@@ -63,10 +63,15 @@ def test_an_installed_package_says_what_needs_the_repository(tmp_path):
     assert run.stdout == "[2, 2, 2, 2]\n"
 
 
+class Shown(str):
+    configurations = ()
+
+
 def test_inspect_names_a_kernel_and_what_it_is_called_with(monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(
-        "helpers.instruments.resources.inspect_kernel", lambda *arguments: calls.append(arguments) or "32 registers"
+        "helpers.instruments.resources.inspect_kernel",
+        lambda *arguments: calls.append(arguments) or Shown("32 registers"),
     )
     assert cli.main(["inspect", "mine:kernel", "*bf16", "8192", "BLOCK=1024", "--device", "A100"]) == 0
     assert calls == [("mine:kernel", ["*bf16", "8192", "BLOCK=1024"], "A100")]

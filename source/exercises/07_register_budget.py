@@ -110,9 +110,9 @@ def row_settings(columns):
     # BEGIN SOLUTION
     # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of
     # an A100's 64 warps leaves 64 registers per thread (half of the 4090's 48 leaves 80, so the
-    # A100 decides). And a number costs two to three registers here, since x and dy, later y and dy, are
-    # alive together: with 16 numbers per thread that still fits, with 32 it does not. So 8: what is
-    # left over is occupancy.
+    # A100 decides). And a number costs two to three registers here, since x and dy, later y and
+    # dy, are alive together: with 16 numbers per thread that still fits, with 32 it does not. So
+    # 8: what is left over is occupancy.
     numbers = 8
     # A row of 8192 needs 32 warps then. A short row needs one, but an SM holds only so many blocks
     # (32 and 24), and blocks of one warp would just reach half: 4 warps at least, which share

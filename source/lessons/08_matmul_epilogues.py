@@ -504,7 +504,8 @@ for stages, time in by_stage.items():
 display(table(("stages", "time", "rate"), rows, h200.label_of("matmul_stages")))
 faster.compare(
     by_stage[1].median / by_stage[3].median,
-    "The third stage still helps. The fourth leaves no room for the SM's second block, and costs more than it gains.",
+    "The third stage still helps. The fourth leaves no room for the SM's second block, and "
+    "costs more than it gains.",
 )
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -541,7 +542,7 @@ tiles
 #
 # ## Autotuning: triton.autotune
 #
-# Instead of choosing, you can let Triton search ([autotuning](../docs/glossary.md#autotuning)). `triton.autotune` takes a list of configurations and a key:
+# Or let Triton search ([autotuning](../docs/glossary.md#autotuning)). `triton.autotune` takes a list of configurations and a key:
 
 # %%
 SEARCHED = ((64, 64, 4, 3), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 4, 3))
@@ -757,7 +758,8 @@ print(f"GELU as an epilogue {1e6 * inside:.0f} us, as a separate launch {1e6 * a
 print(f"one exponential per element of y: {1e6 * M * N / DEVICES['H200'].special_rate:.0f} us")
 added.compare(
     100 * (epilogues["gelu"].median / epilogues["bias"].median - 1),
-    "No byte more than the matmul's own. The rest is instructions, during which the tensor cores are idle.",
+    "No byte more than the matmul's own. The rest is instructions, during which the tensor "
+    "cores are idle.",
 )
 
 # %% [markdown]
@@ -805,7 +807,8 @@ for name, early in (("at the end", False), ("before the bias", True)):
     print(f"rounded {name}: {missed:.0%} not the nearest, worst relative error {worst:.2g}")
 off.compare(
     round(100 * missed),
-    "Rounded once at the end is as good as 16 bits allow. Rounded early, a sum and a bias that nearly cancel leave "
+    "Rounded once at the end is as good as 16 bits allow. Rounded early, a sum and a bias "
+    "that nearly cancel leave "
     "mostly rounding error.",
 )
 
@@ -845,9 +848,12 @@ display(table(trial_columns, list(large_or_gelu), trial_label))
 whole = trial["bias, gelu"]["4096x4096x4096"]
 claimed.compare(
     whole["a launch each"].median / whole["ours"].median,
-    "Verdict: each holds at one size, against the weakest baseline. At 4096 one launch per operation gives roughly "
-    "what is claimed. Small layers and short K gain far more, large ones less: the activation's time grows with the "
-    "bytes of y, the matmul's with K as well. And most of what is claimed for the bias is not your fusion: linear adds "
+    "Verdict: each holds at one size, against the weakest baseline. At 4096 one launch per "
+    "operation gives roughly "
+    "what is claimed. Small layers and short K gain far more, large ones less: the "
+    "activation's time grows with the "
+    "bytes of y, the matmul's with K as well. And most of what is claimed for the bias is not "
+    "your fusion: linear adds "
     "it in the library. cuBLASLt's own GELU epilogue, which needs no second launch, was not timed.",
 )
 
@@ -874,8 +880,8 @@ def join_parts_kernel(parts_ptr, bias_ptr, y_ptr, N, PARTS: tl.constexpr):
 
 halves = torch.tensor([[3.0, -2, 5, -4, 1, -6, 2, -1], [-1.5, -3, 2.5, 6, -4.5, 1.5, -5, 4]])
 bias_8 = torch.tensor([0.5, 1, -9, 0.25, 1.5, 2, 0.75, -1])
-added = torch.relu(halves.sum(0) + bias_8)
-puzzle(join_parts_kernel, 1, halves, bias_8, wanted=added, N=8, PARTS=2)
+joined = torch.relu(halves.sum(0) + bias_8)
+puzzle(join_parts_kernel, 1, halves, bias_8, wanted=joined, N=8, PARTS=2)
 
 # %% [markdown]
 # <details><summary>Answer</summary>Add the parts as they are: <code>y += tl.load(parts_ptr + part * N + col)</code>,
@@ -956,7 +962,8 @@ for columns, ways in norms.items():
 display(table(("columns", *ways), rows, h200.label_of("matmul_layer_norm")))
 longer.compare(
     norms[1024]["one launch"].median / norms[1024]["cuBLAS and LayerNorm"].median,
-    "A tile of 32 x 1024 does half the FLOP per byte of 128 x 128 and is too low for the H100's large instruction, "
+    "A tile of 32 x 1024 does half the FLOP per byte of 128 x 128 and is too low for the "
+    "H100's large instruction, "
     "which takes 64 rows. At 512 columns 64 rows fit, and one launch wins.",
 )
 

@@ -175,7 +175,8 @@ for name, real in (("behind", behind), ("before", before)):
     print(f"rows that are NaN: {p.isnan().any(dim=-1).sum().item()}")
 padding_weight.compare(
     probabilities(rows_kernel, sees, before)[0][before][:, ~before].sum().item(),
-    "The mask checks whether the query is real, and it is the key that must be. With padding behind, "
+    "The mask checks whether the query is real, and it is the key that must be. With padding "
+    "behind, "
     "the causal mask covers for it, and a test where all keys are real cannot see it.",
 )
 
@@ -393,7 +394,8 @@ for tokens in (64, 128, 320):
 display(table(("tokens", "tiles", "values of 1 off by", "random values by"), rows))
 noticed.compare(
     caught,
-    "The weights do add up, but they are the wrong weights: acc and total are wrong by the same factors, and a "
+    "The weights do add up, but they are the wrong weights: acc and total are wrong by the "
+    "same factors, and a "
     "quotient of the two is still a weighted mean of the values. Of ones it is 1.",
 )
 
@@ -681,7 +683,8 @@ for d, times in taken_away.items():
 display(table(("head dim", *times), rows, h200.label_of("attention_exponentials")))
 without.compare(
     taken_away[64]["special function units"].median / taken_away[64]["left out"].median,
-    "Most of them were hidden behind other work without any planning: the warps of an SM don't run in lockstep, and "
+    "Most of them were hidden behind other work without any planning: the warps of an SM "
+    "don't run in lockstep, and "
     "while some wait for a matmul, others take exponentials.",
 )
 

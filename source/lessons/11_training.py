@@ -696,7 +696,7 @@ print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 # ```python
 # for part in chunks:                             # slices of tokens
 #     logits = hidden[part] @ weight.T            # in one buffer, reused
-#     loss_kernel[grid](logits, labels[part], losses[part], ...)  # overwrites logits with their gradient
+#     loss_kernel[grid](logits, labels[part], losses[part], ...)  # logits: now their gradient
 #     grad_hidden[part] = logits @ weight
 #     grad_weight += logits.T @ hidden[part]
 # ```

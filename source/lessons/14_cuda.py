@@ -569,7 +569,8 @@ display(table(("", *found), ((name, *row) for name, row in counts.items())))
 barriers.compare(
     counts["barriers"][1],
     "Two per sum, before each of its two reads, and one between the sums: the second must not "
-    "overwrite shared memory that a slow warp still reads. Ours has the same guard, inside of_block.",
+    "overwrite shared memory that a slow warp still reads. Ours has the same guard, inside "
+    "of_block.",
 )
 
 # %% [markdown]

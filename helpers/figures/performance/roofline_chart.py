@@ -437,6 +437,8 @@ class RooflineExplorer(Explorer):
             for name in OPERATIONS
         }
         self.show = widgets.Dropdown(options=list(STEPS), value=show, description="show")
+        for choice in (self.show, self.device, self.dtype):  # all three in one line
+            choice.layout.width = "250px"
         choices = [[self.show, self.device, self.dtype], list(self.operations.values())]
         super().__init__(FramePlayer(), [self.rows, self.columns], choices)
         self.show.observe(self._hide_operations, "value")
