@@ -1165,7 +1165,8 @@ table(
 for group in (1, 16, 32):
     by_memory = all_stripes(264, 32, 32, group) * 128 * 4096 * 2 / h200.copy_bandwidth
     print(
-        f"{group:2} rows per group: {1e6 * by_memory:.0f} us of memory under {1e6 * product:.0f} us "
+        f"{group:2} rows per group: {1e6 * by_memory:.0f} us of memory "
+        f"under {1e6 * product:.0f} us "
         "of matmul"
     )
 

@@ -1111,7 +1111,8 @@ computed = sum(
 )  # tiles of 128 x 64, 32 programs per head
 every, stopping, _ = (time.median for time in steps[64].values())
 print(
-    f"up to the diagonal: tiles {32 * 64 / computed:.2f}x fewer, time {every / stopping:.2f}x shorter"
+    f"up to the diagonal: tiles {32 * 64 / computed:.2f}x fewer, "
+    f"time {every / stopping:.2f}x shorter"
 )
 
 # %% [markdown]

@@ -696,7 +696,7 @@ print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 # ```python
 # for part in chunks:                             # slices of tokens
 #     logits = hidden[part] @ weight.T            # in one buffer, reused
-#     loss_kernel[grid](logits, labels[part], losses[part], ...)  # logits: now their gradient
+#     loss_kernel[grid](logits, labels[part], losses[part], ...)  # into logits: gradients
 #     grad_hidden[part] = logits @ weight
 #     grad_weight += logits.T @ hidden[part]
 # ```
@@ -830,7 +830,8 @@ kept = {name: activations(parts)[1] for name, parts in {"unfused": UNFUSED, "fus
 for name, nbytes in kept.items():
     print(f"{name}: {nbytes / 1e3:.0f} kB saved")
 print(
-    f"\nVerdict: holds, for the whole of this small model. {100 * (1 - kept['fused'] / kept['unfused']):.1f} % less."
+    "\nVerdict: holds, for the whole of this small model. "
+    f"{100 * (1 - kept['fused'] / kept['unfused']):.1f} % less."
 )
 print("Most of the rest is the matmuls' inputs, which both save. Other sizes give another share.")
 
