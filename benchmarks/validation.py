@@ -16,7 +16,10 @@ COVERED = {name: op for name, op in CATALOGUE.items() if op.group != "tiled"}
 
 @dataclass(frozen=True)
 class Record:
-    """Sections as benchmarks/validate.py describes them, each measured on its own day of `dates`."""
+    """Sections as benchmarks/validate.py describes them, each measured on its own day of `dates`.
+
+    Not every GPU has all: constants and times are the H200's.
+    """
 
     gpu: str
     date: str
@@ -27,8 +30,8 @@ class Record:
     compiled: list[dict]
     counters: list[dict]
     launches: list[dict]
-    constants: dict
-    times: list[dict]
+    constants: dict = field(default_factory=dict)
+    times: list[dict] = field(default_factory=list)
     ceilings: dict = field(default_factory=dict)  # bytes/s and FLOP/s of its own run, where it took them
 
     @property

@@ -1,6 +1,10 @@
-"""flash_attention's peers: PyTorch's attention by the backend that runs it, and FlexAttention compiled."""
+"""flash_attention's peers: PyTorch's attention by the backend that runs it, FlexAttention compiled, FlashAttention-4.
+
+FlashAttention-4 is no dependency of the course: `pip install flash-attn-4` adds the column.
+"""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,9 +36,27 @@ def flex(q: torch.Tensor, causal: bool) -> Callable:
     return lambda q, k, v, causal=False: compiled(q, k, v, block_mask=mask)
 
 
+def flash_attention_4() -> dict[str, Callable]:
+    """FlashAttention-4 (CuTe DSL), which wants heads before the last axis; empty where it is not installed.
+
+    It runs on Hopper, too. Causal, its last query sees every key, as ours does.
+    """
+    if find_spec("flash_attn") is None:
+        return {}
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        from flash_attn.cute import flash_attn_func
+
+        found = flash_attn_func(*(each.transpose(1, 2) for each in (q, k, v)), causal=causal)
+        return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+
+    return {"FlashAttention-4": attention}
+
+
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
     """Each has a gradient."""
     if name != "flash_attention" or not runtime.has_gpu():
         return {}
     q, _, _, causal = inputs
-    return {label: by_backend(backend) for label, backend in BACKENDS.items()} | {"Flex": flex(q, causal)}
+    backends = {label: by_backend(backend) for label, backend in BACKENDS.items()}
+    return backends | {"Flex": flex(q, causal)} | flash_attention_4()

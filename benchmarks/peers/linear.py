@@ -1,4 +1,5 @@
-"""linear_act's and ffn's peers: Inductor with every template it has, and cuBLAS's matmuls without what follows them."""
+"""linear_act's and ffn's peers: cuBLASLt's own epilogue, Inductor with every template it has, and cuBLAS's matmuls
+without what follows them."""
 
 from collections.abc import Callable
 
@@ -14,6 +15,11 @@ def linear_alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
     return linear(x, weight, bias)
 
 
+def cublaslt_epilogue(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The product with bias and GELU (tanh) in one cuBLASLt call. On a CPU, PyTorch takes three steps."""
+    return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+
+
 def ffn_alone(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
     """ffn's matmuls, without activation and gate."""
     h = linear(x, up)
@@ -24,9 +30,11 @@ ALONE = {"linear_act": linear_alone, "ffn": ffn_alone}
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """The bare matmuls, and torch.compile with max-autotune (without its own CUDA graphs: the timing makes one)."""
+    """The bare matmuls, linear_act by cuBLASLt, and torch.compile with max-autotune (without its own CUDA graphs: the
+    timing makes one)."""
     if name not in ALONE or not runtime.has_gpu():
         return {}
     reference = CATALOGUE[name].reference
     tuned = torch.compile(reference, mode="max-autotune-no-cudagraphs", dynamic=False)
-    return {"cuBLAS alone": ALONE[name], "max-autotune": tuned}
+    epilogue = {"cuBLASLt epilogue": cublaslt_epilogue} if name == "linear_act" else {}
+    return epilogue | {"cuBLAS alone": ALONE[name], "max-autotune": tuned}

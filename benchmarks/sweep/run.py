@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--share", type=_share, default=(1, 1), metavar="N/M", help="every M-th point from the N-th")
     parser.add_argument("--lines", type=Path, default=Path("sweep.jsonl"), metavar="FILE", help="a line a point")
     parser.add_argument("--anew", action="store_true", help="measure what FILE holds already, too")
-    parser.add_argument("--only", nargs="+", choices=OURS, default=[], help="time no peer")
+    parser.add_argument("--only", nargs="+", metavar="PROVIDER", default=[], help="time these, such as fused plain")
     parser.add_argument("--changed", action="store_true", help="points recorded with an earlier version of a kernel")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")

@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.calls import calls_of, plain
-from benchmarks.peers.attention import BACKENDS
-from benchmarks.peers.linear import linear_alone
+from benchmarks.peers.attention import BACKENDS, flash_attention_4
+from benchmarks.peers.linear import cublaslt_epilogue, linear_alone
 from benchmarks.sweep.points import Point, chosen
 from kernels import costs
 from kernels.op import Work
@@ -193,7 +193,7 @@ def _conv_work(shape: tuple) -> Work:
 def _linear(shape: tuple, inputs: tuple) -> dict[str, Callable]:
     found = {"fused": linear_act.linear_act, "eager": linear_act.linear_act_reference}
     found["torch.compile"] = torch.compile(linear_act.linear_act_reference, dynamic=False)
-    found["cuBLAS alone"] = linear_alone
+    found |= {"cuBLASLt epilogue": cublaslt_epilogue, "cuBLAS alone": linear_alone}
     if shape in TUNED_LINEAR:
         found["max-autotune"] = _tuned(linear_act.linear_act_reference)
     return found
@@ -232,6 +232,7 @@ def _attention(shape: tuple, inputs: tuple) -> dict[str, Callable]:
     found = {"fused": flash_attention.flash_attention}
     if queries == keys or not causal:  # PyTorch's causal mask begins top left
         found |= {label: partial(_by_backend, backend) for label, backend in BACKENDS.items()}
+    found |= flash_attention_4()
     small = batch * heads * queries * keys <= SCORES
     if small:
         found["eager"] = flash_attention.flash_attention_reference
