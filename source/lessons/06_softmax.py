@@ -187,8 +187,8 @@ unfused_bytes.on(
 )
 
 # %% [markdown]
-# And `F.softmax`? It is already fused: one launch, the same bytes. Here are 32768 rows of 8192 in bf16 on a GPU; `fused`
-# is the course's `softmax`, Liger and QuACK are published collections of fused kernels:
+# And `F.softmax`? It is already fused: one launch, the same bytes. Here are 32768 rows of 8192 in bf16 on a GPU;
+# `fused` is the course's `softmax`, Liger and QuACK are published collections of fused kernels:
 
 # %% tags=["hide-input"]
 print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
@@ -257,12 +257,11 @@ dropout_bytes.compare(
 # %% [markdown]
 # ## Rows too wide to hold
 #
-# A row of 65,536 fp32 values fills every register of an SM; lesson 05 saw it
-# [spill](../docs/glossary.md#spill). Such a row must be read again, **in blocks**. Safe softmax then loops over it three
-# times: for the maximum, for the sum, and to write. Can the first two loops be one? Then the sum must start before the
-# maximum is known, with the largest score **so far**, the [running max](../docs/glossary.md#running-max). The step that
-# adds a block is a function of its own, passed as a [constexpr](../docs/glossary.md#constexpr), so that we can exchange
-# it:
+# A row of 65,536 fp32 values fills every register of an SM; lesson 05 saw it [spill](../docs/glossary.md#spill). Such a
+# row must be read again, **in blocks**. Safe softmax then loops over it three times: for the maximum, for the sum, and
+# to write. Can the first two loops be one? Then the sum must start before the maximum is known, with the largest score
+# **so far**, the [running max](../docs/glossary.md#running-max). The step that adds a block is a function of its own,
+# passed as a [constexpr](../docs/glossary.md#constexpr), so that we can exchange it:
 
 
 # %%
@@ -648,9 +647,9 @@ print("two finite scores, k = 4: indices", shortlist(two_finite, 4)[1][0].tolist
 
 # %% [markdown]
 # It strikes out by *position*, not by value (`x == best`): two scores may be equal. But look at the last line: **one
-# index comes twice.** A row with fewer than `K` finite scores, which masks do produce, runs out of them, and a struck-out
-# score cannot be distinguished from one that was minus infinity to begin with. Exercise 06 needs a kernel without that
-# bug. How much time fusing saves here, and how a published factor fares, is under *Going further*.
+# index comes twice.** A row with fewer than `K` finite scores, which masks do produce, runs out of them, and a
+# struck-out score cannot be distinguished from one that was minus infinity to begin with. Exercise 06 needs a kernel
+# without that bug. How much time fusing saves here, and how a published factor fares, is under *Going further*.
 #
 # ## Your predictions vs the measurements
 
@@ -733,9 +732,9 @@ h200.table("softmax_dropout", "bfloat16")
 #
 # `held_kernel` wastes something: a row of 10,000 in a block of 16,384 leaves over a third of it idle, and a row of 64
 # hardly keeps a program busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is the same kernel without that
-# waste: a **head**, a power of two of columns that every row has, a masked **tail** for the rest, and several short rows
-# per program. It also takes any row stride and fp64, and computes exponentials as powers of two, the only ones a GPU
-# has:
+# waste: a **head**, a power of two of columns that every row has, a masked **tail** for the rest, and several short
+# rows per program. It also takes any row stride and fp64, and computes exponentials as powers of two, the only ones a
+# GPU has:
 
 # %%
 from kernels.online_softmax import LOG2_E
@@ -835,8 +834,8 @@ for kernel in (held_kernel, packed_kernel):
 # %% [markdown]
 # It spills just the same: the compiler sees one conversion three times, does it once, and holds fp32.
 # (`kernels/tuned/packed.py` shows how to stop it.) Clusters are not a simple way out either: Triton can launch them
-# (`num_ctas`), but gives their programs no way to exchange results. `kernels/tuned/cluster_softmax.py` adds a barrier by
-# hand, and uses it for few rows and for the widest gradients.
+# (`num_ctas`), but gives their programs no way to exchange results. `kernels/tuned/cluster_softmax.py` adds a barrier
+# by hand, and uses it for few rows and for the widest gradients.
 #
 # ### Odd widths and other sizes
 #
@@ -861,17 +860,17 @@ odd = of_width[4099]["fused"][0] / of_width[4096]["fused"][0]
 print(f"softmax, rows of 4099 against rows of 4096: {odd:.2f} times the time")
 
 # %% [markdown]
-# So odd rows can be as fast: threads move whole vectors of 16 bytes from the first aligned address in a row, and a small
-# extra block takes the few elements before and after. At other widths see the hollow marks: the fewer columns, the
-# larger the share of a row's two ends; the widest rows cost something as well. QuACK refuses odd rows; the best of the
-# others is far behind.
+# So odd rows can be as fast: threads move whole vectors of 16 bytes from the first aligned address in a row, and a
+# small extra block takes the few elements before and after. At other widths see the hollow marks: the fewer columns,
+# the larger the share of a row's two ends; the widest rows cost something as well. QuACK refuses odd rows; the best of
+# the others is far behind.
 #
 # Softmax is behind elsewhere: at few narrow rows, and above about 12000 columns, where QuACK is mostly ahead. A row
 # fills much of an SM's registers there, so few rows are in flight at once, and QuACK shares the widest among several
 # SMs; ours does so for few rows and for the widest gradients, and otherwise reads most of such a row twice. Cross
-# entropy reads each row once at any width and leads at the widest; at narrower ones, where QuACK keeps the row too, look
-# at the chart. (Backward, a few points are slightly above the ceiling: softmax reads two elements there for each that
-# it writes, a copy one.)
+# entropy reads each row once at any width and leads at the widest; at narrower ones, where QuACK keeps the row too,
+# look at the chart. (Backward, a few points are slightly above the ceiling: softmax reads two elements there for each
+# that it writes, a copy one.)
 # <!-- given 16 bytes: as above -->
 #
 # ### Memory saved for backward
@@ -910,15 +909,15 @@ print(f"{round(100 * less)}% less if the logits are freed after the forward pass
 
 # %% [markdown]
 # **Verdict: fair, within its range, and it depends.** The fused kernel saves the logits, which exist anyway, and two
-# numbers per row; the backward pass recomputes the probabilities. Unfused, the logarithms are saved *in addition to* the
-# logits. If nothing else holds the logits, they are freed after the forward pass, and the gain is gone.
+# numbers per row; the backward pass recomputes the probabilities. Unfused, the logarithms are saved *in addition to*
+# the logits. If nothing else holds the logits, they are freed after the forward pass, and the gain is gone.
 #
 # ### A paper's softmax and top-k
 #
 # The online-softmax paper's second **claim: "softmax and top-k combined and fused: up to 5 times faster"**, on a V100.
 # Its conditions: both sides are the paper's own kernels; unfused, safe softmax writes its probabilities and top-k reads
-# them; fused, only the winners are written, of 4000 rows of 25,000 fp32 scores, `k` being 5. One fused version uses safe
-# softmax, one online softmax, so that the two gains can be separated. All three again, in
+# them; fused, only the winners are written, of 4000 rows of 25,000 fp32 scores, `k` being 5. One fused version uses
+# safe softmax, one online softmax, so that the two gains can be separated. All three again, in
 # `benchmarks/experiments/lesson_06.py`:
 
 # %% tags=["hide-input"]
@@ -935,7 +934,8 @@ for name, time in parts.items():
 display(table(("", "passes over the bytes", "time"), rows, h200.label_of("top_k_parts")))
 not_fused, safe_fused, online_fused = (parts[name] for name in VERSIONS)
 print(
-    f"fusing: {not_fused / safe_fused:.2f}x, one read instead of two: {safe_fused / online_fused:.2f}x"
+    f"fusing: {not_fused / safe_fused:.2f}x, "
+    f"one read instead of two: {safe_fused / online_fused:.2f}x"
 )
 print(f"both: {not_fused / online_fused:.2f}x")
 one_read = 1e6 * 4000 * 25000 * 4 / h200.copy_bandwidth
