@@ -14,7 +14,7 @@
 # - fuse what comes after: dropout, cross entropy, top-k;
 # - split few rows among many programs, with results that repeat.
 #
-# About 55 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row, and
+# About 60 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row, and
 # leads to [exercise 06](../exercises/06_softmax_topk.ipynb).
 
 # %% tags=["hide-input"]
@@ -37,6 +37,21 @@ torch.manual_seed(0)
 x = torch.randn(64, 1000, device=device)
 
 # %% [markdown]
+# A row of 24 scores arrives in blocks of four. Above are the scores and the largest one *so far*; below, the
+# exponential of each score minus that maximum. Move the sliders, with the mouse or the arrow keys.
+#
+# 1. Read block after block. When the maximum rises, what happens to the columns that were already there?
+# 2. At which slopes do earlier columns never change?
+
+# %% tags=["hide-input"]
+from helpers.figures import RunningSumExplorer
+
+RunningSumExplorer(blocks=1, slope=1.0)
+
+# %% [markdown]
+# <details><summary>What you should see</summary>1. All of them shrink, and by the same factor: the sum shrinks by it as
+# a whole, and no column is needed again. 2. At the falling ones: the first block has the maximum.</details>
+#
 # ## The cost of the unfused version
 
 

@@ -7,6 +7,7 @@ from helpers.figures import (
     AttentionUnitsExplorer,
     BanksExplorer,
     FusionDecisionExplorer,
+    RunningSumExplorer,
     TileChoiceExplorer,
     TileOrderExplorer,
     WideRowsExplorer,
@@ -20,6 +21,7 @@ EXPLORERS = {
     "decision": FusionDecisionExplorer,
     "matmul": TileChoiceExplorer,
     "order": TileOrderExplorer,
+    "running sum": RunningSumExplorer,
     "units": AttentionUnitsExplorer,
     "wide rows": WideRowsExplorer,
 }
