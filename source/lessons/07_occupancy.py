@@ -13,7 +13,7 @@
 # - predict how many wavefronts a read of shared memory takes;
 # - choose `num_warps` and `maxnreg` knowing their costs, and count waves and their tail.
 #
-# About 60 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
+# About 65 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
 # [exercise 07](../exercises/07_register_budget.ipynb).
 
 # %% tags=["hide-input"]
@@ -79,11 +79,29 @@ print(f"all {sm.warps} warps fit if a thread has {REGISTERS // (sm.warps * 32)} 
 print(f"a thread can have {MAX_REGISTERS} at most")
 
 # %% [markdown]
+# ## Units and quarters
+#
 # Two details decide how many blocks fit. A warp gets its registers in **units of 256**, so a thread's count is rounded
-# up to a multiple of eight. And an SM is **four parts**, each with a quarter of the registers; a warp is in one part,
-# and leftovers of two parts cannot be combined. **A block has 512 threads, and each of them has 41 registers.
-# How many such blocks fit on one SM?**
-# <!-- given 256 registers, 41 registers: cuda_occupancy.h of the CUDA toolkit, the unit; the question's own -->
+# up to a multiple of eight. And an SM is **four parts**, each with a quarter of the registers; the warps are dealt out
+# to them in turn.
+# <!-- given 256 registers: cuda_occupancy.h of the CUDA toolkit, the unit -->
+#
+# 1. Blocks of 96 threads with 40 registers: 65,536 / (96 x 40) is 17.07. How many fit, and why not one more?
+# 2. Blocks of 512 threads with 48 registers: how much is left in each quarter, and what does one more block need there?
+# <!-- given 40 registers, 48 registers: where the sliders are set; 65,536: the cell above -->
+
+# %% tags=["hide-input"]
+from helpers.figures import RegisterQuartersExplorer
+
+RegisterQuartersExplorer(threads=128, registers=40)
+
+# %% [markdown]
+# <details><summary>What you should see</summary>1. 16: a quarter holds 12 warps, and its leftover is less than a warp
+# gets; leftovers of two quarters cannot be combined. 2. 4,096, enough for two warps; one more block needs four warps in
+# each quarter.</details>
+#
+# **A block has 512 threads, and each of them has 41 registers. How many such blocks fit on one SM?**
+# <!-- given 41 registers: the question's own -->
 
 # %% tags=["hide-input"]
 blocks = predict_first("blocks of 512 threads, 41 registers each, on an SM", unit="blocks")
@@ -133,6 +151,8 @@ def wavefronts(pitch, banks=32):
 column.compare(wavefronts(32), "All words are in one bank: the worst case.")
 
 # %% [markdown]
+# ### Padded rows
+#
 # Here each lane stores its element where its word's bank is. **Choose the smallest pitch of at least 32 that gives
 # every lane a bank of its own.**
 
@@ -157,7 +177,7 @@ puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 # So much for theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little else, and the profiler
 # counts its wavefronts:
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input", "answers-column"]
 counted = h200.experiment("sm_counters")
 times = h200.experiment("banks")
 rows = []
@@ -177,7 +197,7 @@ table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "
 # %% tags=["hide-input"]
 from helpers.figures import BanksExplorer
 
-BanksExplorer(width=32)
+BanksExplorer(width=28)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. They are odd. 2. The words of a row are neighbours, so they are in
