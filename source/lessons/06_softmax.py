@@ -743,6 +743,60 @@ h200.table("softmax_dropout", "bfloat16")
 # the other, together they take longer than either. In ours they would take much longer than the bytes. Arithmetic added
 # to a kernel that waits for memory is free **until it no longer waits**.
 #
+# ### Few rows in one launch
+#
+# Programs that share a row can combine their parts without a second launch. Each adds 1 to the row's counter, and the
+# atomic operation returns the value before. The program that gets the last one knows that all the others are done, so
+# it waits for none of them. It combines the parts in their fixed order, whoever comes last, and resets the counter for
+# the next call. (`tl.debug_barrier` makes the block's own threads wait for the stores above it.)
+
+
+# %%
+@triton.jit
+def last_combines_kernel(x_ptr, labels_ptr, peaks_ptr, totals_ptr, done_ptr, losses_ptr,
+                         columns, each, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    peak, total = -float("inf"), 0.0
+    for start in range(part * each, tl.minimum(part * each + each, columns), BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * columns + col, mask=col < columns, other=-float("inf"))
+        peak, total = absorb(peak, total, x.to(tl.float32))
+    tl.store(peaks_ptr + row * PARTS + part, peak)
+    tl.store(totals_ptr + row * PARTS + part, total)
+    tl.debug_barrier()
+    if tl.atomic_add(done_ptr + row, 1) == PARTS - 1:
+        parts = row * PARTS + tl.arange(0, PARTS)
+        peaks, totals = tl.load(peaks_ptr + parts), tl.load(totals_ptr + parts)
+        peak = tl.max(peaks)
+        total = tl.sum(totals * tl.exp(peaks - peak))
+        at_label = tl.load(x_ptr + row * columns + tl.load(labels_ptr + row)).to(tl.float32)
+        tl.store(losses_ptr + row, peak + tl.log(total) - at_label)
+        tl.store(done_ptr + row, 0)
+
+
+# %% tags=["hide-input"]
+def one_launch_loss(x, labels, done, parts):
+    rows, columns = x.shape
+    peaks, totals = torch.empty(2, rows, parts, device=x.device)
+    losses = torch.empty(rows, device=x.device)
+    each = triton.cdiv(columns, parts * 1024) * 1024  # whole blocks
+    last_combines_kernel[(rows, parts)](
+        x, labels, peaks, totals, done, losses, columns, each, PARTS=parts, BLOCK=1024
+    )
+    return losses
+
+
+done = torch.zeros(len(wide), dtype=torch.int32, device=device)
+for parts in (1, 4, 16):
+    once = measure(one_launch_loss, wide, labels, done, parts)
+    again = one_launch_loss(wide, labels, done, parts)
+    same_again = torch.equal(once.result, again)
+    print(
+        f"{parts:2} parts: {once.launches} launch,",
+        f"right: {torch.allclose(once.result, expected)}, the same again: {same_again}",
+    )
+
+# %% [markdown]
 # ### The course's own kernel
 #
 # `held_kernel` wastes something: a row of 10,000 in a block of 16,384 leaves over a third of it idle, and a row of 64
