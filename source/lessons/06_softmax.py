@@ -171,7 +171,8 @@ puzzle(padding_kernel, 3, below_zero, wanted=torch.softmax(below_zero, -1), colu
 # <details><summary>Answer</summary><code>x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))</code>: minus
 # infinity changes no maximum, and its exponential is 0. A large negative number fails in the third row.</details>
 #
-# `held_kernel` below is the first kernel with that line: its program *holds* the row in registers.
+# `held_kernel` below is the first kernel with that line: its program *holds* the row in
+# [registers](../docs/glossary.md#register).
 
 
 # %% tags=["hide-input"]
@@ -272,11 +273,12 @@ dropout_bytes.compare(
 # %% [markdown]
 # ## Rows too wide to hold
 #
-# A row of 65,536 fp32 values fills every register of an SM; lesson 05 saw it [spill](../docs/glossary.md#spill). Such a
-# row must be read again, **in blocks**. Safe softmax then loops over it three times: for the maximum, for the sum, and
-# to write. Can the first two loops be one? Then the sum must start before the maximum is known, with the largest score
-# **so far**, the [running max](../docs/glossary.md#running-max). The step that adds a block is a function of its own,
-# passed as a [constexpr](../docs/glossary.md#constexpr), so that we can exchange it:
+# A row of 65,536 fp32 values fills every register of an [SM](../docs/glossary.md#sm); lesson 05 saw it
+# [spill](../docs/glossary.md#spill). Such a row must be read again, **in blocks**. Safe softmax then loops over it
+# three times: for the maximum, for the sum, and to write. Can the first two loops be one? Then the sum must start
+# before the maximum is known, with the largest score **so far**, the [running max](../docs/glossary.md#running-max).
+# The step that adds a block is a function of its own, passed as a [constexpr](../docs/glossary.md#constexpr), so that
+# we can exchange it:
 
 
 # %%
@@ -402,8 +404,9 @@ print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6
 # %% [markdown]
 # This is **[online softmax](../docs/glossary.md#online-softmax)** (Milakov and Gimelshein,
 # [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). It has one gap: a *first* block that is all minus infinity
-# computes `-inf - -inf`, which is NaN. A causal mask never makes one, since every query sees key 0; a sliding window or
-# padding at the front of a sequence does. The course's `absorb` in `kernels/online_softmax.py` handles it.
+# computes `-inf - -inf`, which is NaN. A [causal mask](../docs/glossary.md#causal-mask) never makes one, since every
+# query sees key 0; a sliding window or padding at the front of a sequence does. The course's `absorb` in
+# `kernels/online_softmax.py` handles it.
 #
 # **By what factor does online softmax reduce the bytes requested, against safe softmax?** The loop that writes is in
 # both.
@@ -444,10 +447,10 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # %% [markdown]
 # ## The second read: DRAM or L2?
 #
-# A second read follows soon on the first. If [L2](../docs/glossary.md#l2) can keep all rows in progress meanwhile, DRAM
-# does not see it. L2 is not perfect: in the model behind this picture, fitted to an H200, it keeps everything up to a
-# quarter of its size, less and less beyond, and nothing from three quarters on. Move the sliders, with the mouse or the
-# arrow keys. (A row *fits* if its block, one fp32 value per register, does.)
+# A second read follows soon on the first. If [L2](../docs/glossary.md#l2) can keep all rows in progress meanwhile,
+# [DRAM](../docs/glossary.md#dram) does not see it. L2 is not perfect: in the model behind this picture, fitted to an
+# H200, it keeps everything up to a quarter of its size, less and less beyond, and nothing from three quarters on. Move
+# the sliders, with the mouse or the arrow keys. (A row *fits* if its block, one fp32 value per register, does.)
 #
 # 1. At what width does no choice of warps hold the row any more?
 # 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does the *larger* block save bytes?

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 07 Occupancy and register pressure: when is it too much?
 #
-# So far every fusion paid: one launch fewer, one round trip through memory fewer. So why not fuse *everything*? A fused
-# kernel keeps its values in registers, and an SM has only so many. You fuse two operations, ten, twenty-four. **At
-# which one does it stop paying, and how can you know without running it once?**
+# So far every fusion paid: one launch fewer, one [round trip](../docs/glossary.md#round-trip) through memory fewer. So
+# why not fuse *everything*? A fused kernel keeps its values in [registers](../docs/glossary.md#register), and an
+# [SM](../docs/glossary.md#sm) has only a fixed number. You fuse two operations, ten, twenty-four. **At which one does
+# it stop paying, and how can you know without running it once?**
 #
 # After this lesson you can
 #
@@ -45,9 +46,9 @@ sm = limits(h100.compute_capability)
 #
 # An SM takes whole **[thread blocks](../docs/glossary.md#thread-block)**, as many as fit. (So far a *block* was the
 # array that a program works on, and in Triton's `BLOCK` it still is. On an SM it is the program itself, the threads
-# that run it.) A thread block is made of **warps** of 32 threads that run in lockstep. While one warp waits for memory,
-# the SM runs another: that is how it hides the wait. The share of its warp slots that are filled is its
-# **[occupancy](../docs/glossary.md#occupancy)**.
+# that run it.) A thread block is made of **[warps](../docs/glossary.md#warp)** of 32 threads that run in lockstep.
+# While one warp waits for memory, the SM runs another: that is how it hides the wait. The share of its warp slots that
+# are filled is its **[occupancy](../docs/glossary.md#occupancy)**.
 #
 # Here is one SM of an H100. Move the sliders, with the mouse or the arrow keys; each panel varies one resource and
 # keeps the other two.
@@ -532,7 +533,7 @@ table(columns, rows, h200.label_of("sm_counters"))
 
 # %% [markdown]
 # They fit, and nearly every spilled value comes back from L1. Stores are passed on to L2, but no warp waits for a
-# store, and DRAM sees little of it.
+# store, and [DRAM](../docs/glossary.md#dram) sees little of it.
 #
 # So fusing stops paying **where one more operation costs a block that the SM needed**, and the compiler told us which
 # operation that is. A cut can pay only where its pieces hold more blocks: at 20 and 24 steps each half holds no more
