@@ -47,7 +47,9 @@ from helpers.figures.memory.shared_memory_banks import WIDTHS
 from helpers.figures.memory.thread_addresses import STRIDES as APART
 from helpers.figures.memory.warp_load import STRIDES
 from helpers.figures.occupancy.occupancy_curves import THREADS
+from helpers.figures.occupancy.register_quarters import THREADS as OF_A_BLOCK
 from helpers.figures.performance.roofline_chart import ROWS
+from helpers.figures.rowwise.running_sum import READ_BLOCKS
 from helpers.figures.rowwise.variance_error import MEANS
 from helpers.figures.rowwise.wide_rows import COLUMNS
 from helpers.figures.training.checkpointing import TOKENS as OF_A_STEP
@@ -182,6 +184,14 @@ EXPLORERS = {
     "threads": Explorer("from helpers.figures import ThreadsExplorer\nThreadsExplorer()", APART, "Stride {}:".format),
     "banks": Explorer(
         "from helpers.figures import BanksExplorer\nBanksExplorer(width=8)", WIDTHS, "tile[32][{}],".format
+    ),
+    "register quarters": Explorer(
+        "from helpers.figures import RegisterQuartersExplorer\nRegisterQuartersExplorer(threads=32)",
+        OF_A_BLOCK,
+        " {} threads with".format,
+    ),
+    "running sum": Explorer(
+        "from helpers.figures import RunningSumExplorer\nRunningSumExplorer()", READ_BLOCKS, "After {} of".format
     ),
     "wide rows": Explorer(
         "from helpers.figures.rowwise.wide_rows import WideRowsExplorer\nWideRowsExplorer(columns=1024)",

@@ -36,6 +36,7 @@ from .occupancy.occupancy_curves import OccupancyExplorer as OccupancyExplorer
 from .occupancy.occupancy_curves import occupancy_chart as occupancy_chart
 from .occupancy.register_file import register_file_chart as register_file_chart
 from .occupancy.register_growth import RegistersExplorer as RegistersExplorer
+from .occupancy.register_quarters import RegisterQuartersExplorer as RegisterQuartersExplorer
 from .occupancy.waves import waves_chart as waves_chart
 from .performance.curves_chart import curves_chart as curves_chart
 from .performance.roofline_chart import Point as Point
@@ -43,6 +44,7 @@ from .performance.roofline_chart import RooflineExplorer as RooflineExplorer
 from .performance.roofline_chart import roofline_chart as roofline_chart
 from .performance.sweep_chart import sweep_chart as sweep_chart
 from .performance.timing_chart import timing_chart as timing_chart
+from .rowwise.running_sum import RunningSumExplorer as RunningSumExplorer
 from .rowwise.variance_error import VarianceExplorer as VarianceExplorer
 from .rowwise.wide_rows import WideRowsExplorer as WideRowsExplorer
 from .training.checkpointing import CheckpointingExplorer as CheckpointingExplorer

@@ -1,102 +1,115 @@
 # %% [markdown]
-# # 06 Softmax: a maximum that is not known yet
+# # 06 Softmax: normalising before the maximum is known
 #
 # Softmax turns a row of scores into probabilities: `exp(x)` over the sum of all `exp(x)`. To keep the exponentials from
-# overflowing, every program first takes the row's maximum off. So the maximum must be known before the first
-# exponential is taken, and a row too long to keep must be read once for it and then again for the sum. **Yet one read
-# is enough for both. What becomes of the exponentials that were taken with the wrong maximum?**
+# overflowing, every implementation first subtracts the row's maximum. So the maximum must be known before the first
+# exponential, and a row too long to keep must be read once for the maximum and again for the sum. **Yet one read is
+# enough for both. What becomes of the exponentials computed with the wrong maximum?**
 #
 # After this lesson you can
 #
-# - write softmax as one kernel that no score overflows and no padding lane enters;
-# - derive online softmax, and spot a running sum that was not rescaled where a test with a tolerance does not;
-# - decide for a width whether to hold a row or to read it twice, and say what the second read costs;
-# - fuse what comes after: dropout, top-k, cross entropy;
-# - share few rows among many programs, and say why atomics make results differ from run to run;
-# - tell how much of a published speed-up is fusion.
+# - write softmax as one kernel that no score overflows and no padding enters;
+# - derive online softmax, and choose a test that a wrong one fails;
+# - decide for a width whether to hold a row or to read it twice;
+# - fuse what comes after: dropout, cross entropy, top-k;
+# - split few rows among many programs, with results that repeat.
 #
 # About 60 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row, and
 # leads to [exercise 06](../exercises/06_softmax_topk.ipynb).
 
-# %%
+# %% tags=["hide-input"]
+import inspect
+
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from helpers.instruments import measure, table
-from helpers.learning import predict_first, predictions, self_test
+from helpers.figures import traffic_chart, watch
+from helpers.instruments import measure, recorded, table
+from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
+h200 = recorded("h200")
 torch.manual_seed(0)
 x = torch.randn(64, 1000, device=device)
 
 # %% [markdown]
-# ## What it costs written out
+# A row of 24 scores arrives in blocks of four. Above are the scores and the largest one *so far*; below, the
+# exponential of each score minus that maximum. Move the sliders, with the mouse or the arrow keys.
+#
+# 1. Read block after block. When the maximum rises, what happens to the columns that were already there?
+# 2. At which slopes do earlier columns never change?
+
+# %% tags=["hide-input"]
+from helpers.figures import RunningSumExplorer
+
+RunningSumExplorer(blocks=1, slope=1.0)
+
+# %% [markdown]
+# <details><summary>What you should see</summary>1. All of them shrink, and by the same factor: the sum shrinks by it as
+# a whole, and no column is needed again. 2. At the falling ones: the first block has the maximum.</details>
+#
+# ## The cost of the unfused version
 
 
 # %%
-def written_out(x):
+def unfused_softmax(x):
     shifted = x - x.amax(-1, keepdim=True)
     e = torch.exp(shifted)
     return e / e.sum(-1, keepdim=True)
 
 
 # %% [markdown]
-# **How many bytes an element does it move, in fp32?** Go through it operator by operator: what is as large as `x`
-# counts four bytes whenever it is read or written; maxima and sums are too small to matter.
+# **How many bytes per element does it move, in fp32?** Go through it operator by operator: each read or write of a
+# tensor of x's size costs four bytes per element; maxima and sums are too small to matter.
 
-# %%
-unfused_bytes = predict_first("bytes an element, softmax written out", unit="B")
+# %% tags=["hide-input"]
+unfused_bytes = predict_first("bytes per element, softmax unfused", unit="B")
 unfused_bytes
 
-# %%
-unfused = measure(written_out, x)
+# %% tags=["hide-input"]
+unfused = measure(unfused_softmax, x)
 display(unfused.launch_table())
 unfused_bytes.compare(unfused.bytes_total / x.numel())
 
 # %% [markdown]
-# ## Why take off the maximum?
+# ## Why subtract the maximum?
 #
-# Leave it out, and the row is read once less. `exp(x) / sum(exp(x))` is the same formula. But the largest number that
-# fp16 has is 65504. **Which is the largest whole score whose exponential still fits?**
+# Without it, the row is read once less, and `exp(x) / sum(exp(x))` is the same formula. But the largest fp16 number is
+# 65504. **What is the largest whole score whose exponential still fits?**
 
-# %%
+# %% tags=["hide-input"]
 largest = predict_first("largest whole score whose exponential fits in fp16", unit="")
 largest
 
-# %%
+# %% tags=["hide-input"]
 scores = torch.arange(1.0, 100.0).half()
 fits = torch.isfinite(scores.exp())
-largest.compare(int(scores[fits].max()))
-
-# %% [markdown]
-# Scores of attention or of a vocabulary go past that. fp32 helps for a while only:
-
-# %%
-for dtype in (torch.float16, torch.float32, torch.float64):
-    most = torch.log(torch.tensor(torch.finfo(dtype).max, dtype=torch.float64))
-    print(f"{dtype}: exponentials up to exp({most:.0f})")
-
 e = torch.exp(torch.tensor([1.0, 2.0, 100.0]))
-print(e / e.sum())
+print("fp32, scores 1, 2 and 100:", (e / e.sum()).tolist())
+largest.compare(
+    int(scores[fits].max()),
+    "Scores of attention or of a vocabulary exceed that. fp32 holds exponentials up to 88: "
+    "above, infinity over infinity is NaN.",
+)
 
 # %% [markdown]
-# Infinity over infinity is not a number. The cure costs nothing in accuracy: take the same number $c$ off all scores.
+# The fix costs no accuracy. Subtract the same number $c$ from all scores:
 #
 # $$\frac{e^{x_i - c}}{\sum_j e^{x_j - c}} = \frac{e^{x_i}\, e^{-c}}{\sum_j e^{x_j}\, e^{-c}}
 # = \frac{e^{x_i}}{\sum_j e^{x_j}}$$
 #
-# Any $c$ gives the same probabilities. With the maximum for $c$ the largest exponential is exactly 1, so the sum lies
+# Any $c$ gives the same probabilities. If $c$ is the maximum, the largest exponential is exactly 1, so the sum is
 # between 1 and the number of columns. Small exponentials may underflow to 0: they were too small to count. This is
 # **safe softmax**.
 #
 # ## One row, one program
 #
-# As in lesson 05: the next power of two of lanes, padding lanes masked, and loaded as 0; widened to fp32 right after
-# the load, so that a bf16 row is not added up in bf16.
+# As in lesson 05: the block is the next power of two, its [padding](../docs/glossary.md#padding) is masked and loads 0.
+# The cast to fp32 comes right after the load, so that a bf16 row is not added up in bf16.
 
 
 # %%
@@ -109,10 +122,8 @@ def first_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + offset, e / tl.sum(e), mask=inside)
 
 
-# %%
 def softmax(kernel, x):
-    y = torch.empty_like(x)
-    columns = x.shape[1]
+    y, columns = torch.empty_like(x), x.shape[1]
     kernel[(len(x),)](x, y, columns, BLOCK=triton.next_power_of_2(columns))
     return y
 
@@ -120,24 +131,51 @@ def softmax(kernel, x):
 measure(softmax, first_kernel, x)
 
 # %% [markdown]
-# One launch, one read, one write, nothing out of bounds. Is it right? Probabilities have a test of their own, which
-# needs no reference: **a row adds up to 1.** A row of 1000 scores, all of them -5, has 1000 equal probabilities. **What
-# do those of the first kernel add up to?** Think of what the other lanes of the block hold.
+# One launch, one read, one write, nothing out of bounds. Is it right? Probabilities have a test that needs no
+# reference: **each row adds up to 1.** A row of 1000 scores, all -5, has 1000 equal probabilities. **What do those of
+# the first kernel add up to?** Think of the values in the other 24 positions of the block.
 
-# %%
+# %% tags=["hide-input"]
 padded_sum = predict_first("sum of a row of 1000 scores of -5, first kernel", unit="")
 padded_sum
 
-# %%
+# %% tags=["hide-input"]
 fives = torch.full((1, 1000), -5.0, device=device)
-padded_sum.compare(softmax(first_kernel, fives).sum().item())
+padded_sum.compare(
+    softmax(first_kernel, fives).sum().item(),
+    "Padding held 0, more than any score: it set the maximum, and each of the 24 added a 1 to the "
+    "sum. 0 is neutral for a sum of x, as in lesson 05, but not here.",
+)
 
 # %% [markdown]
-# The padding lanes hold 0: larger than any score, so they set the maximum, and each puts a 1 into the sum. 0 is neutral
-# for a sum of `x`, as in lesson 05. What is neutral for a maximum *and* for a sum of exponentials? Minus infinity.
+# Three rows of five, in blocks of eight. **Change the marked line so that padding neither sets the maximum nor adds to
+# the sum.**
 
 
 # %%
+@triton.jit
+def padding_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    offset = tl.program_id(0) * columns + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < columns
+    x = tl.load(x_ptr + offset, mask=inside, other=0.0)  # <- here
+    e = tl.exp(x - tl.max(x))
+    tl.store(y_ptr + offset, e / tl.sum(e), mask=inside)
+
+
+below_zero = torch.tensor(
+    [[-5.0, -4, -3, -2, -1], [0, 1, 3, 2, 4], [-20002, -20001, -20000, -20003, -20004]]
+)
+puzzle(padding_kernel, 3, below_zero, wanted=torch.softmax(below_zero, -1), columns=5, BLOCK=8)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))</code>: minus
+# infinity changes no maximum, and its exponential is 0. A large negative number fails in the third row.</details>
+#
+# `held_kernel` below is the first kernel with that line: its program *holds* the row in
+# [registers](../docs/glossary.md#register).
+
+
+# %% tags=["hide-input"]
 @triton.jit
 def held_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     offset = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, BLOCK)
@@ -147,7 +185,7 @@ def held_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + offset, e / tl.sum(e), mask=inside)
 
 
-# %%
+# %% tags=["hide-input"]
 def rows_add_up(y):
     return bool(((y.sum(-1) - 1).abs() < 1e-5).all())
 
@@ -157,14 +195,618 @@ for name, rows in (("fives", fives), ("x", x), ("100 * x", 100 * x)):
     y = softmax(held_kernel, rows)
     right = torch.allclose(y, F.softmax(rows, -1), rtol=1e-4, atol=1e-30)
     found.append((name, rows_add_up(y), right))
-table(("of", "rows add up to 1", "equal to PyTorch's"), found)
+display(table(("of", "rows add up to 1", "equal to PyTorch's"), found))
+fused = measure(softmax, held_kernel, x)
+chart = traffic_chart({"unfused": unfused, "fused": fused})
+unfused_bytes.on(
+    chart, "x", lambda nbytes: nbytes * x.numel(), row=0, says=lambda b: f"{b / 1e6:.4g} MB"
+)
 
 # %% [markdown]
-# Right. What is left is waste: a row of 10,000 in a block of 16,384 leaves over a third of it idle, and a row of 64 keeps a
-# program hardly busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is this kernel with both mended: a **head**,
-# a power of two of columns that every row has, beside a masked **tail** for the rest, and several short rows per
-# program. It also takes rows that are not side by side in memory, and fp64, and writes its exponentials as powers of
-# two, the only ones that a GPU has:
+# And `F.softmax`? It is already fused: one launch, the same bytes. Here are 32768 rows of 8192 in bf16 on a GPU;
+# `fused` is the course's `softmax`, Liger and QuACK are published collections of fused kernels:
+
+# %% tags=["hide-input"]
+print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
+read_and_write = 2 * 2 * 32768 * 8192  # bytes, in bf16
+rows = []
+for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
+    share = read_and_write / time.median / h200.copy_bandwidth
+    rows.append((name, f"{1e6 * time.median:.0f} us", f"{share:.0%}"))
+table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
+
+# %% [markdown]
+# Equal bytes, unequal times. **Fusing decides how many bytes a kernel moves; how it is written decides how fast it
+# moves them.** Keep that in mind for every speedup below.
+#
+# ## Dropout in the same kernel
+#
+# In training, attention drops some of its probabilities. On a GPU, PyTorch does that in a second kernel, which also
+# stores what it dropped, one byte per element, for the backward pass. In our kernel it takes two lines: `tl.rand` is
+# [Philox](../docs/glossary.md#philox), a function of a seed and the element's place, so nothing has to be stored.
+
+
+# %%
+@triton.jit
+def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < columns
+    x = tl.load(x_ptr + offset, mask=inside, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x))
+    kept = tl.rand(seed, offset) >= rate
+    y = tl.where(kept, e / (tl.sum(e) * (1 - rate)), 0.0)
+    tl.store(y_ptr + offset, y, mask=inside)
+
+
+# %% [markdown]
+# **By what factor does it reduce the bytes of the two kernels, in fp32?**
+
+# %% tags=["hide-input"]
+dropout_bytes = predict_first(
+    "bytes of softmax, then dropout, over those of one kernel", unit="times"
+)
+dropout_bytes
+
+
+# %% tags=["hide-input"]
+def fused_dropout(x, rate):
+    y = torch.empty_like(x)
+    dropout_kernel[(len(x),)](x, y, 7, rate, x.shape[1], BLOCK=1024)
+    return y
+
+
+apart = measure(lambda: torch.native_dropout(F.softmax(x, -1), 0.1, train=True)[0])
+display(apart.launch_table())
+together = measure(fused_dropout, x, 0.1)
+times = {
+    name: h200.times(name, (32768, 4096), "bfloat16")["fused"].median
+    for name in ("softmax", "softmax_dropout")
+}
+slower = times["softmax_dropout"] / times["softmax"]
+dropout_bytes.compare(
+    apart.bytes_total / together.bytes_total,
+    "The bytes of softmax alone. But on an H200 the course's softmax (32768 x 4096, bf16) takes "
+    f"{slower:.1f}x the time with dropout: Philox needs so many multiplications that the kernel no "
+    "longer waits for memory alone (see Going further).",
+)
+
+# %% [markdown]
+# ## Rows too wide to hold
+#
+# A row of 65,536 fp32 values fills every register of an [SM](../docs/glossary.md#sm); lesson 05 saw it
+# [spill](../docs/glossary.md#spill). Such a row must be read again, **in blocks**. Safe softmax then loops over it
+# three times: for the maximum, for the sum, and to write. Can the first two loops be one? Then the sum must start
+# before the maximum is known, with the largest score **so far**, the [running max](../docs/glossary.md#running-max).
+# The step that adds a block is a function of its own, passed as a [constexpr](../docs/glossary.md#constexpr), so that
+# we can exchange it:
+
+
+# %%
+@triton.jit
+def take_in(peak, total, x):
+    higher = tl.maximum(peak, tl.max(x))
+    return higher, total + tl.sum(tl.exp(x - higher))
+
+
+@triton.jit
+def write(x_ptr, y_ptr, columns, peak, total, BLOCK: tl.constexpr):
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns).to(tl.float32)
+        tl.store(y_ptr + col, tl.exp(x - peak) / total, mask=col < columns)
+
+
+@triton.jit
+def online_kernel(x_ptr, y_ptr, columns, TAKE_IN: tl.constexpr, BLOCK: tl.constexpr):
+    x_ptr += tl.program_id(0).to(tl.int64) * columns
+    y_ptr += tl.program_id(0).to(tl.int64) * columns
+    peak, total = -float("inf"), 0.0
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
+        peak, total = TAKE_IN(peak, total, x)
+    write(x_ptr, y_ptr, columns, peak, total, BLOCK)
+
+
+# %% tags=["hide-input"]
+def online_softmax(take_in, x):
+    y = torch.empty_like(x)
+    online_kernel[(len(x),)](x, y, x.shape[1], TAKE_IN=take_in, BLOCK=1024)
+    return y
+
+
+same = torch.Generator().manual_seed(0)  # the same numbers on every machine
+wide = torch.randn(4, 10_000, generator=same).to(device)
+stale = online_softmax(take_in, wide)
+off = (stale - F.softmax(wide, -1)).abs().max().item()
+print("every probability within 0.01 of PyTorch's:", off < 0.01)
+
+# %% [markdown]
+# Many would write that test. But in rows this wide most probabilities are far below 0.01, so a result of all zeros
+# would pass it. Take the other test. A row has 1024 scores of 0, then 1024 scores of 3, a block each. **What do its
+# probabilities add up to?** (`exp(-3)` is about 0.05.) Do both blocks by hand.
+
+# %% tags=["hide-input"]
+stale_sum = predict_first("sum of a row of 1024 zeros, then 1024 threes", unit="")
+stale_sum
+
+# %% tags=["hide-input"]
+steps = torch.tensor([0.0, 3.0], device=device).repeat_interleave(1024)[None]
+backwards = online_softmax(take_in, steps.flip(1))
+print(f"the same row, backwards: {backwards.sum().item():.4g}")
+print("the random rows:", *(f"{total:.2f}" for total in stale.sum(1).tolist()))
+stale_sum.compare(
+    online_softmax(take_in, steps).sum().item(),
+    "In the first block the maximum was 0, so each score was summed as exp(0), a 1. Then the "
+    "maximum rose to 3, and each of those ones should have been exp(-3). Backwards the first block "
+    "holds the maximum, and nothing goes wrong.",
+)
+
+# %% [markdown]
+# That is what becomes of exponentials computed with the wrong maximum: they are all too large by the *same* factor, so
+# one multiplication corrects their **sum**. With $m$ the old maximum and $M$ the new one,
+#
+# $$\sum_j e^{x_j - M} = \sum_j e^{x_j - m}\, e^{m - M} = e^{m - M} \cdot \text{old sum}$$
+#
+# Your turn. Each program should store the sum of its row's exponentials, in blocks of four. **Change the marked line.**
+# Which row is right as it stands?
+
+
+# %%
+@triton.jit
+def running_sum_kernel(x_ptr, total_ptr, columns, BLOCK: tl.constexpr):
+    row, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    peak, total = -float("inf"), 0.0
+    for start in range(0, columns, BLOCK):
+        x = tl.load(x_ptr + row * columns + start + lane)
+        higher = tl.maximum(peak, tl.max(x))
+        total = total + tl.sum(tl.exp(x - higher))  # <- here
+        peak = higher
+    tl.store(total_ptr + row, total)
+
+
+step = torch.arange(8.0) / 2
+three_rows = torch.stack((step, 7.75 - step, step % 2.3 + 8))
+row_sums = torch.exp(three_rows - three_rows.amax(-1, keepdim=True)).sum(-1)
+puzzle(running_sum_kernel, 3, three_rows, wanted=row_sums, columns=8, BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary><code>total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))</code>: the
+# old sum shrinks when the maximum rises. The second row falls, so its maximum is in the first block.</details>
+#
+# As a function for `online_kernel`:
+
+
+# %%
+@triton.jit
+def absorb(peak, total, x):
+    higher = tl.maximum(peak, tl.max(x))
+    factor = tl.exp(peak - higher)
+    return higher, total * factor + tl.sum(tl.exp(x - higher))
+
+
+# %% [markdown]
+# Watch `factor` and `total` on a row of 24 in blocks of four. Where the maximum rises, `factor` is below 1 and shrinks
+# the old sum before the block's own exponentials are added, so `total` may rise or fall. Where the maximum stays,
+# `factor` is 1. In the first block the old maximum is minus infinity: its factor is `exp(-inf)`, which is 0, times a
+# sum of 0.
+
+# %% tags=["hide-input"]
+levels = torch.tensor([0, 0.5, 2, 1, 3, 1.5], device=device).repeat_interleave(4)[None]
+watch(online_kernel[(1,)], levels, torch.empty_like(levels), 24, TAKE_IN=absorb, BLOCK=4)
+
+# %% tags=["hide-input"]
+y = online_softmax(absorb, wide)
+print("rows add up to 1:", rows_add_up(y))
+print("equal to PyTorch's:", torch.allclose(y, F.softmax(wide, -1), rtol=1e-4, atol=0))
+print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6))
+
+# %% [markdown]
+# This is **[online softmax](../docs/glossary.md#online-softmax)** (Milakov and Gimelshein,
+# [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). It has one gap: a *first* block that is all minus infinity
+# computes `-inf - -inf`, which is NaN. A [causal mask](../docs/glossary.md#causal-mask) never makes one, since every
+# query sees key 0; a sliding window or padding at the front of a sequence does. The course's `absorb` in
+# `kernels/online_softmax.py` handles it.
+#
+# **By what factor does online softmax reduce the bytes requested, against safe softmax?** The loop that writes is in
+# both.
+
+# %% tags=["hide-input"]
+paper = predict_first("bytes requested by safe softmax over online, wide rows", unit="times")
+paper
+
+
+# %% tags=["hide-input"]
+@triton.jit
+def safe_wide_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    x_ptr += tl.program_id(0).to(tl.int64) * columns
+    y_ptr += tl.program_id(0).to(tl.int64) * columns
+    peak, total = -float("inf"), 0.0
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
+        peak = tl.maximum(peak, tl.max(x))
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
+        total += tl.sum(tl.exp(x - peak))
+    write(x_ptr, y_ptr, columns, peak, total, BLOCK)
+
+
+def safe_softmax(x):
+    y = torch.empty_like(x)
+    safe_wide_kernel[(len(x),)](x, y, x.shape[1], BLOCK=1024)
+    return y
+
+
+safe, online = measure(safe_softmax, wide), measure(online_softmax, absorb, wide)
+print(f"safe: {safe}")
+print(f"online: {online}")
+paper.compare(safe.bytes_total / online.bytes_total)
+
+# %% [markdown]
+# ## The second read: DRAM or L2?
+#
+# A second read follows soon on the first. If [L2](../docs/glossary.md#l2) can keep all rows in progress meanwhile,
+# [DRAM](../docs/glossary.md#dram) does not see it. L2 is not perfect: in the model behind this picture, fitted to an
+# H200, it keeps everything up to a quarter of its size, less and less beyond, and nothing from three quarters on. Move
+# the sliders, with the mouse or the arrow keys. (A row *fits* if its block, one fp32 value per register, does.)
+#
+# 1. At what width does no choice of warps hold the row any more?
+# 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does the *larger* block save bytes?
+# 3. At 4 warps, reduce the rows. When is the second read free, and why?
+# 4. At 32 warps and 8,192 rows, choose an RTX 4090, then a T4. On which of them is even a third read free?
+
+# %% tags=["hide-input"]
+from helpers.figures import WideRowsExplorer
+
+explorer = WideRowsExplorer("H100", dtype="bf16", rows=8192, columns=16384, warps=8)
+explorer
+
+# %% [markdown]
+# <details><summary>What you should see</summary>1. At 50,257: its block has 65,536 positions, as many as an SM has
+# registers. 2. Fewer rows are in progress at once, so L2 has less to keep until each program returns to the start of
+# its row. 3. At 128 rows: all of them fit in L2 together. 4. On the RTX 4090: its L2 is much larger, and one row is in
+# progress on each SM. The T4 has lost the row, and each read costs in full.</details>
+#
+# So for wide rows, large blocks. The paper's **claim: "softmax accelerates by up to 1.3 times"**, against safe softmax.
+# That is the ratio of the bytes, rounded, if each read comes from DRAM. Does it? The course's `softmax`, which reads
+# its widest rows twice, on a GPU in bf16:
+
+# %% tags=["hide-input"]
+from kernels.tuned import wide_softmax
+
+rows = []
+for row in h200.rows:
+    if (row["kernel"], row["provider"]) == ("softmax", "fused") and row["shape"][0] > 128:
+        columns = row["shape"][1]
+        share = row["least_seconds"] / row["gpu"]["median"]
+        chosen = wide_softmax.settings(columns, torch.bfloat16, vector=8, unaligned=False)
+        how = "read twice" if columns >= wide_softmax.MIN_COLUMNS and chosen["REREADS"] else "held"
+        if how != "held" and chosen["NUM_CACHED"]:
+            how += ", except the last block"
+        rows.append((f"{columns:,}", how, f"{share:.0%}"))
+table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax"))
+
+# %% [markdown]
+# (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** Here, up to 65,536
+# columns the second read is nearly free, and at twice that it starts to cost.
+#
+# ## Cross entropy: one read, any width
+#
+# Softmax reads a wide row twice because it has a row to write. A loss has one number to write. From a row of scores,
+# called logits here, cross entropy needs the probability of one, the label's, as a logarithm:
+#
+# $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
+#
+# Maximum and sum: one loop, and **any** width.
+
+
+# %%
+@triton.jit
+def loss_kernel(x_ptr, labels_ptr, losses_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * columns
+    peak, total = -float("inf"), 0.0
+    for start in range(0, columns, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
+        peak, total = absorb(peak, total, x)
+    at_label = tl.load(x_ptr + tl.load(labels_ptr + row)).to(tl.float32)
+    tl.store(losses_ptr + row, peak + tl.log(total) - at_label)
+
+
+# %% [markdown]
+# PyTorch computes the logarithms of all probabilities, writes them, and picks one per row. **By what factor does the
+# one loop reduce the bytes?**
+
+# %% tags=["hide-input"]
+loss_bytes = predict_first("bytes of PyTorch's cross entropy over the fused one's", unit="times")
+loss_bytes
+
+
+# %% tags=["hide-input"]
+def loss(x, labels):
+    losses = torch.empty(len(x), device=x.device)
+    loss_kernel[(len(x),)](x, labels, losses, x.shape[1], BLOCK=4096)
+    return losses
+
+
+labels = torch.randint(10_000, (4,), device=device)
+expected = F.cross_entropy(wide, labels, reduction="none")
+print("right:", torch.allclose(loss(wide, labels), expected))
+apart = measure(lambda: F.cross_entropy(wide, labels, reduction="none"))
+display(apart.launch_table())
+loss_bytes.compare(apart.bytes_total / measure(loss, wide, labels).bytes_total)
+
+# %% tags=["hide-input", "answers-loss_bytes"]
+h200.table("cross_entropy", "bfloat16")
+
+# %% [markdown]
+# On large tensors the speedup is more than the ratio of the bytes, for the reason you know: PyTorch's kernels do not
+# reach copy bandwidth. In the first line ours does not either. It has few rows, so few programs: not even one for each
+# of the H200's SMs. And each loops over its row alone, with too few loads [in
+# flight](../docs/glossary.md#in-flight) to keep memory busy. **One row, one program needs many rows.**
+#
+# ## Few rows: several programs per row
+#
+# Let several programs share a row. Each finds maximum and sum of its part, and the pairs are combined as a block is
+# with the blocks before it: rescale, then add. Who combines them? Programs start in any order, so none may wait for one
+# that may not have started. Here a second launch combines the pairs, always in the same order. (One launch is possible,
+# too: each program raises a counter in memory, and the last to arrive combines.) The functions that were timed:
+
+# %% tags=["hide-input"]
+from benchmarks.experiments.lesson_06 import join_kernel, part_kernel, split_loss
+
+print(inspect.getsource(part_kernel.fn), inspect.getsource(join_kernel.fn), sep="\n")
+whole = measure(loss, wide, labels)
+for parts in (1, 4, 16):
+    split = measure(split_loss, wide, labels, parts)
+    right = torch.allclose(split.result, expected)
+    ratio = split.bytes_total / whole.bytes_total
+    print(f"{parts:2} parts: right: {right}, {ratio:.3f} times the bytes")
+
+# %% [markdown]
+# Hardly a byte more. **How many times faster are 16 parts per row than one, on an H200, for 8 rows of 32,768 in bf16?**
+# It has 132 SMs. You can derive a bound, the ratio of programs; how close to it the GPU comes, only a clock can say.
+# <!-- given 132 SMs: helpers/instruments/devices.toml -->
+
+# %% tags=["hide-input"]
+split_speed_up = predict_first("speedup of 8 rows in 16 parts each, H200", unit="times")
+split_speed_up
+
+# %% tags=["hide-input"]
+split_times = h200.experiment("split_rows")
+rows = []
+for many, times in split_times.items():
+    rows.append((many, *(f"{1e6 * time.median:.1f}" for time in times.values())))
+title = f"{h200.label_of('split_rows')}\nus on the GPU, by parts per row"
+display(table(("rows", *split_times[8]), rows, title))
+split_speed_up.compare(
+    split_times[8][1].median / split_times[8][16].median,
+    "Much less than 16: there is a second launch, and each part has a start and an end of its own. "
+    "128 rows gain as well, although they are nearly as many as the SMs: one program of four warps "
+    "does not keep an SM's loads busy. 4096 rows gain nothing, and too many parts lose.",
+)
+
+# %% [markdown]
+# Could the parts add to one number in memory, without a second launch? `tl.atomic_add` reads, adds and writes as one
+# [atomic operation](../docs/glossary.md#atomic-operation). (A maximum and a sum that must match are two numbers; take a
+# plain sum.) But it leaves the **order** of the programs open. Here each program is given its turn, so that we can try
+# several orders, as chance picks them on a GPU:
+
+
+# %%
+@triton.jit
+def atomic_sum_kernel(x_ptr, order_ptr, out_ptr, BLOCK: tl.constexpr):
+    part = tl.load(order_ptr + tl.program_id(0))
+    x = tl.load(x_ptr + part * BLOCK + tl.arange(0, BLOCK))
+    tl.atomic_add(out_ptr, tl.sum(x))
+
+
+# %% tags=["hide-input"]
+def atomic_sum(x, order):
+    out = torch.zeros(1, device=device)
+    atomic_sum_kernel[(64,)](x, order, out, BLOCK=128)
+    return out.item()
+
+
+numbers = torch.randn(64 * 128, device=device)
+sums = [atomic_sum(numbers, torch.randperm(64, device=device)) for _ in range(10)]
+exact = numbers.double().sum().item()
+print("all sums right to 0.001:", max(abs(each - exact) for each in sums) < 1e-3)
+print("all sums the same:", len(set(sums)) == 1)
+
+# %% [markdown]
+# Rounded additions depend on their order. With atomics the last digits change from run to run, and after many steps a
+# whole training run does. Partial results in places of their own, combined in a fixed order, are the same every time:
+# **deterministic**. Atomics are fine where order cannot matter: integers, a maximum. Lesson 11 returns to this with
+# weight gradients.
+#
+# ## Softmax and top-k in one pass
+#
+# A sampler wants the few most likely words of a vocabulary, a mixture of experts the few best experts. Unfused, that is
+# `topk(softmax(x), k)`. But the scores are in the same order as their probabilities, so the other probabilities need
+# never exist. The kernel finds the maximum, strikes it out, and repeats that `K` times:
+
+
+# %%
+@triton.jit
+def shortlist_kernel(x_ptr, p_ptr, i_ptr, columns, K: tl.constexpr, BLOCK: tl.constexpr):
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * columns + lane, mask=lane < columns, other=-float("inf"))
+    x = x.to(tl.float32)
+    peak = tl.max(x)
+    total = tl.sum(tl.exp(x - peak))
+    for place in range(K):
+        best, index = tl.max(x, 0, return_indices=True)
+        tl.store(p_ptr + row * K + place, tl.exp(best - peak) / total)
+        tl.store(i_ptr + row * K + place, index)
+        x = tl.where(lane == index, -float("inf"), x)
+
+
+# %% tags=["hide-input"]
+def shortlist(x, k):
+    p = torch.empty(len(x), k, device=x.device)
+    i = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
+    block = triton.next_power_of_2(x.shape[1])
+    shortlist_kernel[(len(x),)](x, p, i, x.shape[1], K=k, BLOCK=block)
+    return p, i
+
+
+apart = measure(lambda: torch.topk(F.softmax(x, -1), 4))
+together = measure(shortlist, x, 4)
+(p, i), (right_p, right_i) = together.result, apart.result
+print("right:", torch.allclose(p, right_p), torch.equal(i, right_i))
+print(f"{apart.bytes_total / together.bytes_total:.2f}x fewer bytes")
+two_finite = torch.full((1, 6), -torch.inf, device=device)
+two_finite[0, 5], two_finite[0, 2] = 2.0, 1.0
+print("two finite scores, k = 4: indices", shortlist(two_finite, 4)[1][0].tolist())
+
+# %% [markdown]
+# It strikes out by *position*, not by value (`x == best`): two scores may be equal. But look at the last line: **one
+# index comes twice.** A row with fewer than `K` finite scores, which masks do produce, runs out of them, and a
+# struck-out score cannot be distinguished from one that was minus infinity to begin with. Exercise 06 needs a kernel
+# without that bug. How much time fusing saves here, and how a published factor fares, is under *Going further*.
+#
+# ## Your predictions vs the measurements
+
+# %% tags=["hide-input"]
+predictions()
+
+# %% [markdown]
+# ## Test yourself
+#
+# 1. What value must padding hold that takes part in a maximum and then in a sum of exponentials, and why not 0?
+# <details><summary>Answer</summary>Minus infinity: it changes no maximum, and its exponential is 0. A 0 wins the
+# maximum of a row of negative scores, and adds an exponential of its own to every row's sum.</details>
+#
+# 2. Online softmax without the rescaling is right on some rows. Which ones?
+# <details><summary>Answer</summary>Rows whose maximum is in the first block: it never changes, and every factor would
+# be 1.</details>
+#
+# 3. Why does cross entropy read its logits once, however wide, and softmax a wide row twice?
+# <details><summary>Answer</summary>Softmax must write a value for each column, and can only when the sum is known. The
+# loss is one number, made from maximum, sum and the label's logit.</details>
+#
+# 4. Your softmax of wide rows reads everything twice and is hardly slower than a copy. How can that be, and what change
+#    to the launch could spoil it?
+# <details><summary>Answer</summary>The second read comes from L2. With more, smaller blocks, more rows are in progress
+# at once, and L2 loses a row before its second read.</details>
+#
+# 5. A colleague avoids the second launch: every part adds its share with `tl.atomic_add`. The tests pass, and two runs
+#    with the same seed diverge after some hundred steps. Why?
+# <details><summary>Answer</summary>The parts arrive in another order each time, and fp32 additions round: the last
+# digits differ, and training amplifies them.</details>
+#
+# 6. Two programs share a row. The first found maximum 2 and sum 10 on its half, the second maximum 4 and sum 3. What is
+#    the sum of $e^{x-4}$ over the whole row? Replace the dots with your number.
+
+# %%
+answer = ...
+row = np.repeat([2.0, 4.0], [10, 3])  # has two such halves
+self_test(answer, np.exp(row - 4).sum(), "rescale the first sum to the maximum 4, then add")
+
+# %% [markdown]
+# ## Now you
+#
+# [Exercise 06](../exercises/06_softmax_topk.ipynb) asks for probabilities and top-k from one read, equal scores
+# included. Next: [07 Occupancy](07_occupancy.ipynb), on what more registers, warps and blocks cost.
+
+# %% [markdown]
+# ## Going further
+#
+# ### The time of dropout
+#
+# `predict` compiles for an H200, counts instructions and bytes, and reports how long each would take: for the course's
+# two kernels, the ones that were timed (four random numbers per evaluation of Philox, as in lesson 04), and for ours
+# above, which evaluates it once per number:
+
+# %% tags=["hide-input", "nbval-ignore-output"]
+import kernels
+from helpers.instruments import predict
+
+many, seed = torch.empty(32768, 1024, dtype=torch.bfloat16, device="meta"), torch.tensor(7)
+asked = {
+    "softmax": (kernels.softmax, many),
+    "softmax_dropout": (kernels.softmax_dropout, many, seed, 0.1),
+    "our dropout_kernel": (fused_dropout, many, 0.1),
+}
+rows = []
+for name, call in asked.items():
+    terms = predict(*call, device="H200").terms
+    rows.append((name, *(f"{1e6 * terms[term]:.0f} us" for term in ("DRAM", "arithmetic"))))
+table(("", "DRAM", "arithmetic"), rows)
+
+# %% tags=["hide-input"]
+h200.table("softmax_dropout", "bfloat16")
+
+# %% [markdown]
+# In the course's kernel random numbers take about as long as the bytes, and since one does not hide completely behind
+# the other, together they take longer than either. In ours they would take much longer than the bytes. Arithmetic added
+# to a kernel that waits for memory is free **until it no longer waits**.
+#
+# ### Few rows in one launch
+#
+# Programs that share a row can combine their parts without a second launch. Each adds 1 to the row's counter, and the
+# atomic operation returns the value before. The program that gets the last one knows that all the others are done, so
+# it waits for none of them. It combines the parts in their fixed order, whoever comes last, and resets the counter for
+# the next call. (`tl.debug_barrier` makes the block's own threads wait for the stores above it.)
+
+
+# %%
+@triton.jit
+def last_combines_kernel(x_ptr, labels_ptr, peaks_ptr, totals_ptr, done_ptr, losses_ptr,
+                         columns, each, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    peak, total = -float("inf"), 0.0
+    for start in range(part * each, tl.minimum(part * each + each, columns), BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * columns + col, mask=col < columns, other=-float("inf"))
+        peak, total = absorb(peak, total, x.to(tl.float32))
+    tl.store(peaks_ptr + row * PARTS + part, peak)
+    tl.store(totals_ptr + row * PARTS + part, total)
+    tl.debug_barrier()
+    if tl.atomic_add(done_ptr + row, 1) == PARTS - 1:
+        parts = row * PARTS + tl.arange(0, PARTS)
+        peaks, totals = tl.load(peaks_ptr + parts), tl.load(totals_ptr + parts)
+        peak = tl.max(peaks)
+        total = tl.sum(totals * tl.exp(peaks - peak))
+        at_label = tl.load(x_ptr + row * columns + tl.load(labels_ptr + row)).to(tl.float32)
+        tl.store(losses_ptr + row, peak + tl.log(total) - at_label)
+        tl.store(done_ptr + row, 0)
+
+
+# %% tags=["hide-input"]
+def one_launch_loss(x, labels, done, parts):
+    rows, columns = x.shape
+    peaks, totals = torch.empty(2, rows, parts, device=x.device)
+    losses = torch.empty(rows, device=x.device)
+    each = triton.cdiv(columns, parts * 1024) * 1024  # whole blocks
+    last_combines_kernel[(rows, parts)](
+        x, labels, peaks, totals, done, losses, columns, each, PARTS=parts, BLOCK=1024
+    )
+    return losses
+
+
+done = torch.zeros(len(wide), dtype=torch.int32, device=device)
+for parts in (1, 4, 16):
+    once = measure(one_launch_loss, wide, labels, done, parts)
+    again = one_launch_loss(wide, labels, done, parts)
+    same_again = torch.equal(once.result, again)
+    print(
+        f"{parts:2} parts: {once.launches} launch,",
+        f"right: {torch.allclose(once.result, expected)}, the same again: {same_again}",
+    )
+
+# %% [markdown]
+# ### The course's own kernel
+#
+# `held_kernel` wastes something: a row of 10,000 in a block of 16,384 leaves over a third of it idle, and a row of 64
+# hardly keeps a program busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is the same kernel without that
+# waste: a **head**, a power of two of columns that every row has, a masked **tail** for the rest, and several short
+# rows per program. It also takes any row stride and fp64, and computes exponentials as powers of two, the only ones a
+# GPU has:
 
 # %%
 from kernels.online_softmax import LOG2_E
@@ -207,7 +849,7 @@ def softmax_kernel(
         tl.store(y_ptr + tail_col, (e_tail * scale).to(y_ptr.dtype.element_ty), mask=in_tail)
 
 
-# %%
+# %% tags=["hide-input"]
 def two_blocks(x):
     y, (rows, columns) = torch.empty_like(x), x.shape
     blocks = {"BLOCK_ROWS": 2, "HEAD": 512, "TAIL": 512, "COMPUTE": tl.float32}
@@ -216,139 +858,30 @@ def two_blocks(x):
 
 
 print("right:", torch.allclose(two_blocks(x), F.softmax(x, -1), rtol=1e-4, atol=1e-30))
-
-# %%
-from helpers.figures import traffic_chart
-
-fused = measure(softmax, held_kernel, x)
-chart = traffic_chart({"unfused": unfused, "fused": fused})
-unfused_bytes.on(
-    chart, "x", lambda nbytes: nbytes * x.numel(), row=0, says=lambda b: f"{b / 1e6:.4g} MB"
-)
-
-# %% [markdown]
-# And `F.softmax`? It is a fused kernel already: one launch, as many bytes as ours. Below, on an H200, `eager` is
-# `F.softmax` and `fused` our `softmax`, the kernel above; `of copy` is
-# the share of the speed at which a copy moves as many bytes. **Do the same bytes take the same time?**
-
-# %%
-from helpers.instruments import recorded
-
-print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
-h200 = recorded("h200")
 h200.table("softmax", "bfloat16")
 
-# %%
-read_and_write = 2 * 2 * 32768 * 8192  # bytes, in bf16
-rows = []
-for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
-    rows.append((name, f"{read_and_write / time.median / h200.copy_bandwidth:.0%}"))
-table(("", "of the speed of a copy"), rows)
-
 # %% [markdown]
-# (Liger and QuACK are published collections of fused kernels, in Triton and in CuTe DSL.) The bytes are the same, the
-# speed at which they move is not. **Fusing decides how many bytes a kernel moves; how it is made decides how fast.**
-# Keep that in mind for every speed-up below.
+# On a GPU, a tuned kernel takes the widest rows (`kernels/tuned/wide_softmax.py`). It does two things more: its second
+# loop runs **backwards**, from the row's end, which was read last and is the likeliest to be in L2; and the last block
+# of the widest rows stays in registers, as do whole rows of up to 20,480 columns.
 #
-# ## What comes after: dropout
+# ### Wide rows, held after all?
 #
-# Attention drops some of its probabilities in training. On a GPU, PyTorch does that in a second kernel, which also
-# stores what it dropped, one byte an element, for the backward pass. In our kernel it is two lines: `tl.rand` makes a
-# random number from a seed and the element's place, so nothing need be stored, and the backward pass can make it again.
+# Registers in fp32 are not all the storage that a row could use. bf16 values take half of it, if they stay packed, two
+# to a register, until they are used. A thread block has shared memory. And from compute capability 9.0 on, the SMs of a
+# [cluster](../docs/glossary.md#cluster) read each other's:
 
-
-# %%
-@triton.jit
-def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
-    offset = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, BLOCK)
-    inside = tl.arange(0, BLOCK) < columns
-    x = tl.load(x_ptr + offset, mask=inside, other=-float("inf")).to(tl.float32)
-    e = tl.exp(x - tl.max(x))
-    kept = tl.rand(seed, offset) >= rate
-    y = tl.where(kept, e / (tl.sum(e) * (1 - rate)), 0.0)
-    tl.store(y_ptr + offset, y, mask=inside)
-
-
-# %% [markdown]
-# **How many times fewer bytes does it move than the two kernels, in fp32?** (The second is `native_dropout`, which
-# `F.dropout` runs on a GPU.)
-
-# %%
-dropout_bytes = predict_first("times fewer bytes, dropout(softmax) fused", unit="times")
-dropout_bytes
-
-
-# %%
-def fused_dropout(x, rate):
-    y = torch.empty_like(x)
-    dropout_kernel[(len(x),)](x, y, 7, rate, x.shape[1], BLOCK=1024)
-    return y
-
-
-apart = measure(lambda: torch.native_dropout(F.softmax(x, -1), 0.1, train=True)[0])
-display(apart.launch_table())
-together = measure(fused_dropout, x, 0.1)
-share = (together.result == 0).float().mean().item()
-print(f"dropped: {share:.1%}")
-dropout_bytes.compare(apart.bytes_total / together.bytes_total)
-
-# %%
-h200.table("softmax_dropout", "bfloat16")
-
-# %% [markdown]
-# As many bytes as softmax alone, but `of copy` has fallen. The same bytes take longer:
-
-# %%
-for columns in (1024, 4096):
-    shape = (32768, columns)
-    names = ("softmax", "softmax_dropout")
-    alone, dropped = (h200.times(name, shape, "bfloat16")["fused"] for name in names)
-    print(f"{shape}: {dropped.median / alone.median:.2f} times as long with dropout")
-
-# %% [markdown]
-# What does the kernel wait for now? `predict` compiles for an H200, counts instructions and bytes, and says how long
-# each would take. It is asked about the catalogue's two kernels, those that the tables time (four numbers to an
-# evaluation of Philox, as in lesson 04), and then about ours above, with an evaluation a number:
-
-# %% tags=["nbval-ignore-output"]
-import kernels
-from helpers.instruments import predict
-
-many, seed = torch.empty(32768, 1024, dtype=torch.bfloat16, device="meta"), torch.tensor(7)
-asked = {
-    "softmax": (kernels.softmax, many),
-    "softmax_dropout": (kernels.softmax_dropout, many, seed, 0.1),
-    "our dropout_kernel": (fused_dropout, many, 0.1),
-}
-rows = []
-for name, call in asked.items():
-    terms = predict(*call, device="H200").terms
-    rows.append((name, *(f"{1e6 * terms[term]:.0f} us" for term in ("DRAM", "arithmetic"))))
-table(("", "DRAM", "arithmetic"), rows)
-
-# %% [markdown]
-# Random numbers are made by rounds and rounds of multiplying. In the catalogue's kernel they take about as long as its
-# bytes, and since the one is not wholly hidden behind the other, together they take longer than either. In ours they
-# would take longer than the bytes by far. Arithmetic added to a kernel that waits for memory is free **until it no
-# longer waits**.
-#
-# ## A row too wide to hold
-#
-# A row of 65,536 fp32 numbers takes every register of an SM; lesson 05 saw it spill. Registers in fp32 are not all the
-# room there is. bf16 numbers take half of it, if they stay packed, two to a register, until they are used. A block has
-# shared memory, too. And from compute capability 9.0 on, the SMs of a *cluster* read each other's:
-
-# %%
+# %% tags=["hide-input"]
 from helpers.instruments import DEVICES
 from helpers.instruments.occupancy_calculator import REGISTERS, limits
 
 shared = limits(DEVICES["H200"].compute_capability).shared_memory_per_block // 2
 room = {"registers, fp32": REGISTERS, "registers, bf16, packed": 2 * REGISTERS}
 room |= {"shared memory, bf16": shared, "shared memory of 8 SMs, bf16": 8 * shared}
-table(("", "numbers at most"), ((place, f"{numbers:,}") for place, numbers in room.items()))
+table(("", "elements at most"), ((place, f"{numbers:,}") for place, numbers in room.items()))
 
 # %% [markdown]
-# Can we have it? A kernel that loads the row packed and widens it wherever it is used:
+# A kernel that loads the row packed and widens it wherever it is used:
 
 
 # %%
@@ -362,7 +895,7 @@ def packed_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + offset, tl.exp(x.to(tl.float32) - peak) / total, mask=inside)
 
 
-# %%
+# %% tags=["hide-input"]
 from helpers.instruments import compile_for
 
 row = torch.empty(2, 65536, dtype=torch.bfloat16, device="meta")
@@ -371,371 +904,20 @@ for kernel in (held_kernel, packed_kernel):
     print(f"{kernel.fn.__name__}: {made.registers} registers, spills: {made.spill_bytes > 0}")
 
 # %% [markdown]
-# Not so: the compiler sees the same conversion three times, makes it once, and holds fp32. Programs that share a row
-# are no simple way out: Triton can start clusters (`num_ctas`), but gives their programs no way to tell each other what
-# they found. `kernels/tuned/cluster_softmax.py` adds a barrier by hand and uses it for few rows and for the widest
-# gradients. What Triton offers by itself is to read a row again, **in blocks**. Safe softmax then reads it three
-# times: for the maximum, for the sum, and to write. The last read first:
-
-
-# %%
-@triton.jit
-def write(x_ptr, y_ptr, columns, peak, total, BLOCK: tl.constexpr):
-    for start in range(0, columns, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + col, mask=col < columns).to(tl.float32)
-        tl.store(y_ptr + col, tl.exp(x - peak) / total, mask=col < columns)
-
-
-# %%
-@triton.jit
-def safe_wide_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
-    x_ptr += tl.program_id(0).to(tl.int64) * columns
-    y_ptr += tl.program_id(0).to(tl.int64) * columns
-    peak, total = -float("inf"), 0.0
-    for start in range(0, columns, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
-        peak = tl.maximum(peak, tl.max(x))
-    for start in range(0, columns, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
-        total += tl.sum(tl.exp(x - peak))
-    write(x_ptr, y_ptr, columns, peak, total, BLOCK)
-
-
-# %% [markdown]
-# Can the first two loops be one? Then the sum must begin before the maximum is known, with the largest score **so
-# far**. What takes in a block is a function of its own, and the kernel gets it as a constant, so that we can exchange
-# it later:
-
-
-# %%
-@triton.jit
-def take_in(peak, total, x):
-    higher = tl.maximum(peak, tl.max(x))
-    return higher, total + tl.sum(tl.exp(x - higher))
-
-
-# %%
-@triton.jit
-def online_kernel(x_ptr, y_ptr, columns, TAKE_IN: tl.constexpr, BLOCK: tl.constexpr):
-    x_ptr += tl.program_id(0).to(tl.int64) * columns
-    y_ptr += tl.program_id(0).to(tl.int64) * columns
-    peak, total = -float("inf"), 0.0
-    for start in range(0, columns, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
-        peak, total = TAKE_IN(peak, total, x)
-    write(x_ptr, y_ptr, columns, peak, total, BLOCK)
-
-
-# %%
-def online_softmax(take_in, x):
-    y = torch.empty_like(x)
-    online_kernel[(len(x),)](x, y, x.shape[1], TAKE_IN=take_in, BLOCK=1024)
-    return y
-
-
-same = torch.Generator().manual_seed(0)  # the same numbers on every machine
-wide = torch.randn(4, 10_000, generator=same).to(device)
-stale = online_softmax(take_in, wide)
-off = (stale - F.softmax(wide, -1)).abs().max().item()
-print("every probability within 0.01 of PyTorch's:", off < 0.01)
-
-# %% [markdown]
-# A test that many would write, and it passes. But in rows as wide as these most probabilities are far below that, so it
-# would pass for zeros. Take the other test. A row has 1024 scores of 0 and then 1024 scores of 3, a block each. **What
-# do its probabilities add up to?** (`exp(-3)` is about 0.05.)
-
-# %%
-stale_sum = predict_first("sum of a row of 1024 zeros, then 1024 threes", unit="")
-stale_sum
-
-# %%
-steps = torch.tensor([0.0, 3.0], device=device).repeat_interleave(1024)[None]
-stale_sum.compare(online_softmax(take_in, steps).sum().item())
-
-# %%
-backwards = online_softmax(take_in, steps.flip(1))
-print(f"the same row, backwards: {backwards.sum().item():.4g}")
-print("the random rows:", *(f"{total:.2f}" for total in stale.sum(1).tolist()))
-
-# %% [markdown]
-# Wrong forwards, right backwards. The order matters, and what differs is **when the maximum moves**. In the first block
-# it was 0, so each score was summed as `exp(0)`, a 1. Then it rose to 3, and each of those ones should have been
-# `exp(-3)`.
+# It spills just the same: the compiler sees one conversion three times, does it once, and holds fp32.
+# (`kernels/tuned/packed.py` shows how to stop it.) Clusters are not a simple way out either: Triton can launch them
+# (`num_ctas`), but gives their programs no way to exchange results. `kernels/tuned/cluster_softmax.py` adds a barrier
+# by hand, and uses it for few rows and for the widest gradients.
 #
-# Here is what becomes of the exponentials that were taken with the wrong maximum: all of them are too large by the
-# *same* factor, so one multiplication puts their **sum** right. With $m$ the old maximum and $M$ the new one,
+# ### Odd widths and other sizes
 #
-# $$\sum_j e^{x_j - M} = \sum_j e^{x_j - m}\, e^{m - M} = e^{m - M} \cdot \text{old sum}$$
-
-#
-# Put right, it is one factor more:
-
-
-# %%
-@triton.jit
-def absorb(peak, total, x):
-    higher = tl.maximum(peak, tl.max(x))
-    factor = tl.exp(peak - higher)
-    return higher, total * factor + tl.sum(tl.exp(x - higher))
-
-
-# %% [markdown]
-# Watch `factor` and `total` on a row of 24 in blocks of four. In the second, third and fifth block the maximum moves,
-# `factor` is below 1, and what was summed before is scaled down before the block's own exponentials are added: the
-# first block's 4 becomes $4\,e^{0 - 0.5}$ in the second, which adds 4 of its own, so that `total` as a whole still
-# grows. Where the maximum stays, `factor` is 1, and the old sum is carried over whole.
-
-# %%
-from helpers.figures import watch
-
-levels = torch.tensor([0, 0.5, 2, 1, 3, 1.5], device=device).repeat_interleave(4)[None]
-watch(online_kernel[(1,)], levels, torch.empty_like(levels), 24, TAKE_IN=absorb, BLOCK=4)
-
-# %%
-y = online_softmax(absorb, wide)
-print("rows add up to 1:", rows_add_up(y))
-print("equal to PyTorch's:", torch.allclose(y, F.softmax(wide, -1), rtol=1e-4, atol=0))
-print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6))
-
-# %% [markdown]
-# This is **online softmax** (Milakov and Gimelshein, [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). At the
-# start the old maximum is minus infinity: its factor is `exp(-inf)`, which is 0, times a sum of 0. Only a first block
-# of nothing but minus infinity, as a causal mask makes them, would compute `-inf - -inf`, which is not a number; the
-# catalogue's `absorb` in `kernels/online_softmax.py` takes care of that.
-#
-# The paper's **claim: "softmax accelerates by up to 1.3 times"**, against safe softmax. **How many times fewer bytes
-# does one loop for maximum and sum request than two?** The loop that writes is in both.
-
-# %%
-paper = predict_first("times fewer bytes, online against safe, wide rows", unit="times")
-paper
-
-
-# %%
-def safe_softmax(x):
-    y = torch.empty_like(x)
-    safe_wide_kernel[(len(x),)](x, y, x.shape[1], BLOCK=1024)
-    return y
-
-
-safe, online = measure(safe_softmax, wide), measure(online_softmax, absorb, wide)
-print(f"safe: {safe}")
-print(f"online: {online}")
-paper.compare(safe.bytes_total / online.bytes_total)
-
-# %% [markdown]
-# **Verdict: fair, if every read comes from memory:** it is the ratio of the bytes, rounded. Does it?
-#
-# ## Rows too wide, live
-#
-# A second read comes soon after the first. If L2 can keep all rows that are at work meanwhile, DRAM does not see it.
-# It need not keep all that would just fit: the model behind this picture, fitted to an H200, has it keep everything up
-# to a quarter of its size, less and less beyond, and nothing from three quarters on.
-#
-# Move the sliders, with the mouse or the arrow keys. (Whether a row fits follows from counting registers, a number in
-# fp32 to each, as our kernels hold it.)
-#
-# 1. From which width on does no choice of warps hold the row? (A block's lanes are a power of two.)
-# 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps a row. Why does the *larger* block save bytes?
-# 3. At 4 warps, go down with the rows. From where on is the second read free, and why?
-# 4. At 32 warps and 8,192 rows, choose an RTX 4090, then a T4. On which of them may you read three times unpunished?
-
-# %%
-from helpers.figures import WideRowsExplorer
-
-explorer = WideRowsExplorer("H100", dtype="bf16", rows=8192, columns=16384, warps=8)
-explorer
-
-# %% [markdown]
-# <details><summary>What is to be found</summary>1. From 50,257: its lanes are 65,536, as many as an SM has registers.
-# 2. Fewer rows are at work at once, so there is less to keep until each program comes back to the start of its row.
-# 3. At 128 rows: all of them fit in L2 together. 4. On the RTX 4090: its L2 is the larger by far, and it has one row
-# at work on each SM. The T4's has lost the row, and each read costs in full.</details>
-#
-# So for wide rows, large blocks. On a GPU our `softmax` has a tuned kernel for them (`kernels/tuned/wide_softmax.py`),
-# which does two things more: its second loop runs **backwards**, from the row's end, which was read last and is
-# nearest; and the last block of the widest rows stays in registers, packed, as do whole rows of up to 20,480 columns
-# (`kernels/tuned/packed.py` shows how the compiler is kept from widening them). As recorded on an H200, bf16:
-
-# %%
-from kernels.tuned import wide_softmax
-
-rows = []
-for row in h200.rows:
-    if (row["kernel"], row["provider"]) == ("softmax", "fused") and row["shape"][0] > 128:
-        columns = row["shape"][1]
-        share = row["least_seconds"] / row["gpu"]["median"]
-        chosen = wide_softmax.settings(columns, torch.bfloat16, vector=8, unaligned=False)
-        how = "read twice" if columns >= wide_softmax.MIN_COLUMNS and chosen["REREADS"] else "held"
-        if how != "held" and chosen["NUM_CACHED"]:
-            how += ", but for the last block"
-        rows.append((f"{columns:,}", how, f"{share:.0%}"))
-table(("columns", "a row is", "of the speed of a copy"), rows, h200.label_of("softmax"))
-
-# %% [markdown]
-# (The share counts one read and one write, also where it reads twice.) So up to 65,536 columns a second read is nearly
-# free, and at twice that it begins to cost.
-#
-# ## One read and no second: cross entropy
-#
-# Softmax comes back because it has a row to write. A loss has one number to write. Of a row of scores, which are called
-# logits here, cross entropy wants the probability of one, the label's, as a logarithm:
-#
-# $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
-#
-# Maximum and sum: one loop, and **any** width. PyTorch computes the logarithms of all probabilities, writes them, and
-# picks one a row. **How many times fewer bytes does the one loop move?**
-
-# %%
-loss_bytes = predict_first("times fewer bytes, cross entropy fused", unit="times")
-loss_bytes
-
-
-# %%
-@triton.jit
-def loss_kernel(x_ptr, labels_ptr, losses_ptr, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * columns
-    peak, total = -float("inf"), 0.0
-    for start in range(0, columns, BLOCK):
-        col = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + col, mask=col < columns, other=-float("inf")).to(tl.float32)
-        peak, total = absorb(peak, total, x)
-    at_label = tl.load(x_ptr + tl.load(labels_ptr + row)).to(tl.float32)
-    tl.store(losses_ptr + row, peak + tl.log(total) - at_label)
-
-
-# %%
-def loss(x, labels):
-    losses = torch.empty(len(x), device=x.device)
-    loss_kernel[(len(x),)](x, labels, losses, x.shape[1], BLOCK=4096)
-    return losses
-
-
-labels = torch.randint(10_000, (4,), device=device)
-expected = F.cross_entropy(wide, labels, reduction="none")
-print("right:", torch.allclose(loss(wide, labels), expected))
-apart = measure(lambda: F.cross_entropy(wide, labels, reduction="none"))
-display(apart.launch_table())
-loss_bytes.compare(apart.bytes_total / measure(loss, wide, labels).bytes_total)
-
-# %%
-h200.table("cross_entropy", "bfloat16")
-
-# %% [markdown]
-# On large tensors the speed-up is more than the ratio of the bytes, for the reason that you know: PyTorch's kernels do
-# not move them at the speed of a copy. The first line is another story: see its share of a copy. It has few rows, so
-# few programs: not even one for each of the H200's SMs. And each walks alone along its row: too few loads are under way
-# to keep the memory busy. **One row, one program needs many rows.**
-#
-# ## Few rows: let programs share one
-#
-# What is missing is programs. Let several share a row. Each finds maximum and sum of its part, and two such pairs are
-# joined as a block is to what came before it: rescale, then add. No program can wait for another, so joining is a
-# launch of its own:
-
-# %%
-import inspect
-
-from benchmarks.experiments.lesson_06 import join_kernel, part_kernel, split_loss
-
-print(inspect.getsource(part_kernel.fn), inspect.getsource(join_kernel.fn), sep="\n")
-
-# %%
-whole = measure(loss, wide, labels)
-for parts in (1, 4, 16):
-    split = measure(split_loss, wide, labels, parts)
-    right = torch.allclose(split.result, expected)
-    print(
-        f"{parts:2} parts: right: {right}, {split.bytes_total / whole.bytes_total:.3f}"
-        " times the bytes"
-    )
-
-# %% [markdown]
-# Hardly a byte more. **How many times faster are 16 parts a row than one, on an H200, for 8 rows of 32,768 in bf16?**
-# It has 132 SMs. <!-- given 132 SMs: helpers/instruments/devices.toml -->
-
-# %%
-split_speed_up = predict_first("times faster, 8 rows in 16 parts each, H200", unit="times")
-split_speed_up
-
-# %%
-split_times = h200.experiment("split_rows")
-split_speed_up.compare(split_times[8][1].median / split_times[8][16].median)
-
-# %%
-rows = []
-for many, times in split_times.items():
-    rows.append((many, *(f"{1e6 * time.median:.1f}" for time in times.values())))
-title = f"{h200.label_of('split_rows')}\nus on the GPU, by parts per row"
-display(table(("rows", *split_times[8]), rows, title))
-short = {"kernel": "cross_entropy", "shape": [128, 32768], "dtype": "bfloat16", "provider": "fused"}
-(row,) = (each for each in h200.rows if short.items() <= each.items())
-both = [f"{1e6 * row[clock]['median']:.1f} us" for clock in ("gpu", "call")]
-print(f"the catalogue's, 128 rows: {both[0]} on the GPU, {both[1]} a call with Python and launch")
-
-# %% [markdown]
-# Much faster with few rows, if not by as much as there are more programs: there is a second launch, and each part has a
-# start and an end of its own. 128 rows gain, too, though they are nearly as many as there are SMs: one program of four
-# warps does not keep an SM's loads busy. (More warps a program is the other remedy, without a second launch. The
-# catalogue's kernel has them, and its 128 rows in the table above take less time than any of these.) With 4096 rows
-# there is nothing to gain, and with too many parts something to lose. But the last line: a call of such a short kernel
-# is more than the GPU's part, in one part or sixteen. The gain is yours where the GPU has a queue to work off, or in a
-# CUDA graph (lesson 02).
-#
-# Could the parts not add to one number in memory, with no second launch? `tl.atomic_add` reads, adds and writes in one
-# step, which no other program comes between. (A maximum and a sum that must match each other are two numbers; take a
-# plain sum.) It does not say in which **order** the programs come. Here a program's turn is given to it, so that we
-# can try several orders, as a GPU takes them by chance:
-
-
-# %%
-@triton.jit
-def atomic_sum_kernel(x_ptr, order_ptr, out_ptr, BLOCK: tl.constexpr):
-    part = tl.load(order_ptr + tl.program_id(0))
-    x = tl.load(x_ptr + part * BLOCK + tl.arange(0, BLOCK))
-    tl.atomic_add(out_ptr, tl.sum(x))
-
-
-# %%
-def atomic_sum(x, order):
-    out = torch.zeros(1, device=device)
-    atomic_sum_kernel[(64,)](x, order, out, BLOCK=128)
-    return out.item()
-
-
-numbers = torch.randn(64 * 128, device=device)
-sums = [atomic_sum(numbers, torch.randperm(64, device=device)) for _ in range(10)]
-print(
-    "all sums right to 0.001:",
-    max(abs(each - numbers.double().sum().item()) for each in sums) < 1e-3,
-)
-print("all sums the same:", len(set(sums)) == 1)
-
-# %% [markdown]
-# Rounded additions depend on their order. With atomics the last digits change from run to run, and with them, after
-# many steps, a whole training run. Partial results at places of their own, joined in a fixed order, are the same every
-# time: **deterministic**. Atomics are fine where order cannot matter, as for integers and for a maximum. Lesson 11
-# comes back to this with gradients of weights.
-#
-# ## Odd widths
-#
-# GPT-2 knows 50257 words. In bf16 that is no multiple of 16 bytes, so that seven rows of eight begin at an address
-# which a wide load refuses (lesson 03b). A kernel can load its numbers one by one, or begin each row with the few that
-# come before the next such address. The bytes are the same, but for the sectors that two rows share. **32744 rows of
-# 4099 are all but a few the bytes of 32768 rows of 4096. How many times as long does the catalogue's softmax take, on
-# an H200?**
+# GPT-2 has 50257 words. In bf16 that is not a multiple of 16 bytes, so seven rows of eight start at an address that a
+# wide load refuses (lesson 03b). A kernel can load single elements, or start each row with the few elements before the
+# next aligned address. The bytes are the same, except for the sectors that two rows share. The last line compares 32744
+# rows of 4099 with 32768 rows of 4096.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 
-# %%
-odd_rows = predict_first("softmax of rows of 4099 against 4096, H200", unit="times")
-odd_rows
-
-# %%
+# %% tags=["hide-input"]
 from helpers.figures import sweep_chart
 from helpers.instruments import recorded_sweep
 
@@ -746,29 +928,30 @@ of_width = {
 for kernel in ("softmax", "cross_entropy"):
     display(sweep_chart(at_all_sizes, kernel))
 display(at_all_sizes.summary(["softmax", "cross_entropy"]))
-odd_rows.compare(of_width[4099]["fused"][0] / of_width[4096]["fused"][0])
+odd = of_width[4099]["fused"][0] / of_width[4096]["fused"][0]
+print(f"softmax, rows of 4099 against rows of 4096: {odd:.2f} times the time")
 
 # %% [markdown]
-# At 4099 columns that is what odd rows cost: threads move whole vectors of 16 bytes from the first address in a row
-# that allows it, and one small piece more takes the few numbers before and after. At other widths see the hollow marks:
-# the fewer columns, the larger the part of a row that its two ends are; and the widest cost something, too. QuACK
-# refuses odd rows; of the others the best falls well behind.
+# So odd rows can be as fast: threads move whole vectors of 16 bytes from the first aligned address in a row, and a
+# small extra block takes the few elements before and after. At other widths see the hollow marks: the fewer columns,
+# the larger the share of a row's two ends; the widest rows cost something as well. QuACK refuses odd rows; the best of
+# the others is far behind.
 #
-# Softmax is behind elsewhere: at few narrow rows, and from some 12000 columns on QuACK is mostly ahead. A row fills much of an SM's registers,
-# so that few rows are on their way at once, and it shares the widest among several SMs; ours does so for few rows and
-# for the widest gradients, and otherwise reads most of such a row twice. Cross entropy reads each row once at any
-# width, and the widest are where it leads; at narrower ones, where QuACK keeps the row, too, look at the chart.
-# (Backward, a few points lie a little above the ceiling: there softmax reads two numbers for each that it writes, a
-# copy one.)
+# Softmax is behind elsewhere: at few narrow rows, and above about 12000 columns, where QuACK is mostly ahead. A row
+# fills much of an SM's registers there, so few rows are in flight at once, and QuACK shares the widest among several
+# SMs; ours does so for few rows and for the widest gradients, and otherwise reads most of such a row twice. Cross
+# entropy reads each row once at any width and leads at the widest; at narrower ones, where QuACK keeps the row too,
+# look at the chart. (Backward, a few points are slightly above the ceiling: softmax reads two elements there for each
+# that it writes, a copy one.)
 # <!-- given 16 bytes: as above -->
 #
-# ## What is kept for the backward pass
+# ### Memory saved for backward
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It circulates without a model or a source.) A
-# backward pass needs what the forward saves for it. What lies in memory, then, is the logits, what was saved, and the
-# gradient. PyTorch has hooks that see each tensor saved. Is the claim true of cross entropy?
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It circulates without a model or a source.) Is it
+# true of cross entropy? Memory then holds the logits, what the forward pass [saved for
+# backward](../docs/glossary.md#saved-for-backward), and the gradient. PyTorch has hooks that see each saved tensor.
 
-# %%
+# %% tags=["hide-input"]
 from kernels import cross_entropy
 
 
@@ -785,7 +968,6 @@ def kept(loss, x):
     return sum(sizes.values())
 
 
-# %%
 logits = wide.clone().requires_grad_()
 gradient = logits.nbytes
 unfused_kept, fused_kept = kept(F.cross_entropy, logits), kept(cross_entropy, logits)
@@ -793,131 +975,66 @@ for name, nbytes in (("unfused", unfused_kept), ("fused", fused_kept)):
     print(f"{name}: {nbytes / logits.nbytes:.2f} times the logits kept, and a gradient")
 less = 1 - (fused_kept + gradient) / (unfused_kept + gradient)
 print(f"{less:.0%} less memory")
-
-# %% [markdown]
-# **Verdict: fair, within its range, and it depends.** The fused kernel saves the logits, which are there anyway, and
-# two numbers a row; the probabilities are computed again on the way back. Unfused, the logarithms are saved *beside*
-# the logits. If nothing else holds on to the logits, they are freed after the forward pass, and the gain is gone:
-
-# %%
 freed = unfused_kept - logits.nbytes
 less = 1 - (fused_kept + gradient) / (freed + gradient)
-print(f"{round(100 * less)}% less if nobody keeps the logits")
+print(f"{round(100 * less)}% less if the logits are freed after the forward pass")
 
 # %% [markdown]
-# ## Softmax and top-k in one pass
+# **Verdict: fair, within its range, and it depends.** The fused kernel saves the logits, which exist anyway, and two
+# numbers per row; the backward pass recomputes the probabilities. Unfused, the logarithms are saved *in addition to*
+# the logits. If nothing else holds the logits, they are freed after the forward pass, and the gain is gone.
 #
-# A sampler wants the few most likely words of a vocabulary, a mixture of experts the few best experts. Written out,
-# that is `topk(softmax(x), k)`. Which are the largest, the scores tell as well as the probabilities: the exponential
-# keeps their order. So the probabilities of all the others need never exist. The kernel takes the best, strikes it out,
-# and does so `K` times:
-
-
-# %%
-@triton.jit
-def shortlist_kernel(x_ptr, p_ptr, i_ptr, columns, K: tl.constexpr, BLOCK: tl.constexpr):
-    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    offset = row * columns + lane
-    x = tl.load(x_ptr + offset, mask=lane < columns, other=-float("inf")).to(tl.float32)
-    peak = tl.max(x)
-    total = tl.sum(tl.exp(x - peak))
-    for place in range(K):
-        best, index = tl.max(x, 0, return_indices=True)
-        tl.store(p_ptr + row * K + place, tl.exp(best - peak) / total)
-        tl.store(i_ptr + row * K + place, index)
-        x = tl.where(lane == index, -float("inf"), x)
-
-
-# %%
-def shortlist(x, k):
-    p = torch.empty(len(x), k, device=x.device)
-    i = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
-    block = triton.next_power_of_2(x.shape[1])
-    shortlist_kernel[(len(x),)](x, p, i, x.shape[1], K=k, BLOCK=block)
-    return p, i
-
-
-apart = measure(lambda: torch.topk(F.softmax(x, -1), 4))
-together = measure(shortlist, x, 4)
-(p, i), (right_p, right_i) = together.result, apart.result
-print("right:", torch.allclose(p, right_p), torch.equal(i, right_i))
-print(f"{apart.bytes_total / together.bytes_total:.2f} times fewer bytes")
-
-# %% [markdown]
-# (Why strike out by *place* and not by value, `x == best`? Think of two equal scores.)
+# ### A paper's softmax and top-k
 #
-# The same paper's **claim: "softmax and top-k combined and fused: up to 5 times faster"**, on a V100. Look at its
-# conditions first. Both sides are the paper's own kernels. Unfused, safe softmax writes its probabilities, and top-k
-# reads them. Fused, **only the winners are written**, of 4000 rows of 25,000 fp32 scores, `k` being 5. And there are
-# two fused versions, one with safe softmax's two reads and one with online softmax's single one, so that what fusing
-# does can be told from what online softmax does. All three are made again in `benchmarks/experiments/lesson_06.py`. By their
-# bytes:
+# The online-softmax paper's second **claim: "softmax and top-k combined and fused: up to 5 times faster"**, on a V100.
+# Its conditions: both sides are the paper's own kernels; unfused, safe softmax writes its probabilities and top-k reads
+# them; fused, only the winners are written, of 4000 rows of 25,000 fp32 scores, `k` being 5. One fused version uses
+# safe softmax, one online softmax, so that the two gains can be separated. All three again, in
+# `benchmarks/experiments/lesson_06.py`:
 
-# %%
+# %% tags=["hide-input"]
 from benchmarks.experiments.lesson_06 import VERSIONS
 
 few = wide[:2]
-trips = {name: measure(version, few).bytes_total / few.nbytes for name, version in VERSIONS.items()}
-table(("", "trips"), ((name, f"{each:.1f} trips") for name, each in trips.items()))
-
-# %% [markdown]
-# Five trips, two, one: the claim's five are the bytes'. **How many times faster is online and fused than unfused, on an
-# H200, under the paper's conditions?**
-
-# %%
-topk_speed_up = predict_first("speed-up, softmax and top-5, the paper's way, H200", unit="times")
-topk_speed_up
-
-# %%
+passes = {
+    name: measure(version, few).bytes_total / few.nbytes for name, version in VERSIONS.items()
+}
 parts = {name: 1e6 * time.median for name, time in h200.experiment("top_k_parts")[25000].items()}
-rows = [(name, f"{time:.0f} us") for name, time in parts.items()]
-display(table(("", "time"), rows, h200.label_of("top_k_parts")))
+rows = []
+for name, time in parts.items():
+    rows.append((name, f"{passes[name]:.1f}" if name in passes else "", f"{time:.0f} us"))
+display(table(("", "passes over the bytes", "time"), rows, h200.label_of("top_k_parts")))
 not_fused, safe_fused, online_fused = (parts[name] for name in VERSIONS)
 print(
-    f"fusing: {not_fused / safe_fused:.2f} times,"
-    f" one read for two: {safe_fused / online_fused:.2f} times"
+    f"fusing: {not_fused / safe_fused:.2f}x, "
+    f"one read instead of two: {safe_fused / online_fused:.2f}x"
 )
-topk_speed_up.compare(not_fused / online_fused)
-
-# %%
+print(f"both: {not_fused / online_fused:.2f}x")
 one_read = 1e6 * 4000 * 25000 * 4 / h200.copy_bandwidth
-print(f"one read at a copy's speed: {one_read:.0f} us")
+print(f"one read at copy bandwidth: {one_read:.0f} us")
 short = h200.experiment("top_k_parts")[1000]
 short_unfused, _, short_online = (short[name].median for name in VERSIONS)
-print(f"rows of 1,000: {short_unfused / short_online:.2f} times faster")
+print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 
 # %% [markdown]
 # **Verdict: under the paper's conditions, but on an H200, about three times: by fusing most, by online softmax next.**
-# The bytes allow five. The online kernel does not take them: its one read would be done much
-# sooner than it is, and the rest is most likely its own work, exponentials and comparisons for each score. On a V100,
-# whose memory is slower, more of them may show: that was not tested. On short rows, finding the winners takes most of
-# the time in all three.
+# The bytes allow five. The online kernel does not reach that: its one read would be done much earlier, and the rest is
+# most likely its own work, exponentials and comparisons for each score. On a V100, whose memory is slower, more of the
+# five may show: that was not tested.
 #
-# Another comparison is often made, and gives larger figures. The catalogue's `softmax_topk` returns all probabilities
-# as well, so that against two kernels it saves but one read of three trips. Against `F.softmax`, then `topk`:
+# Against `F.softmax`, then `topk`, figures are larger: the course's `softmax_topk` writes all probabilities as well, so
+# it saves one read of three passes, and yet
 
-# %%
+# %% tags=["hide-input"]
 h200.table("softmax_topk", "bfloat16")
 
-# %%
-topk = h200.times("softmax_topk", (32768, 4096), "bfloat16")
-alone = h200.times("softmax", (32768, 4096), "bfloat16")
-read = 32768 * 4096 * 2 / h200.copy_bandwidth
-eager, good = 1e6 * alone["eager"].median, 1e6 * alone["fused"].median
-sorting = 1e6 * topk["eager"].median - eager
-print(f"eager: softmax {eager:.0f} us, topk {sorting:.0f} us")
-print(f"two kernels, well made: softmax {good:.0f} us, one read {1e6 * read:.0f} us")
-print(f"fused: {1e6 * topk['fused'].median:.0f} us")
-
 # %% [markdown]
-# That is hardly fusion. `torch.topk` takes many times as long as reading its input: it is made for any `k` and any
-# length. The fused kernel wins because it knows that `k` is small. Two kernels at the speed of a copy, not fused, would
-# come close to it. So these figures say nothing of the paper's claim: **another baseline and other results are another
-# claim.**
+# That is hardly fusion. `torch.topk` takes many times as long as reading its input, because it is made for any `k` and
+# any length; the fused kernel knows that `k` is small. **Another baseline and other results are another claim.**
 #
-# With a GPU at hand, see for yourself what the second and the third read cost:
+# With a GPU, see what the second and the third read cost:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.instruments import benchmark_together
 
 if runtime.has_gpu():
@@ -930,46 +1047,3 @@ if runtime.has_gpu():
     print(benchmark_together(ways))
 else:
     print(f"No GPU here. Recorded above: {h200.label}.")
-
-# %% [markdown]
-# ## What you said, what was found
-
-# %%
-predictions()
-
-# %% [markdown]
-# ## Test yourself
-#
-# 1. What must a padding lane hold that takes part in a maximum and then in a sum of exponentials, and why not 0?
-# <details><summary>Answer</summary>Minus infinity: no maximum is changed by it, and its exponential is 0. A 0 wins the
-# maximum of a row of negative scores, and adds an exponential of its own to every row's sum.</details>
-#
-# 2. Online softmax without the rescaling is right on some rows. On which?
-# <details><summary>Answer</summary>Where the first block holds the row's maximum: it never moves, and every factor
-# would be 1.</details>
-#
-# 3. Why does cross entropy read its logits once, however wide, and softmax a wide row twice?
-# <details><summary>Answer</summary>Softmax must write a number for each column, and can only when the sum is known. The
-# loss is one number, made from maximum, sum and the label's logit.</details>
-#
-# 4. Your softmax of wide rows reads everything twice, and takes hardly longer than a copy. How can that be, and what
-#    change to the launch could spoil it?
-# <details><summary>Answer</summary>The second read comes from a cache. With more, smaller blocks, more rows are at work
-# at once, and a row is gone from the cache before its second read.</details>
-#
-# 5. A colleague saves the joining launch: every part adds its share with `tl.atomic_add`. The tests pass, and two runs
-#    with the same seed part ways after some hundred steps. Why?
-# <details><summary>Answer</summary>The parts arrive in another order each time, and fp32 additions round: the last
-# digits differ, and training magnifies them.</details>
-#
-# 6. Two programs share a row. The first found maximum 2 and sum 10 on its half, the second maximum 4 and sum 3. What is
-#    the sum of $e^{x-4}$ over the whole row? Put your number in place of the dots.
-
-# %%
-answer = ...
-row = np.repeat([2.0, 4.0], [10, 3])  # has two such halves
-self_test(answer, np.exp(row - 4).sum(), "rescale the first sum to the maximum 4, then add")
-
-# %% [markdown]
-# [Exercise 06](../exercises/06_softmax_topk.ipynb) asks for probabilities and top-k from one read, equal scores
-# included. Next: [07 Occupancy](07_occupancy.ipynb), on what more registers, more warps and more blocks each cost.

@@ -7,6 +7,8 @@ from helpers.figures import (
     AttentionUnitsExplorer,
     BanksExplorer,
     FusionDecisionExplorer,
+    RegisterQuartersExplorer,
+    RunningSumExplorer,
     TileChoiceExplorer,
     TileOrderExplorer,
     WideRowsExplorer,
@@ -20,6 +22,8 @@ EXPLORERS = {
     "decision": FusionDecisionExplorer,
     "matmul": TileChoiceExplorer,
     "order": TileOrderExplorer,
+    "register quarters": RegisterQuartersExplorer,
+    "running sum": RunningSumExplorer,
     "units": AttentionUnitsExplorer,
     "wide rows": WideRowsExplorer,
 }

@@ -35,6 +35,26 @@ ANSWERS = {
         ("centred = x - tl.sum(x) / columns", "centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)")
     ],
     "mean_kernel": [("mean = tl.sum(x) / columns", "mean = tl.sum(x.to(tl.float32)) / columns")],
+    "padding_kernel": [
+        (
+            "x = tl.load(x_ptr + offset, mask=inside, other=0.0)",
+            'x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))',
+        )
+    ],
+    "running_sum_kernel": [
+        (
+            "total = total + tl.sum(tl.exp(x - higher))",
+            "total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))",
+        )
+    ],
+    "column_banks_kernel": [("pitch = 32", "pitch = 33")],
+    "saved_kernel": [("kept += ((y, scale),)", "kept += ((n, scale),)")],
+    "persistent_kernel": [
+        (
+            "for row in range(tl.program_id(0), rows, 1):",
+            "for row in range(tl.program_id(0), rows, tl.num_programs(0)):",
+        )
+    ],
     "row_kernel": [("x_ptr + row * COLUMNS", "x_ptr + row * stride")],
     "k_mask_kernel": [("x = tl.load(x_ptr + at)", "x = tl.load(x_ptr + at, mask=(k < K)[None, :], other=0.0)")],
     "join_parts_kernel": [
