@@ -53,6 +53,12 @@ ANSWERS = {
         ("scale = tl.max(y) / 127.0", "scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0"),
     ],
     "block_scales_kernel": [("acc = (acc + product) * scale", "acc += product * scale")],
+    "gated_row_kernel": [
+        (
+            "y = tl.sum(gate * tl.sigmoid(gate) * up)",
+            "y = tl.sum(gate) * tl.sigmoid(tl.sum(gate)) * tl.sum(up)",
+        )
+    ],
     "centre_kernel": [("y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean", "y = s - mean")],
 }
 
