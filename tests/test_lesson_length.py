@@ -16,7 +16,6 @@ WITHOUT_PUZZLES = ("00", "01", "02", "03")  # these have one at least, the other
 UNEDITED = {
     "06",
     "07",
-    "09",
 }
 
 

@@ -41,6 +41,15 @@ ANSWERS = {
         ("y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)", "y += tl.load(parts_ptr + part * N + col)"),
         ("tl.store(y_ptr + col, y)", "tl.store(y_ptr + col, tl.maximum(y, 0.0))"),
     ],
+    "padding_kernel": [
+        ("there = (at >= 0) & (at < rows * width)", "there = (col + tap >= 1) & (col + tap <= width)"),
+    ],
+    "folded_bias_kernel": [
+        (
+            "shift = tl.load(beta_ptr + k) - mean * scale + bias",
+            "shift = tl.load(beta_ptr + k) + (bias - mean) * scale",
+        )
+    ],
     "column_mask_kernel": [("s = q * k", 's = tl.where(inside, q * k, -float("inf"))')],
     "scalar_flash_kernel": [
         ("acc = acc + tl.sum(p * v[None, :], axis=1)", "acc = acc * shrink + tl.sum(p * v[None, :], axis=1)")
