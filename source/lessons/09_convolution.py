@@ -344,7 +344,7 @@ for side, stride, padding in ((3, 1, 1), (3, 2, 1), (1, 2, 0)):
     metered = found.by_tensor["x"].read / (2 * 16 * x.itemsize)  # per image and channel
     expected = model.in_picture(model.reads()).sum()
     rows.append((f"{side} x {side}", stride, expected, f"{metered:.0f}"))
-table(("window", "stride", "reads of 196 pixels expected", "metered"), rows)
+table(("window", "stride", "reads of 196 pixels, by the model", "metered"), rows)
 
 # %% [markdown]
 # So the matrix of windows is still **requested**, many times the image; it is only not in memory. A pixel that is
@@ -411,16 +411,16 @@ waste
 
 # %% tags=["hide-input"]
 rows, fetched = [], {}
-for size in (16, 14):
-    plane = normal(2, 16, size, size).half()
+for side in (16, 14):
+    plane = normal(2, 16, side, side).half()
     for order, each in (("last", plane.to(memory_format=last)), ("first", plane)):
         for stride in (1, 2):
             found = measure(conv, conv_kernel, window, each, w, (), stride)
             of_x = found.by_tensor["x"].read
             of_w = found.bytes_read - of_x  # whole sectors
-            fetched[size, order, stride] = (32 * found.sectors_read - of_w) / of_x
-        shown = (f"{fetched[size, order, stride]:.2f} B" for stride in (1, 2))
-        rows.append((f"{size} x {size}, channels {order}", *shown))
+            fetched[side, order, stride] = (32 * found.sectors_read - of_w) / of_x
+        shown = (f"{fetched[side, order, stride]:.2f} B" for stride in (1, 2))
+        rows.append((f"{side} x {side}, channels {order}", *shown))
 display(table(("fetched per byte requested", "stride 1", "stride 2"), rows))
 waste.compare(
     fetched[16, "first", 2],
@@ -685,7 +685,7 @@ print("test passed:", torch.allclose(with_folded(x, *of_batch), training_mode(x)
 # share of image 0's results changes, in training mode?**
 
 # %% tags=["hide-input"]
-changed = predict_first("picture 0's results that change with picture 1, training mode", unit="%")
+changed = predict_first("image 0's results that change with image 1, training mode", unit="%")
 changed
 
 # %% tags=["hide-input"]
@@ -779,8 +779,8 @@ chart = curves_chart(gains, title, **axes, log=True, limit=formula)
 speed_up.on(chart, "y")
 
 # %% [markdown]
-# "Ours" is the course's tuned `conv_bn_act`, in the version that was timed then. cuDNN's kernel adds a bias and applies ReLU in its epilogue; with folded
-# weights, that is all we need. In PyTorch it is `torch.cudnn_convolution_relu`.
+# "Ours" is the course's tuned `conv_bn_act`, in the version that was timed then. cuDNN's kernel adds a bias and applies
+# ReLU in its epilogue; with folded weights, that is all we need. In PyTorch it is `torch.cudnn_convolution_relu`.
 #
 # And **only a pencil**? Fold the weights, give `conv2d` its bias, call ReLU: no new kernel. Batch norm's two trips are
 # gone. **How many times faster than three kernels, at the same size?** One thing to know: on a GPU PyTorch calls cuDNN
@@ -802,9 +802,9 @@ columns = ("", "only folded", "cuDNN's fused kernel over its convolution alone")
 display(table(columns, rows, h200.label_of("conv_steps")))
 pencil.compare(
     at_this_size,
-    "Nothing, or worse: folding has renamed batch norm's trips to the bias's, and that kernel is no "
-    "better. cuDNN's kernel with the epilogue takes the time of its convolution alone: there, batch "
-    "norm and ReLU are free, or nearly. So it takes both, a pencil and a kernel.",
+    "Nothing, or worse: batch norm's trips are the bias's now, at the same cost or more. cuDNN's "
+    "kernel with the epilogue takes the time of its convolution alone: there, batch norm and ReLU "
+    "are free, or nearly. So it takes both, a pencil and a kernel.",
 )
 
 # %% [markdown]

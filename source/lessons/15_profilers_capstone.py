@@ -23,6 +23,7 @@ import inspect
 import json
 import os
 import re
+import tempfile
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -520,8 +521,8 @@ fused_block = partial(transformer_block, heads=4, key_heads=2)
 unfused_block = partial(transformer_block_reference, heads=4, key_heads=2)
 tensors = transformer_block_inputs(24, **SIZES | SMALL, dtype=torch.float32)
 unfused, fused = (measure(lambda b=block: b(*tensors)) for block in (unfused_block, fused_block))
-for name, found in (("unfused", unfused), ("fused", fused)):
-    print(f"{name}: {found.launches} launches, {found.bytes_total / 1e3:.1f} kB")
+for name, each in (("unfused", unfused), ("fused", fused)):
+    print(f"{name}: {each.launches} launches, {each.bytes_total / 1e3:.1f} kB")
 print("the same values:", torch.allclose(fused.result, unfused.result, atol=1e-5))
 fewer.compare(unfused.launches / fused.launches)
 
@@ -611,8 +612,8 @@ def milliseconds(tokens, way, direction="forward"):
 
 found, rows = {"predicted": {}, "measured": {}}, []
 for tokens in (1, 512, 8192):
-    plan = plan_for(tokens)
-    found["predicted"][tokens] = plan.time_unfused / plan.time_fused
+    of_size = plan_for(tokens)
+    found["predicted"][tokens] = of_size.time_unfused / of_size.time_fused
     found["measured"][tokens] = milliseconds(tokens, "eager") / milliseconds(tokens, "fused")
     rows.append((tokens, *(f"{each[tokens]:.2f} times" for each in found.values())))
 display(table(("tokens", "predicted", "measured"), rows, label))
@@ -838,14 +839,11 @@ def two_parts(x, gate, up):
 small = [torch.randn(8, 16) for _ in range(3)]
 with torch.profiler.profile(with_stack=True) as profiler:
     two_parts(*small)
+with tempfile.TemporaryDirectory() as folder:
+    profiler.export_chrome_trace(f"{folder}/trace.json")
+    events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
 
 # %% tags=["hide-input", "nbval-ignore-output"]
-import tempfile
-
-with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "trace.json"
-    profiler.export_chrome_trace(str(file))
-    events = json.loads(file.read_text())["traceEvents"]
 calls = [event for event in events if event.get("cat") == "python_function"]
 rows = []
 for event in events:
@@ -961,8 +959,8 @@ made = []
 for name, (gate, rows) in ways.items():
     sizes = {"BLOCK_N": rows, "BLOCK_K": 1024, "num_warps": 4}
     given = (x, x, matrix, gate, None, y, 14336, 4096, 1e-6)
-    found = compile_for(linear_one_row_kernel, *given, device="H200", **sizes)
-    made.append((name, found.registers, repr(found.occupancy())))
+    kernel = compile_for(linear_one_row_kernel, *given, device="H200", **sizes)
+    made.append((name, kernel.registers, repr(kernel.occupancy())))
 table(("", "registers", "occupancy"), made)
 
 # %% [markdown]
@@ -984,13 +982,15 @@ from helpers.instruments import recorded_sweep
 at_all_sizes = recorded_sweep()
 display(at_all_sizes.summary())
 late = at_all_sizes.behind()
-calls = [line for line in late if line.startswith("a call")]
-print(*late[:8], *calls[:4], sep="\n")
+call_lines = [line for line in late if line.startswith("a call")]
+print(*late[:8], *call_lines[:4], sep="\n")
 timed = sum(bool(point.get("calls")) for point in at_all_sizes.points)
 points = len(at_all_sizes.points)
-on_gpu = len(late) - len(calls)
+on_gpu = len(late) - len(call_lines)
 print(f"behind at {on_gpu} of {points} points, {on_gpu / points:.0%}")
-print(f"behind as a call at {len(calls)} of the {timed} that were called, {len(calls) / timed:.0%}")
+print(
+    f"behind as a call at {len(call_lines)} of the {timed} that were called, {len(call_lines) / timed:.0%}"
+)
 
 # %% [markdown]
 # So a library is ahead at the share of points, and of calls, in the last lines. Each has its place: QuACK on many wide
