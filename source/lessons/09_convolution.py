@@ -376,8 +376,8 @@ delivered.compare(
     (counted["dram_read"] - filter_bytes) / image_bytes,
     "Nine taps cost memory nothing: they follow so soon that L2 still has the pixel. Four tiles of "
     "filters cost four reads: each is a pass over all images, and at its end L2 no longer has the "
-    "beginning. The course's kernel runs the tiles of the same pixels together, and memory delivers "
-    "x once: the order of tiles, as in any matmul.",
+    "beginning. The course's kernel runs the tiles of the same pixels together, and memory "
+    "delivers x once: the order of tiles, as in any matmul.",
 )
 
 # %% [markdown]
@@ -628,7 +628,7 @@ display(table(("not the nearest fp16", ""), ((n, f"{p} %") for n, p in not_the_n
 not_nearest.compare(
     not_the_nearest["in the epilogue"],
     "The epilogue rounds only the result (and an fp32 sum, hardly ever visible). Three kernels "
-    "round the sum first, then batch norm's result. Folded weights are rounded when they are folded, "
+    "round the sum first, then batch norm's result. Folded weights are rounded once, in advance, "
     "so each product in the sum is a little off.",
 )
 

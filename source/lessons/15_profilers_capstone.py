@@ -982,15 +982,13 @@ from helpers.instruments import recorded_sweep
 at_all_sizes = recorded_sweep()
 display(at_all_sizes.summary())
 late = at_all_sizes.behind()
-call_lines = [line for line in late if line.startswith("a call")]
-print(*late[:8], *call_lines[:4], sep="\n")
+slow = [line for line in late if line.startswith("a call")]
+print(*late[:8], *slow[:4], sep="\n")
 timed = sum(bool(point.get("calls")) for point in at_all_sizes.points)
 points = len(at_all_sizes.points)
-on_gpu = len(late) - len(call_lines)
+on_gpu = len(late) - len(slow)
 print(f"behind at {on_gpu} of {points} points, {on_gpu / points:.0%}")
-print(
-    f"behind as a call at {len(call_lines)} of the {timed} that were called, {len(call_lines) / timed:.0%}"
-)
+print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(slow) / timed:.0%}")
 
 # %% [markdown]
 # So a library is ahead at the share of points, and of calls, in the last lines. Each has its place: QuACK on many wide
