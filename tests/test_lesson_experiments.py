@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from lesson_code import lesson_defines
 from torch.nn import functional
 
@@ -13,7 +15,7 @@ from benchmarks import training
 from benchmarks.experiments import experiments, lesson_09, lesson_11, lesson_14, nested, timed
 from benchmarks.experiments.lesson_04 import with_dice
 from benchmarks.experiments.lesson_06 import PARTS, VERSIONS, K, split_loss
-from helpers.instruments import measure, recorded
+from helpers.instruments import compile_for, measure, recorded
 from helpers.learning import kept_elements
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,6 +129,23 @@ def test_the_lessons_convolution_is_pytorchs_with_batch_norm_and_relu(order, str
 @pytest.mark.parametrize("name", ["window", "products", "conv_bn_relu_kernel"])
 def test_the_convolution_that_was_timed_is_the_one_that_lesson_09_shows(name):
     assert lesson_defines("09_convolution", getattr(lesson_09, name).fn)
+
+
+@triton.jit
+def relu_kernel(x_ptr, y_ptr, KEEPS: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, 32))
+    y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) if KEEPS else tl.maximum(x, 0.0)
+    tl.store(y_ptr + tl.arange(0, 32), y)
+
+
+@pytest.mark.parametrize(("keeps", "instruction"), [(False, "max.f32"), (True, "max.NaN.f32")])
+def test_a_maximum_drops_nan_unless_it_propagates_it_as_lesson_09_says(keeps, instruction):
+    row = torch.empty(32, device="meta")
+    made = compile_for(relu_kernel, row, row, device="H100", KEEPS=keeps)
+    assert f"{instruction} " in " ".join(made.ptx.split()) + " "
+    x, y = torch.full((32,), torch.nan), torch.empty(32)
+    relu_kernel[(1,)](x, y, KEEPS=keeps)
+    assert bool(y.isnan().all()) == keeps
 
 
 @pytest.mark.parametrize("way", lesson_11.WAYS)

@@ -12,11 +12,6 @@ from tests.lesson_length import LESSONS, Length, length_of, main_thread
 CLAIM = re.compile(r"\*\*[Cc]laim:.*?\*\*", re.DOTALL)
 MOST_MINUTES, MOST_WORDS, MOST_LARGE_TABLES = 75, 3200, 1
 WITHOUT_PUZZLES = ("00", "01", "02", "03")  # these have one at least, the others two
-# Lessons whose edit is not done, one a line: take yours out.
-UNEDITED = {
-    "09",
-    "15",
-}
 
 
 def too_much(length: Length) -> list[str]:
@@ -34,10 +29,7 @@ def too_much(length: Length) -> list[str]:
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem.partition("_")[0])
 def test_the_main_thread_keeps_its_limits(path):
-    length = length_of(path)
-    if length.lesson in UNEDITED:
-        pytest.skip("not edited yet")
-    assert too_much(length) == []
+    assert too_much(length_of(path)) == []
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem.partition("_")[0])
@@ -63,8 +55,6 @@ def unasked(cells: list) -> list[str]:
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem.partition("_")[0])
 def test_every_bold_question_has_its_guess(path):
-    if path.stem.partition("_")[0] in UNEDITED:
-        pytest.skip("not edited yet")
     assert unasked(main_thread(jupytext.read(path, fmt="py:percent").cells)) == []
 
 

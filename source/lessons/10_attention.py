@@ -1071,7 +1071,8 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
     print(fused_model == measure(flash, rescales, *inputs).unique_total)
 
 # %% [markdown]
-# And 16 heads of dimension 128 on an H200, in bf16; `-` did not fit.
+# And 16 heads of dimension 128 on an H200, in bf16; `-` did not fit. "fused took" is an earlier kernel of ours than the
+# one in *Attention by other kernels* below: compare it with the other columns here, not with that table.
 
 # %% tags=["hide-input"]
 from helpers.figures.attention.sequence_lengths import Attention

@@ -1,4 +1,4 @@
-"""Lesson 13's puzzle of edges: unsolved as given, solved by the hidden answer; what it says of other choices."""
+"""The puzzles of edges: unsolved as given, solved by the hidden answer; what is said of other choices."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import jupytext
 import pytest
 import torch
+from torch.nn import functional
 
 from helpers.learning import choose_edges
 
-LESSON = Path(__file__).resolve().parents[2] / "source/lessons/13_deciding_what_to_fuse.py"
+LESSONS = Path(__file__).resolve().parents[2] / "source/lessons"
 SQUARES = [torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta") for _ in range(3)]
 
 
@@ -21,14 +22,34 @@ def asked(*fuse) -> str:
     return repr(choose_edges(sums, *SQUARES, fuse=fuse))
 
 
-def test_the_lessons_puzzle_is_unsolved_as_given_and_solved_by_its_answer():
-    cells = jupytext.read(LESSON, fmt="py:percent").cells
-    (at,) = (place for place, cell in enumerate(cells) if "choose_edges(" in cell.source)
+def feed_forward(s, norm, gate, up, down):
+    h = functional.rms_norm(s, (4096,), norm)
+    return s + (functional.silu(h @ gate) * (h @ up)) @ down
+
+
+SHAPES = (512, 4096), (4096,), (4096, 14336), (4096, 14336), (14336, 4096)
+WEIGHTS = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in SHAPES]
+
+
+@pytest.mark.parametrize(
+    ("lesson", "function", "inputs"),
+    [("13_deciding_what_to_fuse", sums, SQUARES), ("15_profilers_capstone", feed_forward, WEIGHTS)],
+)
+def test_a_lessons_puzzle_is_unsolved_as_given_and_solved_by_its_answer(lesson, function, inputs):
+    cells = jupytext.read(LESSONS / f"{lesson}.py", fmt="py:percent").cells
+    (at,) = (place for place, cell in enumerate(cells) if "choose_edges(\n" in cell.source)
     given = re.findall(r'\("(\w+)", "(\w+)"\)', cells[at].source)
     (hidden,) = re.findall(r"<code>(.*?)</code>", cells[at + 1].source, re.DOTALL)
     answer = re.findall(r'\("(\w+)", "(\w+)"\)', hidden)
-    assert asked(*given).startswith("Not yet: ")
-    assert asked(*answer).startswith("Solved: ")
+    assert repr(choose_edges(function, *inputs, fuse=given)).startswith("Not yet: ")
+    assert repr(choose_edges(function, *inputs, fuse=answer)).startswith("Solved: ")
+
+
+def test_two_matmuls_and_a_norm_before_one_are_refused():
+    two = (("mm", "silu"), ("silu", "mul"), ("mm_1", "mul"))
+    assert "two products" in repr(choose_edges(feed_forward, *WEIGHTS, fuse=two))
+    norm = (("_fused_rms_norm", "mm"),)
+    assert "would wait for whole rows" in repr(choose_edges(feed_forward, *WEIGHTS, fuse=norm))
 
 
 @pytest.mark.parametrize(

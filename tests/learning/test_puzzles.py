@@ -61,6 +61,15 @@ ANSWERS = {
         ("y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)", "y += tl.load(parts_ptr + part * N + col)"),
         ("tl.store(y_ptr + col, y)", "tl.store(y_ptr + col, tl.maximum(y, 0.0))"),
     ],
+    "padding_kernel": [
+        ("there = (at >= 0) & (at < rows * width)", "there = (col + tap >= 1) & (col + tap <= width)"),
+    ],
+    "folded_bias_kernel": [
+        (
+            "shift = tl.load(beta_ptr + k) - mean * scale + bias",
+            "shift = tl.load(beta_ptr + k) + (bias - mean) * scale",
+        )
+    ],
     "column_mask_kernel": [("s = q * k", 's = tl.where(inside, q * k, -float("inf"))')],
     "scalar_flash_kernel": [
         ("acc = acc + tl.sum(p * v[None, :], axis=1)", "acc = acc * shrink + tl.sum(p * v[None, :], axis=1)")
@@ -73,6 +82,12 @@ ANSWERS = {
         ("scale = tl.max(y) / 127.0", "scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0"),
     ],
     "block_scales_kernel": [("acc = (acc + product) * scale", "acc += product * scale")],
+    "gated_row_kernel": [
+        (
+            "y = tl.sum(gate * tl.sigmoid(gate) * up)",
+            "y = tl.sum(gate) * tl.sigmoid(tl.sum(gate)) * tl.sum(up)",
+        )
+    ],
     "centre_kernel": [("y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean", "y = s - mean")],
 }
 
