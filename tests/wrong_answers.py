@@ -455,4 +455,46 @@ WRONG = {
         "tile 4 a thread": {"(32 * 16)": "(32 * 2)"},
         "not power": {"side *= 2": "side += 1"},
     },
+    "13_decide": {
+        "numel": {
+            'if (one["rows"], one["columns"]) != (two["rows"], two["columns"]):': (
+                'if one["rows"] * one["columns"] != two["rows"] * two["columns"]:'
+            )
+        },
+        "overwriting twice": {
+            'set(earlier["writes"]) & tensors_of(later)': 'set(earlier["writes"]) & set(later["reads"])'
+        },
+        "no registers": {' and kernel_cost(graph, group)["registers"] <= 255': ""},
+        "connected to first": {"for _ in members:": "for _ in members[:1]:"},
+        "earlier read ignored": {' or set(later["writes"]) & set(earlier["reads"])': ""},
+        "made only": {"return bool(made or overwritten)": "return bool(made)"},
+        "fuse if legal": {' and kernel_cost(graph, [one, two])["time"] < apart': ""},
+        "greedy last": {
+            "for number, group in enumerate(groups):": "for number, group in list(enumerate(groups))[-1:]:"
+        },
+        "greedy two": {"for number, group in enumerate(groups):": "for number, group in list(enumerate(groups))[-2:]:"},
+        "no order": {'if time < float("inf") and can_run(graph, names)': 'if time < float("inf")'},
+    },
+    "14_cuda_softmax": {
+        "peak from 0": {"float peak = -INFINITY, sum = 0;": "float peak = 0, sum = 0;"},
+        "peak from -10000": {"float peak = -INFINITY, sum = 0;": "float peak = -1e4f, sum = 0;"},
+        "no barrier": {"__syncthreads();  // every warp has left its own": ""},
+        "a warp's barrier": {"__syncthreads();  // every warp has left its own": "__syncwarp();"},
+        "half a mask": {"__shfl_xor_sync(0xffffffff, v, far)": "__shfl_xor_sync(0x0000ffff, v, far)"},
+        "half a warp": {"for (int far = 16;": "for (int far = 8;"},
+        "four warps": {"warp < blockDim.x / 32": "warp < 4"},
+    },
+    "08_linear_act": {
+        "product 16": {"acc = tl.dot(x, weight, acc)": "acc += tl.dot(x, weight).to(tl.float16).to(tl.float32)"},
+        "gelu 0.7071": {"0.7071067811865476": "0.7071"},
+        "silu naive": {"s * tl.sigmoid(s)": "s * tl.exp(s) / (1 + tl.exp(s))"},
+        "leaky": {"tl.where(s < 0, 0.0, s)": "tl.where(s < 0, s * 1e-4, s)"},
+        "tiles of 32": {"block_m = block_n = 64": "block_m = block_n = 32"},
+        "weight contiguous": {
+            "weight_stride_k + col[None, :] * weight_stride_n": "1 + col[None, :] * K",
+        },
+        "float32 operands": {
+            "acc = tl.dot(x, weight, acc)": "acc = tl.dot(x.to(tl.float32), weight.to(tl.float32), acc)"
+        },
+    },
 }

@@ -1,12 +1,16 @@
 """What holds for every launch of an answer: a compiler takes the kernel, its constants are plain, its programs run in
 any order, and there are enough of them."""
 
+import weakref
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from helpers.instruments.traffic import measure
 from helpers.learning import check_offsets, check_passes, check_traffic, check_values
+from helpers.learning.checks import launches
 from helpers.learning.checks.cases import Case
 from helpers.learning.outcome import FAIL, PASS
 from kernels.interpreter import runtime
@@ -142,6 +146,26 @@ def test_atomic_sums_may_round_otherwise_in_another_order():
 
     cases = [Case("", (numbers(5000),), "the sum", input_error=torch.float32)]
     assert check_values(answer, lambda x: x.sum().reshape(1), cases, name="values").state == PASS
+
+
+def test_of_a_kernel_without_atomics_only_the_first_call_is_repeated(monkeypatch):
+    measured = []
+    monkeypatch.setattr(
+        launches, "measure", lambda answer, *inputs: measured.append(len(inputs[0])) or measure(answer, *inputs)
+    )
+    monkeypatch.setattr(launches, "_in_any_order", weakref.WeakSet())
+    assert values_of(doubled("plain"), numbers(60), numbers(100), numbers(200)).state == PASS
+    assert measured == [60, 100, 100, 100, 200]  # of one program nothing can be reordered
+    measured.clear()
+    cases = [Case("", (numbers(size),), "the sum", input_error=torch.float32) for size in (100, 200)]
+
+    def summed(x):
+        y = torch.zeros(1, device=x.device)
+        summed_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+        return y
+
+    assert check_values(summed, lambda x: x.sum().reshape(1), cases, name="values").state == PASS
+    assert measured == [100, 100, 100, 200, 200, 200]
 
 
 # How work is spread

@@ -30,6 +30,9 @@ SAMPLE = [
     ("03_fused_add_gelu", "empty loads"),
     ("01_roofline", "ridge rounded"),
     ("01_roofline", "gpus strict"),
+    ("13_decide", "numel"),
+    ("13_decide", "overwriting twice"),
+    ("14_cuda_softmax", "peak from -10000"),
 ]
 
 

@@ -16,6 +16,7 @@ from helpers.learning.outcome import AnswerError, as_check
 
 ROWS = 3
 FAR_BELOW_ZERO = 200  # e^-200 is 0 in fp32
+LOWER_STILL = -(2.0**17)  # below whatever finite number a maximum may start at by mistake, such as -10000
 MAX_THREADS = 1024
 MAX_SOURCE = 20_000  # characters
 MAX_LINES_SHOWN = 12  # of the compiler's messages
@@ -33,7 +34,8 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
         columns: the widths that are tried, the simplest first.
-        scales: of x, which is drawn from the normal distribution: each is tried. The last row lies below -200.
+        scales: of x, which is drawn from the normal distribution: each is tried. The last row lies below -200;
+            where x is scaled, the second holds one number, far lower still.
         name: the check's name.
     """
     widths = list(columns)
@@ -164,6 +166,8 @@ def launched(
     generator = torch.Generator().manual_seed(1000 * cases.draw + width)
     x = scale * torch.randn(ROWS, width, generator=generator)
     x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # a maximum that starts at 0 is not this row's
+    if scale != 1:
+        x[1] = LOWER_STILL  # one number, so that no way to scale the exponent loses digits
     seen, y = x.clone(), torch.full_like(x, torch.nan)
     try:
         traffic = measure(kernel[ROWS, chosen["threads"]], seen, y, width)

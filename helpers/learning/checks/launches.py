@@ -7,6 +7,7 @@ has to ask.
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -61,6 +62,7 @@ class Launches(contextlib.AbstractContextManager):
         return launch
 
     def _note(self, kernel: JITFunction, args: tuple, kwargs: dict) -> None:
+        _launched.add(kernel)
         given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
         constants = {name: given.get(name) for name in (kernel.arg_names[place] for place in kernel.constexprs)}
         for name, value in constants.items():
@@ -105,13 +107,16 @@ def require_plain(kernel: str, name: str, value: object) -> None:
 
 
 MAX_REORDERED = 8  # programs of a call that is repeated in other orders; one with atomics always is
+_launched: set[JITFunction] = set()  # watched, in the call that is measured
+_in_any_order: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # kernels repeated in other orders, without atomics
 ROUNDINGS = 32  # units in the last place of the largest value: by what atomic additions in another order may differ
 
 
 def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
     """`measure(answer, *inputs)`, repeated with the programs from last to first, and shuffled.
 
-    Without atomics, hazards alone make the order matter; so calls of many programs and no atomic are not repeated.
+    Without atomics, hazards alone make the order matter, and the meter sees these in every call; so calls of many
+    programs and no atomic are not repeated, and of the others only the first of a kernel.
 
     Raises:
         AnswerError: the results differ by more than roundings, or a hazard shows in another order alone.
@@ -122,14 +127,20 @@ def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
         return measure(answer, *inputs)
     copies = [fresh_copies(inputs) for _ in ORDERS]
     counted: list[int] = []
+    _launched.clear()
     with programs_run(lambda programs: counted.append(len(programs)) or programs):
         traffic = measure(answer, *inputs)
-    if max(counted, default=0) > 1 and not traffic.hazards and (traffic.atomics or sum(counted) <= MAX_REORDERED):
+    kernels = set(_launched)
+    seen = bool(kernels) and kernels <= set(_in_any_order)
+    few = sum(counted) <= MAX_REORDERED and not seen
+    if max(counted, default=0) > 1 and not traffic.hazards and (traffic.atomics or few):
         for (order, reordered), again in zip(ORDERS.items(), copies, strict=True):
             with programs_run(reordered):
                 other = measure(answer, *again)
             require_no_hazards(other, f"{described(inputs)}, programs {order}")
             require_alike(traffic.result, other.result, f"{described(inputs)}: with the programs {order}")
+        if not traffic.atomics:
+            _in_any_order.update(kernels)
     return traffic
 
 

@@ -136,6 +136,28 @@ def at_the_limit() -> list[dict]:
     return found
 
 
+def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
+    """(graph, group), neither legal: what stands between the group waits for it only because both write one tensor;
+    and two operations over as many elements, in other rows and columns."""
+    size, turned = (4096, 8192), (8192, 4096)
+    between = [
+        _elementwise("relu", size, ["x"], [], "t"),
+        _elementwise("gelu", size, ["y"], [], "t"),
+        _elementwise("add", size, ["x", "t"], [], "u"),
+    ]
+    other = [_elementwise("relu", size, ["x"], [], "t"), _elementwise("scale", turned, ["x"], [], "u")]
+    return [
+        (
+            {"tensors": dict.fromkeys(tensors, 2 * 4096 * 8192), "operations": operations, "results": results},
+            [operations[0]["name"], operations[-1]["name"]],
+        )
+        for tensors, operations, results in (
+            (["x", "y", "t", "u"], between, ["u"]),
+            (["x", "t", "u"], other, ["t", "u"]),
+        )
+    ]
+
+
 def _far(rows: int, columns: int) -> list[dict]:
     """scale_x and mul read the same tensor and have two operations between them; two more go over half the rows."""
     size, half = (rows, columns), (rows // 2, columns)
