@@ -7,6 +7,7 @@ import torch
 from accuracy import assert_as_accurate, doubled
 
 import kernels
+from helpers.instruments import measure
 from kernels import CATALOGUE, arguments, variant
 from kernels.interpreter import runtime
 from kernels.tiled import paged_attention as module
@@ -234,3 +235,29 @@ def test_the_splits_fill_the_gpu():
     assert module.splits_for(32, 65536, 132) == 8
     assert module.splits_for(1, 131072, 132) == 256
     assert module.splits_for(512, 2048, 132) == 1
+
+
+@pytest.mark.parametrize("queries", [1, 8])
+def test_keys_and_values_are_read_once_whatever_the_group(queries, device):
+    """Each split reads the queries and its sequence's length again; the merge reads what the splits wrote."""
+    shape = (2, 8, 2, queries, 1040, 64)
+    inputs = OP.inputs(*shape, dtype=torch.bfloat16, device=device)
+    q, k, v, table, _ = inputs
+    traffic = measure(kernels.paged_attention, *inputs, device="H200")
+    splits = module.splits_for(4, 1040, 132)
+    partial = 2 * 8 * queries * splits * (64 + 2) * 4
+    assert traffic.launches == 2
+    assert traffic.bytes_written == partial + 2 * q.numel()
+    keys_and_values, tables = 2 * (k.numel() + v.numel()), 2 * 4 * table.numel()  # a table for each key head
+    again = splits * (2 * q.numel() + 4 * 4)
+    assert traffic.bytes_read == pytest.approx(keys_and_values + tables + again + partial, rel=1e-3)
+
+
+def test_programs_may_run_in_any_order(device, monkeypatch, many_multiprocessors):
+    if runtime.has_gpu():
+        pytest.skip("a GPU has an order of its own")
+    inputs = paged([300, 40], heads=4, kv_heads=2)
+    expected = kernels.paged_attention(*inputs)
+    in_order = runtime._in_order
+    monkeypatch.setattr(runtime, "_in_order", lambda grid: reversed([*in_order(grid)]))
+    assert torch.equal(kernels.paged_attention(*inputs), expected)
