@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import costs
-from kernels.arguments import cdiv, check_option, check_together, multiprocessors, next_power_of_2
+from kernels.arguments import cdiv, check_option, check_together, multiprocessors, next_power_of_2, shared_memory
 from kernels.attention import LOG2_E
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.tiled.flash_attention import flash_attention_reference
@@ -36,6 +36,7 @@ from kernels.tiled.flash_attention import flash_attention_reference
 MAX_ROWS = 64  # of queries and query heads in one tile; more are several programs
 MAX_SPLITS = 256
 MIN_KEYS = 128  # that are worth a split of their own
+LARGE = 128 * 2**10  # bytes of shared memory that a program may have: A100 and later
 PAGE = 16  # keys per page, as serving engines have it; the kernel takes any
 
 
@@ -155,21 +156,32 @@ def merge_splits_kernel(
     tl.store(out_ptr + row * dim + col, out.to(out_ptr.dtype.element_ty), mask=col < dim)
 
 
-def settings(rows: int, dim: int, dtype: torch.dtype) -> dict:
-    """Return launch settings for `rows` queries, of all heads of a group, of `dim` columns."""
+def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, large: bool = True) -> dict:
+    """Return launch settings.
+
+    Args:
+        rows: queries of all heads of a group.
+        dim: of a head.
+        dtype: of q.
+        in_pages: whether keys are found through a block table. The compiler's pipeline then has two loads in a row for
+            each tile of keys, and needs twice the stages to keep as many bytes in flight.
+        large: whether a program may have LARGE bytes of shared memory; others get tiles for 64 KB.
+    """
     block_d = max(16, next_power_of_2(dim))
     if dtype.itemsize > 2:  # products of fp32 and fp64 do not use tensor cores: tiles are small
         block_m, block_n, stages = 16, 32 if block_d <= 128 and dtype.itemsize == 4 else 16, 2
     else:
         block_m = min(MAX_ROWS, max(16, next_power_of_2(rows)))
-        block_n, stages = 64 if block_d <= 128 else 32, 3
+        block_n, stages = (64 if block_d <= 128 else 32), 5 if in_pages else 3
+    if not large:
+        block_n, stages = (16 if dtype.itemsize > 2 else 32), 1 if dtype.itemsize > 2 else 2
     return {
         "DIM": dim,
         "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
         "BLOCK_D": block_d,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "num_warps": 4,
+        "num_warps": 8 if dtype.itemsize > 2 else 4,
         "num_stages": stages,
     }
 
@@ -194,7 +206,8 @@ def _arguments(q, k, v, table, lengths, partial, peak, total, splits: int, causa
     strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
     sizes = kv_heads, heads // kv_heads, queries, pages, width, splits
     options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "PAGE": page}
-    options |= settings(heads // kv_heads * queries, dim, q.dtype)
+    large = shared_memory(q) >= LARGE
+    options |= settings(heads // kv_heads * queries, dim, q.dtype, table is not None, large)
     return (q, k, v, table, lengths, partial, peak, total, *sizes, *strides), options
 
 
