@@ -36,7 +36,7 @@ from kernels.tiled.flash_attention import flash_attention_reference
 MAX_ROWS = 64  # of queries and query heads in one tile; more are several programs
 MAX_SPLITS = 256
 MIN_KEYS = 128  # that are worth a split of their own
-LARGE = 128 * 2**10  # bytes of shared memory that a program may have: A100 and later
+LARGE = 160 * 2**10  # bytes of shared memory that a program may have: A100 and later
 PAGE = 16  # keys per page, as serving engines have it; the kernel takes any
 
 
@@ -172,7 +172,8 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
         block_m, block_n, stages = 16, 32 if block_d <= 128 and dtype.itemsize == 4 else 16, 2
     else:
         block_m = min(MAX_ROWS, max(16, next_power_of_2(rows)))
-        block_n, stages = (64 if block_d <= 128 else 32), 5 if in_pages else 3
+        smaller = (2 if block_d > 128 else 1) * (2 if block_m * block_d > 32 * 128 else 1)
+        block_n, stages = (128 if in_pages else 64) // smaller, 5 if in_pages else 3
     if not large:
         block_n, stages = (16 if dtype.itemsize > 2 else 32), 1 if dtype.itemsize > 2 else 2
     return {
@@ -181,15 +182,17 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
         "BLOCK_D": block_d,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "num_warps": 8 if dtype.itemsize > 2 else 4,
+        "num_warps": 8 if in_pages or dtype.itemsize > 2 else 4,
         "num_stages": stages,
     }
 
 
 def splits_for(programs: int, keys: int, processors: int) -> int:
-    """Return into how many parts to cut up to `keys` keys, where one part makes `programs` programs: two programs for
-    each of the GPU's multiprocessors, which one alone would not keep busy while it waits for memory."""
-    return max(1, min(2 * processors // programs, cdiv(keys, MIN_KEYS), MAX_SPLITS))
+    """Return into how many parts to cut up to `keys` keys, where one part makes `programs` programs: as many as leave
+    the fewest of the GPU's multiprocessors without one, in 1 to 4 waves, and of equals the fewest. What the loop has in
+    flight keeps a multiprocessor busy with one program, and each split costs the merge its output."""
+    waves = max(range(1, 5), key=lambda waves: waves * processors // programs * programs / waves)
+    return max(1, min(waves * processors // programs, cdiv(keys, MIN_KEYS), MAX_SPLITS))
 
 
 def merge_settings(splits: int, dim: int) -> dict:
