@@ -61,7 +61,8 @@ from kernels.op import FusedOp, Work
 SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
 LONG = 1e-3  # seconds: nobody asks what launching costs of work that takes longer
 RUNS = 30
-NOT_COMPILED = {"moe_int8"}  # the sizes in its reference depend on the routing: torch.compile leaves them to eager
+# The sizes in their references depend on the routing, and on lengths: torch.compile leaves them to eager.
+NOT_COMPILED = {"moe_int8", "paged_attention"}
 FORWARD_ONLY = {"max-autotune", "cuBLAS alone"}  # whose backward takes minutes to tune, or is another operation's
 NO_GRADIENT = {("layer_norm", "QuACK")}
 

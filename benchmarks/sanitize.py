@@ -70,6 +70,12 @@ SHAPES = {  # beside the catalogue's own for the interpreter
         for tokens, dim in ((1, 128), (127, 128), (1000, 128), (300, 64), (300, 96), (513, 256))
         for causal in (False, True)
     ),
+    "paged_attention": (
+        (1, 8, 1, 1, 5000, 128),
+        (3, 14, 2, 4, 1025, 96),
+        (2, 4, 4, 16, 300, 64),
+        (1, 9, 1, 16, 70, 128),
+    ),
 }
 BLOCK, TOKENS = {"heads": 4, "key_heads": 2}, (1, 24)  # whose products of one row have a kernel of their own
 WIDTHS = {"width": 64, "hidden": 96}

@@ -29,6 +29,7 @@ from kernels.tiled.ffn import FeedForward, ffn
 from kernels.tiled.flash_attention import FlashAttention, flash_attention
 from kernels.tiled.linear_act import LinearAct, linear_act
 from kernels.tiled.moe_int8 import moe_int8
+from kernels.tiled.paged_attention import paged_attention
 from kernels.variants import variant
 
 CATALOGUE = {
@@ -48,6 +49,7 @@ CATALOGUE = {
         layer_norm_int8,
         linear_act,
         moe_int8,
+        paged_attention,
         residual_act,
         residual_layer_norm,
         residual_rms_norm,
@@ -81,6 +83,7 @@ __all__ = [
     "layer_norm_int8",
     "linear_act",
     "moe_int8",
+    "paged_attention",
     "residual_act",
     "residual_layer_norm",
     "residual_rms_norm",

@@ -1,6 +1,7 @@
-"""flash_attention's peers: PyTorch's attention by the backend that runs it, FlexAttention compiled, FlashAttention-4.
+"""The peers of attention: PyTorch's by the backend that runs it, FlexAttention compiled, and FlashAttention-4.
 
-FlashAttention-4 is no dependency of the course: `pip install flash-attn-4` adds the column.
+FlashAttention-4 is no dependency of the course: `pip install flash-attn-4` adds the column. The peers of
+paged_attention are given the keys of each sequence in a row, which someone else gathered from the pages.
 """
 
 from collections.abc import Callable
@@ -53,8 +54,35 @@ def flash_attention_4() -> dict[str, Callable]:
     return {"FlashAttention-4": attention}
 
 
+def in_a_row(cache: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
+    """The keys of all sequences, each with as many full pages, as (sequences, kv_heads, keys, dim)."""
+    return cache[block_table.long()].transpose(1, 2).flatten(2, 3)
+
+
+def decoding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable]:
+    """Peers of a causal call for the last tokens, whatever they are given beside q."""
+    queries, keys = q.shape[2], k.shape[2]
+
+    def flash(q, *_):  # its causal mask begins top left: without one, of several queries it does a little more
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    def seen(b, h, i, j):
+        return i + keys - queries >= j
+
+    mask = create_block_mask(seen, None, None, queries, keys, device=q.device)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return {
+        "FlashAttention-2": flash,
+        "Flex": lambda q, *_: compiled(q, k, v, block_mask=mask, enable_gqa=True),
+    }
+
+
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Each has a gradient."""
+    """Those of flash_attention have a gradient."""
+    if name == "paged_attention" and runtime.has_gpu():
+        q, k_cache, v_cache, block_table, _ = inputs
+        return decoding(q, in_a_row(k_cache, block_table), in_a_row(v_cache, block_table))
     if name != "flash_attention" or not runtime.has_gpu():
         return {}
     q, _, _, causal = inputs

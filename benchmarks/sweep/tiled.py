@@ -110,7 +110,18 @@ FULL_AND_CAUSAL = {
     "odd": ((4, 16, 16, 1000, 1000, 128), (4, 16, 16, 4097, 4097, 128), (16, 12, 12, 197, 197, 64)),
 }
 FULL = {"lengths": ((4, 16, 16, 512, 4096, 128), (4, 16, 16, 77, 4096, 128), (8, 10, 10, 4096, 77, 64))}
-CAUSAL = {"lengths": ((4, 16, 16, 512, 4096, 128),)}  # bottom right: the last query sees every key
+FULL |= {
+    "decode": (
+        (1, 32, 32, 1, 65536, 128),
+        (1, 32, 8, 1, 65536, 128),
+        (8, 32, 8, 1, 8192, 128),
+        (64, 32, 8, 1, 2048, 128),
+        (1, 8, 1, 1, 131072, 128),
+        (1, 32, 8, 1, 1024, 128),
+    )
+}
+CAUSAL = {"decode": ((1, 32, 8, 4, 65536, 128), (8, 32, 8, 8, 8192, 128))}
+CAUSAL |= {"lengths": ((4, 16, 16, 512, 4096, 128),)}  # bottom right: the last query sees every key
 WITH_BACKWARD = {"d128", "d64", "grouped"}
 LINEAR_BACKWARD = ((512, 768, 3072), (2048, 4096, 14336), (8192, 4096, 11008))
 COMPILED = {  # torch.compile and Flex, at some of attention's points
@@ -119,6 +130,8 @@ COMPILED = {  # torch.compile and Flex, at some of attention's points
     (1, 16, 16, 16384, 16384, 128),
     (4, 16, 16, 4096, 4096, 64),
     (4, 8, 8, 2048, 2048, 256),
+    *FULL["decode"],
+    *CAUSAL["decode"],
 }
 CALLED = {  # where a call's host time shows, too
     *((m, 4096, 4096) for m in (1, 16, 128, 1024)),
@@ -242,7 +255,10 @@ def _attention(shape: tuple, inputs: tuple) -> dict[str, Callable]:
         compiled = torch.compile(flex_attention, dynamic=False)
         mask = None
         if causal:
-            mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device=inputs[0].device)
+            before = keys - queries  # bottom right, as ours
+            mask = create_block_mask(
+                lambda b, h, i, j: i + before >= j, None, None, queries, keys, device=inputs[0].device
+            )
         grouped = heads != kv_heads
         found["Flex"] = lambda q, k, v, causal: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
     return found

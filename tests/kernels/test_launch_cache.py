@@ -24,7 +24,7 @@ ASKS_PYTORCH = {"ffn", "flash_attention"}  # in the backward pass
 DEVICES = itertools.count(1000)
 SHAPES = {"conv_bn_act": (2, 64, 14, 14, 64, 3), "flash_attention": (2, 4, 256, 64, True), "linear_act": (40, 64, 128)}
 SHAPES |= {"moe_int8": CATALOGUE["moe_int8"].interpreter_shapes[-1], "ffn": (256, 64, 128, True)}
-SHAPES |= {"attention_scores": (1, 2, 64, 32, True)}
+SHAPES |= {"attention_scores": (1, 2, 64, 32, True), "paged_attention": (2, 4, 1, 2, 4096, 64)}
 
 
 @triton.jit
