@@ -26,6 +26,7 @@ from benchmarks.provenance import RESULTS, date_and_versions, file_name
 from helpers.instruments.timing import benchmark_together
 from kernels.tiled.linear_act import linear_act
 
+RECORDS = {"H100": "h100_80gb_hbm3_libraries.json", "CPU": "cpu_libraries.json"}
 SHAPE = (32768, 4096)
 SMALL = (64, 256)
 LINEARS = ((8192, 1024, 4096), (128, 4096, 4096), (4096, 4096, 4096))  # tokens, in, out
@@ -33,6 +34,11 @@ CONVOLUTIONS = ((32, 64, 56, 56, 64, 3), (32, 256, 28, 28, 256, 3))  # images, c
 EPS = 1e-6
 CALLS = 20  # in a row, by the host's clock
 RUNS = 20
+
+
+def record(name: str = "H100") -> dict:
+    """Return what was recorded on the H100, or on the "CPU": XLA's texts alone."""
+    return json.loads((RESULTS / RECORDS[name]).read_text())
 
 
 def gated(x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

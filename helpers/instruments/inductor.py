@@ -1,8 +1,8 @@
-"""What Inductor, torch.compile's code generator, makes of a function for a GPU that need not be there.
+"""Inductor, torch.compile's code generator, for a GPU that this machine does not have.
 
 Inductor decides what to fuse and writes Triton from shapes, dtypes and a few properties of the GPU. Give it those and
-tensors without data, and it writes the same source as on the GPU. What it would find out by timing, it cannot: which
-configuration of a kernel is fastest, and which template a matmul takes.
+tensors without data, and it writes the same source as on the GPU. Only choices that it makes by timing are missing: the
+configuration of a kernel, and the template of a matmul.
 """
 
 import importlib.util
@@ -35,11 +35,11 @@ class InductorCode:
     """One function as Inductor compiles it for one GPU.
 
     Attributes:
-        graph: what it was given: ATen operators, as eager PyTorch would run them.
+        graph: its input: ATen operators, as eager PyTorch would run them.
         lowered: the same after Inductor's decompositions and passes.
         buffers: the scheduler's nodes before fusion, one per buffer or extern call.
         groups: after fusion, the names of the buffers that one kernel computes, kernel by kernel.
-        kernels: name -> source of each Triton kernel, from `@triton.jit` on.
+        kernels: name -> source of each Triton kernel, with its `@triton.jit`.
         wrapper: the Python that allocates and launches.
         device: the GPU it was written for.
     """
@@ -54,7 +54,7 @@ class InductorCode:
 
     @property
     def calls(self) -> list[str]:
-        """What the wrapper launches, in order: kernels by name, and library calls such as `extern_kernels.mm`."""
+        """The wrapper's launches in order: kernels by name, and library calls such as `extern_kernels.mm`."""
         body = self.wrapper.partition("def call(")[2]
         return re.findall(
             r"^ +(?:\w+ = )?((?:triton_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+))(?:\.run)?\(", body, re.M
@@ -81,7 +81,7 @@ class InductorCode:
 
 
 def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Device = "H100", **options) -> InductorCode:
-    """Compile a function with Inductor for a GPU that need not be there, as far as its Triton source.
+    """Compile a function with Inductor for a GPU that this machine may lack, down to Triton source.
 
     Args:
         function: of tensors; forward only.
@@ -137,7 +137,7 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
 
 
 def absent_gpu(device: Device) -> list:
-    """Return the context managers under which Inductor takes this GPU to be there."""
+    """Return context managers that make Inductor see this GPU."""
     from torch._inductor.runtime.hints import DeviceProperties
 
     major, minor = device.compute_capability

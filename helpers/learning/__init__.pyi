@@ -59,6 +59,9 @@ from .checks.tile_cases import scores_cases as scores_cases
 from .checks.traffic_checks import check_cut as check_cut
 from .checks.traffic_checks import check_traffic as check_traffic
 from .checks.values import check_values as check_values
+from .compiler_puzzles import graph_puzzle as graph_puzzle
+from .compiler_puzzles import pattern_puzzle as pattern_puzzle
+from .compiler_puzzles import score_puzzle as score_puzzle
 from .cuda_puzzles import cuda_puzzle as cuda_puzzle
 from .edge_choice import choose_edges as choose_edges
 from .guesses import predict_first as predict_first

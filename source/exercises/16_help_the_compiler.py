@@ -9,14 +9,18 @@
 #
 # $$y = \mathrm{silu}\!\left(\frac{x}{\sqrt{\tfrac1n \sum x^2 + \varepsilon}} \cdot w\right) \cdot u$$
 #
-# **The picture**, what the pass leaves of a graph:
+# **The picture**, a graph before the pass and after it:
 #
 # ```text
-#   x --+-> pow -> mean -> add eps -> rsqrt --+                     x --+
-#       |                                     v                         |
-#       +----------------------------------> mul -> mul w -> silu       u --+-> gated_norm -> y
-#                                                             v         |
-#                                                  u ------> mul -> y   w --+
+#   x --+-> pow -> mean -> add eps -> rsqrt --+        x --+
+#       |                                     v            |
+#       +----------------------------------> mul      w ---+--> gated_norm --> y
+#                                             v            |
+#   w -------------------------------------> mul      u ---+
+#                                             v
+#                                            silu
+#                                             v
+#   u -------------------------------------> mul --> y
 # ```
 
 # %%
@@ -117,7 +121,7 @@ table(columns, [[str(node[column]) for column in columns] for node in graph])
 #
 # A place counts only if the kernel may be called there:
 #
-# 1. **nothing inside is read elsewhere**: what the kernel no longer stores, no other node may need;
+# 1. **nothing inside is read elsewhere**: the kernel stores its result only;
 # 2. **dtypes**: x, up and weight have one dtype, float32, float16 or bfloat16;
 # 3. **shapes**: up has x's shape, weight the last dimension's, the mean is over that dimension, and sizes may be
 #    strings.
@@ -169,10 +173,10 @@ def find_places(graph):
 
 
 def fits(nodes, x, up, weight):
-    """Whether the kernel takes these three."""
+    """Return whether the kernel takes these three."""
     if any(not isinstance(name, str) or name not in nodes for name in (x, up, weight)):
         return False
-    # SiLU's result times itself: the kernel would be called with what it replaces.
+    # SiLU's result times itself: the kernel would get an argument that it replaces.
     if nodes[up]["op"] == "silu" and len(nodes[up]["users"]) == 1:
         return False
     dtypes = {nodes[name]["dtype"] for name in (x, up, weight)}
@@ -209,10 +213,10 @@ hint = Hints(
         "the nodes between them alone. Never ask whether a size is an int.",
     ),
     leaves=(
-        "The message says which condition the place breaks. Ask it of the three arguments, once "
-        "all are known.",
+        "The message names the condition that the place breaks. Check it on the three arguments, "
+        "once all are known.",
         "Inside are pow, mean, add, rsqrt, both inner muls and silu: each has one reader.",
-        "One dtype: a wider weight would make PyTorch's result wider than what your kernel stores.",
+        "One dtype: a wider weight would make PyTorch's result wider than your kernel's.",
     ),
 )
 hint
@@ -230,8 +234,8 @@ check_values(gated_norm, reference, norm_cases(2, 1, seed=16), name="values")
 check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), name="traffic")
 
 # %% [markdown]
-# **Does the pass find its places?** Each is tried: the graph is rewritten, and its values, what is left in it and its
-# metered bytes are compared with those of the graph before.
+# **Does the pass find its places?** Each is tried: the graph is rewritten, and its values, its nodes and its metered
+# bytes are compared with those of the graph before.
 
 # %% grade_id="finds" points=5
 check_rewrites(find_places, rewrite_cases(16, places=True), name="finds")
@@ -266,7 +270,7 @@ check_rewrites(find_places, other_graphs, name="other-graphs")
 # ## In torch.compile
 #
 # Not graded. Once the checks above pass, this cell compiles a layer by torch.compile with your pass as its backend: it
-# prints the graph that is left, and what the meter counts before and after.
+# prints the rewritten graph, with metered bytes before and after.
 
 # %% tags=["nbval-ignore-output"]
 in_torch_compile(

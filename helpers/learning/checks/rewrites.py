@@ -1,7 +1,7 @@
 """Does a pass find every place in a graph that the learner's kernel can do, and no other?
 
 An answer gets a traced graph as plain values and names the places. Here each place is put to the test: the graph is
-rewritten, and compared with the graph as it was by its values, its dtype, what is left in it, and its metered bytes.
+rewritten, and compared with the graph as it was: values, dtypes, nodes and metered bytes.
 """
 
 import copy
@@ -36,7 +36,7 @@ def gated_norm_kernel(x_ptr, up_ptr, weight_ptr, y_ptr, cols, eps, BLOCK: tl.con
 
 
 def gated_norm(x: torch.Tensor, up: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return silu(rms_norm(x, eps) * weight) * up in one launch: what a right kernel of the exercise does."""
+    """Return silu(rms_norm(x, eps) * weight) * up in one launch, as a right answer's kernel."""
     x, up = x.contiguous(), up.contiguous()
     y, cols = torch.empty_like(x), x.shape[-1]
     block = triton.next_power_of_2(cols)
@@ -49,7 +49,7 @@ class RewriteCase:
     """A function that a pass is tried on.
 
     Attributes:
-        label: what is special about it, for a failure's first line.
+        label: its special feature, for a failure's first line.
         function: of x, weight, up.
         inputs: these three.
         places: how many the fused kernel can do.
@@ -122,11 +122,11 @@ def with_gelu(x, weight, up):
 
 
 def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> list[RewriteCase]:
-    """Return functions with places for the kernel, or those that look like it and have none.
+    """Return functions with places for the kernel, or functions that only look like it.
 
     Args:
-        seed: of the values.
-        places: which of the two.
+        seed: for the values.
+        places: True for those with places.
         rows, cols: of x and up.
     """
     draw = torch.Generator().manual_seed(seed + (cases.draw << 16))
@@ -212,7 +212,7 @@ def plain(value: object) -> object:
 
 
 def rewritten(module: GraphModule, places: Iterable[dict], kernel: Callable = gated_norm) -> GraphModule:
-    """Return a copy of a traced graph with a call of `kernel` at each place, and what nothing reads any more removed.
+    """Return a copy of a traced graph with a call of `kernel` at each place, and no unused nodes.
 
     Args:
         module: as `traced` gives it.
@@ -238,12 +238,12 @@ def rewritten(module: GraphModule, places: Iterable[dict], kernel: Callable = ga
 
 
 def launches_left(module: GraphModule) -> list[str]:
-    """Return the names of what a graph calls."""
+    """Return the names of a graph's calls."""
     return [node.name for node in module.graph.nodes if node.op == "call_function"]
 
 
 def in_torch_compile(find_places: Callable, kernel: Callable, function: Callable, *inputs: torch.Tensor) -> Unquoted:
-    """Compile a function by torch.compile with the learner's pass and kernel, and return the text of what is left.
+    """Compile a function by torch.compile with the learner's pass and kernel, and describe the result.
 
     The code of the graph, its largest difference from the function's own result, launches and bytes before and after,
     as metered; or one line where the checks "values" and "finds" have not passed in this session.
@@ -294,7 +294,7 @@ def check_places(case: RewriteCase, module: GraphModule, graph: list[dict], got:
     """Raise AnswerError unless these are the places of the case."""
     if not isinstance(got, list | tuple) or not all(isinstance(each, dict) for each in got):
         raise AnswerError(
-            f"{case.label}: got {got!r:.80}; a list of dictionaries is expected", "what your function returns"
+            f"{case.label}: got {got!r:.80}; expected a list of dictionaries", "what your function returns"
         )
     names = [node["name"] for node in graph]
     for place in got:
@@ -345,7 +345,7 @@ def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: 
 
 
 def inside(nodes: dict[str, dict], place: dict) -> list[str]:
-    """Return the names of what is computed between the kernel's arguments and its result, both left out."""
+    """Return the names of the nodes between the kernel's arguments and its result."""
     known, found = {place[key] for key in ("x", "weight", "up")}, []
     left = [place["result"]]
     while left:

@@ -1,4 +1,10 @@
-# right_by_shape_of_the_tree: Compares each product with a pattern, a tree with names in it.
+# Compares each product with a pattern, a tree with names in it.
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
 
 # %% grade_id="kernel"
 @triton.jit
@@ -61,7 +67,7 @@ def match(by_name, pattern, value):
 def all_match(by_name, patterns, values):
     """The same for several, in which a name means one thing."""
     ways = [({}, [])]
-    for pattern, value in zip(patterns, values):
+    for pattern, value in zip(patterns, values, strict=True):
         ways = [
             ({**before, **names}, [*passed, *crossed])
             for before, passed in ways

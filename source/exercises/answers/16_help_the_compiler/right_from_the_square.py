@@ -1,4 +1,10 @@
-# right_from_the_square: Walks forward from each square, by its readers.
+# Walks forward from each square, by its readers.
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
 
 # %% grade_id="kernel"
 @triton.jit
@@ -76,5 +82,5 @@ def find_places(graph):
         shapes = [nodes[each]["shape"] for each in (x, weight, up)]
         if shapes[2] != shapes[0] or shapes[1] != [shapes[0][-1]]:
             continue
-        places.append(dict(x=x, up=up, weight=weight, eps=eps, result=result["name"]))
+        places.append({"x": x, "up": up, "weight": weight, "eps": eps, "result": result["name"]})
     return places
