@@ -42,11 +42,9 @@ from .checks.partitions import edges_asked as edges_asked
 from .checks.partitions import groups_asked as groups_asked
 from .checks.passes import check_passes as check_passes
 from .checks.rewrites import check_rewrites as check_rewrites
+from .checks.rewrites import graph_table as graph_table
 from .checks.rewrites import in_torch_compile as in_torch_compile
-from .checks.rewrites import plain_graph as plain_graph
 from .checks.rewrites import rewrite_cases as rewrite_cases
-from .checks.rewrites import rewritten as rewritten
-from .checks.rewrites import traced as traced
 from .checks.row_cases import large_mean_cases as large_mean_cases
 from .checks.row_cases import norm_cases as norm_cases
 from .checks.row_cases import topk_cases as topk_cases

@@ -28,17 +28,16 @@ import torch
 import triton
 import triton.language as tl
 
-from helpers.instruments import measure, table
+from helpers.instruments import measure
 from helpers.learning import (
     Hints,
     check_passes,
     check_rewrites,
     check_values,
+    graph_table,
     in_torch_compile,
     norm_cases,
-    plain_graph,
     rewrite_cases,
-    traced,
 )
 
 # %% [markdown]
@@ -105,9 +104,7 @@ def gated_norm(x, up, weight, eps):
 # order. A size that torch.compile leaves open is a string, such as `"s75"`.
 
 # %%
-graph = plain_graph(traced(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up))
-columns = ("name", "op", "args", "dtype", "shape", "users")
-table(columns, [[str(node[column]) for column in columns] for node in graph])
+graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
 
 # %% [markdown]
 # ## Your pass

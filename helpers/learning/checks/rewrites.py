@@ -14,6 +14,7 @@ import triton.language as tl
 from torch.fx import Graph, GraphModule, Node
 from torch.nn.functional import gelu, silu
 
+from helpers.instruments.tables import Table, table
 from helpers.instruments.traffic import measure
 from helpers.learning.checks import cases
 from helpers.learning.display_text import Unquoted
@@ -200,6 +201,13 @@ def plain_graph(module: GraphModule) -> list[dict]:
             }
         )
     return found
+
+
+def graph_table(function: Callable, *inputs: torch.Tensor) -> Table:
+    """Return the plain graph of a function of x, weight and up as a table, a node per line."""
+    columns = ("name", "op", "args", "dtype", "shape", "users")
+    graph = plain_graph(traced(function, *inputs))
+    return table(columns, [[str(node[column]) for column in columns] for node in graph])
 
 
 def plain(value: object) -> object:
