@@ -141,8 +141,8 @@ for rows in (8, 16, 24, 32, 40):
     print(f"{rows} rows: {len(graphs)} compiled so far")
 graphs_compiled.compare(
     len(graphs),
-    "The first size is taken as a constant. The second differs, so Dynamo turns the row count into a "
-    "symbol, and that graph serves every other size. mark_dynamic skips the first step; another "
+    "The first size is taken as a constant. The second differs, so Dynamo turns the row count into "
+    "a symbol, and that graph serves every other size. mark_dynamic skips the first step; another "
     "dtype compiles again.",
 )
 
