@@ -6,6 +6,8 @@ from .devices import Device as Device
 from .devices import this_device as this_device
 from .fusion import FusionPlan as FusionPlan
 from .fusion import analyse as analyse
+from .inductor import InductorCode as InductorCode
+from .inductor import inductor_code as inductor_code
 from .ncu_pages import CounterPair as CounterPair
 from .ncu_pages import NcuCounter as NcuCounter
 from .ncu_pages import NcuKernel as NcuKernel

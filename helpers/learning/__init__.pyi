@@ -41,6 +41,10 @@ from .checks.partitions import check_partitions as check_partitions
 from .checks.partitions import edges_asked as edges_asked
 from .checks.partitions import groups_asked as groups_asked
 from .checks.passes import check_passes as check_passes
+from .checks.rewrites import check_rewrites as check_rewrites
+from .checks.rewrites import graph_table as graph_table
+from .checks.rewrites import in_torch_compile as in_torch_compile
+from .checks.rewrites import rewrite_cases as rewrite_cases
 from .checks.row_cases import large_mean_cases as large_mean_cases
 from .checks.row_cases import norm_cases as norm_cases
 from .checks.row_cases import topk_cases as topk_cases
@@ -53,6 +57,9 @@ from .checks.tile_cases import scores_cases as scores_cases
 from .checks.traffic_checks import check_cut as check_cut
 from .checks.traffic_checks import check_traffic as check_traffic
 from .checks.values import check_values as check_values
+from .compiler_puzzles import graph_puzzle as graph_puzzle
+from .compiler_puzzles import pattern_puzzle as pattern_puzzle
+from .compiler_puzzles import score_puzzle as score_puzzle
 from .cuda_puzzles import cuda_puzzle as cuda_puzzle
 from .edge_choice import choose_edges as choose_edges
 from .guesses import predict_first as predict_first

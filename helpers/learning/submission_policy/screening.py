@@ -171,7 +171,7 @@ def is_plain(cells: list[dict]) -> bool:
     return not any("@triton.jit" in cell["source"] for cell in cells if cell["answer"])
 
 
-NUMBERS = ("check_numbers", "check_counts")
+NUMBERS = ("check_numbers", "check_counts", "check_rewrites")
 
 
 def plain_answers(cells: list[dict]) -> set[str]:

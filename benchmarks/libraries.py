@@ -1,0 +1,285 @@
+"""What compilers and libraries make of lesson 16's functions on this GPU: XLA, cuBLASLt and cuDNN's graphs.
+
+    python benchmarks/libraries.py [--out FILE] [--small]
+
+Recorded: XLA's HLO of `gated` before and after its optimisation, with the kinds of its fusions and the bytes by its own
+cost analysis; times of `gated` by eager PyTorch, torch.compile and XLA; of a linear layer with GELU by cuBLASLt's
+epilogue (`torch._addmm_activation`), eager, torch.compile and this course's kernel; of convolution + bias + ReLU by
+cuDNN's fused call and by a graph built with nvidia-cudnn-frontend, where that is installed. What does not run is
+recorded with its error. Results are written after every part. Without a GPU, XLA's texts are those for the CPU, and
+nothing is timed.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from benchmarks.provenance import RESULTS, date_and_versions, file_name
+from helpers.instruments.timing import benchmark_together
+from kernels.tiled.linear_act import linear_act
+
+RECORDS = {"H100": "h100_80gb_hbm3_libraries.json", "CPU": "cpu_libraries.json"}
+SHAPE = (32768, 4096)
+SMALL = (64, 256)
+LINEARS = ((8192, 1024, 4096), (128, 4096, 4096), (4096, 4096, 4096))  # tokens, in, out
+CONVOLUTIONS = ((32, 64, 56, 56, 64, 3), (32, 256, 28, 28, 256, 3))  # images, channels, height, width, out, taps
+EPS = 1e-6
+CALLS = 20  # in a row, by the host's clock
+RUNS = 20
+
+
+def record(name: str = "H100") -> dict:
+    """Return what was recorded on the H100, or on the "CPU": XLA's texts alone."""
+    return json.loads((RESULTS / RECORDS[name]).read_text())
+
+
+def gated(x: torch.Tensor, weight: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Compute silu(rms_norm(x) * weight) * up: x and up (rows, cols), weight (cols,)."""
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+    return functional.silu(y) * up
+
+
+def gated_in_jax():
+    """Return the same function for JAX."""
+    import jax
+    import jax.numpy as jnp
+
+    def gated(x, weight, up):
+        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + EPS) * weight
+        return jax.nn.silu(y) * up
+
+    return gated
+
+
+def xla_texts(shape: tuple[int, int]) -> dict:
+    """Return XLA's HLO of `gated` before and after optimisation, the kinds of fusion in it, and what XLA says it costs.
+
+    Where no JAX is installed, ImportError.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    rows, cols = (jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in (shape, shape[1:]))
+    lowered = jax.jit(gated_in_jax()).lower(rows, cols, rows)
+    compiled = lowered.compile()
+    after = re.sub(r", metadata=\{[^}]*\}|, frontend_attributes=\{[^}]*\}", "", compiled.as_text())
+    costs = compiled.cost_analysis()
+    costs = costs[0] if isinstance(costs, list) else costs
+    return {
+        "jax": jax.__version__,
+        "platform": jax.default_backend(),
+        "shape": list(shape),
+        "before": lowered.as_text(dialect="hlo"),
+        "after": after,
+        "kinds": re.findall(r"kind=(k\w+)", after),
+        "costs": {name: float(value) for name, value in (costs or {}).items()},
+    }
+
+
+def in_a_row(call: Callable, wait: Callable) -> list[float]:
+    """Return seconds per call, of RUNS rows of CALLS, by the host's clock: the same for PyTorch and JAX."""
+    wait(call())
+    found = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            last = call()
+        wait(last)
+        found.append((time.perf_counter() - start) / CALLS)
+    return found
+
+
+def gated_times(shape: tuple[int, int]) -> dict:
+    """Time `gated` as eager PyTorch, torch.compile and XLA run it, in rows of calls; bf16."""
+    x, up = torch.randn(2, *shape, dtype=torch.bfloat16, device="cuda")
+    weight = torch.randn(shape[1], dtype=torch.bfloat16, device="cuda")
+    compiled = torch.compile(gated, dynamic=False)
+    compiled(x, weight, up)
+
+    def wait(_):
+        torch.cuda.synchronize()
+
+    found = {
+        "eager": in_a_row(lambda: gated(x, weight, up), wait),
+        "torch.compile": in_a_row(lambda: compiled(x, weight, up), wait),
+    }
+    try:
+        import jax
+
+        function = jax.jit(gated_in_jax())
+        arguments = [jax.dlpack.from_dlpack(each) for each in (x, weight, up)]
+        found["XLA"] = in_a_row(lambda: function(*arguments), lambda last: last.block_until_ready())
+    except Exception as error:
+        found["XLA"] = said(error)
+    return {name: spread(times) if isinstance(times, list) else times for name, times in found.items()}
+
+
+def spread(times: list[float]) -> dict:
+    low, _, high = statistics.quantiles(times, n=4)
+    return {"median": statistics.median(times), "low": low, "high": high, "runs": len(times)}
+
+
+def kernels_of(call: Callable) -> list[str]:
+    """Return the names of the kernels that one call launches."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        call()
+        torch.cuda.synchronize()
+    return [event.name[:200] for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
+def linear_gelu(tokens: int, inner: int, out: int) -> dict:
+    """Time gelu_tanh(x W^T + bias) in fp16 by cuBLASLt's epilogue, eager, torch.compile and linear_act."""
+    options = {"dtype": torch.float16, "device": "cuda"}
+    x, bias = torch.randn(tokens, inner, **options), torch.randn(out, **options)
+    weight = torch.randn(out, inner, **options) / inner**0.5
+
+    def eager(x, weight, bias):
+        return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
+
+    compiled = torch.compile(eager, dynamic=False)
+    tuned = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False)
+    calls = {
+        "eager": lambda: eager(x, weight, bias),
+        "cuBLASLt epilogue": lambda: torch._addmm_activation(bias, x, weight.t(), use_gelu=True),
+        "torch.compile": lambda: compiled(x, weight, bias),
+        "ours": lambda: linear_act(x, weight, bias, act="gelu_tanh"),
+        "cuBLAS, no activation": lambda: functional.linear(x, weight, bias),
+    }
+    if (tokens, inner, out) == LINEARS[-1]:  # it compiles for half a minute
+        calls["max-autotune"] = lambda: tuned(x, weight, bias)
+    return measured(calls, functional.gelu(x.double() @ weight.double().t() + bias.double(), approximate="tanh"))
+
+
+def conv_bias_relu(images: int, channels: int, height: int, width: int, out: int, taps: int) -> dict:
+    """Time relu(conv(x) + bias) by eager, cuDNN's fused call and a graph of cuDNN's frontend; fp16, channels last."""
+    options = {"dtype": torch.float16, "device": "cuda"}
+    x = torch.randn(images, channels, height, width, **options).to(memory_format=torch.channels_last)
+    weight = torch.randn(out, channels, taps, taps, **options) / (channels * taps * taps) ** 0.5
+    weight, bias, pad = weight.to(memory_format=torch.channels_last), torch.randn(out, **options), taps // 2
+    calls = {
+        "eager": lambda: functional.conv2d(x, weight, bias, padding=pad).relu(),
+        "cudnn_convolution_relu": lambda: torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (pad, pad), (1, 1), 1),
+    }
+    found = {}
+    try:
+        calls["cuDNN graph"] = cudnn_graph(x, weight, bias, pad)
+    except Exception as error:
+        found["cuDNN graph"] = said(error)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        wanted = functional.conv2d(x.float(), weight.float(), bias.float(), padding=pad).relu()
+    return measured(calls, wanted) | found
+
+
+def cudnn_graph(x, weight, bias, pad: int) -> Callable:
+    """Build conv -> bias -> ReLU as a graph of cuDNN's frontend, and return the call that executes its plan."""
+    import cudnn
+
+    handle = cudnn.create_handle()
+    half, single = cudnn.data_type.HALF, cudnn.data_type.FLOAT
+    graph = cudnn.pygraph(handle=handle, io_data_type=half, intermediate_data_type=single, compute_data_type=single)
+    channels = weight.shape[0]
+    bias4 = bias.view(1, channels, 1, 1).contiguous(memory_format=torch.channels_last)
+    tensors = [
+        graph.tensor(name=name, dim=list(each.shape), stride=strides, data_type=half)
+        for name, each, strides in (
+            ("x", x, list(x.stride())),
+            ("w", weight, list(weight.stride())),
+            ("b", bias4, [channels, 1, channels, channels]),
+        )
+    ]
+    sums = graph.conv_fprop(image=tensors[0], weight=tensors[1], padding=[pad, pad], stride=[1, 1], dilation=[1, 1])
+    result = graph.relu(name="relu", input=graph.bias(name="bias", input=sums, bias=tensors[2]))
+    result.set_output(True).set_data_type(half)
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    graph.check_support()
+    graph.build_plans()
+    y = torch.empty(
+        x.shape[0], channels, *x.shape[2:], dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+    )
+    workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=x.device)
+    pointers = dict(zip(tensors, (x, weight, bias4), strict=True)) | {result: y}
+
+    def call():
+        cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+        graph.execute(pointers, workspace, handle=handle)
+        return y
+
+    return call
+
+
+def measured(calls: dict[str, Callable], wanted: torch.Tensor) -> dict:
+    """Time calls together, the GPU's own time with a cold L2, and give each one's kernels and largest error.
+
+    A call that fails is left out of the timing, and recorded with its error.
+    """
+    found = {}
+    for name, call in list(calls.items()):
+        try:
+            error = (call().double() - wanted).abs().max().item()
+            found[name] = {"kernels": kernels_of(call), "largest_error": error}
+        except Exception as error:
+            found[name] = said(error)
+            del calls[name]
+    for name, timing in benchmark_together(calls, runs=RUNS).items():
+        found[name] |= {"gpu": asdict(timing)}
+    return found
+
+
+def said(error: Exception) -> dict:
+    return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def whether_there(module: str) -> dict:
+    """Return a module's version, or the error that importing it gives."""
+    try:
+        return {"version": str(getattr(__import__(module), "__version__", "unknown"))}
+    except Exception as error:
+        return said(error)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="benchmarks/results/<gpu>_libraries.json unless given")
+    parser.add_argument("--small", action="store_true", help="small sizes")
+    options = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    gpu = torch.cuda.get_device_name() if on_gpu else "CPU"
+    out = options.out or RESULTS / f"{file_name(gpu)}_libraries.json"
+    record = {"gpu": gpu, **date_and_versions(), "packages": {}}
+    for module in ("jax", "cudnn", "cutlass"):
+        record["packages"][module] = whether_there(module)
+    shape = SMALL if options.small else SHAPE
+    parts = [("xla", (), lambda: xla_texts(shape))]
+    if on_gpu:
+        parts += [("gated", (), lambda: gated_times(shape))]
+        parts += [("conv_bias_relu", size, lambda size=size: conv_bias_relu(*size)) for size in CONVOLUTIONS]
+        parts += [("linear_gelu", size, lambda size=size: linear_gelu(*size)) for size in LINEARS]
+    for name, size, part in parts:
+        try:
+            found = part()
+        except Exception as error:
+            found = said(error)
+        if size:
+            record.setdefault(name, {})[" x ".join(map(str, size))] = found
+        else:
+            record[name] = found
+        out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written: {out}")
+
+
+if __name__ == "__main__":
+    main()

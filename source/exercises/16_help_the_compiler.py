@@ -1,0 +1,281 @@
+# %% [markdown]
+# # Exercise 16: help the compiler [20 points]
+#
+# You write a fused kernel for RMSNorm with a SiLU gate, and the pass that makes torch.compile use it: a function that
+# reads a traced graph and names the places where your kernel may be called. A pass that finds too little costs speed.
+# One that finds too much is worse: it makes a model wrong. About 60 minutes, after lesson 16.
+#
+# **The formula**, for each row of $n$ elements:
+#
+# $$y = \mathrm{silu}\!\left(\frac{x}{\sqrt{\tfrac1n \sum x^2 + \varepsilon}} \cdot w\right) \cdot u$$
+#
+# **The picture**, a graph before the pass and after it:
+#
+# ```text
+#   x --+-> pow -> mean -> add eps -> rsqrt --+        x --+
+#       |                                     v            |
+#       +----------------------------------> mul      w ---+--> gated_norm --> y
+#                                             v            |
+#   w -------------------------------------> mul      u ---+
+#                                             v
+#                                            silu
+#                                             v
+#   u -------------------------------------> mul --> y
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments import measure
+from helpers.learning import (
+    Hints,
+    check_passes,
+    check_rewrites,
+    check_values,
+    graph_table,
+    in_torch_compile,
+    norm_cases,
+    rewrite_cases,
+)
+
+# %% [markdown]
+# ## The unfused reference
+
+
+# %%
+def reference(x, up, weight, eps):
+    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+    return torch.nn.functional.silu(y) * up
+
+
+x, up = torch.randn(2, 8, 1000)
+weight = torch.randn(1000)
+unfused = measure(reference, x, up, weight, 1e-6)
+print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
+
+# %% [markdown]
+# ## Your kernel
+#
+# x and up have one shape and one dtype, any number of dimensions and any strides. Compute in float32, and round once.
+# **What the kernel's answer may use:** torch, triton and math, as in exercise 05b.
+
+
+# %% grade_id="kernel"
+@triton.jit
+def gated_norm_kernel(x_ptr, up_ptr, weight_ptr, y_ptr, cols, eps, BLOCK: tl.constexpr):
+    # About 9 lines: one program per row.
+    # BEGIN SOLUTION
+    start = tl.program_id(0).to(tl.int64) * cols
+    col = tl.arange(0, BLOCK)
+    exists = col < cols
+    # Lanes past the row's end hold 0, which adds nothing to a sum of squares.
+    x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / cols + eps) * weight
+    tl.store(y_ptr + start + col, y * tl.sigmoid(y) * up, mask=exists)
+    # END SOLUTION
+
+
+# %% grade_id="launcher"
+def gated_norm(x, up, weight, eps):
+    """silu(rms_norm(x, eps) * weight) * up over the last dimension, in one launch."""
+    # About 5 lines.
+    # BEGIN SOLUTION
+    cols = x.shape[-1]
+    x, up, weight = x.contiguous(), up.contiguous(), weight.contiguous()
+    y = torch.empty_like(x)
+    block = triton.next_power_of_2(cols)
+    warps = min(32, max(4, block // 512))
+    gated_norm_kernel[(x.numel() // cols,)](
+        x, up, weight, y, cols, eps, BLOCK=block, num_warps=warps
+    )
+    return y
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## A graph of plain values
+#
+# This is what torch.compile's backend gets, written as dictionaries. In `args` a string is the name of another node;
+# numbers are numbers. `users` are the nodes that read the result. `mul` and `add` come with their arguments in either
+# order. A size that torch.compile leaves open is a string, such as `"s75"`.
+
+# %%
+graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
+
+# %% [markdown]
+# ## Your pass
+#
+# Return a list with a dictionary for each place: the names of the nodes `x`, `up`, `weight` and `result`, and the
+# number `eps`. For the graph above that is
+#
+# ```text
+# [{"x": "x_1", "up": "up_1", "weight": "weight_1", "eps": 1e-06, "result": "mul_2"}]
+# ```
+#
+# A place counts only if the kernel may be called there:
+#
+# 1. **nothing inside is read elsewhere**: the kernel stores its result only;
+# 2. **dtypes**: x, up and weight have one dtype, float32, float16 or bfloat16;
+# 3. **shapes**: up has x's shape, weight the last dimension's, the mean is over that dimension, and sizes may be
+#    strings.
+#
+# x and the result may be read by as many nodes as there are. **What this answer may use:** its argument, plain Python
+# and `math`.
+
+
+# %% grade_id="pass"
+def find_places(graph):
+    """A list of dictionaries with the keys x, up, weight, eps and result."""
+    # About 35 lines, with a function or two of your own.
+    # BEGIN SOLUTION
+    nodes = {node["name"]: node for node in graph}
+
+    def inner(name, op):
+        """The node of this name where `op` makes it and one node alone reads it, or {}."""
+        node = nodes.get(name, {}) if isinstance(name, str) else {}
+        return node if node and node["op"] == op and len(node["users"]) == 1 else {}
+
+    def split(node, op):
+        """(a node made by `op`, the other argument) for each of two arguments that is one."""
+        if not node:
+            return []
+        one, other = node["args"][:2]
+        return [(inner(a, op), b) for a, b in ((one, other), (other, one)) if inner(a, op)]
+
+    def root_of(rsqrt):
+        """(x, eps) of rsqrt(mean(x^2) + eps), or (None, None)."""
+        for mean, eps in split(inner(rsqrt["args"][0], "add"), "mean"):
+            square = inner(mean["args"][0], "pow")
+            over_last = mean["args"][1:] == [[-1], True]
+            if square and square["args"][1] == 2 and over_last and isinstance(eps, float):
+                return square["args"][0], eps
+        return None, None
+
+    found = []
+    for node in graph:
+        if node["op"] != "mul":
+            continue
+        for silu, up in split(node, "silu"):
+            for scaled, weight in split(inner(silu["args"][0], "mul"), "mul"):
+                for rsqrt, x in split(scaled, "rsqrt"):
+                    source, eps = root_of(rsqrt)
+                    if source == x and fits(nodes, x, up, weight):
+                        place = {"x": x, "up": up, "weight": weight, "eps": eps}
+                        found.append(place | {"result": node["name"]})
+    return found
+
+
+def fits(nodes, x, up, weight):
+    """Return whether the kernel takes these three."""
+    if any(not isinstance(name, str) or name not in nodes for name in (x, up, weight)):
+        return False
+    # SiLU's result times itself: the kernel would get an argument that it replaces.
+    if nodes[up]["op"] == "silu" and len(nodes[up]["users"]) == 1:
+        return False
+    dtypes = {nodes[name]["dtype"] for name in (x, up, weight)}
+    one = len(dtypes) == 1 and dtypes <= {"float32", "float16", "bfloat16"}
+    # Sizes are compared, never computed with: they may be symbols.
+    shape = nodes[x]["shape"]
+    return one and nodes[up]["shape"] == shape and nodes[weight]["shape"] == shape[-1:]
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. They are worth 16 of the 20 points; two checks on other values and other
+# graphs, kept for the grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are
+# about the first check that has not passed.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "The mean of squares divides by cols, not by the block's lanes; eps is inside the root.",
+        "SiLU is y * sigmoid(y), of the normalised row times its weight; up comes last.",
+    ),
+    traffic=(
+        "x and up are read once, y is written once, in one launch. Load x into registers, and use "
+        "it twice.",
+        "Round once, at the store: every load .to(tl.float32).",
+    ),
+    finds=(
+        "Start from the end: each mul may be the last one. Which of its arguments is a silu?",
+        "Try both orders of every mul and add: a helper that returns (the one you look for, the "
+        "other) for each order saves you eight ifs.",
+        "len(node['users']) is the number of readers; x and the result may have many, so ask it of "
+        "the nodes between them alone. Never ask whether a size is an int.",
+    ),
+    leaves=(
+        "The message names the condition that the place breaks. Check it on the three arguments, "
+        "once all are known.",
+        "Inside are pow, mean, add, rsqrt, both inner muls and silu: each has one reader.",
+        "One dtype: a wider weight would make PyTorch's result wider than your kernel's.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row.
+
+# %% grade_id="values" points=3
+check_values(gated_norm, reference, norm_cases(2, 1, seed=16), name="values")
+
+# %% [markdown]
+# **Is it fused?** One launch; x and up read once, the result written once.
+
+# %% grade_id="traffic" points=3
+check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), name="traffic")
+
+# %% [markdown]
+# **Does the pass find its places?** Each is tried: the graph is rewritten, and its values, its nodes and its metered
+# bytes are compared with those of the graph before.
+
+# %% grade_id="finds" points=5
+check_rewrites(find_places, rewrite_cases(16, places=True), name="finds")
+
+# %% [markdown]
+# **Does it leave alone what only looks like one?** Values that are read elsewhere, other dtypes, shapes, means.
+
+# %% grade_id="leaves" points=5
+check_rewrites(find_places, rewrite_cases(16, places=False), name="leaves")
+
+# %% grade_id="other-values" points=2
+# Other widths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(
+    gated_norm,
+    reference,
+    norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001),
+    name="other-values",
+)
+# END HIDDEN TESTS
+
+# %% grade_id="other-graphs" points=2
+# Other graphs are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+other_graphs = [
+    case for places in (True, False) for case in rewrite_cases(1729, places=places, rows=3, cols=65)
+]
+check_rewrites(find_places, other_graphs, name="other-graphs")
+# END HIDDEN TESTS
+
+# %% [markdown]
+# ## In torch.compile
+#
+# Not graded. Once the checks above pass, this cell compiles a layer by torch.compile with your pass as its backend: it
+# prints the rewritten graph, with metered bytes before and after.
+
+# %% tags=["nbval-ignore-output"]
+in_torch_compile(
+    find_places,
+    gated_norm,
+    lambda x, up, weight: x + reference(x, up, weight, 1e-6),
+    *(x, up, weight),
+)
+
+# %% [markdown]
+# On the command line, `fusion check exercises/16_help_the_compiler.ipynb` grades the saved notebook.

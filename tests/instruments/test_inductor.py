@@ -1,0 +1,67 @@
+"""Inductor's Triton for a GPU that is not there: the kernels compute what eager does, groups and launches are right."""
+
+import pytest
+import torch
+
+from helpers.instruments import compile_for, inductor_code, measure
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def norm(x, weight):
+    return torch.relu(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight)
+
+
+def test_a_kernel_runs_in_the_meter_and_computes_what_eager_does():
+    x, weight = torch.randn(5, 70), torch.randn(70)
+    code = inductor_code(norm, x, weight)
+    assert code.groups == (code.buffers,)
+    assert code.calls == list(code.kernels)
+
+    def run(x, weight):
+        y = torch.empty_like(x)
+        code.kernel()[(5,)](x, weight, y, 5, 70, XBLOCK=1)
+        return y
+
+    seen = measure(run, x, weight)
+    torch.testing.assert_close(seen.result, norm(x.double(), weight.double()).float(), rtol=1e-5, atol=1e-5)
+    assert (seen.launches, seen.bytes_written, seen.hazards) == (1, 5 * 70 * 4, ())
+
+
+def test_wide_rows_are_read_twice_and_compile():
+    wide = meta(8192, 4096)
+    code = inductor_code(norm, wide, meta(4096))
+    (source,) = code.kernels.values()
+    assert source.count("tl.load(in_ptr0") == 2
+    arguments = wide, meta(4096), wide, 8192, 4096
+    assert compile_for(code.kernel(), *arguments, XBLOCK=1, R0_BLOCK=1024).spill_bytes == 0
+
+
+@pytest.mark.parametrize(("on", "loops"), [(True, 2), (False, 3)])
+def test_online_softmax_is_an_option(on, loops):
+    code = inductor_code(lambda x: torch.softmax(x, -1), meta(8192, 32000), online_softmax=on)
+    assert sum(source.count("tl.load(in_ptr0") for source in code.kernels.values()) == loops
+
+
+def test_library_calls_are_named_and_a_template_takes_the_epilogue():
+    halves = [meta(*size, dtype=torch.float16) for size in ((512, 512), (512, 512), (512,))]
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "test_configs.max_mm_configs": 1}
+
+    def linear_relu(x, weight, bias):
+        return torch.relu(torch.nn.functional.linear(x, weight, bias))
+
+    assert inductor_code(linear_relu, *halves).calls[0] == "extern_kernels.addmm"
+    assert len(inductor_code(linear_relu, *halves, **options).calls) == 1
+
+
+def test_which_kernel_must_be_named_where_there_are_several():
+    code = inductor_code(lambda a, b: (a.relu(), b.tanh()), meta(64, 4096), meta(32, 1024))
+    with pytest.raises(ValueError, match="name one"):
+        code.kernel()
+
+
+def test_the_gpu_is_unknown_in_one_line():
+    with pytest.raises(ValueError, match="no device is named"):
+        inductor_code(torch.relu, meta(8), device="H900")
