@@ -216,6 +216,18 @@ def test_our_older_time_stays_where_its_run_had_the_kernel_and_is_replaced_other
     assert "1 of 1 points hold our time against peers' times of an earlier run" in text.splitlines()
 
 
+def test_a_peer_timed_later_joins_the_others_and_is_no_longer_refused():
+    runs = [RUN | {"kernels": {"kernels.anywhere": "same"}}, RUN]
+    peers = {"gpu": {"fused": [2.0] * 3, "Liger": [2.5] * 3}, "refused": {"QuACK": "ImportError: no module"}}
+    before = line("softmax", 2.0, run=0) | peers | {"kernels": None}
+    later = line("softmax", 1.9, kernels={"fused": ["same"]})
+    later["gpu"] = {"fused": [1.9] * 3, "QuACK": [2.2] * 3}
+    later["refused"] = {"max-autotune": "RuntimeError: no"}
+    found = sweep.merged(before, sweep.point_of(later, 1), runs)
+    assert found["gpu"] == {"fused": [2.0] * 3, "Liger": [2.5] * 3, "QuACK": [2.2] * 3}
+    assert found["refused"] == {"max-autotune": "RuntimeError: no"}
+
+
 def test_the_plain_kernel_is_shown_beside_ours():
     beside = {"run": 0, "kernels": [], "gpu": {"fused": [1.9] * 3, "plain": [2.85] * 3}}
     found = RecordedSweep("NVIDIA H200", [RUN], [point([2048, 1000], 2.0, 2.5, ours=beside), point([8, 8], 2.0, 2.5)])

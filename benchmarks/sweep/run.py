@@ -1,7 +1,7 @@
 """Time every kernel at many sizes, beside its plain variant and its peers: the sweep.
 
     fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE] [--anew] [--changed]
-    fusion bench --sweep [KERNEL ...] --only fused plain        without peers, whose recorded times stay
+    fusion bench --sweep [KERNEL ...] --only fused plain        without peers, or with those named; the others' stay
     fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200; --gpu NAME: another
     fusion bench --sweep --record FILE ...           lines of runs into benchmarks/results/<gpu>_sweep.json
 
@@ -230,21 +230,24 @@ def point_of(line: dict, run: int) -> dict:
 
 
 def merged(point: dict, line: dict, runs: list[dict]) -> dict:
-    """Return a recorded point with a newer measurement of ours alone; the peers' times stay.
+    """Return a recorded point with a newer measurement of ours and of some peers; the other peers' times stay.
 
     So does our time beside them where its run had the kernels that ours launches now. Otherwise the newer one takes its
     place, with its run as "fused_run". Calls are then compared no more: the host's clock differs between runs."""
-    found = point | {"ours": line["ours"], "kernels": line["kernels"]}
+    peers = {name: times for name, times in line["gpu"].items() if name not in OURS}
+    found = point | {"ours": line["ours"], "kernels": line["kernels"], "gpu": point["gpu"] | peers}
+    refused = {name: why for name, why in point["refused"].items() if name not in peers}
+    found["refused"] = refused | {name: why for name, why in line["refused"].items() if name not in OURS}
     of_run = runs[point.get("fused_run", point["run"])].get("kernels", {})
     if not set(line["kernels"]) <= set(of_run.values()):
-        found |= {"gpu": point["gpu"] | {"fused": line["gpu"]["fused"]}, "calls": {}, "fused_run": line["run"]}
+        found |= {"gpu": found["gpu"] | {"fused": line["gpu"]["fused"]}, "calls": {}, "fused_run": line["run"]}
     return found
 
 
 def record(files: list[Path], results: Path = RESULTS) -> Path:
     """Merge runs' lines into <gpu>_sweep.json of the folder `results`; a point's newest measurement replaces others.
 
-    Lines of --only leave the peers' times of a recorded point as they are: see `merged`."""
+    Lines of --only leave the other peers' times of a recorded point as they are: see `merged`."""
     lines = list(read(files))
     gpu = next(line["gpu"] for line in lines if "run" in line)
     path = results / f"{file_name(gpu)}_sweep.json"
