@@ -11,7 +11,7 @@ SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 NO_NBVAL := -p no:nbval
 # The scripts in source/ that build what is stored: notebooks, then what is made from them. With --check, each names what
 # is stale.
-BUILDERS := build claims readme fusion_proof record_figures record_film
+BUILDERS := build claims readme fusion_proof record_figures record_puzzles record_film
 # In `make test`, beside every lesson: rows, CUDA and the capstone, which has gradients.
 SOLUTIONS := $(foreach each,05b 14 15,$(wildcard solutions/$(each)_*.ipynb))
 

@@ -7,6 +7,7 @@ no kernel would still be ours to show.
 
 - A live figure moves without a kernel, as source/record_figures.py has recorded it. Without that recording, or with one
   that is stale, no page is built.
+- A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
 - What answers a question is folded until the reader guesses or asks; what answers several, until the last of them.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
@@ -44,6 +45,7 @@ sys.path.insert(0, str(ROOT))
 import helpers.figures  # noqa: E402, as build.py this runs as a script
 from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
 from helpers.learning.questions import answers_of  # noqa: E402
+from source import record_puzzles  # noqa: E402
 from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
 HERE = Path(__file__).parent / "site"
@@ -235,6 +237,7 @@ class Site:
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
         live, folds, asks = {}, {}, {}
+        tried = record_puzzles.recorded(page.source, self.root) if page.kind == "lesson" else {}
         for number, (question, cells) in enumerate(answers_of(notebook).items()):
             asks[question] = {"number": number, "found": found_in(question, cells)}
             for cell in cells:
@@ -243,6 +246,11 @@ class Site:
             if cell.cell_type == "markdown":
                 cell.source = self.markup(cell.source, page)
                 continue
+            called = record_puzzles.CALL.search(cell.source)
+            if called and (choices := tried.get(called[1] or called[2])):
+                cell.metadata["choices"] = [
+                    each | {"picture": each["picture"] and self._picture(each["picture"], page)} for each in choices
+                ]
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
                 if asked := ASKED.fullmatch(_text(output).strip()):
@@ -385,7 +393,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "site", metavar="FOLDER", help="default: site/")
     parser.add_argument("--only", nargs="+", default=(), metavar="NN", help="only the pages whose names start so")
     options = parser.parse_args(arguments)
-    if stale := drifted():
+    if stale := drifted() + record_puzzles.drifted():
         print(f"site: {stale[0]}", file=sys.stderr)
         return 1
     try:

@@ -197,6 +197,18 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)</code>: program 1
 # begins where program 0 ends.</details>
+#
+# <!-- choices
+# element = tl.arange(0, BLOCK)
+#
+# element = tl.program_id(0) + tl.arange(0, BLOCK)
+#
+# element = BLOCK + tl.arange(0, BLOCK)
+#
+# element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+#
+# element = (tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+# -->
 
 # %% [markdown]
 # ## In the machine code

@@ -272,6 +272,18 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input must cross as
 # well.</details>
+#
+# <!-- choices
+# b = a
+#
+# b = tl.load(a_ptr + element)
+#
+# b = tl.load(b_ptr)
+#
+# b = tl.load(b_ptr + tl.arange(0, BLOCK))
+#
+# b = tl.load(b_ptr + element)
+# -->
 
 # %% [markdown]
 # ## Arithmetic that costs nothing
@@ -370,6 +382,18 @@ puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. No bytes: the element is in a register, and the
 # result is as large as before.</details>
+#
+# <!-- choices
+# # <- a line here
+#
+# tl.maximum(y, 0.0)
+#
+# y = tl.maximum(y, 0.0)
+#
+# y = tl.maximum(x, 0.0)
+#
+# y = tl.minimum(y, 0.0)
+# -->
 
 # %% [markdown]
 # ## Your predictions vs the measurements

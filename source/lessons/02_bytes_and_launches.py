@@ -260,6 +260,22 @@ puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLO
 # %% [markdown]
 # <details><summary>Answer</summary>The first <code>tl.store</code> and the <code>tl.load</code> after it: two lines
 # deleted. The sum is already in <code>s</code>.</details>
+#
+# <!-- choices
+# tl.store(y_ptr + element, s)
+#     s = tl.load(y_ptr + element)
+#     tl.store(y_ptr + element, tl.maximum(s, 0.0))
+#
+# tl.store(y_ptr + element, s)
+#
+# tl.store(y_ptr + element, s)
+#     tl.store(y_ptr + element, tl.maximum(s, 0.0))
+#
+# s = tl.load(y_ptr + element)
+#     tl.store(y_ptr + element, tl.maximum(s, 0.0))
+#
+# tl.store(y_ptr + element, tl.maximum(s, 0.0))
+# -->
 
 # %% [markdown]
 # ## On your own CPU

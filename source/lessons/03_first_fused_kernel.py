@@ -167,6 +167,18 @@ puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 # <details><summary>Answer</summary><code>exists = element < elements</code>: a position counts where its element exists,
 # whatever the block.</details>
 #
+# <!-- choices
+# exists = element < BLOCK
+#
+# exists = element <= elements
+#
+# exists = element < elements
+#
+# exists = tl.arange(0, BLOCK) < elements
+#
+# exists = element < elements - 1
+# -->
+#
 # A colleague writes `<=` in the addition. The meter reviews it:
 
 
@@ -348,6 +360,18 @@ puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 # <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: squares above 65504 do not
 # exist in fp16; in fp32 they do, and the quotient fits again.</details>
 #
+# <!-- choices
+# x = tl.load(x_ptr + element)
+#
+# x = tl.load(x_ptr + element) * 1.0
+#
+# x = tl.load(x_ptr + element).to(tl.bfloat16)
+#
+# x = tl.load(x_ptr + element) / 10
+#
+# x = tl.load(x_ptr + element).to(tl.float32)
+# -->
+#
 # So load, then `.to(tl.float32)`, then compute. It costs no traffic: the cast works on values already in registers, and
 # the store rounds to the dtype of `y_ptr`. Range is one half of it; the other is that a chain of operations in fp32 is
 # rounded to fp16 *once*, at the store. How much is that worth? A cube, both ways:
@@ -410,6 +434,18 @@ puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMN
 # <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins one stride
 # further on, not one row's length.</details>
 #
+# <!-- choices
+# x = tl.load(x_ptr + row * COLUMNS + column)
+#
+# x = tl.load(x_ptr + row + column * stride)
+#
+# x = tl.load(x_ptr + row * stride + column)
+#
+# x = tl.load(x_ptr + (row * COLUMNS + column) * stride)
+#
+# x = tl.load(x_ptr + row * (COLUMNS + stride) + column)
+# -->
+#
 # `add_kernel` knows no strides. Given such a view, with zeros to add to it, it takes 12 elements of each in the order of
 # memory:
 
@@ -451,6 +487,18 @@ puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: one place for each program. In a
 # shared place the last to arrive wins, and the order is not defined.</details>
+#
+# <!-- choices
+# tl.store(y_ptr, tl.sum(x))
+#
+# tl.store(y_ptr + program * BLOCK, tl.sum(x))
+#
+# tl.store(y_ptr + tl.arange(0, BLOCK), x)
+#
+# tl.store(y_ptr + program, tl.sum(x))
+#
+# tl.store(y_ptr + 1, tl.sum(x))
+# -->
 #
 # A [data race](../docs/glossary.md#data-race) may not show in the values: where all programs store the same, or the
 # right one happens to come last, tests pass for months. The meter reports it anyway, because it records which program

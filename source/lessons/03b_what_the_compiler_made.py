@@ -220,6 +220,18 @@ puzzle(transposed_kernel, 3, by_columns, wanted=by_columns.clone(), COLUMNS=4, *
 # <details><summary>Answer</summary><code>x_ptr + row * row_stride + column * column_stride</code>: right, but the lanes of
 # a program are now three elements apart. The next section shows the cost.</details>
 #
+# <!-- choices
+# x = tl.load(x_ptr + row * row_stride + column)
+#
+# x = tl.load(x_ptr + row * column_stride + column)
+#
+# x = tl.load(x_ptr + row * column_stride + column * row_stride)
+#
+# x = tl.load(x_ptr + row * row_stride + column * column_stride)
+#
+# x = tl.load(x_ptr + (row + column) * column_stride)
+# -->
+#
 # ## Sectors: fetched bytes and requested bytes
 #
 # Caches move [sectors](../docs/glossary.md#sector) of 32 bytes, whatever part of one is requested. With one instruction,
@@ -386,6 +398,18 @@ puzzle(two_blocks_kernel, 2, sixteen, wanted=2 * sixteen, BLOCK=4)
 # <details><summary>Answer</summary><code>first = (2 * tl.program_id(0) + block) * BLOCK</code>: each program now owns two
 # blocks, so its number counts double. (<code>program_id * BLOCK + block * num_programs * BLOCK</code> is right as
 # well.)</details>
+#
+# <!-- choices
+# first = tl.program_id(0) * BLOCK + block * BLOCK
+#
+# first = (2 * tl.program_id(0) + block) * BLOCK
+#
+# first = 2 * tl.program_id(0) * BLOCK
+#
+# first = 2 * (tl.program_id(0) + block) * BLOCK
+#
+# first = tl.program_id(0) * BLOCK + block
+# -->
 #
 # ## Block size and warps
 #

@@ -293,6 +293,18 @@ puzzle(mask_again_kernel, 4, incoming, wanted=2 * incoming * forward_mask, seed=
 # <details><summary>Answer</summary><code>counter = element</code>: its number in the whole tensor, which every split
 # agrees on.</details>
 #
+# <!-- choices
+# counter = position
+#
+# counter = seed + position
+#
+# counter = tl.program_id(0) + position
+#
+# counter = element - position
+#
+# counter = element
+# -->
+#
 # Both kernels, with that counter. The program's number becomes an int64 before it is multiplied, as lesson 03 showed;
 # `tl.rand` takes an int64 counter as it is.
 
@@ -560,6 +572,18 @@ puzzle(grad_gate_kernel, 3, *halved, wanted=silu_grads.half(), BLOCK=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>slope = share * (1 + gate * (1 - share))</code>: all of it from the gate, which
 # is in a register already.</details>
+#
+# <!-- choices
+# slope = share
+#
+# slope = gate * share
+#
+# slope = share * (1 - share)
+#
+# slope = share * (1 + gate * (1 - share))
+#
+# slope = share * (1 + gate) * (1 - share)
+# -->
 #
 # So the whole step moves fewer bytes:
 

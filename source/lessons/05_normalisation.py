@@ -153,6 +153,18 @@ puzzle(variance_kernel, 3, three_rows, wanted=three_rows.var(1, correction=0), c
 # <details><summary>Answer</summary><code>centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)</code>: mask again
 # wherever a sum follows. The row that was right has mean 0.</details>
 #
+# <!-- choices
+# centred = x - tl.sum(x) / columns
+#
+# centred = x - tl.sum(x) / BLOCK
+#
+# centred = tl.where(inside, x, 0.0) - tl.sum(x) / columns
+#
+# centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)
+#
+# centred = tl.where(inside, x - tl.sum(x) / BLOCK, 0.0)
+# -->
+#
 # The whole kernel, with the second mask:
 
 
@@ -354,6 +366,18 @@ puzzle(mean_kernel, 3, thousands, wanted=thousands.double().mean(1).half(), colu
 # %% [markdown]
 # <details><summary>Answer</summary><code>mean = tl.sum(x.to(tl.float32)) / columns</code>: or cast right after the load.
 # The sums of two rows exceed 65504.</details>
+#
+# <!-- choices
+# mean = tl.sum(x) / columns
+#
+# mean = tl.sum(x.to(tl.float32)) / BLOCK
+#
+# mean = tl.sum(x).to(tl.float32) / columns
+#
+# mean = tl.sum(x.to(tl.float32)) / columns
+#
+# mean = tl.sum(x.to(tl.float16)) / columns
+# -->
 #
 # **Widen right after the load, add in fp32, and let the store round, once.** The bytes are the same, so the meter cannot
 # remind you. (Matmuls do the same: their operands have 16 bits, the [accumulator](../docs/glossary.md#accumulator),

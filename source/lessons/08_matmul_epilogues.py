@@ -438,6 +438,18 @@ puzzle(k_mask_kernel, 1, x_5, w_5, wanted=x_5 @ w_5, K=5, x_stride=8, ROWS=4, BL
 # <details><summary>Answer</summary><code>x = tl.load(x_ptr + at, mask=(k < K)[None, :], other=0.0)</code>: mask both
 # operands along K, with 0.</details>
 #
+# <!-- choices
+# x = tl.load(x_ptr + at)
+#
+# x = tl.load(x_ptr + at, mask=at < K, other=0.0)
+#
+# x = tl.load(x_ptr + at, mask=(k < K)[None, :], other=0.0)
+#
+# x = tl.load(x_ptr + at, mask=(k < x_stride)[None, :], other=0.0)
+#
+# x = tl.load(x_ptr + at, mask=at < ROWS * K, other=0.0)
+# -->
+#
 # ## Shared memory and its banks
 #
 # The operands wait for the tensor cores in shared memory, where all warps of the program can read them. It is faster
@@ -887,6 +899,23 @@ puzzle(join_parts_kernel, 1, halves, bias_8, wanted=joined, N=8, PARTS=2)
 # <details><summary>Answer</summary>Add the parts as they are: <code>y += tl.load(parts_ptr + part * N + col)</code>,
 # and apply the activation once: <code>tl.store(y_ptr + col, tl.maximum(y, 0.0))</code>. ReLU of a sum is not the sum
 # of ReLUs.</details>
+#
+# <!-- choices
+# y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)  # <- here
+#     tl.store(y_ptr + col, y)  # <- and here
+#
+# y += tl.load(parts_ptr + part * N + col)
+#     tl.store(y_ptr + col, y)
+#
+# y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)
+#     tl.store(y_ptr + col, tl.maximum(y, 0.0))
+#
+# y += tl.load(parts_ptr + part * N + col)
+#     tl.store(y_ptr + col, tl.maximum(y, 0.0))
+#
+# y = tl.maximum(y + tl.load(parts_ptr + part * N + col), 0.0)
+#     tl.store(y_ptr + col, y)
+# -->
 #
 # So the parts go to memory in float32, and a second launch adds them, then bias and activation: the epilogue is fused
 # with the addition, no longer with the matmul. The traffic of both ways, metered:

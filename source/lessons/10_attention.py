@@ -270,6 +270,18 @@ puzzle(column_mask_kernel, 1, q_4, k_5, wanted=rows_of_5, keys=5, ROWS=4, BLOCK=
 # <details><summary>Answer</summary><code>s = tl.where(inside, q * k, -float("inf"))</code>: before the maximum, not
 # after the softmax.</details>
 #
+# <!-- choices
+# s = q * k
+#
+# s = tl.where(inside, q * k, 0.0)
+#
+# s = tl.where(inside, q * k, float("inf"))
+#
+# s = tl.where(inside, q * k, -float("inf"))
+#
+# s = tl.where(inside, q * k, -1.0)
+# -->
+#
 # **Rows too long.** Here a program holds all keys and all scores of its rows, so each doubling of the keys doubles its
 # shared memory and registers; at 1024 keys only one block fits on an SM. So keys must come in tiles, and a row's
 # maximum and sum must be found **online**, as lesson 06 did for one row: now for many rows at once, each with a
@@ -447,6 +459,18 @@ puzzle(scalar_flash_kernel, 1, s_4, v_8, wanted=weighed, keys=8, ROWS=4, N=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>acc = acc * shrink + tl.sum(p * v[None, :], axis=1)</code>: numerator and
 # denominator shrink alike. In rows 1 and 3 the maximum is in the first tile, so nothing needs to shrink.</details>
+#
+# <!-- choices
+# acc = acc + tl.sum(p * v[None, :], axis=1)
+#
+# acc = (acc + tl.sum(p * v[None, :], axis=1)) * shrink
+#
+# acc = acc * shrink + tl.sum(p * v[None, :], axis=1)
+#
+# acc = acc / shrink + tl.sum(p * v[None, :], axis=1)
+#
+# acc = acc * total + tl.sum(p * v[None, :], axis=1)
+# -->
 #
 # With a head dimension, `p * v` becomes a matmul and `acc` a tile. The same correction, twice:
 

@@ -149,6 +149,18 @@ puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 # <details><summary>Answer</summary><code>dx = rstd * (gw - x_hat * (tl.sum(gw * x_hat) / COLUMNS))</code>: the mean of
 # the products, times x_hat, is the part along the row.</details>
 #
+# <!-- choices
+# dx = rstd * (gw - x_hat)
+#
+# dx = rstd * gw
+#
+# dx = rstd * (gw - x_hat * tl.sum(gw * x_hat))
+#
+# dx = rstd * (gw - tl.sum(gw) / COLUMNS)
+#
+# dx = rstd * (gw - x_hat * (tl.sum(gw * x_hat) / COLUMNS))
+# -->
+#
 # ## The backward kernel
 #
 # Two gradients, two shapes. `x`'s has the shape of `x`: a program stores its row. The weight's is a sum over **all
@@ -408,6 +420,18 @@ puzzle(scores_gradient_kernel, 3, p, dp, wanted=right.float(), KEYS=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>ds = p * (dp - tl.sum(p * dp))</code>: the sum is D, one value per
 # query.</details>
+#
+# <!-- choices
+# ds = p * dp
+#
+# ds = p * (dp - tl.sum(dp))
+#
+# ds = p * (dp - tl.sum(p * dp))
+#
+# ds = p * dp - tl.sum(p * dp)
+#
+# ds = p * (1 - p) * dp
+# -->
 #
 # Two problems remain. **P is not in memory**, because flash attention never wrote it. The forward pass saves one value
 # per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes each tile:

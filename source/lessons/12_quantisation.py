@@ -93,6 +93,18 @@ puzzle(int8_scale_kernel, 3, y, wanted=wanted, COLUMNS=4)
 # floor, the last row, which is all but zero, becomes large steps; a row of zeros divides 0 by 0. The conversion to int8 then happens to turn NaN into 0, and the NaN shows up
 # later, wherever a kernel divides by the scale.</details>
 #
+# <!-- choices
+# scale = tl.max(y) / 127.0
+#
+# scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0
+#
+# scale = tl.max(tl.abs(y)) / 127.0
+#
+# scale = tl.maximum(tl.max(y), 1e-12) / 127.0
+#
+# scale = tl.abs(tl.max(y)) / 127.0
+# -->
+#
 # ## Quantise where the row is computed
 #
 # An int8 matmul needs an int8 input. That input is usually a norm's result: the row is in registers, its largest
@@ -363,6 +375,18 @@ puzzle(block_scales_kernel, 2, q, vector, scales, wanted=wanted, BLOCKS=2, SIZE=
 # <details><summary>Answer</summary><code>acc += product * scale</code>: each block's sum is scaled before it joins the
 # others. On tensor cores that is one multiply-add per output and block, on values that first have to leave the
 # tensor cores' own summing.</details>
+#
+# <!-- choices
+# acc = (acc + product) * scale
+#
+# acc = acc * scale + product
+#
+# acc = product * scale
+#
+# acc += product + scale
+#
+# acc += product * scale
+# -->
 #
 # ## Dequantise, multiply, quantise
 #

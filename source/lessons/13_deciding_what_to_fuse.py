@@ -484,6 +484,18 @@ puzzle(centre_kernel, 3, a, b, wanted=a + b - (a + b).mean(1, keepdim=True), COL
 # <details><summary>Answer</summary><code>y = s - mean</code>: the row is still in registers, as in lesson 05. Where it
 # does not fit, a loop has to reread it.</details>
 #
+# <!-- choices
+# y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean
+#
+# y = s - tl.sum(s)
+#
+# y = s - mean
+#
+# y = tl.load(a_ptr + at) - mean
+#
+# y = s + tl.load(b_ptr + at) - mean
+# -->
+#
 # ## How accurate is the analyser?
 #
 # It was tested on thirty graphs to which no constant was fitted: blocks of transformers and convolutional networks,

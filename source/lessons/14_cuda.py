@@ -233,6 +233,18 @@ cuda_puzzle(warp_sums_source, "warp_sums", 1, 64, x, wanted=x.view(2, 32).sum(1)
 # <details><summary>Answer</summary><code>for (int far = 16; far > 0; far /= 2)</code>: the last exchange, with the
 # direct neighbour, was missing, so lane 0 had the even elements only.</details>
 #
+# <!-- choices
+# for (int far = 16; far > 1; far /= 2)
+#
+# for (int far = 8; far > 0; far /= 2)
+#
+# for (int far = 16; far > 0; far /= 2)
+#
+# for (int far = 1; far < 16; far *= 2)
+#
+# for (int far = 16; far > 0; far -= 2)
+# -->
+#
 # And both together, as a function for any operation:
 
 # %%
@@ -380,6 +392,18 @@ cuda_puzzle(reverse_source, "reverse", 1, 64, x, wanted=x.flip(0))
 # %% [markdown]
 # <details><summary>Answer</summary><code>__syncthreads();</code>: a thread of one warp reads an element that a thread
 # of the other stores. `__syncwarp()` would not do, because it waits for one warp only.</details>
+#
+# <!-- choices
+# // <- a line here
+#
+# __syncwarp();
+#
+# __syncwarp(0xffffffff);
+#
+# __syncthreads();
+#
+# if (threadIdx.x == 0) __syncwarp();
+# -->
 #
 # `of_block` has two barriers. The second looks idle: after it, `of_block` only returns. Remove it:
 
