@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from benchmarks.provenance import RESULTS, date_and_versions, file_name
+from benchmarks.provenance import RESULTS, date_and_versions, provenance
 from helpers.instruments.timing import benchmark_together
 from kernels.tiled.linear_act import linear_act
 
-RECORDS = {"H100": "h100_80gb_hbm3_libraries.json", "CPU": "cpu_libraries.json"}
+RECORDS = {"GPU": "libraries.json", "CPU": "libraries_cpu.json"}
 SHAPE = (32768, 4096)
 SMALL = (64, 256)
 LINEARS = ((8192, 1024, 4096), (128, 4096, 4096), (4096, 4096, 4096))  # tokens, in, out
@@ -36,8 +36,8 @@ CALLS = 20  # in a row, by the host's clock
 RUNS = 20
 
 
-def record(name: str = "H100") -> dict:
-    """Return what was recorded on the H100, or on the "CPU": XLA's texts alone."""
+def record(name: str = "GPU") -> dict:
+    """Return the record of the GPU, or of the "CPU": XLA's texts alone."""
     return json.loads((RESULTS / RECORDS[name]).read_text())
 
 
@@ -253,13 +253,14 @@ def whether_there(module: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="benchmarks/results/<gpu>_libraries.json unless given")
+    parser.add_argument("--out", type=Path, help="in benchmarks/results unless given")
     parser.add_argument("--small", action="store_true", help="small sizes")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     gpu = torch.cuda.get_device_name() if on_gpu else "CPU"
-    out = options.out or RESULTS / f"{file_name(gpu)}_libraries.json"
-    record = {"gpu": gpu, **date_and_versions(), "packages": {}}
+    out = options.out or RESULTS / RECORDS["GPU" if on_gpu else "CPU"]
+    record = provenance() if on_gpu else {"gpu": gpu, **date_and_versions(), "ceilings": {}}
+    record["packages"] = {}
     for module in ("jax", "cudnn", "cutlass"):
         record["packages"][module] = whether_there(module)
     shape = SMALL if options.small else SHAPE

@@ -259,8 +259,9 @@ x_loads
 print(source)
 x_loads.compare(
     source.count("tl.load(in_ptr0"),
-    "One kernel, two passes: a row of more than 1024 elements is walked in blocks, and is gone from "
-    "the registers when the root is known. Shorter rows are kept: the name says per, not red.",
+    "One kernel, two passes: a row of more than 1024 elements is walked in blocks, and is gone "
+    "from the registers when the root is known. Shorter rows stay there: such a kernel's name has "
+    "per for persistent, where this one has red.",
 )
 
 # %% [markdown]
@@ -340,8 +341,8 @@ for on in (True, False):
     print(f"online_softmax={on}: {loads[on]} loads per element, {len(made.kernels)} kernel")
 softmax_loads.compare(
     loads[False],
-    "With the option on it is one loop fewer, because someone wrote online softmax into Inductor by "
-    "name. No rule of its scheduler leads there.",
+    "With the option on it is one loop fewer, because someone wrote online softmax into Inductor "
+    "by name. No rule of its scheduler leads there.",
 )
 
 # %% [markdown]
@@ -667,8 +668,8 @@ for name in ("eager", "torch.compile", "fused"):
     print(f"recorded: {name} {times[name].median * 1e6:.0f} us")
 gate_gain.compare(
     plan.time_unfused / plan.time_fused,
-    "Five passes become three. torch.compile reaches the same time as a kernel by hand here, so the "
-    "kernel alone no longer pays. The pass does: it takes the quantisation along.",
+    "Five passes become three. torch.compile reaches the same time as a kernel by hand here, so "
+    "the kernel alone no longer pays. The pass does: it takes the quantisation along.",
 )
 
 # %% [markdown]
@@ -755,7 +756,7 @@ print("JAX", on_cpu["jax"], "on a CPU, kinds:", *on_cpu["kinds"])
 print("the GPU's", xla["kinds"], "is compiled by", re.search(r'"kind":"(\w+)"', xla["after"])[1])
 
 # %% [markdown]
-# With JAX installed (`pip install -e '.[xla]'`) this cell compiles it here:
+# With JAX installed (`pip install jax`) this cell compiles it here:
 
 # %% tags=["nbval-ignore-output"]
 try:
