@@ -1,4 +1,4 @@
-"""Rotate queries and keys, and write keys and values into a paged cache, in one kernel: what precedes attention.
+"""Rotate queries and keys, and write keys and values into a paged cache, in one kernel, before attention.
 
     y1 = x1 cos - x2 sin,   y2 = x2 cos + x1 sin        x1 and x2: a head's first and second half (as GPT-NeoX)
 
@@ -6,7 +6,7 @@
     fused     read q, k and v once, write q, the cache's k and its v               one launch
 
 A program owns one head of one token: a query's, or a key's and its value's. The cache is (pages, page_size, key heads,
-dim); `slots` says where each token goes, page * page_size + position in the page. A token without a slot, -1 as vLLM
+dim); `slots` has each token's place, page * page_size + position in the page. A token without a slot, -1 as vLLM
 pads a batch with, is rotated and not written; so is one whose slot is beyond the cache.
 
 q_weight and k_weight, where given, are an RMSNorm of each head before the rotation, as in Qwen 3.
@@ -38,8 +38,8 @@ def rotated(x_ptr, weight_ptr, cos, sin, col, half, eps):
 @triton.jit
 def rope_cache_kernel(
     q_ptr,  # (tokens, heads, dim), any token and head strides, unit stride within a head
-    k_ptr,  # (tokens, key heads, dim), likewise
-    v_ptr,  # (tokens, key heads, dim), likewise
+    k_ptr,  # (tokens, key heads, dim), the same
+    v_ptr,  # (tokens, key heads, dim), the same
     cos_sin_ptr,  # (max_position, dim): cosines, then sines
     position_ptr,  # (tokens,) int64
     slot_ptr,  # (tokens,) int64
@@ -47,7 +47,7 @@ def rope_cache_kernel(
     k_weight_ptr,  # (dim,) or None
     y_ptr,  # (tokens, heads, dim), contiguous
     k_cache_ptr,  # (pages, page_size, key heads, dim), contiguous: slots x key heads x dim
-    v_cache_ptr,  # likewise
+    v_cache_ptr,  # the same
     heads,
     key_heads,
     half,  # dim / 2
@@ -158,7 +158,7 @@ def rope_cache(
             isn't written. No two tokens may share a slot: which one stays would be a race.
         key_cache, value_cache: (pages, page_size, key heads, dim), contiguous, of q's dtype. Written in place.
         q_weight, k_weight: (dim,), an RMSNorm of each head before the rotation; none where not given.
-        eps: of the norm.
+        eps: the norm's, added to the mean square.
 
     Returns:
         A contiguous tensor of q's shape and dtype. The arithmetic is fp32, rounded once.

@@ -10,7 +10,7 @@ A draw from a softmax needs no softmax (the Gumbel-max trick): with e_i exponent
 Nor does a filter need a sort. Token i is kept if fewer than top_k tokens have a larger logit, and if their share of the
 probability is below top_p. One pass over the row counts both for one candidate. So the kernel draws from all tokens,
 checks its candidate, and if it isn't kept, draws again from the tokens above it: whatever is below a token that isn't
-kept isn't kept either. What it accepts has the right distribution, because every draw is proportional to the
+kept isn't kept either. Accepted tokens have the right distribution, because every draw is proportional to the
 probabilities. The draw of the next candidate is made in the same pass as the check of the last one. With top_p = 0.9
 nine first candidates in ten are kept.
 
@@ -28,12 +28,12 @@ from kernels.op import FusedOp, Work, planned, register
 from kernels.philox import check_dropout, new_seed, philox
 
 BLOCK = 4096  # columns at a time
-MIN_TEMPERATURE = 0.01  # below it, but for 0, differences of logits in 16 bits are all there is to see
+MIN_TEMPERATURE = 0.01  # 0 is greedy; between the two, rounded logits would decide
 
 
 @triton.jit
 def exponentials(seed, row, start, round, BLOCK: tl.constexpr):
-    """Return BLOCK exponential random numbers, those of this row's columns from `start` on, a multiple of 4."""
+    """Return exponential random numbers for BLOCK columns of this row, starting at `start`, a multiple of 4."""
     zero = tl.zeros((BLOCK // 4,), tl.uint32)
     four = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(seed, four, row.to(tl.uint32) + zero, (row >> 32).to(tl.uint32) + zero, round + zero)
@@ -149,7 +149,7 @@ def sample(
 
     Returns:
         int64 tensor of shape (...): the index of a column; -1 for a row that has no softmax: one that holds NaN or inf,
-        or nothing but -inf.
+        or only -inf.
 
     Raises:
         TypeError: logits are not a tensor of these dtypes, or an option has another type.

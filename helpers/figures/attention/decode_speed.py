@@ -1,7 +1,7 @@
 """One step of decode with four kinds of cache: the bytes it reads, its intensity, tokens per second per GPU; live.
 
 A step makes one token for each sequence of the batch. It reads all weights once and each sequence's whole cache once.
-The model has the size of Llama 3 8B; what varies is how attention stores its keys and values.
+The model has the size of Llama 3 8B; attention stores its keys and values in four ways.
 """
 
 import functools
@@ -36,7 +36,7 @@ CACHES = {
     "1 key head": Cache(2 * DIM, 4 * HEADS * DIM),
     "latent (MLA)": Cache(LATENT + ROTATED, 2 * HEADS * (2 * LATENT + ROTATED)),
 }
-FORMATS = {  # bytes of a weight, bytes of an element of the cache, and the dtype at whose rate weights are multiplied
+FORMATS = {  # bytes of a weight, bytes of an element of the cache, and the dtype of the matmuls
     "bf16, cache bf16": (2, 2, "bf16"),
     "bf16, cache fp8": (2, 1, "bf16"),
     "fp8, cache fp8": (1, 1, "fp8"),
@@ -70,7 +70,7 @@ class Step:
         return Work(round(flops), round(self.weight_bytes + self.cache_bytes), 0)
 
     def seconds(self, device: Device) -> tuple[float, float]:
-        """Return what the bytes take and what the arithmetic takes, by the data sheet; the longer is the bound."""
+        """Return the time of the bytes and of the arithmetic, by the data sheet; the longer is the bound."""
         work = self.work()
         return work.bytes / device.memory_bandwidth, work.flops / device.peak_flops[FORMATS[self.format][2]]
 
@@ -162,8 +162,7 @@ CONTEXTS = tuple(2**power for power in range(10, 18))
 class DecodeSpeedExplorer(Explorer):
     """Bars for four kinds of cache, with sliders for batch and context, and a choice of format and GPU.
 
-    Its controls are widgets: `batch`, `context`, `format` and `device` (names); what it shows is also the string
-    `text`.
+    Its controls are widgets: `batch`, `context`, `format` and `device` (names); the string `text` says the same.
     Displayed where no kernel runs, it is a picture and that text.
 
     Raises:
