@@ -30,6 +30,8 @@ SAMPLE = [
     ("03_fused_add_gelu", "empty loads"),
     ("01_roofline", "ridge rounded"),
     ("01_roofline", "gpus strict"),
+    ("17_flash_decoding", "partial results in 16 bits"),
+    ("17_flash_decoding", "starts at -1e4"),
 ]
 
 
