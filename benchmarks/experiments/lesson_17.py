@@ -147,8 +147,9 @@ def rope_cache_without_checks(q, k, v, cos_sin, positions, slots, key_cache, val
         x1, x2 = x.chunk(2, dim=-1)
         return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
 
-    key_cache.flatten(0, 1)[slots] = rotate(k, k_weight)
-    value_cache.flatten(0, 1)[slots] = v
+    page, place = slots // key_cache.shape[2], slots % key_cache.shape[2]
+    key_cache[page, :, place] = rotate(k, k_weight)
+    value_cache[page, :, place] = v
     return rotate(q, q_weight)
 
 

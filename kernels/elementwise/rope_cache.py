@@ -5,9 +5,10 @@
     unfused   norm of q | norm of k | rotate q | rotate k | write k | write v     q and k read and written twice
     fused     read q, k and v once, write q, the cache's k and its v               one launch
 
-A program owns one head of one token: a query's, or a key's and its value's. The cache is (pages, page_size, key heads,
-dim); `slots` has each token's place, page * page_size + position in the page. A token without a slot, -1 as vLLM
-pads a batch with, is rotated and not written; so is one whose slot is beyond the cache.
+A program owns one head of one token: a query's, or a key's and its value's. The cache is (pages, key heads, page_size,
+dim), as kernels.paged_attention reads it; `slots` has each token's place, page * page_size + position in the page. A
+token without a slot, -1 as vLLM pads a batch with, is rotated and not written, and so is a token whose slot is beyond
+the cache.
 
 q_weight and k_weight, where given, are an RMSNorm of each head before the rotation, as in Qwen 3.
 
@@ -46,16 +47,18 @@ def rope_cache_kernel(
     q_weight_ptr,  # (dim,) or None
     k_weight_ptr,  # (dim,) or None
     y_ptr,  # (tokens, heads, dim), contiguous
-    k_cache_ptr,  # (pages, page_size, key heads, dim), contiguous: slots x key heads x dim
+    k_cache_ptr,  # (pages, key heads, page_size, dim), any strides, unit stride within a head
     v_cache_ptr,  # the same
     heads,
-    key_heads,
     half,  # dim / 2
     max_position,
-    slots,  # pages * page_size
+    pages,
+    page_size,
     q_strides,
     k_strides,
     v_strides,
+    k_cache_strides,
+    v_cache_strides,
     eps,
     BLOCK: tl.constexpr,  # a power of two, at least half
 ):
@@ -76,19 +79,23 @@ def rope_cache_kernel(
     else:
         head -= heads
         slot = tl.load(slot_ptr + token)
-        written = (slot >= 0) & (slot < slots) & (col < half)
-        at = (slot * key_heads + head) * 2 * half
+        page, place = slot // page_size, slot % page_size
+        written = (slot >= 0) & (page < pages) & (col < half)
         token_stride, head_stride = k_strides
         x_ptr = k_ptr + token * token_stride + head * head_stride
         y1, y2 = rotated(x_ptr, k_weight_ptr, cos, sin, col, half, eps)
-        tl.store(k_cache_ptr + at + col, y1.to(k_cache_ptr.dtype.element_ty), mask=written)
-        tl.store(k_cache_ptr + at + half + col, y2.to(k_cache_ptr.dtype.element_ty), mask=written)
+        page_stride, head_stride, place_stride = k_cache_strides
+        k_cache_ptr += page * page_stride + head * head_stride + place * place_stride
+        tl.store(k_cache_ptr + col, y1.to(k_cache_ptr.dtype.element_ty), mask=written)
+        tl.store(k_cache_ptr + half + col, y2.to(k_cache_ptr.dtype.element_ty), mask=written)
         token_stride, head_stride = v_strides
         v_ptr += token * token_stride + head * head_stride
         v1 = tl.load(v_ptr + col, mask=written)
         v2 = tl.load(v_ptr + half + col, mask=written)
-        tl.store(v_cache_ptr + at + col, v1, mask=written)
-        tl.store(v_cache_ptr + at + half + col, v2, mask=written)
+        page_stride, head_stride, place_stride = v_cache_strides
+        v_cache_ptr += page * page_stride + head * head_stride + place * place_stride
+        tl.store(v_cache_ptr + col, v1, mask=written)
+        tl.store(v_cache_ptr + half + col, v2, mask=written)
 
 
 def settings(dim: int) -> dict:
@@ -98,9 +105,10 @@ def settings(dim: int) -> dict:
 
 def _arguments(q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight, eps, y):
     heads, dim = q.shape[1:]
-    sizes = heads, k.shape[1], dim // 2, cos_sin.shape[0], key_cache.shape[0] * key_cache.shape[1]
+    sizes = heads, dim // 2, cos_sin.shape[0], key_cache.shape[0], key_cache.shape[2]
     tensors = q, k, v, cos_sin, positions, slots, q_weight, k_weight, y, key_cache, value_cache
-    return *tensors, *sizes, *(x.stride()[:2] for x in (q, k, v)), eps
+    strides = *(x.stride()[:2] for x in (q, k, v)), *(x.stride()[:3] for x in (key_cache, value_cache))
+    return *tensors, *sizes, *strides, eps
 
 
 @torch.library.custom_op("kernel_fusion::rope_cache", mutates_args=("key_cache", "value_cache"))
@@ -156,7 +164,8 @@ def rope_cache(
         positions: (tokens,) int64. One that the table doesn't have turns its token into NaN.
         slots: (tokens,) int64, page * page_size + place in the page. A token whose slot is negative or beyond the cache
             isn't written. No two tokens may share a slot: which one stays would be a race.
-        key_cache, value_cache: (pages, page_size, key heads, dim), contiguous, of q's dtype. Written in place.
+        key_cache, value_cache: (pages, key heads, page_size, dim), of q's dtype, written in place; any strides but one
+            within a head. For a cache of (pages, page_size, key heads, dim), as vLLM has it, pass .transpose(1, 2).
         q_weight, k_weight: (dim,), an RMSNorm of each head before the rotation; none where not given.
         eps: the norm's, added to the mean square.
 
@@ -165,8 +174,8 @@ def rope_cache(
 
     Raises:
         TypeError: not tensors of one floating-point dtype, or positions or slots not int64.
-        ValueError: shapes that don't fit, an odd dim, a cache that isn't contiguous, eps out of range, two devices, or
-            tensors on the CPU where kernels run on a GPU.
+        ValueError: shapes that don't fit, an odd dim, a cache whose elements of a head aren't side by side, eps out of
+            range, two devices, or tensors on the CPU where kernels run on a GPU.
         RuntimeError: a gradient is asked for.
     """
     check_together("rope_cache", OP.dtypes, q=q, k=k, v=v, key_cache=key_cache, value_cache=value_cache)
@@ -187,13 +196,13 @@ def _check_shapes(q, k, v, cos_sin, positions, slots, key_cache, value_cache, ep
             f"rope_cache takes k and v of (tokens, key heads, dim) for q of {tuple(q.shape)}, got {tuple(k.shape)} and "
             f"{tuple(v.shape)}: reshape them"
         )
-    if key_cache.dim() != 4 or key_cache.shape != value_cache.shape or key_cache.shape[2:] != k.shape[1:]:
+    if key_cache.dim() != 4 or key_cache.shape != value_cache.shape or key_cache.shape[1::2] != k.shape[1:]:
         raise ValueError(
-            f"rope_cache takes caches of (pages, page_size, {k.shape[1]}, {k.shape[2]}), got {tuple(key_cache.shape)} "
+            f"rope_cache takes caches of (pages, {k.shape[1]}, page_size, {k.shape[2]}), got {tuple(key_cache.shape)} "
             f"and {tuple(value_cache.shape)}: reshape them"
         )
-    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
-        raise ValueError("rope_cache writes caches in place, got one that isn't contiguous: allocate it as it is used")
+    if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
+        raise ValueError("rope_cache takes caches with each head's elements side by side: allocate them with dim last")
     if not isinstance(cos_sin, Tensor) or not cos_sin.is_floating_point():
         raise TypeError("rope_cache takes cos_sin in a floating-point tensor: use rope_table(max_position, dim)")
     if cos_sin.dim() != 2 or cos_sin.shape[1] != q.shape[2]:
@@ -234,9 +243,11 @@ def rope_cache_reference(
         x1, x2 = x.chunk(2, dim=-1)
         return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
 
-    has_slot = ((slots >= 0) & (slots < key_cache.shape[0] * key_cache.shape[1])).nonzero()[:, 0]
-    key_cache.flatten(0, 1)[slots[has_slot]] = rotate(k, k_weight)[has_slot]
-    value_cache.flatten(0, 1)[slots[has_slot]] = v[has_slot]
+    size = key_cache.shape[2]
+    kept = ((slots >= 0) & (slots < len(key_cache) * size)).nonzero()[:, 0]
+    page, place = slots[kept] // size, slots[kept] % size
+    key_cache[page, :, place] = rotate(k, k_weight)[kept]
+    value_cache[page, :, place] = v[kept]
     return rotate(q, q_weight)
 
 
@@ -258,7 +269,7 @@ def _inputs(tokens: int, heads: int, key_heads: int, dim: int, device="cpu", **o
     positions = torch.randperm(4 * tokens, device=device)[:tokens]
     pages = -(-tokens // PAGE_SIZE) + 1
     slots = torch.randperm(pages * PAGE_SIZE, device=device)[:tokens]
-    caches = torch.zeros(2, pages, PAGE_SIZE, key_heads, dim, device=device, **options)
+    caches = torch.zeros(2, pages, key_heads, PAGE_SIZE, dim, device=device, **options)
     q_weight, k_weight = torch.randn(2, dim, device=device, **options)
     return q, k, v, rope_table(4 * tokens, dim, device=device), positions, slots, *caches, q_weight, k_weight
 
@@ -266,7 +277,7 @@ def _inputs(tokens: int, heads: int, key_heads: int, dim: int, device="cpu", **o
 def _compile_arguments(tokens: int, heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     with torch.device("meta"):
         q, k = torch.empty(tokens, heads, dim, dtype=dtype), torch.empty(tokens, key_heads, dim, dtype=dtype)
-        cache, table = torch.empty(8, PAGE_SIZE, key_heads, dim, dtype=dtype), torch.empty(4096, dim)
+        cache, table = torch.empty(8, key_heads, PAGE_SIZE, dim, dtype=dtype), torch.empty(4096, dim)
         index = torch.empty(tokens, dtype=torch.int64)
     weight = q[0, 0]
     return _arguments(q, k, k, table, index, index, cache, cache, weight, weight, 1e-6, q), settings(dim)

@@ -9,6 +9,11 @@ from kernels import rope_cache
 from kernels.elementwise.rope_cache import OP, rope_cache_op, rope_cache_reference, rope_table
 
 
+def in_slots(cache):
+    """Return the cache as (slots, key heads, dim)."""
+    return cache.transpose(1, 2).flatten(0, 1)
+
+
 def both(inputs):
     """Return (q, key cache, value cache) by the kernel, by PyTorch in its dtype and in float64, each on copies."""
 
@@ -40,19 +45,19 @@ def test_against_complex_numbers(device):
         return torch.cat([z.real, z.imag], dim=-1).float()
 
     torch.testing.assert_close(y, turned(q), atol=2e-6, rtol=2e-6)
-    torch.testing.assert_close(keys.flatten(0, 1)[slots], turned(k), atol=2e-6, rtol=2e-6)
-    assert torch.equal(values.flatten(0, 1)[slots], v)
+    torch.testing.assert_close(in_slots(keys)[slots], turned(k), atol=2e-6, rtol=2e-6)
+    assert torch.equal(in_slots(values)[slots], v)
 
 
 def test_what_has_no_slot_is_left_alone(device):
     q, k, v, table, positions, slots, keys, values, *_ = OP.inputs(5, 2, 1, 8, dtype=torch.float32, device=device)
     slots = torch.tensor([-1, 3, 32, 2**40, -(2**40)], device=device)  # 32 slots in 2 pages of 16
-    keys, values = torch.full((2, 2, 16, 1, 8), 7.0, device=device)
+    keys, values = torch.full((2, 2, 1, 16, 8), 7.0, device=device)
     y = rope_cache(q, k, v, table, positions, slots, keys, values)
     assert y.isfinite().all()
-    written = (keys.flatten(0, 1) != 7).any(-1).any(-1).nonzero().flatten().tolist()
+    written = (in_slots(keys) != 7).any(-1).any(-1).nonzero().flatten().tolist()
     assert written == [3]
-    assert torch.equal(values.flatten(0, 1)[3], v[1])
+    assert torch.equal(in_slots(values)[3], v[1])
 
 
 def test_a_position_that_the_table_lacks_is_nan(device):
@@ -70,6 +75,18 @@ def test_slices_of_one_projection_and_other_strides(device):
     assert_as_accurate(*both(inputs))
     inputs[:3] = (x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v))
     assert_as_accurate(*both(inputs))
+
+
+def test_a_cache_of_pages_of_tokens(device):
+    """vLLM's order, (pages, page_size, key heads, dim), is a transposed view: written in place, without a copy."""
+    inputs = [*OP.inputs(20, 2, 2, 32, dtype=torch.float32, device=device)]
+    expected = [x.clone() for x in inputs]
+    rope_cache(*expected)
+    tokens_first = [x.transpose(1, 2).contiguous() for x in inputs[6:8]]
+    inputs[6:8] = (x.transpose(1, 2) for x in tokens_first)
+    rope_cache(*inputs)
+    for ours, right in zip(tokens_first, expected[6:8], strict=True):
+        assert torch.equal(ours.transpose(1, 2), right)
 
 
 def test_empty(device):
@@ -118,8 +135,8 @@ def test_under_torch_compile(device):
         ({"k": torch.ones(4, 2, 16)}, ValueError, r"takes k and v of \(tokens, key heads, dim\) for q of \(5, 4, 16\)"),
         ({"v": torch.ones(5, 1, 16)}, ValueError, "takes k and v of"),
         ({"k": torch.ones(5, 2, 16).half()}, TypeError, "takes one dtype, got q of torch.float32 and k of"),
-        ({"key_cache": torch.ones(2, 16, 1, 16)}, ValueError, r"takes caches of \(pages, page_size, 2, 16\)"),
-        ({"key_cache": torch.ones(2, 2, 16, 16).mT}, ValueError, "takes caches of|isn't contiguous"),
+        ({"key_cache": torch.ones(2, 1, 16, 16)}, ValueError, r"takes caches of \(pages, 2, page_size, 16\)"),
+        ({"key_cache": torch.ones(2, 2, 16, 16).mT}, ValueError, "takes caches with each head's elements side by side"),
         ({"cos_sin": torch.ones(9, 8)}, ValueError, r"takes cos_sin of \(max_position, 16\), got \(9, 8\)"),
         ({"cos_sin": None}, TypeError, "takes cos_sin in a floating-point tensor: use rope_table"),
         ({"positions": torch.ones(5).int()}, TypeError, "takes positions in a tensor of torch.int64, got torch.int32"),
