@@ -32,6 +32,7 @@ from kernels.tiled.ffn import FeedForward, ffn
 from kernels.tiled.flash_attention import FlashAttention, flash_attention
 from kernels.tiled.linear_act import LinearAct, linear_act
 from kernels.tiled.moe_int8 import moe_int8
+from kernels.tiled.paged_attention import paged_attention
 from kernels.variants import variant
 
 CATALOGUE = {
@@ -51,6 +52,7 @@ CATALOGUE = {
         layer_norm_int8,
         linear_act,
         moe_int8,
+        paged_attention,
         residual_act,
         residual_layer_norm,
         residual_rms_norm,
@@ -85,6 +87,7 @@ __all__ = [
     "layer_norm_int8",
     "linear_act",
     "moe_int8",
+    "paged_attention",
     "residual_act",
     "residual_layer_norm",
     "residual_rms_norm",

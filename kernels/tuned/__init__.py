@@ -9,6 +9,7 @@ from kernels.tuned import (  # noqa: F401  (importing a module registers its ker
     cluster_softmax,
     conv_descriptors,
     cross_entropy,
+    decode_attention,
     ffn_gated,
     hopper_attention,
     hopper_attention_backward,
