@@ -26,6 +26,7 @@ from helpers.figures import DecodeSpeedExplorer, Point, Step, roofline_chart
 from helpers.figures.attention.decode_speed import CACHES
 from helpers.instruments import DEVICES, Roofline, compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, puzzle, self_test
+from kernels.attention import LOG2_E
 from kernels.interpreter import runtime
 
 torch.manual_seed(0)
@@ -181,8 +182,8 @@ def attend(q, k_ptr, v_ptr, table_ptr, first, last, stride, scale, LOCATE: tl.co
 # With one program per key head, this is a whole attention kernel. Count its programs: 8 key heads are 8 programs, and
 # an H200 has 132 SMs. For a long cache of one user, 124 of them do nothing.
 #
-# So give a key head's keys to several programs. Each [split](../docs/glossary.md#split) ends with three things: its
-# maximum, its sum, and its weighted values, *not yet divided*.
+# So give a key head's keys to several programs. Each [split](../docs/glossary.md#split) computes the output as if there
+# were no other keys, and keeps its maximum and its sum: the merge needs them.
 
 
 # %%
@@ -192,8 +193,9 @@ def split_kernel(
     k_ptr,  # (slots, key heads, D)
     v_ptr,  # (slots, key heads, D)
     table_ptr,  # (pages,) int32, or None where keys are in order
-    acc_ptr,  # (key heads, splits, GROUP, D) fp32
-    stats_ptr,  # (key heads, splits, 2, GROUP) fp32: maximum, sum
+    partial_ptr,  # (heads, splits, D) fp32: each split's output
+    peak_ptr,  # (heads, splits) fp32
+    total_ptr,  # (heads, splits) fp32
     keys, key_heads, splits, scale,
     LOCATE: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -206,45 +208,43 @@ def split_kernel(
     last = tl.minimum(first + size, keys)
     peak, total, acc = attend(q, k_ptr + head * D, v_ptr + head * D, table_ptr, first, last,
                               key_heads * D, scale, LOCATE, PAGE, N)  # fmt: skip
-    part = head * splits + split
-    tl.store(acc_ptr + part * GROUP * D + at, acc, mask=row[:, None] < GROUP)
-    tl.store(stats_ptr + part * 2 * GROUP + row, peak, mask=row < GROUP)
-    tl.store(stats_ptr + (part * 2 + 1) * GROUP + row, total, mask=row < GROUP)
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_row = (head * GROUP + row) * splits + split
+    tl.store(partial_ptr + out_row[:, None] * D + d[None, :], out, mask=row[:, None] < GROUP)
+    tl.store(peak_ptr + out_row, peak, mask=row < GROUP)
+    tl.store(total_ptr + out_row, total, mask=row < GROUP)
 
 
 # %% [markdown]
-# Now the merge. Every split's numbers are relative to its *own* maximum $m_i$. To add them, bring them to the common
-# maximum $m$:
+# Now the merge. A split's sum $t_i$ is relative to its *own* maximum $m_i$. Its weight among the others is its sum
+# relative to the largest maximum $m$:
 #
-# $$y = \frac{\sum_i e^{m_i - m}\, \text{acc}_i}{\sum_i e^{m_i - m}\, \text{sum}_i}$$
+# $$y = \frac{\sum_i w_i\, \text{out}_i}{\sum_i w_i}, \qquad w_i = t_i\, e^{m_i - m}$$
 #
-# **Write it**, for d = 1: each program merges the four splits of one row. As given, each split is divided by its own sum
-# first, and the exponentials aren't taken off a common maximum.
+# **Write it**, for d = 1: each program merges the four splits of one row. As given, the maxima don't count.
 
 
 # %%
 @triton.jit
-def merge_splits_kernel(peak_ptr, sum_ptr, acc_ptr, y_ptr, SPLITS: tl.constexpr):
-    row, split = tl.program_id(0), tl.arange(0, SPLITS)
-    peak = tl.load(peak_ptr + row * SPLITS + split)
-    total = tl.load(sum_ptr + row * SPLITS + split)
-    acc = tl.load(acc_ptr + row * SPLITS + split)
-    share = tl.exp(peak) / total  # <- change this line
-    y = tl.sum(acc * share) / tl.sum(total * share)
-    tl.store(y_ptr + row, y)
+def weights_kernel(peak_ptr, total_ptr, out_ptr, y_ptr, SPLITS: tl.constexpr):
+    at = tl.program_id(0) * SPLITS + tl.arange(0, SPLITS)
+    peak, total = tl.load(peak_ptr + at), tl.load(total_ptr + at)
+    weight = total + 0 * peak  # <- change this line
+    y = tl.sum(weight * tl.load(out_ptr + at)) / tl.sum(weight)
+    tl.store(y_ptr + tl.program_id(0), y)
 
 
 peaks = torch.tensor([[0.5, 2.0, -1.0, 1.0], [-90.0, -88.0, -91.5, -87.0], [3.0, 1.5, 2.5, 0.0]])
-sums = torch.tensor([[1.5, 2.0, 1.25, 3.0], [2.5, 1.0, 4.0, 1.75], [1.1, 2.25, 1.6, 3.5]])
-accs = torch.tensor([[2.0, -1.0, 0.5, 4.0], [1.0, 3.0, -2.0, 0.25], [-1.5, 2.5, 0.75, 1.25]])
-weight = (peaks - peaks.amax(1, keepdim=True)).exp()
-wanted = (accs * weight).sum(1) / (sums * weight).sum(1)
-puzzle(merge_splits_kernel, 3, peaks, sums, accs, wanted=wanted, SPLITS=4)
+totals = torch.tensor([[1.5, 2.0, 1.25, 3.0], [2.5, 1.0, 4.0, 1.75], [1.1, 2.25, 1.6, 3.5]])
+outs = torch.tensor([[2.0, -1.0, 0.5, 4.0], [1.0, 3.0, -2.0, 0.25], [-1.5, 2.5, 0.75, 1.25]])
+weight = totals * (peaks - peaks.amax(1, keepdim=True)).exp()
+wanted = (outs * weight).sum(1) / weight.sum(1)
+puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>share = tl.exp(peak - tl.max(peak))</code>: with <code>tl.exp(peak)</code>
-# alone, the second row would be 0 / 0 in a wider range of scores, as any softmax that doesn't subtract its
-# maximum.</details>
+# <details><summary>Answer</summary><code>weight = total * tl.exp(peak - tl.max(peak))</code>: with
+# <code>tl.exp(peak)</code> alone, scores a little further below zero than the second row's make every weight 0, and the
+# result 0 / 0, as in any softmax that doesn't subtract its maximum.</details>
 #
 # A split can be empty: seven splits of a short sequence, or sequences of different lengths in one batch. Its maximum is
 # $-\infty$, its sum 0. It drops out of the merge by itself, as $e^{-\infty - m} = 0$, unless *every* split is empty:
@@ -273,42 +273,55 @@ puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=
 # <details><summary>Answer</summary><code>top = tl.maximum(tl.max(peak), -1e30)</code>: any finite number does that no
 # real score is below. The sum is then 0; the kernel that divides by it takes 1 instead.</details>
 #
-# Both lines, in the kernel that merges:
+# Both together, in the kernel that merges, one program per row. It is the catalogue's own (`exp2` is faster than `exp`,
+# and takes $\log_2 e$ as a factor):
 
 
 # %%
 @triton.jit
-def merge_kernel(acc_ptr, stats_ptr, y_ptr, splits, GROUP: tl.constexpr, D: tl.constexpr,
-                 SPLITS: tl.constexpr):  # fmt: skip
-    head, row = tl.program_id(0), tl.program_id(1)
-    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
-    inside, part = split < splits, head * splits + split
-    stats_at = stats_ptr + part * 2 * GROUP + row
-    peak = tl.load(stats_at, mask=inside, other=-float("inf"))
-    total = tl.load(stats_at + GROUP, mask=inside, other=0.0)
-    share = tl.exp(peak - tl.maximum(tl.max(peak, axis=0), -1e30))
-    acc_at = acc_ptr + (part[:, None] * GROUP + row) * D + d[None, :]
-    acc = tl.load(acc_at, mask=inside[:, None], other=0.0)
-    total = tl.sum(total * share, axis=0)
-    y = tl.sum(acc * share[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(y_ptr + (head * GROUP + row) * D + d, y.to(y_ptr.dtype.element_ty))
+def merge_splits_kernel(
+    partial_ptr,  # (rows, splits, dim), contiguous
+    peak_ptr,  # (rows, splits)
+    total_ptr,  # (rows, splits)
+    out_ptr,  # (rows, dim), contiguous
+    splits,
+    dim,
+    SCALE: tl.constexpr,
+    BLOCK_S: tl.constexpr,  # a power of two, at least splits
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    split, col = tl.arange(0, BLOCK_S), tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    peak = tl.load(peak_ptr + row * splits + split, mask=split < splits, other=-float("inf"))
+    total = tl.load(total_ptr + row * splits + split, mask=split < splits, other=0.0)
+    largest = tl.max(peak, axis=0)
+    weight = total * tl.exp2(
+        (peak - tl.where(largest == -float("inf"), 0.0, largest)) * (SCALE * LOG2_E)
+    )
+    total = tl.sum(weight, axis=0)
+    inside = (split < splits)[:, None] & (col < dim)[None, :]
+    partial = tl.load(
+        partial_ptr + (row * splits + split)[:, None] * dim + col[None, :], mask=inside, other=0.0
+    )
+    out = tl.sum(partial * weight[:, None], axis=0) / tl.where(total == 0, 1.0, total)
+    tl.store(out_ptr + row * dim + col, out.to(out_ptr.dtype.element_ty), mask=col < dim)
 
 
+# %% tags=["hide-input"]
 def decode(q, k, v, splits, keys=None, pages=None):
-    (heads, d), (*_, key_heads, _) = q.shape, k.shape
-    keys, group, page = len(k) if keys is None else keys, heads // key_heads, 1
+    (heads, d), key_heads = q.shape, k.shape[-2]
+    keys, page = (len(k), 1) if pages is None else (keys, k.shape[1])
     locate = in_order if pages is None else by_page
-    if pages is not None:
-        page = k.shape[1]
-    acc = torch.empty(key_heads, splits, group, d, device=q.device)
-    stats = torch.empty(key_heads, splits, 2, group, device=q.device)
+    partial = torch.empty(heads, splits, d, device=q.device)
+    peak, total = (torch.empty(heads, splits, device=q.device) for _ in range(2))
     y = torch.empty_like(q)
     split_kernel[key_heads, splits](
-        q, k, v, pages, acc, stats, keys, key_heads, splits, d**-0.5, LOCATE=locate, PAGE=page,
-        GROUP=group, D=d, N=64,
+        q, k, v, pages, partial, peak, total, keys, key_heads, splits, d**-0.5, LOCATE=locate,
+        PAGE=page, GROUP=heads // key_heads, D=d, N=64,
     )  # fmt: skip
-    merge_kernel[key_heads, group](
-        acc, stats, y, splits, GROUP=group, D=d, SPLITS=triton.next_power_of_2(splits)
+    block_s = triton.next_power_of_2(splits)
+    merge_splits_kernel[heads, 1](
+        partial, peak, total, y, splits, d, SCALE=1.0, BLOCK_S=block_s, BLOCK_C=d
     )
     return y
 
@@ -440,6 +453,25 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "4 bytes per page of 16 KiB
 # kernels that use TMA like 64 or 128.
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
+# ### `kernels.paged_attention`
+#
+# The catalogue's kernel is this one for a batch: a table row and a length per sequence, a few queries each, pages that
+# don't exist refused. It chooses the splits itself.
+
+# %% tags=["hide-input"]
+order = torch.randperm(128, device=device, dtype=torch.int32)
+paged = torch.empty(2, 128, 16, 2, 128, device=device, dtype=torch.float16)
+paged[:, order.long()] = cache.view(2, 128, 16, 2, 128)
+k_pages, v_pages = paged.transpose(2, 3)  # (pages, key heads, page, dim): a view
+length = torch.tensor([2048], device=device, dtype=torch.int32)
+ours = measure(kernels.paged_attention, q[None, :, None], k_pages, v_pages, order[None], length)
+close = torch.allclose(ours.result[0, :, 0], decode(q, *paged, 4, 2048, order), atol=1e-3)
+more_bytes = 100 * (ours.bytes_total / cache.nbytes - 1)
+print(
+    f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more bytes than the cache"
+)
+
+# %% [markdown]
 # ## Around attention
 #
 # Before attention, each new token's q and k are normed and rotated
@@ -681,7 +713,7 @@ floats = torch.empty(9, device="meta")
 pages = torch.empty(9, dtype=torch.int32, device="meta")
 for name, locate, given in (("in order", in_order, None), ("paged", by_page, pages)):
     found = compile_for(
-        split_kernel, on_paper[0], on_paper[1], on_paper[1], given, floats, floats, 8192, 8, 16, 0.1,
+        split_kernel, *on_paper, on_paper[1], given, *[floats] * 3, 8192, 8, 16, 0.1,
         device="H200", LOCATE=locate, PAGE=16, GROUP=4, D=128, N=64, num_warps=4,
     )  # fmt: skip
     print(f"{name}: {found.registers} registers per thread, {found.spill_bytes} bytes spilled")

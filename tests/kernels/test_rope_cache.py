@@ -5,7 +5,7 @@ import torch
 from accuracy import assert_as_accurate
 
 from helpers.instruments import compile_for, measure
-from kernels import rope_cache
+from kernels import paged_attention, rope_cache
 from kernels.elementwise.rope_cache import OP, rope_cache_op, rope_cache_reference, rope_table
 
 
@@ -87,6 +87,22 @@ def test_a_cache_of_pages_of_tokens(device):
     rope_cache(*inputs)
     for ours, right in zip(tokens_first, expected[6:8], strict=True):
         assert torch.equal(ours.transpose(1, 2), right)
+
+
+def test_paged_attention_reads_what_it_wrote(device):
+    """Twenty tokens rotated and written one sequence's pages long, then read by the last query: attention to all."""
+    q, k, v, table, positions, _, keys, values, *weights = OP.inputs(20, 4, 2, 32, dtype=torch.float32, device=device)
+    pages = torch.tensor([2, 0], device=device)
+    place = torch.arange(20, device=device)
+    slots = pages[place // 16] * 16 + place % 16
+    y = rope_cache(q, k, v, table, positions, slots, keys, values, *weights)
+    length = torch.tensor([20], dtype=torch.int32, device=device)
+    found = paged_attention(y[None, -1:].transpose(1, 2), keys, values, pages.int()[None], length)
+    written = in_slots(keys)[slots].double().transpose(0, 1)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        y[-1:].double().transpose(0, 1), written, v.double().transpose(0, 1), enable_gqa=True
+    )
+    torch.testing.assert_close(found[0].double(), exact, atol=1e-5, rtol=1e-5)
 
 
 def test_empty(device):

@@ -53,7 +53,7 @@ ANSWERS = {
         ("scale = tl.max(y) / 127.0", "scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0"),
     ],
     "block_scales_kernel": [("acc = (acc + product) * scale", "acc += product * scale")],
-    "merge_splits_kernel": [("share = tl.exp(peak) / total", "share = tl.exp(peak - tl.max(peak))")],
+    "weights_kernel": [("weight = total + 0 * peak", "weight = total * tl.exp(peak - tl.max(peak))")],
     "empty_splits_kernel": [("top = tl.max(peak)", "top = tl.maximum(tl.max(peak), -1e30)")],
     "page_kernel": [("slot = page + key % PAGE", "slot = page * PAGE + key % PAGE")],
     "centre_kernel": [("y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean", "y = s - mean")],
