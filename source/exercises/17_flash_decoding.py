@@ -67,10 +67,11 @@ print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k an
 # ## Your kernel for the splits
 #
 # **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
+# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
+# line.
 #
 # A program owns one split of one head. It loads `bounds[s]` and `bounds[s + 1]`, loops over blocks of keys, and stores
-# its maximum, sum and weighted values in float32. Choose how they lie in memory.
+# its maximum, sum and weighted values in float32. Choose their order in memory.
 
 
 # %% grade_id="split"
@@ -116,7 +117,7 @@ def split_kernel(
 # %% [markdown]
 # ## Your kernel for the merge
 #
-# A program owns one head. The number of splits need not be a power of two.
+# A program owns one head. The number of splits can be any, not only a power of two.
 
 
 # %% grade_id="merge"

@@ -159,7 +159,8 @@ def test_nothing_spills_with_filters():
 
 
 def test_registration(device):
-    torch.library.opcheck(sample_op.forward_op, (torch.randn(3, 19, device=device), torch.tensor(3), 1.0, 4, 0.9))
+    x, seed = torch.randn(3, 19, device=device), torch.tensor(3, device=device)
+    torch.library.opcheck(sample_op.forward_op, (x, seed, 1.0, 4, 0.9))
 
 
 @pytest.mark.parametrize(

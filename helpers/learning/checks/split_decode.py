@@ -11,7 +11,7 @@ from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import normal
 from helpers.learning.outcome import AnswerError, as_check
 
-PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for what splits hand to the merge, in bytes
+PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for partial results, in bytes
 
 
 def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
