@@ -1,7 +1,8 @@
 """The fused kernels of the course.
 
 The public functions, such as `kernels.add_gelu`, and modules, such as `kernels.LayerNorm`, are in the file of their
-operation: the plain kernel, the one its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp.
+operation: the plain kernel, the one its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp; it lacks
+rope_cache, because tests and benchmarks of an entry rely on its inputs staying as they were.
 kernels/tuned/ has faster kernels for some calls; `variant` chooses between the two.
 """
 
@@ -11,6 +12,7 @@ from kernels.elementwise.add_gelu import add_gelu
 from kernels.elementwise.bias_dropout_residual import bias_dropout_residual
 from kernels.elementwise.geglu import geglu
 from kernels.elementwise.residual_act import residual_act
+from kernels.elementwise.rope_cache import rope_cache
 from kernels.elementwise.swiglu import swiglu
 from kernels.rowwise.cross_entropy import cross_entropy
 from kernels.rowwise.l2_norm import l2_norm
@@ -20,6 +22,7 @@ from kernels.rowwise.layer_norm_int8 import layer_norm_int8
 from kernels.rowwise.residual_layer_norm import residual_layer_norm
 from kernels.rowwise.residual_rms_norm import residual_rms_norm
 from kernels.rowwise.rms_norm import RMSNorm, rms_norm
+from kernels.rowwise.sample import sample
 from kernels.rowwise.softmax import softmax
 from kernels.rowwise.softmax_dropout import softmax_dropout
 from kernels.rowwise.softmax_topk import softmax_topk
@@ -54,6 +57,7 @@ CATALOGUE = {
         residual_layer_norm,
         residual_rms_norm,
         rms_norm,
+        sample,
         softmax,
         softmax_dropout,
         softmax_topk,
@@ -88,6 +92,8 @@ __all__ = [
     "residual_layer_norm",
     "residual_rms_norm",
     "rms_norm",
+    "rope_cache",
+    "sample",
     "softmax",
     "softmax_dropout",
     "softmax_topk",

@@ -497,4 +497,37 @@ WRONG = {
             "acc = tl.dot(x, weight, acc)": "acc = tl.dot(x.to(tl.float32), weight.to(tl.float32), acc)"
         },
     },
+    "17_flash_decoding": {
+        "merge without maxima": {"share = tl.exp(peak - top)": "share = tl.where(exists, 1.0, 0.0)"},
+        "merge overflows": {"share = tl.exp(peak - top)": "share = tl.exp(peak)"},
+        "top of the sums": {"tl.maximum(tl.max(peak, axis=0), -1e38)": "tl.max(total, axis=0)"},
+        "top 0": {"tl.maximum(tl.max(peak, axis=0), -1e38)": "tl.maximum(tl.max(peak, axis=0), 0.0)"},
+        "empty NaN": {"tl.maximum(tl.max(peak, axis=0), -1e38)": "tl.max(peak, axis=0)"},
+        "0 / 0": {"/ tl.where(total == 0.0, 1.0, total)": "/ total"},
+        "sum not weighted": {"total = tl.sum(total * share, axis=0)": "total = tl.sum(total, axis=0)"},
+        "values not weighted": {"tl.sum(acc * share[:, None], axis=0)": "tl.sum(acc, axis=0)"},
+        "missing splits 0": {
+            'tl.load(peak_ptr + part, mask=exists, other=-float("inf"))': (
+                "tl.load(peak_ptr + part, mask=exists, other=0.0)"
+            )
+        },
+        "keys past the end 0": {'s = tl.where(inside, s, -float("inf"))': "s = tl.where(inside, s, 0.0)"},
+        "keys past the end -1e4": {'s = tl.where(inside, s, -float("inf"))': "s = tl.where(inside, s, -1e4)"},
+        "starts at 0": {'peak = tl.full((1,), -float("inf"), tl.float32)': "peak = tl.zeros((1,), tl.float32)"},
+        "starts at -1e4": {
+            'peak = tl.full((1,), -float("inf"), tl.float32)': ("peak = tl.full((1,), -1e4, tl.float32)")
+        },
+        "acc not rescaled": {"acc = acc * shrink +": "acc = acc +"},
+        "sum not rescaled": {"total = total * shrink +": "total = total +"},
+        "no scale": {"axis=1) * scale": "axis=1)"},
+        "end included": {"inside = key < last": "inside = key <= last"},
+        "end of the sequence": {"inside = key < last": "inside = key < keys"},
+        "one block": {"for start in range(first, last, BLOCK):": "for start in range(first, first + 1, BLOCK):"},
+        "partial results in 16 bits": {
+            "dtype=torch.float32, device=q.device)\n    peak": ("dtype=torch.bfloat16, device=q.device)\n    peak")
+        },
+        "keys of 16 bits summed in them": {
+            "other=0.0).to(tl.float32)\n        s =": "other=0.0).to(q_ptr.dtype.element_ty)\n        s ="
+        },
+    },
 }

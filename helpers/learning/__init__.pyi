@@ -49,6 +49,8 @@ from .checks.row_cases import large_mean_cases as large_mean_cases
 from .checks.row_cases import norm_cases as norm_cases
 from .checks.row_cases import topk_cases as topk_cases
 from .checks.small_graphs import drawn_graphs as drawn_graphs
+from .checks.split_decode import check_split_traffic as check_split_traffic
+from .checks.split_decode import split_cases as split_cases
 from .checks.tile_cases import flash_cases as flash_cases
 from .checks.tile_cases import linear_cases as linear_cases
 from .checks.tile_cases import masked_cases as masked_cases

@@ -33,6 +33,8 @@ SAMPLE = [
     ("13_decide", "numel"),
     ("13_decide", "overwriting twice"),
     ("14_cuda_softmax", "peak from -10000"),
+    ("17_flash_decoding", "partial results in 16 bits"),
+    ("17_flash_decoding", "starts at -1e4"),
 ]
 
 

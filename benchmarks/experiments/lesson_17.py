@@ -1,0 +1,176 @@
+"""Lesson 17: serving, one token at a time.
+
+Decode over a cache by the number of splits, with a batch and with several rows of q, and what surrounds it: rotation
+and the write into the cache, and the draw of the next token.
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.functional import scaled_dot_product_attention
+
+import kernels
+from helpers.instruments.timing import Timing, benchmark_together
+from kernels.elementwise.rope_cache import OP, rope_cache_reference
+from kernels.rowwise.sample import sample_reference
+
+HEADS, KEY_HEADS, DIM = 32, 8, 128  # of Llama 3 8B
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+REFERENCE_POINTS = ((1, 8192), (1, 65536), (16, 8192), (128, 4096))  # sequences, tokens in each cache
+ROWS = (1, 2, 4, 8, 16)  # of q per sequence, as speculation has them
+VOCABULARY = 131072
+CHUNK = 64  # keys at a time
+
+
+@triton.jit
+def split_kernel(
+    q_ptr,  # (batch, key heads, used, D): query heads that share a key head, and rows of speculation
+    k_ptr,  # (batch, key heads, keys, D)
+    v_ptr,  # (batch, key heads, keys, D)
+    acc_ptr,  # (batch * key heads, splits, used, D) fp32
+    stats_ptr,  # (batch * key heads, splits, 2, used) fp32: maximum, sum
+    keys,
+    splits,
+    used,
+    scale,
+    GROUP: tl.constexpr,  # at least used, and 16, as tl.dot asks
+    D: tl.constexpr,
+    N: tl.constexpr,
+):
+    head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, d = tl.arange(0, GROUP), tl.arange(0, D)
+    at = row[:, None] * D + d[None, :]
+    q = tl.load(q_ptr + head * used * D + at, mask=row[:, None] < used, other=0.0)
+    chunks = tl.cdiv(keys, N)
+    first, last = split * chunks // splits * N, (split + 1) * chunks // splits * N
+    peak = tl.full((GROUP,), -float("inf"), tl.float32)
+    total = tl.zeros((GROUP,), tl.float32)
+    acc = tl.zeros((GROUP, D), tl.float32)
+    for start in range(first, last, N):
+        key = start + tl.arange(0, N)
+        here = head * keys * D + key[:, None] * D + d[None, :]
+        k = tl.load(k_ptr + here, mask=key[:, None] < keys, other=0.0)
+        s = tl.where(key[None, :] < keys, tl.dot(q, k.T) * scale, -float("inf"))
+        higher = tl.maximum(peak, tl.max(s, axis=1))
+        p = tl.exp(s - higher[:, None])
+        v = tl.load(v_ptr + here, mask=key[:, None] < keys, other=0.0)
+        shrink = tl.exp(peak - higher)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        total = total * shrink + tl.sum(p, axis=1)
+        peak = higher
+    part = head * splits + split
+    tl.store(acc_ptr + part * used * D + at, acc, mask=row[:, None] < used)
+    tl.store(stats_ptr + part * 2 * used + row, peak, mask=row < used)
+    tl.store(stats_ptr + part * 2 * used + used + row, total, mask=row < used)
+
+
+@triton.jit
+def merge_kernel(acc_ptr, stats_ptr, y_ptr, splits, used, D: tl.constexpr, SPLITS: tl.constexpr):
+    head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)  # one program per row of q
+    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
+    inside, part = split < splits, head * splits + split
+    peak = tl.load(stats_ptr + part * 2 * used + row, mask=inside, other=-float("inf"))
+    total = tl.load(stats_ptr + part * 2 * used + used + row, mask=inside, other=0.0)
+    share = tl.exp(peak - tl.max(peak, axis=0))
+    acc = tl.load(acc_ptr + (part[:, None] * used + row) * D + d[None, :], mask=inside[:, None], other=0.0)
+    y = tl.sum(acc * share[:, None], axis=0) / tl.sum(total * share, axis=0)
+    tl.store(y_ptr + (head * used + row) * D + d, y.to(y_ptr.dtype.element_ty))
+
+
+def split_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, splits: int) -> torch.Tensor:
+    """Attention of q (batch, heads, rows, dim) to all of k and v (batch, key heads, keys, dim), the keys in splits.
+
+    Rows of q see every key: with several, what speculation costs in time, not its causal mask.
+    """
+    batch, heads, rows, dim = q.shape
+    key_heads, keys = k.shape[1:3]
+    used = heads // key_heads * rows
+    grid, group = (batch * key_heads, splits), max(16, triton.next_power_of_2(used))
+    acc = torch.empty(*grid, used, dim, device=q.device)
+    stats = torch.empty(*grid, 2, used, device=q.device)
+    y = torch.empty_like(q)
+    split_kernel[grid](q, k, v, acc, stats, keys, splits, used, dim**-0.5, GROUP=group, D=dim, N=CHUNK)
+    merge_kernel[grid[0], used](acc, stats, y, splits, used, D=dim, SPLITS=triton.next_power_of_2(splits))
+    return y
+
+
+def cache_inputs(batch: int, keys: int, rows: int = 1, device="cuda", dtype=torch.bfloat16) -> tuple[torch.Tensor, ...]:
+    """q (batch, HEADS, rows, DIM), k and v (batch, KEY_HEADS, keys, DIM)."""
+    q = torch.randn(batch, HEADS, rows, DIM, device=device, dtype=dtype)
+    return q, *torch.randn(2, batch, KEY_HEADS, keys, DIM, device=device, dtype=dtype)
+
+
+def measure_splits() -> dict[str, dict[int | str, Timing]]:
+    """sequences x tokens -> splits, or "PyTorch" -> time of one layer's decode, rows of q included in the copies."""
+    found = {}
+    for batch, keys in REFERENCE_POINTS:
+        q, k, v = cache_inputs(batch, keys)
+        theirs = partial(scaled_dot_product_attention, q, k, v, enable_gqa=True)
+        torch.testing.assert_close(split_decode(q, k, v, 8), theirs(), atol=2e-2, rtol=2e-2)
+        ways = {splits: partial(split_decode, q, k, v, splits) for splits in SPLITS}
+        found[f"{batch} x {keys}"] = benchmark_together({**ways, "PyTorch": theirs}, runs=20)
+    return found
+
+
+def measure_rows() -> dict[int, dict[str, Timing]]:
+    """rows of q -> way -> time of one layer's attention to 16 caches of 8192 tokens: what speculation adds."""
+    found = {}
+    for rows in ROWS:
+        q, k, v = cache_inputs(16, 8192, rows)
+        ways = {
+            "8 splits": partial(split_decode, q, k, v, 8),
+            "PyTorch": partial(scaled_dot_product_attention, q, k, v, enable_gqa=True),
+        }
+        found[rows] = benchmark_together(ways, runs=20)
+    return found
+
+
+def measure_rope_cache() -> dict[int, dict[str, Timing]]:
+    """tokens -> way -> time of norm, rotation and write into the cache, in bf16."""
+    found = {}
+    for tokens in (1, 64, 4096):
+        given = OP.inputs(tokens, HEADS, KEY_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+        compiled = torch.compile(rope_cache_without_checks, dynamic=False)
+        ways = {"eager": rope_cache_reference, "torch.compile": compiled, "one kernel": kernels.rope_cache}
+        found[tokens] = benchmark_together({way: partial(call, *given) for way, call in ways.items()}, runs=20)
+    return found
+
+
+def rope_cache_without_checks(q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight):
+    """rope_cache_reference where every token has a slot: without the search for them, for which the CPU waits."""
+
+    def rotate(x, weight):
+        x = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+        cos, sin = cos_sin[positions].to(x.dtype)[:, None].chunk(2, dim=-1)
+        x1, x2 = x.chunk(2, dim=-1)
+        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
+
+    page, place = slots // key_cache.shape[2], slots % key_cache.shape[2]
+    key_cache[page, :, place] = rotate(k, k_weight)
+    value_cache[page, :, place] = v
+    return rotate(q, q_weight)
+
+
+def measure_sample() -> dict[str, dict[str, Timing]]:
+    """rows and filters -> way -> time of a draw from VOCABULARY logits in bf16."""
+    found = {}
+    seed = torch.tensor(0, device="cuda")
+    for rows in (1, 64):
+        # Logits whose probabilities fall as a language model's do: a few tokens have most of it.
+        logits = (2.5 * torch.randn(rows, VOCABULARY, device="cuda")).bfloat16()
+        for name, options in {"no filter": (1.0, 0, 1.0), "top_k 50, top_p 0.9": (1.0, 50, 0.9)}.items():
+            compiled = torch.compile(sample_reference, dynamic=False)
+            ways = {"eager": sample_reference, "torch.compile": compiled, "one kernel": kernels.sample}
+            calls = {way: partial(call, logits, seed, *options) for way, call in ways.items()}
+            found[f"{rows} rows, {name}"] = benchmark_together(calls, runs=20)
+    return found
+
+
+EXPERIMENTS = {
+    "serving_splits": measure_splits,
+    "serving_rows": measure_rows,
+    "serving_rope_cache": measure_rope_cache,
+    "serving_sample": measure_sample,
+}

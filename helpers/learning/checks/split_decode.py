@@ -1,0 +1,109 @@
+"""Cases and the traffic check of exercise 17: one query per head, its keys in splits of given bounds, and the merge."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from helpers.instruments.traffic import measure
+from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.memory_errors import require_no_hazards
+from helpers.learning.checks.row_cases import normal
+from helpers.learning.outcome import AnswerError, as_check
+
+PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for partial results, in bytes
+
+
+def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
+    """Calls of `flash_decode(q, k, v, bounds)`: q (heads, dim), k and v (heads, keys, dim) in fp32, bounds in int64.
+
+    One split; equal ones; unequal ones; several blocks in a split; empty splits at either end and between; scores far
+    below zero, far above it, and falling or growing from split to split; no key at all; dims of 16 to 128; views; fp16
+    and bf16; then sequences of each of `lengths`, in random splits.
+    """
+    draw = normal(seed)
+
+    def call(label: str, look_at: str, bounds: list[int], heads: int = 2, dim: int = 16, score=None, **kind) -> Case:
+        q, k, v = draw(heads, dim, **kind), draw(heads, bounds[-1], dim, **kind), draw(heads, bounds[-1], dim, **kind)
+        if score is not None:  # q[:, 0] k[:, :, 0] dim**-0.5 is nearly the whole score
+            q[:, 0], k[..., 0] = dim**0.5, torch.as_tensor(score, device=k.device).to(k.dtype)
+        ends = torch.tensor(bounds, device=q.device)
+        given = f"bounds {bounds}" if len(bounds) < 8 else f"{len(bounds) - 1} splits"
+        return Case(label, (q, k, v, ends), look_at, input_error=q.dtype, arguments=given, conditioning=4.0)
+
+    merge = "the merge: each split's sum and values times exp(its maximum - the largest maximum)"
+    empty = "an empty split: its maximum is -inf, its sum and values 0, and -inf - -inf is NaN"
+    top = "the maximum: take it off before every exponential, in the splits and in the merge"
+    steps = torch.linspace(0.0, 48.0, 64)
+    found = [
+        call("one split", "the formula: softmax(q k^T / sqrt(dim)) v", [0, 32]),
+        call("two equal splits", merge, [0, 32, 64]),
+        call("unequal splits", "the bounds: split i has keys bounds[i] to bounds[i + 1]", [0, 5, 48, 64, 77]),
+        call(
+            "several blocks per split", "the loop over a split's blocks: rescale when the maximum grows", [0, 300, 333]
+        ),
+        call("scores that grow from split to split", merge, [0, 16, 32, 48, 64], score=steps),
+        call("scores that fall from split to split", merge, [0, 16, 32, 48, 64], score=steps.flip(0)),
+        call("an empty split between", empty, [0, 20, 20, 50]),
+        call("empty splits at both ends", empty, [0, 0, 0, 40, 40]),
+        call("scores far below zero", f"{top}; nothing past a split's end may count", [0, 7, 40, 61], score=-12000.0),
+        call("scores far above zero", top, [0, 7, 40, 61], score=12000.0),
+        call("no key at all", "no key: the result is 0, as PyTorch's; the sum to divide by is 0", [0, 0, 0]),
+        call("one key", "one key: its weight is 1", [0, 1]),
+    ]
+    found += [call(f"dim {dim}", "the sizes: dim is 16, 32, 64 or 128", [0, 9, 40], dim=dim) for dim in (32, 64, 128)]
+    found.append(
+        call("17 splits", "the merge's block: splits needn't be a power of two", [*range(0, 170, 10)], heads=3)
+    )
+    viewed = call("k and v as a cache has them, tokens first", "strides of k and v, or a copy", [0, 30, 50], heads=3)
+    q, k, v, bounds = viewed.inputs
+    k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))
+    found.append(replace(viewed, inputs=(q, k, v, bounds)))
+    for dtype in (torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        found.append(
+            call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
+        )
+    for length in lengths:
+        inner = torch.randint(0, length + 1, (4,), generator=torch.Generator().manual_seed(seed + length)).sort().values
+        found.append(call("", "the bounds of each split", [0, *inner.tolist(), length], dim=32))
+    return found
+
+
+@as_check
+def check_split_traffic(answer: Callable, inputs: tuple) -> str:
+    """Meter `answer(*inputs)`: two launches, each key and value read once, and little else moved.
+
+    Args:
+        answer: the learner's function of (q, k, v, bounds).
+        inputs: its arguments.
+        name: the check's name.
+
+    Raises:
+        AnswerError: another number of launches, k or v not read exactly once, or partial results too large.
+    """
+    traffic = measure(answer, *inputs)
+    require_no_hazards(traffic, described(inputs))
+    q, k, _, bounds = inputs
+    if traffic.launches != 2:
+        count = "1 launch" if traffic.launches == 1 else f"{traffic.launches} launches"
+        raise AnswerError(f"{count}, 2 expected: one for the splits, one for the merge", "what is launched")
+    for name, x in (("k", inputs[1]), ("v", inputs[2])):
+        read = traffic.by_tensor[name].read if name in traffic.by_tensor else 0
+        if read != x.nbytes:
+            raise AnswerError(
+                f"{name} is read {read / x.nbytes:.3g} times, once is needed",
+                "which keys each program loads, and masks",
+            )
+    splits = len(bounds) - 1
+    rest = traffic.bytes_total - 2 * k.nbytes
+    programs = splits * len(q)
+    most = programs * (q.shape[1] * (PARTIAL_VALUES + 2 * q.itemsize) + 64) + 2 * q.nbytes
+    if rest > most:
+        raise AnswerError(
+            f"{rest:,} B apart from k and v, at most {most:,} B expected: dim values, a maximum and a sum per split",
+            "what the splits hand to the merge",
+        )
+    return (
+        f"2 launches; k and v once; {100 * rest / (2 * k.nbytes):.1f} % more for queries, partial results and result."
+    )

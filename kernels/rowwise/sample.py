@@ -1,0 +1,253 @@
+"""Draw one token per row of logits: temperature, top-k, top-p and the draw itself, in one launch.
+
+    unfused   divide by T | softmax | sort | cumulative sum | mask | draw      at least six launches, one of them a sort
+    fused     read the logits, write one index per row                         2 B/element in 16 bits, plus L2 rereads
+
+A draw from a softmax needs no softmax (the Gumbel-max trick): with e_i exponential random numbers,
+
+    argmax_i  x_i / T - log(e_i)      is i with probability softmax(x / T)_i
+
+Nor does a filter need a sort. Token i is kept if fewer than top_k tokens have a larger logit, and if their share of the
+probability is below top_p. One pass over the row counts both for one candidate. So the kernel draws from all tokens,
+checks its candidate, and if it isn't kept, draws again from the tokens above it: whatever is below a token that isn't
+kept isn't kept either. Accepted tokens have the right distribution, because every draw is proportional to the
+probabilities. The draw of the next candidate is made in the same pass as the check of the last one. With top_p = 0.9
+nine first candidates in ten are kept.
+
+Random numbers are Philox's (kernels/philox.py), a function of seed, row, column and round.
+
+Source: Maddison et al., arXiv:1411.0030 (Gumbel-max); rejection from above a pivot as in FlashInfer, arXiv:2501.01005.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.arguments import as_rows, check_alike, check_columns, check_option, next_power_of_2
+from kernels.op import FusedOp, Work, planned, register
+from kernels.philox import check_dropout, new_seed, philox
+
+BLOCK = 4096  # columns at a time
+MIN_TEMPERATURE = 0.01  # 0 is greedy; between the two, rounded logits would decide
+
+
+@triton.jit
+def exponentials(seed, row, start, round, BLOCK: tl.constexpr):
+    """Return exponential random numbers for BLOCK columns of this row, starting at `start`, a multiple of 4."""
+    zero = tl.zeros((BLOCK // 4,), tl.uint32)
+    four = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    r0, r1, r2, r3 = tl.philox(seed, four, row.to(tl.uint32) + zero, (row >> 32).to(tl.uint32) + zero, round + zero)
+    bits = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (BLOCK,))  # r0, r1, r2, r3 side by side
+    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
+    # -log(1 - u). The smallest win, and 1 - u would round them to multiples of 2^-24.
+    return tl.where(u < 0.001, u + 0.5 * u * u, -tl.log(1.0 - u))
+
+
+@triton.jit
+def sample_kernel(
+    x_ptr,  # (rows, cols), any row stride, unit column stride
+    token_ptr,  # (rows,) int64
+    seed_ptr,  # (1,) int64
+    cols,
+    x_row_stride,
+    inverse_temperature,
+    top_k,  # at least 1
+    top_p,  # 0 to 1, or above 1 where it keeps everything
+    GREEDY: tl.constexpr,  # the largest logit, without a draw
+    FILTER: tl.constexpr,  # whether top_k or top_p may refuse a token
+    BLOCK: tl.constexpr,  # a power of two, at least 4
+):
+    row = tl.program_id(0).to(tl.int64)  # int64: row * stride passes 2**31 on large tensors
+    x_ptr += row * x_row_stride
+    seed = tl.load(seed_ptr)
+    best, token = tl.full((), -float("inf"), tl.float32), tl.full((), 0, tl.int32)
+    peak, total = tl.full((), -float("inf"), tl.float32), tl.full((), 0, tl.float32)
+    for start in range(0, cols, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(peak, tl.max(x, axis=0))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # -inf - -inf would be NaN
+        # Scores are relative to the peak, as the sum is: both move with it, and large logits lose no digits.
+        best += (peak - base) * inverse_temperature
+        total = total * tl.exp((peak - base) * inverse_temperature)
+        peak, z = higher, (x - base) * inverse_temperature
+        total += tl.sum(tl.exp(z), axis=0)
+        score = z if GREEDY else z - tl.log(exponentials(seed, row, start, 0, BLOCK))
+        chunk_best, at = tl.max(score, axis=0, return_indices=True)
+        token = tl.where(chunk_best > best, start + at, token)
+        best = tl.maximum(best, chunk_best)
+    defined = total > 0.0  # NaN where a logit is NaN or inf, 0 where all are -inf
+    if FILTER:
+        round, searching = 1, defined
+        while searching:
+            pivot = tl.load(x_ptr + token).to(tl.float32)
+            count, mass = tl.full((), 0, tl.int32), tl.full((), 0, tl.float32)
+            best, above = tl.full((), -float("inf"), tl.float32), token
+            for start in range(0, cols, BLOCK):
+                col = start + tl.arange(0, BLOCK)
+                x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf")).to(tl.float32)
+                z = tl.where(x > pivot, (x - peak) * inverse_temperature, -float("inf"))
+                count += tl.sum((x > pivot).to(tl.int32), axis=0)
+                mass += tl.sum(tl.exp(z), axis=0)
+                score = z - tl.log(exponentials(seed, row, start, round, BLOCK))
+                chunk_best, at = tl.max(score, axis=0, return_indices=True)
+                above = tl.where(chunk_best > best, start + at, above)
+                best = tl.maximum(best, chunk_best)
+            kept = (count == 0) | ((count < top_k) & (mass < top_p * total))
+            token = tl.where(kept, token, above)
+            round, searching = round + 1, kept == 0
+    tl.store(token_ptr + row, tl.where(defined, token, -1).to(tl.int64))
+
+
+def settings(cols: int) -> dict:
+    """Return BLOCK and num_warps for rows of `cols` columns: 16 elements per thread."""
+    block = min(BLOCK, max(4, next_power_of_2(cols)))
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}
+
+
+def _result(logits: torch.Tensor, *_) -> torch.Tensor:
+    return logits.new_empty(logits.shape[:-1], dtype=torch.int64)
+
+
+def _forward(logits: torch.Tensor, seed: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    tokens = _result(logits)
+    if tokens.numel() == 0:
+        return tokens
+    x = as_rows(logits)
+    rows, cols = x.shape
+    top_k, top_p = min(top_k or cols, cols), 2.0 if top_p == 1 else top_p  # 2: a rounded sum can't reach it
+    options = {"GREEDY": temperature == 0, "FILTER": temperature > 0 and (top_k < cols or top_p < 1)}
+    with torch.cuda.device_of(x):
+        sample_kernel[(rows,)](
+            x, tokens, seed, cols, x.stride(0), 1.0 / (temperature or 1.0), top_k, top_p, **options, **settings(cols)
+        )
+    return tokens
+
+
+sample_op = register("sample", _forward, _result)
+
+
+@planned
+def sample(
+    logits: torch.Tensor,
+    seed: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> torch.Tensor:
+    """Draw a token from softmax(logits / temperature) of each row, of those that top_k and top_p keep; no gradients.
+
+    Args:
+        logits: tensor of shape (..., cols) in fp32, fp16 or bf16, any strides; columns not side by side are copied.
+        seed: int64 tensor of one value, on logits' device; drawn from PyTorch's generator where not given. The same
+            seed draws the same tokens. Rows have random numbers of their own.
+        temperature: 0 for the largest logit, of equals the first; otherwise at least 0.01; its inverse as fp32.
+        top_k: keep a token if fewer than top_k have a larger logit, so that tokens that tie with the k-th all stay;
+            0 keeps all.
+        top_p: keep a token if those with a larger logit have less than top_p, as fp32, of the probability; 0 to 1. Both
+            filters look at the probabilities of all tokens. The most probable token and its equals always stay.
+
+    Returns:
+        int64 tensor of shape (...): the index of a column; -1 for a row that has no softmax: one that holds NaN or inf,
+        or only -inf.
+
+    Raises:
+        TypeError: logits are not a tensor of these dtypes, or an option has another type.
+        ValueError: rows without a column, an option out of range, a seed of more than one value or on another device,
+            or tensors on the CPU where kernels run on a GPU.
+    """
+    check_alike("sample", dtypes=OP.dtypes, logits=logits)
+    check_columns("sample", logits)
+    check_dropout("sample", logits, seed, 0.0)
+    for name, value, kind in (("temperature", temperature, float), ("top_k", top_k, int), ("top_p", top_p, float)):
+        check_option("sample", name, value, kind)
+    if temperature != 0 and temperature < MIN_TEMPERATURE:
+        raise ValueError(f"sample takes temperature of 0 (greedy) or 0.01 and above, got {temperature}: choose another")
+    if top_k < 0:
+        raise ValueError(f"sample takes top_k of 0 (all) or above, got {top_k}: choose another")
+    if not 0 <= top_p <= 1:
+        raise ValueError(f"sample takes top_p of 0 to 1, got {top_p}: choose one in that range")
+    if logits.shape[-1] == 0 and logits.shape[:-1].numel():
+        raise ValueError("sample takes rows of at least one column, got none: there is nothing to draw")
+    return sample_op(logits, new_seed(logits.device) if seed is None else seed, temperature, top_k, top_p)
+
+
+def sample_reference(
+    logits: torch.Tensor,
+    seed: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> torch.Tensor:
+    """Do the same in PyTorch, unfused; its own generator draws, and a sort decides which of equal logits stay."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    p, index = torch.softmax(logits.float() / temperature, dim=-1).sort(dim=-1, descending=True)
+    before = p.cumsum(dim=-1) - p
+    kept = (before < top_p) | (torch.arange(p.shape[-1], device=p.device) == 0)
+    kept &= torch.arange(p.shape[-1], device=p.device) < (top_k or p.shape[-1])
+    drawn = torch.multinomial(torch.where(kept, p, 0.0).flatten(0, -2), 1).view(p.shape[:-1])
+    return index.gather(-1, drawn[..., None])[..., 0]
+
+
+def sample_oracle(
+    logits: torch.Tensor, seed: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> torch.Tensor:
+    """Do the same with the kernel's random numbers, in float64."""
+    if logits.shape[:-1].numel() == 0:
+        return _result(logits)
+    x = logits.double().flatten(0, -2) if logits.dim() > 1 else logits.double()[None]
+    rows, cols = x.shape
+    row = torch.arange(rows, device=x.device)[:, None]
+    four = torch.arange(-(-cols // 4), device=x.device).expand(rows, -1)
+
+    def scores(kept: torch.Tensor, round: int) -> torch.Tensor:
+        counters = (four, (row & 2**32 - 1).expand_as(four), (row >> 32).expand_as(four), torch.full_like(four, round))
+        bits = torch.stack(philox(int(seed), counters), dim=-1).flatten(1)[:, :cols]
+        noise = -torch.log1p(-(bits.double() + 0.5) * 2.0**-32)
+        return torch.where(kept, x / (temperature or 1.0) - (noise.log() if temperature else 0.0), -torch.inf)
+
+    p = torch.softmax(x / (temperature or 1.0), dim=-1)
+    token = scores(x > -torch.inf, 0).argmax(dim=-1, keepdim=True)
+    waiting = torch.full_like(token, temperature > 0, dtype=torch.bool)
+    for round in range(1, cols + 1):
+        above = x > x.gather(-1, token)
+        count, mass = above.sum(-1, keepdim=True), torch.where(above, p, 0.0).sum(-1, keepdim=True)
+        waiting &= ~((count == 0) | ((count < (top_k or cols)) & ((mass < top_p) | (top_p == 1))))
+        if not waiting.any():
+            break
+        token = torch.where(waiting, scores(above, round).argmax(dim=-1, keepdim=True), token)
+    return torch.where(p.isnan().any(-1, keepdim=True), -1, token).view(logits.shape[:-1])
+
+
+def sample_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+    """Count FLOPs and minimum traffic: softmax's maximum, subtraction, exponential and sum, a logarithm, a subtraction
+    and a comparison for the draw; logits and seed in once, a token per row out."""
+    elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
+    return Work(flops=7 * elements, bytes_read=elements * dtype.itemsize + 8, bytes_written=8 * rows)
+
+
+def _inputs(*shape: int, device: str | torch.device = "cpu", **options) -> tuple:
+    return torch.randn(shape, device=device, **options), new_seed(device), 0.8
+
+
+def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
+    (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
+    tokens = torch.empty(rows, dtype=torch.int64, device="meta")
+    options = {"GREEDY": False, "FILTER": False, **settings(cols)}
+    return (x, tokens, tokens[0], cols, cols, 1.25, cols, 2.0), options
+
+
+OP = FusedOp(
+    name="sample",
+    fused=sample,
+    reference=sample_reference,
+    work=sample_work,
+    kernel=sample_kernel,
+    settings=settings,
+    inputs=_inputs,
+    compile_arguments=_compile_arguments,
+    interpreter_shapes=((1, 1), (5, 127), (1, 9000), (2, 1025), (2, 3, 65)),
+    gpu_shapes=((64, 131072), (1, 131072)),
+    oracle=sample_oracle,
+)

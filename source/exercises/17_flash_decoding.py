@@ -1,0 +1,241 @@
+# %% [markdown]
+# # Exercise 17: flash-decoding in two kernels [20 points]
+#
+# One query per head, thousands of keys: split the keys among programs, then merge what they found. **Two launches**,
+# each key and value read once. About 60 minutes. Lesson 17 has the mathematics; here the splits have unequal lengths,
+# and some are empty.
+#
+# **The formula**, for each head, with `i` over all its keys:
+#
+# $$y = \sum_i p_i v_i, \qquad p = \text{softmax}(q \cdot k_i / \sqrt{dim})$$
+#
+# Split $s$ has the keys from `bounds[s]` up to, not including, `bounds[s + 1]`. With its maximum $m_s$, sum $t_s$ and
+# weighted values $a_s$, not divided:
+#
+# $$y = \frac{\sum_s e^{m_s - m} a_s}{\sum_s e^{m_s - m} t_s}, \qquad m = \max_s m_s$$
+#
+# A head without any key has the result 0.
+#
+# **The picture**, for bounds of 0, 5, 5, 8:
+#
+# ```text
+#   keys     0 1 2 3 4 | 5 6 7
+#   split 0  * * * * *            m t a
+#   split 1                       -inf 0 0     no key: it must not disturb the others
+#   split 2              * * *    m t a
+#   merge    three maxima, three sums, three vectors of dim -> one vector of dim
+# ```
+
+# %%
+import torch
+import triton
+import triton.language as tl
+
+from helpers.instruments import measure
+from helpers.learning import (
+    Hints,
+    check_offsets,
+    check_split_traffic,
+    check_values,
+    split_cases,
+)
+
+# %% [markdown]
+# ## The unfused reference
+
+
+# %%
+def reference(q, k, v, bounds):
+    if k.shape[1] == 0:
+        return torch.zeros_like(q)
+    scores = (q[:, None, :] * k).sum(-1) * q.shape[-1] ** -0.5
+    return (torch.softmax(scores, dim=-1)[:, :, None] * v).sum(1)
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+q, k, v = (torch.randn(shape, device=device) for shape in ((4, 64), (4, 256, 64), (4, 256, 64)))
+bounds = torch.tensor([0, 90, 90, 200, 256], device=device)
+unfused = measure(reference, q, k, v, bounds)
+each = unfused.bytes_total / (2 * k.nbytes)
+print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k and v")
+
+# %% [markdown]
+# **What is the minimum, with four splits and partial results in float32?** Write it down as a multiple of k and v: once
+# each, and per split and head what the merge needs, written and read.
+
+# %% [markdown]
+# ## Your kernel for the splits
+#
+# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
+# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
+# line.
+#
+# A program owns one split of one head. It loads `bounds[s]` and `bounds[s + 1]`, loops over blocks of keys, and stores
+# its maximum, sum and weighted values in float32. Choose their order in memory.
+
+
+# %% grade_id="split"
+@triton.jit
+def split_kernel(
+    q_ptr, k_ptr, v_ptr, bounds_ptr, acc_ptr, peak_ptr, total_ptr, keys, splits, scale,
+    DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # About 20 lines: the split's bounds and the query; a loop over blocks of keys; three stores.
+    # BEGIN SOLUTION
+    # int64 before the multiplication: head * keys * DIM passes 2**31 in large caches.
+    head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, DIM)
+    q = tl.load(q_ptr + head * DIM + d).to(tl.float32)
+    first = tl.load(bounds_ptr + split)
+    last = tl.load(bounds_ptr + split + 1)
+    peak = tl.full((1,), -float("inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    acc = tl.zeros((DIM,), tl.float32)
+    # An empty split doesn't enter the loop: -inf, 0 and 0 are what the merge needs of it.
+    for start in range(first, last, BLOCK):
+        key = start + tl.arange(0, BLOCK)
+        inside = key < last
+        at = (head * keys + key[:, None]) * DIM + d[None, :]
+        k = tl.load(k_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+        s = tl.sum(q[None, :] * k, axis=1) * scale
+        # Keys past the split's end belong to another program: -inf, not 0, or they count.
+        s = tl.where(inside, s, -float("inf"))
+        grown = tl.maximum(peak, tl.max(s, axis=0))
+        e = tl.exp(s - grown)
+        shrink = tl.exp(peak - grown)
+        v = tl.load(v_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+        acc = acc * shrink + tl.sum(e[:, None] * v, axis=0)
+        total = total * shrink + tl.sum(e, axis=0)
+        peak = grown
+    part = head * splits + split
+    tl.store(acc_ptr + part * DIM + d, acc)
+    tl.store(peak_ptr + part + tl.arange(0, 1), peak)
+    tl.store(total_ptr + part + tl.arange(0, 1), total)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Your kernel for the merge
+#
+# A program owns one head. The number of splits can be any, not only a power of two.
+
+
+# %% grade_id="merge"
+@triton.jit
+def merge_kernel(
+    acc_ptr, peak_ptr, total_ptr, y_ptr, splits, DIM: tl.constexpr, SPLITS: tl.constexpr
+):
+    # About 12 lines: all maxima, sums and vectors of the head; the shares; one store.
+    # BEGIN SOLUTION
+    head = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, DIM)
+    split = tl.arange(0, SPLITS)
+    exists = split < splits
+    part = head * splits + split
+    peak = tl.load(peak_ptr + part, mask=exists, other=-float("inf"))
+    total = tl.load(total_ptr + part, mask=exists, other=0.0)
+    # A finite number below any score: where every split is empty, -inf - -inf would be NaN.
+    top = tl.maximum(tl.max(peak, axis=0), -1e38)
+    share = tl.exp(peak - top)
+    acc = tl.load(acc_ptr + part[:, None] * DIM + d[None, :], mask=exists[:, None], other=0.0)
+    total = tl.sum(total * share, axis=0)
+    y = tl.sum(acc * share[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(y_ptr + head * DIM + d, y)
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Their launcher
+#
+# q is (heads, dim), k and v are (heads, keys, dim) in float32, float16 or bfloat16; dim is 16, 32, 64 or 128. k and v
+# may be views. `bounds` is int64, on the same device, ascending from 0 to the number of keys. You can't read it here:
+# its values are on the GPU, and waiting for them would stall it.
+
+
+# %% grade_id="launcher"
+def flash_decode(q, k, v, bounds):
+    """softmax(q k^T / sqrt(dim)) v for each head, (heads, dim), in two launches."""
+    # About 10 lines: room for partial results and the result; two launches.
+    # BEGIN SOLUTION
+    heads, keys, dim = k.shape
+    splits = bounds.shape[0] - 1
+    # The kernel finds key j of head h at (h * keys + j) * dim.
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    acc = torch.empty((heads, splits, dim), dtype=torch.float32, device=q.device)
+    peak = torch.empty((heads, splits), dtype=torch.float32, device=q.device)
+    total = torch.empty((heads, splits), dtype=torch.float32, device=q.device)
+    y = torch.empty_like(q)
+    split_kernel[(heads, splits)](
+        q, k, v, bounds, acc, peak, total, keys, splits, dim**-0.5, DIM=dim, BLOCK=32
+    )
+    merge_kernel[(heads,)](
+        acc, peak, total, y, splits, DIM=dim, SPLITS=triton.next_power_of_2(splits)
+    )
+    return y
+    # END SOLUTION
+
+
+# %% [markdown]
+# ## Checks
+#
+# Run them in order, as often as you like. They are worth 15 of the 20 points; the last check on other values, kept for
+# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Get one split right first: the loop of lesson 10, with one query. Then the merge of two equal splits.",
+        "Each split's numbers are relative to its own maximum. Which factor brings its sum and its vector to the "
+        "common one?",
+        "An empty split: -inf, 0 and 0. Where can -inf - -inf happen, in the split and in the merge?",
+    ),
+    traffic=(
+        "k and v, once each. The last block of a split reaches into the next one: mask it by the split's end.",
+        "Per split and head, dim values, a maximum and a sum are enough. The merge reads them once.",
+    ),
+    large=(
+        "Kernel integers are int32 unless an operand is int64. Which product in your offsets can pass 2^31?",
+        "tl.program_id(0).to(tl.int64), before you multiply it.",
+    ),
+)
+hint
+
+# %% [markdown]
+# **Does it compute the right thing?** Unequal and empty splits, scores far from zero, views, three dtypes.
+
+# %% grade_id="values" points=8
+check_values(flash_decode, reference, split_cases(seed=17), name="values")
+
+# %% [markdown]
+# **Is everything read once?** Two launches; k and v once; partial results that are small.
+
+# %% grade_id="traffic" points=6
+check_split_traffic(flash_decode, (q, k, v, bounds), name="traffic")
+
+# %% [markdown]
+# **Does it reach a large cache?** 2^16 heads of 512 keys, without allocating them: two small launches show how a launch
+# grows, and the last program of the large one runs without memory.
+
+
+# %%
+def heads_of(heads):
+    kept = torch.randn(2, heads, 512, 128, device=device)
+    return torch.randn(heads, 128, device=device), *kept, torch.tensor([0, 512], device=device)
+
+
+# %% grade_id="large" points=1
+check_offsets(flash_decode, heads_of, sizes=(1, 2), size=2**16, programs=108, name="large")
+
+# %% grade_id="other-values" points=5
+# Other lengths and other numbers are checked here when the exercise is graded.
+# BEGIN HIDDEN TESTS
+check_values(
+    flash_decode,
+    reference,
+    split_cases(seed=1729, lengths=(31, 257)),
+    name="other-values",
+)
+# END HIDDEN TESTS
+
+# %% [markdown]
+# On the command line, `fusion check exercises/17_flash_decoding.ipynb` grades the saved notebook.
