@@ -1,0 +1,33 @@
+"""The same call with the programs of its cooperative launches in many orders."""
+
+from collections.abc import Callable
+
+from helpers.instruments.devices import Device
+from helpers.instruments.traffic import measure
+from helpers.instruments.traffic.hazards import Hazard
+from kernels.interpreter import runtime
+
+
+def check_orders(fn: Callable, *args, orders: int = 20, device: str | Device | None = None) -> tuple[Hazard, ...]:
+    """Return what any of several orders of programs shows to be unordered, each place once: races, unsynchronised and
+    uninitialised reads. None found is no proof that there are none.
+
+    The first order is the grid's own. In the others, programs of cooperative launches take turns at each atomic, and
+    one whose counter has just reached its value mostly goes on at once.
+
+    Args:
+        fn, args, device: as `measure` takes them.
+        orders: how many.
+
+    Raises:
+        ValueError: orders is less than 1.
+        InterpreterError: a deadlock in one of them, or what else stops a kernel.
+    """
+    if orders < 1:
+        raise ValueError(f"check_orders takes orders of at least 1, got {orders}: 20 find most races")
+    found = {}
+    for seed in (None, *range(1, orders)):
+        with runtime.ordered_by(seed):
+            for hazard in measure(fn, *args, device=device).hazards:
+                found.setdefault((hazard.kind, hazard.file, hazard.line), hazard)
+    return tuple(found.values())
