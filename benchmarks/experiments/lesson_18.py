@@ -192,9 +192,9 @@ def ways(shape: tuple[int, ...]) -> dict[str, Callable[[], Tensor]]:
     }  # fmt: skip
 
 
-def measure_layer(shape: tuple[int, ...]) -> dict[str, dict[str, Timing | float | str]]:
-    """way -> {"call", "graph": time of LAYERS layers by the caller's clock, launched and replayed; "error": largest
-    difference from float32, relative}; where a way fails, {"failed": why}."""
+def measure_layer(shape: tuple[int, ...]) -> dict[str, dict[str, Timing | float]]:
+    """way -> {"call", "graph": time of LAYERS layers by the caller's clock, launched and replayed; "difference from
+    eager": of the result's norm}; a way that fails has no times."""
     with torch.no_grad():
         calls = ways(shape)
         exact = calls["eager"]().float()
@@ -207,7 +207,7 @@ def measure_layer(shape: tuple[int, ...]) -> dict[str, dict[str, Timing | float 
                 good[way] = call
                 graphs[way] = in_graph(call)
             except Exception as error:
-                found[way]["failed"] = str(error).splitlines()[0][:200]
+                print(f"{way} is left out: {str(error).splitlines()[0]}")
                 torch.cuda.synchronize()
         for clock, functions in (("call", good), ("graph", graphs)):
             for way, time in benchmark_together(functions, runs=10, launches=True).items():
