@@ -1,9 +1,9 @@
-"""Counters in memory, by which the programs of one launch wait for each other.
+"""Counters in memory: programs of one launch use them to wait for each other.
 
 A program that has stored its share of a result signals; one that needs the whole result waits until the counter has
-reached the number of shares. Waiting is safe only if whatever it waits for can run: launch with
+reached the number of shares. Waiting is safe only if the program that signals can run: launch with
 `launch_cooperative_grid=True`, which fails where not all programs of the grid fit on the GPU at once. Without a GPU,
-programs of such a launch take turns, and a meter looks for what no counter orders (kernels/interpreter/resident.py).
+programs of such a launch take turns, and a meter looks for accesses that no counter orders.
 
 Counters are int32 and zero before the launch.
 """
@@ -22,6 +22,6 @@ def signal(counter_ptr):
 
 @triton.jit
 def wait(counter_ptr, value):
-    """Wait until a counter has reached `value`; what was stored before its signals can be loaded afterwards."""
+    """Wait until a counter has reached `value`; stores made before its signals can be loaded afterwards."""
     while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < value:
         pass

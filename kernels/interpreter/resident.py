@@ -1,6 +1,6 @@
 """Programs that are resident together: those of a cooperative launch, which may wait for each other.
 
-Each runs in a thread of its own, one at a time. A program gives up its turn where it waits for a counter; with a seed
+Each has its own thread, and one runs at a time. A program gives up its turn where it waits for a counter; with a seed
 also after each atomic, and the next is drawn among those that can run, as a GPU may run them in any order.
 """
 
@@ -34,7 +34,7 @@ class Programs:
     Args:
         run: runs one program, called with its index.
         resumed: called with a program's index when it goes on after others have run.
-        seed: of the order of programs; None: in order, each until it waits.
+        seed: draws the order of programs; None: in order, each until it waits.
     """
 
     def __init__(self, run: Callable, resumed: Callable, seed: int | None = None):
@@ -48,8 +48,8 @@ class Programs:
         """Run all to their ends.
 
         Raises:
-            RuntimeError: a deadlock: all that are left wait.
-            Exception: what a program raised.
+            RuntimeError: a deadlock: every remaining program waits.
+            Exception: raised by a program.
         """
         left = [_Program(index) for index in indices]
         try:

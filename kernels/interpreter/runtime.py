@@ -30,8 +30,8 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
 
 What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
 and exponentials are exact to the last bit but one, and program instances run one after another, so races do not race.
-Those of a cooperative launch take turns, so that they can wait for each other's counters (resident.py): one that waits
-for what never comes is refused as a deadlock, as is a grid larger than the GPU's multiprocessors.
+Those of a cooperative launch take turns, so that they can wait for each other's counters (resident.py): a
+wait that never ends is refused as a deadlock, as is a grid larger than the GPU's multiprocessors.
 
 Raises (at import):
     RuntimeError: TRITON_INTERPRET is set, which would put Triton's own interpreter in place of this one.

@@ -1,19 +1,19 @@
-"""A whole decoder layer for one token in one persistent kernel: what "megakernel" means, small enough to read.
+"""A whole decoder layer for one token in one persistent kernel, a small and readable megakernel.
 
     s = x + residual,  q, k, v = qkv rms_norm(s),  s += out attention(q, keys and k, values and v)
     y = down (silu(gate h) * up h),  h = rms_norm(s)
 
 A Llama's layer without its rotary embedding, for one sequence and a cache that is contiguous. Every weight is read once
-by one program, whichever way the layer is cut; at one token that is all the traffic there is. What a launch per step
-adds is the gaps: each kernel starts when the last program of the one before has ended, and ramps up its loads anew.
+by one program, however the layer is cut, and at one token almost all traffic is weights. A launch per step adds gaps:
+each kernel starts when the last program of the previous one has ended, and ramps up its loads from zero.
 
     a kernel per step    residual + norm | q, k, v | attention | out, residual | norm | gate, up, SwiGLU | down
-    here                 one launch; between the steps a counter, and one launch that zeroes four counters
+    here                 one launch with a counter between steps, after a launch that zeroes the four counters
 
 One program per multiprocessor takes tiles of each product in turn. A tile that is stored adds 1 to the counter of its
-step; whoever needs the step's result waits until all have. Both norms are computed by every program for itself, which
-needs width values from L2 and no counter. Heads that share a key head read its cache once each, from L2
-all but the first time.
+step; a program that needs the step's result waits for all tiles. Every program computes both norms
+itself: width values from L2, and no counter. Heads that share a key head each read its cache, all but the first from
+L2.
 
 What it costs: the registers of its worst step for all steps, no library's product, and a wrong count hangs the GPU. The
 interpreter reports such a count as a deadlock, and a missing wait as a race (kernels/interpreter/resident.py).
@@ -227,7 +227,7 @@ def _check(x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, 
             f"{tuple(out.shape)}: transpose it"
         )
     if not hidden:
-        raise ValueError(f"decoder_layer takes gate of (hidden, width), got {tuple(gate.shape)}: give it rows")
+        raise ValueError(f"decoder_layer takes gate of (hidden, width), got {tuple(gate.shape)}: add rows")
     expected = {
         "residual": (width,),
         "attention_norm": (width,),
@@ -264,11 +264,11 @@ def decoder_layer(
     """Compute one token's decoder layer in one persistent kernel, and one launch that zeroes its counters.
 
     Args:
-        x: (width,), what the layer before added to the residual stream; float32, float16 or bfloat16, any strides.
+        x: (width,), the previous layer's output, not yet added to the residual stream; float32, float16 or bfloat16.
         residual: (width,), the stream before that; x's dtype and device, as all others have.
         attention_norm, ffn_norm: (width,).
         qkv: ((heads + 2 key_heads) dim, width): the rows of q, then of k, then of v.
-        keys, values: (keys, key_heads, dim), of the tokens before this one; there may be none.
+        keys, values: (keys, key_heads, dim), of the tokens before this one; may be empty.
         out: (width, heads dim); heads is a multiple of key_heads.
         gate, up: (hidden, width).
         down: (width, hidden).
@@ -276,7 +276,7 @@ def decoder_layer(
 
     Returns:
         (y, s, key, value): y (width,), for the next layer's x; s (width,), for its residual; key and value (key_heads,
-        dim), for the cache. Sums are fp32; what one step hands to the next is rounded to x's dtype.
+        dim), for the cache. Sums are fp32; each step's result is rounded to x's dtype.
 
     Raises:
         TypeError: an argument is not a tensor of these dtypes, or two dtypes.
@@ -294,7 +294,7 @@ def decoder_layer(
 def decoder_layer_reference(
     x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same, as one writes it in PyTorch before thinking of launches."""
+    """Compute decoder_layer in plain PyTorch, one operation per line."""
     linear, norm = functional.linear, functional.rms_norm
     key_heads, dim = keys.shape[1:]
     s = x + residual
@@ -312,8 +312,10 @@ def decoder_layer_reference(
 
 
 def decoder_layer_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs of the products and of attention, and least bytes, for (width, heads, key_heads, hidden, keys): the
-    weights, the caches, x and the residual in once, y, the sum and the new key and value out once."""
+    """Count FLOPs and bytes: each input and each result moves once.
+
+    shape: (width, heads, key_heads, hidden, keys).
+    """
     width, heads, key_heads, hidden, keys = shape
     dim = width // heads
     weights = width * ((heads + 2 * key_heads) * dim + heads * dim + 3 * hidden)

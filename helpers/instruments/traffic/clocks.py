@@ -1,8 +1,8 @@
-"""Which accesses of a cooperative launch's programs are ordered: by counters, and by nothing else.
+"""Find accesses of a cooperative launch that no counter orders, with vector clocks.
 
 A program's clock counts its releases, and holds what it knows of the others': an atomic that releases hands its clock
 to the counter, one that acquires takes the counter's over. Two accesses of one byte by two programs, one of them a
-store, race unless the later program knows the clock at which the earlier one made its access.
+store, race unless the later program already knows the earlier program's clock at its access.
 
 Source: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009.
 """
@@ -31,7 +31,7 @@ class Clocks:
         self._reads: dict[object, list[_Access]] = {}
 
     def resumed(self, index: tuple[int, int, int]) -> None:
-        """A program runs from here on."""
+        """The program `index` runs now."""
         self._index = index
         self._clock = self._of_program.setdefault(index, {index: 1})
 

@@ -1,4 +1,4 @@
-"""The same call with the programs of its cooperative launches in many orders."""
+"""Meter a call several times, with the programs of its cooperative launches in other orders."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from kernels.interpreter import runtime
 
 
 def check_orders(fn: Callable, *args, orders: int = 20, device: str | Device | None = None) -> tuple[Hazard, ...]:
-    """Return what any of several orders of programs shows to be unordered, each place once: races, unsynchronised and
-    uninitialised reads. None found is no proof that there are none.
+    """Return the hazards found in any of several orders of programs, one per line of a kernel: races, unsynchronised
+    and uninitialised reads. An empty result isn't a proof.
 
     The first order is the grid's own. In the others, programs of cooperative launches take turns at each atomic, and
     one whose counter has just reached its value mostly goes on at once.
@@ -21,7 +21,7 @@ def check_orders(fn: Callable, *args, orders: int = 20, device: str | Device | N
 
     Raises:
         ValueError: orders is less than 1.
-        InterpreterError: a deadlock in one of them, or what else stops a kernel.
+        InterpreterError: a deadlock in one of them, or another error in a kernel.
     """
     if orders < 1:
         raise ValueError(f"check_orders takes orders of at least 1, got {orders}: 20 find most races")

@@ -209,7 +209,7 @@ class TritonMeter:
         self._atomics = []  # (stores before it, address) of each atomic of one element
 
     def resumed(self, index) -> None:
-        """A program of a cooperative launch runs from here on."""
+        """The program `index` of a cooperative launch runs now."""
         self._index = index
         self._clocks.resumed(index)
 
