@@ -530,4 +530,35 @@ WRONG = {
             "other=0.0).to(tl.float32)\n        s =": "other=0.0).to(q_ptr.dtype.element_ty)\n        s ="
         },
     },
+    "18_short_kernels": {
+        "BLOCK": {"tl.sum(s * s, axis=0) / cols": "tl.sum(s * s, axis=0) / BLOCK"},
+        "eps out": {"tl.rsqrt(mean_square + eps)": "1 / (tl.sqrt(mean_square) + eps)"},
+        "norm of x": {"normed = s * tl.rsqrt(": "normed = x * tl.rsqrt("},
+        "sigmoid": {"normed * (gate * tl.sigmoid(gate))": "normed * tl.sigmoid(gate)"},
+        "gate before": {"s = x + residual": "s = (x + residual) * gate * tl.sigmoid(gate)"},
+        "gate in s": {
+            "tl.store(sum_ptr + start + col, s, mask=exists)": "tl.store(sum_ptr + start + col, s * gate, mask=exists)"
+        },
+        "overwrite": {"y, s = torch.empty_like(x), torch.empty_like(x)": "y, s = torch.empty_like(x), residual"},
+        "swap": {"return y, s": "return s, y"},
+        "two contig": {", gate.contiguous()": ", gate"},
+        "int32": {"tl.program_id(0).to(tl.int64)": "tl.program_id(0)"},
+        "sum readback": {
+            "mean_square = tl": "s = tl.load(sum_ptr + start + col, mask=exists, other=0.0).to(tl.float32)\n"
+            "    mean_square = tl"
+        },
+        "no vectors": {"products = 2 * (hidden * width + hidden + width)": "products = 2 * hidden * width"},
+        "lines": {"return 6, 4": "return 4, 4"},
+        "fused epilogue": {"5 * width + products + width": "5 * width + products"},
+        "fused sum": {"5 * width + products + width": "4 * width + products + width"},
+        "call and work": {
+            "launches * max(call, gap + nbytes / launches / bandwidth)": "launches * (call + gap) + nbytes / bandwidth"
+        },
+        "no gaps": {"call + launches * gap + nbytes / bandwidth": "call + nbytes / bandwidth"},
+        "no call": {"call + launches * gap + nbytes / bandwidth": "launches * gap + nbytes / bandwidth"},
+        "call per launch in graph": {"call + launches * gap": "launches * (call + gap)"},
+        "ceil": {"math.floor(left / gap)": "math.ceil(left / gap)"},
+        "negative": {"max(0, math.floor(left / gap))": "math.floor(left / gap)"},
+        "budget without call": {"budget - call - nbytes": "budget - nbytes"},
+    },
 }

@@ -49,3 +49,4 @@ from .traces import TraceKernel as TraceKernel
 from .traces import read_trace as read_trace
 from .traffic import Traffic as Traffic
 from .traffic import measure as measure
+from .traffic.orders import check_orders as check_orders

@@ -57,6 +57,11 @@ class Bounds:
         if astray.any():
             raise IndexError(self._described(kind, addresses, astray, addresses[mask & ~astray]))
 
+    def place(self, address: int) -> str:
+        """The element at an address, by its tensor's name: "counters[2]"."""
+        extent = min(self._extents, key=lambda each: each.away(address))
+        return f"{extent.name}[{(address - extent.low) // extent.itemsize}]"
+
     def _described(self, kind: str, addresses: np.ndarray, astray: np.ndarray, inside: np.ndarray) -> str:
         lane = tuple(np.argwhere(astray)[0].tolist())
         address = int(addresses[lane])

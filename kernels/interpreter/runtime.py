@@ -30,6 +30,8 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
 
 What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
 and exponentials are exact to the last bit but one, and program instances run one after another, so races do not race.
+Those of a cooperative launch take turns, so that they can wait for each other's counters (resident.py): a
+wait that never ends is refused as a deadlock, as is a grid larger than the GPU's multiprocessors.
 
 Raises (at import):
     RuntimeError: TRITON_INTERPRET is set, which would put Triton's own interpreter in place of this one.
@@ -37,6 +39,7 @@ Raises (at import):
 
 import ast
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import inspect
@@ -46,6 +49,7 @@ import re
 import threading
 import time
 import types
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -65,10 +69,12 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction, get_jit_fn_file_line
 
+from kernels import counters
 from kernels.interpreter import configurations, libdevice
 from kernels.interpreter.advice import meaning
 from kernels.interpreter.bounds import Bounds
 from kernels.interpreter.hints import PROMISES
+from kernels.interpreter.resident import Programs
 
 if triton.knobs.runtime.interpret:
     raise RuntimeError("TRITON_INTERPRET is set: unset it and restart; without a GPU kernels are interpreted anyway")
@@ -79,6 +85,7 @@ MAX_PASSES = 2**16  # through the loops of one program instance
 MAX_SECONDS = 8.0  # of a CPU, for one program instance that has made MANY_PASSES
 MANY_PASSES = 2**12
 MAX_PROGRAMS = 2**20  # of one launch, ten minutes of a small kernel
+RESIDENT = 132  # programs of a cooperative launch: one per multiprocessor of an H200, which any kernel can have
 LANES = 32  # of a warp
 VECTOR = 16  # bytes, the widest load of one lane
 MOST_HELD = 256  # elements of a block a thread, about its registers; twice as many compile for a minute
@@ -100,7 +107,9 @@ _bounds = Bounds({})
 _warps = 4
 _passes = 0  # of the program instance that is running
 _began = 0.0  # seconds of the CPU when it began
+_programs: Programs | None = None  # of a cooperative launch
 _accesses = 0  # to memory, of all launches
+_seed: int | None = None  # of the order of a cooperative launch's programs
 
 
 def has_gpu() -> bool:
@@ -133,7 +142,8 @@ def observed(observer):
     It may have more: `configured(name, said)`, after a launch of an autotuned kernel: which configuration ran and why;
     `withdraw()`: the launch just reported ended at a static assertion and another is to come; `lock(address, took)`,
     after each atomic of one element: whether it was a compare-and-swap that found what it compared with, or an exchange
-    of 0 for something else, as one takes a lock.
+    of 0 for something else, as one takes a lock; in a cooperative launch, `resumed(index)` when a program goes on after
+    others have run, and `synchronised(address, acquires, releases)` after each atomic of one element.
     One that also has `product(left, right)`, called with the operands of each `tl.dot` as arrays, wants none computed;
     its `operation(function, elements)` is called at each operation on a block of floats, with NumPy's function for it.
     """
@@ -149,6 +159,17 @@ def observed(observer):
         with _one_launch_at_a_time:
             _observer = before
             replaced.close()
+
+
+@contextlib.contextmanager
+def ordered_by(seed: int | None):
+    """Inside this context, interpreted programs of cooperative launches take turns in an order drawn from `seed`."""
+    global _seed
+    before, _seed = _seed, seed
+    try:
+        yield
+    finally:
+        _seed = before
 
 
 _np_dtypes: dict[str, np.dtype] = {}
@@ -253,6 +274,41 @@ def _tell_of_lock(pointer, took: bool) -> None:
         tell(int(pointer.data.reshape(())), took)
 
 
+def _synchronise(pointer, sem) -> None:
+    """After an atomic of one element in a cooperative launch: report it, and let others run."""
+    if _programs is None or pointer.data.size != 1:
+        return
+    tell, kinds = getattr(_observer, "synchronised", None), interpreter._ir.MEM_SEMANTIC
+    if tell is not None:
+        both = sem == kinds.ACQUIRE_RELEASE
+        tell(int(pointer.data.reshape(())), both or sem == kinds.ACQUIRE, both or sem == kinds.RELEASE)
+    _programs.pause()
+
+
+def _wait_for_others(pointer: tl.tensor, value) -> None:
+    """Let others run until the counter at `pointer` has reached `value`.
+
+    Raises:
+        RuntimeError: the launch is not cooperative.
+        TypeError: the counter is not int32.
+    """
+    if _programs is None:
+        raise RuntimeError(
+            "wait needs programs that are resident together: launch with launch_cooperative_grid=True, and at most one "
+            "program per multiprocessor"
+        )
+    if pointer.dtype != tl.pointer_type(tl.int32):
+        raise TypeError(f"wait takes a pointer to one int32, got {pointer.type}: make counters torch.int32")
+    value = int(value)
+    _bounds.check("atomic", pointer.handle.data, np.ones(pointer.handle.data.shape, bool), 4)
+    address = int(pointer.handle.data.reshape(()))
+    counter = ctypes.c_int32.from_address(address)
+    _programs.pause(
+        lambda: counter.value >= value,
+        lambda: f"for {_bounds.place(address)} to reach {value} (it is {counter.value})",
+    )
+
+
 def _report(op, data: np.ndarray) -> None:
     if data.dtype.kind in "fV" and hasattr(_observer, "operation"):
         _observer.operation(op, data.size)
@@ -301,6 +357,7 @@ class Builder(interpreter.InterpreterBuilder):
         if lanes.data.size == 1 and lanes.data.all():
             exchanged = rmwOp == interpreter._ir.ATOMIC_OP.XCHG
             _tell_of_lock(ptr, took=exchanged and not before.data.any() and bool(val.data.any()))
+            _synchronise(ptr, sem)
         return before
 
     def create_atomic_cas(self, ptr, cmp, val, sem, scope):
@@ -315,6 +372,7 @@ class Builder(interpreter.InterpreterBuilder):
         before = super().create_atomic_cas(ptr, cmp, val, sem, scope)
         if ptr.data.size == 1:
             _tell_of_lock(ptr, took=bool((before.data == cmp.data).all()))
+            _synchronise(ptr, sem)
         return before
 
     # Conversions
@@ -666,6 +724,9 @@ def _python_function(kernel: JITFunction):
 
 
 def _called_from_kernel(self: JITFunction, *args, **kwargs):
+    if self is counters.wait:
+        given = inspect.signature(self.fn).bind(*args, **kwargs).arguments
+        _wait_for_others(given["counter_ptr"], given["value"])
     return _python_function(self)(*args, **kwargs)
 
 
@@ -720,6 +781,13 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
     bound.apply_defaults()
     names, values = list(bound.arguments), list(bound.arguments.values())
     grid = _checked_grid(self, grid, bound.arguments)
+    cooperative = bool(kwargs.get("launch_cooperative_grid", False))
+    resident = getattr(_observer, "multiprocessors", None) or RESIDENT
+    if cooperative and math.prod(grid) > resident:
+        raise ValueError(
+            f"{name}: a cooperative launch of {math.prod(grid)} programs, where {resident} are certain to be resident, "
+            f"one per multiprocessor: launch at most {resident}, each with more work"
+        )
 
     with _one_launch_at_a_time, np.errstate(all="ignore"):
         copies = interpreter.GridExecutor(self.fn, names, grid)
@@ -731,7 +799,8 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
         if _observer is not None:
             options = {key: value for key, value in kwargs.items() if key not in given}
             instances = _observer.launch(self, grid, arguments, {**bound.arguments, **options})
-        _interpret(self, grid, instances, arguments, warps, bool(kwargs.get("debug", self.debug)))
+        debug = bool(kwargs.get("debug", self.debug))
+        _interpret(self, grid, None if cooperative else instances, arguments, warps, debug, cooperative)
         copies._restore_args_dev(values, on_host, {}, {})
 
 
@@ -751,9 +820,15 @@ def _in_order(grid: tuple[int, int, int]):
 
 
 def _interpret(
-    kernel: JITFunction, grid: tuple[int, int, int], instances, arguments: dict, warps: int, debug: bool
+    kernel: JITFunction,
+    grid: tuple[int, int, int],
+    instances,
+    arguments: dict,
+    warps: int,
+    debug: bool,
+    cooperative: bool,
 ) -> None:
-    global _bounds, _warps, _passes, _began
+    global _bounds, _warps, _programs
     _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
     # Triton looks for overflow with eight operations to each of integers, and without debug=True tells nobody.
@@ -764,12 +839,14 @@ def _interpret(
         try:
             function = _python_function(kernel)
             arguments = {name: value if name in constants else _as_argument(value) for name, value in arguments.items()}
-            for index in _in_order(grid) if instances is None else instances:
-                builder.set_grid_idx(*index)
-                _passes, _began = 0, time.thread_time()
-                if _observer is not None:
-                    _observer.program(index)
-                function(**arguments)
+            run = functools.partial(_run_program, function, arguments)
+            indices = _in_order(grid) if instances is None else instances
+            if cooperative:
+                _programs = Programs(run, _resume, _seed)
+                _programs.run(indices)
+            else:
+                for index in indices:
+                    run(index)
         except Exception as error:
             name, place = _where(kernel, error)
             line = f"{name}, line {place[1]}, `{linecache.getline(*place).strip()}`" if place else name
@@ -777,6 +854,26 @@ def _interpret(
             raised.place = place  # file and line, for those who show it
             raised.static = isinstance(error, _StaticAssertionError)
             raise raised from None
+        finally:
+            _programs = None
+
+
+def _run_program(function: Callable, arguments: dict, index: tuple[int, int, int]) -> None:
+    global _passes, _began
+    interpreter.interpreter_builder.set_grid_idx(*index)
+    _passes, _began = 0, time.thread_time()
+    if _observer is not None:
+        _observer.program(index)
+    function(**arguments)
+
+
+def _resume(index: tuple[int, int, int]) -> None:
+    """A program of a cooperative launch goes on after others; its passes through loops are counted from here."""
+    global _passes, _began
+    interpreter.interpreter_builder.set_grid_idx(*index)
+    _passes, _began = 0, time.thread_time()
+    if hasattr(_observer, "resumed"):
+        _observer.resumed(index)
 
 
 class _StaticAssertionError(AssertionError):

@@ -263,7 +263,7 @@ share.compare(
 
 # %%
 @triton.jit
-def padding_kernel(x_ptr, w_ptr, y_ptr, rows, width, BLOCK: tl.constexpr):
+def border_kernel(x_ptr, w_ptr, y_ptr, rows, width, BLOCK: tl.constexpr):
     row, col = tl.program_id(0), tl.arange(0, BLOCK)
     y = tl.zeros((BLOCK,), tl.float32)
     for tap in range(3):
@@ -276,7 +276,7 @@ def padding_kernel(x_ptr, w_ptr, y_ptr, rows, width, BLOCK: tl.constexpr):
 image, taps = torch.arange(1.0, 13).view(3, 4), torch.tensor([1.0, 10, 100])
 convolved = torch.nn.functional.conv1d(image[:, None], taps[None, None], padding=1)[:, 0]
 both = ("x_ptr", "w_ptr")
-puzzle(padding_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, width=4, BLOCK=4)
+puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, width=4, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>there = (col + tap >= 1) & (col + tap <= width)</code>: the column that a tap

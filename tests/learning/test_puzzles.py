@@ -61,7 +61,7 @@ ANSWERS = {
         ("y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)", "y += tl.load(parts_ptr + part * N + col)"),
         ("tl.store(y_ptr + col, y)", "tl.store(y_ptr + col, tl.maximum(y, 0.0))"),
     ],
-    "padding_kernel": [
+    "border_kernel": [
         ("there = (at >= 0) & (at < rows * width)", "there = (col + tap >= 1) & (col + tap <= width)"),
     ],
     "folded_bias_kernel": [

@@ -73,6 +73,13 @@ class LaneRecorder:
     def lock(self, address: int, took: bool) -> None:
         self._before.lock(address, took)
 
+    def resumed(self, index) -> None:
+        self._program = index
+        self._before.resumed(index)
+
+    def synchronised(self, address: int, acquires: bool, releases: bool) -> None:
+        self._before.synchronised(address, acquires, releases)
+
     def configured(self, name: str, said: str) -> None:
         self._before.configured(name, said)
 

@@ -8,6 +8,7 @@ import torch
 from triton.runtime.jit import TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from helpers.instruments.traffic.clocks import Clocks
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet, Footprint, from_starts
 from helpers.instruments.traffic.hazards import Hazard, element
 from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line, Region, Storage, footprint_of
@@ -161,6 +162,7 @@ class TritonMeter:
         self.moved = ByteCount()  # by this launch, so far
         self._operands = []
         originals = arguments if originals is None else originals
+        self._clocks = Clocks() if originals.get("launch_cooperative_grid") else None
         tensors = [
             found for name, value in arguments.items() for found in tensors_in(name, value, originals.get(name, value))
         ]
@@ -191,6 +193,9 @@ class TritonMeter:
             self.ledger.configurations[name].append(said)
 
     def program(self, index) -> None:
+        if self._clocks is not None:
+            self.resumed(index)
+            return
         for place, (operand, footprint, base, locks) in enumerate(self._pending):
             locks |= {address for stores, address in self._atomics if stores > place}
             of_storage = self._earlier.setdefault(operand.storage, {})
@@ -203,8 +208,19 @@ class TritonMeter:
         self._held = frozenset()  # addresses of locks
         self._atomics = []  # (stores before it, address) of each atomic of one element
 
+    def resumed(self, index) -> None:
+        """The program `index` of a cooperative launch runs now."""
+        self._index = index
+        self._clocks.resumed(index)
+
+    def synchronised(self, address: int, acquires: bool, releases: bool) -> None:
+        """After an atomic of one element in a cooperative launch."""
+        self._clocks.synchronised(address, acquires, releases)
+
     def lock(self, address: int, took: bool) -> None:
         """After an atomic of one element: whether it took a lock there. Any atomic there gives it back."""
+        if self._clocks is not None:
+            return
         self._held = self._held - {address} if address in self._held or not took else self._held | {address}
         self._atomics.append((len(self._pending), address))
 
@@ -266,7 +282,7 @@ class TritonMeter:
         if kind != "write":
             if storage.fresh and not storage.written.covers(footprint, base):
                 self._report_uninitialised(site, operand, footprint, base)
-            if kind == "read" and storage in self._earlier:
+            if self._clocks is None and kind == "read" and storage in self._earlier:
                 # An atomic that the writer made after its store and this program before its read puts them in order.
                 seen = self._held | {address for _, address in self._atomics}
                 for locks, earlier in self._earlier[storage].items():
@@ -283,11 +299,23 @@ class TritonMeter:
             line.written += nbytes
             moved.written += nbytes
             ledger.sectors_written += sectors
-        if kind == "write":
+        if self._clocks is not None and kind != "atomic":
+            self._compare(kind, site, operand, footprint, base)
+        elif kind == "write":
             for locks, earlier in self._earlier.get(storage, {}).items():
                 if locks.isdisjoint(self._held) and earlier.meets(footprint, base):
                     self._report_race("race", site, operand, footprint, base, self._held)
             self._pending.append((operand, footprint, base, self._held))
+
+    def _compare(self, kind, site, operand, footprint, base):
+        """Report an access of a cooperative launch that no counter orders after another program's."""
+        found = self._clocks.accessed(kind, operand.storage, footprint, base)
+        if found is not None:
+            program, stored, byte, size = found
+            name = "race" if kind == "write" else "unsynchronised read"
+            where = f"{{0}}{element(operand.tensor, byte)}, {'stored' if stored else 'read'} by {program}"
+            where += " too" * (kind == "write" and stored) + ", with no counter that orders the two"
+            self._report(name, site, operand.region, where, max(1, size // operand.tensor.element_size()))
 
     def _count_outside(self, kind, site, pattern, origin, itemsize):
         lanes, sectors, requests, request_sectors = pattern.counts(origin)

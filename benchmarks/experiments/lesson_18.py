@@ -1,0 +1,244 @@
+"""Lesson 18: short kernels, and what stands between them.
+
+A decoder layer of one token, written in six ways: eager, compiled, one kernel per step, the same with programmatic
+dependent launch, and the persistent kernel; each launched from Python and replayed from a CUDA graph.
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+import kernels
+from helpers.instruments.timing import Timing, benchmark_together
+from kernels.tiled.decoder_layer import OP, decoder_layer_reference, product
+
+SHAPES = {"small": (1024, 16, 8, 3072, 512), "8B": (4096, 32, 8, 14336, 1024)}  # of Qwen3 0.6B with dim 64, Llama 3 8B
+LAYERS = 8  # with weights of their own: one layer's would stay in L2
+EPS = 1e-6
+EMPTY = 100  # empty kernels per call
+
+
+@triton.jit
+def empty_kernel(x_ptr, PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def rows_kernel(
+    weight_ptr,  # (rows, cols)
+    other_ptr,  # the same: up, where weight is gate; or None
+    x_ptr,  # (cols,)
+    residual_ptr,  # (cols,), added to x before the norm, or None
+    norm_ptr,  # (cols,), or None
+    y_ptr,  # (rows,)
+    first_ptr,  # (rows,), added to y, or None
+    second_ptr,  # the same
+    rows,
+    cols,
+    eps,
+    BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row, col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK)
+    if PDL:
+        gdc_launch_dependents()  # the next kernel's programs may start as soon as there is room
+        gdc_wait()  # until the kernel before has ended and its stores are visible
+    rstd = 1.0
+    if norm_ptr is not None:
+        s = tl.load(x_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        if residual_ptr is not None:
+            s += tl.load(residual_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(s * s, axis=0) / cols + eps)
+    y = product(weight_ptr, row, rows, x_ptr, residual_ptr, norm_ptr, rstd, cols, BLOCK_K=BLOCK_K)
+    if other_ptr is not None:
+        u = product(other_ptr, row, rows, x_ptr, residual_ptr, norm_ptr, rstd, cols, BLOCK_K=BLOCK_K)
+        y = y * tl.sigmoid(y) * u
+    if first_ptr is not None:
+        y += tl.load(first_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
+        y += tl.load(second_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row, y.to(y_ptr.dtype.element_ty), mask=row < rows)
+
+
+@triton.jit
+def one_query_kernel(
+    qkv_ptr,  # ((heads + 2 key_heads) dim,)
+    keys_ptr,  # (keys, key_heads, dim)
+    values_ptr,  # the same
+    seen_ptr,  # (heads dim,)
+    heads,
+    key_heads,
+    keys,
+    scale,
+    D: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    head, d = tl.program_id(0), tl.arange(0, D)
+    key_head = head // (heads // key_heads)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    q = tl.load(qkv_ptr + head * D + d).to(tl.float32) * scale
+    new = qkv_ptr + (heads + key_head) * D + d
+    peak = tl.sum(q * tl.load(new).to(tl.float32), axis=0)
+    acc = tl.load(new + key_heads * D).to(tl.float32)
+    total = 1.0
+    for start in range(0, keys, BLOCK_KEYS):
+        key = start + tl.arange(0, BLOCK_KEYS)
+        at = (key[:, None].to(tl.int64) * key_heads + key_head) * D + d[None, :]
+        k = tl.load(keys_ptr + at, mask=key[:, None] < keys, other=0.0).to(tl.float32)
+        score = tl.where(key < keys, tl.sum(k * q[None, :], axis=1), -float("inf"))
+        higher = tl.maximum(peak, tl.max(score, axis=0))
+        p, shrink = tl.exp(score - higher), tl.exp(peak - higher)
+        v = tl.load(values_ptr + at, mask=key[:, None] < keys, other=0.0).to(tl.float32)
+        acc = acc * shrink + tl.sum(p[:, None] * v, axis=0)
+        total = total * shrink + tl.sum(p, axis=0)
+        peak = higher
+    tl.store(seen_ptr + head * D + d, (acc / total).to(seen_ptr.dtype.element_ty))
+
+
+def layer_in_steps(
+    x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(y, s) of decoder_layer in five launches, a kernel per step; the norms are computed by those who need them.
+
+    pdl: each kernel is launched before the one before it has ended, and waits for its stores (sm_90 and above).
+    """
+    length, key_heads, dim = keys.shape
+    width, heads, hidden = len(x), out.shape[1] // dim, len(gate)
+    found, seen, s, between, y = (x.new_empty(size) for size in (len(qkv), heads * dim, width, hidden, width))
+    options = {"PDL": pdl, "num_warps": 8} | ({"launch_pdl": True} if pdl else {})
+
+    def rows_of(weight, other, given, residual, norm, result, first=None, second=None):
+        rows, cols = weight.shape
+        rows_kernel[(triton.cdiv(rows, 16),)](
+            weight, other, given, residual, norm, result, first, second, rows, cols, EPS,
+            BLOCK=triton.next_power_of_2(cols), BLOCK_N=16, BLOCK_K=512, **options,
+        )  # fmt: skip
+
+    rows_of(qkv, None, x, residual, attention_norm, found)
+    one_query_kernel[(heads,)](
+        found, keys, values, seen, heads, key_heads, length, dim**-0.5, D=dim, BLOCK_KEYS=32, **options
+    )
+    rows_of(out, None, seen, None, None, s, x, residual)
+    rows_of(gate, up, s, None, ffn_norm, between)
+    rows_of(down, None, between, None, None, y)
+    return y, s
+
+
+def layer_product_by_product(
+    x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down
+) -> tuple[Tensor, Tensor]:
+    """(y, s) of decoder_layer in eager PyTorch with a product each for q, k and v: before horizontal fusion."""
+    key_heads, dim = keys.shape[1:]
+    s = x + residual
+    h = functional.rms_norm(s, s.shape, attention_norm, EPS)
+    parts = qkv.split((out.shape[1], key_heads * dim, key_heads * dim))
+    q, key, value = (functional.linear(h, part) for part in parts)
+    k, v = (
+        torch.cat([old, new.view(1, key_heads, dim)]).transpose(0, 1) for old, new in ((keys, key), (values, value))
+    )
+    seen = functional.scaled_dot_product_attention(q.view(1, -1, 1, dim), k[None], v[None], enable_gqa=True)
+    s = s + functional.linear(seen.flatten(), out)
+    h = functional.rms_norm(s, s.shape, ffn_norm, EPS)
+    return functional.linear(functional.silu(functional.linear(h, gate)) * functional.linear(h, up), down), s
+
+
+def through(layer: Callable, layers: list[tuple], x: Tensor, residual: Tensor) -> Tensor:
+    """y of a stack: each layer's y and s are the next one's x and residual."""
+    for weights in layers:
+        x, residual, *_ = layer(x, residual, *weights)
+    return x
+
+
+def in_graph(function: Callable[[], Tensor]) -> Callable[[], None]:
+    """The replay of a CUDA graph of the call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def ways(shape: tuple[int, ...]) -> dict[str, Callable[[], Tensor]]:
+    """Way -> a call of LAYERS layers; each agrees with the reference."""
+    layers = [OP.inputs(*shape, dtype=torch.bfloat16, device="cuda") for _ in range(LAYERS)]
+    x, residual = layers[0][:2]
+    weights = [layer[2:] for layer in layers]
+    stacks = {
+        "eager, a product each": layer_product_by_product,
+        "eager": decoder_layer_reference,
+        "torch.compile": torch.compile(decoder_layer_reference, dynamic=False),
+        "kernel per step": layer_in_steps,
+        "dependent launch": lambda *given: layer_in_steps(*given, pdl=True),
+        "persistent kernel": kernels.decoder_layer,
+    }
+    return {
+        way: (lambda layer=layer: through(layer, weights, x, residual)) for way, layer in stacks.items()
+    }  # fmt: skip
+
+
+def measure_layer(shape: tuple[int, ...]) -> dict[str, dict[str, Timing | float]]:
+    """way -> {"call", "graph": time of LAYERS layers by the caller's clock, launched and replayed; "difference from
+    eager": of the result's norm}; a way that fails has no times."""
+    with torch.no_grad():
+        calls = ways(shape)
+        exact = calls["eager"]().float()
+        found, good, graphs = {}, {}, {}
+        for way, call in calls.items():
+            found[way] = {}
+            try:
+                y = call().float()
+                found[way]["difference from eager"] = ((y - exact).norm() / exact.norm()).item()
+                good[way] = call
+                graphs[way] = in_graph(call)
+            except Exception as error:
+                print(f"{way} is left out: {str(error).splitlines()[0]}")
+                torch.cuda.synchronize()
+        for clock, functions in (("call", good), ("graph", graphs)):
+            for way, time in benchmark_together(functions, runs=10, launches=True).items():
+                found[way][clock] = time
+    return found
+
+
+def measure_empty() -> dict[str, dict[str, Timing]]:
+    """What follows one another -> {"call", "graph"} time of EMPTY empty kernels: what a launch costs, and a gap."""
+    x = torch.zeros(1, device="cuda")
+
+    def row(grid: int, pdl: bool) -> Callable[[], None]:
+        options = {"PDL": pdl} | ({"launch_pdl": True} if pdl else {})
+
+        def call():
+            for _ in range(EMPTY):
+                empty_kernel[(grid,)](x, **options)
+
+        return call
+
+    rows = {f"{grid} programs{', dependent' * pdl}": row(grid, pdl) for grid in (1, 132, 1056) for pdl in (False, True)}
+    rows["torch add"] = lambda: [x.add_(1.0) for _ in range(EMPTY)] and None
+    found = {}
+    for clock, functions in (("call", rows), ("graph", {key: in_graph(call) for key, call in rows.items()})):
+        for key, time in benchmark_together(functions, runs=10, launches=True).items():
+            found.setdefault(key, {})[clock] = time
+    return found
+
+
+EXPERIMENTS = {
+    "short_kernels_empty": measure_empty,
+    "short_kernels_small": lambda: measure_layer(SHAPES["small"]),
+    "short_kernels_8B": lambda: measure_layer(SHAPES["8B"]),
+}

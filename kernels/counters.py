@@ -1,0 +1,27 @@
+"""Counters in memory: programs of one launch use them to wait for each other.
+
+A program that has stored its share of a result signals; one that needs the whole result waits until the counter has
+reached the number of shares. Waiting is safe only if the program that signals can run: launch with
+`launch_cooperative_grid=True`, which fails where not all programs of the grid fit on the GPU at once. Without a GPU,
+programs of such a launch take turns, and a meter looks for accesses that no counter orders.
+
+Counters are int32 and zero before the launch.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def signal(counter_ptr):
+    """Add 1 to a counter, after all that this program has stored."""
+    # The atomic is one thread's: the barrier puts the other threads' stores before it, `release` keeps them there.
+    tl.debug_barrier()
+    tl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
+
+
+@triton.jit
+def wait(counter_ptr, value):
+    """Wait until a counter has reached `value`; stores made before its signals can be loaded afterwards."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < value:
+        pass
