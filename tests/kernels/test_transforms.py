@@ -138,7 +138,7 @@ def compiled(transform):
 def batched_gradients(function, x):
     x = x.clone().requires_grad_()
     y = as_tuple(function(x))[0]
-    return torch.autograd.grad(y, x, torch.ones(2, *y.shape), is_grads_batched=True)
+    return torch.autograd.grad(y, x, torch.ones(2, *y.shape, device=y.device), is_grads_batched=True)
 
 
 def jvp(function, x):
