@@ -223,7 +223,8 @@ def test_a_peer_timed_later_joins_the_others_and_is_no_longer_refused():
     later = line("softmax", 1.9, kernels={"fused": ["same"]})
     later["gpu"] = {"fused": [1.9] * 3, "QuACK": [2.2] * 3}
     later["refused"] = {"max-autotune": "RuntimeError: no"}
-    found = sweep.merged(before, sweep.point_of(later, 1), runs)
+    found = sweep.merged(before | {"ours": "with plain"}, sweep.point_of(later, 1), runs, ["fused", "QuACK"])
+    assert found["ours"] == "with plain"
     assert found["gpu"] == {"fused": [2.0] * 3, "Liger": [2.5] * 3, "QuACK": [2.2] * 3}
     assert found["refused"] == {"max-autotune": "RuntimeError: no"}
 

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -229,13 +229,15 @@ def point_of(line: dict, run: int) -> dict:
     return line | {"run": run, "kernels": kernels.get("fused"), "ours": ours}
 
 
-def merged(point: dict, line: dict, runs: list[dict]) -> dict:
-    """Return a recorded point with a newer measurement of ours and of some peers; the other peers' times stay.
+def merged(point: dict, line: dict, runs: list[dict], only: Collection[str] = OURS) -> dict:
+    """Return a recorded point with a newer measurement of the providers `only`; the others' times stay.
 
     So does our time beside them where its run had the kernels that ours launches now. Otherwise the newer one takes its
     place, with its run as "fused_run". Calls are then compared no more: the host's clock differs between runs."""
     peers = {name: times for name, times in line["gpu"].items() if name not in OURS}
-    found = point | {"ours": line["ours"], "kernels": line["kernels"], "gpu": point["gpu"] | peers}
+    found = point | {"kernels": line["kernels"], "gpu": point["gpu"] | peers}
+    if "plain" in only:
+        found["ours"] = line["ours"]
     refused = {name: why for name, why in point["refused"].items() if name not in peers}
     found["refused"] = refused | {name: why for name, why in line["refused"].items() if name not in OURS}
     of_run = runs[point.get("fused_run", point["run"])].get("kernels", {})
@@ -267,7 +269,7 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
         elif "failed" not in line or key_of(line) not in found:
             only, key, point = line.pop("only", None), key_of(line), point_of(line, number)
             alone = only and "fused" in found.get(key, {}).get("gpu", {}) and "fused" in line.get("gpu", {})
-            found[key] = merged(found[key], point, content["runs"]) if alone else point
+            found[key] = merged(found[key], point, content["runs"], only) if alone else point
     order = {key: i for i, key in enumerate(sorted(found))}
     content["points"] = sorted(found.values(), key=lambda point: order[key_of(point)])
     rows = ",\n".join(json.dumps(point, separators=(",", ":")) for point in content["points"])
