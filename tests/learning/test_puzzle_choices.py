@@ -4,7 +4,7 @@ import pytest
 
 from source.record_puzzles import ROOT, outcome, outcomes, puzzles_of
 
-NOT_YET = {"06", "07", "09", "15", "16", "17", "18"}  # lessons whose puzzles offer no lines yet
+NOT_YET = {"06", "07", "09", "15", "16", "17"}  # lessons whose puzzles offer no lines yet
 PUZZLES = [
     pytest.param(kernel, *found, id=f"{path.stem.partition('_')[0]}-{kernel}")
     for path in sorted((ROOT / "source/lessons").glob("*.py"))
