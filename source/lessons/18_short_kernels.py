@@ -12,7 +12,7 @@
 # - write programs of one kernel that wait for each other, and find a race or a deadlock without a GPU;
 # - say how far each step is from the time of the bytes, and when to stop.
 #
-# About 60 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
+# About 55 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
 # (compilers) and [17](17_serving.ipynb) (decode), and leads to [exercise 18](../exercises/18_short_kernels.ipynb).
 
 # %% tags=["hide-input"]
@@ -40,7 +40,8 @@ gpu, h100 = DEVICES["H100"], recorded(RECORD.removesuffix(".json"))
 #
 # Two layers, without rotary embedding, for one token and one sequence, in bf16. *small* has the size of a layer of
 # Qwen3 0.6B, with heads of 64 elements; *8B* that of Llama 3 8B. A timed call runs a stack of eight layers, each with
-# its own weights, so that weights come from DRAM; all times below are per layer. The recordings are from an H100.
+# its own weights, so that weights come from DRAM; all times below are per layer. The cache holds 512 tokens (small) or
+# 1024 (8B). The recordings are from an H100.
 # <!-- given 0.6 B: the model's name -->
 #
 # Almost all bytes are weights, and each is read once. At the bandwidth of the data sheet they take this long:
@@ -226,7 +227,8 @@ gap = empty["torch add"]["graph"].median / EMPTY
 print(f"by the gaps alone: {(apart - eager_launches) * gap * 1e6:.1f} us")
 across.compare(
     round((times["8B"]["graph"]["eager, a product each"] - times["8B"]["graph"]["eager"]) * 1e6, 1),
-    "More than the gaps: k and v alone are short matmuls, and each had its own ramp-up and tail.",
+    "More than the gaps. A likely reason: k and v alone are short matmuls, each with a ramp-up and a "
+    "tail of its own.",
 )
 
 # %% [markdown]
@@ -297,18 +299,18 @@ dependent.compare(
 #
 # ## No launches: one persistent kernel
 #
-# The last step: **one kernel for the whole layer**, a small [megakernel](../docs/glossary.md#megakernel). One program per SM
-# ([persistent](../docs/glossary.md#persistent-kernel)), and each takes tiles of every step in turn. Between two steps
-# the programs wait for each other, through counters in memory (`kernels/counters.py`):
+# The last step: **one kernel for the whole layer**, a small [megakernel](../docs/glossary.md#megakernel). One program
+# per SM ([persistent](../docs/glossary.md#persistent-kernel)) takes tiles of every step in turn. Between two steps the
+# programs wait for each other, through counters in memory (`kernels/counters.py`):
 #
 # ```python
 # signal(counter_ptr)       # after a store: add 1, so that whoever sees it also sees the store (release)
 # wait(counter_ptr, value)  # loop until the counter has reached value (acquire)
 # ```
 #
-# Waiting is safe only if every program that should signal is running. A [cooperative launch](../docs/glossary.md#cooperative-launch)
-# (`launch_cooperative_grid=True`) fails unless all programs fit on the GPU at once. Without it, a program can wait
-# for one that never gets a place.
+# Waiting is safe only if every program that should signal is running. A
+# [cooperative launch](../docs/glossary.md#cooperative-launch) (`launch_cooperative_grid=True`) fails unless all programs
+# fit on the GPU at once. Without it, a program can wait for one that never gets a place.
 #
 # A GPU runs programs in any order, so one good run proves little. `check_orders` runs the programs in several orders,
 # and reports every access that no counter orders. **Puzzle: every program doubles its element, then sums all. Correct the
@@ -486,13 +488,13 @@ WaterfallExplorer(times, floors, model)
 # the limit, the GPU waits, and <code>torch.compile</code> gains nothing. Our kernels come next: fewer launches, but each
 # call costs more than an empty kernel's. They take a dozen arguments and allocate their results. 2. Eager is a third
 # above it, our kernels are several times above it. Gaps are not what is left. 3. Only the kernels themselves: our
-# matmuls are slower than cuBLAS's. 4. For our three: their kernels last longer than their calls, so the CPU is
+# matmuls and attention against cuBLAS and SDPA. 4. For our three: their kernels last longer than their calls, so the CPU is
 # ahead.</details>
 #
-# So the model explains most of the time where the CPU is the limit, and little of it in a graph of our kernels. It assumes that a
-# kernel moves its bytes at the bandwidth from its first cycle to its last. A kernel of a few microseconds is mostly
-# ramp-up and tail, and a chain of dependent loads, as in our attention of one program per head, is never at the
-# bandwidth.
+# So the model explains most of the time where the CPU is the limit, and little of it in a graph of our kernels. It
+# assumes that a kernel moves its bytes at the bandwidth from its first cycle to its last. In a kernel of a few
+# microseconds, ramp-up and tail take their share of these, and our attention, one program per head, has too few loads
+# in flight for the bandwidth.
 #
 # ## When to stop
 #
@@ -511,14 +513,15 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 
 # %% [markdown]
 # **The verdict.** Record a graph first: it takes an afternoon, changes no kernel, and gives the most. Then let a
-# compiler fuse everything between the matmuls. Where no graph is possible, launch less: called, our kernels take half to two thirds
-# of eager's time on the small layer. At 8B, that is near enough to the floor to look elsewhere: fewer bytes
+# compiler fuse everything between the matmuls. At 8B, that is near enough to the floor to look elsewhere: fewer bytes
 # (lesson 12), or more tokens per weight (lesson 17). On the small layer a large factor is left, and none of our kernels
-# took it.
+# took it. Where no graph is possible, launch less: called, our kernels take half to two thirds of eager's time on the
+# small layer.
 #
-# Why does our megakernel lose? As far as these measurements show: its matmuls are slower than cuBLAS's. The five separate
-# kernels share its code for the matmul, have a fifth of eager's launches, and are slower than eager already. Why it
-# is slower still at 8B isn't isolated. To win, a megakernel needs
+# Why does our megakernel lose? As far as these measurements show, its steps are slow, not their launches. The five
+# separate kernels share its matmul and its attention, have a fifth of eager's launches, and are slower than eager
+# already, whose matmuls are cuBLAS's. The record doesn't separate matmuls from attention, nor why one kernel is slower
+# than five at 8B and not on the small layer. To win, a megakernel needs
 #
 # - **matmuls as fast as the library's**, with enough loads in flight: asynchronous copies and a deep pipeline;
 # - **the next step's weights in flight while it waits**: they depend on no counter. Ours starts to load after the wait,

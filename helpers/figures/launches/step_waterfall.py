@@ -1,4 +1,4 @@
-"""A waterfall of one decoder layer's time, with the part each step removes or adds, a prediction and the bytes' time; live."""
+"""A waterfall of a decoder layer's time: what each step removes or adds, a prediction, and the time of the bytes."""
 
 import functools
 
