@@ -227,8 +227,8 @@ gap = empty["torch add"]["graph"].median / EMPTY
 print(f"by the gaps alone: {(apart - eager_launches) * gap * 1e6:.1f} us")
 across.compare(
     round((times["8B"]["graph"]["eager, a product each"] - times["8B"]["graph"]["eager"]) * 1e6, 1),
-    "More than the gaps. A likely reason: k and v alone are short matmuls, each with a ramp-up and a "
-    "tail of its own.",
+    "More than the gaps. A likely reason: k and v alone are short matmuls, each with a ramp-up "
+    "and a tail of its own.",
 )
 
 # %% [markdown]
