@@ -18,7 +18,7 @@ MINUTES_PER_GUESS, MINUTES_PER_PUZZLE = 1.5, 3  # an explorer takes as long as a
 LARGE_TABLE = 40  # numbers
 
 FURTHER = re.compile(r"^## Going further$", re.MULTILINE)
-PUZZLE = re.compile(r"^puzzle\(|\b(?:choose_edges|(?:cuda|graph|pattern|score)_puzzle)\(", re.MULTILINE)
+PUZZLE = re.compile(r"^puzzle\(|\b(?:choose_edges|(?:cuda|graph|order|pattern|score)_puzzle)\(", re.MULTILINE)
 EXPLORER = re.compile(r"\b[A-Z]\w*(?:Explorer|Simulator|Stepper|Flowchart)\(")
 FIGURE = re.compile(r"\b(?:\w+_(?:chart|picture|animation)|watch)\(|" + EXPLORER.pattern)
 NOT_READ = re.compile(r"<!--.*?-->|\]\([^)]*\)|<[^>\n]{1,80}>|\$[^$]*\$", re.DOTALL)

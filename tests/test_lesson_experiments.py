@@ -12,17 +12,18 @@ from lesson_code import lesson_defines
 from torch.nn import functional
 
 from benchmarks import training
-from benchmarks.experiments import experiments, lesson_09, lesson_11, lesson_14, nested, timed
+from benchmarks.experiments import experiments, lesson_09, lesson_11, lesson_14, lesson_18, nested, timed
 from benchmarks.experiments.lesson_04 import with_dice
 from benchmarks.experiments.lesson_06 import PARTS, VERSIONS, K, split_loss
 from helpers.instruments import compile_for, measure, recorded
 from helpers.learning import kept_elements
 
 ROOT = Path(__file__).resolve().parent.parent
+RECORDS = [recorded("h200"), recorded(lesson_18.RECORD.removesuffix(".json"))]
 
 
 def test_the_experiments_are_those_that_are_recorded():
-    assert experiments().keys() == recorded("h200").experiments.keys()
+    assert experiments().keys() == {name for each in RECORDS for name in each.experiments}
 
 
 def test_calls_are_timed_at_each_size_and_a_key_of_several_parts_nests():
@@ -44,11 +45,13 @@ def test_calls_are_timed_at_each_size_and_a_key_of_several_parts_nests():
 def test_a_lesson_shows_the_label_of_each_experiment_that_it_reads(lesson):
     """The label names its runs, and an earlier version of a kernel where that was timed."""
     text = lesson.read_text(encoding="utf-8")
-    read = set(re.findall(r'(?:h200|recorded\("h200"\))\.experiment\(\s*"(\w+)"', text))
+    read = set(re.findall(r'(?:h[12]00|recorded\("h200"\))\.experiment\(\s*"(\w+)"', text))
     labelled = {name for names in re.findall(r"label_of\(([^)]*)\)", text) for name in re.findall(r"[\"'](\w+)", names)}
     assert read - labelled == set()
-    known = recorded("h200")
-    assert all(known.label_of(name) for name in labelled)
+    known = {name: each for each in RECORDS for name in each.experiments}
+    rows = {row["kernel"] for each in RECORDS for row in each.rows}
+    assert labelled <= known.keys() | rows
+    assert all(each.label_of(name) for name, each in known.items() if name in labelled)
 
 
 @pytest.mark.parametrize(("each", "rate"), [(0, 0.0), (1, 0.1), (4, 0.1)])

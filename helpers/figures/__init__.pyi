@@ -16,6 +16,7 @@ from .launches.launch_overhead import chain_time as chain_time
 from .launches.launch_overhead import launch_costs as launch_costs
 from .launches.launch_trace import Trace as Trace
 from .launches.launch_trace import TraceExplorer as TraceExplorer
+from .launches.step_waterfall import WaterfallExplorer as WaterfallExplorer
 from .matmul.convolution_windows import Windows as Windows
 from .matmul.convolution_windows import WindowsExplorer as WindowsExplorer
 from .matmul.expert_weights import ExpertLayer as ExpertLayer

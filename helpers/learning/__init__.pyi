@@ -68,6 +68,7 @@ from .guesses import predict_first as predict_first
 from .guesses import predictions as predictions
 from .hints import Hints as Hints
 from .kernel_comparison import compare_with_ours as compare_with_ours
+from .order_puzzles import order_puzzle as order_puzzle
 from .outcome import Outcome as Outcome
 from .puzzles import puzzle as puzzle
 from .self_tests import self_test as self_test

@@ -25,7 +25,7 @@
 #                                         ^
 #   g  ------------------> g * sigmoid(g) +
 #
-#   launched    CPU  |call|call|call|            the CPU is slower than the kernels: they wait for it
+#   launched    CPU  |call|call|call|            the CPU is slower: kernels wait for it
 #               GPU       |k|  |k|  |k|
 #   graph       CPU  |call|
 #               GPU       |k|k|k|                only the gaps are left

@@ -91,6 +91,7 @@ ANSWERS = {
     "weights_kernel": [("weight = total + 0 * peak", "weight = total * tl.exp(peak - tl.max(peak))")],
     "empty_splits_kernel": [("top = tl.max(peak)", "top = tl.maximum(tl.max(peak), -1e30)")],
     "page_kernel": [("slot = page + key % PAGE", "slot = page * PAGE + key % PAGE")],
+    "add_norm_kernel": [("kept = x", "kept = s")],
     "centre_kernel": [("y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean", "y = s - mean")],
 }
 
