@@ -483,6 +483,11 @@ WRONG = {
         "half a mask": {"__shfl_xor_sync(0xffffffff, v, far)": "__shfl_xor_sync(0x0000ffff, v, far)"},
         "half a warp": {"for (int far = 16;": "for (int far = 8;"},
         "four warps": {"warp < blockDim.x / 32": "warp < 4"},
+        "int start": {"long long start = (long long)blockIdx.x * columns;": "int start = blockIdx.x * columns;"},
+        "widened late": {"(long long)blockIdx.x * columns;": "(long long)(blockIdx.x * columns);"},
+        "unsigned start": {"long long start = (long long)blockIdx.x": "unsigned start = blockIdx.x"},
+        "rows of 16 bits": {"(long long)blockIdx.x * columns;": "(long long)(blockIdx.x % 65536) * columns;"},
+        "padding -1e30": {"v[k].of[w] = -INFINITY;": "v[k].of[w] = -1e30f;"},
     },
     "08_linear_act": {
         "product 16": {"acc = tl.dot(x, weight, acc)": "acc += tl.dot(x, weight).to(tl.float16).to(tl.float32)"},

@@ -33,6 +33,8 @@ SAMPLE = [
     ("13_decide", "numel"),
     ("13_decide", "overwriting twice"),
     ("14_cuda_softmax", "peak from -10000"),
+    ("14_cuda_softmax", "widened late"),
+    ("14_cuda_softmax", "padding -1e30"),
 ]
 
 
