@@ -502,4 +502,27 @@ WRONG = {
             "acc = tl.dot(x, weight, acc)": "acc = tl.dot(x.to(tl.float32), weight.to(tl.float32), acc)"
         },
     },
+    "12_layer_norm_int8": {
+        "ex2": {
+            "tl.sum(centred * centred, axis=0) / cols + eps": (
+                "tl.sum(x * x, axis=0) / cols - (tl.sum(x, axis=0) / cols) * (tl.sum(x, axis=0) / cols) + eps"
+            )
+        },
+        "n-1": {"tl.sum(centred * centred, axis=0) / cols": "tl.sum(centred * centred, axis=0) / (cols - 1)"},
+        "eps outside": {
+            "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": (
+                "1 / (tl.sqrt(tl.sum(centred * centred, axis=0) / cols) + eps)"
+            )
+        },
+        "min none": {"largest = tl.where(largest < 1e-12, 1e-12, largest)": "largest = largest"},
+        "min maximum": {"tl.where(largest < 1e-12, 1e-12, largest)": "tl.maximum(largest, 1e-12)"},
+        "scale16": {"scale = clip * largest / 127.0": "scale = (clip * largest / 127.0).to(tl.float16).to(tl.float32)"},
+        "y16": {
+            "y = centred * rstd * weight + bias": (
+                "y = (centred * rstd * weight + bias).to(x_ptr.dtype.element_ty).to(tl.float32)"
+            )
+        },
+        "128": {"clip * largest / 127.0": "clip * largest / 128.0"},
+        "half up": {"y / scale + 12582912.0 - 12582912.0": "tl.floor(y / scale + 0.5)"},
+    },
 }
