@@ -32,6 +32,8 @@ class Case:
         one_rounding: whether a result of 16 bits must be the exact one, rounded once: computed in float32 throughout.
         conditioning: by how much a good algorithm may magnify roundings, as a variance about another point than the
             mean does: units in the last place are allowed times this.
+        nearby: (reference, inputs) -> results of inputs so near these that a right answer may be as far off: the
+            tolerance is as wide as they lie apart.
     """
 
     label: str
@@ -43,6 +45,7 @@ class Case:
     whole: bool = False
     one_rounding: bool = False
     conditioning: float = 1.0
+    nearby: Callable[[Callable, tuple], list[tuple]] | None = None
 
     @property
     def where(self) -> str:
