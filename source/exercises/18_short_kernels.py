@@ -143,7 +143,7 @@ def count_layer(width, hidden):
     """Launches, bytes of short_layer: up is (hidden, width), down is (width, hidden)."""
     # About 3 lines.
     # BEGIN SOLUTION
-    # add 3, silu 2, product 3, add 3: eleven vectors of `width`; each product its weight and both vectors.
+    # add 3, silu 2, times gate 3, add 3: eleven vectors of `width`; a matmul: weight, two vectors.
     products = 2 * (hidden * width + hidden + width)
     return 6, 4 * (11 * width + products)
     # END SOLUTION
@@ -159,7 +159,7 @@ def count_fused(width, hidden):
     """Launches, bytes of the same layer, fused."""
     # About 3 lines.
     # BEGIN SOLUTION
-    # One kernel: x, residual, gate in; s, gated out. The second product reads s and writes the result.
+    # One kernel: x, residual, gate in; s, gated out. The second matmul reads s, writes the result.
     products = 2 * (hidden * width + hidden + width)
     return 3, 4 * (5 * width + products + width)
     # END SOLUTION
@@ -218,10 +218,10 @@ hint = Hints(
     counts=(
         "One line per launch: which vectors does it read, which does it write?",
         "A product reads its weight and a vector, and writes a vector.",
-        "Fused: a tensor that only the same kernel needs is neither written nor read. s is needed twice.",
+        "Fused: a tensor that only its own kernel needs is not written or read. s is needed twice.",
     ),
     time=(
-        "Launched from Python, each launch takes the longer of two: the CPU's call, the GPU's gap and bytes.",
+        "From Python, each launch takes the longer of two: the call, or the gap and the bytes.",
         "A graph is called once, and each of its kernels has its gap.",
         "Budget: subtract the call and the time of the bytes, then count whole gaps.",
     ),

@@ -289,9 +289,9 @@ for name in SHAPES:
 dependent.compare(
     round(times["8B"]["graph"]["dependent launch"] * 1e6),
     "1.5x slower, where microseconds should be saved; no change for the small layer. The cause is "
-    "not isolated. A candidate: our kernels let their successors start at once, whose waiting programs "
-    "then hold registers and warps that the running kernel could use. The empty kernel of 1056 "
-    "programs is also slower with it.",
+    "not isolated. A candidate: our kernels let their successors start at once, whose waiting "
+    "programs then hold registers and warps that the running kernel could use. The empty kernel of "
+    "1056 programs is also slower with it.",
 )
 
 # %% [markdown]
@@ -304,7 +304,7 @@ dependent.compare(
 # programs wait for each other, through counters in memory (`kernels/counters.py`):
 #
 # ```python
-# signal(counter_ptr)       # after a store: add 1, so that whoever sees it also sees the store (release)
+# signal(counter_ptr)       # add 1; a program that sees it sees earlier stores (release)
 # wait(counter_ptr, value)  # loop until the counter has reached value (acquire)
 # ```
 #
@@ -331,7 +331,7 @@ def double_then_sum_kernel(x_ptr, between_ptr, y_ptr, counter_ptr):
 
 
 def double_then_sum(x):
-    between, y = torch.empty_like(x), torch.empty_like(x)
+    between, y = torch.full_like(x, torch.nan), torch.empty_like(x)
     counter = torch.zeros(1, dtype=torch.int32)
     double_then_sum_kernel[(len(x),)](x, between, y, counter, launch_cooperative_grid=True)
     return y
@@ -364,7 +364,7 @@ def tiles_then_sum_kernel(x_ptr, between_ptr, y_ptr, counter_ptr, tiles):
 
 
 def tiles_then_sum(x):
-    between, y = torch.empty_like(x), torch.empty(6)
+    between, y = torch.full_like(x, torch.nan), torch.empty(6)
     counter = torch.zeros(1, dtype=torch.int32)
     tiles_then_sum_kernel[(6,)](x, between, y, counter, len(x), launch_cooperative_grid=True)
     return y
@@ -437,8 +437,9 @@ for name in SHAPES:
     print(f"{name}: {listed}")
 persistent.compare(
     round(times["8B"]["graph"]["persistent kernel"] * 1e6),
-    "Verdict: fails. It loses to eager PyTorch in a graph on both layers, and torch.compile in a graph "
-    "is the fastest of all. Against our own five kernels it gains 5 % on the small layer and loses at 8B.",
+    "Verdict: fails. It loses to eager PyTorch in a graph on both layers, and torch.compile in a "
+    "graph is the fastest of all. Against our own five kernels it gains 5 % on the small layer and "
+    "loses at 8B.",
 )
 
 # %% [markdown]
@@ -579,9 +580,10 @@ self_test(answer, 8 + 12 * 1 + 30 / 3, "8 + 12 x 1 + 30 / 3")
 
 # %% tags=["hide-input"]
 rows = [
-    (way, *(f"{1e3 * t.median:.2f} ({1e3 * t.low:.2f} to {1e3 * t.high:.2f})" for t in (each["call"], each["graph"])))
+    (way, *(f"{1e3 * t.median:.2f} ({1e3 * t.low:.2f} to {1e3 * t.high:.2f})" for t in pair))
     for way, each in measured["8B"].items()
-]  # fmt: skip
+    for pair in [(each["call"], each["graph"])]
+]
 table(("8B, eight layers", "called", "as a graph"), rows, h100.label_of("short_kernels_8B"))
 
 # %% [markdown]
