@@ -52,7 +52,7 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
 @as_check
 def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
     """Run the kernel under the sanitizer: no race, no wrong mask, nothing out of bounds or misaligned; in the end, on
-    the last rows of a tensor of 2^33 elements, which nobody has to allocate.
+    the last rows of a tensor of 2^33 elements, which is never allocated.
 
     Args:
         answer, columns, reference: as of check_cuda_rows; a kernel that computes something else earns nothing.

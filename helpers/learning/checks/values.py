@@ -191,7 +191,7 @@ def differs(
     relative: bool = False,
     conditioning: float = 1.0,
 ) -> torch.Tensor:
-    """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
+    """Where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
 
     Each of `near` is exact for inputs that are an ulp off, say: the tolerance is wider by how far the furthest is.
     Where the tolerance is `relative`, each number has its own, in proportion to it. Integers must be equal, but for
@@ -214,7 +214,7 @@ def differs(
     tolerance = (2 * furthest(usual) + conditioning * kind.eps + apart) * size
     error = (got.double() - exact).abs()
     same = (got == usual) | (got.isnan() & usual.isnan())
-    # An error that is NaN is no error within the tolerance.
+    # A NaN error is outside the tolerance.
     return torch.where(finite, ~(error <= tolerance), ~same)
 
 
@@ -248,7 +248,7 @@ def other_codes(
 ) -> torch.Tensor:
     """Where `got` is more than one code from `exact`; and where it is one code off, if that is so in many places.
 
-    A number that is rounded to a code may lie so near the middle of two that the last digit decides. That is rare: one
+    A number that is rounded to a code may be so near the middle of two that the last digit decides. That is rare: one
     in a hundred may, or twice as many as PyTorch's own, and as many as differ in any of `near`: what lies between the
     inputs of two that are off either way changes no other code.
     """
@@ -269,7 +269,7 @@ def in_float64(x: torch.Tensor) -> torch.Tensor:
 
 
 def moved_by_one_ulp(x: object, dtype: torch.dtype) -> object:
-    """In float64, every other element an ulp of `dtype` up, the rest an ulp down; what is no float stays as it is."""
+    """In float64, every other element an ulp of `dtype` up, the rest an ulp down; other values stay as they are."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x
     sign = 1 - 2 * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2)
