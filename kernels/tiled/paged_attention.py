@@ -267,13 +267,13 @@ def _check_values(k_cache: Tensor, block_table: Tensor, lengths: Tensor) -> None
     for i, length in enumerate(lengths.tolist()):
         if not 0 <= length <= width * page:
             raise ValueError(
-                f"lengths must be 0 to {width * page}, {width} pages of {page} keys, got {length} for "
+                f"paged_attention takes lengths of 0 to {width * page}, {width} pages of {page} keys, got {length} for "
                 f"sequence {i}: give block_table more columns"
             )
         wrong = [each for each in block_table[i, : cdiv(length, page)].tolist() if not 0 <= each < pages]
         if wrong:
             raise ValueError(
-                f"pages must be 0 to {pages - 1}, those of k_cache, got {wrong[0]} in block_table for "
+                f"paged_attention takes pages of 0 to {pages - 1}, those of k_cache, got {wrong[0]} in block_table for "
                 f"sequence {i}: name a page that the cache has"
             )
 

@@ -162,8 +162,8 @@ hint
 check_cuda_rows(softmax_cuda, reference, [100, 1024, 1001], scales=(1, 60), name="values")
 
 # %% [markdown]
-# **Sound**: the sanitizer finds nothing, not even in row 2^20 of 8192 columns. (The check does not allocate the rows before
-# it.)
+# **Sound**: the sanitizer finds nothing, not even in row 2^20 of 8192 columns. (The check does not allocate the rows
+# before it.)
 
 # %% grade_id="sound" points=5
 check_cuda_memory_safety(softmax_cuda, [100, 1024, 1001], name="sound")
