@@ -8,7 +8,8 @@ no kernel would still be ours to show.
 - A live figure moves without a kernel, as source/record_figures.py has recorded it. Without that recording, or with one
   that is stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
-- What answers a question is folded until the reader guesses or asks; what answers several, until the last of them.
+- What answers a question is folded until the reader guesses or asks; what answers several, until the last of them. An
+  explorer moves without a guess, unless its opening line says what was found.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
     python source/build_site.py                  build site/
@@ -24,6 +25,7 @@ import html
 import importlib
 import io
 import json
+import math
 import pkgutil
 import re
 import shutil
@@ -236,10 +238,11 @@ class Site:
 
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
-        live, folds, asks = {}, {}, {}
-        tried = record_puzzles.recorded(page.source, self.root) if page.kind == "lesson" else {}
+        live, folds, asks, founds = {}, {}, {}, []
+        tried = self._tried(page) if page.kind == "lesson" else {}
         for number, (question, cells) in enumerate(answers_of(notebook).items()):
-            asks[question] = {"number": number, "found": found_in(question, cells)}
+            founds.append(found_in(question, cells))
+            asks[question] = {"number": number, "found": founds[-1]}
             for cell in cells:
                 folds.setdefault(cell.id, []).append(number)
         for cell in notebook.cells:
@@ -262,7 +265,25 @@ class Site:
                             call = cell.source.strip().rpartition("\n")[2]
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
+                        if output.fold and "Explorer(" in cell.source and not _tagged_as_answer(cell):
+                            told = _text(output)
+                            output.fold = [each for each in output.fold if says(told, founds[each])] or None
         return live
+
+    def _tried(self, page: Page) -> dict[str, list[dict]]:
+        """Kernel -> the choices that its puzzle offers, as recorded.
+
+        Raises:
+            ValueError: the lesson's source offers others.
+        """
+        tried = record_puzzles.recorded(page.source, self.root)
+        lesson = self.root / "source/lessons" / f"{page.source.stem}.py"
+        for kernel, (_, choices) in record_puzzles.puzzles_of(lesson).items() if lesson.exists() else ():
+            if choices[1:] != [each["line"] for each in tried.get(kernel, ())]:
+                raise ValueError(
+                    f"{page.source}: what the puzzle {kernel} offers is not recorded: run `make notebooks`"
+                )
+        return tried
 
     def _picture(self, png: str, page: Page) -> str:
         """A picture in a file of its own, read when it comes into sight."""
@@ -349,6 +370,20 @@ def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
     texts = [_text(output) for cell in cells for output in cell.outputs]
     told = next((shown for text in texts if (shown := line.search(text))), None)
     return " ".join((told[1] or told[2]).split()) if told else ""
+
+
+def says(text: str, found: str) -> bool:
+    """Whether a number of `text` is what was found, within 1 %; true where no number is known."""
+    wanted = _numbers(found)
+    return not wanted or any(math.isclose(each, wanted[0], rel_tol=0.01) for each in _numbers(text))
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each.replace(",", "")) for each in re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?", text)]
+
+
+def _tagged_as_answer(cell: nbformat.NotebookNode) -> bool:
+    return any(tag.startswith("answers-") for tag in cell.metadata.get("tags", ()))
 
 
 def _text(output: dict) -> str:

@@ -128,7 +128,9 @@ def drifted(root: Path = ROOT) -> list[str]:
     """Return one line for each file of recorded choices that is stale."""
     project = Project(root)
     reasons = {lesson.stem: drift_of(lesson, project) for lesson in with_choices(root)}
-    return [f"{RECORDS}/{name}.json {why}: run `make notebooks`" for name, why in reasons.items() if why]
+    lines = [f"{RECORDS}/{name}.json {why}: run `make notebooks`" for name, why in reasons.items() if why]
+    orphans = sorted(path.name for path in (root / RECORDS).glob("*.json") if path.stem not in reasons)
+    return lines + [f"{RECORDS}/{name} belongs to no lesson with choices: delete it" for name in orphans]
 
 
 def main(arguments: list[str]) -> int:

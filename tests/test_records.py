@@ -17,7 +17,6 @@ LACKING = {
     "h200_fusion.json": {"ceilings"},
     "h200_fusion_choices.json": {"ceilings"},
     "h200_profiles/block.json": {"ceilings"},
-    "libraries.json": {"ceilings"},
 }
 MEASURED = {"copy_bytes_per_second", "read_bytes_per_second"}
 
@@ -122,7 +121,9 @@ def test_every_record_is_taken_again_by_a_step():
     here = {path.relative_to(ROOT).as_posix() for path in (*RESULTS.iterdir(), *(ROOT / "tests/data").glob("h200*"))}
     # The driver's own answers, as docs/results.md says.
     assert here - written - of_others == {"tests/data/h200_occupancy.csv.gz"}
-    assert {path for path in written - here if not path.endswith(".md")} == set()
+    # What a GPU launches is the same on either.
+    either = {"benchmarks/results/h200_metered.json"}
+    assert {path for path in written - here if not path.endswith(".md")} == either
 
 
 @pytest.mark.parametrize("step", retake.STEPS, ids=lambda step: step.name)

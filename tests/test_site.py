@@ -8,6 +8,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import jupytext
 import nbformat
 import pytest
 import torch
@@ -20,14 +21,15 @@ from helpers.figures import TrafficExplorer, traffic_animation, watch
 from helpers.figures.frame.interactive_export import export_interactive
 from helpers.instruments import recorded
 from kernels.elementwise.swiglu import swiglu_kernel
-from source import build_site, record_figures
+from source import build_site, record_figures, record_puzzles
 
 SAMPLE = ("00_", "03_first", "03_fused", "claims")
 
 
 @pytest.fixture(scope="module")
 def recordings():
-    """Recorded figures with the text that the notebooks show, so that stale ones fail no test of pages."""
+    """Recorded figures with the text that the notebooks show, and what every puzzle offers, so that what is stale
+    fails no test of pages."""
 
     def as_shown(source: Path) -> dict[str, dict]:
         known = record_figures.recorded(source)
@@ -38,8 +40,25 @@ def recordings():
             if record_figures.is_live(cell)
         }
 
+    known_puzzles = record_puzzles.recorded
+
+    def as_offered(source: Path, root: Path) -> dict[str, list[dict]]:
+        lesson = root / "source/lessons" / f"{source.stem}.py"
+        offered = record_puzzles.puzzles_of(lesson) if lesson.exists() else {}
+        known = {
+            kernel: {each["line"]: each for each in lines} for kernel, lines in known_puzzles(source, root).items()
+        }
+        return {
+            kernel: [
+                known.get(kernel, {}).get(line, {"line": line, "title": "Not yet: stale", "text": "", "picture": ""})
+                for line in choices[1:]
+            ]
+            for kernel, (_, choices) in offered.items()
+        }
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_site, "recorded", as_shown)
+        patch.setattr(record_puzzles, "recorded", as_offered)
         yield
 
 
@@ -93,6 +112,70 @@ def course(tmp_path_factory):
         "README.md": "# A course\n\nOf one lesson.\n\n## Start\n\nHere.\n",
         "notebooks/00_small.ipynb": nbformat.writes(nbformat.v4.new_notebook(cells=cells)),
         "source/site/live/00_small.json": json.dumps({"made_from": {}, "figures": live}),
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return build_site.build(root, root / "site")
+
+
+PUZZLE = """# %% [markdown]
+# # 00 Tried: a lesson
+#
+# About 5 minutes.
+
+# %%
+@triton.jit
+def copy_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)  # <- here
+    tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+
+numbers = torch.arange(8.0)
+puzzle(copy_kernel, 2, numbers, wanted=numbers.clone(), BLOCK=4)
+
+# %% [markdown]
+# <details><summary>Answer</summary>Each program has its own elements.</details>
+#
+# <!-- choices
+# at = tl.arange(0, BLOCK)
+#
+# at = tl.program_id(0) + tl.arange(0, BLOCK)
+#
+# at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+#
+# at = tl.program_id(0) * 2 * BLOCK + tl.arange(0, BLOCK)
+#
+# at = tl.program_id(0) * BLOCK
+# -->
+"""
+
+
+@pytest.fixture(scope="module")
+def tried(course, tmp_path_factory):
+    """A course of one lesson: a recorded puzzle, and behind two questions the same explorer."""
+    root = tmp_path_factory.mktemp("tried")
+    lesson = root / "source/lessons/00_tried.py"
+    lesson.parent.mkdir(parents=True)
+    lesson.write_text(PUZZLE)
+    known = json.loads((course.root / "source/site/live/00_small.json").read_text())["figures"]["figure1"]
+    explorer = nbformat.read(course.root / "notebooks/00_small.ipynb", as_version=4).cells[2]
+    notebook = jupytext.read(lesson, fmt="py:percent")
+    # 1,024 rows of 1,000 are in the explorer's own line, 73 is not.
+    for name, found in (("rows", "1024 rows"), ("registers", "73")):
+        for source, told in (
+            (f'{name} = predict_first("{name}", unit="")\n{name}', f"{name}: [your guess] "),
+            (f"{name}.compare(...)", f"{name}: {found}; you made no guess"),
+        ):
+            shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
+            notebook.cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
+        notebook.cells.append(nbformat.from_dict(explorer | {"id": f"behind-{name}"}))
+    for name, text in {
+        "README.md": "# A course\n\nOf one lesson.\n",
+        "notebooks/00_tried.ipynb": nbformat.writes(notebook),
+        "source/site/live/00_tried.json": json.dumps(
+            {"made_from": {}, "figures": {f"behind-{each}": known for each in ("rows", "registers")}}
+        ),
+        "source/site/puzzles/00_tried.json": json.dumps({"made_from": {}, "puzzles": record_puzzles.record(lesson)}),
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -309,6 +392,76 @@ def test_an_answer_waits_for_the_guess(chromium, address):
     assert table.is_visible()
     page.goto(f"{address}index.html")
     assert page.locator("[data-lesson='00_small'] .done").inner_text() == "2 of 2 questions seen"
+
+
+def test_an_explorer_moves_without_a_guess_unless_it_tells(chromium, tried):
+    with served(tried) as address:
+        visit = Visit(chromium, address)
+        page = visit.open("notebooks/00_tried")
+        telling, moving = (page.locator(f"[data-figure=behind-{name}]") for name in ("rows", "registers"))
+        moving.scroll_into_view_if_needed()
+        slider = moving.get_by_role("slider", name="rows")
+        before = shown(moving)
+        slider.press("ArrowRight")
+        assert all(one != other for one, other in zip(before, shown(moving), strict=True))
+        assert not telling.is_visible()
+        assert not page.get_by_text("registers: 73").is_visible(), "the answer waits"
+        page.get_by_role("button", name="Show me").first.click()
+        assert telling.is_visible()
+        assert visit.errors == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "told"),
+    [
+        ("H100: 16 operations; the first to spill is 15.", "15 operations", True),
+        ("The GPU is busy 53.9% of 880 us.", "53.93 %", True),
+        ("fp32: a warp fetches 8 sectors.", "32", False),  # the dtype's name is no number
+        ("262,144 bytes", "262144 B", True),
+        ("262,144 bytes", "262.1 kB", False),
+        ("nothing that counts", "", True),  # not known: it stays folded
+    ],
+)
+def test_what_tells_an_answer(text, found, told):
+    assert build_site.says(text, found) == told
+
+
+def test_a_puzzle_offers_lines_to_the_keyboard(chromium, tried):
+    visit = Visit(chromium, f"{tried.out.as_uri()}/", viewport={"width": 390, "height": 844})
+    page = visit.open("notebooks/00_tried")
+    wrong, right, *_ = lines = page.locator(".choice").all()
+    assert [each.get_by_role("img").is_visible() for each in lines] == [False] * 4
+    wrong.locator("summary").press("Enter")
+    assert wrong.get_by_text("Not yet: two programs store to one element").is_visible()
+    assert sideways(page) <= 0
+    page.keyboard.press("Tab")
+    if not right.locator("summary:focus").count():  # the picture, wider than a phone, scrolls
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert right.get_by_text("Solved: right values").is_visible()
+    assert right.get_by_role("img").get_attribute("alt").startswith("Solved")
+    assert not wrong.get_by_text("Not yet").is_visible(), "one line at a time"
+    assert sideways(page) <= 0
+    assert visit.errors == []
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize(
+    "change", [lambda puzzles: {}, lambda puzzles: {kernel: lines[1:] for kernel, lines in puzzles.items()}]
+)  # fmt: skip
+def test_no_page_leaves_out_what_a_puzzle_offers(tried, tmp_path, monkeypatch, change):
+    known = record_puzzles.recorded(Path("notebooks/00_tried.ipynb"), tried.root)
+    monkeypatch.setattr(record_puzzles, "recorded", lambda *_: change(known))
+    with pytest.raises(ValueError, match=r"00_tried.ipynb: what the puzzle copy_kernel offers is not recorded: run"):
+        build_site.build(tried.root, tmp_path / "site")
+
+
+def test_recorded_lines_without_a_lesson_are_reported(tmp_path):
+    folder = tmp_path / "source/site/puzzles"
+    folder.mkdir(parents=True)
+    (folder / "00_gone.json").write_text("{}")
+    line = "source/site/puzzles/00_gone.json belongs to no lesson with choices: delete it"
+    assert record_puzzles.drifted(tmp_path) == [line]
 
 
 def sideways(page) -> int:

@@ -483,6 +483,11 @@ WRONG = {
         "half a mask": {"__shfl_xor_sync(0xffffffff, v, far)": "__shfl_xor_sync(0x0000ffff, v, far)"},
         "half a warp": {"for (int far = 16;": "for (int far = 8;"},
         "four warps": {"warp < blockDim.x / 32": "warp < 4"},
+        "int start": {"long long start = (long long)blockIdx.x * columns;": "int start = blockIdx.x * columns;"},
+        "widened late": {"(long long)blockIdx.x * columns;": "(long long)(blockIdx.x * columns);"},
+        "unsigned start": {"long long start = (long long)blockIdx.x": "unsigned start = blockIdx.x"},
+        "rows of 16 bits": {"(long long)blockIdx.x * columns;": "(long long)(blockIdx.x % 65536) * columns;"},
+        "padding -1e30": {"v[k].of[w] = -INFINITY;": "v[k].of[w] = -1e30f;"},
     },
     "08_linear_act": {
         "product 16": {"acc = tl.dot(x, weight, acc)": "acc += tl.dot(x, weight).to(tl.float16).to(tl.float32)"},
@@ -560,5 +565,28 @@ WRONG = {
         "ceil": {"math.floor(left / gap)": "math.ceil(left / gap)"},
         "negative": {"max(0, math.floor(left / gap))": "math.floor(left / gap)"},
         "budget without call": {"budget - call - nbytes": "budget - nbytes"},
+    },
+    "12_layer_norm_int8": {
+        "ex2": {
+            "tl.sum(centred * centred, axis=0) / cols + eps": (
+                "tl.sum(x * x, axis=0) / cols - (tl.sum(x, axis=0) / cols) * (tl.sum(x, axis=0) / cols) + eps"
+            )
+        },
+        "n-1": {"tl.sum(centred * centred, axis=0) / cols": "tl.sum(centred * centred, axis=0) / (cols - 1)"},
+        "eps outside": {
+            "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": (
+                "1 / (tl.sqrt(tl.sum(centred * centred, axis=0) / cols) + eps)"
+            )
+        },
+        "min none": {"largest = tl.where(largest < 1e-12, 1e-12, largest)": "largest = largest"},
+        "min maximum": {"tl.where(largest < 1e-12, 1e-12, largest)": "tl.maximum(largest, 1e-12)"},
+        "scale16": {"scale = clip * largest / 127.0": "scale = (clip * largest / 127.0).to(tl.float16).to(tl.float32)"},
+        "y16": {
+            "y = centred * rstd * weight + bias": (
+                "y = (centred * rstd * weight + bias).to(x_ptr.dtype.element_ty).to(tl.float32)"
+            )
+        },
+        "128": {"clip * largest / 127.0": "clip * largest / 128.0"},
+        "half up": {"y / scale + 12582912.0 - 12582912.0": "tl.floor(y / scale + 0.5)"},
     },
 }

@@ -53,7 +53,7 @@ class PeakFlops(dict):
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or the CPU at hand. What a CPU does not have (SMs, clocks) or the driver does not tell is None.
+    """A GPU, or this machine's CPU. Fields that a CPU lacks (SMs, clocks) or the driver does not report are None.
 
     `sm_clock` is the boost clock; `tensor_clock` the one the vendor rates the tensor cores at. Clocks are in Hz.
     """

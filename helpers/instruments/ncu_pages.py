@@ -1,4 +1,4 @@
-"""What Nsight Compute's command line prints as CSV, read; and its counters beside what our instruments say.
+"""Read the CSV that Nsight Compute's command line prints, and show its counters beside what our instruments say.
 
     ncu --section LaunchStats --section Occupancy ... --csv --page details --log-file mine.csv python script.py
 

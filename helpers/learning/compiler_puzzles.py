@@ -45,7 +45,7 @@ def pattern_puzzle(search: Callable, replacement: Callable, model: Callable, *in
     pattern_pass = PatternMatcherPass()
     with torch.no_grad():
         register_replacement(search, replacement, list(inputs), fwd_only, pattern_pass)
-        # To Inductor's operators, to which fwd_only traces the pattern.
+        # Trace to Inductor's operators, as fwd_only traces the pattern.
         graph = make_fx(model, select_decomp_table(), tracing_mode="fake")(*inputs)
         matches = pattern_pass.apply(graph.graph)
         graph.recompile()

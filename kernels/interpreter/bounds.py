@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True)
 class Extent:
-    """The addresses of a tensor's elements, [low, high) in bytes; between its rows may lie what is not its own."""
+    """The addresses of a tensor's elements, [low, high) in bytes; memory between its rows may be another tensor's."""
 
     name: str  # of the kernel's parameter
     low: int

@@ -1,4 +1,4 @@
-"""Attention of few queries over many keys, which lie in pages:  out = softmax(q k^T scale) v, one sequence at a time.
+"""Attention of few queries over many keys, kept in pages:  out = softmax(q k^T scale) v, one sequence at a time.
 
 A model that writes its next token asks with one query, or a few, for thousands of keys that it kept: the cache. Each
 key and value is read once and used for 4 FLOPs per query, so bytes are the bound, and everything else is how to read
@@ -15,7 +15,7 @@ small kernel merges the splits, each by the weight of its keys:
 
     out = sum over splits of  w_i out_i / sum over splits of  w_i,     w_i = total_i exp(scale (peak_i - largest peak))
 
-The cache is an array of pages of a few keys each, and a block table says which pages a sequence has, in order: pages
+The cache is an array of pages of a few keys each, and a block table lists the pages of each sequence, in order: pages
 are given out one by one as sequences grow, so no memory is kept free for the longest that a sequence might become.
 
 Source: Dao et al., Flash-Decoding for long-context inference (2023); paged keys: Kwon et al., arXiv:2309.06180; online
@@ -89,7 +89,7 @@ def paged_attention_kernel(
     q_at = sequence * q_sequence_stride + head.to(tl.int64) * q_head_stride + query.to(tl.int64) * q_stride
     q = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=inside, other=0.0)
     last = length - queries + query if CAUSAL else tl.full((BLOCK_M,), 0, tl.int32) + length - 1
-    # Whole tiles for each split: they differ by one tile at most, and the last ones may have none.
+    # Whole tiles for each split: they differ by one tile at most, and the last ones may be empty.
     keys = tl.cdiv(tl.cdiv(length, BLOCK_N), splits) * BLOCK_N
     peak = tl.full((BLOCK_M,), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M,), COMPUTE)
@@ -115,7 +115,7 @@ def paged_attention_kernel(
         higher = tl.maximum(peak, tl.max(s, axis=1))
         # A row that has seen no key yet would compute -inf - -inf.
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        # First the difference: of two large scores it is exact, where their products with SCALE would be rounded.
+        # Subtract first: the difference of two large scores is exact, and their products with SCALE would be rounded.
         p = tl.exp2((s - base[:, None]) * (SCALE * LOG2_E))
         shrink = tl.exp2((peak - base) * (SCALE * LOG2_E))
         total = total * shrink + tl.sum(p, axis=1)
@@ -161,8 +161,8 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
 
     Args:
         rows: queries of all heads of a group.
-        dim: of a head.
-        dtype: of q.
+        dim: columns per head.
+        dtype: that of q.
         in_pages: whether keys are found through a block table. The compiler's pipeline then has two loads in a row for
             each tile of keys, and needs twice the stages to keep as many bytes in flight.
         large: whether a program may have LARGE bytes of shared memory; others get tiles for 64 KB.
@@ -188,9 +188,10 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
 
 
 def splits_for(programs: int, keys: int, processors: int) -> int:
-    """Return into how many parts to cut up to `keys` keys, where one part makes `programs` programs: as many as leave
-    the fewest of the GPU's multiprocessors without one, in 1 to 4 waves, and of equals the fewest. What the loop has in
-    flight keeps a multiprocessor busy with one program, and each split costs the merge its output."""
+    """Return the number of splits of up to `keys` keys, where one split makes `programs` programs.
+
+    It leaves the fewest multiprocessors idle in 1 to 4 waves, and is the smallest of those that do: the loads that one
+    program's loop has in flight keep a multiprocessor busy, and each split costs the merge its output."""
     waves = max(range(1, 5), key=lambda waves: waves * processors // programs * programs / waves)
     return max(1, min(waves * processors // programs, cdiv(keys, MIN_KEYS), MAX_SPLITS))
 
@@ -266,13 +267,13 @@ def _check_values(k_cache: Tensor, block_table: Tensor, lengths: Tensor) -> None
     for i, length in enumerate(lengths.tolist()):
         if not 0 <= length <= width * page:
             raise ValueError(
-                f"paged_attention takes lengths of 0 to {width * page}, {width} pages of {page} keys, got {length} for "
+                f"lengths must be 0 to {width * page}, {width} pages of {page} keys, got {length} for "
                 f"sequence {i}: give block_table more columns"
             )
         wrong = [each for each in block_table[i, : cdiv(length, page)].tolist() if not 0 <= each < pages]
         if wrong:
             raise ValueError(
-                f"paged_attention takes pages of 0 to {pages - 1}, those of k_cache, got {wrong[0]} in block_table for "
+                f"pages must be 0 to {pages - 1}, those of k_cache, got {wrong[0]} in block_table for "
                 f"sequence {i}: name a page that the cache has"
             )
 
@@ -322,7 +323,7 @@ def paged_attention(
     causal: bool = True,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q k^T scale) v of each sequence's queries over its own keys, which lie in pages; no gradient.
+    """softmax(q k^T scale) v of each sequence's queries over its own keys, kept in pages; no gradient.
 
     Args:
         q: floating-point tensor of shape (sequences, heads, queries, dim), dim up to 256, any strides.
@@ -333,7 +334,7 @@ def paged_attention(
             read.
         lengths: (sequences,), int32: keys of each sequence, with those of its queries; 0 to width * page.
         causal: the queries are the sequence's last tokens: the last sees every key, each before it one less.
-        scale: of the scores, positive; 1 / sqrt(dim) where not given. The kernel is compiled for each.
+        scale: factor of the scores, positive; 1 / sqrt(dim) by default. The kernel is compiled for each value.
 
     Returns:
         A contiguous tensor of q's shape and dtype, the same bits each time. Products and sums are fp32 (fp64 for fp64
@@ -354,7 +355,7 @@ def paged_attention(
 def paged_attention_reference(
     q, k_cache, v_cache, block_table, lengths, causal: bool = True, scale: float | None = None
 ) -> Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory: a sequence at a time, its pages gathered."""
+    """Return the same in plain PyTorch, a sequence at a time, its pages gathered."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, page = torch.zeros_like(q, memory_format=torch.contiguous_format), k_cache.shape[2]
     for i, length in enumerate(lengths.tolist()):
@@ -365,8 +366,8 @@ def paged_attention_reference(
 
 
 def paged_attention_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes for (sequences, heads, kv_heads, queries, keys, dim): two products, 4 dim operations for
-    each pair of a query and a key that it sees; q, the sequences' pages and what says where they are in once, the
+    """Return FLOPs and least bytes for (sequences, heads, kv_heads, queries, keys, dim): two products, 4 dim FLOPs for
+    each pair of a query and a key that it sees; q, the sequences' pages and the block table in once, the
     output out once."""
     sequences, heads, kv_heads, queries, keys, dim = shape
     seen = min(queries, keys)

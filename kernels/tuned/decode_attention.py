@@ -11,7 +11,7 @@ from kernels.tiled.paged_attention import MAX_ROWS, attend_in_splits
 from kernels.variants import tuned
 
 MAX_QUERIES = 16
-MIN_KEYS = 1024  # from which a second launch is worth it
+MIN_KEYS = 1024  # the second launch pays off from here
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:

@@ -87,7 +87,7 @@ def moe_int8_few_kernel(
         col = start + tl.arange(0, BLOCK_IN)[None, :]
         x = tl.load(x_ptr + token * x_row_stride + col, mask=col < cols, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + row[:, None] * cols + col, mask=inside[:, None] & (col < cols), other=0)
-        # 2**23 + 128 + weight, made of bits: a conversion instruction takes eight times as long.
+        # 2**23 + 128 + weight, made of bits: a conversion instruction is eight times slower.
         biased = (weight.to(tl.uint8, bitcast=True).to(tl.int32) ^ 0x4B000080).to(tl.float32, bitcast=True)
         acc += tl.sum((biased - 8388736.0) * x, axis=1)
     h = activate(acc * scale, ACT).reshape(BLOCK_SLOTS, BLOCK_OUT)

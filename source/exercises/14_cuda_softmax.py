@@ -40,7 +40,7 @@ def reference(x):
 # Your function gets the number of columns, 1 to 8192, and returns the text of the program, the kernel's name in it
 # (with its template arguments, if it has any) and the threads of a block, in whole warps. The kernel's parameters are
 # `(const float* x, float* y, int columns)`; it is launched with a block for each row. Where `columns` is a multiple of
-# four, every row is aligned to 16 bytes, and loads and stores must be that wide.
+# four, every row is aligned to 16 bytes, and loads and stores must be that wide. There may be more than 2^31 elements.
 # <!-- given 16 bytes: what the check asks for -->
 #
 # Use plain Python and `math`, and nothing else of this notebook: then it can be graded. (An f-string would want C++'s
@@ -138,6 +138,8 @@ hint = Hints(
         "Every lane that the mask names must reach the shuffle: the threads without numbers, too. "
         "And `of_warps` is written again by the second reduction: have all read it by then?",
         "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
+        "blockIdx.x and columns have 32 bits, and so has their product. Row 2^20 of 8192 columns "
+        "starts at element 2^33: make one of them long long first.",
     ),
     traffic=(
         "The row must be kept between the loops: an array `float v[EACH]` for each thread.",
@@ -160,7 +162,8 @@ hint
 check_cuda_rows(softmax_cuda, reference, [100, 1024, 1001], scales=(1, 60), name="values")
 
 # %% [markdown]
-# **Sound**: the sanitizer finds nothing.
+# **Sound**: the sanitizer finds nothing, not even in row 2^20 of 8192 columns. (The check does not allocate the rows before
+# it.)
 
 # %% grade_id="sound" points=5
 check_cuda_memory_safety(softmax_cuda, [100, 1024, 1001], name="sound")

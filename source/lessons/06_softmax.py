@@ -171,6 +171,18 @@ puzzle(padding_kernel, 3, below_zero, wanted=torch.softmax(below_zero, -1), colu
 # <details><summary>Answer</summary><code>x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))</code>: minus
 # infinity changes no maximum, and its exponential is 0. A large negative number fails in the third row.</details>
 #
+# <!-- choices
+# x = tl.load(x_ptr + offset, mask=inside, other=0.0)
+#
+# x = tl.load(x_ptr + offset, mask=inside, other=-1e4)
+#
+# x = tl.load(x_ptr + offset, mask=inside, other=float("inf"))
+#
+# x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))
+#
+# x = tl.load(x_ptr + offset)
+# -->
+#
 # `held_kernel` below is the first kernel with that line: its program *holds* the row in
 # [registers](../docs/glossary.md#register).
 
@@ -373,6 +385,18 @@ puzzle(running_sum_kernel, 3, three_rows, wanted=row_sums, columns=8, BLOCK=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))</code>: the
 # old sum shrinks when the maximum rises. The second row falls, so its maximum is in the first block.</details>
+#
+# <!-- choices
+# total = total + tl.sum(tl.exp(x - higher))
+#
+# total = (total + tl.sum(tl.exp(x - higher))) * tl.exp(peak - higher)
+#
+# total = total * tl.exp(higher - peak) + tl.sum(tl.exp(x - higher))
+#
+# total = total + tl.sum(tl.exp(x - peak))
+#
+# total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))
+# -->
 #
 # As a function for `online_kernel`:
 

@@ -175,6 +175,18 @@ puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 # <details><summary>Answer</summary><code>pitch = 33</code>: rows one word longer than they need to be, and each lane's
 # bank is its own number. Any odd pitch avoids conflicts.</details>
 #
+# <!-- choices
+# pitch = 32
+#
+# pitch = 16
+#
+# pitch = 34
+#
+# pitch = 33
+#
+# pitch = 64
+# -->
+#
 # So much for theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little else, and the profiler
 # counts its wavefronts:
 
@@ -338,6 +350,18 @@ puzzle(saved_kernel, 2, two_rows, arriving, wanted=gradient.half(), COLUMNS=4, S
 # %% [markdown]
 # <details><summary>Answer</summary><code>kept += ((n, scale),)</code>: the values are right, and `y` is no longer
 # live.</details>
+#
+# <!-- choices
+# kept += ((y, scale),)
+#
+# kept += ((n * tl.sigmoid(n), scale),)
+#
+# kept += ((n, scale),)
+#
+# kept += ((n, 1 / scale),)
+#
+# kept += ((y, n),)
+# -->
 #
 # **How many registers per thread does each further step of this version have to keep, for rows of 1024 in 4 warps?**
 # Remember what the compiler does with the sigmoid.
@@ -673,6 +697,18 @@ puzzle(persistent_kernel, 3, seven_rows, wanted=shares, rows=7, COLUMNS=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>for row in range(tl.program_id(0), rows, tl.num_programs(0)):</code>: program
 # 1 takes rows 1 and 4. As it was, every program also did the rows of the later ones.</details>
+#
+# <!-- choices
+# for row in range(tl.program_id(0), rows, 1):
+#
+# for row in range(0, rows, tl.num_programs(0)):
+#
+# for row in range(tl.program_id(0), rows, COLUMNS):
+#
+# for row in range(tl.program_id(0), rows, rows // tl.num_programs(0)):
+#
+# for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+# -->
 #
 # ## Your predictions vs the measurements
 

@@ -282,6 +282,18 @@ puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, wid
 # <details><summary>Answer</summary><code>there = (col + tap >= 1) & (col + tap <= width)</code>: the column that a tap
 # reads is `col + tap - 1`, and that must be in the image.</details>
 #
+# <!-- choices
+# there = (at >= 0) & (at < rows * width)
+#
+# there = (col + tap >= 0) & (col + tap < width)
+#
+# there = (col + tap >= 1) & (col + tap <= width)
+#
+# there = (col >= 1) & (col < width - 1)
+#
+# there = (at >= row * width) & (at < rows * width)
+# -->
+#
 # In two dimensions the mask checks the row and the column. `window` is `first_window` with this line, and without
 # `place`:
 #
@@ -574,6 +586,18 @@ puzzle(folded_bias_kernel, 3, *given_4, wanted=normed, shared=vectors, BLOCK=4)
 # %% [markdown]
 # <details><summary>Answer</summary><code>shift = tl.load(beta_ptr + k) + (bias - mean) * scale</code>: batch norm sees
 # the bias as part of its input, so it is scaled like the mean.</details>
+#
+# <!-- choices
+# shift = tl.load(beta_ptr + k) - mean * scale + bias
+#
+# shift = (tl.load(beta_ptr + k) - mean + bias) * scale
+#
+# shift = tl.load(beta_ptr + k) - mean + bias * scale
+#
+# shift = tl.load(beta_ptr + k) + (bias - mean) * scale
+#
+# shift = tl.load(beta_ptr + k) - (bias + mean) * scale
+# -->
 #
 # ## The epilogue
 #

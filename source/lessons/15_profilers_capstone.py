@@ -506,6 +506,18 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 # <details><summary>Answer</summary><code>y = tl.sum(gate) * tl.sigmoid(tl.sum(gate)) * tl.sum(up)</code>: an epilogue
 # works on finished sums. Inside the sum the activation sees single products.</details>
 #
+# <!-- choices
+# y = tl.sum(gate * tl.sigmoid(gate) * up)
+#
+# y = tl.sum(gate * tl.sigmoid(gate)) * tl.sum(up)
+#
+# y = tl.sum(gate) * tl.sigmoid(tl.sum(gate)) * tl.sum(up)
+#
+# y = tl.sum(gate * up) * tl.sigmoid(tl.sum(gate))
+#
+# y = tl.sigmoid(tl.sum(gate)) * tl.sum(up)
+# -->
+#
 # Now the whole block, small, on the CPU. **How many times fewer launches does the fused block make?** In the traces it
 # was 26 and 8. On the CPU each of PyTorch's two RMSNorms is six operators instead of one kernel, and the meter counts
 # operators.

@@ -234,7 +234,9 @@ def weights_kernel(peak_ptr, total_ptr, out_ptr, y_ptr, SPLITS: tl.constexpr):
     tl.store(y_ptr + tl.program_id(0), y)
 
 
-peaks = torch.tensor([[0.5, 2.0, -1.0, 1.0], [-90.0, -88.0, -91.5, -87.0], [3.0, 1.5, 2.5, 0.0]])
+peaks = torch.tensor(
+    [[0.5, 2.0, -1.0, 1.0], [-120.0, -118.0, -121.5, -117.0], [3.0, 1.5, 2.5, 0.0]]
+)
 totals = torch.tensor([[1.5, 2.0, 1.25, 3.0], [2.5, 1.0, 4.0, 1.75], [1.1, 2.25, 1.6, 3.5]])
 outs = torch.tensor([[2.0, -1.0, 0.5, 4.0], [1.0, 3.0, -2.0, 0.25], [-1.5, 2.5, 0.75, 1.25]])
 weight = totals * (peaks - peaks.amax(1, keepdim=True)).exp()
@@ -243,8 +245,20 @@ puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>weight = total * tl.exp(peak - tl.max(peak))</code>: with
-# <code>tl.exp(peak)</code> alone, scores a little further below zero than the second row's make every weight 0, and the
-# result 0 / 0, as in any softmax that doesn't subtract its maximum.</details>
+# <code>tl.exp(peak)</code> alone, every weight of the second row is 0, and its result 0 / 0, as in any softmax that
+# doesn't subtract its maximum.</details>
+#
+# <!-- choices
+# weight = total + 0 * peak
+#
+# weight = total * peak
+#
+# weight = total * tl.exp(peak)
+#
+# weight = total * tl.exp(tl.max(peak) - peak)
+#
+# weight = total * tl.exp(peak - tl.max(peak))
+# -->
 #
 # A split can be empty: seven splits of a short sequence, or sequences of different lengths in one batch. Its maximum is
 # $-\infty$, its sum 0. It drops out of the merge by itself, as $e^{-\infty - m} = 0$, unless *every* split is empty:
@@ -272,6 +286,18 @@ puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=
 # %% [markdown]
 # <details><summary>Answer</summary><code>top = tl.maximum(tl.max(peak), -1e30)</code>: any finite number does that no
 # real score is below. The sum is then 0; the kernel that divides by it takes 1 instead.</details>
+#
+# <!-- choices
+# top = tl.max(peak)
+#
+# top = tl.max(tl.where(inside, peak, 0.0))
+#
+# top = tl.maximum(tl.max(peak), 0.0)
+#
+# top = tl.maximum(tl.max(peak), -1e30)
+#
+# top = tl.minimum(tl.max(peak), 1e30)
+# -->
 #
 # Both together, in the kernel that merges, one program per row. It is the catalogue's own (`exp2` is faster than `exp`,
 # and takes $\log_2 e$ as a factor):
@@ -408,6 +434,18 @@ puzzle(page_kernel, 2, pages, stored, wanted=torch.arange(1.0, 17), KEYS=8, PAGE
 # %% [markdown]
 # <details><summary>Answer</summary><code>slot = page * PAGE + key % PAGE</code>: a page's number counts pages; its
 # first token is at that many whole pages.</details>
+#
+# <!-- choices
+# slot = page + key % PAGE
+#
+# slot = page * PAGE + key
+#
+# slot = page * PAGE + key % PAGE
+#
+# slot = page * KEYS + key % PAGE
+#
+# slot = page + key // PAGE
+# -->
 #
 # In our kernel it is another `LOCATE`, and nothing else changes:
 

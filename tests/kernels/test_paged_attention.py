@@ -184,9 +184,9 @@ def beyond(device):
     far, below = table.clone(), table.clone()
     far[0, 2], below[0, 1] = len(k), -1
     return {
-        "takes pages of 0 to 3, those of k_cache, got 4 in block_table for sequence 0": (q, k, v, far, lengths),
-        "takes pages of 0 to 3, those of k_cache, got -1 in block_table for sequence 0": (q, k, v, below, lengths),
-        "takes lengths of 0 to 48, 3 pages of 16 keys, got 49 for sequence 0": (q, k, v, table, lengths + 9),
+        "pages must be 0 to 3, those of k_cache, got 4 in block_table for sequence 0": (q, k, v, far, lengths),
+        "pages must be 0 to 3, those of k_cache, got -1 in block_table for sequence 0": (q, k, v, below, lengths),
+        "lengths must be 0 to 48, 3 pages of 16 keys, got 49 for sequence 0": (q, k, v, table, lengths + 9),
     }
 
 

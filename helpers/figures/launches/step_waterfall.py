@@ -1,4 +1,4 @@
-"""A waterfall of a decoder layer's time: what each step removes or adds, a prediction, and the time of the bytes."""
+"""A waterfall of a decoder layer's time: the change with each step, a prediction, and the time of the bytes."""
 
 import functools
 

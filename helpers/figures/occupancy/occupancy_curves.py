@@ -62,7 +62,7 @@ def amount(resource: str, value: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SmBar:
-    """What one resource of an SM has, and what each resident block takes of it: warps, registers or bytes."""
+    """One resource of an SM, and the share that each resident block takes: warps, registers or bytes."""
 
     resource: str  # as PANELS names it
     block: int

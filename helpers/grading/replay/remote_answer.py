@@ -211,6 +211,10 @@ class CudaLaunchElsewhere:
         self._question = {"cuda": asked, "grid": grid, "block": block}
         self._replay = replay
 
+    def after(self, blocks: int) -> "CudaLaunchElsewhere":
+        self._question["after"] = blocks
+        return self
+
     def metered(self, *inputs) -> Traffic:
         reply, tensors = self._replay.asked(self._question.copy(), inputs)
 

@@ -104,7 +104,8 @@ class Replayer:
         if "grid" not in question:
             return {"resources": resources_as_json(kernel.resources_for(question["threads"])), "file": kernel.file}, b""
         inputs, before = given(question, payload), given(question, payload)
-        return packed(measure(kernel[question["grid"], question["block"]], *inputs), inputs, before)
+        launch = kernel[question["grid"], question["block"]].after(question.get("after", 0))
+        return packed(measure(launch, *inputs), inputs, before)
 
 
 def given(question: dict, payload: bytes) -> tuple:

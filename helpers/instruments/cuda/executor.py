@@ -49,14 +49,16 @@ class Machine:
         grid, block: three sizes each.
         shared, local: bytes a block and a thread.
         observer: told of every access, or None; see helpers.instruments.traffic.cuda_meter.
+        skipped: blocks at the grid's start that do not run.
     """
 
     def __init__(
-        self, name: str, program: Program, decoder, memory: GlobalMemory, grid, block, shared: int, local: int, observer
-    ):
+        self, name: str, program: Program, decoder, memory: GlobalMemory, grid, block, shared: int, local: int,
+        observer, skipped: int = 0,
+    ):  # fmt: skip
         self._name, self._program, self._memory = name, program, memory
         self.decoder, self.observer = decoder, observer
-        self._grid, self._block = grid, block
+        self._grid, self._block, self._skipped = grid, block, skipped
         self.shared_size, self.local_size = -(-shared // 16) * 16, -(-local // 16) * 16
         self._shared_limit = shared
         self.executed = 0  # thread-instructions
@@ -71,7 +73,7 @@ class Machine:
         blocks = int(np.prod(self._grid))
         at_once = max(1, THREADS_AT_ONCE // self._padded)
         with np.errstate(all="ignore"):
-            for first in range(0, blocks, at_once):
+            for first in range(self._skipped, blocks, at_once):
                 self._run_chunk(first, min(at_once, blocks - first), per_block)
 
     def _run_chunk(self, first: int, blocks: int, per_block: int) -> None:

@@ -19,7 +19,7 @@ is executed on the CPU (executor.py); an instruction that is not covered is refu
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -179,6 +179,10 @@ class CudaKernel:
         return f"<CUDA kernel {self.name} for {self.device.name}>"
 
 
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.stride(0) * tensor.element_size() if tensor.dim() else 0
+
+
 def _split(text: str) -> list[str]:
     """Parameters, at the commas outside of brackets."""
     parts, depth, part = [], 0, ""
@@ -209,6 +213,13 @@ class CudaLaunch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_shared_memory: int = 0
+    skipped: int = 0
+
+    def after(self, blocks: int) -> "CudaLaunch":
+        """The same launch without its first blocks, and without the rows that they would see: row 0 of every tensor
+        lies where row `blocks` of the whole one would, up to 2^35 bytes from its start. Nothing before it is allocated;
+        an offset that overflows on its way there strays. Without a GPU, or under `measure`."""
+        return replace(self, skipped=blocks)
 
     @property
     def __name__(self) -> str:
@@ -299,7 +310,9 @@ class CudaLaunch:
         kernel, program = self.kernel, self.kernel.program
         memory = GlobalMemory()
         values = [
-            memory.tensor(parameter.name, argument) if isinstance(argument, torch.Tensor) else argument
+            memory.tensor(parameter.name, argument) - self.skipped * _row_bytes(argument)
+            if isinstance(argument, torch.Tensor)
+            else argument
             for argument, parameter in zip(arguments, kernel.parameters, strict=True)
         ]
         symbols = {name: parameter.offset for name, parameter in program.parameters.items()}
@@ -326,7 +339,7 @@ class CudaLaunch:
         observer = observers.observer()
         machine = Machine(
             kernel.name, program, decoder, memory, self.grid, self.block,
-            start + self.dynamic_shared_memory, sizes["local"], observer,
+            start + self.dynamic_shared_memory, sizes["local"], observer, self.skipped,
         )  # fmt: skip
         if observer is not None:
             observer.launch(self, arguments, originals, memory)

@@ -45,7 +45,7 @@ NORMS = {"native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_t
 
 
 def libraries_for(kind: str, names: Iterable[str]) -> list[str]:
-    """What libraries do of these operators already."""
+    """Library kernels that fuse these operators already."""
     names, found = list(names), []
     after = dict(itertools.pairwise(names))
     if kind != "rows" and NORMS & set(names):  # in evaluation, for in training it is a reduction

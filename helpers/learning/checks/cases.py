@@ -26,12 +26,14 @@ class Case:
         look_at: where an answer that fails here, and on no simpler case, is likely to be wrong.
         input_error: of a result that hangs on its inputs' last digits, as a norm's at mean 10^4 or a softmax's of large
             scores: what an ulp of this dtype in the inputs does is forgiven.
-        arguments: those that are no tensors, for people: "k = 4".
+        arguments: those that are not tensors, for people: "k = 4".
         whole: whether no block or tile of the usual sizes overhangs, so that a stray access is no forgotten mask.
         relative: whether a small number in a result must be as right as a large one, as among probabilities.
         one_rounding: whether a result of 16 bits must be the exact one, rounded once: computed in float32 throughout.
         conditioning: by how much a good algorithm may magnify roundings, as a variance about another point than the
             mean does: units in the last place are allowed times this.
+        nearby: (reference, inputs) -> results of inputs so near these that a right answer may be as far off: the
+            tolerance is as wide as they lie apart.
     """
 
     label: str
@@ -43,6 +45,7 @@ class Case:
     whole: bool = False
     one_rounding: bool = False
     conditioning: float = 1.0
+    nearby: Callable[[Callable, tuple], list[tuple]] | None = None
 
     @property
     def where(self) -> str:

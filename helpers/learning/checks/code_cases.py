@@ -1,11 +1,14 @@
 """Inputs on which a kernel that normalises rows and quantises them to int8 turns out wrong."""
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.row_cases import large_mean_cases, norm_cases, normal
+from helpers.learning.checks.values import moved_by_one_ulp
 
 ALL = 1.0  # clip: codes reach to the row's largest magnitude
 DROPPED = (
@@ -20,12 +23,12 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
     positive by chance; norm_cases; rows of mean 10^4.
 
     A scale depends on one element of its row, and PyTorch's own may be right to the last digit by chance: what an ulp
-    in the inputs makes is forgiven.
+    in the inputs makes, and the roundings of a mean, is forgiven.
     """
     draw = normal(seed + 1)
     rows = Case("", (64 * draw(16, 64), draw(64), draw(64), 1e-5), "the formula")  # too large for eps to matter
     found = [
-        replace(case, inputs=(*case.inputs, ALL), relative=True, input_error=torch.float32)
+        replace(case, inputs=(*case.inputs, ALL), relative=True, nearby=norms_nearby)
         for case in (
             rows,
             *large_mean_cases(2, seed, widths=(64,)),  # what it tells, sums in 16 bits would hide
@@ -36,14 +39,55 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
     return [replace(case, look_at=DROPPED) if case.label.startswith("NaN") else case for case in found]
 
 
+def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
+    """What `reference` makes of a call whose float32 arithmetic went as far astray as a good kernel's can.
+
+    y = z * weight + bias may be a small difference of large numbers, and one sign for both would hide it: so x, weight
+    and bias are an ulp off in all combinations of signs. And the mean of n numbers, summed in pairs, has log2(n)
+    roundings, and one more in the division unless n is a power of two, each of half an ulp of the mean's size at most.
+    A mean that is d too small makes every y of its row larger by d * rstd * weight; no change of single elements does
+    that.
+
+    Args:
+        reference: (x, weight, bias, eps, ..) -> (codes, scales).
+        inputs: of the call: x (.., n), weight and bias (n,), any of the three in any dtype.
+    """
+    x, weight, bias, eps, *more = inputs
+    signs = itertools.product((1, -1), repeat=2)
+    found = [reference(_off(x), _off(weight, a), _off(bias, b), eps, *more) for a, b in signs]
+    x, weight, bias = x.double(), weight.double(), bias.double()
+    n = x.shape[-1]
+    rows = x.reshape(-1, n)
+    if not len(rows):
+        return found
+    roundings = (n - 1).bit_length() + bool(n & (n - 1))
+    rstd = (rows.var(dim=-1, unbiased=False) + eps).rsqrt()
+    off = roundings / 2 * torch.finfo(torch.float32).eps * rows.abs().amax(dim=-1) * rstd
+    for sign in (1, -1):
+        each = [
+            reference(row[None], weight, bias + sign * d * weight, eps, *more)
+            for row, d in zip(rows, off.nan_to_num(0.0, 0.0), strict=True)
+        ]
+        codes, scales = (torch.cat(of_rows) for of_rows in zip(*each, strict=True))
+        found.append((codes.view(x.shape), scales.view(*x.shape[:-1], 1)))
+    return found
+
+
+def _off(x: torch.Tensor, sign: int = 1) -> torch.Tensor:
+    """In float64, x an ulp of float32 off, every other element up, or down where `sign` is -1."""
+    return x.double() + sign * (moved_by_one_ulp(x, torch.float32) - x.double())
+
+
 def code_cases(seed: int, cols: int = 64) -> list[Case]:
     """Calls in which the codes are what is hard: halves, a row of zeros, values beyond the last code, an outlier."""
     draw = normal(seed)
     weight, bias = draw(cols), draw(cols)
 
     def call(label: str, look_at: str, x, weight=weight, bias=bias, eps=1e-5, clip=ALL) -> Case:
-        error = torch.float32 if eps else None  # without eps all is exact
-        return Case(label, (x, weight, bias, eps, clip), look_at, error, f"clip = {clip:g}", relative=True)
+        near = norms_nearby if eps else None  # without eps all is exact
+        return Case(
+            label, (x, weight, bias, eps, clip), look_at, arguments=f"clip = {clip:g}", relative=True, nearby=near
+        )
 
     # Mean 0 and deviation 1, exactly, in whatever order they are summed: y is +-weight, and the scale is 1.
     signs = torch.where(draw(3, cols).argsort(dim=-1) % 2 == 0, 1.0, -1.0)

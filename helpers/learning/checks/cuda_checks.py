@@ -15,13 +15,16 @@ from helpers.learning.checks.values import described_difference, differs
 from helpers.learning.outcome import AnswerError, as_check
 
 ROWS = 3
+LARGE = 2**20  # rows of 8192 columns: 2^33 elements, in float4 2^31
+LARGE_COLUMNS = 8192
 FAR_BELOW_ZERO = 200  # e^-200 is 0 in fp32
-LOWER_STILL = -(2.0**17)  # below whatever finite number a maximum may start at by mistake, such as -10000
+LOWER_STILL = -(2.0**110)  # below what a maximum may start at by mistake, such as -10000 or -1e30
 MAX_THREADS = 1024
 MAX_SOURCE = 20_000  # characters
 MAX_LINES_SHOWN = 12  # of the compiler's messages
 NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
 KEYS = {"source", "kernel", "threads"}
+FIRST_WRONG = "the first element that differs: its row's maximum, its sum, and who holds what past the row's end"
 softmax_of_rows = functools.partial(torch.softmax, dim=-1)
 
 
@@ -48,7 +51,8 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
 
 @as_check
 def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
-    """Run the kernel under the sanitizer: no race, no wrong mask, nothing out of bounds or misaligned.
+    """Run the kernel under the sanitizer: no race, no wrong mask, nothing out of bounds or misaligned; in the end, on
+    the last rows of a tensor of 2^33 elements, which is never allocated.
 
     Args:
         answer, columns, reference: as of check_cuda_rows; a kernel that computes something else earns nothing.
@@ -59,6 +63,7 @@ def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference
         traffic, x, y = run(answer, width)
         require_no_cuda_hazards(traffic, width)
         require_right_values(x, y, reference, f"{width} columns")
+    require_large_offsets(answer, reference)
     return f"nothing found by the sanitizer on rows of {', '.join(map(str, widths))}."
 
 
@@ -119,6 +124,22 @@ def check_cuda_code(
     return "no spills, no stack, wide loads where rows are aligned."
 
 
+def require_large_offsets(answer: Callable, reference: Callable) -> None:
+    """Raise AnswerError where a row that lies past 2^31 elements is not found."""
+    chosen, kernel = compiled(answer, LARGE_COLUMNS)
+    _, x, y = launched(chosen, kernel, LARGE_COLUMNS)
+    require_right_values(x, y, reference, f"{LARGE_COLUMNS} columns")
+    where = f"{LARGE_COLUMNS} columns, rows from {LARGE:,} on"
+    remedy = "a row's first element: blockIdx.x * columns passes 2^31; write (long long)blockIdx.x * columns"
+    try:
+        traffic, x, y = launched(chosen, kernel, LARGE_COLUMNS, after=LARGE)
+    except AnswerError as error:
+        raise AnswerError(f"rows from {LARGE:,} on: {error}", remedy) from None
+    for hazard in traffic.hazards:
+        raise AnswerError(f"{where}: {hazard}", remedy)
+    require_right_values(x, y, reference, where, remedy)
+
+
 def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None:
     """Raise AnswerError where warps ask more often than with 16 bytes a lane, whatever else the binary holds."""
     requests = sum(line.requests for line in traffic.by_line.values())
@@ -160,9 +181,9 @@ def run(answer: Callable, width: int, scale: float = 1.0) -> tuple[Traffic, torc
 
 
 def launched(
-    chosen: dict, kernel: CudaKernel, width: int, scale: float = 1.0
+    chosen: dict, kernel: CudaKernel, width: int, scale: float = 1.0, after: int = 0
 ) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
-    """One metered launch on rows of a width: (traffic, x, y)."""
+    """One metered launch on rows of a width, the first `after` left out: (traffic, x, y)."""
     generator = torch.Generator().manual_seed(1000 * cases.draw + width)
     x = scale * torch.randn(ROWS, width, generator=generator)
     x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # a maximum that starts at 0 is not this row's
@@ -170,7 +191,7 @@ def launched(
         x[1] = LOWER_STILL  # one number, so that no way to scale the exponent loses digits
     seen, y = x.clone(), torch.full_like(x, torch.nan)
     try:
-        traffic = measure(kernel[ROWS, chosen["threads"]], seen, y, width)
+        traffic = measure(kernel[after + ROWS, chosen["threads"]].after(after), seen, y, width)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise AnswerError(f"{width} columns: {error}", "the kernel's parameters, its loops and barriers") from None
     if not torch.equal(seen, x):
@@ -178,14 +199,16 @@ def launched(
     return traffic, x, y
 
 
-def require_right_values(x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str) -> None:
+def require_right_values(
+    x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str, look_at: str = FIRST_WRONG
+) -> None:
     """Raise AnswerError where y lies further from the reference than twice PyTorch's own error."""
     expected = reference(x)
     wrong = differs(y, reference(x.double()), expected)
     if wrong.any():
         raise AnswerError(
             f"{where}: {described_difference(y, expected, wrong)}",
-            "the first element that differs: its row's maximum, its sum, and who holds what past the row's end",
+            look_at,
         )
 
 

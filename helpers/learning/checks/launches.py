@@ -163,7 +163,7 @@ def programs_run(reordered: Callable[[list], list]) -> Iterator[None]:
 
 
 def fresh_copies(inputs: tuple) -> list:
-    """Copies of a call's inputs, of which two lie in one storage where the originals do."""
+    """Copies of a call's inputs, two of them in one storage where the originals do."""
     storages: dict[int, torch.UntypedStorage] = {}
     found = []
     for x in inputs:
@@ -177,7 +177,7 @@ def fresh_copies(inputs: tuple) -> list:
 
 
 def fresh_copy(x: object) -> object:
-    """A tensor with x's values, strides and offset, in a storage of its own; what is no tensor as it is."""
+    """A tensor with x's values, strides and offset, in a storage of its own; anything else as it is."""
     if not isinstance(x, torch.Tensor):
         return x
     storage = x.untyped_storage().clone()

@@ -43,7 +43,7 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
         wrong = []
         for rule in RULES:
             alone = [group for _, group in legal_groups(graph, rule) if len(group) > 1 and illegal_reason(graph, group)]
-            # Of pairs one hardly learns what else a group may break.
+            # Pairs hardly show what else a group may break.
             wrong += draw.sample(alone, min(2, len(alone)))
         some = draw.sample(legal, min(ASKED // 2, len(legal))) + draw.sample(wrong, min(ASKED, len(wrong)))
         some += [group for group in legal if group not in some and overwrites(graph, group)][:2]

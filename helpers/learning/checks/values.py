@@ -162,15 +162,16 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
     for number, (before, after) in enumerate(zip(case.inputs, inputs, strict=True), start=1):
         if isinstance(before, torch.Tensor) and not torch.equal(bits(before), bits(after)):
             raise AnswerError(f"{where}: argument {number} was changed", "what your kernel stores to: only the output")
-    moved = exact
+    moved = case.nearby(reference, case.inputs) if case.nearby else []
     if case.input_error is not None:
-        moved = as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))
+        moved = [*moved, as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))]
     single = as_tuple(reference(*of_tensors(in_float32, case.inputs))) if case.one_rounding else exact
-    for number, (name, (mine, truth, wanted), near) in enumerate(zip(names, results, moved, strict=True)):
+    for number, (name, (mine, truth, wanted)) in enumerate(zip(names, results, strict=True)):
         if case.one_rounding and wanted.dtype in (torch.float16, torch.bfloat16):
             wrong = rounded_twice(mine, truth, single[number], case)
             wanted = truth.to(wanted.dtype)
         else:
+            near = [each[number] for each in moved]
             wrong = differs(mine, truth, wanted, near, case.relative, case.conditioning)
         if wrong.any():
             which = f"{name}: " if len(results) > 1 else ""
@@ -186,13 +187,13 @@ def differs(
     got: torch.Tensor,
     exact: torch.Tensor,
     usual: torch.Tensor,
-    near: torch.Tensor | None = None,
+    near: Iterable[torch.Tensor] = (),
     relative: bool = False,
     conditioning: float = 1.0,
 ) -> torch.Tensor:
-    """Where `got` is further from `exact` than the tolerance; NaN and inf must stand where PyTorch has them.
+    """Where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
 
-    `near`, where it is given, is exact for inputs that are an ulp off: the tolerance is wider by how far it lies off.
+    Each of `near` is exact for inputs that are an ulp off, say: the tolerance is wider by how far the furthest is.
     Where the tolerance is `relative`, each number has its own, in proportion to it. Integers must be equal, but for
     int8, which holds codes of what was rounded.
     """
@@ -209,10 +210,11 @@ def differs(
     def furthest(other: torch.Tensor) -> torch.Tensor:
         return ((other.double() - exact).abs() / size)[finite].max() if finite.any() else exact.new_zeros(())
 
-    tolerance = (2 * furthest(usual) + conditioning * kind.eps + (0 if near is None else furthest(near))) * size
+    apart = max((furthest(each) for each in near), default=0)
+    tolerance = (2 * furthest(usual) + conditioning * kind.eps + apart) * size
     error = (got.double() - exact).abs()
     same = (got == usual) | (got.isnan() & usual.isnan())
-    # An error that is NaN is no error within the tolerance.
+    # A NaN error is outside the tolerance.
     return torch.where(finite, ~(error <= tolerance), ~same)
 
 
@@ -241,14 +243,20 @@ def in_float32(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.is_floating_point() else x
 
 
-def other_codes(got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: torch.Tensor | None) -> torch.Tensor:
+def other_codes(
+    got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: Iterable[torch.Tensor]
+) -> torch.Tensor:
     """Where `got` is more than one code from `exact`; and where it is one code off, if that is so in many places.
 
-    A number that is rounded to a code may lie so near the middle of two that the last digit decides. That is rare: one
-    in a hundred may, or twice as many as PyTorch's own, and as many as inputs do that are an ulp off (`near`).
+    A number that is rounded to a code may be so near the middle of two that the last digit decides. That is rare: one
+    in a hundred may, or twice as many as PyTorch's own, and as many as differ in any of `near`: what lies between the
+    inputs of two that are off either way changes no other code.
     """
     apart = (got.int() - exact.int()).abs()
-    allowed = max(1, got.numel() // 100) + 2 * (usual != exact).sum() + (0 if near is None else (near != exact).sum())
+    moved = torch.zeros_like(exact, dtype=torch.bool)
+    for each in near:
+        moved |= each != exact
+    allowed = max(1, got.numel() // 100) + 2 * (usual != exact).sum() + moved.sum()
     return apart > (1 if (apart == 1).sum() <= allowed else 0)
 
 
@@ -261,7 +269,7 @@ def in_float64(x: torch.Tensor) -> torch.Tensor:
 
 
 def moved_by_one_ulp(x: object, dtype: torch.dtype) -> object:
-    """In float64, every other element an ulp of `dtype` up, the rest an ulp down; what is no float stays as it is."""
+    """In float64, every other element an ulp of `dtype` up, the rest an ulp down; other values stay as they are."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x
     sign = 1 - 2 * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2)
