@@ -17,7 +17,8 @@ import kernels
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels.tiled.decoder_layer import OP, decoder_layer_reference, product
 
-SHAPES = {"small": (1024, 16, 8, 3072, 512), "8B": (4096, 32, 8, 14336, 1024)}  # Qwen3 0.6B but for dim 64, Llama 3 8B
+# The sizes of Qwen3 0.6B, but with a head dimension of 64 (its own is 128), and of Llama 3 8B.
+SHAPES = {"small": (1024, 16, 8, 3072, 512), "8B": (4096, 32, 8, 14336, 1024)}
 RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/results
 LAYERS = 8  # with weights of their own: one layer's would stay in L2
 EPS = 1e-6

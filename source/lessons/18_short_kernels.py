@@ -39,7 +39,7 @@ gpu, h100 = DEVICES["H100"], recorded(RECORD.removesuffix(".json"))
 # ## Where does the time go?
 #
 # Two layers, without rotary embedding, for one token and one sequence, in bf16. *small* has the size of a layer of
-# Qwen3 0.6B, with heads of 64 elements; *8B* that of Llama 3 8B. A timed call runs a stack of eight layers, each with
+# Qwen3 0.6B, but with heads of 64 elements, not 128; *8B* that of Llama 3 8B. A timed call runs a stack of eight layers, each with
 # its own weights, so that weights come from DRAM; all times below are per layer. The cache holds 512 tokens (small) or
 # 1024 (8B). The recordings are from an H100.
 # <!-- given 0.6 B: the model's name -->
