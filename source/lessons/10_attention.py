@@ -1253,13 +1253,12 @@ for tokens in (1024, 8192):
 # that compute, `USETMAXREG`; `UTMALDG` loads a tile.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-from kernels.variants import tuned_kernels
+from kernels.variants import kernel_at
 
 shape = 1, 16, 4096, 128, False
-(by_hand,) = tuned_kernels()["flash_attention", "forward"]
 both = {
     "plain": (op.kernel, *op.compile_arguments(*shape, dtype=torch.float16)),
-    "tuned": by_hand.compile_arguments(*shape, dtype=torch.float16),
+    "tuned": kernel_at(op, *shape, dtype=torch.float16),
 }
 names, rows = ("UTMALDG", "USETMAXREG", "HGMMA", "MUFU"), []
 for variant, (kernel, arguments, options) in both.items():
