@@ -1,6 +1,6 @@
 from .attention.busy_units import AttentionUnitsExplorer as AttentionUnitsExplorer
 from .attention.decode_speed import DecodeSpeedExplorer as DecodeSpeedExplorer
-from .attention.decode_speed import Step as Step
+from .attention.decode_speed import DecodeStep as DecodeStep
 from .attention.score_tiles import AttentionTilesExplorer as AttentionTilesExplorer
 from .attention.sequence_lengths import AttentionLengthsExplorer as AttentionLengthsExplorer
 from .frame.stepper import watch as watch

@@ -184,17 +184,22 @@ def flash_decode(q, k, v, bounds):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Get one split right first: the loop of lesson 10, with one query. Then the merge of two equal splits.",
-        "Each split's numbers are relative to its own maximum. Which factor brings its sum and its vector to the "
-        "common one?",
-        "An empty split: -inf, 0 and 0. Where can -inf - -inf happen, in the split and in the merge?",
+        "Get one split right first: the loop of lesson 10, with one query. Then the merge of two "
+        "equal splits.",
+        "Each split's numbers are relative to its own maximum. Which factor brings its sum and its "
+        "vector to the common one?",
+        "An empty split: -inf, 0 and 0. Where can -inf - -inf happen, in the split and in the "
+        "merge?",
     ),
     traffic=(
-        "k and v, once each. The last block of a split reaches into the next one: mask it by the split's end.",
-        "Per split and head, dim values, a maximum and a sum are enough. The merge reads them once.",
+        "k and v, once each. The last block of a split reaches into the next one: mask it by the "
+        "split's end.",
+        "Per split and head, dim values, a maximum and a sum are enough. The merge reads them "
+        "once.",
     ),
     large=(
-        "Kernel integers are int32 unless an operand is int64. Which product in your offsets can pass 2^31?",
+        "Kernel integers are int32 unless an operand is int64. Which product in your offsets can "
+        "pass 2^31?",
         "tl.program_id(0).to(tl.int64), before you multiply it.",
     ),
 )

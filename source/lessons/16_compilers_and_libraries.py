@@ -8,7 +8,7 @@
 #
 # After this lesson you can
 #
-# - read a function at five stages: bytecode, Dynamo's graph, AOTAutograd's, Inductor's groups, Triton and PTX;
+# - read a function stage by stage: bytecode, Dynamo's graph, AOTAutograd's, Inductor's groups, Triton and PTX;
 # - find the guard that made torch.compile compile again, and rewrite a graph break away;
 # - put a kernel of yours into a compiled model, by an operator or by a pattern pass;
 # - read XLA's fusions, and explain the limits of a library's epilogue;
@@ -288,7 +288,7 @@ print(f"Inductor {after.launches} launch, {after.bytes_total / x.numel():.1f} B/
 # %% [markdown]
 # (The weight counts once per row; a GPU reads most of it from L2.) *Vertical* fusion follows an edge. *Horizontal*
 # fusion joins loops that share an input. Without a shared input Inductor leaves loops apart by default; its
-# [combo kernels](../docs/glossary.md#combo-kernel), an option, put independent loops into one launch:
+# [combo kernels](../docs/glossary.md#combo-kernel), an option not used here, are meant for these:
 
 # %%
 three = (8192, 4096), (8192, 4096), (8192, 4096)
@@ -318,15 +318,17 @@ names = {
     "ex2.approx": "exponentials",
     "rsqrt.approx": "roots",
 }
-for instruction, meaning in names.items():
-    print(f"{instruction:13} {len(re.findall(re.escape(instruction), built.ptx)):3}  {meaning}")
+rows = [
+    (name, len(re.findall(re.escape(name), built.ptx)), meaning) for name, meaning in names.items()
+]
+display(table(("instruction", "times", "what it does"), rows))
 print(*[line.strip() for line in built.ptx.splitlines() if "ld.global" in line][:2], sep="\n")
 
 # %% [markdown]
 # ## Online softmax: found by name only
 #
-# Softmax needs a row's maximum before it can sum exponentials: a loop for the maximum, one for the sum, one to
-# normalise. Lesson 06's *online* softmax does the first two in one loop. **With its option `online_softmax` off, how
+# Softmax needs a row's maximum before it can sum exponentials, and their sum before it can normalise. Lesson 06's
+# *online* softmax finds both in one loop. **With its option `online_softmax` off, how
 # often does Inductor's softmax of 32,000 columns load each element?**
 
 # %% tags=["hide-input"]
@@ -361,13 +363,13 @@ heads = meta(16, 1024, 64)
 print(*inductor_code(attention, heads, heads, heads).calls, sep="\n")
 
 # %% [markdown]
-# The matrix of scores is written and read. Where CUDA is present, Inductor has patterns for twenty-odd ways to write
-# attention and puts FlashAttention there; lesson 10 timed both.
+# The matrix of scores is written and read. Inductor has patterns for several ways to write attention, and
+# replaces those.
 #
 # ## Helping the compiler: `triton_op`
 #
-# Where you know more than the compiler, help it. This kernel reads a row once at any width. `triton_op` registers a
-# Triton launch as an operator with a schema, so that Dynamo keeps it in its graph instead of breaking:
+# Where you know more than the compiler, help it. This kernel reads a row once, if it fits in registers. `triton_op`
+# registers a Triton launch as an operator with a schema, so that it is one node of the graph, with a name:
 
 
 # %%
@@ -587,8 +589,8 @@ by_epilogue.compare(
 )
 
 # %% [markdown]
-# So a compiler's choice is not a library's best. It is also a question of rounding: the fused kernels round once, the
-# others round the sum to fp16 before GELU. And a convolution with bias and ReLU, at two sizes:
+# So a compiler does not always pick the fastest that a library offers. Rounding differs too: a separate GELU reads a
+# sum rounded to fp16, and so does Inductor's template above (`tmp2`). A convolution with bias and ReLU, at two sizes:
 
 # %% tags=["hide-input"]
 rows = [
@@ -599,7 +601,7 @@ names = next(iter(libraries["conv_bias_relu"].values()))
 table(("images x channels x height x width x out x taps", *names), rows, title)
 
 # %% [markdown]
-# `cudnn_convolution_relu` and the graph that you build yourself reach the same kernel. The graph pays where PyTorch has
+# `cudnn_convolution_relu` and the graph that you build yourself take the same time. The graph pays where PyTorch has
 # no function of its own. Its answer may be "not supported".
 #
 # **CUTLASS** leaves the hole open. Its epilogue is a tree, the **epilogue visitor tree**
@@ -669,7 +671,7 @@ for name in ("eager", "torch.compile", "fused"):
 gate_gain.compare(
     plan.time_unfused / plan.time_fused,
     "Five passes become three. torch.compile reaches the same time as a kernel by hand here, so "
-    "the kernel alone no longer pays. The pass does: it takes the quantisation along.",
+    "the kernel alone no longer pays. A pass can, if it takes the quantisation along.",
 )
 
 # %% [markdown]
@@ -748,7 +750,7 @@ self_test(answer, 105 / 93, "90 + 15 apart, over 90 + 3")
 #
 # ### XLA on a CPU
 #
-# The same function, compiled by XLA for a CPU, recorded. Reductions are not part of a fusion there.
+# The same function, compiled by an older XLA for a CPU, recorded: three fusions, not one.
 
 # %% tags=["hide-input"]
 on_cpu = record("CPU")["xla"]

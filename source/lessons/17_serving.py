@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 import kernels
-from helpers.figures import DecodeSpeedExplorer, Point, Step, roofline_chart
+from helpers.figures import DecodeSpeedExplorer, DecodeStep, Point, roofline_chart
 from helpers.figures.attention.decode_speed import CACHES
 from helpers.instruments import DEVICES, Roofline, compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, puzzle, self_test
@@ -44,7 +44,8 @@ gpu, h200 = DEVICES["H200"], recorded("h200")
 # activations per sequence, is thousands of times smaller. So the bytes are the weights' and the cache's, and **the
 # time of a step is at least those bytes over the bandwidth.**
 #
-# Take a model of the size of Llama 3 8B, in bf16: a step multiplies with 7.5 billion weights. An H200 has 4.8 TB/s, in
+# Take a model of the size of Llama 3 8B, in bf16: a step multiplies with 7.5 billion weights. Each of its 32 layers
+# keeps 8 keys and 8 values of 128 elements per token. An H200 has 4.8 TB/s, in
 # its data sheet. **How many tokens per second can one user get at most, with 8192 tokens in the cache?**
 # <!-- given 4.8 TB/s: NVIDIA H200 datasheet -->
 
@@ -54,7 +55,7 @@ one_user
 
 # %% tags=["hide-input"]
 grouped = CACHES["8 key heads"]
-alone = Step(grouped, batch=1, context=8192, format="bf16, cache bf16")
+alone = DecodeStep(grouped, batch=1, context=8192, format="bf16, cache bf16")
 print(f"weights {alone.weight_bytes / 1e9:.1f} GB, cache {alone.cache_bytes / 1e9:.2f} GB")
 one_user.compare(round(alone.tokens_per_second(gpu)), "Bandwidth over bytes; FLOPs don't matter.")
 
@@ -69,7 +70,7 @@ flops = 2 * 7.5e9 * prompt + pairs * 32 * grouped.flops
 of_steps = {
     "prefill, 1 prompt": flops / (alone.weight_bytes + alone.cache_bytes),
     "decode, 1 user": alone.work().intensity,
-    "decode, 64 users": Step(grouped, 64, prompt, "bf16, cache bf16").work().intensity,
+    "decode, 64 users": DecodeStep(grouped, 64, prompt, "bf16, cache bf16").work().intensity,
     "decode, 64, no cache": 64 * 2 * 7.5e9 / alone.weight_bytes,
 }
 points = [Point(name, each, roof.attainable(each)) for name, each in of_steps.items()]
@@ -80,7 +81,7 @@ roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f
 # %% [markdown]
 # Prefill's weights serve thousands of rows; a decode step's serve one row per sequence. A larger batch moves the
 # weights' share to the right: 64 users share one read of the weights. **It doesn't move the cache's share at all**,
-# because no two users share a cache. That is why batching alone stops helping.
+# because each user has a cache of their own. That is why batching alone stops helping.
 #
 # ## The cache in bytes
 #
@@ -334,10 +335,9 @@ def merge_splits_kernel(
 
 
 # %% tags=["hide-input"]
-def decode(q, k, v, splits, keys=None, pages=None):
+def decode(q, k, v, splits, keys=None, pages=None, locate=in_order):
     (heads, d), key_heads = q.shape, k.shape[-2]
     keys, page = (len(k), 1) if pages is None else (keys, k.shape[1])
-    locate = in_order if pages is None else by_page
     partial = torch.empty(heads, splits, d, device=q.device)
     peak, total = (torch.empty(heads, splits, device=q.device) for _ in range(2))
     y = torch.empty_like(q)
@@ -383,12 +383,12 @@ for splits in (1, 4, 16, 31):
 display(table(("splits", "programs", "launches", "bytes over the cache", "right"), rows))
 split_cost.compare(
     round(more[16], 1),
-    "Per row and split 130 fp32 values go out and come back; the split's 128 keys and values are "
-    "read once for four rows.",
+    "Per row and split 130 fp32 values go out and come back, and q's 128 are read again; the "
+    "split's 128 keys and values are read once for four rows.",
 )
 
 # %% [markdown]
-# (31 doesn't divide 2048: the last splits are shorter, some are empty, and the result is right.) So splits cost little
+# (Of 31 splits, in whole blocks, 16 get 128 keys each and 15 are empty, and the result is right.) So splits cost little
 # while each has hundreds of keys. The gain, from lesson 10's recording of such kernels, one sequence, bf16:
 
 # %% tags=["hide-input"]
@@ -471,7 +471,7 @@ for page in (1, 4, 16, 64, 256):
     order = torch.randperm(2048 // page, device=device, dtype=torch.int32)
     paged = torch.empty(2, 2048 // page, page, 2, 128, device=device, dtype=torch.float16)
     paged[:, order.long()] = cache.view(2, -1, page, 2, 128)
-    found = measure(decode, q, *paged, 4, 2048, order)
+    found = measure(decode, q, *paged, 4, 2048, order, by_page)
     same = torch.equal(found.result, decode(q, k, v, 4))
     held = (lengths + page - 1) // page * page
     empty = 100 * (1 - lengths.sum() / held.sum()).item()
@@ -487,8 +487,8 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "4 bytes per page of 16 KiB
 # token is rows of 256 bytes, eight whole sectors. Small pages cost *latency and addresses*: k can't be
 # requested before the table's entry has arrived, and a tile of 64 keys has 64 base addresses instead of one. A copy
 # engine ([TMA](../docs/glossary.md#tma)) fetches a rectangle, so it needs one instruction per page. Large pages waste
-# memory at every sequence's end, and can't be shared between prompts that begin alike. **16 is where both are small**;
-# kernels that use TMA like 64 or 128.
+# memory at every sequence's end, and prompts that begin alike share only the pages that are alike in whole. **At 16 the
+# table and the empty slots are both below 1 %**; the latency is not measured here.
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
 # ### `kernels.paged_attention`
@@ -539,7 +539,8 @@ for name, found in (("PyTorch", unfused), ("one kernel", fused)):
 rope_launches.compare(unfused.launches)
 
 # %% [markdown]
-# At one token per user these kernels move kilobytes: **here fusion saves launches, not bytes.**
+# Fusion saves bytes too, but at one token per user they are kilobytes, and take less than a microsecond: **here the
+# launches count.**
 # Lesson 18 measures what a launch costs.
 #
 # The same holds for the other neighbour, residual + norm + quantisation before a matmul. Its bytes are lesson 12's; in
@@ -600,7 +601,7 @@ table(("", "keys quantised", "values quantised"), rows)
 # temperature, keeps the top k or the most probable with a total of p (*top-p*), and draws. By the book that is a
 # softmax, a sort, a cumulative sum and a search: for one token per user.
 #
-# `kernels.sample` needs no sort and no softmax. With $e_i$ exponential random numbers,
+# `kernels.sample` needs no sort and stores no softmax. With $e_i$ exponential random numbers,
 #
 # $$\arg\max_i \; x_i / T - \log e_i \quad \text{is } i \text{ with probability } \text{softmax}(x / T)_i$$
 #
@@ -678,7 +679,7 @@ rows = []
 for batch in (1, 16, 64):
     shown = []
     for count in (1, 4, 8):
-        step = Step(grouped, batch, 4096, "bf16, cache bf16", rows=count)
+        step = DecodeStep(grouped, batch, 4096, "bf16, cache bf16", rows=count)
         memory, arithmetic = step.seconds(gpu)
         speed = batch * accepted(count) / max(memory, arithmetic)
         shown += [f"{100 * arithmetic / memory:.0f} %", f"{speed:,.0f}"]
@@ -697,8 +698,8 @@ print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8
 
 # %% [markdown]
 # Rows multiply intensity as grouped heads do: 4 query heads times 8 rows make a tile of 32, and the padding of our
-# kernel's 16 rows turns into work. Near the ridge, rows stop being free: a large batch gains less from speculation than
-# one user does.
+# kernel's 16 rows turns into work. All three batches gain the same factor here, but 64 sequences with 8 rows are near
+# the ridge: past it rows stop being free, and a larger batch gains less than one user does.
 #
 # ## Your predictions vs the measurements
 
@@ -718,7 +719,7 @@ predictions()
 #
 # 3. A merge kernel divides each split's result by its own sum, then averages the results. When is it right?
 # <details><summary>Answer</summary>When all splits have the same weight, sum times the exponential of the maximum: in a
-# test with equal keys, for instance.</details>
+# test with equal keys and splits of equal length, for instance.</details>
 #
 # 4. Your sampler draws a uniform number with steps of $2^{-24}$ and takes its logarithm. Why can 128 thousand logits
 # expose it?

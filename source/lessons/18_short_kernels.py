@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 18 Short kernels: the time between them
 #
-# A decoder layer of one token is a few dozen kernels, and most of them are over before the CPU has launched the next
+# A decoder layer of one token is two dozen kernels, and most of them are over before the CPU has launched the next
 # one. **Where does the time go, how do you remove it, and is one kernel for the whole layer worth writing?**
 #
 # After this lesson you can
@@ -154,7 +154,7 @@ large = {clock: times["8B"][clock]["eager"] for clock in ("call", "graph")}
 print(f"8B called: {large['call'] * 1e6:.0f} us; as a graph: {large['graph'] * 1e6:.0f} us")
 as_graph.compare(
     round(small["call"] / small["graph"], 1),
-    "No kernel changed. The larger layer gains less: its kernels last longer than their calls.",
+    "No kernel changed. The larger layer gains less: some of its kernels outlast a call.",
 )
 
 # %% [markdown]
@@ -291,11 +291,11 @@ dependent.compare(
     "1.5x slower, where microseconds should be saved; no change for the small layer. The cause is "
     "not isolated. A candidate: our kernels let their successors start at once, whose waiting "
     "programs then hold registers and warps that the running kernel could use. The empty kernel of "
-    "1056 programs is also slower with it.",
+    "1056 programs is also slower with it, but it waits first and signals after: no proof.",
 )
 
 # %% [markdown]
-# Whatever the cause: a technique that removes a microsecond from an empty kernel has shown nothing about yours.
+# Whatever the cause: a technique that removes 0.4 us from an empty kernel has shown nothing about yours.
 #
 # ## No launches: one persistent kernel
 #
@@ -487,14 +487,15 @@ WaterfallExplorer(times, floors, model)
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Eager's two bars: launches x call explains most of them. The CPU is
 # the limit, the GPU waits, and <code>torch.compile</code> gains nothing. Our kernels come next: fewer launches, but each
-# call costs more than an empty kernel's. They take a dozen arguments and allocate their results. 2. Eager is a third
+# call costs more than an empty kernel's. A likely reason: a dozen arguments, and results to allocate. 2. Eager is a third
 # above it, our kernels are several times above it. Gaps are not what is left. 3. Only the kernels themselves: our
 # matmuls and attention against cuBLAS and SDPA. 4. For our three: their kernels last longer than their calls, so the CPU is
 # ahead.</details>
 #
-# So the model explains most of the time where the CPU is the limit, and little of it in a graph of our kernels. It
+# So the model explains most of the time of eager's calls, less than half of our kernels' calls on the small layer, and
+# little of it in a graph of our kernels there. It
 # assumes that a kernel moves its bytes at the bandwidth from its first cycle to its last. In a kernel of a few
-# microseconds, ramp-up and tail take their share of these, and our attention, one program per head, has too few loads
+# microseconds, ramp-up and tail take their share of these, and our attention, one program per head, may have too few loads
 # in flight for the bandwidth.
 #
 # ## When to stop
@@ -513,7 +514,7 @@ columns = ("as a graph", "small", "of its bytes", "8B", "of its bytes")
 table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 
 # %% [markdown]
-# **The verdict.** Record a graph first: it takes an afternoon, changes no kernel, and gives the most. Then let a
+# **The verdict.** Record a graph first: it takes a few lines, changes no kernel, and gives the most. Then let a
 # compiler fuse everything between the matmuls. At 8B, that is near enough to the floor to look elsewhere: fewer bytes
 # (lesson 12), or more tokens per weight (lesson 17). On the small layer a large factor is left, and none of our kernels
 # took it. Where no graph is possible, launch less: called, our kernels take half to two thirds of eager's time on the
@@ -576,7 +577,7 @@ self_test(answer, 8 + 12 * 1 + 30 / 3, "8 + 12 x 1 + 30 / 3")
 #
 # ### How steady the times are
 #
-# Median, low and high of ten runs of eight layers, in ms: calls vary, graphs don't.
+# Median, low and high of ten runs of eight layers, in ms. Calls vary where the CPU is the limit.
 
 # %% tags=["hide-input"]
 rows = [

@@ -5,7 +5,7 @@ import re
 import pytest
 from drawn import assert_texts_lie_apart
 
-from helpers.figures.attention.decode_speed import BARS, BATCHES, CACHES, CONTEXTS, DecodeSpeedExplorer, Step
+from helpers.figures.attention.decode_speed import BARS, BATCHES, CACHES, CONTEXTS, DecodeSpeedExplorer, DecodeStep
 from helpers.instruments.devices import DEVICES
 
 H200 = DEVICES["H200"]
@@ -13,12 +13,12 @@ H200 = DEVICES["H200"]
 
 def test_one_sequence_by_hand():
     """Llama 3 8B's cache is 128 KiB per token in bf16: 2 x 32 layers x 8 heads x 128 x 2 B."""
-    step = Step(CACHES["8 key heads"], 1, 8192, "bf16, cache bf16")
+    step = DecodeStep(CACHES["8 key heads"], 1, 8192, "bf16, cache bf16")
     assert step.cache_bytes == 8192 * 128 * 1024
     assert step.weight_bytes == 15e9
     assert step.tokens_per_second(H200) == H200.memory_bandwidth / (15e9 + 2**30)
     assert step.work().flops == 2 * 7.5e9 + 8192 * 32 * 4 * 32 * 128
-    many = Step(CACHES["8 key heads"], 64, 8192, "bf16, cache bf16", rows=4)
+    many = DecodeStep(CACHES["8 key heads"], 64, 8192, "bf16, cache bf16", rows=4)
     assert many.work().bytes == 15e9 + 64 * 2**30
     assert many.work().flops == 64 * 4 * step.work().flops
 
@@ -30,7 +30,7 @@ def test_latent_attention_stores_deepseeks_elements():
 
 
 def test_a_batch_that_does_not_fit_is_marked():
-    assert not Step(CACHES["32 key heads"], 512, 8192, "bf16, cache bf16").fits(H200)
+    assert not DecodeStep(CACHES["32 key heads"], 512, 8192, "bf16, cache bf16").fits(H200)
     assert "doesn't fit in memory" in DecodeSpeedExplorer(512, 8192).text
     assert "too large" in DecodeSpeedExplorer(512, 8192)._stage.data["frames"][-1]["svg"]
 

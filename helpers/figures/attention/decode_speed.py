@@ -44,7 +44,7 @@ FORMATS = {  # bytes of a weight, bytes of an element of the cache, and the dtyp
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """One step for `batch` sequences with `context` tokens each, of `rows` new tokens per sequence."""
 
     cache: Cache
@@ -100,9 +100,9 @@ def along(intensity: float) -> float:
 
 def scene(batch: int, context: int, format: str, device: Device) -> Scene:
     """Three bars per kind of cache: bytes, intensity and tokens per second."""
-    steps = {name: Step(cache, batch, context, format) for name, cache in CACHES.items()}
+    steps = {name: DecodeStep(cache, batch, context, format) for name, cache in CACHES.items()}
     speeds = {name: step.tokens_per_second(device) for name, step in steps.items()}
-    limit = Step(Cache(0, 0), batch, context, format).tokens_per_second(device)
+    limit = DecodeStep(Cache(0, 0), batch, context, format).tokens_per_second(device)
     bytes_end = axis_end(max(step.work().bytes for step in steps.values()))
     speed_end = axis_end(limit)
     byte_scale, speed_scale = (BYTES.right - BYTES.left) / bytes_end, (SPEED.right - SPEED.left) / speed_end
@@ -136,7 +136,7 @@ def scene(batch: int, context: int, format: str, device: Device) -> Scene:
     )
 
 
-def finding(batch: int, steps: dict[str, Step], speeds: dict[str, float], limit: float, device: Device) -> str:
+def finding(batch: int, steps: dict[str, DecodeStep], speeds: dict[str, float], limit: float, device: Device) -> str:
     """Return what 8 key heads reach, and whether they fit."""
     name = "8 key heads"
     sequences = "1 sequence" if batch == 1 else f"{batch} sequences"
