@@ -775,7 +775,7 @@ except ImportError as error:
 
 # %% tags=["hide-input"]
 for line in stages["joint"].code.strip().splitlines()[1:]:
-    print(line.strip()[:98])
+    print(" ".join(line.split())[:98])
 
 # %% [markdown]
 # ### A smaller matmul, a wider one

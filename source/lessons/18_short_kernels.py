@@ -295,7 +295,7 @@ dependent.compare(
 )
 
 # %% [markdown]
-# Whatever the cause: a technique that removes 0.4 us from an empty kernel has shown nothing about yours.
+# Whatever the cause: a technique that makes an empty kernel faster has shown nothing about yours.
 #
 # ## No launches: one persistent kernel
 #
