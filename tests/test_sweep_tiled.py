@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
+from benchmarks.peers.attention import by_backend, decoding, flex
 from benchmarks.sweep import tiled
 from benchmarks.sweep.points import Point
+from kernels.tiled.flash_attention import flash_attention_reference
 
 GRADIENTS = {"linear_act", "flash_attention"}
 
@@ -95,3 +98,21 @@ def test_every_point_has_a_size_for_the_interpreter(kernel):
     assert all(tiled.work(each).flops < 1e6 for each in tiny)
     functions, _ = tiled.build(max(tiny, key=str), "cpu")
     assert functions["fused"]().isfinite().all()
+
+
+def test_attentions_peers_see_what_ours_sees(monkeypatch):
+    """Grouped heads; causal, Flex's mask is bottom right, as ours. Not compiled here."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    q, (k, v) = torch.randn(2, 4, 3, 32), torch.randn(2, 2, 2, 40, 32)
+    every, causal = (flash_attention_reference(*(x.double() for x in (q, k, v)), causal) for causal in (False, True))
+    found = {
+        "Flex": (flex(q, k, causal=False)(q, k, v), every),
+        "Flex, causal": (flex(q, k, causal=True)(q, k, v), causal),
+        "Flex, decoding": (decoding(q, k, v)["Flex"](q), causal),
+        "by a backend": (by_backend(SDPBackend.MATH)(q, k, v), every),
+    }
+    for name, (got, wanted) in found.items():
+        torch.testing.assert_close(
+            got.double(), wanted, msg=lambda text, name=name: f"{name}: {text}", rtol=0, atol=2e-6
+        )
+    assert not torch.allclose(every, causal, rtol=0, atol=1e-3)

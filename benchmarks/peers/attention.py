@@ -18,23 +18,26 @@ BACKENDS = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.
 
 
 def by_backend(backend: SDPBackend) -> Callable:
-    """scaled_dot_product_attention that this backend runs or nobody."""
+    """scaled_dot_product_attention that this backend runs or nobody. Its causal mask begins top left."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
     return attention
 
 
-def flex(q: torch.Tensor, causal: bool) -> Callable:
-    """FlexAttention compiled for tensors of q's shape; its block mask, which says what to skip, is made once."""
-    tokens = q.shape[2]
+def flex(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Callable:
+    """FlexAttention compiled for tensors of these shapes; its block mask, which says what to skip, is made once.
+
+    Causal, its last query sees every key, as ours does.
+    """
+    (queries, keys), grouped = (q.shape[2], k.shape[2]), q.shape[1] != k.shape[1]
     mask = None
     if causal:
-        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device=q.device)
+        mask = create_block_mask(lambda b, h, i, j: i + keys - queries >= j, None, None, queries, keys, device=q.device)
     compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda q, k, v, causal=False: compiled(q, k, v, block_mask=mask)
+    return lambda q, k, v, causal=False: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
 def flash_attention_4() -> dict[str, Callable]:
@@ -61,20 +64,10 @@ def in_a_row(cache: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
 
 def decoding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable]:
     """Peers of a causal call for the last tokens, whatever they are given beside q."""
-    queries, keys = q.shape[2], k.shape[2]
-
-    def flash(q, *_):  # its causal mask begins top left: without one, of several queries it does a little more
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-    def seen(b, h, i, j):
-        return i + keys - queries >= j
-
-    mask = create_block_mask(seen, None, None, queries, keys, device=q.device)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    flash, masked = by_backend(SDPBackend.FLASH_ATTENTION), flex(q, k, causal=True)
     return {
-        "FlashAttention-2": flash,
-        "Flex": lambda q, *_: compiled(q, k, v, block_mask=mask, enable_gqa=True),
+        "FlashAttention-2": lambda q, *_: flash(q, k, v),  # without a mask: of several queries it does a little more
+        "Flex": lambda q, *_: masked(q, k, v),
     }
 
 
@@ -85,6 +78,6 @@ def peers(name: str, inputs: tuple) -> dict[str, Callable]:
         return decoding(q, in_a_row(k_cache, block_table), in_a_row(v_cache, block_table))
     if name != "flash_attention" or not runtime.has_gpu():
         return {}
-    q, _, _, causal = inputs
+    q, k, _, causal = inputs
     backends = {label: by_backend(backend) for label, backend in BACKENDS.items()}
-    return backends | {"Flex": flex(q, causal)} | flash_attention_4()
+    return backends | {"Flex": flex(q, k, causal)} | flash_attention_4()

@@ -13,11 +13,9 @@ from functools import partial
 from itertools import zip_longest
 
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.calls import calls_of, plain
-from benchmarks.peers.attention import BACKENDS, flash_attention_4
+from benchmarks.peers.attention import BACKENDS, by_backend, flash_attention_4, flex
 from benchmarks.peers.linear import cublaslt_epilogue, linear_alone
 from benchmarks.sweep.points import Point, chosen
 from kernels import costs
@@ -109,8 +107,8 @@ FULL_AND_CAUSAL = {
     "grouped": ((2, 32, 8, 4096, 4096, 128), (2, 32, 1, 2048, 2048, 128)),
     "odd": ((4, 16, 16, 1000, 1000, 128), (4, 16, 16, 4097, 4097, 128), (16, 12, 12, 197, 197, 64)),
 }
-FULL = {"lengths": ((4, 16, 16, 512, 4096, 128), (4, 16, 16, 77, 4096, 128), (8, 10, 10, 4096, 77, 64))}
-FULL |= {
+FULL = {
+    "lengths": ((4, 16, 16, 512, 4096, 128), (4, 16, 16, 77, 4096, 128), (8, 10, 10, 4096, 77, 64)),
     "decode": (
         (1, 32, 32, 1, 65536, 128),
         (1, 32, 8, 1, 65536, 128),
@@ -118,10 +116,12 @@ FULL |= {
         (64, 32, 8, 1, 2048, 128),
         (1, 8, 1, 1, 131072, 128),
         (1, 32, 8, 1, 1024, 128),
-    )
+    ),
 }
-CAUSAL = {"decode": ((1, 32, 8, 4, 65536, 128), (8, 32, 8, 8, 8192, 128))}
-CAUSAL |= {"lengths": ((4, 16, 16, 512, 4096, 128),)}  # bottom right: the last query sees every key
+CAUSAL = {  # bottom right: the last query sees every key
+    "decode": ((1, 32, 8, 4, 65536, 128), (8, 32, 8, 8, 8192, 128)),
+    "lengths": ((4, 16, 16, 512, 4096, 128),),
+}
 WITH_BACKWARD = {"d128", "d64", "grouped"}
 LINEAR_BACKWARD = ((512, 768, 3072), (2048, 4096, 14336), (8192, 4096, 11008))
 COMPILED = {  # torch.compile and Flex, at some of attention's points
@@ -235,16 +235,11 @@ def _convolution(shape: tuple, inputs: tuple) -> dict[str, Callable]:
     return found
 
 
-def _by_backend(backend, q, k, v, causal: bool) -> torch.Tensor:
-    with torch.nn.attention.sdpa_kernel(backend):
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
-
-
 def _attention(shape: tuple, inputs: tuple) -> dict[str, Callable]:
-    batch, heads, kv_heads, queries, keys, _, causal = shape
+    batch, heads, _, queries, keys, _, causal = shape
     found = {"fused": flash_attention.flash_attention}
     if queries == keys or not causal:  # PyTorch's causal mask begins top left
-        found |= {label: partial(_by_backend, backend) for label, backend in BACKENDS.items()}
+        found |= {label: by_backend(backend) for label, backend in BACKENDS.items()}
     found |= flash_attention_4()
     small = batch * heads * queries * keys <= SCORES
     if small:
@@ -252,15 +247,7 @@ def _attention(shape: tuple, inputs: tuple) -> dict[str, Callable]:
     if shape[:6] in COMPILED:
         if small:
             found["torch.compile"] = torch.compile(flash_attention.flash_attention_reference, dynamic=False)
-        compiled = torch.compile(flex_attention, dynamic=False)
-        mask = None
-        if causal:
-            before = keys - queries  # bottom right, as ours
-            mask = create_block_mask(
-                lambda b, h, i, j: i + before >= j, None, None, queries, keys, device=inputs[0].device
-            )
-        grouped = heads != kv_heads
-        found["Flex"] = lambda q, k, v, causal: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
+        found["Flex"] = flex(*inputs[:2], causal)
     return found
 
 
