@@ -278,7 +278,7 @@ def test_going_further_is_folded_with_all_that_follows(course):
 
 
 def test_the_first_page_is_small(sample):
-    assert bytes_of(sample, "index") - (sample.out / "assets/search.js").stat().st_size < 600_000
+    assert bytes_of(sample, "index") - (sample.out / "assets/search.js").stat().st_size < 500_000
 
 
 @pytest.mark.long
