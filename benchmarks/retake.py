@@ -42,6 +42,7 @@ STEPS = (
     Step("sweep-record", "-m benchmarks.sweep.run --record .venv/sweep.jsonl", (f"{RECORDS}/{{gpu}}_sweep.json",)),
     Step("held-out", "-m benchmarks.held_out", (f"{RECORDS}/{{gpu}}_held_out.json",)),
     Step("held-out-tiled", "-m benchmarks.held_out tiled", (f"{RECORDS}/{{gpu}}_held_out_tiled.json",)),
+    Step("models", "-m benchmarks.public_models --measure --predict", (f"{RECORDS}/{{gpu}}_models.json",)),
     Step("metered", "-m benchmarks.metered", (f"{RECORDS}/{{gpu}}_metered.json",)),
     Step("validation", "-m benchmarks.validate", (f"{RECORDS}/{{gpu}}_validation.json",)),
     Step(

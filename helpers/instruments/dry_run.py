@@ -169,6 +169,10 @@ def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
 
 
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
 def _counts(tensor: torch.Tensor) -> bool:
     """Whether it holds integers or truth values, which may say where something is read or written."""
     return not (tensor.is_floating_point() or tensor.is_complex())
@@ -291,6 +295,9 @@ class _Shapes(EagerMeter):
         except (NotImplementedError, RuntimeError) as error:
             raise ValueError(f"{func} cannot run without data: {' '.join(str(error).split())[:120]}") from None
         match func.overloadpacket.__name__:
+            # Meta tensors' rule is a CPU's. Source: cudnn_conv_suggest_memory_format, aten/src/ATen/native/ConvUtils.h.
+            case "convolution" if any(_is_channels_last(each) for each in args[:2]):
+                result = result.contiguous(memory_format=torch.channels_last)
             case "native_batch_norm" if not args[5]:  # what it normalises with is saved all the same
                 channels = args[0].shape[1]
                 result = result[0], *(torch.empty(channels, device="meta", dtype=torch.float32) for _ in result[1:])

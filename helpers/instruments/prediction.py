@@ -413,6 +413,8 @@ def _kind(launch: EagerLaunch, tensors: list[torch.Tensor]) -> str:
         return _KIND[name]
     if torch.Tag.pointwise not in launch.operator.tags and name not in _COPIES:
         return "elementwise"
+    if len({(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors}) == 1 and _is_dense(tensors[0]):
+        return "elementwise"  # in any order of dimensions, channels-last among them
     if any(tensor.dim() > 1 and not tensor.is_contiguous() and tensor.stride(-1) > 1 for tensor in tensors):
         return "transposing"
     alike = {(tensor.shape, tensor.dtype) for tensor in tensors}
@@ -447,6 +449,14 @@ def product_flops(operator, given: dict, results: list[torch.Tensor]) -> float:
         outputs = given["input"], given["weight"], None
     found = flop_registry[operator.overloadpacket](*plain, **named, out_val=outputs)
     return found / 2 if given.get("is_causal") else found
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a range of memory, each once."""
+    return (
+        sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        == tensor.numel()
+    )
 
 
 def _matrix_share(launch: EagerLaunch) -> float:

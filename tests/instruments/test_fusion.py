@@ -106,12 +106,17 @@ METERED = {
 SAVED_ON_A_GPU = {"small net, evaluated": 2 * 8 * 4}
 
 
+def operators_launches(plan) -> int:
+    """As the meter counts them: without what a GPU's libraries add."""
+    return plan.launches_unfused - sum(each.added_launches for each in plan.operations)
+
+
 @pytest.mark.parametrize("name", METERED)
 def test_the_unfused_graph_costs_what_the_meter_counts(name):
     function, inputs = METERED[name]
     plan = analyse(function, *inputs)
     counted, saved = measure(function, *[each.clone() for each in inputs]), SAVED_ON_A_GPU.get(name, 0)
-    assert (plan.launches_unfused, plan.bytes_unfused) == (counted.launches, counted.bytes_total + saved)
+    assert (operators_launches(plan), plan.bytes_unfused) == (counted.launches, counted.bytes_total + saved)
     work = [(each.work.bytes_read, each.work.bytes_written) for each in plan.operations]
     assert sum(read for read, _ in work) == counted.bytes_read
     assert sum(written for _, written in work) == counted.bytes_written + saved
@@ -123,7 +128,7 @@ def test_the_unfused_graph_costs_what_the_meter_counts(name):
 def test_forward_and_backward_cost_what_the_meter_counts(module):
     x = torch.randn(2, 3, 8, 8) if isinstance(module[0], nn.Conv2d) else torch.randn(5, 6)
     plan, counted = analyse(module, x, backward=True), measure(with_gradients, module, x)
-    assert (plan.launches_unfused, plan.bytes_unfused) == (counted.launches, counted.bytes_total)
+    assert (operators_launches(plan), plan.bytes_unfused) == (counted.launches, counted.bytes_total)
 
 
 def test_a_backward_pass_has_the_operators_of_aotautograds_joint_graph():

@@ -531,7 +531,7 @@ def test_equal_layers_are_one_row_with_their_modules_and_lines():
     text = repr(plan)
     assert sum(len(each) for each in plan.report().folded()) == len(plan.report().groups())
     assert len(rows) < len(plan.report().groups()) / 2
-    assert any(row[0].startswith("4 x addmm gelu") for row in rows)
+    assert any(re.match(r"[4-6] x addmm gelu", row[0]) for row in rows)
     assert "layers.*" in text
     assert "test_fusion_real_models.py:" in text
     assert "`return x + self.down(functional.gelu(self.up(self.norm(x))))`" in text

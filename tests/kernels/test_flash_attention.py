@@ -409,8 +409,10 @@ def test_roles_by_hand(shape, causal, by_hand, poisoned):
     ours = flash_attention(*tensors, causal)
     assert torch.equal(ours, flash_attention(*tensors, causal))
     batch, _, _, queries, keys, dim = shape
+    # Without gradients, a token that is written is decode_attention's: only the call that keeps them is by hand.
+    forward = 1 if queries == 1 and keys > 1000 else 3
     assert (by_hand.count("forward"), by_hand.count("backward")) == (
-        3 if dim > 64 or batch >= 80 else 0,
+        forward if dim > 64 or batch >= 80 else 0,
         1 if dim <= 128 else 0,
     )
     if causal and queries > keys:

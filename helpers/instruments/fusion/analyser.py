@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.fusion.capture import capture
-from helpers.instruments.fusion.cost import Costs, GroupCost, eager_costs, eager_time
+from helpers.instruments.fusion.cost import Costs, GroupCost, eager_costs, eager_run
 from helpers.instruments.fusion.graph_nodes import FusionNode, nodes_of
 from helpers.instruments.fusion.legality import Legality, NotLegalError, bits
 from helpers.instruments.fusion.operation_account import TracedStep, account
@@ -44,7 +44,7 @@ def analyse(
         ValueError: an unknown device or a CPU, or a model that cannot be traced, or whose shapes depend on data.
     """
     graph, steps, predictions, costs, inlined = _prepare(model, inputs, keywords, device, backward, epilogues, progress)
-    operations = _operations(graph, steps, predictions)
+    operations = _operations(graph, steps, predictions, costs.device)
 
     def plan(costs: Costs, progress, today: Callable[[], FusionPlan] | None) -> FusionPlan:
         groups = partition(costs, progress)
@@ -83,7 +83,7 @@ def _prepare(model, inputs, keywords, device, backward, epilogues, progress):
             step.launches.clear()
     predictions, missing = _eager(steps, device)
     nodes, inlined = nodes_of(steps, missing)
-    costs = Costs(Legality(nodes, epilogues), device, eager_costs(nodes, predictions))
+    costs = Costs(Legality(nodes, epilogues), device, eager_costs(nodes, predictions, device))
     return graph, steps, predictions, costs, inlined
 
 
@@ -107,7 +107,7 @@ def _eager(steps: list[TracedStep], device: Device) -> tuple[dict, dict]:
     return predictions, missing
 
 
-def _operations(graph, steps: list[TracedStep], predictions: dict) -> tuple[TracedOperation, ...]:
+def _operations(graph, steps: list[TracedStep], predictions: dict, device: Device) -> tuple[TracedOperation, ...]:
     by_name = {step.name: step for step in steps}
     found = []
     for node in graph.graph.nodes:
@@ -117,15 +117,16 @@ def _operations(graph, steps: list[TracedStep], predictions: dict) -> tuple[Trac
         first = value[0] if isinstance(value, list | tuple) and value else value
         shaped = hasattr(first, "shape") and first is not None
         step = by_name.get(node.name)
-        kind, work, launches, time, unsure = "view", Work(0, 0, 0), 0, 0.0, ""
+        kind, work, launches, added, time, unsure = "view", Work(0, 0, 0), 0, 0, 0.0, ""
         if step is not None:
             kind = kind_of(step)
             moved = [operand for launch, _ in predictions[step.index] for operand in launch.operands.values()]
             arithmetic = arithmetic_of(step, kind)
             flops = arithmetic.product + arithmetic.fp32
             work = Work(flops, sum(each.read for each in moved), sum(each.written for each in moved))
-            launches, unsure = launches_of(step), unsure_of(step)
-            time = eager_time(step, predictions[step.index])
+            unsure = unsure_of(step)
+            launches, time = eager_run(step, predictions[step.index], device)
+            added = launches - launches_of(step)
         found.append(
             TracedOperation(
                 name=node.name,
@@ -137,6 +138,7 @@ def _operations(graph, steps: list[TracedStep], predictions: dict) -> tuple[Trac
                 work=work,
                 launches=launches,
                 time=time,
+                added_launches=added,
                 module=node.meta.get("module", ""),
                 line=node.meta.get("line"),
                 backward=node.meta.get("backward", False),

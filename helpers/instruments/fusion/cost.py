@@ -14,6 +14,7 @@ from helpers.instruments import prediction
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.graph_nodes import PRODUCTS, FusionNode
 from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, NotLegalError, bits, is_split
+from helpers.instruments.fusion.library_kernels import as_an_h100, library_kernels
 from helpers.instruments.fusion.operation_account import TracedStep
 from helpers.instruments.fusion.operator_kinds import launches_of
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS
@@ -29,6 +30,9 @@ ACCUMULATORS = 128  # registers of a thread for a tile of 128 x 256 in fp32 over
 # against tensor descriptors for 8192^3 in bf16 on an H200 (kernels/tuned/linear_descriptors.py).
 PROLOGUE_SHARE = 0.7
 LATENCY = {"pointwise": 0.9e-6, "rows": 1.6e-6}  # s: a kernel's instructions once through; a row's reductions
+# s for a row that a block of Inductor's works off, on 132 SMs; of a shorter row its share of WIDE. From an H100's times
+# of the row kernels in Whisper's encoder and Swin-T (benchmarks/public_models.py).
+INDUCTOR_ROW, WIDE = 1.05e-9, 256
 ATTENTION_SHARE = 0.45  # of the tensor cores' peak: kernels/tiled/flash_attention on an H200
 
 
@@ -119,10 +123,13 @@ class Costs:
             special += node.arithmetic.special
             flops += sum(step.writes[0].points for step in node.inlined)
         live = self._live(group, mask)
-        share, launches, again, registers = 1.0, 1, 0.0, 0
+        share, launches, again, registers, by_row = 1.0, 1, 0.0, 0, 0.0
         if kind == "rows":
             space = next(node.space for node in group if node.kind in ROWS)
             share, launches, again, registers = self._row_settings(group, space, live, nbytes)
+            if not self.legality.epilogues and space[-1][1] and launches == 1:
+                rows = math.prod(size for size, reduced in space if not reduced)
+                by_row = rows * INDUCTOR_ROW * min(1.0, space[-1][0] / WIDE) * as_an_h100(self.device)
         elif kind in ("pointwise", *PRODUCTS):
             # Inputs and results wait packed, and elements are worked off one by one.
             sizes = [size for of in reads.values() for size, _ in of.values()]
@@ -145,10 +152,13 @@ class Costs:
             "CUDA cores": 2 * times["CUDA cores"],  # the peak is that of multiply-adds
             SPECIAL: times.get(SPECIAL, 0.0),
         }
+        if kind in ("matmul", "convolution"):
+            library = sum(self.eager[node.index].time for node in group if node.kind in PRODUCTS)
+            terms["tensor cores"] = library - start_time(kind)
         if kind in PRODUCTS and self._has_prologue(group, mask):
             terms["tensor cores"] /= PROLOGUE_SHARE
         bound = max(terms, key=terms.get)
-        time = launches * start_time(kind) + terms[bound]
+        time = launches * start_time(kind) + terms[bound] + by_row
         return GroupCost(kind, work, launches, time, live, registers, bound)
 
     def _has_prologue(self, group: list[FusionNode], mask: int) -> bool:
@@ -211,8 +221,8 @@ class Costs:
         return not read.sources or any(not mask >> source & 1 for source in read.sources)
 
 
-def eager_costs(nodes: list[FusionNode], predicted: dict[int, list]) -> list[GroupCost]:
-    """Each node as eager PyTorch runs it; `predicted`: step -> (launch, its prediction)."""
+def eager_costs(nodes: list[FusionNode], predicted: dict[int, list], device: Device) -> list[GroupCost]:
+    """Each node as the libraries run it that Inductor calls; `predicted`: step -> (launch, its prediction)."""
     found = []
     for node in nodes:
         of = predicted[node.step.index]
@@ -223,13 +233,14 @@ def eager_costs(nodes: list[FusionNode], predicted: dict[int, list]) -> list[Gro
         for _, each in of:
             for name, seconds in each.terms.items():
                 terms[name] = terms.get(name, 0.0) + seconds
-        live, launches = len(node.step.reads), launches_of(node.step)
+        launches, time = eager_run(node.step, of, device, compiled=True)
         bound = max(terms, key=terms.get) if terms else "nothing"
-        found.append(GroupCost("eager", work, launches, eager_time(node.step, of), live, 0, bound))
+        found.append(GroupCost("eager", work, launches, time, len(node.step.reads), 0, bound))
     return found
 
 
-def eager_time(step: TracedStep, predicted: list) -> float:
-    """Seconds of a step's launches, those that a long list of tensors adds among them."""
+def eager_run(step: TracedStep, predicted: list, device: Device, compiled: bool = False) -> tuple[int, float]:
+    """Launches and seconds of a step, those that a long list of tensors or a library adds among them."""
+    kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled)]
     more = launches_of(step) - len(step.launches)
-    return sum(each.time for _, each in predicted) + more * prediction.LAUNCH
+    return len(kernels) + more, sum(each.time for each in kernels) + more * prediction.LAUNCH

@@ -118,10 +118,10 @@ def from_starts(starts: np.ndarray, itemsize: int) -> Footprint:
     """The bytes of elements of `itemsize` bytes at `starts` (int64, any order, repeated or overlapping)."""
     steps = np.diff(starts)
     if (steps <= 0).any():
-        starts = np.unique(starts)
+        starts = _distinct(starts)
         steps = np.diff(starts)
     if steps.size and steps.min() < itemsize:
-        starts = np.unique(starts[:, None] + np.arange(itemsize))
+        starts = _distinct((starts[:, None] + np.arange(itemsize)).ravel())
         itemsize, steps = 1, np.diff(starts)
     breaks = np.flatnonzero(steps != itemsize)
     runs = starts[np.concatenate([[0], breaks + 1])]
@@ -134,6 +134,16 @@ def from_starts(starts: np.ndarray, itemsize: int) -> Footprint:
     if (gaps == gaps[0]).all():
         return Footprint(int(runs[0]), int(lengths[0]), ((runs.size, int(gaps[0])),))
     return Scatter(runs, int(lengths[0]))
+
+
+def _distinct(starts: np.ndarray) -> np.ndarray:
+    """Each once, in order. Where they lie close, they are marked in a map of bytes: sorting many takes far longer."""
+    low, high = int(starts.min()), int(starts.max())
+    if high - low > 8 * starts.size:
+        return np.unique(starts)
+    marked = np.zeros(high - low + 1, dtype=bool)
+    marked[starts - low] = True
+    return np.flatnonzero(marked) + low
 
 
 def from_strided(offset: int, shape, strides, itemsize: int) -> Footprint | None:

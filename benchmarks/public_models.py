@@ -1,0 +1,394 @@
+"""Public models at real sizes: what the fusion analyser predicts of each, and what a GPU takes.
+
+    python -m benchmarks.public_models --measure [NAME ...]   on a GPU: the kernels of one call, eager and compiled
+    python -m benchmarks.public_models --predict [NAME ...]   on any machine: launches and times of both
+
+Each takes its part of the record of the GPU (of the H100's, where there is none) anew, and --predict writes
+docs/public_models.md.
+
+transformers, timm, torchvision and torch_geometric build the models, with random weights from their configurations;
+they are no dependencies of the course. A model whose package is missing is left out, and said so.
+
+GPU time is the sum of the durations of a call's kernels, copies and fills as torch.profiler has them: what the host
+takes between them is not in it. Every second model in alphabetical order is held out: constants of the analyser may be
+chosen after looking at the others, not at these.
+"""
+
+import argparse
+import importlib
+import json
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.provenance import provenance, results_file
+from helpers.instruments.fusion import analyse
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "benchmarks" / "results" / "h100_80gb_hbm3_models.json"
+PAGE = ROOT / "docs" / "public_models.md"
+NOTES = (
+    "Where it is far off, and what is known of why:",
+    "",
+    "- BERT, DistilBERT and RoBERTa, compiled: while it is traced, transformers makes a mask where eager has none, and",
+    "  with it PyTorch 2.11 takes the way of products and a softmax in fp32. Compiled is slower than eager there.",
+    "- Llama, GPT-2 and Qwen3, eager: the trace has that mask too, and eager's `is_causal` is faster.",
+    "- The others that are more than 30 % off are held out, and their kernels have not been looked at.",
+)
+CALLS = 3  # of which the kernels are counted
+LIMIT = 120  # seconds for one model
+BF16 = torch.bfloat16
+
+
+def tokens(rows: int, columns: int, device: str, vocabulary: int = 1000) -> torch.Tensor:
+    """(rows, columns) int64, on the CPU where the model is on "meta": masks are made of their values."""
+    made = torch.arange(rows * columns).reshape(rows, columns) % vocabulary
+    return made if device == "meta" else made.to(device)
+
+
+def images(batch: int, device: str, size: int = 224, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(batch, 3, size, size, dtype=dtype, device=device).normal_()
+
+
+def hugging_face(name: str, config: str, device: str, dtype: torch.dtype = BF16, **sizes) -> nn.Module:
+    package = importlib.import_module("transformers")
+    with torch.device(device):
+        return getattr(package, name)(getattr(package, config)(**sizes)).to(dtype).eval()
+
+
+def text(name: str, config: str, rows: int, columns: int, **sizes):
+    def build(device):
+        return hugging_face(name, config, device, **sizes), (tokens(rows, columns, device),), {}
+
+    return build
+
+
+def language(name: str, config: str, rows: int, columns: int, **sizes):
+    """As `text`, without the cache of keys and values that generation would ask for."""
+
+    def build(device):
+        model = hugging_face(name, config, device, use_cache=False, **sizes)
+        return model, (tokens(rows, columns, device),), {}
+
+    return build
+
+
+def vision(package: str, name: str, batch: int, channels_last: bool = False):
+    def build(device):
+        with torch.device(device):
+            if package == "timm":
+                model = importlib.import_module("timm").create_model(name)
+            else:
+                model = getattr(importlib.import_module("torchvision.models"), name)()
+        order = torch.channels_last if channels_last else torch.contiguous_format
+        model = model.to(BF16).eval().to(memory_format=order)
+        return model, (images(batch, device).to(memory_format=order),), {}
+
+    return build
+
+
+def t5(device):
+    sizes = {"vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 6, "num_heads": 12}
+    model = hugging_face("T5Model", "T5Config", device, use_cache=False, **sizes)
+    return model, (), {"input_ids": tokens(16, 512, device), "decoder_input_ids": tokens(16, 128, device)}
+
+
+def whisper(device):
+    model = hugging_face("WhisperModel", "WhisperConfig", device, d_model=768, encoder_layers=6, decoder_layers=1)
+    return model.encoder, (torch.empty(8, 80, 3000, dtype=BF16, device=device).normal_(),), {}
+
+
+def recurrent(kind: str):
+    def build(device):
+        with torch.device(device):
+            model = getattr(nn, kind)(512, 1024, num_layers=2, batch_first=True, dtype=BF16).eval()
+        return model, (torch.empty(64, 128, 512, dtype=BF16, device=device).normal_(),), {}
+
+    return build
+
+
+class Recommender(nn.Module):
+    """DLRM (Naumov and others, 2019): embeddings, two perceptrons and the products of all pairs."""
+
+    def __init__(self, tables: int = 26, rows: int = 100_000, width: int = 128, dense: int = 13):
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+        self.bottom = nn.Sequential(
+            nn.Linear(dense, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU()
+        )
+        pairs = (tables + 1) * tables // 2
+        self.top = nn.Sequential(
+            nn.Linear(pairs + width, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1)
+        )
+        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
+
+    def forward(self, dense, indices, offsets):
+        x = self.bottom(dense)
+        every = [x, *(table(indices[i], offsets) for i, table in enumerate(self.embeddings))]
+        stacked = torch.stack(every, 1)
+        products = torch.bmm(stacked, stacked.mT)[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat([x, products], 1))
+
+
+def recommender(device):
+    batch, bag, device = 8192, 4, "cpu" if device == "meta" else device
+    model = Recommender().to(device).eval()
+    indices = torch.arange(26 * batch * bag, device=device).reshape(26, -1) * 7919 % 100_000
+    return model, (torch.randn(batch, 13, device=device), indices, torch.arange(batch, device=device) * bag), {}
+
+
+def graph_network(name: str):
+    def build(device):
+        layers, device = importlib.import_module("torch_geometric.nn"), "cpu" if device == "meta" else device
+
+        class Network(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = getattr(layers, name)(128, 256), getattr(layers, name)(256, 64)
+
+            def forward(self, x, edges):
+                return self.second(self.first(x, edges).relu(), edges)
+
+        number = torch.arange(1_000_000, device=device)
+        edges = torch.stack([number * 7919 % 100_000, number * 104_729 % 99_991])
+        return Network().to(device).eval(), (torch.randn(100_000, 128, device=device), edges), {}
+
+    return build
+
+
+def llama_step(device):
+    """Forward, backward and AdamW of a small Llama."""
+    device = "cpu" if device == "meta" else device
+    sizes = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 16, "num_key_value_heads": 4, "use_cache": False}
+    model = hugging_face("LlamaForCausalLM", "LlamaConfig", device, **sizes).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(ids):
+        optimizer.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (tokens(4, 512, device),), {}
+
+
+def resnet_step(device):
+    """Forward, backward and SGD of torchvision's ResNet-18 in fp32."""
+    device = "cpu" if device == "meta" else device
+    model = importlib.import_module("torchvision.models").resnet18().to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x, labels):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (torch.randn(64, 3, 224, 224, device=device), torch.arange(64, device=device)), {}
+
+
+LLAMA = {"vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 6}
+LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 4}
+QWEN = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6}
+QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+MODELS = {
+    "BERT": text("BertModel", "BertConfig", 32, 128, num_hidden_layers=6),
+    "ConvNeXt-T": vision("timm", "convnext_tiny", 64),
+    "DLRM": recommender,
+    "DistilBERT": text("DistilBertModel", "DistilBertConfig", 16, 512),
+    "EfficientNet-B0": vision("timm", "efficientnet_b0", 64),
+    "GCN": graph_network("GCNConv"),
+    "GPT-2": language("GPT2LMHeadModel", "GPT2Config", 8, 1024, n_layer=6),
+    "GRU": recurrent("GRU"),
+    "GraphSAGE": graph_network("SAGEConv"),
+    "LSTM": recurrent("LSTM"),
+    "Llama": language("LlamaForCausalLM", "LlamaConfig", 4, 1024, **LLAMA),
+    "Llama, training step": llama_step,
+    "MLP-Mixer": vision("timm", "mixer_b16_224", 64),
+    "MobileNet-V3": vision("torchvision", "mobilenet_v3_large", 64),
+    "Qwen3": language("Qwen3ForCausalLM", "Qwen3Config", 8, 512, **QWEN),
+    "RegNetY": vision("timm", "regnety_016", 64),
+    "ResNet-18, training step": resnet_step,
+    "ResNet-50": vision("torchvision", "resnet50", 64),
+    "ResNet-50, channels last": vision("timm", "resnet50", 64, channels_last=True),
+    "RoBERTa": text("RobertaModel", "RobertaConfig", 16, 256, num_hidden_layers=6, max_position_embeddings=514),
+    "Swin-T": vision("timm", "swin_tiny_patch4_window7_224", 32),
+    "T5": t5,
+    "VGG-16": vision("torchvision", "vgg16", 32),
+    "ViT-B/16": vision("timm", "vit_base_patch16_224", 64),
+    "Whisper's encoder": whisper,
+}
+HELD_OUT = sorted(MODELS)[1::2]
+
+
+def predicted(name: str) -> dict:
+    model, inputs, keywords = MODELS[name]("meta")
+    began = time.perf_counter()
+    plan = analyse(model, *inputs, keywords=keywords, device="H100")
+    kinds: dict[str, list] = {}
+    for each in plan.operations:
+        row = kinds.setdefault(each.target, [0, 0, 0.0])
+        row[0] += 1
+        row[1] += each.launches
+        row[2] += each.time * 1e6
+    return {
+        "operators": len(plan.operations),
+        "seconds": time.perf_counter() - began,
+        "eager": {"launches": plan.launches_unfused, "us": plan.time_unfused * 1e6},
+        "compiled": {"launches": plan.today.launches_fused, "us": plan.today.time_fused * 1e6},
+        "ours": {"launches": plan.launches_fused, "us": plan.time_fused * 1e6},
+        "unsure": [str(each) for each in plan.unsure],
+        "unsure_share": plan.unsure_share,
+        "by_operator": dict(sorted(kinds.items(), key=lambda each: -each[1][2])),
+    }
+
+
+def kernels_of(call) -> dict:
+    """Launches and GPU microseconds of one call, with its kernels by name: count and microseconds each."""
+    for _ in range(CALLS):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+    count, spent = Counter(), Counter()
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
+            count[event.name[:120]] += 1
+            spent[event.name[:120]] += event.device_time_total
+    names = {each: [count[each] / CALLS, spent[each] / CALLS] for each in sorted(spent, key=lambda n: -spent[n])}
+    return {"launches": count.total() / CALLS, "us": spent.total() / CALLS, "kernels": names}
+
+
+def measured(name: str) -> dict:
+    torch.manual_seed(0)
+    model, inputs, keywords = MODELS[name]("cuda")
+    training = not isinstance(model, nn.Module)
+    with torch.set_grad_enabled(training):
+        eager = kernels_of(lambda: model(*inputs, **keywords))
+        torch._dynamo.reset()
+        compiled = torch.compile(model)
+        return {"eager": eager, "compiled": kernels_of(lambda: compiled(*inputs, **keywords))}
+
+
+def _late(*_):
+    raise TimeoutError(f"not done after {LIMIT} s")
+
+
+def take(part: str, names: list[str], file: Path) -> None:
+    """Take the models' `part`, "measured" or "predicted", anew; the file is written after each."""
+    record = json.loads(file.read_text()) if file.exists() else {"measured": {}, "predicted": {}}
+    if part == "measured":
+        record |= provenance()
+    signal.signal(signal.SIGALRM, _late)
+    for name in names:
+        signal.alarm(LIMIT)
+        try:
+            found = PARTS[part](name)
+        except Exception as error:  # a model that fails is a result
+            found = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        signal.alarm(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        record[part][name] = found
+        file.write_text(json.dumps(record, indent=1) + "\n")
+        print(name, found.get("failed") or f"{found['eager']['us']:.0f} us", flush=True)
+
+
+PARTS = {"measured": measured, "predicted": predicted}
+
+
+def compared(record: dict) -> list[tuple[str, dict, dict]]:
+    """(model, what was predicted, what was measured) of those that have both."""
+    pairs = ((name, record["predicted"].get(name, {}), record["measured"].get(name, {})) for name in sorted(MODELS))
+    return [each for each in pairs if "eager" in each[1] and "eager" in each[2]]
+
+
+def ratios(ours: dict, theirs: dict) -> dict[str, float]:
+    """Predicted by measured: launches and time of eager, time of compiled, speed-up."""
+    found = {way: ours[way]["us"] / theirs[way]["us"] for way in ("eager", "compiled")}
+    launches = ours["eager"]["launches"] / theirs["eager"]["launches"]
+    return {"launches": launches, **found, "speed-up": found["eager"] / found["compiled"]}
+
+
+def errors(record: dict, held_out: bool) -> dict[str, tuple[float, float]]:
+    """What was predicted -> median and 90th percentile of the relative errors of one half of the models."""
+    of = [ratios(ours, theirs) for name, ours, theirs in compared(record) if (name in HELD_OUT) == held_out]
+    found = {}
+    for what in of[0]:
+        each = [abs(ratio[what] - 1) for ratio in of]
+        found[what] = statistics.median(each), statistics.quantiles(each, n=10, method="inclusive")[-1]
+    return found
+
+
+def page(record: dict) -> str:
+    """docs/public_models.md."""
+    versions = record["versions"]
+    lines = [
+        "# Public models: predicted and measured",
+        "",
+        f"Measured on {record['date']} on an {record['gpu']} with PyTorch {versions['torch']} and Triton",
+        f'{versions["triton"]}; predicted by `analyse(model, ..., device="H100")` on a CPU.',
+        "`benchmarks/public_models.py` has the models, at real sizes and with random weights. GPU time is the sum of",
+        "the kernels of one call, copies and fills among them; launches are those of eager PyTorch. Nothing was fitted",
+        "to the models with a star: every second one in alphabetical order, chosen before any was measured.",
+        "",
+        "| | launches | measured | eager, us | measured | | compiled, us | measured | | speed-up | measured |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, ours, theirs in compared(record):
+        off = ratios(ours, theirs)
+        speeds = [each["eager"]["us"] / each["compiled"]["us"] for each in (ours, theirs)]
+        lines.append(
+            f"| {name}{' *' if name in HELD_OUT else ''} "
+            f"| {ours['eager']['launches']} | {theirs['eager']['launches']:.0f} "
+            f"| {ours['eager']['us']:.0f} | {theirs['eager']['us']:.0f} | {off['eager'] - 1:+.0%} "
+            f"| {ours['compiled']['us']:.0f} | {theirs['compiled']['us']:.0f} | {off['compiled'] - 1:+.0%} "
+            f"| {speeds[0]:.2f} | {speeds[1]:.2f} |"
+        )
+    lines += ["", "Relative errors, median and 90th percentile:", "", "| | held out | looked at |", "|---|---|---|"]
+    halves = [errors(record, held_out) for held_out in (True, False)]
+    lines += [
+        f"| {what} | " + " | ".join(f"{half[what][0]:.0%}, {half[what][1]:.0%}" for half in halves) + " |"
+        for what in halves[0]
+    ]
+    lines += ["", *NOTES, ""]
+    left = sorted(set(MODELS) - {name for name, *_ in compared(record)})
+    for name in left:
+        why = record["predicted"][name].get("failed") or record["measured"][name].get("failed")
+        lines += [f"{name} is not in the table: {why}", ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Public models: predicted and measured.")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--predict", action="store_true")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    if unknown := [each for each in options.names if each not in MODELS]:
+        print(f"no model {unknown[0]!r}; there are {', '.join(MODELS)}", file=sys.stderr)
+        return 2
+    file = results_file().with_name(f"{results_file().stem}_models.json") if torch.cuda.is_available() else RECORD
+    for part, wanted in (("measured", options.measure), ("predicted", options.predict)):
+        if wanted:
+            take(part, options.names or list(MODELS), file)
+    if options.predict:
+        PAGE.write_text(page(json.loads(RECORD.read_text())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,357 @@
+"""What PyTorch's libraries launch for one operator, where it is not one kernel at a copy's bandwidth.
+
+    matrix product     waves of output tiles, each at what one SM's tensor cores reach; slow where a row does not start
+                       at a multiple of 16 bytes
+    convolution        a product of tiles; cuDNN converts NCHW tensors to NHWC and back; PyTorch adds the bias after it
+    batch norm         16-bit parameters are converted, and 1 / sqrt(var + eps) is a kernel of its own
+    layer norm         a block's time for each row; a tensor that is not contiguous is copied first
+    attention          cuDNN's kernel, PyTorch's first choice on Hopper, and the two fills before it
+    max pooling        writes the 64-bit position of each maximum, too
+    rows by index      each row is fetched as often as it is asked for; sums at an index are atomics
+    cuDNN's LSTM, GRU  two kernels for each layer and time step
+
+`compiled`: as Inductor calls the library: convolutions in NHWC, operands padded to aligned rows, the bias left to the
+kernel that follows.
+
+The rates are those of an H100 80GB with PyTorch 2.11, from the kernels of those models in benchmarks/public_models.py
+that are not held out; another GPU is taken to do the same per SM and clock, or per byte of its bandwidth.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from helpers.instruments import prediction
+from helpers.instruments.devices import Device
+from helpers.instruments.dry_run import EagerLaunch
+from helpers.instruments.prediction import LaunchPrediction
+
+# Output tiles of cuBLAS' and cuDNN's Hopper kernels, as their names say.
+TILES = ((256, 128), (192, 192), (192, 128), (128, 128), (128, 64), (64, 64), (320, 128))
+PRODUCT_START = 3.0e-6  # s: launch, first tiles of the operands, last tile's stores
+TILE_START = 0.9e-6  # s between one tile of a block and its next: sums stored, next operands fetched
+SPLITS = (1, 2, 4, 8)  # parts of the inner dimension, where there are few tiles
+SPLIT_TIME = 2.0e-6  # s: the sum of the parts
+CORES_SHARE = 0.6  # of the fp32 peak outside tensor cores: PyTorch's products of fp32 use no TF32 unless told to
+# Of the tensor cores' peak where rows start at no multiple of 16 bytes: older kernels with narrow copies serve them.
+UNALIGNED_SHARE = {"even": 0.13, "odd": 0.096}
+FEW_CHANNELS = 8  # below these, a convolution's copies are narrow
+FEW_CHANNELS_SHARE = 0.04
+DEPTHWISE = (5.7e-12, 0.48e-12)  # s for an output, and for each of its taps, of PyTorch's own NCHW kernel on 132 SMs
+DEPTHWISE_NHWC_BANDWIDTH = 0.36  # of the copy's bandwidth
+BATCH_NORM_BANDWIDTH = {"NCHW": 0.31, "NHWC": 0.59}  # of the data sheet's, with running statistics
+# In training, by cuDNN: forward reads x twice, backward x and the gradient; where L2 holds the tensor, and where not.
+TRAINING_BANDWIDTH = {"forward": (0.73, 0.37), "backward": (0.42, 0.25)}
+CONVERSION = 2.5e-6  # s: a vector of parameters converted
+INVERSE_DEVIATION = 1.6e-6  # s
+LAYER_NORM_START, LAYER_NORM_ROW = 2.3e-6, 1.05e-9  # s; a row of one block, on 132 SMs
+CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the peak; of a mask's FLOPs all are counted
+FILL = 0.8e-6  # s of a cudaMemset
+GATHER_BANDWIDTH = 0.70
+SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
+POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
+H100_SMS, H100_CLOCK = 132, 1.98e9  # what the times above are of
+
+
+@dataclass(frozen=True)
+class LibraryKernel:
+    """One kernel, copy or fill; time in seconds."""
+
+    name: str
+    time: float
+
+
+def library_kernels(
+    launch: EagerLaunch, predicted: LaunchPrediction, device: Device, compiled: bool = False
+) -> list[LibraryKernel]:
+    """The kernels of one operator on `device`, in order; the one that was predicted where nothing else is known.
+
+    Args:
+        launch: the operator and its tensors.
+        predicted: what prediction.py says of it, from which the bytes come that L2 does not have.
+        compiled: as Inductor calls the library.
+    """
+    name = launch.operator.overloadpacket.__name__
+    make = _MAKERS.get(name)
+    found = make(launch, predicted, device, compiled) if make else None
+    return found or [LibraryKernel(predicted.name, predicted.time)]
+
+
+def product_time(
+    batch: int, rows: int, columns: int, inner: int, dtype: torch.dtype, device: Device, aligned: str = "yes"
+) -> float:
+    """Seconds of `batch` products (rows, inner) @ (inner, columns), without what memory adds."""
+    flops = 2.0 * batch * rows * columns * inner
+    if dtype == torch.float64:
+        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"] / 2)
+    if dtype == torch.float32:
+        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"])
+    peak = _tensor_peak(dtype, device)
+    if aligned != "yes":
+        return PRODUCT_START + flops / (UNALIGNED_SHARE[aligned] * peak)
+    return _tiles_time(batch, rows, columns, inner, peak, device)
+
+
+def _tiles_time(batch: int, rows: int, columns: int, inner: int, peak: float, device: Device) -> float:
+    """Of the tile and the number of parts that end first."""
+    one_sm = prediction.MATRIX_SHARE * peak / device.sms
+    return min(
+        PRODUCT_START
+        + math.ceil(batch * math.ceil(rows / high) * math.ceil(columns / wide) * parts / device.sms)
+        * (2.0 * high * wide * inner / parts / one_sm + TILE_START)
+        + (SPLIT_TIME if parts > 1 else 0.0)
+        for shape in TILES
+        for high, wide in {shape, shape[::-1]}
+        for parts in SPLITS
+        if parts == 1 or inner // parts >= 512
+    )
+
+
+def _tensor_peak(dtype: torch.dtype, device: Device) -> float:
+    """FLOP/s; of fp32 the rate of TF32, where there are such tensor cores."""
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "tf32")
+    return device.peak_flops[name if name in device.peak_flops else "fp32"]
+
+
+def _alignment(*sizes: int) -> str:
+    """Of rows that start at multiples of these elements of 16 bits."""
+    step = math.gcd(*sizes)
+    return "yes" if step % 8 == 0 else "odd" if step % 2 else "even"
+
+
+def _leading(tensor: torch.Tensor) -> int:
+    """Elements from one row, or column, of a matrix to the next; 8, which is aligned, of a vector."""
+    strides = [stride for size, stride in zip(tensor.shape[-2:], tensor.stride()[-2:], strict=True) if size > 1]
+    return max(strides, default=8) if min(strides, default=1) <= 1 else 8
+
+
+def as_an_h100(device: Device) -> float:
+    """How much longer its SMs take together for the same instructions."""
+    return H100_SMS * H100_CLOCK / (device.sms * device.sm_clock)
+
+
+def _memory(predicted: LaunchPrediction) -> float:
+    return max(predicted.terms.get("DRAM", 0.0), predicted.terms.get("L2", 0.0))
+
+
+def _product(launch, predicted, device, compiled):
+    left, right = [each for each in launch.inputs if each.dim() >= 2][-2:]
+    if left.dtype.itemsize < 2 or left.dim() != right.dim():
+        return None
+    batch = left.shape[0] if left.dim() == 3 else 1
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    aligned = "yes"
+    if (
+        left.dtype.itemsize == 2
+        and min(rows, columns) > 1
+        and not (compiled and _is_padded(rows, columns, inner, device))
+    ):
+        aligned = _alignment(_leading(left), _leading(right), columns)
+    arithmetic = product_time(batch, rows, columns, inner, left.dtype, device, aligned)
+    return [LibraryKernel(predicted.name, max(arithmetic, PRODUCT_START + _memory(predicted)))]
+
+
+def _is_padded(rows: int, columns: int, inner: int, device: Device) -> bool:
+    """Whether Inductor pads a product to aligned rows: is_mm_compute_bound in torch/_inductor/fx_passes/pad_mm.py."""
+    intensity = rows * columns * inner / (rows * inner + inner * columns + rows * columns)
+    return intensity > device.peak_flops["bf16"] / device.memory_bandwidth
+
+
+def _bytes_time(nbytes: float, device: Device, share: float = prediction.BANDWIDTH_SHARE) -> float:
+    return prediction.LAUNCH + prediction.FIRST_ACCESS + nbytes / (share * device.memory_bandwidth)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_channels_first(x: torch.Tensor) -> bool:
+    return x.dim() == 4 and x.shape[1] > 1 and x.stride(1) != 1
+
+
+def _convolution(launch, predicted, device, compiled):
+    given = launch.arguments
+    x, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
+    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or given.get("transposed"):
+        return None
+    result = launch.results[0]
+    kernels = _convolved(x, weight, result, given.get("groups", 1), predicted, device, compiled)
+    if isinstance(bias, torch.Tensor) and not compiled:
+        kernels.append(LibraryKernel("add the bias", _bytes_time(2 * _size(result), device)))
+    return kernels
+
+
+def _convolution_backward(launch, predicted, device, compiled):
+    given = launch.arguments
+    gradient, x, weight = given.get("grad_output"), given.get("input"), given.get("weight")
+    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or given.get("transposed"):
+        return None
+    wanted = list(given.get("output_mask", (True, True, False)))
+    kernels = []
+    for one in range(2):
+        if wanted[one]:
+            kernels += _convolved(x, weight, gradient, given.get("groups", 1), predicted, device, compiled)
+    if wanted[2] and not compiled:
+        kernels.append(LibraryKernel("sum of the bias's gradient", _bytes_time(_size(gradient), device)))
+    return kernels
+
+
+def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[LibraryKernel]:
+    """One of the three products of a convolution, which all have the same factors in another order."""
+    outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
+    positions = result.numel() // result.shape[1]
+    first = _is_channels_first(x) and not compiled
+    name = predicted.name
+    if channels == 1 and groups > 1:
+        if first:
+            return [
+                LibraryKernel(
+                    name, LAUNCHED + result.numel() * (DEPTHWISE[0] + DEPTHWISE[1] * taps) * as_an_h100(device)
+                )
+            ]
+        share = prediction.BANDWIDTH_SHARE * DEPTHWISE_NHWC_BANDWIDTH
+        return [LibraryKernel(name, _bytes_time(_size(x) + _size(result), device, share))]
+    flops = 2.0 * result.numel() * channels * taps
+    # cuDNN's convolutions of fp32 use TF32 unless told not to (torch.backends.cudnn.allow_tf32).
+    peak = _tensor_peak(x.dtype, device)
+    if x.shape[1] < FEW_CHANNELS:
+        time = PRODUCT_START + flops / (FEW_CHANNELS_SHARE * peak) + _memory(predicted)
+        return [LibraryKernel(name, time)]
+    if first and taps == 1 and x.dtype.itemsize == 2:
+        # A product for each image, whose rows are the pixels of a channel.
+        area = math.prod(result.shape[2:])
+        aligned = _alignment(area)
+        time = product_time(x.shape[0], outputs, area, channels, x.dtype, device, aligned)
+        return [LibraryKernel(name, max(time, PRODUCT_START + _memory(predicted)))]
+    time = max(
+        _tiles_time(groups, positions, outputs // groups, channels * taps, peak, device),
+        PRODUCT_START + _memory(predicted),
+    )
+    kernels = [LibraryKernel(name, time)]
+    if first:
+        kernels = [
+            LibraryKernel("input to NHWC", _bytes_time(2 * _size(x), device)),
+            LibraryKernel("weight to NHWC", _bytes_time(2 * _size(weight), device)),
+            *kernels,
+            LibraryKernel("result to NCHW", _bytes_time(2 * _size(result), device)),
+        ]
+    return kernels
+
+
+def _batch_norm(launch, predicted, device, compiled):
+    given = launch.arguments
+    x = given.get("input")
+    if not isinstance(x, torch.Tensor):
+        return None
+    if given.get("training", True):
+        return [LibraryKernel(predicted.name, _statistics_time("forward", 3, x, device))]
+    share = BATCH_NORM_BANDWIDTH["NCHW" if _is_channels_first(x) else "NHWC"]
+    kernels = [LibraryKernel("1 / sqrt(var + eps)", INVERSE_DEVIATION)]
+    if x.dtype.itemsize == 2:
+        kernels.insert(0, LibraryKernel("parameters to fp32", CONVERSION))
+    moved = predicted.terms.get("DRAM", 0.0) * prediction.THROUGHPUTS["layer norm"].bandwidth / share
+    return [*kernels, LibraryKernel(predicted.name, LAUNCHED + moved)]
+
+
+def _batch_norm_backward(launch, predicted, device, compiled):
+    x = launch.arguments.get("input")
+    if not isinstance(x, torch.Tensor) or not launch.arguments.get("train", True):
+        return None
+    return [LibraryKernel(predicted.name, _statistics_time("backward", 5, x, device))]
+
+
+def _statistics_time(way: str, passes: int, x: torch.Tensor, device: Device) -> float:
+    held, streamed = TRAINING_BANDWIDTH[way]
+    return _bytes_time(passes * _size(x), device, held if _size(x) < device.l2_cache else streamed)
+
+
+def _layer_norm(launch, predicted, device, compiled):
+    x = launch.inputs[0]
+    rows = x.numel() // math.prod(launch.arguments["normalized_shape"])
+    share = prediction.THROUGHPUTS["layer norm"].bandwidth / prediction.BANDWIDTH_SHARE
+    time = LAYER_NORM_START + rows * LAYER_NORM_ROW * as_an_h100(device) + share * predicted.terms.get("DRAM", 0.0)
+    kernels = [LibraryKernel(predicted.name, time)]
+    if not x.is_contiguous():
+        kernels.insert(0, LibraryKernel("copy to contiguous rows", _copy_time(x, device)))
+    return kernels
+
+
+def _copy_time(x: torch.Tensor, device: Device) -> float:
+    slowest = x.numel() / (prediction.THROUGHPUTS["transposing"].results * device.sms * device.sm_clock)
+    return LAUNCHED + max(2 * _size(x) / (prediction.BANDWIDTH_SHARE * device.memory_bandwidth), slowest)
+
+
+def _attention(launch, predicted, device, compiled):
+    q, k = launch.inputs[:2]
+    if device.compute_capability < (9, 0) or q.dtype.itemsize != 2 or q.dim() != 4:
+        return None
+    given = launch.arguments
+    mask = next((given[name] for name in ("attn_bias", "attn_mask") if given.get(name) is not None), None)
+    way = "masked" if mask is not None else "causal" if given.get("is_causal") else "full"
+    flops = 4.0 * q.numel() * k.shape[-2] / (2 if way == "causal" else 1)
+    peak = _tensor_peak(q.dtype, device)
+    time = max(flops / (CUDNN_ATTENTION_SHARE[way] * peak), _memory(predicted))
+    return [
+        LibraryKernel("fill", FILL),
+        LibraryKernel("fill", FILL),
+        LibraryKernel(predicted.name, PRODUCT_START + time),
+    ]
+
+
+def _pooling(launch, predicted, device, compiled):
+    x = launch.inputs[0]
+    moved = _size(x) + sum(map(_size, launch.results))
+    return [LibraryKernel(predicted.name, _bytes_time(moved, device, POOLING_BANDWIDTH))]
+
+
+def _pooling_backward(launch, predicted, device, compiled):
+    moved = sum(map(_size, launch.results)) + sum(_size(each) for each in launch.inputs if each.dim() == 4)
+    return [LibraryKernel(predicted.name, _bytes_time(moved, device, POOLING_BACKWARD_BANDWIDTH))]
+
+
+def _gather(launch, predicted, device, compiled):
+    return [LibraryKernel(predicted.name, _bytes_time(2 * _size(launch.results[0]), device, GATHER_BANDWIDTH))]
+
+
+def _scatter(launch, predicted, device, compiled):
+    source = launch.arguments.get("src", launch.arguments.get("source"))
+    if not isinstance(source, torch.Tensor):
+        return None
+    atomics = source.numel() / (SCATTERED * device.sms * device.sm_clock)
+    return [LibraryKernel(predicted.name, LAUNCHED + max(_memory(predicted), atomics))]
+
+
+def _recurrent(launch, predicted, device, compiled):
+    given = launch.arguments
+    x, hidden, weights = given["x"], given["hidden"][0], given["weights"]
+    layers, width = hidden.shape[0], hidden.shape[-1]
+    batch_first = given.get("batch_first")
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
+    gates = weights[0].shape[0]
+    step = product_time(1, batch, gates, width, x.dtype, device)
+    pointwise = LAUNCHED
+    inputs = product_time(1, batch * steps, gates, max(x.shape[-1], width), x.dtype, device)
+    kernels = [LibraryKernel("products of the inputs", inputs)] * layers
+    return kernels + [LibraryKernel("product of a step", step), LibraryKernel("gates of a step", pointwise)] * (
+        layers * steps
+    )
+
+
+LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS
+_MAKERS = {
+    **dict.fromkeys("mm addmm bmm baddbmm".split(), _product),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "native_layer_norm": _layer_norm,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "max_pool2d_with_indices": _pooling,
+    "max_pool2d_with_indices_backward": _pooling_backward,
+    **dict.fromkeys(("index_select", "embedding"), _gather),
+    **dict.fromkeys("scatter_add scatter_add_ index_add index_add_".split(), _scatter),
+    "cudnn_rnn": _recurrent,
+}

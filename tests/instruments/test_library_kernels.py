@@ -1,0 +1,124 @@
+"""What libraries launch around one operator, and the public models whose kernels were counted on a GPU."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks import public_models
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.fusion import analyse
+from helpers.instruments.fusion.library_kernels import product_time
+
+BF16 = torch.bfloat16
+
+
+def meta(*shape, dtype=BF16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launches(model, *inputs) -> int:
+    return analyse(model, *inputs, device="H100").launches_unfused
+
+
+def seconds(model, *inputs) -> float:
+    return analyse(model, *inputs, device="H100").time_unfused
+
+
+def convolution(channels=64, size=3, groups=1, bias=False):
+    return nn.Conv2d(channels, channels, size, padding=size // 2, groups=groups, bias=bias, dtype=BF16, device="meta")
+
+
+def test_a_convolution_of_nchw_tensors_is_converted_and_one_in_nhwc_is_not():
+    x = meta(8, 64, 28, 28)
+    last = x.to(memory_format=torch.channels_last)
+    assert launches(convolution(), x) == 4
+    assert launches(convolution(bias=True), x) == 5
+    assert launches(convolution().to(memory_format=torch.channels_last), last) == 1
+    assert launches(convolution(size=1), x) == 1
+    assert launches(convolution(groups=64), x) == 1
+
+
+def test_a_result_in_nhwc_stays_so_for_the_next_operator():
+    """A batch of NHWC images through two convolutions: nothing is converted between them."""
+    model = nn.Sequential(convolution(), nn.ReLU(), convolution()).to(memory_format=torch.channels_last)
+    assert launches(model, meta(8, 64, 28, 28).to(memory_format=torch.channels_last)) == 3
+
+
+def test_what_is_elementwise_on_nhwc_tensors_takes_as_long_as_on_nchw():
+    x = meta(64, 64, 56, 56)
+    assert seconds(torch.relu, x.to(memory_format=torch.channels_last)) == pytest.approx(seconds(torch.relu, x))
+    assert seconds(lambda x: x.mT.contiguous(), x) > 1.2 * seconds(torch.relu, x)
+
+
+def test_batch_norm_of_16_bits_converts_its_parameters():
+    norm = nn.BatchNorm2d(64, device="meta").eval()
+    assert launches(norm, meta(8, 64, 28, 28, dtype=torch.float32)) == 2
+    assert launches(norm.to(BF16), meta(8, 64, 28, 28)) == 3
+
+
+def test_layer_norm_copies_what_is_not_contiguous():
+    norm = nn.LayerNorm(768, device="meta", dtype=BF16)
+    assert launches(norm, meta(64, 196, 768)) == 1
+    assert launches(norm, meta(64, 768, 196).mT) == 2
+
+
+def test_attention_on_hopper_is_cudnns_with_two_fills():
+    q = meta(2, 8, 512, 64)
+    found = analyse(functional.scaled_dot_product_attention, q, q, q, device="H100")
+    assert (found.launches_unfused, found.operations[0].added_launches) == (3, 2)
+    assert analyse(functional.scaled_dot_product_attention, q, q, q, device="A100").launches_unfused == 1
+
+
+def test_a_recurrent_layer_has_two_kernels_a_step():
+    model = nn.LSTM(512, 1024, num_layers=2, batch_first=True, dtype=BF16, device="meta")
+    assert launches(model, meta(64, 128, 512)) == pytest.approx(560, rel=0.1)  # what an H100 launched
+
+
+@pytest.mark.parametrize(("columns", "least", "most"), [(50304, 0.9, 1.1), (50258, 5, 9), (50257, 6, 12)])
+def test_rows_that_start_off_16_bytes_cost_a_product_its_fast_kernels(columns, least, most):
+    """GPT-2's vocabulary of 50,257: 6634 us where 700 TFLOP/s would take 900 (H100, PyTorch 2.11)."""
+    x = meta(8192, 768)
+    times = [seconds(nn.Linear(768, n, bias=False, dtype=BF16, device="meta"), x) for n in (columns, 50304)]
+    assert least < times[0] / times[1] < most
+
+
+def test_a_product_takes_whole_waves_of_tiles():
+    """4096 x 768 tokens: 132 tiles of 192 x 128, one for each SM (14 us on an H100 with a quarter of them 4 times as
+    deep); one row of tiles more takes a second wave."""
+    time = [product_time(1, rows, 768, 768, BF16, DEVICES["H100"]) for rows in (4096, 4097 + 192)]
+    assert time[0] == pytest.approx(10.1e-6, rel=0.1)
+    assert time[1] > 1.15 * time[0]
+
+
+RECORD = public_models.RECORD
+
+
+@pytest.fixture(scope="module")
+def record():
+    return json.loads(RECORD.read_text())
+
+
+def test_every_model_was_measured_or_says_why_not(record):
+    assert set(record["measured"]) == set(record["predicted"]) == set(public_models.MODELS)
+    assert sorted(public_models.MODELS)[1::2] == public_models.HELD_OUT
+    assert len(public_models.compared(record)) >= 22
+
+
+def test_the_held_out_models_are_predicted_as_the_page_says(record):
+    errors = public_models.errors(record, held_out=True)
+    assert errors["launches"][0] <= 0.10
+    assert errors["eager"][0] <= 0.15
+    assert errors["eager"][1] <= 0.30
+    assert errors["compiled"][0] <= 0.15
+    assert errors["speed-up"][0] <= 0.10
+    assert public_models.page(record) == public_models.PAGE.read_text(), "python -m benchmarks.public_models --predict"
+
+
+@pytest.mark.parametrize("name", ["DLRM", "GRU", "LSTM"])  # which need no package
+def test_the_recorded_predictions_are_todays(name, record):
+    found = public_models.predicted(name)
+    for way in ("eager", "compiled"):
+        assert found[way] == pytest.approx(record["predicted"][name][way], rel=1e-6)
