@@ -89,7 +89,7 @@ def settings(classes: int, dtype: torch.dtype, smoothed: bool = False) -> dict:
 
 
 def per_row(logits: Tensor, *values: int) -> Tensor:
-    """Allocate so many values per row, in fp32 (fp64 for fp64 logits)."""
+    """Allocate that many values per row, in fp32 (fp64 for fp64 logits)."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return torch.empty((*logits.shape[:-1], *values), dtype=dtype, device=logits.device)
 

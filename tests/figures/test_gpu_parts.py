@@ -67,5 +67,5 @@ def test_findings_by_hand(lit, finding):
 def test_what_it_refuses():
     with pytest.raises(ValueError, match="no part of the picture is called 'HBM': choose from memory"):
         gpu_picture("H200", lit="HBM")
-    with pytest.raises(ValueError, match="no device is named"):
+    with pytest.raises(ValueError, match="unknown device"):
         gpu_picture("H2000")
