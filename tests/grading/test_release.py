@@ -152,5 +152,5 @@ def test_an_exercise_that_holds_an_answer_is_not_released(tmp_path, monkeypatch,
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     assert main(["release", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"fusion: {tmp_path} is not empty: give a new folder\n"
+    assert capsys.readouterr().err == f"fusion: {tmp_path} is not empty: choose a new folder\n"
     assert os.listdir(tmp_path) == ["mine"]
