@@ -1,4 +1,4 @@
-"""Beside each passed exercise: your kernel and the catalogue's, on a GPU that need not be there."""
+"""Compare your kernel with ours after each passed exercise, for a GPU you may not have."""
 
 import functools
 
@@ -21,7 +21,7 @@ RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}
 def compare_with_ours(
     mine, op, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, passed: str = "values"
 ) -> str:
-    """Your function and one of the catalogue on an H200: predicted, and what was recorded of the catalogue's.
+    """Compare your function with one of ours on an H200: predicted times, and the recorded time of ours.
 
     On a machine with a GPU both are timed there instead, in turns, L2 cold.
 

@@ -108,7 +108,7 @@ def test_every_module_of_it_is_imported_without_the_grader_and_its_own_command_r
     assert len(run.stdout.split()) > 80
     assert all(Path(line).is_relative_to(tree) for line in run.stdout.split())
     own, *told = run.stderr.splitlines()
-    assert "there is no notebook none.ipynb: give one of exercises/" in own
+    assert "no notebook none.ipynb: choose one of exercises/" in own
     needs = "fusion: {} needs helpers/grading, which is not in {}: run it in the course's repository"
     assert told == [needs.format(command.split()[0], tree) for command in commands[1:]]
 

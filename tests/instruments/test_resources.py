@@ -609,7 +609,7 @@ def specialized_warps(a, b, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
         (broken, F32[:1], {"BLOCK": 64}, ValueError, "broken_inside, `return y.missing`: AttributeError("),
         (bad_assembly, I32[:1], {"BLOCK": 128}, ValueError, "H100: Not a name of any known instruction: 'foo'"),
         (scaled, F32[:1], {"BLOCK": 64, "num_warps": 3}, ValueError, "num_warps is a power of two from 1 to 32, got 3"),
-        (scaled, F32[:1], {"BLOCK": 64, "maxnreg": 256}, ValueError, "maxnreg is 1 to 255 registers a thread, got 256"),
+        (scaled, F32[:1], {"BLOCK": 64, "maxnreg": 256}, ValueError, "maxnreg is 1 to 255 registers per thread, got 256"),
         (scaled, F32[:1], {"BLOCK": 64, "device": "H1000"}, ValueError, "the nearest is 'H100'"),
         (
             scaled,

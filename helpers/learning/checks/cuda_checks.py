@@ -30,15 +30,15 @@ softmax_of_rows = functools.partial(torch.softmax, dim=-1)
 
 @as_check
 def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int], scales: Iterable[float]) -> str:
-    """Run the kernel, a block a row, and compare it with `reference`, to twice PyTorch's own error.
+    """Run the kernel, one block per row, and compare it with `reference`, to twice PyTorch's own error.
 
     Args:
         answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
         columns: the widths that are tried, the simplest first.
-        scales: of x, which is drawn from the normal distribution: each is tried. The last row lies below -200;
-            where x is scaled, the second holds one number, far lower still.
+        scales: of x, which is drawn from the normal distribution: each is tried. The last row is below -200; where x is
+            scaled, the second holds one value, far lower still.
         name: the check's name.
     """
     widths = list(columns)
@@ -96,7 +96,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
 def check_cuda_code(
     answer: Callable, columns: Iterable[int], device: str = "H100", reference: Callable = softmax_of_rows
 ) -> str:
-    """Compile the kernel: everything in registers, and 16 bytes a load and store where rows allow it.
+    """Compile the kernel: everything in registers, and 16 bytes per load and store where rows allow it.
 
     Args:
         answer, columns, reference: as of check_cuda_memory_safety.
@@ -125,7 +125,7 @@ def check_cuda_code(
 
 
 def require_large_offsets(answer: Callable, reference: Callable) -> None:
-    """Raise AnswerError where a row that lies past 2^31 elements is not found."""
+    """Raise AnswerError if a row past 2^31 elements is not found."""
     chosen, kernel = compiled(answer, LARGE_COLUMNS)
     _, x, y = launched(chosen, kernel, LARGE_COLUMNS)
     require_right_values(x, y, reference, f"{LARGE_COLUMNS} columns")
@@ -141,7 +141,7 @@ def require_large_offsets(answer: Callable, reference: Callable) -> None:
 
 
 def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None:
-    """Raise AnswerError where warps ask more often than with 16 bytes a lane, whatever else the binary holds."""
+    """Raise AnswerError if warps make more requests than 16 bytes per lane need, whatever else the binary holds."""
     requests = sum(line.requests for line in traffic.by_line.values())
     least = 2 * x.nbytes // (16 * WARP)  # x loaded and y stored
     if requests > 1.25 * least:
@@ -152,7 +152,7 @@ def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None
 
 
 def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, CudaKernel]:
-    """What was answered for a width, and its kernel."""
+    """Return the answer for a width, and its kernel."""
     chosen = answer(width)
     if not isinstance(chosen, dict) or set(chosen) != KEYS:
         raise AnswerError(
@@ -176,7 +176,7 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
 
 
 def run(answer: Callable, width: int, scale: float = 1.0) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
-    """What was answered for a width, launched."""
+    """Launch the answer for a width."""
     return launched(*compiled(answer, width), width, scale)
 
 
@@ -202,7 +202,7 @@ def launched(
 def require_right_values(
     x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str, look_at: str = FIRST_WRONG
 ) -> None:
-    """Raise AnswerError where y lies further from the reference than twice PyTorch's own error."""
+    """Raise AnswerError if y is further from the reference than twice PyTorch's own error."""
     expected = reference(x)
     wrong = differs(y, reference(x.double()), expected)
     if wrong.any():

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a seed: the numbers behind it, and checks of what drops, and how often."""
+"""Dropout whose mask is a function of a seed: its random numbers, and checks of which elements drop, and how often."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from kernels.philox import philox
 
 
 def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Which elements dropout keeps, (elements,) of bool: those for which `tl.rand(seed, element)` is p or more."""
+    """Return the elements dropout keeps, (elements,) of bool: those with `tl.rand(seed, element)` at least p."""
     # p is rounded to float32 as a kernel's argument is.
     return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
 
@@ -139,7 +139,8 @@ def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols:
 
 @as_check
 def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, rows: int = 3, cols: int = 700) -> str:
-    """On ones, `forward(x, bias, residual, p, seed)` and `backward(grad, p, seed)` must be 0 at the same elements.
+    """Check that on ones, `forward(x, bias, residual, p, seed)` and `backward(grad, p, seed)` are 0 at the same
+    elements.
 
     Args:
         forward, backward: the learner's functions.
@@ -165,7 +166,7 @@ def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, 
 
 
 def result_of(answer: Callable, inputs: tuple, what: str) -> torch.Tensor:
-    """What a call gives, under the meter; AnswerError where it has not the first input's shape whole."""
+    """Return a call's result, under the meter; AnswerError unless it has the first input's full shape."""
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))

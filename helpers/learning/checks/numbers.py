@@ -26,13 +26,13 @@ def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
 def check_numbers(
     answer: Callable, expected: Callable, questions: Iterable[tuple], parts: tuple[str, ...] = (), within: float = 0.01
 ) -> str:
-    """Ask `answer` each question, and compare what it gives with what `expected` gives; the first that differs is told.
+    """Call `answer` on each question, compare its result with that of `expected`, and report the first that differs.
 
     Args:
         answer: the learner's function of plain values.
         expected: the same, known to be right: a number, a string, a set of strings, or a tuple of numbers.
         questions: arguments, the simplest first.
-        parts: what the numbers of a tuple are called, with their unit: "bytes", "FLOP".
+        parts: names of a tuple's numbers, with their unit: "bytes", "FLOP".
         within: by how much a number may differ, relative to it.
         name: the check's name.
     """
@@ -46,7 +46,7 @@ def check_numbers(
 def check_counts(
     answer: Callable, snippet: Callable, inputs: Callable, questions: Iterable[tuple], parts: tuple[str, ...]
 ) -> str:
-    """Compare what `answer` counts with what the meter sees; the first question that differs is told, launch by launch.
+    """Compare the counts of `answer` with the meter's, and report the first question that differs, launch by launch.
 
     Args:
         answer: the learner's function of a question, giving as many whole numbers as there are parts.
@@ -119,7 +119,7 @@ def listed(value: object) -> object:
 
 
 def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:
-    """Whether these are the expected numbers in another order."""
+    """Return whether these are the expected numbers in another order."""
     if not all(isinstance(number, numbers.Real) for number in (*got, *expected)):
         return False
 
@@ -154,7 +154,7 @@ RETURN = "what your function returns: print shows a value and returns None"
 
 
 def times_off(got: float, expected: float) -> str:
-    """Where to look, from the factor by which a number is off."""
+    """Return where to look, given the factor by which a number is off."""
     ratio = got / expected if expected else 0
     if not math.isfinite(ratio):
         return "that number, which is not finite"
@@ -180,6 +180,6 @@ def times_off(got: float, expected: float) -> str:
 
 def shown(value: object) -> str:
     if isinstance(value, numbers.Real) and not isinstance(value, int):
-        value = float(value)  # NumPy's say what they are beside what they say
+        value = float(value)  # NumPy's repr includes the type
     text = f"{value:.6g}" if isinstance(value, float) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
