@@ -58,8 +58,8 @@ class CourseContents(AsyncLargeFileManager):
 
 
 async def _comms(kernel) -> set[str]:
-    """Return the kernel's open widgets. The query uses the channel that a busy kernel answers; a starting kernel has
-    none."""
+    """Return the kernel's open widgets. The query uses the channel that a busy kernel answers; a starting kernel has no
+    widgets."""
     client = kernel.client()
     try:
         client.start_channels(shell=False, iopub=False, stdin=False, hb=False)

@@ -351,7 +351,7 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
     Args:
         operation: the public function's name, for the message.
         name: the argument's. LIMITS has the range of those shared by all operations.
-        value: what the caller gave.
+        value: the caller's.
         kind: bool, int, float or str. An int is accepted as a float, a bool as neither, a NumPy or PyTorch scalar as
             none of them.
         optional: whether None stands for a value that the operation chooses.

@@ -13,9 +13,9 @@ with `root`, device and inode of the sandbox's root, and two descriptors: a proc
 whose closing ends the sandbox. It answers with an empty line, or with the reason for refusing.
 
 A fork drops everything it shares with the server before it reads a byte of a submission: it enters every namespace of
-    the sandbox at once, closes all descriptors but that pipe's, gives up all privileges, and takes on limits and a
-    filter of system calls. Only a copy of the server's memory remains: libraries, and the same address layout for each
-    fork.
+the sandbox at once, closes all descriptors except that pipe's, gives up all privileges, and takes on limits and a
+filter of system calls. Only a copy of the server's memory remains: libraries, and the same address layout for each
+fork.
 """
 
 import contextlib

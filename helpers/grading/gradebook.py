@@ -70,7 +70,7 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether there is any grade: from checks, or by hand."""
+        """True if there is any grade: from checks, or by hand."""
         return self.earned is not None or any(mark.points for mark in self.marks)
 
     @property

@@ -31,7 +31,7 @@ def answers_kept(report: Path) -> list[tuple[str, Result]]:
     kept = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((report / "results").glob("*/*.json"))]
     found = [(each["student"], result_from_json(each["result"])) for each in kept if "result" in each]
     if not found:
-        raise FileNotFoundError(f"{report} holds no results: give the --out folder of a `fusion grade`")
+        raise FileNotFoundError(f"{report} holds no results: pass the --out folder of a `fusion grade`")
     return sorted(found, key=lambda each: (each[1].exercise, each[0]))
 
 

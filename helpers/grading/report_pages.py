@@ -1,7 +1,7 @@
 """The report as pages: each is one file, which loads nothing and runs nothing.
 
 Everything from a submission, its name included, is treated as plain text: it is escaped, and characters that are
-    invisible or change the direction of text appear as a replacement character.
+invisible or change the direction of text appear as a replacement character.
 """
 
 from collections import Counter

@@ -2,9 +2,8 @@
 
 `dry_run` gives a function tensors of the right shapes that hold zeros and take no memory. Operators of PyTorch are
 not computed: their results have the right shape and hold zeros again. A few programs of each Triton launch are
-    interpreted (the first, the last and some between), each metered separately, and the rest are assumed to be like
-    them. The rules are those of the traffic meter, on a GPU: an operator that PyTorch has as one GPU kernel is one
-    launch.
+interpreted (the first, the last and some between), each metered separately, and the rest are assumed to be like them.
+The rules are those of the traffic meter, on a GPU: an operator that PyTorch has as one GPU kernel is one launch.
 """
 
 import contextlib

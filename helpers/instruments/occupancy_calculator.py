@@ -178,7 +178,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many blocks of a kernel an SM holds, and why.
+    """The number of a kernel's blocks that an SM holds, and the limits.
 
     Attributes:
         compute_capability: the SM's, such as (9, 0).

@@ -1,7 +1,7 @@
 """The most memory that a call holds at one time, beyond what was there before it, and its largest tensor.
 
 Every operator that PyTorch dispatches is seen, including the backward pass: its allocations count until the last tensor
-    that shares the storage is gone. Memory that an operator allocates and frees internally is not seen.
+that shares the storage is gone. Memory that an operator allocates and frees internally is not seen.
 """
 
 import weakref

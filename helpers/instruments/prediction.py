@@ -37,9 +37,9 @@ Other devices are taken to reach the same share of their bandwidth and the same 
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those of shapes that
 nothing was fitted to apart: there half of them are a sixth off or less, and one in ten is off by two fifths or more.
 Mostly the time is too short: PyTorch's norms on rows that are not a multiple of 4 elements, our kernels on lengths that
-    are not a multiple of 8, very few rows. Tiled kernels of ours at shapes held out are off by a quarter in the median,
-    and PyTorch's convolutions and attention in steps by half: too short again, on small sizes and on rows that no
-    descriptor can store.
+are not a multiple of 8, very few rows. Tiled kernels of ours at shapes held out are off by a quarter in the median, and
+PyTorch's convolutions and attention in steps by half: too short again, on small sizes and on rows that no descriptor
+can store.
 """
 
 import math
@@ -88,7 +88,7 @@ PIPELINES = {
 _PIPELINE = {opcode: (name, cycles) for name, (cycles, opcodes) in PIPELINES.items() for opcode in opcodes.split()}
 PRODUCTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}  # operands' dtype -> that of the peak
 BESIDE_PRODUCTS = 0.45  # of a tiled kernel's other arithmetic is not hidden by its matmuls
-SUB_PARTITIONS = 4  # of an SM, each issuing one instruction a clock
+SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def predict(fn: Callable, *args, device: str | Device = "H200") -> Prediction:
 def dry_run_for(device: Device, fn: Callable, *args) -> list[EagerLaunch | TritonLaunch]:
     """The launches of `fn(*args)` on `device`, for prediction_of and report.compiled; errors as of `predict`."""
     if device.sms is None:
-        raise ValueError(f"{device.name} is a CPU: name a GPU to predict for, such as device='H200'")
+        raise ValueError(f"{device.name} is a CPU: choose a GPU to predict for, such as device='H200'")
     return dry_run(fn, *args, multiprocessors=device.sms)
 
 

@@ -42,7 +42,7 @@ from kernels.interpreter import configurations, runtime
 
 OLDEST = (7, 5)  # the lowest compute capability that Triton and its assembler target
 TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
-LOG_FILE = "ptxas.log"  # kept in Triton's cache beside the cubin that it tells of
+LOG_FILE = "ptxas.log"  # kept in Triton's cache next to its cubin
 
 # The key of this Triton in Triton's cache, where there is no GPU: Triton itself reads its library's 460 MB in every
 # process that compiles.
@@ -283,7 +283,7 @@ def _configured(kernel, args: tuple, options: dict) -> Iterator[tuple]:
 
 
 def _apart(argument):
-    """Return a copy of a tensor descriptor, for a hook to change, or a tensor without data, for it to zero."""
+    """Return a copy of a tensor descriptor, for a hook to change, or a tensor without data for it to zero."""
     if isinstance(argument, torch.Tensor):
         return argument.to("meta")
     return copy.copy(argument) if isinstance(argument, TensorDescriptor) else argument
@@ -359,7 +359,7 @@ def _entry_file(ptx: str) -> str:
 
 def _target(device: Device) -> GPUTarget:
     if device.compute_capability is None:
-        raise ValueError(f"{device.name} is a CPU: name a GPU to compile for, such as device='H100'")
+        raise ValueError(f"{device.name} is a CPU: choose a GPU to compile for, such as device='H100'")
     limits(device.compute_capability)
     major, minor = device.compute_capability
     if (major, minor) < OLDEST:
@@ -546,7 +546,7 @@ def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H10
         device: a name in DEVICES.
 
     Raises:
-        ValueError, TypeError: as compile_for; or no such module or kernel, or an argument that is none of these.
+        ValueError, TypeError: as compile_for; or no such module or kernel, or an unsupported argument.
     """
     module_name, colon, name = where.partition(":")
     if not (module_name and colon and name):

@@ -1,7 +1,7 @@
 """Read a Chrome trace from torch.profiler as a GPU timeline: kernels, gaps, and a rule for what to fuse.
 
 The rule uses two signs visible in any trace: consecutive kernels that are not matmuls, and so move bytes, and gaps
-    longer than the kernel before them, which more launches from Python would only lengthen.
+longer than the kernel before them, which more launches from Python would only lengthen.
 """
 
 import json

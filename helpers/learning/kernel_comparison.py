@@ -38,9 +38,7 @@ def compare_with_ours(
     record = recorded()
     times = record.times(op.name, shape, "bfloat16")
     if passed not in latest or latest[passed].state != PASS:
-        return Unquoted(
-            f"Once the check {passed!r} has passed, run this cell again: your kernel beside the catalogue's."
-        )
+        return Unquoted(f"Once the check {passed!r} has passed, run this cell again: your kernel vs ours.")
     inputs = op.inputs(*shape, dtype=dtype, device="cuda" if runtime.has_gpu() else "meta")
     functions = {"yours": mine, "the catalogue's": op.fused}
     calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}

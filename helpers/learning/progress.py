@@ -163,7 +163,7 @@ def report(folder: Path) -> str:
     """
     found = [each for path in sorted(folder.glob("*.ipynb")) if (each := progress_of(path)) is not None]
     if not found:
-        raise FileNotFoundError(f"{folder} holds no exercise: give the folder of the exercise notebooks")
+        raise FileNotFoundError(f"{folder} holds no exercise: pass the folder of the exercise notebooks")
     earned, points = sum(each.earned for each in found), sum(sum(each.points.values()) for each in found)
     total = f"{earned:g} of {points:g} points"
     return "\n".join([*map(str, found), f"{'':28} {total}", f"Kept in {folder / FOLDER}."])

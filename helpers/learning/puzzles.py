@@ -56,7 +56,7 @@ def puzzle(
         raise ValueError(f"{programs} programs: a puzzle has 1 to {MAX_PROGRAMS}")
     for name, x in zip(kernel.arg_names, inputs, strict=False):
         if x.unique().numel() < x.numel():
-            raise ValueError(f"{name} of {kernel.fn.__name__} has equal numbers: give a puzzle distinct ones")
+            raise ValueError(f"{name} of {kernel.fn.__name__} has equal numbers: use distinct ones in a puzzle")
     out = torch.full_like(wanted, torch.nan, memory_format=torch.contiguous_format)
     try:
         traffic, accesses = trace(_named(kernel, programs, more, len(inputs) + 1), *inputs, out)

@@ -1,7 +1,7 @@
 """Read a learner's notebook: the source of its answer cells, and nothing else.
 
 An exercise notebook carries its own original, written by the build: its code cells, the points of each check and a
-    check's output for a pass. So an edited, deleted or moved check cell runs in its original form.
+check's output for a pass. So an edited, deleted or moved check cell runs in its original form.
 """
 
 import json

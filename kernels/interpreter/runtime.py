@@ -448,8 +448,8 @@ def _added_as_by_a_block(data: np.ndarray) -> np.ndarray:
     """Sums of 16-bit floats along the last axis, rounded at each addition, as a block adds a row that it loaded.
 
     Each lane adds its own values one after another: 16 contiguous bytes, then 16 more a block's width further, and so
-        on. Then lanes are added in halves, then warps. That is the order of Triton 3.6's `tl.sum` on an H200; other
-        versions, and tiles with another lane layout, round in another order, equally often.
+    on. Then lanes are added in halves, then warps. That is the order of Triton 3.6's `tl.sum` on an H200; other
+    versions, and tiles with another lane layout, round in another order, equally often.
     """
     length = data.shape[-1]
     side_by_side = min(VECTOR // data.itemsize, max(1, length // (LANES * _warps)))

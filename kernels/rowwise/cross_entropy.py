@@ -207,7 +207,7 @@ def cross_entropy(
 
     Returns:
         Losses of shape (...), or one, in fp32 (fp64 for fp64 logits), as is the arithmetic, whatever autocast says. A
-        row of nothing but -inf, with NaN or with inf in it has the loss NaN, as in PyTorch.
+        row of only -inf, or with NaN or inf in it, has the loss NaN, as in PyTorch.
 
     Raises:
         TypeError: logits are not a floating-point tensor, labels not one of int64, or `more` is given.

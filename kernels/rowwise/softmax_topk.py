@@ -4,9 +4,8 @@
     fused     read x once, write y, values and indices once          4 B/element in 16 bits
 
 The k largest of a row are found without sorting it: k times the largest is taken and struck out. Values are compared as
-    integers that also hold the column, so that the lower column wins a tie. A row of up to 4096 columns stays in
-    registers; the rest of a wider one is read twice, as in online softmax, with the k largest so far next to each
-    chunk.
+integers that also hold the column, so that the lower column wins a tie. A row of up to 4096 columns stays in registers;
+the rest of a wider one is read twice, as in online softmax, with the k largest so far next to each chunk.
 
 Source: torch.topk(torch.softmax(x, -1), k); Milakov and Gimelshein, arXiv:1805.02867, section 4.
 """

@@ -15,7 +15,7 @@ an H200, K = N = 4096, in us of one run:
 **One row** (linear_one_row, which kernels/transformer_block.py calls):  y = n W^T + residual,  or silu(n gate^T) * n
 up^T,  with n = rms_norm(x) or x. A program owns a few outputs and walks along K, and there are thousands of programs;
 each rereads x from L2, so it can also normalise it: RMSNorm's factor is the same for all of K and is multiplied in at
-    the end.
+the end.
 
     unfused   rms_norm: write n | gate: write g | up: write u | silu: write a | product: write h        five launches
     fused     write h                                                                                   one launch

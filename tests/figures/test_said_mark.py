@@ -104,5 +104,5 @@ def test_a_chart_is_itself_until_something_is_said_and_after_it_is_taken_back():
 
 
 def test_another_axis_is_refused():
-    with pytest.raises(ValueError, match="on the axis 'z': 'x' or 'y' expected"):
+    with pytest.raises(ValueError, match="on axis 'z': use 'x' or 'y'"):
         GuessMark("you said 1", "z", 1)

@@ -109,5 +109,5 @@ def test_what_a_submission_says_stays_text(report):
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no results: give the --out folder of a `fusion grade`"):
+    with pytest.raises(FileNotFoundError, match="holds no results: pass the --out folder of a `fusion grade`"):
         mark_by_hand(tmp_path)

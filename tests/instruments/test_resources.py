@@ -609,7 +609,13 @@ def specialized_warps(a, b, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
         (broken, F32[:1], {"BLOCK": 64}, ValueError, "broken_inside, `return y.missing`: AttributeError("),
         (bad_assembly, I32[:1], {"BLOCK": 128}, ValueError, "H100: Not a name of any known instruction: 'foo'"),
         (scaled, F32[:1], {"BLOCK": 64, "num_warps": 3}, ValueError, "num_warps is a power of two from 1 to 32, got 3"),
-        (scaled, F32[:1], {"BLOCK": 64, "maxnreg": 256}, ValueError, "maxnreg is 1 to 255 registers per thread, got 256"),
+        (
+            scaled,
+            F32[:1],
+            {"BLOCK": 64, "maxnreg": 256},
+            ValueError,
+            "maxnreg is 1 to 255 registers per thread, got 256",
+        ),
         (scaled, F32[:1], {"BLOCK": 64, "device": "H1000"}, ValueError, "the nearest is 'H100'"),
         (
             scaled,
@@ -683,7 +689,7 @@ def test_a_changed_global_is_told_as_in_a_launch(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine's device is a GPU")
 def test_a_cpu_is_no_target():
-    with pytest.raises(ValueError, match="is a CPU: name a GPU to compile for, such as device='H100'"):
+    with pytest.raises(ValueError, match="is a CPU: choose a GPU to compile for, such as device='H100'"):
         compile_for(scaled, *F32[:1], BLOCK=64, device=this_device())
 
 

@@ -225,7 +225,7 @@ class Machine:
     _forced = False
 
     def _resume(self) -> bool:
-        """When no thread can run, release the threads waiting for lanes of their warp, then those at barriers."""
+        """Release, when no thread can run, the threads waiting for lanes of their warp, then those at barriers."""
         if self._deferred:
             deferred, self._deferred = self._deferred, {}
             before = {number: sum(map(len, pieces)) for number, pieces in deferred.items()}

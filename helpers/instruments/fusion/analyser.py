@@ -72,7 +72,7 @@ def costs_of(model: Callable, *inputs, device: str | Device = "H200", backward=F
 def _prepare(model, inputs, keywords, device, backward, epilogues, progress):
     device = device if isinstance(device, Device) else DEVICES[device]
     if device.sms is None:
-        raise ValueError(f"{device.name} is a CPU: name a GPU to fuse for, such as device='H200'")
+        raise ValueError(f"{device.name} is a CPU: choose a GPU to fuse for, such as device='H200'")
     traced = _part_of(progress, "trace")
     traced(0, 1)
     graph, tensors = capture(model, *inputs, keywords=keywords, backward=backward)

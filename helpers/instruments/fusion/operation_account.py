@@ -186,8 +186,8 @@ def _weigh(step: TracedStep) -> None:
 
 def _wait(walk: _Walk) -> None:
     """Find, per storage, the steps whose bytes a step reads, and those that it must write after."""
-    written: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # what each storage holds, by whom
-    read: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # who has read that
+    written: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # per storage: its contents, by writer
+    read: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # its readers
     for step in walk.steps:
         for mine in step.reads:
             for other, theirs in written.get(mine.storage, ()):

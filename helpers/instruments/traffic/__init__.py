@@ -60,7 +60,7 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
     """Run `fn(*args)` and count the memory traffic of every PyTorch operator and Triton kernel in it.
 
     Tensors are named as the caller knows them: by fn's parameters, or by the variables that a lambda uses; fn's result
-        is "result"; other tensors are named by the kernel's parameter or the operator that created them.
+    is "result"; other tensors are named by the kernel's parameter or the operator that created them.
 
     Args:
         fn: any callable; its keyword arguments go in a lambda, `measure(lambda: gelu(x, approximate="tanh"))`.

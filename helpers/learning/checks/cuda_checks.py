@@ -108,13 +108,13 @@ def check_cuda_code(
         need = kernel.resources_for(chosen["threads"])
         if need.spill_bytes or need.stack:
             raise AnswerError(
-                f"{width} columns: {need.spill_bytes} B spilled, {need.stack} B of stack a thread: "
-                "numbers lie in memory that should lie in registers",
+                f"{width} columns: {need.spill_bytes} B spilled, {need.stack} B of stack per thread: "
+                "values in memory that should be in registers",
                 "arrays whose index the compiler does not know, and how many numbers a thread holds",
             )
         if width % 4 == 0 and not (need.instructions["LDG.128"] and need.instructions["STG.128"]):
             raise AnswerError(
-                f"{width} columns: no load or no store moves 16 bytes a thread, though every row is aligned",
+                f"{width} columns: no load or no store moves 16 bytes per thread, though every row is aligned",
                 "float4, or a struct of four floats with alignas(16)",
             )
         traffic, x, y = launched(chosen, kernel, width)
@@ -146,7 +146,7 @@ def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None
     least = 2 * x.nbytes // (16 * WARP)  # x loaded and y stored
     if requests > 1.25 * least:
         raise AnswerError(
-            f"{width} columns: {requests} loads and stores of a warp ran, {least} are enough with 16 bytes a thread",
+            f"{width} columns: {requests} loads and stores of a warp ran, {least} are enough with 16 bytes per thread",
             "which of the loads and stores run: each of them should move a float4",
         )
 
@@ -164,7 +164,7 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
     if not isinstance(source, str) or len(source) > MAX_SOURCE:
         raise AnswerError(f"the source is a string of at most {MAX_SOURCE:,} characters", "source")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise AnswerError(f"{str(name)[:60]!r} is no kernel's name: expected one as softmax or softmax<4>", "kernel")
+        raise AnswerError(f"{str(name)[:60]!r} is not a kernel's name: write softmax or softmax<4>", "kernel")
     if type(threads) is not int or threads % 32 or not 32 <= threads <= MAX_THREADS:
         raise AnswerError(f"threads is {threads!r}: expected whole warps, 32 to {MAX_THREADS}", "threads")
     try:

@@ -61,7 +61,7 @@ def dropout_cases(
         low = inputs[0].dtype in (torch.float16, torch.bfloat16)
         found.append(Case(label, (*inputs, p, seed), look_at, torch.float32, told, one_rounding=low))
 
-    formula = "the formula: what is dropped, what is scaled, what is added after"
+    formula = "the formula: which part is dropped, scaled, added afterwards"
     number = "each element's number, row * columns + column, and whose column the bias is"
     extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
     for shape in shapes:
@@ -123,7 +123,7 @@ def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols:
     if abs(share - p) > 5 * deviation:
         raise AnswerError(
             f"x = 1, bias = 0, residual = 0, p = {p}: {share:.1%} of {y.numel()} elements are 0, {p:.0%} expected",
-            "which side of p is dropped, and what numbers each element gets",
+            "which side of p is dropped, and each element's random number",
         )
     scale = 1 / (1 - p)
     wrong = (y != 0) & ((y - scale).abs() > 1e-5 * scale)
@@ -173,7 +173,7 @@ def result_of(answer: Callable, inputs: tuple, what: str) -> torch.Tensor:
     result, x = traffic.result, inputs[0]
     if not isinstance(result, torch.Tensor) or result.shape != x.shape:
         kind = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-        raise AnswerError(f"{what} gives {kind}, a tensor of shape {tuple(x.shape)} is expected", "what it returns")
+        raise AnswerError(f"{what} gives {kind}: return a tensor of shape {tuple(x.shape)}", "what it returns")
     if result.isnan().any():
         first = tuple(result.isnan().nonzero()[0].tolist())
         raise AnswerError(f"{what} gives NaN at {first}", "the grid and the store: what was never written is NaN here")

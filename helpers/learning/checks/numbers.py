@@ -85,10 +85,10 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
     """Raise AnswerError where an answer is of another kind than expected, or differs."""
     got = listed(got)
     if isinstance(got, torch.Tensor):
-        raise AnswerError(f"{asked} gives a tensor, plain numbers are expected", "what your function returns")
+        raise AnswerError(f"{asked} gives a tensor: return plain numbers", "what your function returns")
     if isinstance(expected, tuple):
         if not isinstance(got, list | tuple) or len(got) != len(expected):
-            wanted = f"{len(expected)} values are expected: {', '.join(parts)}"
+            wanted = f"{len(expected)} values are needed: {', '.join(parts)}"
             where = RETURN if got is None else "what your function returns"
             raise AnswerError(f"{asked} gives {shown(got)}; {wanted}", where)
         if is_swapped(got, expected, within):
@@ -101,7 +101,7 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
     elif isinstance(expected, set):
         names = got["set"] if isinstance(got, dict) and got.keys() == {"set"} else got
         if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
-            raise AnswerError(f"{asked} gives {shown(got)}; a list of names is expected", "what your function returns")
+            raise AnswerError(f"{asked} gives {shown(got)}: return a list of names", "what your function returns")
         if wrong := sorted(set(names) ^ expected):
             where = "should not be there" if wrong[0] in names else "is missing"
             raise AnswerError(f"{asked}: {wrong[0]} {where}; got {shown(sorted(names))}", "the condition for that one")
@@ -144,7 +144,7 @@ def compare_one(got: object, expected: float | str, asked: str, within: float) -
         raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "which side of the ridge it is on")
     if isinstance(got, bool) or not isinstance(got, numbers.Real):
         where = RETURN if got is None else "what your function returns"
-        raise AnswerError(f"{asked}: got {shown(got)}, a number is expected", where)
+        raise AnswerError(f"{asked}: got {shown(got)}, not a number", where)
     # NaN is close to nothing.
     if not math.isclose(got, expected, rel_tol=within, abs_tol=0.0):
         raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", times_off(got, expected))
@@ -159,7 +159,7 @@ def times_off(got: float, expected: float) -> str:
     if not math.isfinite(ratio):
         return "that number, which is not finite"
     if math.isclose(got * expected, 1.0, rel_tol=1e-2) and not 0.5 < ratio < 2:
-        return "which number divides which: yours is the inverse of what is expected"
+        return "which number divides which: yours is the inverse of the right value"
     if ratio > 0:
         if known := {2: "twice", 4: "4 times", 0.5: "half", 0.25: "a quarter of"}.get(round(ratio, 3)):
             return f"a factor: yours is {known} the expected value"

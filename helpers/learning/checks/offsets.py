@@ -90,7 +90,7 @@ def find_overflow(
                     what, remedy = "of 64 bits is cut to 32", "leave element numbers and offsets in int64"
                 elif "program_id" not in linecache.getline(*error.place) and not axes:
                     remedy = (
-                        "make one operand int64 with .to(tl.int64), before the product; a row counted in a loop, too"
+                        "make one operand int64 with .to(tl.int64), before the product; also a row counted in a loop"
                     )
                 return f"{kernel.fn.__name__}: an integer {what}", f"{quoted_line(*error.place)}: {remedy}"
             if watching.left < 0 or "passes through loops" in str(error):

@@ -129,16 +129,16 @@ def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
             time, least = time_of(graph, got), time_of(graph, best_partition(graph))
             if time > least * SAME:
                 told(
-                    f"{answer.__name__}(graph) takes {1e6 * time:.2f} us, {1e6 * least:.2f} us can be had: {got}",
+                    f"{answer.__name__}(graph) takes {1e6 * time:.2f} us, {1e6 * least:.2f} us is possible: {got}",
                     "partitions that it never tries, and what it takes for the best of those that it does",
                     graph,
                 )
-    return f"the least time on {len(graphs)} graphs."
+    return f"the minimum time on {len(graphs)} graphs."
 
 
 def require_bool(got: object, asked: str) -> None:
     if not isinstance(got, bool):
-        raise AnswerError(f"{asked} gives {got!r:.80}, True or False is expected", "what your function returns")
+        raise AnswerError(f"{asked} gives {got!r:.80}: return True or False", "what your function returns")
 
 
 def require_partition(got: object, graph: dict, function: str) -> None:
@@ -146,9 +146,7 @@ def require_partition(got: object, graph: dict, function: str) -> None:
     asked = f"{function}(graph)"
     listed = isinstance(got, list | tuple) and all(isinstance(group, list | tuple) for group in got)
     if not listed or not all(isinstance(name, str) for group in got for name in group):
-        raise AnswerError(
-            f"{asked} gives {got!r:.80}; a list of lists of names is expected", "what your function returns"
-        )
+        raise AnswerError(f"{asked} gives {got!r:.80}: return a list of lists of names", "what your function returns")
     known = [each["name"] for each in graph["operations"]]
     counted = Counter(name for group in got for name in group)
     if strange := sorted(counted.keys() - set(known)):

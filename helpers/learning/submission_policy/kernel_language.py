@@ -100,9 +100,9 @@ def parsed(source: str) -> ast.Module:
             raise RefusedError(node, "magics and shell commands are not graded") from None
         raise SyntaxRefusedError(node, error.msg) from None
     except (ValueError, RecursionError, MemoryError):
-        raise RefusedError(ast.Module(), "Python cannot read it: it is nested too deeply, or is no text") from None
+        raise RefusedError(ast.Module(), "Python cannot read it: it is nested too deeply, or not text") from None
     if rewritten:
-        raise RefusedError(tree, "IPython would run other code than stands here: no prompts, no magics")
+        raise RefusedError(tree, "IPython would run other code than this: no prompts, no magics")
     for statement in tree.body:
         if is_kernel(statement) and (why := as_triton_reads(source, statement)):
             raise RefusedError(statement, why)

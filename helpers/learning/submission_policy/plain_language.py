@@ -1,8 +1,8 @@
 """The Python allowed in answers that return numbers or settings, and launch nothing.
 
 Such an answer leaves no launches to replay: only its values. So it must not reach tools in its sandbox that would
-    compute them: the meter, the compiler, the roofline. All other Python is allowed: only access to other names of the
-    notebook, to modules other than math, or to the interpreter is refused.
+compute them: the meter, the compiler, the roofline. All other Python is allowed: only access to other names of the
+notebook, to modules other than math, or to the interpreter is refused.
 """
 
 import ast
