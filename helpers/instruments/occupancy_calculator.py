@@ -349,7 +349,7 @@ def occupancy(
     of_sm = limits(compute_capability)
     _check("threads per block", threads, 1, MAX_THREADS)
     _check("registers per thread", registers, 0, MAX_REGISTERS)
-    _check("barriers a block", barriers, 0, 16)
+    _check("barriers per block", barriers, 0, 16)
     if carveout is not None:
         _check("percent of shared memory as carve-out", carveout, 0, 100)
     for name, size in (("static", shared_memory), ("dynamic", dynamic_shared_memory)):

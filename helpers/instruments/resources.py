@@ -153,7 +153,7 @@ class Resources:
         return "\n".join(
             [
                 f"{self.kernel} on {self.device.name} (compute capability {major}.{minor}), {self.num_warps} warps",
-                f"  registers      {self.registers} a thread",
+                f"  registers      {self.registers} per thread",
                 f"  spills         {spills}",
                 f"  stack          {self.stack} B per thread",
                 f"  shared memory  {self.shared_memory} B per block",

@@ -121,7 +121,7 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dtype": "int4"}, "'int4' on 'H200': one of bf16"),
+        ({"dtype": "int4"}, "'int4' on 'H200': choose from bf16"),
         ({"device": "T4"}, "'bf16' on 'T4': choose from bf16, fp16, fp32, and from A10"),
         ({"tokens": 5}, "the tokens slider has no 5"),
         ({"width": 99}, "the width slider has no 99"),

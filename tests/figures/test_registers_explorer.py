@@ -79,7 +79,7 @@ def test_shown_without_a_kernel_it_is_a_picture_and_a_line(explorer):
 
 
 @pytest.mark.parametrize(
-    ("device", "operations", "message"), [("V100", 1, "none of the GPUs to compile for"), ("H100", 2, "has no 2")]
+    ("device", "operations", "message"), [("V100", 1, "not a GPU to compile for"), ("H100", 2, "has no 2")]
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(device, operations, message):
     with pytest.raises(ValueError, match=message) as refused:

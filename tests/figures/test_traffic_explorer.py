@@ -89,9 +89,9 @@ def test_bars_are_as_long_as_the_bytes():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"operation": "attention"}, "'attention' in 'fp32': one of ReLU"),
-        ({"dtype": "int4"}, "in 'int4': one of"),
-        ({"device": "H1000"}, "no device is named"),
+        ({"operation": "attention"}, "'attention' in 'fp32': choose from ReLU"),
+        ({"dtype": "int4"}, "in 'int4': choose from"),
+        ({"device": "H1000"}, "unknown device"),
         ({"rows": 5}, "the rows slider has no 5"),
     ],
 )

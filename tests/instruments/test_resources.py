@@ -466,10 +466,10 @@ def test_repr():
     fixed = {"registers": 70, "spill_stores": 8, "spill_loads": 12, "stack": 16, "num_warps": 8, "barriers": 0}
     assert repr(dataclasses.replace(found, **fixed)).splitlines() == [
         "add_silu on H100 (compute capability 9.0), 8 warps",
-        "  registers      70 a thread",
+        "  registers      70 per thread",
         "  spills         8 B stored, 12 B loaded",
-        "  stack          16 B a thread",
-        "  shared memory  0 B a block",
+        "  stack          16 B per thread",
+        "  shared memory  0 B per block",
         "  occupancy      3 blocks, 24 of 64 warps (38%), limited by registers: one more block needs 6 fewer registers",
     ]
     assert "spills         none" in repr(found)
@@ -722,7 +722,7 @@ def test_inspect_any_kernel(tmp_path, monkeypatch):
     assert (found.num_warps, found.instructions["STG.128"]) == (2, 2)
     for where, arguments, message in (
         ("kernel_here", [], "named as module:kernel"),
-        ("kernel_here:full", [], "kernel_here has no @triton.jit kernel full: it has fill"),
+        ("kernel_here:full", [], "kernel_here has no @triton.jit kernel full: choose from fill"),
         ("yours:fill", [], "cannot import yours: No module named 'yours'"),
         (
             "kernel_here:fill",

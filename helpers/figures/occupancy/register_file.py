@@ -35,7 +35,7 @@ def register_file_chart(
         axes.set_xlabel("registers of one SM")
         axes.set_xticks([REGISTERS * quarter // 4 for quarter in range(5)])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.set_yticks(range(len(rows)), [f"{count} a thread" for count, _ in rows])
+        axes.set_yticks(range(len(rows)), [f"{count} per thread" for count, _ in rows])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False)
         figure.text(axes.bbox.x0 / figure.bbox.width, 1 - 14 / height, title, size=TITLE_SIZE, weight="bold")
