@@ -112,7 +112,7 @@ def test_the_platforms_own_tables_are_rosters(tmp_path, text, numbers):
     ("text", "told"),
     [
         ("", "is empty: its first line names the columns"),
-        ("name,id\n", "names nobody"),
+        ("name,id\n", "has no people"),
         ("mark,remark\n1,2\n", "has no column of names or ids, but mark, remark: call them name, id or email"),
         ("name,id\nA,1\nB,1\n", "lines 2 and 3 have one id, '1'"),
         ("name,email\nA,a@x\nB,A@X\n", "lines 2 and 3 have one email"),
@@ -393,7 +393,7 @@ def test_lateness_costs_what_the_rule_says(rule, late, off):
     ["", "ten", "at most 50 %", "10 % a day, 5 % a day", "110 %", "10 % a month", "10 % a day, grace 5", "-5 %"],
 )
 def test_a_rule_that_says_nothing_is_told(rule):
-    with pytest.raises(ValueError, match=r"--late|no span"):
+    with pytest.raises(ValueError, match=r"--late|not a span"):
         rule_in(rule)
 
 
